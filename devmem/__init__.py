@@ -1,0 +1,152 @@
+"""devmem: arrays between host and accelerator memory, the same way on NVIDIA and AMD."""
+
+from __future__ import annotations
+
+from . import errors, memory
+from ._core.array import DeviceNDArray
+from ._core.backends import BackendStatus
+from ._core.config import Setting
+from ._core.device import Device, current_device
+from ._core.hostarray import ManagedNDArray, MappedNDArray
+from ._core.record import DeviceRecord
+from ._core.stream import Event, Stream
+from .api.arrays import (
+    as_device_array,
+    device_array,
+    device_array_like,
+    full,
+    is_device_array,
+    to_device,
+    zeros,
+)
+from .api.devices import (
+    backends,
+    close,
+    device,
+    devices,
+    register_backend,
+    reset,
+    select_device,
+    settings,
+    unregister_backend,
+    use_backend,
+)
+from .api.memory import memory_info, transfer_stats, trim, use_memory
+from .api.registration import (
+    deregister,
+    managed_array,
+    managed_array_like,
+    mapped,
+    mapped_array,
+    mapped_array_like,
+    pinned,
+    pinned_array,
+    pinned_array_like,
+    register,
+)
+from .api.streams import (
+    default_stream,
+    defer_cleanup,
+    event,
+    event_elapsed_time,
+    external_stream,
+    legacy_default_stream,
+    per_thread_default_stream,
+    stream,
+    synchronize,
+)
+from .errors import (
+    BackendError,
+    BackendUnavailable,
+    ClosedError,
+    ConfigError,
+    DeviceLost,
+    DevmemError,
+    DevmemWarning,
+    ForkedError,
+    LayoutError,
+    OutOfMemory,
+    PluginError,
+    TransferGuardError,
+    UnsupportedError,
+)
+from .spi.types import DeviceInfo, MemoryInfo
+
+__all__ = [
+    "BackendError",
+    "BackendStatus",
+    "BackendUnavailable",
+    "ClosedError",
+    "ConfigError",
+    "Device",
+    "DeviceInfo",
+    "DeviceLost",
+    "DeviceNDArray",
+    "DeviceRecord",
+    "DevmemError",
+    "DevmemWarning",
+    "Event",
+    "ForkedError",
+    "LayoutError",
+    "ManagedNDArray",
+    "MappedNDArray",
+    "MemoryInfo",
+    "OutOfMemory",
+    "PluginError",
+    "Setting",
+    "Stream",
+    "TransferGuardError",
+    "UnsupportedError",
+    "as_device_array",
+    "backends",
+    "close",
+    "current_device",
+    "default_stream",
+    "defer_cleanup",
+    "deregister",
+    "device",
+    "device_array",
+    "device_array_like",
+    "devices",
+    "errors",
+    "event",
+    "event_elapsed_time",
+    "external_stream",
+    "full",
+    "is_device_array",
+    "legacy_default_stream",
+    "managed_array",
+    "managed_array_like",
+    "mapped",
+    "mapped_array",
+    "mapped_array_like",
+    "memory",
+    "memory_info",
+    "per_thread_default_stream",
+    "pinned",
+    "pinned_array",
+    "pinned_array_like",
+    "register",
+    "register_backend",
+    "reset",
+    "select_device",
+    "settings",
+    "stream",
+    "synchronize",
+    "to_device",
+    "transfer_stats",
+    "trim",
+    "unregister_backend",
+    "use_backend",
+    "use_memory",
+    "zeros",
+]
+
+
+def __getattr__(name: str) -> str:
+    # The version is looked up when somebody asks: reading a distribution's metadata takes longer than the rest of the import.
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("devmem")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Generic machinery, written once for every backend."""

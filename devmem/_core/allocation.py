@@ -1,0 +1,157 @@
+"""Device memory that is owned: the heap it came from and the handle whose death gives it back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from ..spi.errors import ClosedError, DevmemError, PluginError
+
+if TYPE_CHECKING:
+    from ..spi.memory import MemoryResource
+    from .context import Context
+    from .stream import Event, Stream
+
+
+class Allocation:
+    """A block of memory, shared by an array and all its views.
+
+    Python's own reference count decides when it is dropped; then ``__del__`` only appends it to the device's queue, and
+    the block is freed later, at a safe point, by the heap that made it.
+    """
+
+    __slots__ = ("__weakref__", "context", "freed", "heap", "home", "nbytes", "ptr", "streams")
+
+    def __init__(self, context: Context, heap: Heap, ptr: int, nbytes: int, home: Stream) -> None:
+        self.context = context
+        self.heap = heap
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.home = home
+        #: Other streams that devmem used the block on. Of a foreign stream, whose life is not ours, the event behind the
+        #: last use is kept instead of trusting the handle later.
+        self.streams: dict[Stream, Event | None] | None = None
+        self.freed = False
+
+    def __del__(self) -> None:
+        # Runs wherever the collector runs: no lock, no driver, no import, no global. The append is atomic, and
+        # resurrects the block until the queue has freed it; `__del__` is not called a second time.
+        try:
+            if not self.freed and self.ptr and not self.context.dead:
+                self.context.reclaim.dropped.append(self)
+        except AttributeError:
+            pass  # never finished __init__
+
+    def check(self) -> None:
+        """Raise if the block is gone."""
+        if self.freed or self.context.dead:
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Say why the block is gone."""
+        self.context.check()
+        raise ClosedError(
+            f"this memory ({self.nbytes} bytes on {self.context.device}) was freed: it cannot be used any more; "
+            f"keep the array until its last use, or allocate anew"
+        )
+
+    def used_on(self, stream: Stream) -> None:
+        """Remember that work on this stream touches the block."""
+        if stream is not self.home or stream.external:
+            if self.streams is None:
+                self.streams = {}
+            self.streams[stream] = self.context.reclaim.mark(stream) if stream.external else None
+
+    def free(self) -> None:
+        """Give the block back now, in stream order. A second call does nothing."""
+        if self.freed:
+            return
+        self.context.check()
+        self.freed = True
+        if self.ptr:
+            self.context.reclaim.release_now(self)
+
+    def discard(self) -> None:
+        """Free the block on the way out of a failure, whose own error is the one to be raised."""
+        try:
+            self.free()
+        except DevmemError:
+            self.freed = True  # what could not be freed now is in the queue already
+
+    def give_back(self) -> None:
+        """Return the block to its heap, once all streams have been dealt with by the queue."""
+        self.heap.give_back(self.ptr, self.nbytes, self.home.order_handle())
+
+
+class Borrowed(Allocation):
+    """Memory of somebody else, kept alive by a reference to its owner; freeing it only lets go."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, context: Context, ptr: int, nbytes: int, home: Stream, owner: object) -> None:
+        super().__init__(context, context.heap, ptr, nbytes, home)
+        self.owner = owner
+
+    def __del__(self) -> None:
+        try:
+            pending = not self.freed and not self.context.dead and self.streams
+            if pending or (not self.freed and not self.context.dead and self.home.inflight):
+                self.context.reclaim.dropped.append(self)
+        except AttributeError:
+            pass
+
+    def free(self) -> None:
+        if not self.freed:
+            self.context.check()
+            self.freed = True
+            self.owner = None
+
+    def give_back(self) -> None:
+        self.owner = None
+
+
+class Heap:
+    """A memory resource, bound to a device, with the addresses that are out."""
+
+    __slots__ = ("__weakref__", "allocate", "context", "deallocate", "foreign", "live", "ordered", "resource")
+
+    def __init__(self, context: Context, resource: MemoryResource) -> None:
+        self.context = context
+        self.resource = resource
+        # Bound methods, looked up once: for a plain resource they are the driver's own.
+        self.allocate = resource.allocate
+        self.deallocate = resource.deallocate
+        self.ordered = bool(getattr(resource, "stream_ordered", False))
+        # What a resource of ours returns is an address; what a plugin returns is looked at.
+        self.foreign = not type(resource).__module__.startswith("devmem._core.")
+        self.live: dict[int, int] = {}
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that the stack keeps for reuse."""
+        return int(getattr(self.resource, "cached_bytes", 0))
+
+    def trim(self, keep_bytes: int) -> None:
+        """Ask the stack to give cached memory back."""
+        trim = getattr(self.resource, "trim", None)
+        if trim is not None:
+            trim(keep_bytes)
+
+    def give_back(self, ptr: int, nbytes: int, handle: int) -> None:
+        """Return a block to the resource."""
+        # Erased before it is freed: the other way round another thread can be given the address in between, and its
+        # entry would be erased instead.
+        if self.live.pop(ptr, None) is not None:
+            self.deallocate(ptr, nbytes, handle)
+
+    def check_address(self, ptr: object, nbytes: int) -> int:
+        """What a third-party resource returned, if it can be an address that is not out already."""
+        if not isinstance(ptr, int) or isinstance(ptr, bool) or ptr <= 0:
+            raise PluginError(
+                f"the memory resource {self.resource!r} returned {ptr!r} for {nbytes} bytes: an address is a positive int"
+            )
+        if ptr in self.live:
+            raise PluginError(
+                f"the memory resource {self.resource!r} returned the address {ptr:#x} for {nbytes} bytes, which it gave "
+                f"out before ({self.live[ptr]} bytes) and which was not returned"
+            )
+        return ptr

@@ -1,0 +1,174 @@
+"""Every argument is parsed here, once, for verbs and methods."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..spi.errors import LayoutError
+from .layout import Shape, check_size, contiguous_strides, span
+
+
+def shape_of(shape: object) -> Shape:
+    """A tuple of lengths from an integer-like or a sequence of them.
+
+    Raises
+    ------
+    LayoutError
+        A length is negative.
+    TypeError
+        Something is not an integer.
+    """
+    try:
+        if isinstance(shape, (bool, np.bool_)):
+            raise TypeError
+        lengths: tuple[int, ...] = (operator.index(shape),)  # type: ignore[arg-type]
+    except TypeError:
+        if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
+            raise TypeError(f"a shape is an integer or a sequence of integers, not {shape!r}") from None
+        try:
+            lengths = tuple(operator.index(count) for count in shape)
+        except TypeError:
+            raise TypeError(f"a shape is made of integers, not {shape!r}") from None
+    if any(count < 0 for count in lengths):
+        raise LayoutError(f"a shape has no negative lengths, got {lengths}")
+    return lengths
+
+
+def dtype_of(dtype: object) -> np.dtype[Any]:
+    """A NumPy dtype whose items are bytes and nothing else."""
+    found: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]
+    if found.hasobject:
+        raise LayoutError(
+            f"the dtype {found} holds references to Python objects, which mean nothing on a device: use a dtype of plain bytes"
+        )
+    if found.subdtype is not None:
+        raise LayoutError(f"the dtype {found} is itself an array: put its shape behind the array's, as NumPy does")
+    return found
+
+
+def layout_of(shape: object, dtype: object, strides: object, order: str) -> tuple[Shape, np.dtype[Any], Shape, int]:
+    """(shape, dtype, strides, bytes) of a new array.
+
+    ``strides`` in bytes, non-negative and without overlap of elements; None for contiguous in ``order`` 'C' or 'F'.
+    """
+    lengths = shape_of(shape)
+    kind = dtype_of(dtype)
+    nbytes = check_size(lengths, kind.itemsize)
+    if order not in ("C", "F"):
+        raise LayoutError(f"order is 'C' or 'F', not {order!r}")
+    if strides is None:
+        return lengths, kind, contiguous_strides(lengths, kind.itemsize, order), nbytes
+    steps = _strides_of(strides, lengths, kind.itemsize)
+    return lengths, kind, steps, span(lengths, steps, kind.itemsize)[1]
+
+
+def _strides_of(strides: object, shape: Shape, itemsize: int) -> Shape:
+    try:
+        steps = tuple(operator.index(step) for step in strides)  # type: ignore[attr-defined]
+    except TypeError:
+        raise TypeError(f"strides are a sequence of integers (bytes), not {strides!r}") from None
+    if len(steps) != len(shape):
+        raise LayoutError(f"{len(steps)} strides {steps} do not go with {len(shape)} lengths {shape}")
+    reach = itemsize
+    for step, count in sorted((step, count) for step, count in zip(steps, shape, strict=True) if count > 1):
+        if step < reach:
+            raise LayoutError(
+                f"strides {steps} with shape {shape} and {itemsize} bytes an item are negative or let elements overlap"
+            )
+        reach = step * (count - 1) + reach
+    return steps
+
+
+def host_array(obj: object) -> npt.NDArray[Any]:
+    """An ndarray of what the user gave: itself, or what ``numpy.asarray`` makes of it.
+
+    Raises
+    ------
+    LayoutError
+        It has Python objects in it, or a mask that an upload would lose.
+    """
+    if isinstance(obj, np.ma.MaskedArray):
+        raise LayoutError(
+            "a masked array's mask does not go to a device: upload array.filled(...), and the mask by itself"
+        )
+    found = obj if type(obj) is np.ndarray else np.asarray(obj)
+    if found.dtype.hasobject:
+        raise LayoutError(
+            f"{type(obj).__name__} gives an array of dtype {found.dtype}, whose items are references to Python objects: "
+            f"convert it to a dtype of plain bytes first"
+        )
+    return found
+
+
+def check_same(
+    what: str, dst_shape: Shape, dst_dtype: np.dtype[Any], src_shape: Shape, src_dtype: np.dtype[Any]
+) -> None:
+    """Raise LayoutError unless two arrays have one shape and one dtype."""
+    if dst_dtype != src_dtype:
+        raise LayoutError(
+            f"{what}: the destination has dtype {dst_dtype}, the source {src_dtype}: convert one of them first"
+        )
+    if dst_shape != src_shape:
+        raise LayoutError(
+            f"{what}: the destination has shape {dst_shape}, the source {src_shape}: reshape one of them first"
+        )
+
+
+def order_of(order: str, allowed: str) -> str:
+    """One of the allowed letters."""
+    if order not in tuple(allowed):
+        raise LayoutError(f"order is one of {', '.join(map(repr, allowed))}, not {order!r}")
+    return order
+
+
+def new_shape_of(parts: tuple[Any, ...]) -> Shape:
+    """The shape given to ``reshape``: as one tuple or as several ints; -1 leaves one open."""
+    if len(parts) == 1 and hasattr(parts[0], "__iter__"):
+        parts = tuple(parts[0])
+    try:
+        return tuple(operator.index(count) for count in parts)
+    except TypeError:
+        raise TypeError(f"a shape is made of integers, not {parts!r}") from None
+
+
+def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any]) -> None:
+    """Raise unless an object is an ndarray that elements of that shape and dtype can be copied into."""
+    if not isinstance(ary, np.ndarray):
+        raise TypeError(f"copy_to_host() copies into an ndarray, not a {type(ary).__name__}: give numpy.empty(...)")
+    if ary.dtype != dtype or ary.shape != shape:
+        check_same("copy_to_host", ary.shape, ary.dtype, shape, dtype)
+    if not ary.flags.writeable:
+        raise LayoutError("copy_to_host() cannot copy into a read-only array: give a writable one, or none")
+    if 0 in ary.strides and any(s == 0 and n > 1 for s, n in zip(ary.strides, ary.shape, strict=True)):
+        raise LayoutError(f"copy_to_host() cannot copy into an array whose elements overlap (strides {ary.strides})")
+
+
+def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A host value as an array of the dtype, cast as ``numpy.copyto(casting="same_kind")`` does.
+
+    Raises
+    ------
+    LayoutError
+        The cast is not of the same kind.
+    """
+    array_like = isinstance(value, (np.ndarray, np.generic))
+    if not array_like and dtype.fields is not None:
+        return np.asarray(value, dtype)
+    host = host_array(value)
+    if host.dtype == dtype:
+        return host
+    if not array_like and host.dtype.kind in "iu" and dtype.kind in "iu":
+        return np.asarray(value, dtype)  # Python integers take any integer dtype that holds them
+    cast = np.empty(host.shape, dtype)
+    try:
+        # A Python scalar has no dtype of its own: NumPy must see it as it is.
+        np.copyto(cast, value if not array_like and host.ndim == 0 else host, casting="same_kind")  # type: ignore[arg-type]
+    except TypeError:
+        raise LayoutError(
+            f"cannot assign {host.dtype} to {dtype}: the cast is not of the same kind; convert with astype() first"
+        ) from None
+    return cast

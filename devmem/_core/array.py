@@ -1,0 +1,657 @@
+"""The device array, and how one is made."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..spi.errors import LayoutError
+from ..spi.types import CopyKind
+from . import scopes, transfer
+from .allocation import Allocation
+from .args import assignable, check_destination, check_same, dtype_of, host_array, new_shape_of, order_of
+from .device import current_context
+from .entered import Entered
+from .layout import (
+    Shape,
+    address,
+    contiguous_strides,
+    index,
+    is_contiguous,
+    like_strides,
+    reshape,
+    resolve_shape,
+    span,
+)
+from .record import DeviceRecord
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .context import Context
+    from .device import Device
+    from .stream import Stream
+
+D = TypeVar("D", bound=np.generic)
+StreamLike = Any
+
+
+class Operators:
+    """Arithmetic and comparison, defined to refuse: devmem moves arrays and computes nothing.
+
+    With ``__array_ufunc__ = None`` alone NumPy would step back and ``ndarray == device`` would silently be False.
+    """
+
+    __slots__ = ()
+    __array_ufunc__ = None
+    __hash__ = None  # type: ignore[assignment]
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(
+            "devmem arrays have no arithmetic or comparison: use copy_to_host() and NumPy, or give the array to a library "
+            "that computes on the device"
+        )
+
+    __add__ = __radd__ = __iadd__ = __sub__ = __rsub__ = __isub__ = __mul__ = __rmul__ = __imul__ = _refuse
+    __truediv__ = __rtruediv__ = __itruediv__ = __floordiv__ = __rfloordiv__ = __ifloordiv__ = _refuse
+    __mod__ = __rmod__ = __imod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = __ipow__ = _refuse
+    __matmul__ = __rmatmul__ = __imatmul__ = __lshift__ = __rlshift__ = __ilshift__ = _refuse
+    __rshift__ = __rrshift__ = __irshift__ = __and__ = __rand__ = __iand__ = __or__ = __ror__ = __ior__ = _refuse
+    __xor__ = __rxor__ = __ixor__ = __neg__ = __pos__ = __abs__ = __invert__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+
+
+class DeviceNDArray(Operators, Generic[D]):
+    """An n-dimensional array in device memory.
+
+    Made by ``to_device``, ``device_array`` and their kin, not by its constructor. Indexing with ints, slices, Ellipsis and None,
+    ``reshape``, ``T`` and the like give views, which share the memory and keep it alive. The memory is given back when the
+    last of them is dropped, or at once by ``free()`` or at the end of ``with array:``.
+
+    Attributes
+    ----------
+    shape, strides : tuple of int
+        Lengths of the axes; bytes from one element to the next along each.
+    dtype : numpy.dtype
+        Type of the elements.
+    """
+
+    __slots__ = ("__weakref__", "_ptr", "_stream", "allocation", "dtype", "shape", "strides")
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        ptr: int,
+        shape: Shape,
+        dtype: np.dtype[D],
+        strides: Shape,
+        stream: Stream | None = None,
+    ) -> None:
+        self.allocation = allocation
+        self._ptr = ptr
+        self.shape = shape
+        self.dtype = dtype
+        self.strides = strides
+        self._stream = stream
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """The open device that the array lives on."""
+        return self.allocation.context
+
+    @property
+    def device(self) -> Device:
+        """The device that the array lives on."""
+        return self.allocation.context.device
+
+    @property
+    def ptr(self) -> int:
+        """The device's address of the first element; 0 for an empty array. ClosedError once the memory is gone."""
+        allocation = self.allocation
+        if allocation.freed or allocation.context.dead is not None:
+            allocation.refuse()
+        return self._ptr
+
+    @property
+    def stream(self) -> Stream | None:
+        """The stream that the array is bound to, or None."""
+        return self._stream
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        size = 1
+        for count in self.shape:
+            size *= count
+        return size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, without gaps between them."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """``C_CONTIGUOUS``, ``F_CONTIGUOUS`` and ``OWNDATA``-free facts about the layout."""
+        return {"C_CONTIGUOUS": self.is_c_contiguous(), "F_CONTIGUOUS": self.is_f_contiguous(), "WRITEABLE": True}
+
+    def is_c_contiguous(self) -> bool:
+        """Whether the elements lie one behind the other, the last axis fastest."""
+        return is_contiguous(self.shape, self.strides, self.dtype.itemsize)
+
+    def is_f_contiguous(self) -> bool:
+        """Whether the elements lie one behind the other, the first axis fastest."""
+        return is_contiguous(self.shape, self.strides, self.dtype.itemsize, "F")
+
+    def __repr__(self) -> str:
+        # Moves nothing: an array is shown by what it is, not by what it holds.
+        state = ", freed" if self.allocation.freed else ", closed" if self.allocation.context.dead is not None else ""
+        return f"<{type(self).__name__} shape={self.shape} dtype={self.dtype} on {self.device}{state}>"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without axes")
+        return self.shape[0]
+
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    def copy_to_host(self, ary: npt.NDArray[D] | None = None, stream: StreamLike = 0) -> npt.NDArray[D]:
+        """Copy the elements to the host.
+
+        Parameters
+        ----------
+        ary : ndarray, optional
+            Where to: same shape and dtype, any strides, writable; bytes between its elements are not touched. A new array
+            with the same order of axes, if not given.
+        stream : stream, optional
+            Given, the copy is ordered on it and may still run on return: the result must not be read before the stream has
+            been synchronized. Both sides are kept alive until then. Not given, the copy is complete on return.
+
+        Returns
+        -------
+        ndarray
+            ``ary``, or the new array.
+
+        Raises
+        ------
+        LayoutError
+            ``ary`` has another shape or dtype, or is read-only.
+        ClosedError, ForkedError
+            The memory, or the device, is gone.
+        BackendError
+            The driver refused.
+        """
+        allocation = self.allocation
+        if allocation.freed or allocation.context.dead is not None:
+            allocation.refuse()
+        context = allocation.context
+        shape, dtype, strides = self.shape, self.dtype, self.strides
+        if ary is None:
+            ary, direct = _host_like(shape, dtype, strides)
+        else:
+            check_destination(ary, shape, dtype)
+            direct = (ary.flags.c_contiguous and self.is_c_contiguous()) or (
+                ary.flags.f_contiguous and self.is_f_contiguous()
+            )
+        chosen = self._stream if not stream and self._stream is not None else context.stream_of(stream)
+        driver = context.driver
+        token = driver.enter()
+        try:
+            if context.reclaim.dropped or context.reclaim.busy:
+                context.reclaim.examine()
+            if not direct:
+                transfer.read(self, ary, chosen, blocking=not stream)
+            elif ary.size:
+                running = driver.copy(
+                    address(ary), self._ptr, ary.nbytes, CopyKind.D2H, chosen.handle, blocking=not stream
+                )
+                if running:
+                    context.reclaim.retire(chosen, ary, allocation)
+                counter = context.stats["d2h direct"]
+                counter[0] += 1
+                counter[1] += ary.nbytes
+            if chosen is not allocation.home or chosen.external:
+                allocation.used_on(chosen)
+        finally:
+            if token is not None:
+                driver.exit(token)
+        return ary
+
+    def copy_to_device(self, ary: object, stream: StreamLike = 0) -> None:
+        """Copy into this array, from the host or from a device array.
+
+        Parameters
+        ----------
+        ary : array_like or DeviceNDArray
+            Same shape and dtype, any strides.
+        stream : stream, optional
+            Given, the copy is ordered on it, may still run on return, and keeps both sides alive until it is done. Not given,
+            the copy is complete on return.
+
+        Raises
+        ------
+        LayoutError
+            Another shape or dtype.
+        """
+        source = ary if isinstance(ary, DeviceNDArray) else device_view(ary)
+        if source is None:
+            source = host_array(ary)
+        check_same("copy_to_device", self.shape, self.dtype, source.shape, source.dtype)
+        self._put(source, stream)
+
+    def copy(self, stream: StreamLike = 0) -> DeviceNDArray[D]:
+        """A new array on the same device with the same elements, contiguous in the same order of axes."""
+        self.allocation.check()
+        chosen = self._ordered_on(stream)
+        with Entered(self.context):
+            result = self.like(chosen)
+            transfer.move(result, self, chosen, blocking=not stream)
+            self.allocation.used_on(chosen)
+        result._stream = chosen if stream else None
+        return result
+
+    def fill(self, value: object, stream: StreamLike = 0) -> None:
+        """Store one value, converted as ``numpy.ndarray.fill`` does, in every element."""
+        self.allocation.check()
+        chosen = self._ordered_on(stream)
+        with Entered(self.context):
+            transfer.fill(self, value, chosen, blocking=not stream)
+            self.allocation.used_on(chosen)
+
+    def item(self, *at: int) -> object:
+        """The only element, or the one at these indices, as a Python scalar."""
+        chosen = self[at] if at else self
+        if isinstance(chosen, DeviceNDArray):
+            if chosen.size != 1:
+                raise LayoutError(f"item() takes one element, this array has {chosen.size}: give its indices")
+            return chosen.copy_to_host().item()
+        return chosen.item() if isinstance(chosen, np.generic) else chosen
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python scalars."""
+        return self.copy_to_host().tolist()
+
+    # -- views ---------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        view = self._field(key) if isinstance(key, str) else self._at(key)
+        if view.shape or isinstance(key, str) or _asks_for_view(key):
+            return view
+        if view.dtype.fields is not None:
+            return DeviceRecord(view)
+        transfer.guard("indexing one element")
+        return view.copy_to_host()[()]
+
+    def __setitem__(self, key: Any, value: object) -> None:
+        self._assign(self._field(key) if isinstance(key, str) else self._at(key), value)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over an array without axes")
+        return (self[i] for i in range(self.shape[0]))
+
+    def view(self, dtype: npt.DTypeLike) -> DeviceNDArray[Any]:
+        """The same bytes as elements of another type; with another size of element, the last axis must be contiguous."""
+        self.allocation.check()
+        kind = dtype_of(dtype)
+        if kind.itemsize == self.itemsize:
+            return self._view(self._ptr, self.shape, self.strides, kind)
+        if not self.shape or (self.strides[-1] != self.itemsize and self.shape[-1] != 1):
+            raise LayoutError(
+                f"a view with {kind.itemsize} instead of {self.itemsize} bytes an element needs a contiguous last axis; this "
+                f"array has shape {self.shape} and strides {self.strides}"
+            )
+        if not kind.itemsize or self.shape[-1] * self.itemsize % kind.itemsize:
+            raise LayoutError(
+                f"the last axis has {self.shape[-1] * self.itemsize} bytes, which {kind.itemsize}-byte elements do not divide"
+            )
+        shape = (*self.shape[:-1], self.shape[-1] * self.itemsize // kind.itemsize)
+        return self._view(self._ptr, shape, (*self.strides[:-1], kind.itemsize), kind)
+
+    def reshape(self, *newshape: Any, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
+        """The elements in another shape: a view where there is one, else a copy on the device.
+
+        ``order`` 'C', 'F' or 'A' says in which order elements are counted. ``copy=False`` raises LayoutError instead of copying,
+        ``copy=True`` always copies.
+        """
+        self.allocation.check()
+        order = order_of(order, "CFA")
+        if order == "A":
+            order = "F" if self.is_f_contiguous() and not self.is_c_contiguous() else "C"
+        shape = resolve_shape(new_shape_of(newshape), self.size)
+        strides = None if copy else reshape(self.shape, self.strides, self.itemsize, shape, order)
+        if strides is not None:
+            return self._view(self._ptr, shape, strides)
+        if copy is False:
+            raise LayoutError(
+                f"an array of shape {self.shape} and strides {self.strides} has no view of shape {shape}, and copy=False: "
+                f"let it copy"
+            )
+        chosen = self._ordered_on(0)
+        with Entered(self.context):
+            packed = new(
+                self.context, self.shape, self.dtype, contiguous_strides(self.shape, self.itemsize, order), chosen
+            )
+            transfer.move(packed, self, chosen, blocking=True)
+            self.allocation.used_on(chosen)
+        packed._stream = self._stream
+        return packed._view(packed._ptr, shape, contiguous_strides(shape, self.itemsize, order))
+
+    def ravel(self, order: str = "C", stream: StreamLike = 0) -> DeviceNDArray[D]:
+        """The elements along one axis: a view where there is one, else a copy on the device."""
+        return (self.bind(stream) if stream else self).reshape(self.size, order=order)
+
+    def transpose(self, *axes: Any) -> DeviceNDArray[D]:
+        """A view with the axes in another order; reversed, if none is given."""
+        self.allocation.check()
+        order = tuple(axes[0]) if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes
+        if not order or order == (None,):
+            order = tuple(reversed(range(self.ndim)))
+        order = tuple(axis + self.ndim if axis < 0 else axis for axis in map(operator.index, order))
+        if sorted(order) != list(range(self.ndim)):
+            raise LayoutError(f"axes {order} are not the axes of an array with {self.ndim}, in some order")
+        return self._view(
+            self._ptr, tuple(self.shape[axis] for axis in order), tuple(self.strides[axis] for axis in order)
+        )
+
+    @property
+    def T(self) -> DeviceNDArray[D]:
+        """The array with its axes reversed, a view."""
+        return self.transpose()
+
+    def squeeze(self, axis: Any = None, stream: StreamLike = 0) -> DeviceNDArray[D]:
+        """A view without axes of length one: all of them, or those named."""
+        self.allocation.check()
+        named = range(self.ndim) if axis is None else axis if hasattr(axis, "__iter__") else (axis,)
+        gone = {self._axis(each) for each in named if axis is not None or self.shape[each] == 1}
+        for each in gone:
+            if self.shape[each] != 1:
+                raise LayoutError(f"axis {each} has length {self.shape[each]}: only axes of length one can go")
+        kept = [each for each in range(self.ndim) if each not in gone]
+        view = self._view(self._ptr, tuple(self.shape[i] for i in kept), tuple(self.strides[i] for i in kept))
+        return view.bind(stream) if stream else view
+
+    def split(self, section: int, stream: StreamLike = 0) -> Iterator[DeviceNDArray[D]]:
+        """Views of ``section`` elements each along the first axis, the last one shorter; made as they are asked for."""
+        self.allocation.check()
+        length = operator.index(section)
+        if length < 1:
+            raise LayoutError(f"a section has at least one element, not {length}")
+        count = len(self)
+        source = self.bind(stream) if stream else self
+        return (source[start : start + length] for start in range(0, count, length))
+
+    def bind(self, stream: StreamLike) -> DeviceNDArray[D]:
+        """The same array on a stream: its work is ordered there where no other stream is named. Binding makes nothing asynchronous."""
+        self.allocation.check()
+        view = self._view(self._ptr, self.shape, self.strides)
+        view._stream = self.context.stream_of(stream) if stream else None
+        return view
+
+    # -- lifetime ------------------------------------------------------------------------------------------------------
+
+    def free(self) -> None:
+        """Give back the memory that this array and all its views share, in stream order. A second call does nothing.
+
+        Every later use of any of them raises ClosedError. Borrowed memory is only let go of.
+        """
+        self.allocation.free()
+
+    def __enter__(self) -> DeviceNDArray[D]:
+        self.allocation.check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.allocation.context.dead is None:
+            self.free()
+
+    # -- NumPy and Python protocols ------------------------------------------------------------------------------------
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("a device array cannot become an ndarray without a copy: use copy_to_host()")
+        transfer.guard("numpy")
+        host = self.copy_to_host()
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __bool__(self) -> bool:
+        return bool(self._one("bool()"))
+
+    def __int__(self) -> int:
+        return int(self._one("int()"))
+
+    def __float__(self) -> float:
+        return float(self._one("float()"))
+
+    def __complex__(self) -> complex:
+        return complex(self._one("complex()"))
+
+    def __index__(self) -> int:
+        return operator.index(self._one("an index"))
+
+    def __copy__(self) -> DeviceNDArray[D]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DeviceNDArray[D]:
+        return self.copy()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Through the host: a device address means nothing to whoever unpickles it.
+        return _rebuild, (self.copy_to_host(),)
+
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    def stream_in_force(self) -> Stream:
+        """The stream that orders this array's work where none is named."""
+        return self._stream if self._stream is not None else self.context.stream_of(None)
+
+    def like(self, stream: Stream) -> DeviceNDArray[D]:
+        """A new, uninitialised array of the same shape and order of axes; the device is entered."""
+        return new(self.context, self.shape, self.dtype, like_strides(self.shape, self.strides, self.itemsize), stream)
+
+    def _ordered_on(self, stream: StreamLike) -> Stream:
+        return self._stream if not stream and self._stream is not None else self.context.stream_of(stream)
+
+    def _view(self, ptr: int, shape: Shape, strides: Shape, dtype: np.dtype[Any] | None = None) -> DeviceNDArray[Any]:
+        return DeviceNDArray(
+            self.allocation, ptr if 0 not in shape else 0, shape, dtype or self.dtype, strides, self._stream
+        )
+
+    def _at(self, key: object) -> DeviceNDArray[D]:
+        self.allocation.check()
+        offset, shape, strides = index(self.shape, self.strides, key)
+        return self._view(self._ptr + offset, shape, strides)
+
+    def _field(self, name: str) -> DeviceNDArray[Any]:
+        self.allocation.check()
+        fields = self.dtype.fields
+        if fields is None or name not in fields:
+            known = "it has no fields" if fields is None else f"its fields are {', '.join(map(repr, fields))}"
+            raise LayoutError(f"there is no field {name!r} in dtype {self.dtype}: {known}")
+        dtype, offset = fields[name][:2]
+        base, inner = dtype.subdtype or (dtype, ())
+        return self._view(
+            self._ptr + offset,
+            self.shape + inner,
+            self.strides + contiguous_strides(inner, base.itemsize),
+            base,
+        )
+
+    def _axis(self, axis: object) -> int:
+        at = operator.index(axis)  # type: ignore[arg-type]
+        if not -self.ndim <= at < self.ndim:
+            raise LayoutError(f"axis {at} is out of range for an array with {self.ndim} axes")
+        return at % self.ndim
+
+    def _put(self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike) -> None:
+        """Copy from an array of the same shape and dtype."""
+        self.allocation.check()
+        chosen = self._ordered_on(stream)
+        context = self.allocation.context
+        with Entered(context):
+            if context.reclaim.dropped or context.reclaim.busy:
+                context.reclaim.examine()
+            if isinstance(source, DeviceNDArray):
+                source.allocation.check()
+                transfer.move(self, source, chosen, blocking=not stream)
+                if source.context is context:
+                    source.allocation.used_on(chosen)
+            else:
+                transfer.write(self, source, chosen, blocking=not stream)
+            self.allocation.used_on(chosen)
+
+    def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
+        """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""
+        source = value if isinstance(value, DeviceNDArray) else device_view(value)
+        if source is not None and source.dtype != view.dtype:
+            transfer.guard(f"assigning {source.dtype} to {view.dtype}")
+            source, value = None, source.copy_to_host()
+        if source is not None:
+            view._put(_broadcast(source, view.shape), 0)
+            return
+        host = assignable(value, view.dtype)
+        try:
+            spread = np.broadcast_to(host, view.shape)
+        except ValueError:
+            raise LayoutError(
+                f"cannot assign shape {host.shape} to shape {view.shape}: they do not broadcast"
+            ) from None
+        view._put(spread, 0)
+
+    def _one(self, what: str) -> Any:
+        if self.size != 1:
+            raise LayoutError(f"{what} takes an array of one element, this has {self.size}")
+        transfer.guard(what)
+        return self.copy_to_host().reshape(())[()]
+
+
+def new(
+    context: Context, shape: Shape, dtype: np.dtype[Any], strides: Shape, stream: Stream, nbytes: int = -1
+) -> DeviceNDArray[Any]:
+    """An uninitialised array; the device is entered."""
+    if nbytes < 0:
+        nbytes = span(shape, strides, dtype.itemsize)[1]
+    if not nbytes:
+        return DeviceNDArray(Allocation(context, context.heap, 0, 0, stream), 0, shape, dtype, strides)
+    allocation = context.allocate(nbytes, stream)
+    return DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides)
+
+
+def empty(
+    context: Context, shape: Shape, dtype: np.dtype[Any], strides: Shape, nbytes: int, stream: StreamLike
+) -> DeviceNDArray[Any]:
+    """An uninitialised array, bound to the stream if one is named."""
+    chosen = context.stream_of(stream)
+    driver = context.driver
+    token = driver.enter()
+    try:
+        array = new(context, shape, dtype, strides, chosen, nbytes)
+        if stream:
+            array._stream = chosen
+        return array
+    finally:
+        if token is not None:
+            driver.exit(token)
+
+
+def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bool) -> DeviceNDArray[Any]:
+    """A device array with the elements of a host array, contiguous in the same order of axes.
+
+    Everything generic about an upload happens here, once; the driver is two frames away.
+    """
+    if stream:
+        bound = chosen = context.stream_of(stream)
+    else:
+        current = scopes.stream.get()
+        bound = None
+        chosen = current if current is not None and current.context is context else context.default_stream
+    shape, dtype = src.shape, src.dtype
+    flags = src.flags
+    nbytes = src.nbytes
+    if not nbytes:
+        return empty(context, shape, dtype, contiguous_strides(shape, dtype.itemsize), 0, stream)
+    direct = True
+    if flags.c_contiguous:
+        strides = contiguous_strides(shape, dtype.itemsize)
+    elif flags.f_contiguous:
+        strides = contiguous_strides(shape, dtype.itemsize, "F")
+    else:
+        strides = like_strides(shape, src.strides, dtype.itemsize)
+        direct = False
+    driver = context.driver
+    token = driver.enter()
+    try:
+        allocation = context.allocate(nbytes, chosen)
+        array: DeviceNDArray[Any] = DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides, bound)
+        try:
+            if not direct:
+                transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
+            else:
+                if driver.copy(array._ptr, address(src), nbytes, CopyKind.H2D, chosen.handle, blocking=bound is None):
+                    context.reclaim.retire(chosen, src)
+                counter = context.stats["h2d direct"]
+                counter[0] += 1
+                counter[1] += nbytes
+            if chosen.external:
+                allocation.used_on(chosen)
+        except BaseException:
+            allocation.discard()
+            raise
+        return array
+    finally:
+        if token is not None:
+            driver.exit(token)
+
+
+def device_view(obj: object) -> DeviceNDArray[Any] | None:
+    """The device's view of an object that has one, else None."""
+    view = getattr(type(obj), "__devmem_view__", None)
+    return None if view is None else cast("DeviceNDArray[Any]", view(obj))
+
+
+def _rebuild(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:
+    return upload(current_context(), host, 0, True)
+
+
+def _host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape) -> tuple[npt.NDArray[Any], bool]:
+    """A new ndarray with the same order of axes, and whether one copy of bytes fills it."""
+    itemsize = dtype.itemsize
+    if strides == contiguous_strides(shape, itemsize) or is_contiguous(shape, strides, itemsize):
+        return np.empty(shape, dtype), True
+    if is_contiguous(shape, strides, itemsize, "F"):
+        return np.empty(shape, dtype, "F"), True
+    like = like_strides(shape, strides, itemsize)
+    size = max(span(shape, like, itemsize)[1], 1)
+    return np.ndarray(shape, dtype, np.empty(size, np.uint8), 0, like), False
+
+
+def _asks_for_view(key: object) -> bool:
+    return key is Ellipsis or (isinstance(key, tuple) and any(part is Ellipsis for part in key))
+
+
+def _broadcast(source: DeviceNDArray[Any], shape: Shape) -> DeviceNDArray[Any]:
+    """A view of the source with axes repeated (stride 0), as NumPy broadcasts."""
+    missing = len(shape) - len(source.shape)
+    lengths = (1,) * missing + source.shape
+    steps = (0,) * missing + source.strides
+    if missing < 0 or any(have not in (1, want) for have, want in zip(lengths, shape, strict=False)):
+        raise LayoutError(f"cannot assign shape {source.shape} to shape {shape}: they do not broadcast")
+    strides = tuple(0 if have != want else step for have, want, step in zip(lengths, shape, steps, strict=True))
+    return source._view(source._ptr, shape, strides)

@@ -1,0 +1,185 @@
+"""Settings: ``DEVMEM_*`` variables, read once at first use into one frozen object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from ..spi.errors import ConfigError
+
+PREFIX = "DEVMEM_"
+
+
+class DefaultStream(StrEnum):
+    """Which stream orders work for which none was named."""
+
+    LEGACY = "legacy"
+    PER_THREAD = "per-thread"
+
+
+class TransferGuard(StrEnum):
+    """What happens at a copy to the host that nobody spelled out."""
+
+    ALLOW = "allow"
+    LOG = "log"
+    DISALLOW = "disallow"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as it stands: its variable, its value, and where the value came from."""
+
+    name: str
+    value: object
+    source: str
+    allowed: str
+    help: str
+
+
+def _choice(kind: type[StrEnum]) -> tuple[Callable[[str], object], str]:
+    return lambda text: kind(text.lower()), " | ".join(kind)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(text)
+    return value
+
+
+def _flag(text: str) -> bool:
+    return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
+        text.lower()
+    ]
+
+
+def _level(text: str) -> str:
+    if text.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
+        raise ValueError(text)
+    return text.upper()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+
+
+def _setting(default: object, parse: Callable[[str], object], allowed: str, help: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "allowed": allowed, "help": help})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting with its default; the variable is the name in capitals behind ``DEVMEM_``.
+
+    A setting whose name starts with a backend's name belongs to that backend and is handed to it.
+    """
+
+    backend: str = _setting("", str.strip, "a backend's name", "backend to use; empty: the first usable GPU backend")
+    device: int = _setting(0, _count, "an ordinal, 0 or more", "device to use where none is named")
+    memory_manager: str = _setting(
+        "", str.strip, "a resource's name, or module:attribute", "where device memory comes from; empty: the default"
+    )
+    max_pending_deallocs_count: int = _setting(
+        10, _count, "a whole number, 0 or more", "dropped blocks that may wait before the queue is drained"
+    )
+    max_pending_deallocs_ratio: float = _setting(
+        0.2, _ratio, "a number from 0 to 1", "share of the device's memory that may wait before the queue is drained"
+    )
+    default_stream: DefaultStream = _setting(
+        DefaultStream.LEGACY, *_choice(DefaultStream), "stream that orders work for which none was named"
+    )
+    block_plugins: tuple[str, ...] = _setting(
+        (), _names, "names separated by commas, or *", "entry points that are not loaded"
+    )
+    host_strict: bool = _setting(False, _flag, "0 | 1", "host backend: device memory that the host cannot read")
+    host_devices: int = _setting(1, _positive, "a whole number, 1 or more", "host backend: number of devices")
+    transfer_guard: TransferGuard = _setting(
+        TransferGuard.ALLOW, *_choice(TransferGuard), "what to do at an implicit copy to the host"
+    )
+    log_level: str = _setting("WARNING", _level, "a level of the logging module", "level of the logger 'devmem'")
+
+    def for_backend(self, name: str) -> dict[str, object]:
+        """The settings that belong to one backend, under their names without the prefix."""
+        prefix = name + "_"
+        return {
+            item.name[len(prefix) :]: getattr(self, item.name) for item in fields(self) if item.name.startswith(prefix)
+        }
+
+
+_current: Settings | None = None
+
+
+def settings() -> Settings:
+    """The settings in force; the environment is read at the first call.
+
+    Raises
+    ------
+    ConfigError
+        A variable has a value that is not allowed.
+    """
+    global _current
+    if _current is None:
+        _current = _read()
+        _apply_log_level(_current.log_level)
+    return _current
+
+
+def forget() -> None:
+    """Read the environment again at the next use."""
+    global _current
+    _current = None
+
+
+def describe() -> list[Setting]:
+    """Every setting as it stands, for people."""
+    current = settings()
+    return [
+        Setting(
+            name=PREFIX + item.name.upper(),
+            value=getattr(current, item.name),
+            source="environment" if PREFIX + item.name.upper() in os.environ else "default",
+            allowed=item.metadata["allowed"],
+            help=item.metadata["help"],
+        )
+        for item in fields(Settings)
+    ]
+
+
+def _read() -> Settings:
+    values: dict[str, Any] = {}
+    for item in fields(Settings):
+        variable = PREFIX + item.name.upper()
+        text = os.environ.get(variable)
+        if text is None:
+            continue
+        try:
+            values[item.name] = item.metadata["parse"](text)
+        except (ValueError, KeyError):
+            allowed = item.metadata["allowed"]
+            raise ConfigError(f"{variable}={text!r} is not allowed: give {allowed}, or unset it") from None
+    return Settings(**values)
+
+
+def _apply_log_level(level: str) -> None:
+    # Only a level that the user asked for is imposed: otherwise the application's own logging configuration rules.
+    if PREFIX + "LOG_LEVEL" in os.environ:
+        import logging
+
+        logging.getLogger("devmem").setLevel(level)

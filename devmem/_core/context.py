@@ -1,0 +1,287 @@
+"""An open device: its driver, its memory stack, its queue and its streams, from opening to close."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import weakref
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..spi.driver import PROTOCOLS, Driver
+from ..spi.errors import ClosedError, DevmemError, ForkedError, LayoutError, PluginError, UnsupportedError
+from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, MemoryInfo, MemoryKind
+from . import scopes
+from .allocation import Allocation, Heap
+from .config import DefaultStream, settings
+from .entered import Entered
+from .memory import default_resource, of_kind, prepare
+from .reclaim import Reclaimer
+from .registration import Registry
+from .stream import Stream
+
+if TYPE_CHECKING:
+    from ..spi.memory import MemoryResource
+    from .device import Device
+
+
+class Context:
+    """Everything that lives as long as the device is open.
+
+    Arrays, streams and events hold their context. When it closes, its driver is replaced by one that refuses every call, so a
+    handle that outlived a reset or crossed a fork fails with a clear error and never reaches the vendor.
+    """
+
+    def __init__(self, device: Device, driver: Driver) -> None:
+        self.device = device
+        self.driver: Any = driver
+        self.info = driver.info
+        self.dead: DevmemError | None = None
+        self.capabilities = _checked_capabilities(driver)
+        self.stats: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        self.handles: dict[int, None] = {}
+        self.externals: dict[int, Stream] = {}
+        self._per_thread = threading.local()
+        self.legacy = Stream(self, LEGACY_STREAM)
+        self.per_thread_default = settings().default_stream is DefaultStream.PER_THREAD
+        self.registry = Registry(self)
+        self.heaps: list[Heap] = []
+        self.scoped_heaps = 0
+        self.reclaim = Reclaimer(self)
+        self.heap = self.bind(default_resource(self))
+        self.host_heaps: dict[tuple[MemoryKind, AllocFlags], Heap] = {}
+
+    def __repr__(self) -> str:
+        return f"<context of {self.device}{', closed' if self.dead else ''}>"
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if the device was closed, reset or left behind by a fork."""
+        if self.dead is not None:
+            raise self.dead.with_traceback(None)
+
+    def has(self, capability: Capability) -> bool:
+        """Whether the device can do this."""
+        return capability in self.capabilities
+
+    def require(self, capability: Capability, purpose: str, instead: str) -> None:
+        """Raise UnsupportedError unless the device can do this."""
+        if capability not in self.capabilities:
+            raise UnsupportedError(f"{self.device} cannot {purpose} (it lacks {capability.value!r}): {instead}")
+
+    def require_kind(self, kind: MemoryKind) -> None:
+        """Raise UnsupportedError unless the device has this kind of memory."""
+        if kind not in self.info.memory_kinds:
+            kinds = ", ".join(sorted(self.info.memory_kinds))
+            raise UnsupportedError(f"{self.device} has no {kind.value} memory, only {kinds}")
+
+    # -- streams -------------------------------------------------------------------------------------------------------
+
+    @property
+    def default_stream(self) -> Stream:
+        """The stream that orders work for which none was named."""
+        return self.per_thread if self.per_thread_default else self.legacy
+
+    @property
+    def per_thread(self) -> Stream:
+        """The calling thread's own default stream."""
+        found: Stream | None = getattr(self._per_thread, "stream", None)
+        if found is None:
+            found = self._per_thread.stream = Stream(self, PER_THREAD_STREAM)
+        return found
+
+    def stream_of(self, stream: object) -> Stream:
+        """The stream that an argument means: 0 or None is the current one, else the default.
+
+        Raises
+        ------
+        LayoutError
+            It belongs to another device, or is a number that no stream of this device has.
+        TypeError
+            It is nothing that could be a stream.
+        """
+        if isinstance(stream, Stream):
+            if stream.context is not self:
+                stream.context.check()
+                raise LayoutError(
+                    f"{stream!r} cannot order work on {self.device}: use a stream of that device, made inside "
+                    f"`with devmem.device({str(self.device)!r}):`"
+                )
+            return stream
+        if stream is None or (type(stream) is int and stream == 0):
+            current = scopes.stream.get()
+            return current if current is not None and current.context is self else self.default_stream
+        if hasattr(stream, "__cuda_stream__"):
+            return self.external_stream(stream)
+        try:
+            if isinstance(stream, bool):
+                raise TypeError
+            handle = operator.index(stream)  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError(
+                f"a stream is 0, None, a devmem.Stream, the int handle of one, or an object with __cuda_stream__, "
+                f"not {stream!r}"
+            ) from None
+        return self._stream_by_handle(handle)
+
+    def _stream_by_handle(self, handle: int) -> Stream:
+        if handle == 0:
+            return self.stream_of(None)
+        if handle == LEGACY_STREAM:
+            return self.legacy
+        if handle == PER_THREAD_STREAM:
+            return self.per_thread
+        found = self.streams.get(handle) or self.externals.get(handle)
+        if found is None:
+            raise LayoutError(
+                f"{handle:#x} is not the handle of a stream that was made on {self.device}: wrap a foreign one with "
+                f"devmem.external_stream({handle:#x}) first"
+            )
+        return found
+
+    def new_stream(self, priority: int, non_blocking: bool) -> Stream:
+        """A stream of our own."""
+        least, greatest = self.info.stream_priorities
+        priority = max(min(priority, least), greatest)
+        with Entered(self) as driver:
+            self.reclaim.examine()
+            handle = driver.stream_create(priority, non_blocking)
+            self.handles[handle] = None
+            found = self.streams[handle] = Stream(self, handle, owned=True)
+        return found
+
+    def external_stream(self, stream: object) -> Stream:
+        """A stream of somebody else, by its address or its ``__cuda_stream__``; known from now on, never destroyed by us."""
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is not None:
+            version, handle = protocol()
+            if version != 0:
+                raise UnsupportedError(f"{stream!r} speaks version {version} of __cuda_stream__, this devmem version 0")
+        else:
+            if isinstance(stream, bool):
+                raise TypeError("a stream's address is an int, not a bool")
+            handle = operator.index(stream)  # type: ignore[arg-type]
+        if handle in (0, LEGACY_STREAM, PER_THREAD_STREAM) or handle in self.streams:
+            return self._stream_by_handle(handle or LEGACY_STREAM)
+        return self.externals.setdefault(handle, Stream(self, handle, external=True))
+
+    def all_streams(self) -> list[Stream]:
+        """Every stream that devmem knows on this device, but other threads' default streams."""
+        return [self.legacy, *list(self.streams.values()), *self.externals.values()]
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def bind(self, resource: MemoryResource) -> Heap:
+        """Make a heap of a resource, once for each resource."""
+        for heap in self.heaps:
+            if heap.resource is resource:
+                return heap
+        heap = Heap(self, prepare(resource, self))
+        self.heaps.append(heap)
+        return heap
+
+    def current_heap(self) -> Heap:
+        """The heap that new arrays come from, here."""
+        if self.scoped_heaps:
+            chosen = scopes.heaps.get()
+            if chosen is not None and self in chosen:
+                return chosen[self]
+        return self.heap
+
+    def allocate(self, nbytes: int, stream: Stream) -> Allocation:
+        """Device memory, usable on the stream from now on; the device is entered, and the size is not zero.
+
+        Raises
+        ------
+        OutOfMemory
+            It does not fit, after everything that could be given back was given back.
+        """
+        heap = self.current_heap() if self.scoped_heaps else self.heap
+        reclaim = self.reclaim
+        if reclaim.dropped or reclaim.busy:
+            reclaim.examine()
+        try:
+            ptr = heap.allocate(nbytes, stream.handle)
+        except MemoryError as error:
+            ptr = reclaim.rescue(heap, nbytes, stream, error)
+        if heap.foreign:
+            ptr = heap.check_address(ptr, nbytes)
+        heap.live[ptr] = nbytes
+        return Allocation(self, heap, ptr, nbytes, stream)
+
+    def allocate_host(self, nbytes: int, kind: MemoryKind, flags: AllocFlags) -> Allocation:
+        """Memory that the host can see, of a kind and with flags; through the queue like any other. The device is entered."""
+        heap = self.host_heaps.get((kind, flags))
+        if heap is None:
+            heap = self.host_heaps.setdefault((kind, flags), Heap(self, prepare(of_kind(kind, flags), self)))
+        self.reclaim.examine()
+        try:
+            ptr = heap.allocate(nbytes, LEGACY_STREAM)
+        except MemoryError as error:
+            ptr = self.reclaim.rescue(heap, nbytes, self.legacy, error)
+        heap.live[ptr] = nbytes
+        return Allocation(self, heap, ptr, nbytes, self.legacy)
+
+    def memory_info(self) -> MemoryInfo:
+        """Bytes free and in all as the driver says; live, pending and cached as devmem counts."""
+        with Entered(self) as driver:
+            free, total = driver.memory_info()
+        live = sum(sum(list(heap.live.values())) for heap in [*self.heaps, *self.host_heaps.values()])
+        pending = self.reclaim.waiting_bytes()
+        return MemoryInfo(free, total, live - pending, pending, sum(heap.cached_bytes for heap in self.heaps))
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self, why: str) -> None:
+        """Wait for the device, free all that came from it, and refuse every later call."""
+        if self.dead is not None:
+            return
+        driver = self.driver
+        problem: DevmemError | None = None
+        token = driver.enter()
+        try:
+            for step in (driver.synchronize, self.registry.clear, self.reclaim.clear):
+                try:
+                    step()
+                except DevmemError as error:  # the rest must still be given back
+                    problem = problem or error
+        finally:
+            self.dead = ClosedError(f"{self.device} {why} since this handle was made: make a new one")
+            self.driver = DeadDriver(self.dead)
+            if token is not None:
+                driver.exit(token)
+            driver.close()
+        if problem is not None:
+            raise problem
+
+    def left_behind(self) -> None:
+        """Called in the child of a fork: the device is the parent's."""
+        self.dead = ForkedError(
+            f"{self.device} was opened before this process was forked, and does not exist in the child (pid {os.getpid()}): "
+            f"open devices after forking, or start processes with the 'spawn' method"
+        )
+        self.driver = DeadDriver(self.dead)
+        self.reclaim.abandon()
+
+
+class DeadDriver:
+    """Stands where a driver was; refuses everything."""
+
+    def __init__(self, error: DevmemError) -> None:
+        object.__setattr__(self, "_error", error)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise object.__getattribute__(self, "_error").with_traceback(None)
+
+
+def _checked_capabilities(driver: Driver) -> frozenset[Capability]:
+    for capability in driver.info.capabilities:
+        if not isinstance(driver, PROTOCOLS[capability]):
+            raise PluginError(
+                f"the backend {driver.info.backend!r} declares {capability.value!r} but lacks methods of "
+                f"{PROTOCOLS[capability].__name__} (see devmem.spi.driver)"
+            )
+    return driver.info.capabilities

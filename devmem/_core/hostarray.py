@@ -1,0 +1,243 @@
+"""Host arrays in memory that the driver made: pinned, mapped and managed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..spi.errors import LayoutError
+from ..spi.types import AllocFlags, Capability, MemoryKind
+from .allocation import Allocation, Borrowed
+from .array import DeviceNDArray
+from .entered import Entered
+from .layout import Shape, address, extent, span
+from .registration import Registration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from .context import Context
+    from .stream import Stream
+
+
+class Buffer:
+    """Makes an ndarray of an allocation's bytes, and keeps the allocation as long as the ndarray lives."""
+
+    __slots__ = ("allocation",)
+
+    def __init__(self, allocation: Allocation) -> None:
+        self.allocation = allocation
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return {
+            "shape": (self.allocation.nbytes,),
+            "typestr": "|u1",
+            "data": (self.allocation.ptr, False),
+            "version": 3,
+        }
+
+
+class HostVisible(np.ndarray[Any, Any]):
+    """An ndarray whose memory a device can reach too. Views keep their device address; results of arithmetic have none."""
+
+    _allocation: Allocation | None
+    _device_base: int
+    _stream: Stream | None
+
+    def __array_finalize__(self, obj: object) -> None:
+        self._allocation = getattr(obj, "_allocation", None)
+        self._device_base = getattr(obj, "_device_base", 0)
+        self._stream = getattr(obj, "_stream", None)
+
+    @property
+    def ptr(self) -> int:
+        """The device's address of the first element; 0 for an empty array.
+
+        Raises
+        ------
+        ClosedError
+            The memory, or the device, is gone.
+        LayoutError
+            This array was computed from one and has ordinary memory of its own.
+        """
+        if not self.size:
+            return 0
+        allocation = self._allocation
+        low, high = extent(self)
+        if allocation is None or low < allocation.ptr or high > allocation.ptr + allocation.nbytes:
+            raise LayoutError(
+                f"this {type(self).__name__} is the result of a computation, in ordinary memory that no device can reach: copy it "
+                f"into a mapped_array() or managed_array()"
+            )
+        allocation.check()
+        return self._device_base + (address(self) - allocation.ptr)
+
+    @property
+    def device(self) -> Any:
+        """The device that the memory was made for."""
+        return self._owner().context.device
+
+    def copy_to_host(self, ary: npt.NDArray[Any] | None = None, stream: Any = 0) -> npt.NDArray[Any]:
+        """Copy the elements, in stream order, into ``ary`` or a new ordinary array; as for device arrays."""
+        return self.__devmem_view__().copy_to_host(ary, stream)
+
+    def copy_to_device(self, ary: object, stream: Any = 0) -> None:
+        """Copy host or device elements into this array, in stream order; as for device arrays."""
+        self.__devmem_view__().copy_to_device(ary, stream)
+
+    def split(self, section: int, stream: Any = 0) -> Iterator[Self]:
+        """Views of ``section`` elements each along the first axis, the last one shorter."""
+        if section < 1:
+            raise LayoutError(f"a section has at least one element, not {section}")
+        return (self[start : start + section] for start in range(0, len(self), section))
+
+    def free(self) -> None:
+        """Not possible: NumPy views of the memory cannot be told that it is gone. Drop the last reference instead."""
+        raise LayoutError(
+            "memory that the host can see is given back when its last array is dropped: NumPy views cannot be told that it is gone"
+        )
+
+    def __devmem_view__(self) -> DeviceNDArray[Any]:
+        allocation = self._owner()
+        return DeviceNDArray(allocation, self.ptr, self.shape, self.dtype, self.strides, self._stream)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.asarray(self).copy().__reduce__()  # type: ignore[return-value]
+
+    def _owner(self) -> Allocation:
+        if self._allocation is None:
+            raise LayoutError("this array has ordinary memory that no device can reach")
+        return self._allocation
+
+
+class MappedNDArray(HostVisible):
+    """A host array in page-locked memory that the device reads and writes in place, through an address of its own (``ptr``)."""
+
+
+class ManagedNDArray(HostVisible):
+    """An array with one address for host and device, moved or shared by the driver."""
+
+    def prefetch(self, to_host: bool = False, stream: Any = 0) -> None:
+        """Move the pages to the device (or the host) ahead of use, ordered on the stream. A hint.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no managed memory that moves.
+        """
+        context = self._owner().context
+        context.require(Capability.MANAGED, "prefetch managed memory", "leave it to the driver")
+        chosen = context.stream_of(stream)
+        low, high = extent(self)
+        if high > low:
+            with Entered(context) as driver:
+                driver.prefetch(low, high - low, to_host, chosen.handle)
+                self._owner().used_on(chosen)
+
+    def advise(self, advice: str, to_host: bool = False) -> None:
+        """Tell the driver how the pages will be used: ``[un]set_`` + ``read_mostly``, ``preferred_location`` or ``accessed_by``."""
+        words = [a + b for a in ("set_", "unset_") for b in ("read_mostly", "preferred_location", "accessed_by")]
+        if advice not in words:
+            raise LayoutError(f"advice is one of {', '.join(words)}, not {advice!r}")
+        context = self._owner().context
+        context.require(Capability.MANAGED, "advise on managed memory", "leave it to the driver")
+        low, high = extent(self)
+        if high > low:
+            with Entered(context) as driver:
+                driver.advise(low, high - low, advice, to_host)
+
+
+def host_visible(
+    context: Context,
+    kind: MemoryKind,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    strides: Shape,
+    nbytes: int,
+    flags: AllocFlags = AllocFlags.NONE,
+    stream: Stream | None = None,
+) -> npt.NDArray[Any]:
+    """An uninitialised ndarray in driver memory of a kind; pinned ones are plain ndarrays."""
+    context.require_kind(kind)
+    if not nbytes:
+        allocation, raw, base = Allocation(context, context.heap, 0, 0, context.legacy), np.empty(0, np.uint8), 0
+    else:
+        with Entered(context) as driver:
+            allocation = context.allocate_host(nbytes, kind, flags)
+            base = driver.device_pointer(allocation.ptr) if kind is MemoryKind.MAPPED else allocation.ptr
+        raw = np.asarray(Buffer(allocation))
+    # An empty shape still wants a buffer of at least its offset.
+    array = np.ndarray(shape, dtype, raw, 0, strides) if nbytes else np.empty(shape, dtype)
+    if kind is MemoryKind.PINNED:
+        return array
+    visible: HostVisible = array.view(MappedNDArray if kind is MemoryKind.MAPPED else ManagedNDArray)
+    visible._allocation = allocation
+    visible._device_base = base
+    visible._stream = stream
+    return visible
+
+
+class Mapping:
+    """Host arrays that the device can reach until the end of a ``with`` block: yields their device views."""
+
+    __slots__ = ("registration", "views")
+
+    def __init__(self, context: Context, arrays: tuple[npt.NDArray[Any], ...], stream: Stream | None) -> None:
+        context.require(Capability.MAPPED, "map host memory", "copy it with to_device() instead")
+        for array in arrays:
+            if any(
+                step < 0 or (step == 0 and count > 1) for step, count in zip(array.strides, array.shape, strict=True)
+            ):
+                raise LayoutError(
+                    f"strides {array.strides} cannot be mapped: give an array without negative or repeated axes"
+                )
+        self.registration = Registration(context, arrays, mapped=True)
+        self.views: list[DeviceNDArray[Any]] = []
+        try:
+            with Entered(context):
+                for array in arrays:
+                    pointer = context.registry.device_pointer(array)
+                    size = span(array.shape, array.strides, array.itemsize)[1]
+                    borrowed = Borrowed(context, pointer, size, stream or context.stream_of(None), array)
+                    self.views.append(DeviceNDArray(borrowed, pointer, array.shape, array.dtype, array.strides, stream))
+        except BaseException:
+            self.registration.close()
+            raise
+
+    def __enter__(self) -> DeviceNDArray[Any] | list[DeviceNDArray[Any]]:
+        return self.views[0] if len(self.views) == 1 else self.views
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the mapping, after the copies that use it: the device views raise ClosedError from then on."""
+        context = self.registration.context
+        if context.dead is not None:
+            return
+        try:
+            with Entered(context) as driver:
+                for view in self.views:
+                    allocation = view.allocation
+                    used = [allocation.home, *(allocation.streams or {})]
+                    for stream in used:
+                        driver.stream_synchronize(stream.order_handle())
+        finally:
+            for view in self.views:
+                view.allocation.freed = True
+            self.registration.close()
+
+
+def is_pinnable(array: object) -> npt.NDArray[Any]:
+    """The ndarray of an argument of pinned(), mapped() or register()."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"only an ndarray's memory can be page-locked in place, not that of a {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise LayoutError(
+            f"an array of dtype {array.dtype} holds references to Python objects: nothing to share with a device"
+        )
+    return array

@@ -1,0 +1,87 @@
+"""Resources that ask the driver for every block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...spi.driver import Driver
+from ...spi.errors import DevmemError
+from ...spi.types import AllocFlags, MemoryKind
+
+
+class _Direct:
+    """A resource over ``Driver.alloc`` and ``Driver.free``."""
+
+    #: The driver's free waits for the device where it has to; the memory may then go anywhere.
+    stream_ordered = False
+
+    allocate: Callable[[int, int], int]
+    deallocate: Callable[[int, int, int], None]
+
+    def __init__(self, device: object = None) -> None:
+        # Which device is settled when the resource is bound; named here, it is bound only to that one.
+        self.device = device
+        self.driver: Driver | None = None
+        self.allocate = self.deallocate = _unbound
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.driver.info.name if self.driver else 'not bound'})"
+
+    def bind(self, driver: Driver) -> None:
+        """Take the device that the memory comes from; a resource serves one."""
+        if self.driver is not None and self.driver is not driver:
+            raise DevmemError(f"{self!r} is bound to a device already: make one resource for each device")
+        self.driver = driver
+        self._take_verbs(driver)
+
+    def _take_verbs(self, driver: Driver) -> None:
+        raise NotImplementedError
+
+
+class DriverMemory(_Direct):
+    """Plain device memory, straight from the driver.
+
+    Freeing may wait for the whole device (``cuMemFree`` does), which is why dropped arrays wait in a queue.
+    """
+
+    def _take_verbs(self, driver: Driver) -> None:
+        # The driver's verbs have a resource's signature: its bound methods serve as they are, without a frame between.
+        self.allocate = driver.alloc
+        self.deallocate = driver.free
+
+
+class _OfKind(_Direct):
+    """Memory of a kind other than device memory."""
+
+    kind: MemoryKind
+
+    def __init__(self, device: object = None, *, flags: AllocFlags = AllocFlags.NONE) -> None:
+        super().__init__(device)
+        self.flags = flags
+
+    def _take_verbs(self, driver: Driver) -> None:
+        kind, flags = self.kind, self.flags
+        self.allocate = lambda nbytes, stream: driver.alloc(nbytes, stream, kind, flags)
+        self.deallocate = lambda ptr, nbytes, stream: driver.free(ptr, nbytes, stream, kind)
+
+
+class PinnedMemory(_OfKind):
+    """Page-locked host memory; addresses are the host's."""
+
+    kind = MemoryKind.PINNED
+
+
+class MappedMemory(_OfKind):
+    """Page-locked host memory that the device can reach; addresses are the host's."""
+
+    kind = MemoryKind.MAPPED
+
+
+class ManagedMemory(_OfKind):
+    """Memory with one address for host and device, moved or shared by the driver."""
+
+    kind = MemoryKind.MANAGED
+
+
+def _unbound(*_: object) -> int:
+    raise DevmemError("this memory resource is not bound to a device yet: install it with devmem.use_memory()")

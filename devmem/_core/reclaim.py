@@ -1,0 +1,343 @@
+"""The queue: what must outlive a call, and when it is given back.
+
+Two kinds of things wait here. Dropped handles (memory, streams, events), which finalizers append to `dropped` and which are
+examined at safe points, in the caller's thread, never in the collector. And host buffers of copies that are still
+running, held on their stream together with an event.
+
+No lock of ours is held across a driver call that can block; finalizers take none at all.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
+from ..spi.types import LEGACY_STREAM, Capability
+from .allocation import Allocation, Heap
+from .config import settings
+from .scopes import deferral
+from .stream import Event, Stream
+
+if TYPE_CHECKING:
+    from .context import Context
+
+#: Completion events that are kept for reuse.
+SPARE_EVENTS = 64
+
+
+class Reclaimer:
+    """The queue of one open device."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.dropped: deque[Allocation | Stream | Event] = deque()
+        self.pending: deque[Allocation | Stream | Event] = deque()
+        self.pending_bytes = 0
+        self.max_count = settings().max_pending_deallocs_count
+        self.max_bytes = int(settings().max_pending_deallocs_ratio * context.info.total_bytes)
+        self.lock = threading.Lock()
+        self.busy: dict[Stream, None] = {}
+        self.spare_events: list[int] = []
+        self.events: dict[int, None] = {}
+        self.stranded: list[object] = []
+
+    # -- safe points ---------------------------------------------------------------------------------------------------
+
+    def examine(self) -> None:
+        """Take stock of what was dropped; drain if that is too much. The device must be entered."""
+        self._take_stock()
+        if self.busy:
+            self.poll()
+        if len(self.pending) > self.max_count or self.pending_bytes > self.max_bytes:
+            self.drain()
+
+    def drain(self) -> None:
+        """Free all that waits, unless cleanup is deferred. The device must be entered.
+
+        A failure to free is told as a DevmemWarning; what comes after it stays in the queue, and the block that failed is
+        left to the driver: a leak is preferred to an address that is in use twice.
+        """
+        if deferral.depth or self._capturing():
+            return
+        self._take_stock()
+        with self.lock:
+            batch, self.pending = self.pending, deque()
+            self.pending_bytes = 0
+        try:
+            self._wait_for_unordered(batch)
+            while batch:
+                self._give_back(batch.popleft())
+        except DevmemError as error:
+            warnings.warn(
+                f"while freeing dropped memory on {self.context.device}: {error}", DevmemWarning, stacklevel=3
+            )
+        finally:
+            if batch:
+                self._put_back(batch)
+
+    def rescue(self, heap: Heap, nbytes: int, stream: Stream, first: MemoryError) -> int:
+        """The one answer to memory that ran out: drain, wait, trim, collect once, trim again, try once more."""
+        if isinstance(first, OutOfMemory) or not isinstance(first, DevmemError):
+            self.drain()
+            self._wait_for_everything()
+            gc.collect()
+            self.drain()
+            heap.trim(0)
+            try:
+                return heap.allocate(nbytes, stream.handle)
+            except MemoryError as second:
+                raise self._out_of_memory(heap, nbytes, second) from first
+        raise first
+
+    def release_now(self, allocation: Allocation) -> None:
+        """Free one block at once, in stream order; inside ``defer_cleanup()`` it waits in the queue like any other."""
+        driver = self.context.driver
+        token = None
+        try:
+            token = driver.enter()
+            if deferral.depth or self._capturing():
+                self._put_back([allocation])
+            elif allocation.streams or not allocation.heap.ordered:
+                self._wait_for_unordered([allocation])
+                self._give_back(allocation)
+            else:
+                allocation.give_back()
+        except BaseException:
+            if allocation.ptr in allocation.heap.live:
+                self._put_back([allocation])
+            raise
+        finally:
+            if token is not None:
+                driver.exit(token)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Drain, then let every heap give back what it caches."""
+        self.poll()
+        self.drain()
+        for heap in self.context.heaps:
+            heap.trim(keep_bytes)
+        with self.lock:
+            spare, self.spare_events = self.spare_events, []
+        for event in spare:
+            self._destroy_event(event)
+
+    # -- copies that are still running ---------------------------------------------------------------------------------
+
+    def retire(self, stream: Stream, *keep: object) -> None:
+        """Keep these alive until the stream has passed what is enqueued on it now."""
+        try:
+            event = self._take_event()
+            try:
+                self.context.driver.event_record(event, stream.handle)
+            except BaseException:
+                self._spare(event)
+                raise
+        except BaseException:
+            self._last_resort(stream, keep)
+            raise
+        with self.lock:
+            stream.inflight.append((event, keep))
+            self.busy[stream] = None
+        if len(stream.inflight) > 1:
+            self.poll()
+
+    def poll(self) -> None:
+        """Let go of what finished copies held."""
+        if not self.lock.acquire(blocking=False):
+            return  # somebody else is at it
+        released = []
+        try:
+            query = self.context.driver.event_query
+            for stream in list(self.busy):
+                flight = stream.inflight
+                # Events of one stream pass in order, so the first that has not ends the search there, and a slow stream
+                # never holds up another.
+                while flight and query(flight[0][0]):
+                    event, keep = flight.popleft()
+                    released.append(keep)
+                    self.spare_events.append(event)
+                if not flight:
+                    self.busy.pop(stream, None)
+        finally:
+            self.lock.release()
+        # `released` dies here, outside the lock: user objects may have finalizers of their own.
+
+    def settle(self, streams: Iterable[Stream] | None = None) -> None:
+        """Wait until the copies in flight on these streams (or on all) have passed."""
+        for stream in list(self.busy) if streams is None else streams:
+            with self.lock:
+                last = stream.inflight[-1][0] if stream.inflight else None
+            if last is not None:
+                self.context.driver.event_synchronize(last)
+        self.poll()
+
+    def mark(self, stream: Stream) -> Event:
+        """An event behind everything that is on the stream now."""
+        event = Event(self.context, timing=False)
+        event.record(stream)
+        return event
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Free everything that came from this device, referenced or not; the device is idle. Called once, at its close.
+
+        Memory that the host can see is left alone while somebody refers to it: an ndarray cannot be told that its buffer is
+        gone. The driver keeps it readable.
+        """
+        self._take_stock()
+        driver = self.context.driver
+        problem: DevmemError | None = None
+        for heap in self.context.heaps:
+            for ptr, nbytes in list(heap.live.items()):
+                try:
+                    heap.give_back(ptr, nbytes, LEGACY_STREAM)
+                except DevmemError as error:
+                    problem = problem or error
+            heap.trim(0)
+        for item in self.pending:
+            if isinstance(item, Allocation):
+                item.give_back()
+        self.pending.clear()
+        for stream in list(self.busy):
+            stream.inflight.clear()
+        self.busy.clear()
+        for handle in list(self.context.handles):
+            driver.stream_destroy(handle)
+        self.context.handles.clear()
+        for event in list(self.events):
+            driver.event_destroy(event)
+        self.events.clear()
+        self.spare_events.clear()
+        if problem is not None:
+            raise problem
+
+    def abandon(self) -> None:
+        """In the child of a fork: forget everything, free nothing, and take no lock that the parent may have held."""
+        self.lock = threading.Lock()
+        # Kept referenced on purpose: copies of the parent's host buffers die with this process, not before.
+        self.stranded.extend((self.dropped, self.pending, self.busy))
+        self.dropped, self.pending, self.busy = deque(), deque(), {}
+
+    def waiting_bytes(self) -> int:
+        """Bytes that were dropped and not freed yet."""
+        self._take_stock()
+        return self.pending_bytes
+
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    def _take_stock(self) -> None:
+        with self.lock:
+            while self.dropped:
+                item = self.dropped.popleft()
+                self.pending.append(item)
+                self.pending_bytes += item.nbytes
+
+    def _put_back(self, items: Iterable[Allocation | Stream | Event]) -> None:
+        with self.lock:
+            for item in items:
+                self.pending.append(item)
+                self.pending_bytes += item.nbytes
+
+    def _give_back(self, item: Allocation | Stream | Event) -> None:
+        if isinstance(item, Allocation):
+            self._order_behind_other_streams(item)
+            item.freed = True
+            item.give_back()
+        elif isinstance(item, Stream) and not item.passed():
+            self._put_back([item])  # its copies still run; look again at the next safe point
+        else:
+            item.destroy()
+
+    def _order_behind_other_streams(self, allocation: Allocation) -> None:
+        """Make the home stream wait for every other stream that devmem used the block on."""
+        if not allocation.streams:
+            return
+        driver = self.context.driver
+        home = allocation.home.order_handle()
+        for stream, last_use in allocation.streams.items():
+            if last_use is not None:
+                driver.stream_wait(home, last_use.handle)
+            elif not stream.closed:
+                event = self._take_event()
+                try:
+                    driver.event_record(event, stream.order_handle())
+                    driver.stream_wait(home, event)
+                finally:
+                    self._spare(event)
+
+    def _wait_for_unordered(self, batch: Iterable[Allocation | Stream | Event]) -> None:
+        """Wait for the streams of blocks whose heap takes memory back only when nobody uses it."""
+        streams: dict[int, None] = {}
+        for item in batch:
+            if isinstance(item, Allocation) and not item.heap.ordered:
+                streams[item.home.order_handle()] = None
+                for stream, last_use in (item.streams or {}).items():
+                    if last_use is not None:
+                        last_use.synchronize()
+                    elif not stream.closed:
+                        streams[stream.order_handle()] = None
+        for handle in streams:
+            self.context.driver.stream_synchronize(handle)
+
+    def _wait_for_everything(self) -> None:
+        self.context.driver.synchronize()
+        self.poll()
+
+    def _capturing(self) -> bool:
+        context = self.context
+        if not context.has(Capability.CAPTURE):
+            return False
+        return any(context.driver.capturing(stream.handle) for stream in context.all_streams() if not stream.closed)
+
+    def _take_event(self) -> int:
+        with self.lock:
+            if self.spare_events:
+                return self.spare_events.pop()
+        event: int = self.context.driver.event_create(False)
+        self.events[event] = None
+        return event
+
+    def _spare(self, event: int) -> None:
+        if len(self.spare_events) < SPARE_EVENTS:
+            with self.lock:
+                self.spare_events.append(event)
+        else:
+            self._destroy_event(event)
+
+    def _destroy_event(self, event: int) -> None:
+        self.events.pop(event, None)
+        self.context.driver.event_destroy(event)
+
+    def _last_resort(self, stream: Stream, keep: object) -> None:
+        """No event could be had behind a running copy: wait for it, or never let go of its buffer."""
+        try:
+            self.context.driver.stream_synchronize(stream.handle)
+        except DevmemError:
+            self.stranded.append(keep)
+
+    def _out_of_memory(self, heap: Heap, nbytes: int, cause: MemoryError) -> OutOfMemory:
+        context = self.context
+        free, total = context.driver.memory_info()
+        live = sum(sum(list(each.live.values())) for each in context.heaps)
+        cached = sum(each.cached_bytes for each in context.heaps)
+        message = (
+            f"out of memory on {context.device}: asked for {nbytes} bytes; free {free} of {total}, "
+            f"cached {cached}, pending {self.pending_bytes}, live {live} bytes in {sum(len(h.live) for h in context.heaps)} blocks"
+        )
+        if deferral.depth and self.pending:
+            message += f"; {self.pending_bytes} bytes cannot be freed inside defer_cleanup(): leave it"
+        message += f" ({cause})"
+        known = cause if isinstance(cause, BackendError) else None
+        return OutOfMemory(
+            message,
+            backend=context.info.backend,
+            call=known.call if known else type(heap.resource).__name__ + ".allocate",
+            code=known.code if known else 0,
+            name=known.name if known else type(cause).__name__,
+        )

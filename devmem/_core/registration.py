@@ -1,0 +1,186 @@
+"""Page-locking memory that the user allocated: counted, page by page, and undone on time."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from ..spi.errors import DevmemError, LayoutError
+from ..spi.types import Capability
+from .entered import Entered
+from .layout import extent
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .context import Context
+
+PAGE = mmap.PAGESIZE
+
+
+class Segment:
+    """A run of pages that the driver has locked, and how many registrations lean on it."""
+
+    __slots__ = ("count", "end", "mapped", "start")
+
+    def __init__(self, start: int, end: int, mapped: bool) -> None:
+        self.start = start
+        self.end = end
+        self.mapped = mapped
+        self.count = 0
+
+
+class Registry:
+    """What is registered on one device.
+
+    Drivers lock whole pages, refuse pages that are locked already (or, on AMD, accept them and leak), and can only undo exactly
+    what was registered. So devmem gives them disjoint runs of pages, and counts.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.segments: list[Segment] = []
+        self.held: dict[tuple[int, int], list[tuple[object, list[Segment]]]] = {}
+        self.lock = threading.RLock()
+
+    def register(self, array: npt.NDArray[Any], mapped: bool = False) -> None:
+        """Lock an array's pages, or count once more those that are."""
+        low, high = extent(array)
+        with self.lock:
+            segments = self._cover(low // PAGE * PAGE, -(-high // PAGE) * PAGE, mapped) if high > low else []
+            for segment in segments:
+                segment.count += 1
+            # The array is held so that its memory cannot go away while the driver has it locked.
+            self.held.setdefault((low, high), []).append((array, segments))
+
+    def deregister(self, array: npt.NDArray[Any]) -> None:
+        """Undo one registration, after the copies that use the memory.
+
+        Raises
+        ------
+        DevmemError
+            The array is not registered; nothing is touched.
+        """
+        self.check_held([array])
+        key = extent(array)
+        self.context.reclaim.settle()
+        with self.lock:
+            _, segments = self.held[key].pop()
+            if not self.held[key]:
+                del self.held[key]
+            for segment in segments:
+                self._let_go(segment)
+
+    def check_held(self, arrays: list[npt.NDArray[Any]]) -> None:
+        """Raise DevmemError unless every array is registered, as often as it stands here."""
+        wanted = Counter(map(extent, arrays))
+        with self.lock:
+            for (low, high), times in wanted.items():
+                if len(self.held.get((low, high), ())) < times:
+                    raise DevmemError(
+                        f"an array of {high - low} bytes at {low:#x} is not registered on {self.context.device}: deregister exactly "
+                        f"what was given to register(), once for each time"
+                    )
+
+    def device_pointer(self, array: npt.NDArray[Any]) -> int:
+        """The device's address of the lowest byte of a registered array."""
+        low, high = extent(array)
+        if high == low:
+            return 0
+        segments = self.held[low, high][-1][1]
+        driver = self.context.driver
+        pointer: int = driver.device_pointer(low)
+        for segment in segments[1:]:
+            if driver.device_pointer(segment.start) - pointer != segment.start - low:
+                raise LayoutError(
+                    f"the array at {low:#x} spans memory that was registered in pieces, which the device does not see as one "
+                    f"range: deregister the pieces first"
+                )
+        return pointer
+
+    def clear(self) -> None:
+        """Undo everything; the device is idle and entered. Called once, at its close."""
+        with self.lock:
+            segments, self.segments = self.segments, []
+            self.held.clear()
+        for segment in segments:
+            self.context.driver.host_unregister(segment.start, segment.end - segment.start)
+
+    def _cover(self, start: int, end: int, mapped: bool) -> list[Segment]:
+        """The segments that make up [start, end), after locking what is missing."""
+        covering, fresh = [], []
+        at = start
+        try:
+            for segment in [s for s in self.segments if s.start < end and s.end > start]:
+                if segment.start > at:
+                    fresh.append(self._lock_pages(at, segment.start, mapped))
+                    covering.append(fresh[-1])
+                covering.append(segment)
+                at = segment.end
+            if at < end:
+                fresh.append(self._lock_pages(at, end, mapped))
+                covering.append(fresh[-1])
+        except BaseException:
+            for segment in fresh:
+                segment.count = 1
+                self._let_go(segment)
+            raise
+        return covering
+
+    def _lock_pages(self, start: int, end: int, mapped: bool) -> Segment:
+        self.context.driver.host_register(start, end - start, mapped)
+        segment = Segment(start, end, mapped)
+        self.segments.append(segment)
+        self.segments.sort(key=lambda each: each.start)
+        return segment
+
+    def _let_go(self, segment: Segment) -> None:
+        segment.count -= 1
+        if segment.count == 0:
+            self.segments.remove(segment)
+            self.context.driver.host_unregister(segment.start, segment.end - segment.start)
+
+
+class Registration:
+    """Arrays that are registered until the end of a ``with`` block, or until ``deregister``."""
+
+    __slots__ = ("arrays", "context")
+
+    def __init__(self, context: Context, arrays: tuple[npt.NDArray[Any], ...], mapped: bool = False) -> None:
+        context.require(Capability.HOST_REGISTER, "page-lock memory", "copy without registering, or use pinned_array()")
+        self.context = context
+        self.arrays: list[npt.NDArray[Any]] = []
+        with Entered(context):
+            try:
+                for array in arrays:
+                    context.registry.register(array, mapped)
+                    self.arrays.append(array)
+            except BaseException:
+                self._undo()
+                raise
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Deregister what is still registered, each array after the copies that use it. A second call does nothing."""
+        if self.arrays and self.context.dead is None:
+            with Entered(self.context):
+                self._undo()
+
+    def _undo(self) -> None:
+        problem: DevmemError | None = None
+        while self.arrays:
+            try:
+                self.context.registry.deregister(self.arrays.pop())
+            except DevmemError as error:  # the others must still be let go
+                problem = problem or error
+        if problem is not None:
+            raise problem

@@ -1,0 +1,279 @@
+"""Streams and events: in which order things happen on a device."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from ..spi.errors import ClosedError, LayoutError
+from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from . import scopes
+from .entered import Entered
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .context import Context
+    from .device import Device
+
+
+class Stream:
+    """A queue of work on one device; what is on one stream happens in order.
+
+    In ``with stream:`` it is the current stream of this thread or task: work for which no stream is named is ordered on it.
+    Entering and leaving neither waits nor closes. A stream that is dropped is destroyed later, when its work is done.
+
+    Attributes
+    ----------
+    handle : int
+        The driver's handle; 1 and 2 are the legacy and the per-thread default stream on every backend.
+    external : bool
+        The stream belongs to somebody else: devmem never destroys it and never uses it after the caller's last use.
+    """
+
+    __slots__ = ("__weakref__", "_saved", "context", "external", "handle", "inflight", "owned", "thread")
+
+    #: What a stream counts for in the queue.
+    nbytes = 0
+
+    def __init__(self, context: Context, handle: int, *, owned: bool = False, external: bool = False) -> None:
+        self.context = context
+        self.handle = handle
+        self.owned = owned
+        self.external = external
+        self.inflight: deque[tuple[int, object]] = deque()
+        # The handle 2 means another stream in each thread.
+        self.thread = threading.get_ident() if handle == PER_THREAD_STREAM else 0
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # A closed stream has no handle; every use asks for it.
+        if name == "handle":
+            raise ClosedError(f"this stream of {self.context.device} is closed: make another with devmem.stream()")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __del__(self) -> None:
+        try:
+            if self.owned and not self.context.dead:
+                self.context.reclaim.dropped.append(self)
+        except AttributeError:
+            pass
+
+    def __repr__(self) -> str:
+        what = {LEGACY_STREAM: "legacy default", PER_THREAD_STREAM: "per-thread default"}
+        name = "closed" if self.closed else what.get(self.handle, f"{self.handle:#x}")
+        return f"<{'external ' if self.external else ''}stream {name} of {self.context.device}>"
+
+    def __int__(self) -> int:
+        return self.handle
+
+    def __enter__(self) -> Stream:
+        self.context.check()
+        self.handle  # noqa: B018  (raises if closed)
+        saved = scopes.saved_streams.get()
+        scopes.saved_streams.set((scopes.stream.get(), saved))
+        scopes.stream.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        entry = scopes.saved_streams.get()
+        assert entry is not None, "left a stream that was not entered here"
+        before, rest = entry
+        scopes.stream.set(before)
+        scopes.saved_streams.set(rest)
+
+    @property
+    def device(self) -> Device:
+        """The device that the stream belongs to."""
+        return self.context.device
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream was closed, or its device was."""
+        if self.context.dead is not None:
+            return True
+        try:
+            self.handle  # noqa: B018
+        except ClosedError:
+            return True
+        return False
+
+    def synchronize(self) -> None:
+        """Wait until all work enqueued on this stream is done, and let go of what its copies held.
+
+        Raises
+        ------
+        BackendError
+            The wait failed, or work on the stream did.
+        ClosedError, ForkedError
+            The stream or its device is gone.
+        """
+        with Entered(self.context) as driver:
+            driver.stream_synchronize(self.handle)
+            self.context.reclaim.poll()
+
+    def query(self) -> bool:
+        """Whether all work enqueued on this stream is done; does not wait."""
+        with Entered(self.context) as driver:
+            return bool(driver.stream_query(self.handle))
+
+    def wait(self, event: Event | Stream) -> None:
+        """Make later work on this stream wait for an event, or for what is on another stream now. The host does not wait."""
+        if isinstance(event, Stream):
+            event = event.record()
+        if event.context is not self.context:
+            # Nothing on one device can wait for an event of another backend's device: the host has to.
+            event.synchronize()
+            return
+        with Entered(self.context) as driver:
+            driver.stream_wait(self.handle, event.handle)
+
+    def record(self, event: Event | None = None) -> Event:
+        """Record an event (a new one without timing, if none is given) behind all work that is on this stream now."""
+        if event is None:
+            event = Event(self.context, timing=False)
+        event.record(self)
+        return event
+
+    @contextmanager
+    def auto_synchronize(self) -> Iterator[Stream]:
+        """Synchronize at the end of a ``with`` block, also when its body raises."""
+        try:
+            yield self
+        finally:
+            self.synchronize()
+
+    def close(self) -> None:
+        """Wait for the stream's work, then destroy it. A second call does nothing; default and external streams are let be."""
+        if not self.owned:
+            return
+        self.synchronize()
+        self.owned = False
+        with Entered(self.context):
+            self.context.reclaim.settle([self])
+            self.destroy()
+
+    # -- for the queue -------------------------------------------------------------------------------------------------
+
+    def order_handle(self) -> int:
+        """A handle of this context on which work is ordered behind all that this stream was given.
+
+        The stream's own, except where that cannot be used: of a closed stream all work has passed; another thread's default
+        stream cannot be named from here, but the legacy stream waits for it; a foreign stream may be gone already.
+        """
+        if self.external or self.closed or self.thread not in (0, threading.get_ident()):
+            return LEGACY_STREAM
+        return self.handle
+
+    def passed(self) -> bool:
+        """Whether nothing of devmem's runs on the stream any more."""
+        return not self.inflight and (self.closed or bool(self.context.driver.stream_query(self.handle)))
+
+    def destroy(self) -> None:
+        """Give the handle back to the driver."""
+        handle = self.handle
+        self.owned = False
+        self.context.streams.pop(handle, None)
+        self.context.handles.pop(handle, None)
+        del self.handle
+        self.context.driver.stream_destroy(handle)
+
+
+class Event:
+    """A point in a stream that can be waited for, and timed.
+
+    An event that was never recorded counts as passed.
+    """
+
+    __slots__ = ("__weakref__", "context", "handle", "timing")
+
+    nbytes = 0
+
+    def __init__(self, context: Context, timing: bool = True) -> None:
+        self.context = context
+        self.timing = timing
+        with Entered(context) as driver:
+            self.handle: int = driver.event_create(timing)
+            context.reclaim.events[self.handle] = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name == "handle":
+            raise ClosedError(f"this event of {self.context.device} is closed: make another with devmem.event()")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __del__(self) -> None:
+        try:
+            if self.handle and not self.context.dead:
+                self.context.reclaim.dropped.append(self)
+        except (AttributeError, ClosedError):
+            pass
+
+    def __repr__(self) -> str:
+        return f"<event of {self.context.device}{'' if self.timing else ', without timing'}>"
+
+    @property
+    def device(self) -> Device:
+        """The device that the event belongs to."""
+        return self.context.device
+
+    def record(self, stream: Stream | int | None = 0) -> None:
+        """Capture what is on the stream now (the current or default stream, if none is given); may be called again."""
+        chosen = self.context.stream_of(stream)
+        if chosen.context is not self.context:
+            raise LayoutError(
+                f"this event belongs to {self.device}, the stream to {chosen.device}: record it on its own device"
+            )
+        with Entered(self.context) as driver:
+            driver.event_record(self.handle, chosen.handle)
+
+    def query(self) -> bool:
+        """Whether the captured work is done; does not wait."""
+        with Entered(self.context) as driver:
+            return bool(driver.event_query(self.handle))
+
+    def synchronize(self) -> None:
+        """Wait until the captured work is done."""
+        with Entered(self.context) as driver:
+            driver.event_synchronize(self.handle)
+
+    def wait(self, stream: Stream | int | None = 0) -> None:
+        """Make later work on the stream wait for the captured work. The host does not wait."""
+        self.context.stream_of(stream).wait(self)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to ``end``.
+
+        Both must have been made with ``timing``, recorded, and passed.
+
+        Raises
+        ------
+        BackendError
+            One of them is not recorded or not done, or was made without timing.
+        """
+        if end.context is not self.context:
+            raise LayoutError(
+                f"these events belong to {self.device} and {end.device}: times of two devices do not compare"
+            )
+        if not (self.timing and end.timing):
+            raise LayoutError("an event made with timing=False has no time: make both with devmem.event()")
+        with Entered(self.context) as driver:
+            return float(driver.event_elapsed(self.handle, end.handle))
+
+    def close(self) -> None:
+        """Destroy the event. A second call does nothing; work that waits for it is not disturbed."""
+        try:
+            self.handle  # noqa: B018
+        except ClosedError:
+            return
+        self.context.check()
+        with Entered(self.context):
+            self.destroy()
+
+    def destroy(self) -> None:
+        """Give the handle back to the driver."""
+        handle = self.handle
+        del self.handle
+        self.context.reclaim.events.pop(handle, None)
+        self.context.driver.event_destroy(handle)

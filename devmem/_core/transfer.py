@@ -1,0 +1,283 @@
+"""Moving bytes: host to device, device to host, device to device, in any layout.
+
+Each function is called with the device entered, moves between two regions of the same shape and dtype, and picks a
+path: ``direct`` (one copy), ``2d`` (rows, by the driver), ``packed`` (gathered into a host buffer first), ``span`` (everything between
+the first and the last element is fetched and gathered on the host), ``staged`` (by way of the host). No path writes a byte
+that lies between the elements of its destination.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..spi.errors import LayoutError, TransferGuardError
+from ..spi.types import Capability, CopyKind
+from .config import TransferGuard, settings
+from .entered import Entered
+from .layout import Rows, Shape, address, is_contiguous, memory_order, overlap, rows, span
+
+if TYPE_CHECKING:
+    from .array import DeviceNDArray
+    from .context import Context
+    from .stream import Stream
+
+#: Rows at least this wide are copied by the driver as they lie; narrower ones are cheaper to gather on the host.
+WIDE_ROW = 512
+#: Driver calls that a strided copy may take before it is done by way of a host buffer instead.
+MANY_CALLS = 64
+#: How many times the wanted bytes a span may have, to be fetched whole.
+DENSE_SPAN = 8
+#: Bytes of a fill pattern that are made on the host before doubling on the device begins.
+PATTERN_BYTES = 4096
+
+_logger = logging.getLogger("devmem")
+_guarded_sites: set[tuple[str, int]] = set()
+
+
+def write(
+    dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, *, blocking: bool, host_copy: bool = True
+) -> None:
+    """Copy host elements into device elements; shapes and dtypes are equal.
+
+    Without ``host_copy`` it raises LayoutError rather than gather the source on the host first.
+    """
+    if not dst.size:
+        return
+    context = dst.context
+    axes, flipped = memory_order(dst.shape, dst.strides)
+    target = _in_memory_order(dst.shape, dst.strides, axes, flipped)
+    source = _view(_raw(src), axes, flipped)
+    low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
+    plan = rows(target[0], dst.itemsize, target[1], source.strides)
+    if not (plan.calls == plan.height == 1) and not _rows_pay(context, plan):
+        if not host_copy:
+            raise LayoutError(
+                f"copy=False, but a source of shape {src.shape} with strides {src.strides} has to be gathered on the host "
+                f"first: give numpy.ascontiguousarray(source), or copy=True"
+            )
+        source = np.ascontiguousarray(source)
+        plan = rows(target[0], dst.itemsize, target[1], source.strides)
+        path = "packed"
+    else:
+        path = "direct" if plan.height == 1 else "2d"
+    running = _run(context, plan, low, address(source), CopyKind.H2D, stream, blocking)
+    if running:
+        context.reclaim.retire(stream, source)
+    _count(context, f"h2d {path}", dst.nbytes)
+
+
+def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, blocking: bool) -> None:
+    """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable."""
+    if not src.size:
+        return
+    context = src.context
+    axes, flipped = memory_order(src.shape, src.strides)
+    origin = _in_memory_order(src.shape, src.strides, axes, flipped)
+    target = _view(dst, axes, flipped)
+    reach = span(src.shape, src.strides, src.itemsize)
+    low = src.ptr + reach[0]
+    plan = rows(origin[0], src.itemsize, target.strides, origin[1])
+    if plan.calls == plan.height == 1 or _rows_pay(context, plan):
+        running = _run(context, plan, address(target), low, CopyKind.D2H, stream, blocking)
+        if running:
+            context.reclaim.retire(stream, dst)
+        _count(context, f"d2h {'direct' if plan.height == 1 else '2d'}", src.nbytes)
+        return
+    packed = np.empty(origin[0], src.dtype)
+    plan = rows(origin[0], src.itemsize, packed.strides, origin[1])
+    if plan.calls == plan.height == 1 or _rows_pay(context, plan) or reach[1] - reach[0] > DENSE_SPAN * src.nbytes:
+        _run(context, plan, address(packed), low, CopyKind.D2H, stream, True)
+        path = "packed"
+    else:
+        fetched = np.empty(reach[1] - reach[0], np.uint8)
+        context.driver.copy(address(fetched), low, fetched.nbytes, CopyKind.D2H, stream.handle, blocking=True)
+        packed = np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])
+        path = "span"
+    _raw(target)[...] = _raw(packed)
+    _count(context, f"d2h {path}", src.nbytes)
+
+
+def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, blocking: bool) -> None:
+    """Copy between device arrays of one shape and dtype, on one device or two; right also where they overlap."""
+    if not dst.size:
+        return
+    if dst.context is not src.context:
+        _move_across(dst, src, stream, blocking)
+        return
+    context = dst.context
+    if overlap(_range(dst), _range(src)):
+        if (dst.ptr, dst.strides) != (src.ptr, src.strides):
+            _move_overlapping(dst, src, stream, blocking)
+        return
+    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
+    if plan.calls * (1 if context.has(Capability.STRIDED_COPY) else plan.height) > MANY_CALLS:
+        write(dst, _fetched(src, stream), stream, blocking=blocking)
+        path = "staged"
+    else:
+        _run(context, plan, dst.ptr, src.ptr, CopyKind.D2D, stream, blocking)
+        path = "direct" if plan.calls == plan.height == 1 else "2d"
+    _count(context, f"d2d {path}", dst.nbytes)
+
+
+def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bool) -> None:
+    """Store one value in every element."""
+    if not dst.size:
+        return
+    context = dst.context
+    item = np.empty((), dst.dtype)
+    item[...] = value
+    pattern = item.tobytes()
+    if not is_contiguous(dst.shape, dst.strides, dst.itemsize) and not is_contiguous(
+        dst.shape, dst.strides, dst.itemsize, "F"
+    ):
+        repeated = np.broadcast_to(item, dst.shape)
+        write(dst, repeated, stream, blocking=blocking)
+        return
+    width = next((width for width in (1, 2, 4) if _repeats(pattern, width)), 0)
+    if width and dst.ptr % width == 0:
+        word = int.from_bytes(pattern[:width], sys.byteorder)
+        context.driver.fill(dst.ptr, word, width, dst.nbytes // width, stream.handle)
+    else:
+        _double(context, dst.ptr, pattern, dst.nbytes, stream)
+    if blocking:
+        context.driver.stream_synchronize(stream.handle)
+    _count(context, "fill", dst.nbytes)
+
+
+def guard(what: str) -> None:
+    """Called before a copy to the host that nobody spelled out; obeys DEVMEM_TRANSFER_GUARD."""
+    mode = settings().transfer_guard
+    if mode is TransferGuard.ALLOW:
+        return
+    site = _call_site()
+    message = f"implicit copy from device to host by {what} at {site[0]}:{site[1]}"
+    if mode is TransferGuard.DISALLOW:
+        raise TransferGuardError(
+            f"{message}, which DEVMEM_TRANSFER_GUARD=disallow forbids: call copy_to_host() yourself"
+        )
+    if site not in _guarded_sites:
+        _guarded_sites.add(site)
+        _logger.warning("%s", message)
+
+
+# -- below -------------------------------------------------------------------------------------------------------------
+
+
+def _rows_pay(context: Context, plan: Rows) -> bool:
+    return plan.width >= WIDE_ROW and plan.calls <= MANY_CALLS and context.has(Capability.STRIDED_COPY)
+
+
+def _run(context: Context, plan: Rows, dst: int, src: int, kind: CopyKind, stream: Stream, blocking: bool) -> bool:
+    """Do what the plan says. Whether the host side may still be touched."""
+    driver, handle, width = context.driver, stream.handle, plan.width
+    flat = plan.height == 1
+    offsets = plan.offsets()
+    if not flat and not context.has(Capability.STRIDED_COPY):
+        flat = True
+        offsets = [(d + i * plan.dst_pitch, s + i * plan.src_pitch) for d, s in offsets for i in range(plan.height)]
+    running = False
+    last = len(offsets) - 1
+    for at, (to, origin) in enumerate(offsets):
+        # Only the last has to wait: those before it are on the same stream.
+        wait = blocking and at == last
+        if flat:
+            running |= driver.copy(dst + to, src + origin, width, kind, handle, blocking=wait)
+        else:
+            running |= driver.copy_2d(
+                dst + to, plan.dst_pitch, src + origin, plan.src_pitch, width, plan.height, kind, handle, blocking=wait
+            )
+    return running and not blocking
+
+
+def _in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:
+    steps = [-stride if axis in flipped else stride for axis, stride in enumerate(strides)]
+    return tuple(shape[axis] for axis in axes), tuple(steps[axis] for axis in axes)
+
+
+def _view(array: npt.NDArray[Any], axes: list[int], flipped: list[int]) -> npt.NDArray[Any]:
+    if flipped:
+        array = array[tuple(slice(None, None, -1) if axis in flipped else slice(None) for axis in range(array.ndim))]
+    return array.transpose(axes)
+
+
+def _raw(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    # Bytes and not values: assigning records, NumPy leaves padding behind.
+    return array.view(f"V{array.itemsize}") if array.dtype.fields is not None and array.itemsize else array
+
+
+def _range(array: DeviceNDArray[Any]) -> tuple[int, int]:
+    low, high = span(array.shape, array.strides, array.itemsize)
+    return array.ptr + low, array.ptr + high
+
+
+def _fetched(src: DeviceNDArray[Any], stream: Stream) -> npt.NDArray[Any]:
+    host = np.empty(src.shape, src.dtype)
+    read(src, host, stream, blocking=True)
+    return host
+
+
+def _move_across(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> None:
+    """Between two devices, by way of the host unless one backend can do it directly."""
+    origin = src.stream_in_force()
+    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
+    direct = plan.calls == plan.height == 1 and dst.context.info.backend == src.context.info.backend
+    if direct and dst.context.has(Capability.PEER) and dst.context.driver.can_access(src.context.info.ordinal):
+        # The source's stream knows nothing of the destination's: what was enqueued there has to be done first.
+        origin.synchronize()
+        dst.context.driver.copy_peer(
+            dst.ptr + plan.dst_offset,
+            dst.context.info.ordinal,
+            src.ptr + plan.src_offset,
+            src.context.info.ordinal,
+            plan.width,
+            stream.handle,
+            blocking=True,
+        )
+        _count(dst.context, "peer", dst.nbytes)
+        return
+    with Entered(src.context):
+        host = _fetched(src, origin)
+    write(dst, host, stream, blocking=blocking)
+    _count(dst.context, "peer staged", dst.nbytes)
+
+
+def _move_overlapping(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> None:
+    """As if the source had been copied away first: it is."""
+    aside = src.like(stream)
+    move(aside, src, stream, blocking=False)
+    move(dst, aside, stream, blocking=blocking)
+
+
+def _repeats(pattern: bytes, width: int) -> bool:
+    return len(pattern) % width == 0 and pattern == pattern[:width] * (len(pattern) // width)
+
+
+def _double(context: Context, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
+    """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
+    first = np.frombuffer(bytearray(pattern * max(1, min(PATTERN_BYTES, nbytes) // len(pattern))), np.uint8)
+    driver, handle = context.driver, stream.handle
+    if driver.copy(ptr, address(first), first.nbytes, CopyKind.H2D, handle, blocking=False):
+        context.reclaim.retire(stream, first)
+    done = first.nbytes
+    while done < nbytes:
+        step = min(done, nbytes - done)
+        driver.copy(ptr + done, ptr, step, CopyKind.D2D, handle, blocking=False)
+        done += step
+
+
+def _count(context: Context, path: str, nbytes: int) -> None:
+    counter = context.stats[path]
+    counter[0] += 1
+    counter[1] += nbytes
+
+
+def _call_site() -> tuple[str, int]:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("devmem", "numpy"):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

@@ -1,0 +1,198 @@
+"""Host memory that copies can read and write directly: pinned, mapped, managed, registered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core.args import layout_of
+from .._core.device import current_context
+from .._core.entered import Entered
+from .._core.hostarray import ManagedNDArray, MappedNDArray, Mapping, host_visible, is_pinnable
+from .._core.registration import Registration
+from ..spi.errors import LayoutError
+from ..spi.types import AllocFlags, MemoryKind
+from .arrays import like
+
+_COHERENCE = {"fine": AllocFlags.FINE, "coarse": AllocFlags.COARSE}
+
+
+def pinned_array(
+    shape: Any,
+    dtype: npt.DTypeLike = np.float64,
+    strides: Any = None,
+    order: str = "C",
+    *,
+    portable: bool = False,
+    wc: bool = False,
+    coherence: str = "fine",
+) -> npt.NDArray[Any]:
+    """Allocate an uninitialised ndarray in page-locked memory, which copies reach directly and asynchronously.
+
+    Parameters
+    ----------
+    shape, dtype, strides, order
+        As for `device_array`.
+    portable : bool
+        Page-locked for every device, not only the current one.
+    wc : bool
+        Write-combined: faster for the device to read, very slow for the host to read.
+    coherence : {'fine', 'coarse'}
+        On AMD, whether device and host see each other's writes while work runs, or only at synchronisation. Elsewhere ignored.
+
+    Returns
+    -------
+    ndarray
+        A plain ndarray; its memory is given back when the last view of it is dropped, after copies that use it.
+    """
+    lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
+    flags = _flags(portable, wc, coherence)
+    return host_visible(current_context(), MemoryKind.PINNED, lengths, kind, steps, nbytes, flags)
+
+
+def pinned_array_like(
+    ary: Any, *, portable: bool = False, wc: bool = False, coherence: str = "fine"
+) -> npt.NDArray[Any]:
+    """Allocate a `pinned_array` with the shape, dtype and order of axes of an array."""
+    shape, dtype, strides, nbytes = like(ary)
+    flags = _flags(portable, wc, coherence)
+    return host_visible(current_context(), MemoryKind.PINNED, shape, dtype, strides, nbytes, flags)
+
+
+def mapped_array(
+    shape: Any,
+    dtype: npt.DTypeLike = np.float64,
+    strides: Any = None,
+    order: str = "C",
+    stream: Any = 0,
+    portable: bool = False,
+    wc: bool = False,
+) -> MappedNDArray:
+    """Allocate an uninitialised ndarray in page-locked memory that the device reads and writes in place.
+
+    ``portable`` and ``wc`` as for `pinned_array`; ``stream`` is where copies through the array's own methods are ordered.
+
+    Returns
+    -------
+    MappedNDArray
+        An ndarray; ``.ptr`` is the device's address, right in every slice.
+    """
+    lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
+    return _mapped(lengths, kind, steps, nbytes, stream, _flags(portable, wc, "fine"))
+
+
+def mapped_array_like(ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False) -> MappedNDArray:
+    """Allocate a `mapped_array` with the shape, dtype and order of axes of an array."""
+    shape, dtype, strides, nbytes = like(ary)
+    return _mapped(shape, dtype, strides, nbytes, stream, _flags(portable, wc, "fine"))
+
+
+def managed_array(
+    shape: Any,
+    dtype: npt.DTypeLike = np.float64,
+    strides: Any = None,
+    order: str = "C",
+    stream: Any = 0,
+    attach_global: bool = True,
+) -> ManagedNDArray:
+    """Allocate an uninitialised ndarray in managed memory: one address for host and device.
+
+    ``attach_global=False`` attaches it to the host until work uses it. Synchronize before the host reads what the device wrote.
+    """
+    lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
+    return _managed(lengths, kind, steps, nbytes, stream, attach_global)
+
+
+def managed_array_like(ary: Any, stream: Any = 0, attach_global: bool = True) -> ManagedNDArray:
+    """Allocate a `managed_array` with the shape, dtype and order of axes of an array."""
+    shape, dtype, strides, nbytes = like(ary)
+    return _managed(shape, dtype, strides, nbytes, stream, attach_global)
+
+
+def pinned(*arrays: npt.NDArray[Any]) -> Registration:
+    """Page-lock ndarrays that exist, until the end of a ``with`` block.
+
+    Leaving it waits for copies that use them, then unlocks at once. Arrays may overlap, or be pinned already: that is counted.
+    """
+    return Registration(current_context(), tuple(map(is_pinnable, arrays)))
+
+
+def register(*arrays: npt.NDArray[Any]) -> Registration:
+    """Page-lock ndarrays until `deregister`, or until the end of a ``with`` block.
+
+    Counted: each array has to be deregistered as often as it was registered. The arrays are kept alive meanwhile.
+
+    Raises
+    ------
+    UnsupportedError
+        The device cannot page-lock memory that it did not allocate.
+    BackendError
+        The driver refused; none of the arrays is registered then.
+    """
+    return Registration(current_context(), tuple(map(is_pinnable, arrays)))
+
+
+def deregister(*arrays: npt.NDArray[Any]) -> None:
+    """Undo one `register` of each array, after the copies that use it.
+
+    Raises
+    ------
+    DevmemError
+        An array is not registered; nothing is touched.
+    """
+    context = current_context()
+    checked = list(map(is_pinnable, arrays))
+    with Entered(context):
+        context.registry.check_held(checked)
+        for array in checked:
+            context.registry.deregister(array)
+
+
+def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:
+    """Let the device reach ndarrays that exist, in place, until the end of a ``with`` block.
+
+    The block gets their device views: one array, or a list of several. At its end, after the work that uses them, they raise
+    ClosedError.
+    """
+    context = current_context()
+    chosen = context.stream_of(stream) if stream else None
+    return Mapping(context, tuple(map(is_pinnable, arrays)), chosen)
+
+
+def _mapped(
+    shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...], nbytes: int, stream: Any, flags: AllocFlags
+) -> MappedNDArray:
+    context = current_context()
+    bound = context.stream_of(stream) if stream else None
+    array = host_visible(context, MemoryKind.MAPPED, shape, dtype, strides, nbytes, flags, bound)
+    assert isinstance(array, MappedNDArray)
+    return array
+
+
+def _managed(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    strides: tuple[int, ...],
+    nbytes: int,
+    stream: Any,
+    attach_global: bool,
+) -> ManagedNDArray:
+    context = current_context()
+    bound = context.stream_of(stream) if stream else None
+    flags = AllocFlags.NONE if attach_global else AllocFlags.ATTACH_HOST
+    array = host_visible(context, MemoryKind.MANAGED, shape, dtype, strides, nbytes, flags, bound)
+    assert isinstance(array, ManagedNDArray)
+    return array
+
+
+def _flags(portable: bool, wc: bool, coherence: str) -> AllocFlags:
+    if coherence not in _COHERENCE:
+        raise LayoutError(f"coherence is 'fine' or 'coarse', not {coherence!r}")
+    flags = _COHERENCE[coherence]
+    if portable:
+        flags |= AllocFlags.PORTABLE
+    if wc:
+        flags |= AllocFlags.WRITE_COMBINED
+    return flags

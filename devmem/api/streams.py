@@ -1,0 +1,79 @@
+"""Streams, events and waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._core.device import current_context, current_device, open_contexts
+from .._core.entered import Entered
+from .._core.scopes import deferral
+from .._core.stream import Event, Stream
+
+
+def stream(*, priority: int = 0, non_blocking: bool = False) -> Stream:
+    """Make a stream on the current device.
+
+    Parameters
+    ----------
+    priority : int
+        Smaller numbers run first; clamped to what the device has.
+    non_blocking : bool
+        True: the stream neither waits for the legacy default stream, nor that one for it.
+    """
+    return current_context().new_stream(priority, non_blocking)
+
+
+def default_stream() -> Stream:
+    """The stream that orders work on the current device where none is named: legacy, or what DEVMEM_DEFAULT_STREAM says."""
+    return current_context().default_stream
+
+
+def legacy_default_stream() -> Stream:
+    """The legacy default stream of the current device, which waits for all blocking streams, and they for it."""
+    return current_context().legacy
+
+
+def per_thread_default_stream() -> Stream:
+    """The calling thread's own default stream on the current device."""
+    return current_context().per_thread
+
+
+def external_stream(ptr: Any) -> Stream:
+    """Wrap a stream of somebody else: its address, or an object with ``__cuda_stream__``.
+
+    devmem never destroys it. Its owner must keep it alive while work is given to it, not until the memory used there is freed.
+    """
+    return current_context().external_stream(ptr)
+
+
+def event(timing: bool = True) -> Event:
+    """Make an event on the current device; without timing it is cheaper to record and to wait for."""
+    return Event(current_context(), timing)
+
+
+def event_elapsed_time(start: Event, end: Event) -> float:
+    """Milliseconds between two events that were recorded with timing, and have passed."""
+    return start.elapsed_time(end)
+
+
+def synchronize() -> None:
+    """Wait until everything on the current device is done."""
+    current_device().synchronize()
+
+
+class defer_cleanup:
+    """Within this block nothing that waits to be freed is freed: not by thresholds, by `trim`, nor by an allocation that fails.
+
+    Blocks nest, and count for the whole process. Leaving the outermost one looks at the thresholds again.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        deferral.enter()
+
+    def __exit__(self, *_: object) -> None:
+        if deferral.leave():
+            for context in open_contexts():
+                with Entered(context):
+                    context.reclaim.examine()

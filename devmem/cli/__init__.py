@@ -1,0 +1,24 @@
+"""The command ``devmem``. Its libraries come with the extra ``cli``; without them it says so in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+NEEDS = ("click", "rich")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is returned, or raised as SystemExit by click.
+
+    Without the extra ``cli`` it prints the command that installs it and returns 2.
+    """
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"devmem: the command line needs {' and '.join(missing)}: pip install 'devmem[cli]'", file=sys.stderr)
+        return 2
+    # Not at the top of the file: this module must import where neither library is installed.
+    from .main import commands
+
+    return int(commands.main(args=arguments, prog_name="devmem") or 0)

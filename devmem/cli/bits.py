@@ -1,0 +1,77 @@
+"""Whether two arrays are the same bit for bit, which ``==`` does not tell: NaN, -0.0 and payloads matter here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Compared at a time, in bytes: large files stay on the disk, and the temporaries in the cache.
+CHUNK = 4 << 20
+
+#: Bytes of a long double that mean something; the x87 format pads ten to twelve or sixteen.
+LONG_DOUBLE_BYTES = 10 if np.finfo(np.longdouble).nmant == 63 else np.dtype(np.longdouble).itemsize
+
+
+def first_difference(expected: NDArray[np.generic], actual: NDArray[np.generic]) -> str | None:
+    """Where the arrays first differ, as a sentence; ``None`` if they are the same.
+
+    Shape, dtype (with its byte order) and every byte of every element count. Padding between the fields of a record
+    does not: nobody promises to keep it.
+    """
+    if expected.shape != actual.shape:
+        return f"the shape became {actual.shape}, not {expected.shape}"
+    if expected.dtype != actual.dtype:
+        return f"the dtype became {actual.dtype}, not {expected.dtype}"
+    for field, left, right in _fields(np.asarray(expected), np.asarray(actual), ""):
+        index = _first_index(left, right)
+        if index is not None:
+            place = f"{field}[{', '.join(map(str, index))}]" if index else field
+            return f"{place or 'the element'} is {right[index].tobytes().hex()}, not {left[index].tobytes().hex()}"
+    return None
+
+
+Leaf = tuple[str, NDArray[np.generic], NDArray[np.generic]]
+
+
+def _fields(left: NDArray[np.generic], right: NDArray[np.generic], name: str) -> Iterator[Leaf]:
+    """The arrays themselves, or for records each field that is no record itself."""
+    if left.dtype.names is None:
+        yield name, left, right
+        return
+    for field in left.dtype.names:
+        yield from _fields(left[field], right[field], f"{name}.{field}" if name else field)
+
+
+def _first_index(left: NDArray[np.generic], right: NDArray[np.generic]) -> tuple[int, ...] | None:
+    if left.size == 0 or left.dtype.itemsize == 0:
+        return None
+    if left.ndim == 0:
+        return None if bool((_words(left) == _words(right)).all()) else ()
+    # Rows at a time along the first axis; a long row is taken in pieces by the recursion.
+    row_bytes = left.dtype.itemsize * math.prod(left.shape[1:])
+    if row_bytes > CHUNK and left.ndim > 1:
+        for row in range(left.shape[0]):
+            below = _first_index(left[row], right[row])
+            if below is not None:
+                return (row, *below)
+        return None
+    step = max(1, CHUNK // row_bytes)
+    for start in range(0, left.shape[0], step):
+        same = (_words(left[start : start + step]) == _words(right[start : start + step])).all(axis=-1)
+        if not same.all():
+            first = np.unravel_index(int(np.argmin(same)), same.shape)
+            return (start + int(first[0]), *map(int, first[1:]))
+    return None
+
+
+def _words(array: NDArray[np.generic]) -> NDArray[np.unsignedinteger]:
+    """The elements as unsigned integers along a new last axis, without a copy whatever the strides."""
+    if array.dtype.char in "gG":
+        parts = array[..., np.newaxis].view(np.uint8).reshape(*array.shape, -1, np.dtype(np.longdouble).itemsize)
+        return parts[..., :LONG_DOUBLE_BYTES].reshape(*array.shape, -1)
+    width = math.gcd(array.dtype.itemsize, 8)
+    words: NDArray[np.unsignedinteger] = array[..., np.newaxis].view(f"u{width}")
+    return words

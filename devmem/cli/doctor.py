@@ -1,0 +1,126 @@
+"""``devmem doctor``: the same as ``devmem info``, as advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import click
+import numpy as np
+
+import devmem
+
+from .bits import first_difference
+from .info import Report, collect
+from .output import FAILED, OK, collected_warnings, print_json, print_table
+
+#: The backend that needs no hardware: right when it was asked for, a symptom when it was fallen back to.
+WITHOUT_GPU = "host"
+
+
+class Verdict(StrEnum):
+    """How a check went: ``warn`` is worth knowing, ``fail`` is for fixing."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at, and what to do about it."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Check this installation and say what to do about what is wrong.
+
+    Exit code 0: a GPU backend is usable, or the host backend was chosen on purpose (DEVMEM_BACKEND=host), and nothing
+    failed. Exit code 1: at least one check failed; its row says what to do.
+    """
+    checks = list(examine(collect()))
+    healthy = all(check.verdict is not Verdict.FAIL for check in checks)
+    if as_json:
+        print_json({"healthy": healthy, "checks": checks})
+    else:
+        print_table(
+            ("check", "verdict", "found", "what to do"),
+            ((check.name, check.verdict, check.found, check.advice) for check in checks),
+        )
+    context.exit(OK if healthy else FAILED)
+
+
+def examine(report: Report) -> Iterator[Check]:
+    """All checks, from what everything depends on to a transfer that uses it."""
+    yield Check("devmem", Verdict.OK, ", ".join(f"{name} {version}" for name, version in report.versions.items()))
+    yield from _settings(report)
+    for problem in report.problems:
+        yield Check("problem", Verdict.FAIL, problem, "fix this first: it may hide what else is here")
+    for message in report.warnings:
+        yield Check("warning", Verdict.WARN, message)
+    yield from _backends(report)
+    yield _choice(report)
+    yield _transfer()
+
+
+def _settings(report: Report) -> Iterator[Check]:
+    changed = [f"{item.name}={item.value}" for item in report.settings if item.source != "default"]
+    if report.settings:
+        yield Check("settings", Verdict.OK, ", ".join(changed) or "all at their defaults")
+
+
+def _backends(report: Report) -> Iterator[Check]:
+    for status in report.backends:
+        name = f"backend {status.name}"
+        if status.usable:
+            yield Check(name, Verdict.OK, f"{status.devices} device(s), {status.origin}")
+        else:
+            yield Check(name, Verdict.WARN, f"not usable: {status.reason}", "only needed for that hardware")
+
+
+def _choice(report: Report) -> Check:
+    name = "choice of backend"
+    chosen = next((str(item.value) for item in report.settings if item.name == "DEVMEM_BACKEND"), "")
+    usable = [status.name for status in report.backends if status.usable]
+    gpus = [other for other in usable if other != WITHOUT_GPU]
+    if chosen and chosen in usable:
+        return Check(name, Verdict.OK, f"{chosen}, asked for by DEVMEM_BACKEND")
+    if chosen:
+        return Check(
+            name,
+            Verdict.FAIL,
+            f"DEVMEM_BACKEND={chosen}, which is not usable",
+            f"see the row of that backend, or set DEVMEM_BACKEND to one of: {', '.join(usable) or 'none is usable'}",
+        )
+    if gpus:
+        return Check(name, Verdict.OK, f"{gpus[0]}, the first that is usable")
+    return Check(
+        name,
+        Verdict.FAIL,
+        "no GPU backend is usable, so devmem falls back to the host backend",
+        f"fix one of the backends above, or say that this is meant: DEVMEM_BACKEND={WITHOUT_GPU}",
+    )
+
+
+def _transfer() -> Check:
+    # The only check that moves something: all the others can pass on a machine whose driver is installed but broken.
+    name = "round trip"
+    sample = np.arange(4096, dtype=np.uint16)[::-3]
+    try:
+        with collected_warnings():
+            device = devmem.current_device()
+            back = devmem.to_device(sample).copy_to_host()
+    except Exception as error:
+        return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", "nothing can be moved until this works")
+    where = first_difference(sample, np.asarray(back))
+    if where is not None:
+        return Check(name, Verdict.FAIL, f"{device}: {where}", "report this: bytes were changed on the way")
+    return Check(name, Verdict.OK, f"{sample.nbytes} bytes to {device} and back, unchanged")

@@ -1,0 +1,107 @@
+"""Arrays in files: ``.npy`` mapped into memory, and members of ``.npz`` mapped where they lie uncompressed."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+LOCAL_HEADER = struct.Struct("<26xHH")
+
+
+class Unreadable(Exception):
+    """A file, or a member of one, that holds no array that could be moved; the message says why."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that an array can be loaded from, and how: ``mapped`` or ``read``."""
+
+    name: str
+    load: Callable[[], tuple[NDArray[np.generic], str]]
+
+
+def sources(path: Path) -> Iterator[Source]:
+    """The arrays of a file. What a file is, its first bytes say, not its name.
+
+    Raises
+    ------
+    Unreadable
+        The file is missing, or of neither kind.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(6)
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror or error}") from error
+    if magic == npy.MAGIC_PREFIX:
+        yield Source(path.name, lambda: _mapped_file(path))
+    elif magic[:2] == b"PK":
+        yield from _members(path)
+    else:
+        raise Unreadable(f"{path}: neither a .npy nor a .npz file")
+
+
+def _mapped_file(path: Path) -> tuple[NDArray[np.generic], str]:
+    try:
+        # allow_pickle stays off, also for the user's own files: a pickle runs code.
+        return np.load(path, mmap_mode="r", allow_pickle=False), "mapped"
+    except (ValueError, OSError, EOFError) as error:
+        raise Unreadable(f"{path}: {error}") from error
+
+
+def _members(path: Path) -> Iterator[Source]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+    except (zipfile.BadZipFile, OSError) as error:
+        raise Unreadable(f"{path}: {error}") from error
+    if not members:
+        raise Unreadable(f"{path}: an archive without a single .npy member")
+    for member in members:
+        name = f"{path.name}:{member.filename.removesuffix('.npy')}"
+        yield Source(name, lambda member=member: _member(path, member))  # type: ignore[misc]
+
+
+def _member(path: Path, member: zipfile.ZipInfo) -> tuple[NDArray[np.generic], str]:
+    try:
+        if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 0x1:
+            mapped = _mapped_member(path, member)
+            if mapped is not None:
+                return mapped, "mapped"
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            return npy.read_array(file, allow_pickle=False), "read"
+    # zlib.error has no base of its own, and zipfile raises RuntimeError for a password and NotImplementedError for
+    # a method that it does not know.
+    except Exception as error:
+        raise Unreadable(f"{path}: {member.filename}: {error}") from error
+
+
+def _mapped_member(path: Path, member: zipfile.ZipInfo) -> NDArray[np.generic] | None:
+    """Map the data of a member at its place in the archive; ``None`` if its header has a format that numpy keeps private."""
+    with path.open("rb") as file:
+        # The lengths in the local header count: the extra field differs from the one in the directory.
+        file.seek(member.header_offset)
+        name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+        start = member.header_offset + LOCAL_HEADER.size + name_length + extra_length
+        file.seek(start)
+        version = npy.read_magic(file)
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        if version not in readers:
+            return None
+        shape, fortran, dtype = readers[version](file)
+        offset = file.tell()
+    if dtype.hasobject:
+        raise ValueError(f"arrays of Python objects ({dtype}) cannot be moved")
+    nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.intp))
+    if nbytes == 0:
+        return np.empty(shape, dtype, order="F" if fortran else "C")
+    if offset + nbytes > start + member.file_size:
+        raise ValueError("the member ends before its array does")
+    return np.memmap(path, dtype, "r", offset, shape, order="F" if fortran else "C")

@@ -1,0 +1,143 @@
+"""``devmem info``: what is here, and why what is not usable is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import click
+
+import devmem
+
+from .output import OK, UNUSABLE, collected_warnings, complain, print_json, print_table, size
+
+#: Distributions whose versions explain most bug reports.
+DISTRIBUTIONS = ("numpy", "pluggy", "cuda-bindings", "hip-python", "rocm-bindings-hip", "numba-cuda", "numba-hip")
+
+T = TypeVar("T")
+
+
+@dataclass
+class Report:
+    """What could be found out; what could not is in ``problems``, so that one bad setting does not hide the rest."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: list[devmem.Setting] = field(default_factory=list)
+    backends: list[devmem.BackendStatus] = field(default_factory=list)
+    devices: list[dict[str, object]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def collect() -> Report:
+    """Ask devmem for everything, each question on its own."""
+    report = Report(versions=versions())
+    with collected_warnings() as report.warnings:
+        report.settings = _ask(devmem.settings, [], report.problems)
+        report.backends = _ask(devmem.backends, [], report.problems)
+        devices = _ask(devmem.devices, [], report.problems)
+        report.devices = _ask(lambda: [_describe(device) for device in devices], [], report.problems)
+    return report
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, devmem and the distributions it leans on; those not installed are left out."""
+    found = {"devmem": devmem.__version__, "python": platform.python_version(), "platform": platform.platform()}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.pass_context
+def info(context: click.Context, as_json: bool) -> None:
+    """Show backends, devices, settings and versions.
+
+    A backend that is not usable is shown with the reason and the command that would fix it. Exit code 2 if a question could
+    not be answered, because a setting is wrong for example; what could be answered is shown all the same.
+    """
+    report = collect()
+    if as_json:
+        print_json(vars(report))
+    else:
+        _show(report)
+    for problem in report.problems:
+        complain(problem)
+    context.exit(UNUSABLE if report.problems else OK)
+
+
+def _show(report: Report) -> None:
+    print_table(
+        ("backend", "usable", "devices", "origin", "reason"),
+        ((b.name, "yes" if b.usable else "no", b.devices, b.origin, b.reason or "") for b in report.backends),
+        title="Backends",
+        right="devices",
+    )
+    print_table(
+        ("device", "name", "arch", "memory", "free", "can"),
+        (
+            (d["device"], d["name"], d["arch"], _size(d["total_bytes"]), _size(d["free_bytes"]), _join(d["capabilities"]))
+            for d in report.devices
+        ),
+        title="Devices",
+        right="memory,free",
+    )
+    print_table(
+        ("setting", "value", "from", "allowed", "meaning"),
+        ((s.name, _value(s.value), s.source, s.allowed, s.help) for s in report.settings),
+        title="Settings",
+    )
+    print_table(("what", "version"), report.versions.items(), title="Versions")
+    for message in report.warnings:
+        print(f"warning: {message}")
+
+
+def _describe(device: devmem.Device) -> dict[str, object]:
+    facts = device.info
+    memory = device.memory_info()
+    return {
+        "device": str(device),
+        "backend": facts.backend,
+        "ordinal": facts.ordinal,
+        "name": facts.name,
+        "uuid": facts.uuid,
+        "arch": facts.arch,
+        "pci_id": facts.pci_id,
+        "total_bytes": memory.total,
+        "free_bytes": memory.free,
+        "memory_kinds": sorted(facts.memory_kinds),
+        "capabilities": sorted(facts.capabilities),
+        "facts": dict(facts.facts),
+    }
+
+
+def _ask(question: Callable[[], T], otherwise: T, problems: list[str]) -> T:
+    # Whatever a broken plugin raises ends up here: the point of these commands is to work when the rest does not.
+    try:
+        return question()
+    except Exception as error:
+        message = str(error) if isinstance(error, devmem.DevmemError) else f"{type(error).__name__}: {error}"
+        if message not in problems:
+            problems.append(message)
+        return otherwise
+
+
+def _size(nbytes: object) -> str:
+    return size(nbytes) if isinstance(nbytes, int) else ""
+
+
+def _join(names: object) -> str:
+    return " ".join(map(str, names)) if isinstance(names, list) else ""
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

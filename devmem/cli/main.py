@@ -1,0 +1,22 @@
+"""The group of commands; each has a file of its own."""
+
+from __future__ import annotations
+
+import click
+
+import devmem
+
+from .doctor import doctor
+from .emulate import emulate
+from .info import info
+from .roundtrip import roundtrip
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(devmem.__version__, prog_name="devmem")
+def commands() -> None:
+    """Move arrays between host and accelerator memory, and find out why that does not work."""
+
+
+for command in (info, doctor, roundtrip, emulate):
+    commands.add_command(command)

@@ -1,0 +1,108 @@
+"""Real data that comes with a dependency, in the layouts that break transfers."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .files import Source, Unreadable, sources
+
+Array = NDArray[np.generic]
+
+
+def samples() -> Iterator[Source]:
+    """Named arrays: an elevation model, a map of heights and depths, share prices and a scan of a head.
+
+    Raises
+    ------
+    Unreadable
+        matplotlib, whose sample data these are, is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Unreadable(
+            "the sample data comes with matplotlib, which is not installed: pip install 'devmem[demo]', or name files"
+        )
+    for name, array in _arrays():
+        yield Source(name, lambda array=array: (array, "sample"))  # type: ignore[misc]
+
+
+def _arrays() -> Iterator[tuple[str, Array]]:
+    elevation = _load("jacksboro_fault_dem.npz", "elevation")
+    spacing = _load("jacksboro_fault_dem.npz", "dx")
+    heights = _load("topobathy.npz", "topo")
+    prices = _load("goog.npz", "price_data")
+    scan = _scan()
+
+    yield "elevation", elevation
+    yield "elevation, tiled", np.tile(elevation, (8, 8))
+    yield "elevation, Fortran order", np.asfortranarray(elevation)
+    yield "elevation, transposed", elevation.T
+    yield "elevation, window", elevation[50:-50, 60:-60]
+    yield "elevation, every third row", elevation[::3]
+    yield "elevation, every other column", elevation[:, 1::2]
+    yield "elevation, upside down", elevation[::-1]
+    yield "elevation, both ways reversed", elevation[::-1, ::-2]
+    yield "elevation, one row repeated", np.broadcast_to(elevation[0], elevation.shape)
+    yield "elevation, one column repeated", np.broadcast_to(elevation[:, :1], elevation.shape)
+    yield "elevation, in blocks", elevation[:344, :400].reshape(43, 8, 50, 8).transpose(0, 2, 1, 3)
+    yield "elevation, above its mean", elevation > elevation.mean()
+    yield "elevation, half precision", elevation.astype(np.float16)
+    yield "elevation, big-endian", elevation.astype(">i4")
+    yield "elevation, spectrum", np.fft.fft2(elevation)
+    yield "elevation, no rows", elevation[:0]
+    yield "elevation, off by a byte", _off_by_a_byte(elevation)
+    yield "spacing", spacing
+    yield "heights", heights
+    yield "heights, roots (NaN below the sea)", _roots(heights)
+    yield "heights, every bit pattern of NaN", _nans(heights)
+    yield "prices", prices
+    yield "prices, newest first", prices[::-1]
+    yield "prices, aligned records", prices.astype(np.dtype(prices.dtype.descr, align=True))
+    yield "prices, dates in records", prices["date"]
+    yield "prices, dates in nanoseconds", prices["date"].astype("M8[ns]")
+    yield "prices, volume big-endian", prices["volume"].astype(">i8")
+    yield "scan", scan
+    yield "scan, quarters", scan.reshape(2, 128, 2, 128).swapaxes(1, 2)[:, ::-1]
+
+
+def _load(file: str, member: str) -> Array:
+    for source in sources(_path(file)):
+        if source.name.endswith(f":{member}"):
+            return np.asarray(source.load()[0])
+    raise Unreadable(f"{file}: no member {member!r}")
+
+
+def _path(file: str) -> Path:
+    # Not at the top: importing matplotlib takes a good part of a second, and `devmem info` needs none of it.
+    from matplotlib import cbook
+
+    return Path(str(cbook.get_sample_data(file, asfileobj=False)))
+
+
+def _scan() -> Array:
+    with gzip.open(_path("s1045.ima.gz")) as file:
+        return np.frombuffer(file.read(), np.uint16).reshape(256, 256)
+
+
+def _roots(heights: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.sqrt(heights.astype(np.float64)))
+
+
+def _nans(heights: Array) -> Array:
+    """Single precision NaNs, signalling ones among them: each has the bits of a height as its payload."""
+    bits = np.ascontiguousarray(heights).view(np.uint32)
+    return np.asarray((bits | np.uint32(0x7F800000)).view(np.float32))
+
+
+def _off_by_a_byte(array: Array) -> Array:
+    """The same array at an odd address, as members of an archive often are."""
+    room = np.empty(array.nbytes + 1, np.uint8)
+    moved = room[1:].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved

@@ -1,0 +1,35 @@
+"""Everything devmem raises, under its public name; the tree is drawn in :mod:`devmem.spi.errors`."""
+
+from __future__ import annotations
+
+from .spi.errors import (
+    BackendError,
+    BackendUnavailable,
+    ClosedError,
+    ConfigError,
+    DeviceLost,
+    DevmemError,
+    DevmemWarning,
+    ForkedError,
+    LayoutError,
+    OutOfMemory,
+    PluginError,
+    TransferGuardError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "BackendError",
+    "BackendUnavailable",
+    "ClosedError",
+    "ConfigError",
+    "DeviceLost",
+    "DevmemError",
+    "DevmemWarning",
+    "ForkedError",
+    "LayoutError",
+    "OutOfMemory",
+    "PluginError",
+    "TransferGuardError",
+    "UnsupportedError",
+]

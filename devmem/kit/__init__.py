@@ -1,0 +1,1 @@
+"""Bricks for backend authors."""

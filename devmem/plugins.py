@@ -1,0 +1,218 @@
+"""From a name to what a plugin supplies: backends, memory resources, kernel compilers.
+
+The only importer of pluggy, and of built-ins (by string). pluggy finds and chooses; it is never called on the path of
+a transfer. Built-ins are resolved before any third party's code is imported, a name that is taken raises and names
+both owners, and a misspelt hook is an error rather than silence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import threading
+import warnings
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from .spi import SPI_VERSION, hookspecs
+from .spi.driver import Backend, Configurable
+from .spi.errors import DevmemWarning, PluginError
+from .spi.memory import ResourceFactory
+
+GROUP = "devmem"
+
+#: Backends that ship with devmem, in the order in which they are preferred, with the module that has their hooks.
+BUILT_IN = {
+    "cuda": "devmem.backends.cuda.hooks",
+    "roc": "devmem.backends.roc.hooks",
+    "host": "devmem.backends.host.hooks",
+}
+#: Never chosen without being asked for: a GPU that is not there must not go unnoticed.
+LAST_RESORT = "host"
+
+
+@dataclass(slots=True)
+class LoadedBackend:
+    """A backend and the one who brought it."""
+
+    backend: Backend
+    origin: str
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class Registry:
+    """What has been found so far."""
+
+    block: tuple[str, ...] = ()
+    backends: dict[str, LoadedBackend] = field(default_factory=dict)
+    resources: dict[str, tuple[ResourceFactory, str]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    third_parties_loaded: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def configure(self, block: tuple[str, ...]) -> None:
+        """Say which entry points are not to be loaded; takes effect for those that are not loaded yet."""
+        self.block = block
+
+    def backend(self, name: str) -> LoadedBackend | None:
+        """The backend of that name; built-ins first, entry points only if it is not one of those."""
+        with self.lock:
+            if name not in self.backends and name in BUILT_IN:
+                self._load_built_in(name)
+            if name not in self.backends:
+                self._load_third_parties()
+            return self.backends.get(name)
+
+    def every_backend(self) -> dict[str, LoadedBackend]:
+        """All backends: built-ins in order of preference, then third parties."""
+        with self.lock:
+            for name in BUILT_IN:
+                if name not in self.backends:
+                    self._load_built_in(name)
+            self._load_third_parties()
+            return dict(self.backends)
+
+    def resource(self, name: str) -> ResourceFactory | None:
+        """The factory of a plugin's memory resource."""
+        with self.lock:
+            self._load_third_parties()
+            found = self.resources.get(name)
+            return found[0] if found else None
+
+    def add_backend(self, backend: Backend, origin: str) -> None:
+        """Register a backend under its name.
+
+        Raises
+        ------
+        PluginError
+            The name is taken, or the backend is written for a newer contract or lacks a part of it.
+        """
+        _check_backend(backend, origin)
+        with self.lock:
+            taken = self.backends.get(backend.name)
+            if taken is not None or (backend.name in BUILT_IN and origin != "built in"):
+                owner = taken.origin if taken else "built in"
+                raise PluginError(
+                    f"two backends are named {backend.name!r}: one from {owner}, one from {origin}; "
+                    f"rename one, or leave one out with DEVMEM_BLOCK_PLUGINS"
+                )
+            self.backends[backend.name] = LoadedBackend(backend, origin)
+
+    def remove_backend(self, name: str) -> None:
+        """Forget a backend that was registered by hand."""
+        with self.lock:
+            self.backends.pop(name, None)
+
+    def _load_built_in(self, name: str) -> None:
+        manager = _manager()
+        try:
+            manager.register(importlib.import_module(BUILT_IN[name]), BUILT_IN[name])
+        except ModuleNotFoundError as missing:
+            if missing.name is None or not BUILT_IN[name].startswith(missing.name):
+                raise
+            self.failures[name] = f"this version of devmem does not contain the backend {name!r} yet"
+            return
+        self._take(manager, "built in")
+
+    def _load_third_parties(self) -> None:
+        if self.third_parties_loaded or "*" in self.block:
+            return
+        self.third_parties_loaded = True
+        for entry in importlib.metadata.entry_points(group=GROUP):
+            origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+            if entry.name in self.block:
+                continue
+            try:
+                self._load_entry_point(entry, origin)
+            except Exception as error:
+                # One broken package must not take the others, nor the built-ins, with it. It is remembered, shown by
+                # `devmem info`, and raised to whoever asks for something that nobody else supplies.
+                self.failures[entry.name] = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}"
+                _warn(self.failures[entry.name])
+
+    def _load_entry_point(self, entry: importlib.metadata.EntryPoint, origin: str) -> None:
+        manager = _manager()
+        plugin = entry.load()
+        manager.register(plugin, entry.name)
+        _check_hook_names(plugin, entry.name)
+        manager.check_pending()
+        self._take(manager, origin)
+
+    def _take(self, manager: pluggy.PluginManager, origin: str) -> None:
+        for backends in manager.hook.devmem_backends():
+            for backend in backends:
+                self.add_backend(backend, origin)
+        for resources in manager.hook.devmem_memory_resources():
+            for name, factory in resources.items():
+                if name in self.resources:
+                    raise PluginError(
+                        f"two memory resources are named {name!r}: one from {self.resources[name][1]}, one from {origin}"
+                    )
+                self.resources[name] = (factory, origin)
+
+
+class _Manager(pluggy.PluginManager):
+    """Takes functions by their names, so that a plugin needs neither a marker nor an import of pluggy."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        options = super().parse_hookimpl_opts(plugin, name)
+        if options is None and name.startswith(f"{GROUP}_") and callable(getattr(plugin, name, None)):
+            return {}
+        return options
+
+    def parse_hookspec_opts(self, module_or_class: object, name: str) -> Any:
+        return {} if name.startswith(f"{GROUP}_") else None
+
+
+def _manager() -> pluggy.PluginManager:
+    manager = _Manager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def _check_hook_names(plugin: object, name: str) -> None:
+    known = {hook for hook in vars(hookspecs) if hook.startswith(f"{GROUP}_")}
+    found = {hook for hook in dir(plugin) if hook.startswith(f"{GROUP}_")}
+    if not found & known:
+        kind = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__name__
+        raise PluginError(f"plugin {name!r} ({kind}) defines none of the hooks {', '.join(sorted(known))}")
+
+
+def _check_backend(backend: Backend, origin: str) -> None:
+    missing = [
+        part
+        for part in ("name", "spi_version", "unavailable", "device_count", "open")
+        if getattr(backend, part, None) is None
+    ]
+    if missing:
+        raise PluginError(f"the backend {backend!r} from {origin} lacks {', '.join(missing)} (see devmem.spi.driver)")
+    if backend.spi_version > SPI_VERSION:
+        raise PluginError(
+            f"the backend {backend.name!r} from {origin} is written for contract {backend.spi_version}, this devmem has "
+            f"contract {SPI_VERSION}: upgrade devmem"
+        )
+    if backend.spi_version < SPI_VERSION - 1:
+        raise PluginError(
+            f"the backend {backend.name!r} from {origin} is written for contract {backend.spi_version}, this devmem has "
+            f"contract {SPI_VERSION} and supports one step back: upgrade {origin}"
+        )
+    if backend.spi_version == SPI_VERSION - 1:
+        _warn(f"the backend {backend.name!r} from {origin} is written for the previous contract: upgrade {origin}")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DevmemWarning, stacklevel=2)
+
+
+def configure(backend: Backend, options: dict[str, object]) -> None:
+    """Hand a backend the settings that bear its name."""
+    if options and isinstance(backend, Configurable):
+        backend.configure(options)
+
+
+#: What this process has found.
+registry = Registry()

@@ -1,0 +1,12 @@
+"""The contract between devmem's generic machinery and everything that plugs into it.
+
+Nothing in this package behaves: it names. `driver` says what a backend supplies, `memory` what an allocator
+supplies, `kernel` what a compiler supplies, `types` the values that pass between them, `errors` what may be raised,
+`hookspecs` how all of them are found. It imports the standard library only, so a plugin that is written against it
+drags in neither NumPy nor a vendor.
+"""
+
+from __future__ import annotations
+
+#: Bumped when a backend written for the old contract would break. A backend that asks for a newer one is refused.
+SPI_VERSION = 1

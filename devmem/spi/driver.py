@@ -1,0 +1,271 @@
+"""What a backend supplies: a `Backend` for the plugin, a `Driver` for each open device.
+
+A driver speaks integers. Addresses and handles go in, integers come out; it never sees an array, a shape, a pool, a
+finalizer or NumPy. It does not queue, retry, cache or remember for the caller: that is done once, above it, for every
+backend. What it must do is tell the truth about order and about when the host side of a copy is free.
+
+The rules that hold for every call of a driver:
+
+* It is made between ``enter()`` and ``exit(token)`` of the same driver on the same thread.
+* ``stream`` is ``LEGACY_STREAM``, ``PER_THREAD_STREAM``, a handle of ``stream_create``, or a handle that the user vouched for.
+* Sizes are positive, addresses non-zero. Empty copies and allocations never arrive.
+* It fails by raising `devmem.spi.errors.BackendError` or one of its children, with the vendor's call, code and name,
+  and then nothing has been handed out. Calls that give something back (``free``, ``*_destroy``) have given it back even if they
+  then raise, because vendors report earlier asynchronous failures there.
+* It may be called from several threads at once, and releases the GIL where it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from .types import AllocFlags, Capability, CopyKind, DeviceInfo, MemoryKind
+
+
+class Backend(Protocol):
+    """One vendor's way in. Stateless, except for options that were given to it before its first use."""
+
+    name: str
+    spi_version: int
+
+    def unavailable(self) -> str | None:
+        """Why this backend cannot be used here, with the command that would help; ``None`` if it can.
+
+        Cheap, silent, and never raises: it is asked on machines that have no driver at all.
+        """
+
+    def device_count(self) -> int:
+        """The number of devices; only asked of a backend that is available."""
+
+    def open(self, ordinal: int) -> Driver:
+        """A driver for the device; opening the same one again later gives a fresh driver."""
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """A backend with settings: ``DEVMEM_HOST_STRICT`` reaches the backend ``host`` as ``{"strict": True}``."""
+
+    def configure(self, options: Mapping[str, object]) -> None: ...
+
+
+class Driver(Protocol):
+    """One open device."""
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What this device is."""
+
+    def enter(self) -> object:
+        """Make the device current on this thread; the token says what was current before.
+
+        ``None`` says that nothing had to be changed: then ``exit`` need not be called.
+        """
+
+    def exit(self, token: object) -> None:
+        """Make current what was current before the matching ``enter``."""
+
+    # The two memory verbs take their arguments in the order of `devmem.spi.memory.MemoryResource`, so that a driver's
+    # bound method *is* the plain resource and costs no frame of its own.
+    def alloc(
+        self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
+    ) -> int:
+        """Allocate; usable at once from every stream. Addresses are aligned to at least 256 bytes.
+
+        For host kinds the address is the host's. Raises `OutOfMemory`.
+        """
+
+    def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
+        """Give back what ``alloc`` returned. May wait for the device; work enqueued before on any stream stays valid."""
+
+    def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        """Copy bytes, ordered on the stream.
+
+        With ``blocking`` the copy is complete on return. Returns True if the host side may still be touched after the
+        call has returned. Overlapping device ranges are the caller's mistake.
+        """
+
+    def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
+        """Store ``count`` times the ``width``-byte (1, 2 or 4) unsigned ``value``; ``dst`` is aligned to ``width``."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
+
+    def stream_create(self, priority: int, non_blocking: bool) -> int:
+        """A new stream. A non-blocking one does not wait for the legacy default stream, nor that one for it."""
+
+    def stream_destroy(self, stream: int) -> None:
+        """Destroy a stream; what was enqueued on it still runs."""
+
+    def stream_synchronize(self, stream: int) -> None:
+        """Wait until all that was enqueued on the stream is done."""
+
+    def stream_query(self, stream: int) -> bool:
+        """True when all that was enqueued on the stream is done."""
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        """Make later work on the stream wait for what the event captured; an unrecorded event captures nothing."""
+
+    def event_create(self, timing: bool) -> int:
+        """A new event, not recorded yet."""
+
+    def event_destroy(self, event: int) -> None:
+        """Destroy an event; work that already waits for it is not disturbed."""
+
+    def event_record(self, event: int, stream: int) -> None:
+        """Capture what is enqueued on the stream now; an event can be recorded again."""
+
+    def event_query(self, event: int) -> bool:
+        """True when the captured work is done, or nothing was ever captured."""
+
+    def event_synchronize(self, event: int) -> None:
+        """Wait until the captured work is done."""
+
+    def event_elapsed(self, start: int, end: int) -> float:
+        """Milliseconds between two completed events that were created with ``timing``."""
+
+    def synchronize(self) -> None:
+        """Wait until the whole device is idle."""
+
+    def close(self) -> None:
+        """Let go of the device. What was not freed by then is the driver's to drop; every later call is a mistake."""
+
+
+# -- what a device may be able to do beyond that -----------------------------------------------------------------------
+
+
+@runtime_checkable
+class SupportsStreamOrdered(Protocol):
+    """Allocation that is ordered on a stream: memory is valid for work after ``alloc_async`` on that stream, and is
+    given back when the stream passes ``free_async``. Neither waits.
+    """
+
+    def alloc_async(self, nbytes: int, stream: int) -> int: ...
+
+    def free_async(self, ptr: int, nbytes: int, stream: int) -> None: ...
+
+    def pool_cached(self) -> int:
+        """Bytes that the driver's pool holds and nobody uses."""
+
+    def pool_trim(self, keep_bytes: int) -> None:
+        """Give unused pool memory back until at most ``keep_bytes`` are held."""
+
+
+@runtime_checkable
+class SupportsStridedCopy(Protocol):
+    """Copies of equally long rows that lie a pitch apart."""
+
+    def copy_2d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        height: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        """Copy ``height`` rows of ``width`` bytes; pitches are at least ``width``. Returns what ``copy`` does."""
+
+
+@runtime_checkable
+class SupportsBatchCopy(Protocol):
+    """Many copies in one driver call."""
+
+    def copy_batch(
+        self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
+    ) -> bool: ...
+
+
+@runtime_checkable
+class SupportsHostRegister(Protocol):
+    """Page-locking memory that the user allocated. Ranges that arrive here are whole pages and never overlap."""
+
+    def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None: ...
+
+    def host_unregister(self, ptr: int, nbytes: int) -> None:
+        """Undo ``host_register`` of exactly this range. May wait for the device."""
+
+
+@runtime_checkable
+class SupportsMapped(Protocol):
+    """Host memory with an address for the device."""
+
+    def device_pointer(self, host: int) -> int:
+        """The device's address of mapped or registered host memory."""
+
+
+@runtime_checkable
+class SupportsManaged(Protocol):
+    """Hints for managed memory."""
+
+    def prefetch(self, ptr: int, nbytes: int, to_host: bool, stream: int) -> None: ...
+
+    def advise(self, ptr: int, nbytes: int, advice: str, to_host: bool) -> None:
+        """``advice``: ``[un]set_`` + ``read_mostly``, ``preferred_location`` or ``accessed_by``."""
+
+
+@runtime_checkable
+class SupportsPeer(Protocol):
+    """Copies between devices of one backend that do not pass through the host."""
+
+    def can_access(self, ordinal: int) -> bool: ...
+
+    def copy_peer(
+        self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
+    ) -> None: ...
+
+
+@runtime_checkable
+class SupportsIpc(Protocol):
+    """Sharing device memory with another process."""
+
+    def ipc_export(self, ptr: int) -> bytes: ...
+
+    def ipc_open(self, handle: bytes) -> int: ...
+
+    def ipc_close(self, ptr: int) -> None: ...
+
+
+@runtime_checkable
+class SupportsCapture(Protocol):
+    """Streams can record a graph instead of running."""
+
+    def capturing(self, stream: int) -> bool: ...
+
+
+@runtime_checkable
+class SupportsLaunch(Protocol):
+    """Launching a function that a kernel compiler made."""
+
+    def launch(
+        self, function: int, grid: Sequence[int], block: Sequence[int], shared_bytes: int, stream: int, params: int
+    ) -> None: ...
+
+
+@runtime_checkable
+class SupportsHold(Protocol):
+    """A latch for tests and debugging: work enqueued on a stream after ``hold`` waits until ``release``."""
+
+    def hold(self, stream: int) -> int: ...
+
+    def release(self, hold: int) -> None: ...
+
+
+#: The protocol behind each capability; a device that declares one without its methods is refused when it opens.
+PROTOCOLS: Mapping[Capability, type] = {
+    Capability.STREAM_ORDERED: SupportsStreamOrdered,
+    Capability.STRIDED_COPY: SupportsStridedCopy,
+    Capability.BATCH_COPY: SupportsBatchCopy,
+    Capability.HOST_REGISTER: SupportsHostRegister,
+    Capability.MAPPED: SupportsMapped,
+    Capability.MANAGED: SupportsManaged,
+    Capability.PEER: SupportsPeer,
+    Capability.IPC: SupportsIpc,
+    Capability.CAPTURE: SupportsCapture,
+    Capability.LAUNCH: SupportsLaunch,
+    Capability.HOLD: SupportsHold,
+}

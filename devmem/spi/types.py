@@ -1,0 +1,91 @@
+"""The values that pass between the generic machinery and a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag, StrEnum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+#: Stream handles that mean the same on every backend. Any other handle is one that ``stream_create`` returned, or one
+#: that the user vouched for. A driver never receives 0: "no stream named" is settled before it is called.
+LEGACY_STREAM: Final = 1
+PER_THREAD_STREAM: Final = 2
+
+
+class MemoryKind(StrEnum):
+    """Where memory lives and who may touch it."""
+
+    DEVICE = "device"  #: device memory; the host must never touch its address
+    PINNED = "pinned"  #: page-locked host memory; copies to and from it can be asynchronous
+    MAPPED = "mapped"  #: page-locked host memory that the device reads through an address of its own
+    MANAGED = "managed"  #: one address for both sides, migrated or shared by the driver
+
+
+class AllocFlags(IntFlag):
+    """Refinements of an allocation; a backend ignores those that mean nothing to it."""
+
+    NONE = 0
+    PORTABLE = 1  #: host memory usable from every device, not just the one that made it
+    WRITE_COMBINED = 2  #: host memory fast for the device to read, very slow for the host to read
+    FINE = 4  #: host memory coherent with the device while work runs (AMD fine-grained)
+    COARSE = 8  #: host memory coherent only at synchronisation (AMD coarse-grained)
+    ATTACH_HOST = 16  #: managed memory attached to the host first, not to every stream
+
+
+class CopyKind(StrEnum):
+    """Direction of a copy, from the device's point of view of the two addresses."""
+
+    H2D = "h2d"
+    D2H = "d2h"
+    D2D = "d2d"
+
+
+class Capability(StrEnum):
+    """What a device can do beyond the contract; each stands for the protocol of `driver` with the same name."""
+
+    STREAM_ORDERED = "stream_ordered"
+    STRIDED_COPY = "strided_copy"
+    BATCH_COPY = "batch_copy"
+    HOST_REGISTER = "host_register"
+    MAPPED = "mapped"
+    MANAGED = "managed"
+    PEER = "peer"
+    IPC = "ipc"
+    CAPTURE = "capture"
+    LAUNCH = "launch"
+    HOLD = "hold"
+
+
+class MemoryInfo(NamedTuple):
+    """What :func:`devmem.memory_info` reports, in bytes."""
+
+    free: int  #: as the driver says
+    total: int  #: as the driver says
+    live: int  #: handed out by devmem and still referenced
+    pending: int  #: dropped by the user, waiting in the queue
+    cached: int  #: held by the memory stack for reuse
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a device is; fixed from the moment it is opened.
+
+    ``uuid`` identifies the physical device across processes and orderings, ``pci_id`` its slot (empty where there is
+    none). ``stream_priorities`` is (least, greatest): smaller numbers run first, and (0, 0) means no priorities.
+    ``facts`` is everything else worth printing, by name.
+    """
+
+    backend: str
+    ordinal: int
+    name: str
+    uuid: str
+    total_bytes: int
+    arch: str = ""
+    warp_size: int = 1
+    pci_id: str = ""
+    memory_kinds: frozenset[MemoryKind] = frozenset({MemoryKind.DEVICE})
+    capabilities: frozenset[Capability] = frozenset()
+    stream_priorities: tuple[int, int] = (0, 0)
+    facts: Mapping[str, str | int | float | bool] = field(default_factory=lambda: MappingProxyType({}))

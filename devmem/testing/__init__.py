@@ -1,0 +1,76 @@
+"""What a plugin author tests with: conformance suites, injected failures, a latch, a pytest plugin.
+
+::
+
+    from devmem.testing import DriverTests
+
+    class TestMyDriver(DriverTests):
+        def make_backend(self):
+            return MyBackend()
+
+Names are imported when they are first asked for, so that `devmem.testing.emulator` works where pytest is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .driver import DriverTests as DriverTests
+    from .faults import FaultyBackend as FaultyBackend
+    from .faults import FaultyDriver as FaultyDriver
+    from .faults import Ledger as Ledger
+    from .injection import every_failure as every_failure
+    from .latch import Latch as Latch
+    from .latch import hold as hold
+    from .resources import MemoryResourceTests as MemoryResourceTests
+
+_HOME = {
+    "DriverTests": "driver",
+    "FaultyBackend": "faults",
+    "FaultyDriver": "faults",
+    "Latch": "latch",
+    "Ledger": "faults",
+    "MemoryResourceTests": "resources",
+    "every_failure": "injection",
+    "hold": "latch",
+}
+
+#: Modules whose bare asserts are worth pytest's explanations.
+_SUITES = ("rig", "driver_device", "driver_memory", "driver_copies", "driver_streams", "driver_events")
+_SUITES += ("driver_optional", "driver_errors", "resources", "injection")
+
+__all__ = [  # noqa: PLE0604 - every name is in _HOME
+    "DriverTests",
+    "FaultyBackend",
+    "FaultyDriver",
+    "Latch",
+    "Ledger",
+    "MemoryResourceTests",
+    "every_failure",
+    "hold",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.endswith("Tests"):
+        _explain_asserts()
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _explain_asserts() -> None:
+    import pytest
+
+    fresh = [module for module in (f"{__name__}.{suite}" for suite in _SUITES) if module not in sys.modules]
+    if fresh:
+        pytest.register_assert_rewrite(*fresh)

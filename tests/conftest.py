@@ -1,0 +1,33 @@
+"""Settings of the whole suite: the strict host backend, a marker for each folder, bounded property tests."""
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before anything reads a setting. What the caller has set stays: the same suite runs on a GPU with DEVMEM_BACKEND=cuda.
+os.environ.setdefault("DEVMEM_BACKEND", "host")
+os.environ.setdefault("DEVMEM_HOST_STRICT", "1")
+os.environ.setdefault("DEVMEM_HOST_DEVICES", "2")
+
+# An installed devmem brings its plugin by entry point; from a bare checkout it is named here, and never twice.
+if not any(entry.name == "devmem" for entry in importlib.metadata.entry_points(group="pytest11")):
+    pytest_plugins = ["devmem.testing.plugin"]
+
+FOLDERS = frozenset({"unit", "contract", "property", "integration", "leaks", "docs"})
+
+# No deadline: two slow cores under load are not a bug. Function-scoped fixtures of the leak plugin are meant to span examples.
+settings.register_profile("devmem", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.register_profile("thorough", settings.get_profile("devmem"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "devmem"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            folder = item.path.relative_to(here).parts[0]
+            if folder in FOLDERS:
+                item.add_marker(folder)
