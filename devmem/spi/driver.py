@@ -59,7 +59,7 @@ class Driver(Protocol):
     def enter(self) -> object:
         """Make the device current on this thread; the token says what was current before.
 
-        ``None`` says that nothing had to be changed: then ``exit`` need not be called.
+        ``None`` says that nothing had to be changed: then ``exit`` need not be called, and does nothing if it is.
         """
 
     def exit(self, token: object) -> None:

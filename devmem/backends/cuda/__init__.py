@@ -1,0 +1,1 @@
+"""NVIDIA GPUs, through `cuda.bindings.driver`."""

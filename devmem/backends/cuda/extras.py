@@ -1,0 +1,182 @@
+"""What a CUDA device can do beyond the contract."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+from ...spi.errors import BackendError
+from ...spi.types import CopyKind
+from .calls import Calls
+from .library import checked
+
+#: CUDA_ERROR_INVALID_VALUE, and the statuses that say that a stream cannot be asked because some other is capturing.
+INVALID_VALUE = 1
+CAPTURE_ELSEWHERE = range(900, 910)
+IPC_HANDLE_BYTES = 64
+
+# The versioned verbs are spelled _v2 in cuda-bindings 12 and have taken the plain name over in 13.
+_prefetch = getattr(cu, "cuMemPrefetchAsync_v2", None) or cu.cuMemPrefetchAsync
+_advise = getattr(cu, "cuMemAdvise_v2", None) or cu.cuMemAdvise
+
+
+class Extras(Calls):
+    """The optional protocols; the driver is the rest."""
+
+    # -- stream-ordered pool -------------------------------------------------------------------------------------------
+
+    def pool_cached(self) -> int:
+        """Bytes that our pool keeps and nobody uses."""
+        return self._pool_bytes("RESERVED_MEM_CURRENT") - self._pool_bytes("USED_MEM_CURRENT")
+
+    def pool_trim(self, keep_bytes: int) -> None:
+        """Give back what the pool keeps; the driver counts memory in use among what is kept."""
+        keep = self._pool_bytes("USED_MEM_CURRENT") + keep_bytes
+        self.check("cuMemPoolTrimTo", cu.cuMemPoolTrimTo(self.pool, keep))
+
+    def _pool_bytes(self, what: str) -> int:
+        attribute = getattr(cu.CUmemPool_attribute, f"CU_MEMPOOL_ATTR_{what}")
+        return int(self.check("cuMemPoolGetAttribute", cu.cuMemPoolGetAttribute(self.pool, attribute)))
+
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    def copy_2d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        height: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        """Rows a pitch apart."""
+        plan = cu.CUDA_MEMCPY2D()
+        host, device = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        if kind is CopyKind.H2D:
+            plan.srcMemoryType, plan.srcHost = host, src
+        else:
+            plan.srcMemoryType, plan.srcDevice = device, src
+        if kind is CopyKind.D2H:
+            plan.dstMemoryType, plan.dstHost = host, dst
+        else:
+            plan.dstMemoryType, plan.dstDevice = device, dst
+        plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = src_pitch, dst_pitch, width, height
+        on = self.streams[stream]
+        result = cu.cuMemcpy2DAsync(plan, on)
+        if int(result[0]) == INVALID_VALUE and kind is CopyKind.D2D:
+            # Copies within a device may refuse pitches that cuMemAllocPitch did not choose; this one takes any, and waits.
+            self.check("cuStreamSynchronize", cu.cuStreamSynchronize(on))
+            self.check("cuMemcpy2DUnaligned", cu.cuMemcpy2DUnaligned(plan))
+            return False
+        self.check("cuMemcpy2DAsync", result)
+        if blocking:
+            self.check("cuStreamSynchronize", cu.cuStreamSynchronize(on))
+            return False
+        return kind is not CopyKind.D2D
+
+    def can_access(self, ordinal: int) -> bool:
+        """Whether copies from that device need not pass through the host."""
+        peer = self.check("cuDeviceGet", cu.cuDeviceGet(ordinal))
+        return bool(self.check("cuDeviceCanAccessPeer", cu.cuDeviceCanAccessPeer(self.device, peer)))
+
+    def copy_peer(
+        self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
+    ) -> None:
+        """Between two devices of this driver library."""
+        on = self.streams[stream]
+        with _primary(dst_ordinal) as to, _primary(src_ordinal) as origin:
+            self.check("cuMemcpyPeerAsync", cu.cuMemcpyPeerAsync(dst, to, src, origin, nbytes, on))
+        if blocking:
+            self.check("cuStreamSynchronize", cu.cuStreamSynchronize(on))
+
+    # -- host memory ---------------------------------------------------------------------------------------------------
+
+    def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
+        """Page-lock, for every device."""
+        self.check("cuMemHostRegister", cu.cuMemHostRegister(ptr, nbytes, 1 | (2 if mapped else 0)))
+
+    def host_unregister(self, ptr: int, nbytes: int) -> None:
+        """Undo ``host_register``."""
+        self.check("cuMemHostUnregister", cu.cuMemHostUnregister(ptr))
+
+    def device_pointer(self, host: int) -> int:
+        """The device's address of mapped host memory."""
+        return int(self.check("cuMemHostGetDevicePointer", cu.cuMemHostGetDevicePointer(host, 0)))
+
+    def prefetch(self, ptr: int, nbytes: int, to_host: bool, stream: int) -> None:
+        """Move managed pages ahead of use."""
+        on = self.streams[stream]
+        self.check("cuMemPrefetchAsync", _prefetch(ptr, nbytes, self._location(to_host), 0, on))
+
+    def advise(self, ptr: int, nbytes: int, advice: str, to_host: bool) -> None:
+        """Say how managed pages will be used."""
+        word = getattr(cu.CUmem_advise, f"CU_MEM_ADVISE_{advice.upper()}")
+        self.check("cuMemAdvise", _advise(ptr, nbytes, word, self._location(to_host)))
+
+    def _location(self, to_host: bool) -> Any:
+        place = cu.CUmemLocation()
+        kinds = cu.CUmemLocationType
+        place.type = kinds.CU_MEM_LOCATION_TYPE_HOST if to_host else kinds.CU_MEM_LOCATION_TYPE_DEVICE
+        place.id = 0 if to_host else self.ordinal
+        return place
+
+    # -- sharing, capture, holding -------------------------------------------------------------------------------------
+
+    def ipc_export(self, ptr: int) -> bytes:
+        """64 bytes that open the allocation in another process; plain allocations only."""
+        handle = self.check("cuIpcGetMemHandle", cu.cuIpcGetMemHandle(ptr))
+        # By address: the struct's one field has come and gone between versions of the binding.
+        return ctypes.string_at(int(handle.getPtr()), IPC_HANDLE_BYTES)
+
+    def ipc_open(self, handle: bytes) -> int:
+        """The address here of an allocation of another process."""
+        raw = cu.CUipcMemHandle()
+        ctypes.memmove(int(raw.getPtr()), handle, IPC_HANDLE_BYTES)
+        return int(self.check("cuIpcOpenMemHandle", cu.cuIpcOpenMemHandle(raw, 1)))
+
+    def ipc_close(self, ptr: int) -> None:
+        """Let go of what ``ipc_open`` returned."""
+        self.check("cuIpcCloseMemHandle", cu.cuIpcCloseMemHandle(ptr))
+
+    def capturing(self, stream: int) -> bool:
+        """Whether the stream records a graph, or cannot be asked because another does."""
+        error, status = cu.cuStreamIsCapturing(self.streams[stream])
+        if int(error) in CAPTURE_ELSEWHERE:
+            return True
+        self.check("cuStreamIsCapturing", (error, status))
+        return int(status) != 0
+
+    def hold(self, stream: int) -> int:
+        """Make the stream wait for a word of host memory to become 1."""
+        word = int(self.check("cuMemHostAlloc", cu.cuMemHostAlloc(4, 2)))
+        ctypes.c_uint32.from_address(word).value = 0
+        try:
+            waited = cu.cuStreamWaitValue32(self.streams[stream], self.device_pointer(word), 1, 0)
+            self.check("cuStreamWaitValue32", waited)
+        except BackendError:
+            self.check("cuMemFreeHost", cu.cuMemFreeHost(word))
+            raise
+        return word
+
+    def release(self, hold: int) -> None:
+        """Let the stream go on. The word is small, and left to the driver: the stream may not have read it yet."""
+        ctypes.c_uint32.from_address(hold).value = 1
+
+
+@contextmanager
+def _primary(ordinal: int) -> Iterator[Any]:
+    """The primary context of a device, which stays open because memory of it is being copied."""
+    device = checked("cuDeviceGet", cu.cuDeviceGet(ordinal))
+    primary = checked("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(device))
+    try:
+        yield primary
+    finally:
+        checked("cuDevicePrimaryCtxRelease", cu.cuDevicePrimaryCtxRelease(device))

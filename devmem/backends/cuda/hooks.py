@@ -1,0 +1,38 @@
+"""The plugin: NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from ...spi import SPI_VERSION
+from ...spi.driver import Driver
+
+
+class CudaBackend:
+    """CUDA devices. Nothing of NVIDIA's is imported before somebody asks whether the backend can be used."""
+
+    name = "cuda"
+    spi_version = SPI_VERSION
+
+    def unavailable(self) -> str | None:
+        """Why CUDA cannot be used here, with what would help; ``None`` if it can."""
+        try:
+            from .library import reason
+        except ImportError as error:
+            return f"cuda-bindings is not installed ({error}): pip install 'devmem[cuda13]' (older drivers: 'devmem[cuda12]')"
+        return reason()
+
+    def device_count(self) -> int:
+        """The number of devices that the driver shows, after CUDA_VISIBLE_DEVICES."""
+        from .library import device_count
+
+        return device_count()
+
+    def open(self, ordinal: int) -> Driver:
+        """A driver on the device's primary context."""
+        from .driver import CudaDriver
+
+        return CudaDriver(ordinal)
+
+
+def devmem_backends() -> list[CudaBackend]:
+    """The backend of this plugin."""
+    return [CudaBackend()]

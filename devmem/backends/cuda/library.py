@@ -1,0 +1,86 @@
+"""Finding out whether there is a CUDA driver to talk to, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+from cuda.bindings import driver as cu
+
+from ...spi.errors import BackendError, DeviceLost, OutOfMemory
+
+#: cuMemAllocAsync and its pools came with 11.2, cuda-bindings 12.9 and later are built for a 12.x driver or newer.
+OLDEST_DRIVER = 12000
+
+OUT_OF_MEMORY = 2
+NOT_READY = 600
+#: After one of these every call in the context fails: the process has to let go of the device.
+STICKY = frozenset({4, 46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
+
+
+def reason() -> str | None:
+    """Why the driver cannot be used, or None."""
+    if getattr(cu, "HIP_PYTHON", False):
+        return (
+            "the installed cuda.bindings is AMD's imitation (hip-python-interop), not NVIDIA's: "
+            "pip uninstall hip-python-interop, then pip install --force-reinstall 'devmem[cuda13]'"
+        )
+    try:
+        (error,) = cu.cuInit(0)
+        _, version = cu.cuDriverGetVersion()
+    except Exception as missing:  # DynamicLibNotFoundError, or RuntimeError from older bindings
+        return f"no NVIDIA driver library was found ({_one_line(missing)}): install the NVIDIA driver (nvidia-smi shows it)"
+    if error == cu.CUresult.CUDA_ERROR_NO_DEVICE:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hint = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible!r} hides devices"
+        return f"the NVIDIA driver sees no device{hint}: check nvidia-smi"
+    if error == cu.CUresult.CUDA_ERROR_NOT_INITIALIZED:
+        return "CUDA was initialised before this process was forked: start processes with the 'spawn' method"
+    if error:
+        return f"cuInit failed with {name_of(error)}: check nvidia-smi, and that the driver fits the kernel"
+    if version < OLDEST_DRIVER:
+        return (
+            f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, devmem needs "
+            f"{OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10}: update the driver"
+        )
+    return None
+
+
+def device_count() -> int:
+    """The number of devices."""
+    error, count = cu.cuDeviceGetCount()
+    if error:
+        fail("cuDeviceGetCount", error)
+    return int(count)
+
+
+def checked(call: str, result: tuple[Any, ...]) -> Any:
+    """The outputs of a call that succeeded; for calls that are not on anybody's hot path."""
+    if result[0]:
+        fail(call, result[0])
+    return result[1] if len(result) == 2 else result[1:]
+
+
+def fail(call: str, error: Any) -> NoReturn:
+    """Raise the error that a status stands for."""
+    code = int(error)
+    kind = OutOfMemory if code == OUT_OF_MEMORY else DeviceLost if code in STICKY else BackendError
+    message = f"{call} failed with {name_of(error)} ({code}): {_sentence(error)}"
+    if kind is DeviceLost:
+        message += "; the device's context is lost for this process: restart it"
+    raise kind(message, backend="cuda", call=call, code=code, name=name_of(error))
+
+
+def name_of(error: Any) -> str:
+    """The driver's name for a status."""
+    failed, name = cu.cuGetErrorName(error)
+    return str(int(error)) if failed else name.decode()
+
+
+def _sentence(error: Any) -> str:
+    failed, text = cu.cuGetErrorString(error)
+    return "unknown to this driver" if failed else text.decode()
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
