@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# The folder of the built-in backends is loaded (it is empty) before the verb of the same name is bound: the first import of
+# one of its modules would put the folder in the verb's place.
+from . import backends as _folder  # noqa: F401
 from . import errors, memory
 from ._core.array import DeviceNDArray
 from ._core.backends import BackendStatus
@@ -146,7 +149,10 @@ __all__ = [
 def __getattr__(name: str) -> str:
     # The version is looked up when somebody asks: reading a distribution's metadata takes longer than the rest of the import.
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("devmem")
+        try:
+            return version("devmem")
+        except PackageNotFoundError:
+            return "0+unknown"  # a checkout that was never installed
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ import threading
 import warnings
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pluggy
 
@@ -40,7 +40,13 @@ class LoadedBackend:
 
     backend: Backend
     origin: str
-    reason: str | None = None
+
+
+class Failure(NamedTuple):
+    """A plugin that could not be loaded: who brought it, and what went wrong."""
+
+    origin: str
+    message: str
 
 
 @dataclass(slots=True)
@@ -50,7 +56,7 @@ class Registry:
     block: tuple[str, ...] = ()
     backends: dict[str, LoadedBackend] = field(default_factory=dict)
     resources: dict[str, tuple[ResourceFactory, str]] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
     third_parties_loaded: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -114,7 +120,8 @@ class Registry:
         except ModuleNotFoundError as missing:
             if missing.name is None or not BUILT_IN[name].startswith(missing.name):
                 raise
-            self.failures[name] = f"this version of devmem does not contain the backend {name!r} yet"
+            absent = f"this version of devmem does not contain the backend {name!r} yet"
+            self.failures[name] = Failure("built in", absent)
             return
         self._take(manager, "built in")
 
@@ -131,8 +138,9 @@ class Registry:
             except Exception as error:
                 # One broken package must not take the others, nor the built-ins, with it. It is remembered, shown by
                 # `devmem info`, and raised to whoever asks for something that nobody else supplies.
-                self.failures[entry.name] = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}"
-                _warn(self.failures[entry.name])
+                message = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}"
+                self.failures[entry.name] = Failure(origin, message)
+                _warn(message)
 
     def _load_entry_point(self, entry: importlib.metadata.EntryPoint, origin: str) -> None:
         manager = _manager()

@@ -87,26 +87,24 @@ class Borrowed(Allocation):
 
     __slots__ = ("owner",)
 
-    def __init__(self, context: Context, ptr: int, nbytes: int, home: Stream, owner: object) -> None:
-        super().__init__(context, context.heap, ptr, nbytes, home)
+    def __init__(self, context: Context, ptr: int, nbytes: int, owner: object) -> None:
+        # Nobody's home stream: then every use is told to `used_on`.
+        super().__init__(context, context.heap, ptr, nbytes, None)  # type: ignore[arg-type]
         self.owner = owner
 
     def __del__(self) -> None:
-        try:
-            pending = not self.freed and not self.context.dead and self.streams
-            if pending or (not self.freed and not self.context.dead and self.home.inflight):
-                self.context.reclaim.dropped.append(self)
-        except AttributeError:
-            pass
+        pass  # nothing of ours to give back
+
+    def used_on(self, stream: Stream) -> None:
+        """Keep the owner alive until the stream has passed this use."""
+        self.context.reclaim.retire(stream, self.owner)
 
     def free(self) -> None:
+        """Let go of the owner, once the work that uses its memory has passed."""
         if not self.freed:
             self.context.check()
             self.freed = True
             self.owner = None
-
-    def give_back(self) -> None:
-        self.owner = None
 
 
 class Heap:

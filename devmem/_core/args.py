@@ -57,6 +57,8 @@ def layout_of(shape: object, dtype: object, strides: object, order: str) -> tupl
     """
     lengths = shape_of(shape)
     kind = dtype_of(dtype)
+    if kind.itemsize == 0 and kind.kind in "SU":
+        kind = np.empty(0, kind).dtype  # text of no length given: NumPy makes arrays of one character
     nbytes = check_size(lengths, kind.itemsize)
     if order not in ("C", "F"):
         raise LayoutError(f"order is 'C' or 'F', not {order!r}")

@@ -63,7 +63,7 @@ class Operators:
     __rshift__ = __rrshift__ = __irshift__ = __and__ = __rand__ = __iand__ = __or__ = __ror__ = __ior__ = _refuse
     __xor__ = __rxor__ = __ixor__ = __neg__ = __pos__ = __abs__ = __invert__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = _refuse
 
 
 class DeviceNDArray(Operators, Generic[D]):
@@ -207,9 +207,13 @@ class DeviceNDArray(Operators, Generic[D]):
             ary, direct = _host_like(shape, dtype, strides)
         else:
             check_destination(ary, shape, dtype)
-            direct = (ary.flags.c_contiguous and self.is_c_contiguous()) or (
-                ary.flags.f_contiguous and self.is_f_contiguous()
-            )
+            flags = ary.flags
+            if flags.c_contiguous and strides == contiguous_strides(shape, dtype.itemsize):
+                direct = True
+            else:
+                direct = (flags.c_contiguous and self.is_c_contiguous()) or (
+                    flags.f_contiguous and self.is_f_contiguous()
+                )
         chosen = self._stream if not stream and self._stream is not None else context.stream_of(stream)
         driver = context.driver
         token = driver.enter()
@@ -218,7 +222,7 @@ class DeviceNDArray(Operators, Generic[D]):
                 context.reclaim.examine()
             if not direct:
                 transfer.read(self, ary, chosen, blocking=not stream)
-            elif ary.size:
+            elif ary.nbytes:
                 running = driver.copy(
                     address(ary), self._ptr, ary.nbytes, CopyKind.D2H, chosen.handle, blocking=not stream
                 )
@@ -250,11 +254,10 @@ class DeviceNDArray(Operators, Generic[D]):
         LayoutError
             Another shape or dtype.
         """
-        source = ary if isinstance(ary, DeviceNDArray) else device_view(ary)
-        if source is None:
-            source = host_array(ary)
+        view = device_view(ary)
+        source = host_array(ary) if view is None else view
         check_same("copy_to_device", self.shape, self.dtype, source.shape, source.dtype)
-        self._put(source, stream)
+        self.put(source, stream)
 
     def copy(self, stream: StreamLike = 0) -> DeviceNDArray[D]:
         """A new array on the same device with the same elements, contiguous in the same order of axes."""
@@ -277,12 +280,10 @@ class DeviceNDArray(Operators, Generic[D]):
 
     def item(self, *at: int) -> object:
         """The only element, or the one at these indices, as a Python scalar."""
-        chosen = self[at] if at else self
-        if isinstance(chosen, DeviceNDArray):
-            if chosen.size != 1:
-                raise LayoutError(f"item() takes one element, this array has {chosen.size}: give its indices")
-            return chosen.copy_to_host().item()
-        return chosen.item() if isinstance(chosen, np.generic) else chosen
+        chosen = self._at(at) if at else self
+        if chosen.size != 1:
+            raise LayoutError(f"item() takes one element, this array has {chosen.size}: give its indices")
+        return chosen.copy_to_host().item()
 
     def tolist(self) -> Any:
         """The elements as nested lists of Python scalars."""
@@ -399,7 +400,7 @@ class DeviceNDArray(Operators, Generic[D]):
         return (source[start : start + length] for start in range(0, count, length))
 
     def bind(self, stream: StreamLike) -> DeviceNDArray[D]:
-        """The same array on a stream: its work is ordered there where no other stream is named. Binding makes nothing asynchronous."""
+        """The same array on a stream: its work is ordered there where no other is named. Binding makes nothing asynchronous."""
         self.allocation.check()
         view = self._view(self._ptr, self.shape, self.strides)
         view._stream = self.context.stream_of(stream) if stream else None
@@ -444,6 +445,9 @@ class DeviceNDArray(Operators, Generic[D]):
         return complex(self._one("complex()"))
 
     def __index__(self) -> int:
+        # TypeError, as from NumPy, so that a device array of several elements is refused as the fancy index that it is.
+        if self.shape or self.dtype.kind not in "iu":
+            raise TypeError(f"an index is one integer, not a device array of shape {self.shape} and dtype {self.dtype}")
         return operator.index(self._one("an index"))
 
     def __copy__(self) -> DeviceNDArray[D]:
@@ -454,6 +458,7 @@ class DeviceNDArray(Operators, Generic[D]):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Through the host: a device address means nothing to whoever unpickles it.
+        transfer.guard("pickle")
         return _rebuild, (self.copy_to_host(),)
 
     # -- below ---------------------------------------------------------------------------------------------------------
@@ -500,8 +505,10 @@ class DeviceNDArray(Operators, Generic[D]):
             raise LayoutError(f"axis {at} is out of range for an array with {self.ndim} axes")
         return at % self.ndim
 
-    def _put(self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike) -> None:
-        """Copy from an array of the same shape and dtype."""
+    def put(
+        self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike, *, host_copy: bool = True
+    ) -> None:
+        """Copy from an array of the same shape and dtype; ``host_copy`` as for `transfer.write`."""
         self.allocation.check()
         chosen = self._ordered_on(stream)
         context = self.allocation.context
@@ -514,26 +521,26 @@ class DeviceNDArray(Operators, Generic[D]):
                 if source.context is context:
                     source.allocation.used_on(chosen)
             else:
-                transfer.write(self, source, chosen, blocking=not stream)
+                transfer.write(self, source, chosen, blocking=not stream, host_copy=host_copy)
             self.allocation.used_on(chosen)
 
     def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
         """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""
-        source = value if isinstance(value, DeviceNDArray) else device_view(value)
-        if source is not None and source.dtype != view.dtype:
-            transfer.guard(f"assigning {source.dtype} to {view.dtype}")
-            source, value = None, source.copy_to_host()
-        if source is not None:
-            view._put(_broadcast(source, view.shape), 0)
+        source = device_view(value)
+        if source is not None and source.dtype == view.dtype:
+            view.put(_broadcast(source, view.shape), 0)
             return
+        if source is not None:
+            transfer.guard(f"assigning {source.dtype} to {view.dtype}")
+            value = source.copy_to_host()
         host = assignable(value, view.dtype)
         try:
-            spread = np.broadcast_to(host, view.shape)
+            spread = np.broadcast_to(host.reshape(_without_leading_ones(host.shape, len(view.shape))), view.shape)
         except ValueError:
             raise LayoutError(
                 f"cannot assign shape {host.shape} to shape {view.shape}: they do not broadcast"
             ) from None
-        view._put(spread, 0)
+        view.put(spread, 0)
 
     def _one(self, what: str) -> Any:
         if self.size != 1:
@@ -579,6 +586,8 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
     if stream:
         bound = chosen = context.stream_of(stream)
     else:
+        if stream is not None and type(stream) is not int:
+            context.stream_of(stream)  # False, "" and the like name no stream
         current = scopes.stream.get()
         bound = None
         chosen = current if current is not None and current.context is context else context.default_stream
@@ -621,9 +630,11 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
 
 
 def device_view(obj: object) -> DeviceNDArray[Any] | None:
-    """The device's view of an object that has one, else None."""
+    """The device's view of an object that has one (a device array is its own), else None."""
+    if isinstance(obj, DeviceNDArray):
+        return obj
     view = getattr(type(obj), "__devmem_view__", None)
-    return None if view is None else cast("DeviceNDArray[Any]", view(obj))
+    return None if view is None else cast("DeviceNDArray[Any] | None", view(obj))
 
 
 def _rebuild(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:
@@ -646,11 +657,19 @@ def _asks_for_view(key: object) -> bool:
     return key is Ellipsis or (isinstance(key, tuple) and any(part is Ellipsis for part in key))
 
 
+def _without_leading_ones(shape: Shape, ndim: int) -> Shape:
+    """The shape with as few axes as that, where the surplus ones are in front and have length one: NumPy assigns so."""
+    while len(shape) > ndim and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
 def _broadcast(source: DeviceNDArray[Any], shape: Shape) -> DeviceNDArray[Any]:
     """A view of the source with axes repeated (stride 0), as NumPy broadcasts."""
-    missing = len(shape) - len(source.shape)
-    lengths = (1,) * missing + source.shape
-    steps = (0,) * missing + source.strides
+    kept = _without_leading_ones(source.shape, len(shape))
+    missing = len(shape) - len(kept)
+    lengths = (1,) * missing + kept
+    steps = (0,) * missing + source.strides[len(source.shape) - len(kept) :]
     if missing < 0 or any(have not in (1, want) for have, want in zip(lengths, shape, strict=False)):
         raise LayoutError(f"cannot assign shape {source.shape} to shape {shape}: they do not broadcast")
     strides = tuple(0 if have != want else step for have, want, step in zip(lengths, shape, steps, strict=True))

@@ -46,9 +46,9 @@ def usable_backend(name: str) -> Backend:
     if found is None:
         failure = registry().failures.get(name)
         if failure is not None and name in plugins.BUILT_IN:
-            raise BackendUnavailable(f"the backend {name!r} cannot be used: {failure}")
+            raise BackendUnavailable(f"the backend {name!r} cannot be used: {failure.message}")
         if failure is not None:
-            raise PluginError(failure)
+            raise PluginError(failure.message)
         known = ", ".join(sorted({*registry().every_backend(), *plugins.BUILT_IN}))
         raise ConfigError(f"no backend is named {name!r} (DEVMEM_BACKEND, use_backend): give one of {known}")
     plugins.configure(found.backend, settings().for_backend(name))
@@ -88,21 +88,21 @@ def first_usable() -> str:
 def statuses() -> list[BackendStatus]:
     """Every backend, usable or not, built-ins first."""
     found = registry().every_backend()
+    failed = registry().failures
     every = []
-    for name in [
-        *plugins.BUILT_IN,
-        *(name for name in {**found, **registry().failures} if name not in plugins.BUILT_IN),
-    ]:
+    for name in dict.fromkeys([*plugins.BUILT_IN, *found, *failed]):
         reason = _reason(name)
         loaded = found.get(name)
         count = loaded.backend.device_count() if loaded is not None and reason is None else 0
-        every.append(BackendStatus(name, reason is None, reason, count, loaded.origin if loaded else "built in"))
+        origin = loaded.origin if loaded is not None else failed[name].origin
+        every.append(BackendStatus(name, reason is None, reason, count, origin))
     return every
 
 
 def _reason(name: str) -> str | None:
     found = registry().backend(name)
     if found is None:
-        return registry().failures.get(name, "nobody supplies it")
+        failure = registry().failures.get(name)
+        return failure.message if failure else "nobody supplies it"
     plugins.configure(found.backend, settings().for_backend(name))
     return found.backend.unavailable()

@@ -229,9 +229,10 @@ class Context:
         """Bytes free and in all as the driver says; live, pending and cached as devmem counts."""
         with Entered(self) as driver:
             free, total = driver.memory_info()
+            cached = sum(heap.cached_bytes for heap in self.heaps)
         live = sum(sum(list(heap.live.values())) for heap in [*self.heaps, *self.host_heaps.values()])
         pending = self.reclaim.waiting_bytes()
-        return MemoryInfo(free, total, live - pending, pending, sum(heap.cached_bytes for heap in self.heaps))
+        return MemoryInfo(free, total, live - pending, pending, cached)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -168,12 +168,13 @@ def checked_device(backend: str, ordinal: int, asked: object) -> Device:
 def current_device() -> Device:
     """The device that is current in this thread or task, else the default of the chosen backend."""
     found = scopes.device.get()
-    if found is not None and (scopes.backend.get() or found.backend) == found.backend:
+    if found is not None:  # use_backend() puts it aside: whatever was chosen last is what counts
         return found
     name = chosen_name()
     default = _defaults.get(name)
     if default is None:
-        default = _defaults[name] = checked_device(name, settings().device, settings().device)
+        number = settings().device
+        default = _defaults[name] = checked_device(name, number, f"DEVMEM_DEVICE={number}")
     return default
 
 

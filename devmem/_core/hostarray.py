@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,14 +64,13 @@ class HostVisible(np.ndarray[Any, Any]):
         LayoutError
             This array was computed from one and has ordinary memory of its own.
         """
-        if not self.size:
+        if not self.nbytes:
             return 0
         allocation = self._allocation
-        low, high = extent(self)
-        if allocation is None or low < allocation.ptr or high > allocation.ptr + allocation.nbytes:
+        if allocation is None or not self._reached():
             raise LayoutError(
-                f"this {type(self).__name__} is the result of a computation, in ordinary memory that no device can reach: copy it "
-                f"into a mapped_array() or managed_array()"
+                f"this {type(self).__name__} is the result of a computation, in ordinary memory that no device can reach: "
+                f"copy it into a mapped_array() or managed_array()"
             )
         allocation.check()
         return self._device_base + (address(self) - allocation.ptr)
@@ -83,13 +82,13 @@ class HostVisible(np.ndarray[Any, Any]):
 
     def copy_to_host(self, ary: npt.NDArray[Any] | None = None, stream: Any = 0) -> npt.NDArray[Any]:
         """Copy the elements, in stream order, into ``ary`` or a new ordinary array; as for device arrays."""
-        return self.__devmem_view__().copy_to_host(ary, stream)
+        return self._on_device().copy_to_host(ary, stream)
 
     def copy_to_device(self, ary: object, stream: Any = 0) -> None:
         """Copy host or device elements into this array, in stream order; as for device arrays."""
-        self.__devmem_view__().copy_to_device(ary, stream)
+        self._on_device().copy_to_device(ary, stream)
 
-    def split(self, section: int, stream: Any = 0) -> Iterator[Self]:
+    def split(self, section: int, stream: Any = 0) -> Iterator[npt.NDArray[Any]]:
         """Views of ``section`` elements each along the first axis, the last one shorter."""
         if section < 1:
             raise LayoutError(f"a section has at least one element, not {section}")
@@ -98,15 +97,27 @@ class HostVisible(np.ndarray[Any, Any]):
     def free(self) -> None:
         """Not possible: NumPy views of the memory cannot be told that it is gone. Drop the last reference instead."""
         raise LayoutError(
-            "memory that the host can see is given back when its last array is dropped: NumPy views cannot be told that it is gone"
+            "memory that the host can see is given back when its last array is dropped: "
+            "NumPy views cannot be told that it is gone"
         )
 
-    def __devmem_view__(self) -> DeviceNDArray[Any]:
-        allocation = self._owner()
-        return DeviceNDArray(allocation, self.ptr, self.shape, self.dtype, self.strides, self._stream)
+    def __devmem_view__(self) -> DeviceNDArray[Any] | None:
+        # The result of a computation is an ordinary array like any other, and uploaded like one.
+        return self._on_device() if self._reached() else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return np.asarray(self).copy().__reduce__()  # type: ignore[return-value]
+
+    def _on_device(self) -> DeviceNDArray[Any]:
+        return DeviceNDArray(self._owner(), self.ptr, self.shape, self.dtype, self.strides, self._stream)
+
+    def _reached(self) -> bool:
+        """Whether the elements lie in the driver's memory."""
+        allocation = self._allocation
+        if allocation is None or not self.nbytes:
+            return allocation is not None
+        low, high = extent(self)
+        return allocation.ptr <= low and high <= allocation.ptr + allocation.nbytes
 
     def _owner(self) -> Allocation:
         if self._allocation is None:
@@ -139,7 +150,10 @@ class ManagedNDArray(HostVisible):
                 self._owner().used_on(chosen)
 
     def advise(self, advice: str, to_host: bool = False) -> None:
-        """Tell the driver how the pages will be used: ``[un]set_`` + ``read_mostly``, ``preferred_location`` or ``accessed_by``."""
+        """Tell the driver how the pages will be used.
+
+        ``advice`` is ``set_`` or ``unset_`` followed by ``read_mostly``, ``preferred_location`` or ``accessed_by``.
+        """
         words = [a + b for a in ("set_", "unset_") for b in ("read_mostly", "preferred_location", "accessed_by")]
         if advice not in words:
             raise LayoutError(f"advice is one of {', '.join(words)}, not {advice!r}")
@@ -202,7 +216,7 @@ class Mapping:
                 for array in arrays:
                     pointer = context.registry.device_pointer(array)
                     size = span(array.shape, array.strides, array.itemsize)[1]
-                    borrowed = Borrowed(context, pointer, size, stream or context.stream_of(None), array)
+                    borrowed = Borrowed(context, pointer, size, array)
                     self.views.append(DeviceNDArray(borrowed, pointer, array.shape, array.dtype, array.strides, stream))
         except BaseException:
             self.registration.close()
@@ -220,12 +234,8 @@ class Mapping:
         if context.dead is not None:
             return
         try:
-            with Entered(context) as driver:
-                for view in self.views:
-                    allocation = view.allocation
-                    used = [allocation.home, *(allocation.streams or {})]
-                    for stream in used:
-                        driver.stream_synchronize(stream.order_handle())
+            with Entered(context):
+                context.reclaim.settle()
         finally:
             for view in self.views:
                 view.allocation.freed = True

@@ -8,6 +8,7 @@ import operator
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def address(array: npt.NDArray[Any]) -> int:
     read-only and 0-d arrays have to go the long way; nothing but this function hands out host addresses.
     """
     try:
-        return _address_of(_byte.from_buffer(array))
+        return _address_of(_byte.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):
         return int(array.ctypes.data)
 
@@ -182,7 +183,7 @@ def reshape(shape: Shape, strides: Shape, itemsize: int, new: Shape, order: str)
                 group_old.append(old[at])
                 count_old *= old[at][0]
                 at += 1
-        for (_, outer), (count, inner) in zip(group_old, group_old[1:], strict=False):
+        for (_, outer), (count, inner) in pairwise(group_old):
             if outer != count * inner:
                 return None
         step = group_old[-1][1]

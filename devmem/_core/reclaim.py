@@ -100,7 +100,7 @@ class Reclaimer:
         token = None
         try:
             token = driver.enter()
-            if deferral.depth or self._capturing():
+            if deferral.depth or (allocation.home.may_capture and self._capturing()):
                 self._put_back([allocation])
             elif allocation.streams or not allocation.heap.ordered:
                 self._wait_for_unordered([allocation])
@@ -325,10 +325,11 @@ class Reclaimer:
         context = self.context
         free, total = context.driver.memory_info()
         live = sum(sum(list(each.live.values())) for each in context.heaps)
+        count = sum(len(each.live) for each in context.heaps)
         cached = sum(each.cached_bytes for each in context.heaps)
         message = (
             f"out of memory on {context.device}: asked for {nbytes} bytes; free {free} of {total}, "
-            f"cached {cached}, pending {self.pending_bytes}, live {live} bytes in {sum(len(h.live) for h in context.heaps)} blocks"
+            f"cached {cached}, pending {self.pending_bytes}, live {live} bytes in {count} blocks"
         )
         if deferral.depth and self.pending:
             message += f"; {self.pending_bytes} bytes cannot be freed inside defer_cleanup(): leave it"

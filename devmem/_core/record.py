@@ -66,8 +66,8 @@ class DeviceRecord:
         return cast(np.void, host[()])
 
     def copy_to_device(self, ary: object, stream: Any = 0) -> None:
-        """Copy a record of the same dtype, or a tuple of its fields, into this one."""
-        self._array.copy_to_device(assignable(ary, self.dtype), stream)
+        """Copy a record of the same dtype, of host or device, or a tuple of its fields, into this one."""
+        self._array.copy_to_device(assignable(ary, self.dtype) if isinstance(ary, tuple) else ary, stream)
 
     def free(self) -> None:
         """Give back the memory that the record shares with its array."""

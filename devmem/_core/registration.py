@@ -82,8 +82,8 @@ class Registry:
             for (low, high), times in wanted.items():
                 if len(self.held.get((low, high), ())) < times:
                     raise DevmemError(
-                        f"an array of {high - low} bytes at {low:#x} is not registered on {self.context.device}: deregister exactly "
-                        f"what was given to register(), once for each time"
+                        f"an array of {high - low} bytes at {low:#x} is not registered on {self.context.device}: "
+                        f"deregister exactly what was given to register(), once for each time"
                     )
 
     def device_pointer(self, array: npt.NDArray[Any]) -> int:

@@ -51,7 +51,11 @@ def choose(variable: ContextVar[T], value: T) -> Callable[[], None]:
     """Set a variable; the result puts back what was there before."""
     before = variable.get()
     variable.set(value)
-    return lambda: variable.set(before) and None
+
+    def undo() -> None:
+        variable.set(before)
+
+    return undo
 
 
 class MemoryScope(Scope[Any]):

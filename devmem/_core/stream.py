@@ -34,7 +34,7 @@ class Stream:
         The stream belongs to somebody else: devmem never destroys it and never uses it after the caller's last use.
     """
 
-    __slots__ = ("__weakref__", "_saved", "context", "external", "handle", "inflight", "owned", "thread")
+    __slots__ = ("__weakref__", "context", "external", "handle", "inflight", "may_capture", "owned", "plain", "thread")
 
     #: What a stream counts for in the queue.
     nbytes = 0
@@ -47,6 +47,10 @@ class Stream:
         self.inflight: deque[tuple[int, object]] = deque()
         # The handle 2 means another stream in each thread.
         self.thread = threading.get_ident() if handle == PER_THREAD_STREAM else 0
+        # Worked out once: whether the handle can be used from any thread for as long as the stream is open, and whether a graph
+        # can be captured on it, which the legacy stream cannot.
+        self.plain = not external and handle != PER_THREAD_STREAM
+        self.may_capture = handle != LEGACY_STREAM
 
     def __getattr__(self, name: str) -> NoReturn:
         # A closed stream has no handle; every use asks for it.
@@ -163,6 +167,8 @@ class Stream:
         The stream's own, except where that cannot be used: of a closed stream all work has passed; another thread's default
         stream cannot be named from here, but the legacy stream waits for it; a foreign stream may be gone already.
         """
+        if self.plain:
+            return self.handle
         if self.external or self.closed or self.thread not in (0, threading.get_ident()):
             return LEGACY_STREAM
         return self.handle
@@ -174,7 +180,7 @@ class Stream:
     def destroy(self) -> None:
         """Give the handle back to the driver."""
         handle = self.handle
-        self.owned = False
+        self.owned = self.plain = False
         self.context.streams.pop(handle, None)
         self.context.handles.pop(handle, None)
         del self.handle
@@ -240,7 +246,7 @@ class Event:
 
     def wait(self, stream: Stream | int | None = 0) -> None:
         """Make later work on the stream wait for the captured work. The host does not wait."""
-        self.context.stream_of(stream).wait(self)
+        (stream if isinstance(stream, Stream) else self.context.stream_of(stream)).wait(self)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to ``end``.

@@ -1,9 +1,9 @@
 """Moving bytes: host to device, device to host, device to device, in any layout.
 
-Each function is called with the device entered, moves between two regions of the same shape and dtype, and picks a
-path: ``direct`` (one copy), ``2d`` (rows, by the driver), ``packed`` (gathered into a host buffer first), ``span`` (everything between
-the first and the last element is fetched and gathered on the host), ``staged`` (by way of the host). No path writes a byte
-that lies between the elements of its destination.
+Each function is called with the device entered, moves between two regions of the same shape and dtype, and picks a path:
+``direct`` (one copy), ``2d`` (rows, by the driver), ``packed`` (gathered into a host buffer first), ``span`` (everything
+between the first and the last element is fetched and gathered on the host), ``staged`` (by way of the host). No path writes
+a byte that lies between the elements of its destination.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def write(
 
     Without ``host_copy`` it raises LayoutError rather than gather the source on the host first.
     """
-    if not dst.size:
+    if not dst.nbytes:
         return
     context = dst.context
     axes, flipped = memory_order(dst.shape, dst.strides)
@@ -73,7 +73,7 @@ def write(
 
 def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, blocking: bool) -> None:
     """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable."""
-    if not src.size:
+    if not src.nbytes:
         return
     context = src.context
     axes, flipped = memory_order(src.shape, src.strides)
@@ -104,7 +104,7 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
 
 def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, blocking: bool) -> None:
     """Copy between device arrays of one shape and dtype, on one device or two; right also where they overlap."""
-    if not dst.size:
+    if not dst.nbytes:
         return
     if dst.context is not src.context:
         _move_across(dst, src, stream, blocking)
@@ -126,7 +126,7 @@ def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, bl
 
 def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bool) -> None:
     """Store one value in every element."""
-    if not dst.size:
+    if not dst.nbytes:
         return
     context = dst.context
     item = np.empty((), dst.dtype)

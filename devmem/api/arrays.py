@@ -13,7 +13,7 @@ from .._core.array import DeviceNDArray
 from .._core.device import context_of, current_context
 from .._core.layout import contiguous_strides, like_strides
 from .._core.record import DeviceRecord
-from ..spi.errors import UnsupportedError
+from ..spi.errors import LayoutError, UnsupportedError
 
 
 def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, device: Any = None) -> Any:
@@ -58,10 +58,12 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, d
 
 def _to_device(obj: Any, stream: Any, copy: bool, to: Any, device: Any) -> Any:
     """The rarer cases of `to_device`."""
-    if isinstance(obj, DeviceRecord):
-        return DeviceRecord(_to_device(obj.__devmem_view__(), stream, copy, to, device))
     if to is not None:
-        return _into(obj, stream, to)
+        return _into(obj, stream, copy, to, device)
+    if isinstance(obj, DeviceRecord):
+        view = obj.__devmem_view__()
+        moved = _to_device(view, stream, copy, to, device)
+        return obj if moved is view else DeviceRecord(moved)
     if isinstance(obj, DeviceNDArray):
         wanted = current_context() if device is None else context_of(device)
         return obj if obj.context is wanted else _across(obj, wanted, stream)
@@ -70,13 +72,16 @@ def _to_device(obj: Any, stream: Any, copy: bool, to: Any, device: Any) -> Any:
     return DeviceRecord(uploaded) if isinstance(obj, np.void) and obj.dtype.fields is not None else uploaded
 
 
-def _into(obj: Any, stream: Any, to: Any) -> Any:
+def _into(obj: Any, stream: Any, copy: bool, to: Any, device: Any) -> Any:
     target = to.__devmem_view__() if isinstance(to, DeviceRecord) else to
     if not isinstance(target, DeviceNDArray):
         raise TypeError(f"to= takes a device array to copy into, not a {type(to).__name__}")
-    source = obj if isinstance(obj, DeviceNDArray) else host_array(obj)
+    if device is not None and context_of(device) is not target.context:
+        raise LayoutError(f"device={device!s} is not where to= is ({target.device}): leave one of them out")
+    view = _array.device_view(obj)
+    source = host_array(obj) if view is None else view
     check_same("to_device(to=)", target.shape, target.dtype, source.shape, source.dtype)
-    target.copy_to_device(source, stream)
+    target.put(source, stream, host_copy=copy)
     return to
 
 
@@ -124,7 +129,9 @@ def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]:
 
 def zeros(shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0) -> DeviceNDArray[Any]:
     """A device array of zeros; otherwise as `device_array`."""
-    return full(shape, 0, dtype, order, stream)
+    result = device_array(shape, dtype, None, order, stream)
+    result.fill(np.zeros((), result.dtype), stream)  # not of 0, which for text would be "0"
+    return result
 
 
 def full(
@@ -170,7 +177,7 @@ def as_device_array(obj: Any) -> DeviceNDArray[Any]:
 
 def is_device_array(obj: Any) -> bool:
     """Whether `as_device_array` takes the object."""
-    return isinstance(obj, DeviceNDArray) or getattr(type(obj), "__devmem_view__", None) is not None
+    return isinstance(obj, DeviceNDArray) or _array.device_view(obj) is not None
 
 
 __all__ = ["as_device_array", "device_array", "device_array_like", "full", "is_device_array", "to_device", "zeros"]

@@ -1,1 +1,1 @@
-"""The backends that come with devmem. Each folder stands alone: it knows `devmem.spi` and its own driver, nothing else."""
+"""The backends that come with devmem; each knows `devmem.spi` and its own driver, and nothing of the others."""

@@ -10,7 +10,7 @@ NEEDS = ("click", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is returned, or raised as SystemExit by click.
+    """Run the command line; the exit code is raised as SystemExit, by click.
 
     Without the extra ``cli`` it prints the command that installs it and returns 2.
     """
@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"devmem: the command line needs {' and '.join(missing)}: pip install 'devmem[cli]'", file=sys.stderr)
         return 2
     # Not at the top of the file: this module must import where neither library is installed.
-    from .main import commands
+    from .commands import commands
 
-    return int(commands.main(args=arguments, prog_name="devmem") or 0)
+    commands.main(args=arguments, prog_name="devmem")
+    return 0

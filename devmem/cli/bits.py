@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ CHUNK = 4 << 20
 LONG_DOUBLE_BYTES = 10 if np.finfo(np.longdouble).nmant == 63 else np.dtype(np.longdouble).itemsize
 
 
-def first_difference(expected: NDArray[np.generic], actual: NDArray[np.generic]) -> str | None:
+def first_difference(expected: NDArray[Any], actual: NDArray[Any]) -> str | None:
     """Where the arrays first differ, as a sentence; ``None`` if they are the same.
 
     Shape, dtype (with its byte order) and every byte of every element count. Padding between the fields of a record
@@ -33,10 +34,10 @@ def first_difference(expected: NDArray[np.generic], actual: NDArray[np.generic])
     return None
 
 
-Leaf = tuple[str, NDArray[np.generic], NDArray[np.generic]]
+Leaf = tuple[str, NDArray[Any], NDArray[Any]]
 
 
-def _fields(left: NDArray[np.generic], right: NDArray[np.generic], name: str) -> Iterator[Leaf]:
+def _fields(left: NDArray[Any], right: NDArray[Any], name: str) -> Iterator[Leaf]:
     """The arrays themselves, or for records each field that is no record itself."""
     if left.dtype.names is None:
         yield name, left, right
@@ -45,7 +46,7 @@ def _fields(left: NDArray[np.generic], right: NDArray[np.generic], name: str) ->
         yield from _fields(left[field], right[field], f"{name}.{field}" if name else field)
 
 
-def _first_index(left: NDArray[np.generic], right: NDArray[np.generic]) -> tuple[int, ...] | None:
+def _first_index(left: NDArray[Any], right: NDArray[Any]) -> tuple[int, ...] | None:
     if left.size == 0 or left.dtype.itemsize == 0:
         return None
     if left.ndim == 0:
@@ -67,7 +68,7 @@ def _first_index(left: NDArray[np.generic], right: NDArray[np.generic]) -> tuple
     return None
 
 
-def _words(array: NDArray[np.generic]) -> NDArray[np.unsignedinteger]:
+def _words(array: NDArray[Any]) -> NDArray[np.unsignedinteger]:
     """The elements as unsigned integers along a new last axis, without a copy whatever the strides."""
     if array.dtype.char in "gG":
         parts = array[..., np.newaxis].view(np.uint8).reshape(*array.shape, -1, np.dtype(np.longdouble).itemsize)

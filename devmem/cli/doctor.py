@@ -64,8 +64,10 @@ def examine(report: Report) -> Iterator[Check]:
     yield from _settings(report)
     for problem in report.problems:
         yield Check("problem", Verdict.FAIL, problem, "fix this first: it may hide what else is here")
+    broken = {status.reason for status in report.backends if not status.usable}
     for message in report.warnings:
-        yield Check("warning", Verdict.WARN, message)
+        if message not in broken:
+            yield Check("warning", Verdict.WARN, message)
     yield from _backends(report)
     yield _choice(report)
     yield _transfer()
@@ -82,6 +84,10 @@ def _backends(report: Report) -> Iterator[Check]:
         name = f"backend {status.name}"
         if status.usable:
             yield Check(name, Verdict.OK, f"{status.devices} device(s), {status.origin}")
+        elif status.reason in report.warnings:
+            # What a broken plugin raised when it was loaded: somebody installed it, so somebody wants it to work.
+            advice = f"upgrade or uninstall it, or leave it out: DEVMEM_BLOCK_PLUGINS={status.name}"
+            yield Check(name, Verdict.FAIL, str(status.reason), advice)
         else:
             yield Check(name, Verdict.WARN, f"not usable: {status.reason}", "only needed for that hardware")
 

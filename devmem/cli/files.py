@@ -6,7 +6,9 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,7 +26,7 @@ class Source:
     """Something that an array can be loaded from, and how: ``mapped`` or ``read``."""
 
     name: str
-    load: Callable[[], tuple[NDArray[np.generic], str]]
+    load: Callable[[], tuple[NDArray[Any], str]]
 
 
 def sources(path: Path) -> Iterator[Source]:
@@ -41,14 +43,14 @@ def sources(path: Path) -> Iterator[Source]:
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror or error}") from error
     if magic == npy.MAGIC_PREFIX:
-        yield Source(path.name, lambda: _mapped_file(path))
+        yield Source(path.name, partial(_mapped_file, path))
     elif magic[:2] == b"PK":
         yield from _members(path)
     else:
         raise Unreadable(f"{path}: neither a .npy nor a .npz file")
 
 
-def _mapped_file(path: Path) -> tuple[NDArray[np.generic], str]:
+def _mapped_file(path: Path) -> tuple[NDArray[Any], str]:
     try:
         # allow_pickle stays off, also for the user's own files: a pickle runs code.
         return np.load(path, mmap_mode="r", allow_pickle=False), "mapped"
@@ -66,10 +68,10 @@ def _members(path: Path) -> Iterator[Source]:
         raise Unreadable(f"{path}: an archive without a single .npy member")
     for member in members:
         name = f"{path.name}:{member.filename.removesuffix('.npy')}"
-        yield Source(name, lambda member=member: _member(path, member))  # type: ignore[misc]
+        yield Source(name, partial(_member, path, member))
 
 
-def _member(path: Path, member: zipfile.ZipInfo) -> tuple[NDArray[np.generic], str]:
+def _member(path: Path, member: zipfile.ZipInfo) -> tuple[NDArray[Any], str]:
     try:
         if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 0x1:
             mapped = _mapped_member(path, member)
@@ -83,7 +85,7 @@ def _member(path: Path, member: zipfile.ZipInfo) -> tuple[NDArray[np.generic], s
         raise Unreadable(f"{path}: {member.filename}: {error}") from error
 
 
-def _mapped_member(path: Path, member: zipfile.ZipInfo) -> NDArray[np.generic] | None:
+def _mapped_member(path: Path, member: zipfile.ZipInfo) -> NDArray[Any] | None:
     """Map the data of a member at its place in the archive; ``None`` if its header has a format that numpy keeps private."""
     with path.open("rb") as file:
         # The lengths in the local header count: the extra field differs from the one in the directory.

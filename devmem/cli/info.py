@@ -15,7 +15,16 @@ import devmem
 from .output import OK, UNUSABLE, collected_warnings, complain, print_json, print_table, size
 
 #: Distributions whose versions explain most bug reports.
-DISTRIBUTIONS = ("numpy", "pluggy", "cuda-bindings", "hip-python", "rocm-bindings-hip", "numba-cuda", "numba-hip")
+DISTRIBUTIONS = (
+    "devmem",
+    "numpy",
+    "pluggy",
+    "cuda-bindings",
+    "hip-python",
+    "rocm-bindings-hip",
+    "numba-cuda",
+    "numba-hip",
+)
 
 T = TypeVar("T")
 
@@ -38,14 +47,13 @@ def collect() -> Report:
     with collected_warnings() as report.warnings:
         report.settings = _ask(devmem.settings, [], report.problems)
         report.backends = _ask(devmem.backends, [], report.problems)
-        devices = _ask(devmem.devices, [], report.problems)
-        report.devices = _ask(lambda: [_describe(device) for device in devices], [], report.problems)
+        report.devices = _ask(lambda: [_describe(device) for device in devmem.devices()], [], report.problems)
     return report
 
 
 def versions() -> dict[str, str]:
     """Versions of Python, devmem and the distributions it leans on; those not installed are left out."""
-    found = {"devmem": devmem.__version__, "python": platform.python_version(), "platform": platform.platform()}
+    found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)
@@ -83,7 +91,14 @@ def _show(report: Report) -> None:
     print_table(
         ("device", "name", "arch", "memory", "free", "can"),
         (
-            (d["device"], d["name"], d["arch"], _size(d["total_bytes"]), _size(d["free_bytes"]), _join(d["capabilities"]))
+            (
+                d["device"],
+                d["name"],
+                d["arch"],
+                _size(d["total_bytes"]),
+                _size(d["free_bytes"]),
+                _join(d["capabilities"]),
+            )
             for d in report.devices
         ),
         title="Devices",

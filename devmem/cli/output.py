@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import IO
+from typing import IO, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -58,15 +58,23 @@ def collected_warnings() -> Iterator[list[str]]:
     """Collect devmem's warnings as sentences instead of letting Python print them with a line of source."""
     messages: list[str] = []
 
-    def keep(message: Warning | str, category: type[Warning], *where: object) -> None:
-        if issubclass(category, DevmemWarning):
-            messages.append(str(message))
-        else:
-            shown(message, category, *where)  # type: ignore[arg-type]
-
     with warnings.catch_warnings():
         warnings.simplefilter("always", DevmemWarning)
-        shown = warnings.showwarning
+        show_others = warnings.showwarning
+
+        def keep(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, DevmemWarning):
+                messages.append(str(message))
+            else:
+                show_others(message, category, filename, lineno, file, line)
+
         warnings.showwarning = keep
         yield messages
 

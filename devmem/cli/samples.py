@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import importlib.util
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .files import Source, Unreadable, sources
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 
 def samples() -> Iterator[Source]:
@@ -28,7 +30,7 @@ def samples() -> Iterator[Source]:
             "the sample data comes with matplotlib, which is not installed: pip install 'devmem[demo]', or name files"
         )
     for name, array in _arrays():
-        yield Source(name, lambda array=array: (array, "sample"))  # type: ignore[misc]
+        yield Source(name, partial(_as_sample, array))
 
 
 def _arrays() -> Iterator[tuple[str, Array]]:
@@ -59,15 +61,20 @@ def _arrays() -> Iterator[tuple[str, Array]]:
     yield "spacing", spacing
     yield "heights", heights
     yield "heights, roots (NaN below the sea)", _roots(heights)
-    yield "heights, every bit pattern of NaN", _nans(heights)
+    yield "heights, as payloads of NaN", _nans(heights)
     yield "prices", prices
     yield "prices, newest first", prices[::-1]
-    yield "prices, aligned records", prices.astype(np.dtype(prices.dtype.descr, align=True))
+    yield "prices, padded records", prices.astype(_padded(prices.dtype))
+    yield "prices, two fields of records", prices[["close", "date"]]
     yield "prices, dates in records", prices["date"]
     yield "prices, dates in nanoseconds", prices["date"].astype("M8[ns]")
     yield "prices, volume big-endian", prices["volume"].astype(">i8")
     yield "scan", scan
     yield "scan, quarters", scan.reshape(2, 128, 2, 128).swapaxes(1, 2)[:, ::-1]
+
+
+def _as_sample(array: Array) -> tuple[Array, str]:
+    return array, "sample"
 
 
 def _load(file: str, member: str) -> Array:
@@ -97,7 +104,14 @@ def _roots(heights: Array) -> Array:
 def _nans(heights: Array) -> Array:
     """Single precision NaNs, signalling ones among them: each has the bits of a height as its payload."""
     bits = np.ascontiguousarray(heights).view(np.uint32)
-    return np.asarray((bits | np.uint32(0x7F800000)).view(np.float32))
+    return np.asarray((bits | np.uint32(0x7F800001)).view(np.float32))
+
+
+def _padded(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same record in single precision, aligned as C would: bytes between and behind the fields belong to nobody."""
+    return np.dtype(
+        [(name, np.dtype("f4") if dtype[name] == "f8" else dtype[name]) for name in dtype.names or ()], align=True
+    )
 
 
 def _off_by_a_byte(array: Array) -> Array:

@@ -6,9 +6,10 @@ backend. What it must do is tell the truth about order and about when the host s
 
 The rules that hold for every call of a driver:
 
-* It is made between ``enter()`` and ``exit(token)`` of the same driver on the same thread.
+* It is made between ``enter()`` and ``exit(token)`` of the same driver on the same thread; only ``info`` and ``close`` are not.
 * ``stream`` is ``LEGACY_STREAM``, ``PER_THREAD_STREAM``, a handle of ``stream_create``, or a handle that the user vouched for.
-* Sizes are positive, addresses non-zero. Empty copies and allocations never arrive.
+* Sizes are positive, addresses non-zero: empty copies never arrive. The memory verbs alone take zero bytes, because they serve
+  as a resource as they are: ``alloc`` and ``alloc_async`` return 0 for them, ``free`` and ``free_async`` do nothing with 0.
 * It fails by raising `devmem.spi.errors.BackendError` or one of its children, with the vendor's call, code and name,
   and then nothing has been handed out. Calls that give something back (``free``, ``*_destroy``) have given it back even if they
   then raise, because vendors report earlier asynchronous failures there.
@@ -82,7 +83,9 @@ class Driver(Protocol):
         """Copy bytes, ordered on the stream.
 
         With ``blocking`` the copy is complete on return. Returns True if the host side may still be touched after the
-        call has returned. Overlapping device ranges are the caller's mistake.
+        call has returned: never for a blocking copy or within the device. A copy of pinned memory that is not blocking
+        does not wait for the stream. Managed memory counts as device memory. Overlapping device ranges are the caller's
+        mistake.
         """
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
@@ -148,7 +151,7 @@ class SupportsStreamOrdered(Protocol):
         """Bytes that the driver's pool holds and nobody uses."""
 
     def pool_trim(self, keep_bytes: int) -> None:
-        """Give unused pool memory back until at most ``keep_bytes`` are held."""
+        """Give pool memory back until at most ``keep_bytes`` of it are held unused."""
 
 
 @runtime_checkable
@@ -195,7 +198,7 @@ class SupportsMapped(Protocol):
     """Host memory with an address for the device."""
 
     def device_pointer(self, host: int) -> int:
-        """The device's address of mapped or registered host memory."""
+        """The device's address of a byte of mapped memory, or of memory that was registered with ``mapped``."""
 
 
 @runtime_checkable
@@ -248,7 +251,7 @@ class SupportsLaunch(Protocol):
 
 @runtime_checkable
 class SupportsHold(Protocol):
-    """A latch for tests and debugging: work enqueued on a stream after ``hold`` waits until ``release``."""
+    """A latch for tests and debugging: work enqueued on a stream after ``hold`` waits until ``release``. Holds nest."""
 
     def hold(self, stream: int) -> int: ...
 

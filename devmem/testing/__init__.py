@@ -39,10 +39,21 @@ _HOME = {
 }
 
 #: Modules whose bare asserts are worth pytest's explanations.
-_SUITES = ("rig", "driver_device", "driver_memory", "driver_copies", "driver_streams", "driver_events")
-_SUITES += ("driver_optional", "driver_errors", "resources", "injection")
+_SUITES = (
+    "rig",
+    "driver_copies",
+    "driver_device",
+    "driver_errors",
+    "driver_events",
+    "driver_memory",
+    "driver_optional",
+    "driver_sharing",
+    "driver_streams",
+    "injection",
+    "resources",
+)
 
-__all__ = [  # noqa: PLE0604 - every name is in _HOME
+__all__ = [
     "DriverTests",
     "FaultyBackend",
     "FaultyDriver",

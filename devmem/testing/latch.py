@@ -23,7 +23,9 @@ class Latch:
 
     def __init__(self, driver: Driver, stream: int, *, patience: float = 10.0, tolerant: bool = False) -> None:
         if not isinstance(driver, SupportsHold):
-            raise UnsupportedError(f"{driver.info.name} cannot hold a stream; test on a device with the capability 'hold'")
+            raise UnsupportedError(
+                f"{driver.info.name} cannot hold a stream; test on a device with the capability 'hold'"
+            )
         self.expired = False
         self._driver: Driver = driver
         self._holder: SupportsHold = driver

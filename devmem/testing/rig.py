@@ -18,9 +18,8 @@ from .latch import Latch, entered
 
 Bytes = NDArray[np.uint8]
 
-#: How long something may take that is not expected to wait at all, and how long we look at something that must not happen.
+#: Seconds after which a call that should have returned never will.
 PATIENCE = 60.0
-GRACE = 0.05
 
 
 class Harness:
@@ -29,6 +28,10 @@ class Harness:
     #: True where wrong calls are promised to fail cleanly: unknown handles, bad addresses, double frees. Vendors leave
     #: much of that undefined, so the tests of it run for strict drivers only.
     strict = False
+    #: Seconds for which a test looks at what must not happen; a sound driver never makes a test depend on it.
+    grace = 0.05
+    #: The device under test.
+    ordinal = 0
     #: Narrower than ``strict``, for drivers that refuse most wrong calls but abort the process on some. None: as strict.
     checks_handles: bool | None = None
     checks_addresses: bool | None = None
@@ -36,11 +39,6 @@ class Harness:
     def make_backend(self) -> Backend:
         """The backend under test."""
         raise NotImplementedError("a subclass of the conformance suite supplies make_backend()")
-
-    @property
-    def ordinal(self) -> int:
-        """The device under test."""
-        return 0
 
     def peek(self, driver: Driver, ptr: int, nbytes: int) -> bytes | None:
         """Device memory seen by a side door that is not the driver under test; None (the default): read it by a copy."""
@@ -88,6 +86,7 @@ class Rig:
         self._streams: list[int] = []
         self._events: list[int] = []
         self._neighbours: list[Rig] = []
+        self._watchers: list[Worker] = []
         self._side = 0
 
     # -- what the device has -------------------------------------------------------------------------------------------
@@ -129,6 +128,10 @@ class Rig:
         """Give back at the end what the test allocated itself."""
         self._blocks[ptr] = (nbytes, kind)
         return ptr
+
+    def owns(self, ptr: int) -> bool:
+        """True for what `alloc` made and nobody freed."""
+        return ptr in self._blocks
 
     def disown(self, ptr: int) -> tuple[int, MemoryKind]:
         """The test gives it back itself."""
@@ -172,6 +175,7 @@ class Rig:
 
     def read(self, ptr: int, nbytes: int) -> Bytes:
         """Bytes of the device, at once, past every held stream."""
+        self.driver.stream_synchronize(self.side)
         seen = self.suite.peek(self.driver, ptr, nbytes)
         if seen is not None:
             return np.frombuffer(seen, np.uint8)
@@ -192,6 +196,14 @@ class Rig:
         # Whatever reads past the held stream must exist before: making a stream may wait on some drivers.
         assert self.side
         return Latch(self.driver, stream, patience=patience, tolerant=tolerant)
+
+    def waiting(self, stream: int) -> bool:
+        """True if what is enqueued on the stream is not done, and is not done a moment later either."""
+        event = self.event()
+        self.driver.event_record(event, stream)
+        watcher = self.start(lambda: self.driver.event_synchronize(event))
+        self._watchers.append(watcher)
+        return not watcher.done.wait(self.suite.grace) and not self.driver.stream_query(stream)
 
     def start(self, function: Callable[[], object]) -> Worker:
         """Run it on a thread of its own, on which the device has been entered."""
@@ -217,6 +229,8 @@ class Rig:
                 neighbour.give_back()
             neighbour.driver.close()
         self.driver.synchronize()
+        for watcher in self._watchers:
+            watcher.finish()
         for event in self._events:
             self.driver.event_destroy(event)
         for stream in self._streams:
@@ -259,12 +273,17 @@ def address(data: Bytes) -> int:
 
 def view(ptr: int, nbytes: int) -> Bytes:
     """Host memory at an address, as an array that owns nothing."""
-    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(ptr), np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_ubyte * nbytes).from_address(ptr)).cast("B"), np.uint8)
 
 
 def pattern(nbytes: int, seed: int = 0) -> Bytes:
-    """Bytes without a period; ``pattern(n, 0) ^ 0xFF`` differs from it everywhere."""
+    """Bytes without a period."""
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def flip(data: Bytes, mask: int = 0xFF) -> Bytes:
+    """Bytes that differ everywhere."""
+    return np.bitwise_xor(data, np.uint8(mask))
 
 
 def same(got: Bytes, expected: Bytes) -> bool:
@@ -275,4 +294,6 @@ def same(got: Bytes, expected: Bytes) -> bool:
         pytest.fail(f"got {got.shape} bytes, expected {expected.shape}")
     wrong = np.flatnonzero(got != expected)
     first = int(wrong[0])
-    pytest.fail(f"{wrong.size} of {got.size} bytes differ, first at {first}: {got[first]:#x}, expected {expected[first]:#x}")
+    pytest.fail(
+        f"{wrong.size} of {got.size} bytes differ, first at {first}: {got[first]:#x}, expected {expected[first]:#x}"
+    )

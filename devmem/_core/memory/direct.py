@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ...spi.driver import Driver
 from ...spi.errors import DevmemError
@@ -22,7 +23,8 @@ class _Direct:
         # Which device is settled when the resource is bound; named here, it is bound only to that one.
         self.device = device
         self.driver: Driver | None = None
-        self.allocate = self.deallocate = _unbound
+        self.allocate = _unbound
+        self.deallocate = _unbound
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.driver.info.name if self.driver else 'not bound'})"
@@ -83,5 +85,5 @@ class ManagedMemory(_OfKind):
     kind = MemoryKind.MANAGED
 
 
-def _unbound(*_: object) -> int:
+def _unbound(*_: object) -> Any:
     raise DevmemError("this memory resource is not bound to a device yet: install it with devmem.use_memory()")

@@ -30,7 +30,9 @@ class StreamOrderedMemory(_Direct):
         self.deallocate = pool.free_async
 
     def _pool(self) -> SupportsStreamOrdered:
-        if not isinstance(self.driver, SupportsStreamOrdered):
-            name = self.driver.info.name if self.driver else "no device"
-            raise UnsupportedError(f"{name} has no stream-ordered allocation: use devmem.memory.DriverMemory()")
-        return self.driver
+        driver: object = self.driver
+        if not isinstance(driver, SupportsStreamOrdered):
+            raise UnsupportedError(
+                f"{self!r} needs a device with stream-ordered allocation: use devmem.memory.DriverMemory()"
+            )
+        return driver

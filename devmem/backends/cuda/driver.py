@@ -74,6 +74,8 @@ class CudaDriver(Extras):
         if kind is MemoryKind.DEVICE:
             error, ptr = cu.cuMemAlloc(nbytes)
             if error:
+                if not nbytes:
+                    return 0
                 self.fail("cuMemAlloc", error)
             return int(ptr)
         if kind is MemoryKind.MANAGED:
@@ -104,11 +106,15 @@ class CudaDriver(Extras):
         """Memory of our own pool, valid in stream order."""
         error, ptr = cu.cuMemAllocFromPoolAsync(nbytes, self.pool, self.streams[stream])
         if error:
+            if not nbytes:
+                return 0
             self.fail("cuMemAllocFromPoolAsync", error)
         return int(ptr)
 
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None:
         """Back to the pool, in stream order."""
+        if not ptr:
+            return
         (error,) = cu.cuMemFreeAsync(ptr, self.streams[stream])
         if error:
             self.fail("cuMemFreeAsync", error)

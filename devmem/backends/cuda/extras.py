@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...spi.types import CopyKind
+from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 from .calls import Calls
 from .library import checked
 
@@ -81,6 +82,24 @@ class Extras(Calls):
             self.check("cuStreamSynchronize", cu.cuStreamSynchronize(on))
             return False
         return kind is not CopyKind.D2D
+
+    def copy_batch(
+        self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
+    ) -> bool:
+        """Many copies in one call; the default streams, which batches are refused on, take them one by one."""
+        if stream in (LEGACY_STREAM, PER_THREAD_STREAM):
+            running = [self.copy(*each, kind, stream, blocking=False) for each in zip(dsts, srcs, sizes, strict=True)]
+            return any(running)
+        access = cu.CUmemcpyAttributes()
+        access.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        to, origin = list(map(cu.CUdeviceptr, dsts)), list(map(cu.CUdeviceptr, srcs))
+        result = cu.cuMemcpyBatchAsync(to, origin, list(sizes), len(to), [access], [0], 1, self.streams[stream])
+        self.check("cuMemcpyBatchAsync", result)
+        return kind is not CopyKind.D2D
+
+    @abstractmethod
+    def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        """One copy; the driver's."""
 
     def can_access(self, ordinal: int) -> bool:
         """Whether copies from that device need not pass through the host."""

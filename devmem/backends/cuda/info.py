@@ -24,6 +24,8 @@ _FACTS = {
     "ipc": _A.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
     "can_map_host_memory": _A.CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
 }
+#: The driver version that brought cuMemcpyBatchAsync.
+BATCH_COPIES_SINCE = 12080
 #: Facts that count something; all others are yes or no.
 _COUNTS = {"copy_engines"}
 
@@ -46,7 +48,7 @@ def describe(device: Any, ordinal: int) -> DeviceInfo:
         warp_size=_attribute(_A.CU_DEVICE_ATTRIBUTE_WARP_SIZE, device),
         pci_id=_text(checked("cuDeviceGetPCIBusId", cu.cuDeviceGetPCIBusId(32, device))),
         memory_kinds=_kinds(facts),
-        capabilities=_capabilities(facts),
+        capabilities=_capabilities(facts, int(version)),
         stream_priorities=(int(least), int(greatest)),
         facts=MappingProxyType({"compute_capability": f"{major}.{minor}", "driver_version": int(version), **facts}),
     )
@@ -61,7 +63,7 @@ def _kinds(facts: dict[str, int]) -> frozenset[MemoryKind]:
     return frozenset(kinds)
 
 
-def _capabilities(facts: dict[str, int]) -> frozenset[Capability]:
+def _capabilities(facts: dict[str, int], driver_version: int) -> frozenset[Capability]:
     found = {
         Capability.STRIDED_COPY,
         Capability.HOST_REGISTER,
@@ -70,6 +72,8 @@ def _capabilities(facts: dict[str, int]) -> frozenset[Capability]:
         Capability.IPC,
         Capability.HOLD,
     }
+    if hasattr(cu, "cuMemcpyBatchAsync") and driver_version >= BATCH_COPIES_SINCE:
+        found.add(Capability.BATCH_COPY)
     if facts["memory_pools"]:
         found.add(Capability.STREAM_ORDERED)
     if facts["can_map_host_memory"]:

@@ -1,1 +1,1 @@
-""""""
+"""Devices made of host memory."""

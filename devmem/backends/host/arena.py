@@ -47,6 +47,7 @@ class Arena:
         self.hidden = hidden and sys.platform == "linux"
         self._map()
         self.end = self.base + self.size
+        self.host_shift = 0  # what the owner adds to an address before showing it to the host
         self.used = 0  # bytes taken from the range, slots counted whole
         self.asked = 0  # bytes in live blocks, as asked for
         self.live: dict[int, int] = {}  # address of a block -> bytes asked for
@@ -115,18 +116,17 @@ class Arena:
             size = self.live.get(ptr - offset, 0) - offset
         return ptr + self.shift if nbytes <= size else 0
 
+    def overlaps(self, ptr: int, nbytes: int) -> bool:
+        """Whether any of the bytes lies in the range, live or not."""
+        return ptr < self.end and ptr + nbytes > self.base
+
     def close(self, keep: bool) -> None:
-        """Unmap. With ``keep``, or where a live block can be read by its owner, leave it mapped for good."""
-        if keep or (self.live and not self.private):
+        """Unmap; with ``keep`` leave everything mapped for good."""
+        if keep:
             _kept.extend(self._maps)
             return
         for mapping in self._maps:
             mapping.close()
-
-    @property
-    def private(self) -> bool:
-        """Whether only this module knows an address that can be touched; set false for memory shown to the host."""
-        return self.hidden and not self.shown
 
     def pin_mappings(self) -> None:
         """Make the mappings outlive the interpreter, for a worker that is still copying when it goes."""
@@ -180,7 +180,6 @@ class Arena:
 
     def _map(self) -> None:
         """Map the range: twice over one file when hidden (addresses that fault, and their alias), else once."""
-        self.shown = False
         self._maps: list[mmap.mmap] = []
         self._advice: int | None = None
         try:
@@ -286,6 +285,12 @@ class _Runs:
         if not self._bins[count]:
             del self._bins[count]
             del self._lengths[bisect_left(self._lengths, count)]
+
+
+def reserve(nbytes: int) -> tuple[mmap.mmap, int]:
+    """Return a mapping that can be neither read nor written, and its address."""
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot=0)
+    return mapping, _address(mapping)
 
 
 def _slot_size(nbytes: int) -> int:

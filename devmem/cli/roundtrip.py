@@ -1,0 +1,243 @@
+"""``devmem roundtrip``: arrays to a device and back, compared bit for bit."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import Progress
+
+import devmem
+
+from .bits import first_difference
+from .files import Source, Unreadable, sources
+from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, console, print_json, print_table
+from .samples import samples
+
+Array = NDArray[Any]
+
+
+class Verdict(StrEnum):
+    """What became of an array: ``error`` means that it was never moved."""
+
+    SAME = "ok"
+    MISMATCH = "MISMATCH"
+    ERROR = "error"
+
+
+@dataclass
+class Row:
+    """One array and what was seen; rates are of the fastest repetition, in 10^9 bytes a second."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    layout: str = ""
+    nbytes: int = 0
+    h2d_gb_per_s: float | None = None
+    d2h_gb_per_s: float | None = None
+    path: str = ""
+    source: str = ""
+    verdict: Verdict = Verdict.ERROR
+    detail: str = ""
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.npy|FILE.npz ...]")
+@click.option("--backend", help="Backend to use, instead of DEVMEM_BACKEND or the first usable one.")
+@click.option("--device", help="Device to use, as shown by `devmem info`: host:0.")
+@click.option("--repeat", default=1, type=click.IntRange(min=1), help="Move each array so often; the fastest counts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@click.pass_context
+def roundtrip(
+    context: click.Context, files: tuple[Path, ...], backend: str | None, device: str | None, repeat: int, as_json: bool
+) -> None:
+    """Upload arrays, download them, and compare every bit.
+
+    Files are mapped, not read, where their format allows it. Without files, real data that comes with matplotlib is moved in
+    many layouts.
+
+    Exit code 0: everything came back the same. 1: something did not. 2: something could not be read or moved at all; the
+    rest was moved all the same.
+    """
+    with collected_warnings() as warnings:
+        try:
+            chosen = _choose(backend, device)
+            inputs, rows = _inputs(files)
+            rows += _run(inputs, chosen, repeat)
+        except (devmem.DevmemError, Unreadable) as error:
+            _give_up(context, str(error))
+        notes = _notes(chosen, warnings, on_purpose=bool(backend or device))
+    if as_json:
+        print_json({"device": str(chosen), "device_name": chosen.info.name, "notes": notes, "arrays": rows})
+    else:
+        _show(chosen, rows)
+    for note in notes:
+        print(note, file=sys.stderr if as_json else sys.stdout)
+    for row in rows:
+        if row.verdict is not Verdict.SAME:
+            complain(f"{row.name}: {row.verdict}: {row.detail}" if row.verdict is Verdict.MISMATCH else row.detail)
+    context.exit(_exit_code(rows))
+
+
+def _choose(backend: str | None, device: str | None) -> devmem.Device:
+    if backend:
+        devmem.use_backend(backend)
+    return devmem.device(device) if device else devmem.current_device()
+
+
+def _inputs(files: Sequence[Path]) -> tuple[list[Source], list[Row]]:
+    """What to move, and a row for every file that is none."""
+    if not files:
+        return list(samples()), []
+    inputs: list[Source] = []
+    unreadable: list[Row] = []
+    for file in files:
+        try:
+            inputs += sources(file)
+        except Unreadable as error:
+            unreadable.append(Row(str(file), detail=str(error)))
+    return inputs, unreadable
+
+
+def _run(inputs: Sequence[Source], device: devmem.Device, repeat: int) -> list[Row]:
+    rows = []
+    with _progress(len(inputs) * repeat) as advance:
+        for source in inputs:
+            row = Row(source.name)
+            try:
+                for _ in _moves(source, row, device, repeat):
+                    advance()
+            except (devmem.DevmemError, Unreadable, TypeError, MemoryError) as error:
+                row.verdict, row.detail = Verdict.ERROR, f"{source.name}: {error}"
+            rows.append(row)
+    return rows
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[], object]]:
+    """A bar on the standard error where somebody looks at it; what it gives is called after each step."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with Progress(console=console(sys.stderr), transient=True) as progress:
+        task = progress.add_task("arrays", total=steps)
+        yield lambda: progress.advance(task)
+
+
+def _moves(source: Source, row: Row, device: devmem.Device, repeat: int) -> Iterator[None]:
+    """Fill the row; yields after each repetition, and stops at the first mismatch."""
+    array, row.source = source.load()
+    row.shape, row.dtype, row.layout, row.nbytes = array.shape, _dtype(array.dtype), layout(array), array.nbytes
+    up, down = float("inf"), float("inf")
+    devmem.transfer_stats(reset=True)
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        moved = devmem.to_device(array, device=device)
+        middle = time.perf_counter()
+        back = moved.copy_to_host()
+        end = time.perf_counter()
+        moved.free()
+        up, down = min(up, middle - begin), min(down, end - middle)
+        row.detail = first_difference(array, np.asarray(back)) or ""
+        row.verdict = Verdict.MISMATCH if row.detail else Verdict.SAME
+        if row.detail:
+            break
+        yield
+    row.path = _paths()
+    if array.nbytes:
+        row.h2d_gb_per_s, row.d2h_gb_per_s = array.nbytes / up / 1e9, array.nbytes / down / 1e9
+
+
+def _paths() -> str:
+    taken = [path for path, numbers in devmem.transfer_stats().items() if numbers["copies"]]
+    return ", ".join(sorted(taken, key=lambda path: (not path.startswith("h2d"), path)))
+
+
+def layout(array: Array) -> str:
+    """How the elements lie in memory, in a word or two."""
+    flags = array.flags
+    if array.ndim == 0:
+        words = ["0-d"]
+    elif array.size == 0:
+        words = ["empty"]
+    elif flags.c_contiguous:
+        words = ["C"]
+    elif flags.f_contiguous:
+        words = ["F"]
+    else:
+        strides = [stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1]
+        words = [word for word, here in (("negative", min(strides) < 0), ("zero", 0 in strides)) if here]
+        words = [f"{' and '.join(words)} strides"] if words else ["strided"]
+    if not flags.aligned:
+        words.append("unaligned")
+    return ", ".join(words)
+
+
+def _dtype(dtype: np.dtype[np.generic]) -> str:
+    # The long form of a record would fill the table.
+    if dtype.names is None:
+        return dtype.str
+    return f"{len(dtype.names)} fields, {dtype.itemsize} B"
+
+
+def _notes(device: devmem.Device, warnings: Sequence[str], *, on_purpose: bool) -> list[str]:
+    if device.info.backend == "host":
+        asked = on_purpose or any(s.name == "DEVMEM_BACKEND" and s.source != "default" for s in devmem.settings())
+        why = "as asked" if asked else "no GPU backend is usable; `devmem doctor` says why"
+        return [f"This ran on the host backend ({why}): ordinary memory, no GPU."]
+    return [f"warning: {' '.join(message.split())}" for message in warnings]
+
+
+def _show(device: devmem.Device, rows: Sequence[Row]) -> None:
+    print_table(
+        ("name", "shape", "dtype", "layout", "bytes", "H2D GB/s", "D2H GB/s", "path up, down", "from", "verdict"),
+        (
+            (
+                row.name,
+                "×".join(map(str, row.shape)) or "()",
+                row.dtype,
+                row.layout,
+                f"{row.nbytes:,}",
+                _rate(row.h2d_gb_per_s),
+                _rate(row.d2h_gb_per_s),
+                _short(row.path),
+                row.source,
+                row.verdict,
+            )
+            for row in rows
+        ),
+        title=f"Round trip through {device} ({device.info.name})",
+        right="bytes,H2D GB/s,D2H GB/s",
+    )
+    same = sum(row.verdict is Verdict.SAME for row in rows)
+    total = sum(row.nbytes for row in rows if row.verdict is Verdict.SAME)
+    print(f"{same} of {len(rows)} arrays came back bit for bit ({total:,} bytes each way).")
+
+
+def _short(path: str) -> str:
+    """``h2d packed, d2h direct`` as ``packed, direct``, and once if both ways are the same."""
+    return ", ".join(dict.fromkeys(part.split(" ", 1)[-1] for part in path.split(", ")))
+
+
+def _rate(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:.2f}"
+
+
+def _exit_code(rows: Sequence[Row]) -> int:
+    verdicts = {row.verdict for row in rows}
+    return FAILED if Verdict.MISMATCH in verdicts else UNUSABLE if Verdict.ERROR in verdicts else OK
+
+
+def _give_up(context: click.Context, message: str) -> NoReturn:
+    complain(message)
+    context.exit(UNUSABLE)

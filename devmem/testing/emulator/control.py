@@ -1,0 +1,152 @@
+"""Inject faults into the emulator that this process has mapped, and read its counters."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from pathlib import Path
+from typing import Any, SupportsInt
+
+LIBRARIES = {"cuda": "libcuda.so", "roc": "libamdhip64.so"}
+
+
+class EmulatorNotLoaded(RuntimeError):
+    """No emulated driver is mapped into this process."""
+
+
+class Control:
+    """The strings behind the stage: one object for each mapped emulator, made by :func:`control`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = _declared(library)
+        count = self._library.devmem_emulator_function_count()
+        self._names = [self._library.devmem_emulator_function_name(index).decode() for index in range(count)]
+
+    def hold(self, stream: Any) -> Hold:
+        """Stop `stream` before its next operation, until the ``with`` block ends.
+
+        The stream is a handle, or anything that ``int()`` takes or that has a ``handle``; 0 and 1 are the legacy
+        default stream of the current context, 2 the calling thread's own. What runs already goes on.
+        """
+        return Hold(self._library, _handle(stream))
+
+    def delay(self, microseconds: int, jitter: int = 0, seed: int | None = None) -> None:
+        """Sleep before every operation of every stream: `microseconds`, and up to `jitter` more.
+
+        The same `seed` gives the same delays to the same operations; without one they differ from call to call.
+        """
+        chosen = random.getrandbits(63) if seed is None else seed & (2**64 - 1)
+        self._library.devmem_emulator_delay(microseconds, jitter, chosen)
+
+    def fail(self, function: str, nth: int, code: SupportsInt, *, repeat: bool = False) -> None:
+        """Make the `nth` call of `function` from now (1 is the next) return `code` and do nothing.
+
+        With `repeat` every call from the nth on fails. A code after which the vendor declares the context lost
+        (an illegal address, a failed launch) poisons the current context, as the real one would be.
+        """
+        if self._library.devmem_emulator_fail(function.encode(), nth, int(code), repeat):
+            raise ValueError(f"cannot make call {nth} of {function!r} fail: no such function, or too many plans")
+
+    def calls(self) -> dict[str, int]:
+        """Count the calls of each function since the last reset; functions never called are left out."""
+        counts = {name: self._library.devmem_emulator_function_calls(index) for index, name in enumerate(self._names)}
+        return {name: count for name, count in counts.items() if count}
+
+    def functions(self) -> list[str]:
+        """Name every function that the emulator exports."""
+        return list(self._names)
+
+    def live(self) -> tuple[int, int]:
+        """Tell the bytes allocated and not freed, and the handles made and not destroyed.
+
+        Handles are streams, events, pools, contexts, registered ranges and opened IPC memory; default streams, default
+        pools and primary contexts do not count.
+        """
+        size, handles = ctypes.c_ulong(), ctypes.c_long()
+        self._library.devmem_emulator_live(ctypes.byref(size), ctypes.byref(handles))
+        return size.value, handles.value
+
+    def reset(self) -> None:
+        """Forget planned failures, delays, holds and counts. Memory, streams and contexts stay."""
+        self._library.devmem_emulator_reset()
+
+
+class Hold:
+    """A stream held still for the length of a ``with`` block."""
+
+    def __init__(self, library: ctypes.CDLL, stream: int) -> None:
+        self._library = library
+        self._stream = stream
+        self._held = 0
+
+    def __enter__(self) -> Hold:
+        self._held = self._library.devmem_emulator_hold(self._stream)
+        if not self._held:
+            raise ValueError(f"cannot hold stream {self._stream:#x}: it is unknown, or no context is active")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let the stream go on; a second time does nothing."""
+        held, self._held = self._held, 0
+        if held:
+            self._library.devmem_emulator_release(held)
+
+
+def control(backend: str | None = None) -> Control:
+    """Return the controls of the emulator mapped into this process.
+
+    Parameters
+    ----------
+    backend
+        ``"cuda"`` or ``"roc"``; needed only where both are mapped.
+
+    Raises
+    ------
+    EmulatorNotLoaded
+        If the process has no emulated driver, or a real one.
+    """
+    wanted = [LIBRARIES[backend]] if backend else list(LIBRARIES.values())
+    for path in _mapped_libraries():
+        if not Path(path).name.startswith(tuple(wanted)):
+            continue
+        library = ctypes.CDLL(path)
+        if hasattr(library, "devmem_emulator_live"):
+            return Control(library)
+    raise EmulatorNotLoaded(
+        f"no emulated {backend or 'driver'} library is mapped into this process: start the command with "
+        f"`devmem emulate {backend or 'BACKEND'} -- COMMAND` or under devmem.testing.emulator.environment(), and open "
+        "the backend (or call devmem.testing.emulator.load()) before control()"
+    )
+
+
+def _mapped_libraries() -> list[str]:
+    """List the shared libraries of this process, each once, in the order of their addresses."""
+    try:
+        with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
+            fields = [line.split(maxsplit=5) for line in maps]
+    except OSError:
+        return []
+    return list(dict.fromkeys(line[5].rstrip("\n") for line in fields if len(line) == 6 and ".so" in line[5]))
+
+
+def _handle(stream: Any) -> int:
+    if stream is None:
+        return 0
+    return int(getattr(stream, "handle", stream))
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.devmem_emulator_hold.argtypes = [ctypes.c_uint64]
+    library.devmem_emulator_hold.restype = ctypes.c_uint64
+    library.devmem_emulator_release.argtypes = [ctypes.c_uint64]
+    library.devmem_emulator_delay.argtypes = [ctypes.c_ulong] * 3
+    library.devmem_emulator_delay.restype = None
+    library.devmem_emulator_fail.argtypes = [ctypes.c_char_p, ctypes.c_ulong, ctypes.c_int, ctypes.c_int]
+    library.devmem_emulator_function_name.restype = ctypes.c_char_p
+    library.devmem_emulator_function_calls.restype = ctypes.c_ulong
+    library.devmem_emulator_live.restype = None
+    library.devmem_emulator_reset.restype = None
+    return library

@@ -1,0 +1,217 @@
+/* Copies and fills. One shape for all: a box of rows, each end with its pitch. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t span(const struct box *box, const struct end *end)
+{
+    return (box->depth - 1) * end->plane + (box->height - 1) * end->pitch + box->width;
+}
+
+/* --- whose memory is it? -------------------------------------------------------------------------------------------- */
+
+/* A known range must hold all of the box; an unknown one must be host memory that is really there. */
+static status resolve(const struct end *end, size_t bytes, struct moved *out)
+{
+    if (!end->address || end->address + bytes < end->address) return INVALID_VALUE;
+    struct block *block = block_find(end->address);
+    *out = (struct moved){(char *)(uintptr_t)end->address, end->pitch, end->plane, NULL, block};
+    if (!block) {
+        if (end->side == SIDE_DEVICE || is_reserved(end->address) || range_overlap(end->address, bytes)) return INVALID_VALUE;
+        return range_is_mapped(end->address, bytes) ? OK : INVALID_VALUE;
+    }
+    if (end->side == SIDE_HOST && is_device_memory(block)) return INVALID_VALUE;
+    if (end->address + bytes > block->base + block->size) return INVALID_VALUE;
+    out->bytes = block->access + (end->address - block->base);
+    return OK;
+}
+
+static bool pageable(const struct moved *end) { return !end->block; }
+static bool on_device(const struct moved *end) { return end->block && is_device_memory(end->block); }
+
+static void lease_both(struct transfer *transfer)
+{
+    if (transfer->to.block) transfer->to.lease = lease_hold(transfer->to.block->lease);
+    if (transfer->from.block) transfer->from.lease = lease_hold(transfer->from.block->lease);
+}
+
+static status transfer_of(const struct box *box, struct transfer *out)
+{
+    memset(out, 0, sizeof *out);
+    out->width = box->width;
+    out->height = box->height;
+    out->depth = box->depth;
+    status found = resolve(&box->to, span(box, &box->to), &out->to);
+    return found != OK ? found : resolve(&box->from, span(box, &box->from), &out->from);
+}
+
+/* --- moving bytes ------------------------------------------------------------------------------------------------------ */
+
+static void move_box(const struct moved *to, const struct moved *from, size_t width, size_t height, size_t depth)
+{
+    for (size_t z = 0; z < depth; z++)
+        for (size_t y = 0; y < height; y++)
+            memmove(to->bytes + z * to->plane + y * to->pitch, from->bytes + z * from->plane + y * from->pitch, width);
+}
+
+/* The copies of a batch may run in any order: run them backwards, so that nobody leans on the order given. */
+void copy_perform(const struct transfer *transfers, size_t count)
+{
+    while (count-- > 0) {
+        const struct transfer *transfer = &transfers[count];
+        move_box(&transfer->to, &transfer->from, transfer->width, transfer->height, transfer->depth);
+    }
+}
+
+void transfers_free(struct transfer *transfers, size_t count)
+{
+    for (size_t index = 0; index < count; index++) {
+        lease_drop(transfers[index].to.lease);
+        lease_drop(transfers[index].from.lease);
+        free(transfers[index].staged);
+    }
+    free(transfers);
+}
+
+/* Read the source now, into a packed copy: what the driver's staging buffer does for pageable memory. */
+static status stage(struct transfer *transfer)
+{
+    size_t row = transfer->width, plane = row * transfer->height;
+    transfer->staged = malloc(plane * transfer->depth);
+    if (!transfer->staged) return OUT_OF_MEMORY;
+    struct moved packed = {transfer->staged, row, plane, NULL, NULL};
+    move_box(&packed, &transfer->from, row, transfer->height, transfer->depth);
+    transfer->from = packed;
+    return OK;
+}
+
+static struct op *copy_op(const struct transfer *transfer)
+{
+    struct op *op = op_new(OP_COPY);
+    op->copy.transfers = malloc(sizeof *transfer);
+    if (!op->copy.transfers) abort();
+    *op->copy.transfers = *transfer;
+    op->copy.count = 1;
+    return op;
+}
+
+static status finish(struct context *context, struct op *op, bool wait)
+{
+    unsigned generation = context->generation;
+    if (wait) host_wait(op);
+    op_drop(op);
+    return context->generation != generation ? CONTEXT_IS_DESTROYED : context->sticky;
+}
+
+/* Whether the host waits follows the vendor's page on synchronisation behaviour: `blocking` is the call without Async. */
+status copy_run(struct context *context, uint64_t stream_handle, const struct box *box, bool blocking)
+{
+    struct transfer transfer;
+    struct stream *stream;
+    status result = stream_get(context, stream_handle, &stream);
+    if (result != OK) return result;
+    if (!box->width || !box->height || !box->depth) return OK;
+    result = transfer_of(box, &transfer);
+    if (result != OK) return result;
+    bool from_pageable = pageable(&transfer.from), host_to_host = !on_device(&transfer.to) && !on_device(&transfer.from);
+    if (from_pageable && !host_to_host) {
+        if (blocking) { /* a stream sync comes before the copy: what it waits for may change what is resolved */
+            result = stream_synchronize(stream);
+            if (result == OK) result = stream_get(context, stream_handle, &stream);
+            if (result == OK) result = transfer_of(box, &transfer);
+        }
+        if (result == OK) result = stage(&transfer);
+        if (result != OK) return result;
+    }
+    bool device_to_device = on_device(&transfer.to) && on_device(&transfer.from);
+    bool wait = host_to_host || pageable(&transfer.to) || (blocking && !device_to_device && !from_pageable);
+    lease_both(&transfer);
+    struct op *op = copy_op(&transfer);
+    stream_submit(stream, op);
+    return finish(context, op, wait);
+}
+
+/* In a batch a pageable source is read in stream order unless the caller asks for it to be read during the call. */
+status copy_batch(struct context *context, uint64_t stream_handle, const struct box *boxes, const enum when *whens,
+                  size_t count, size_t *failed)
+{
+    struct stream *stream;
+    status result = stream_get(context, stream_handle, &stream);
+    if (result != OK) return result;
+    struct transfer *transfers = calloc(count, sizeof *transfers);
+    if (!transfers) return OUT_OF_MEMORY;
+    for (size_t index = 0; index < count && result == OK; index++) {
+        result = boxes[index].width ? transfer_of(&boxes[index], &transfers[index]) : INVALID_VALUE;
+        if (result == OK && whens[index] == WHEN_CALL && !on_device(&transfers[index].from)) result = stage(&transfers[index]);
+        if (result == OK) lease_both(&transfers[index]);
+        if (result != OK) *failed = index;
+    }
+    if (result != OK) {
+        transfers_free(transfers, count);
+        return result;
+    }
+    struct op *op = op_new(OP_COPY);
+    op->copy.transfers = transfers;
+    op->copy.count = count;
+    stream_submit(stream, op);
+    return finish(context, op, false);
+}
+
+/* --- fills --------------------------------------------------------------------------------------------------------------- */
+
+void fill_perform(const struct moved *at, size_t width, size_t height, uint32_t value, unsigned unit)
+{
+    for (size_t y = 0; y < height; y++) {
+        char *row = at->bytes + y * at->pitch;
+        if (unit == 1) memset(row, (int)(value & 0xff), width);
+        else for (size_t x = 0; x < width; x++) memcpy(row + x * unit, &value, unit);
+    }
+}
+
+/* `width` counts units. A fill of host memory waits when it is the call without Async. */
+status fill_run(struct context *context, uint64_t stream_handle, uint64_t address, size_t pitch, uint32_t value, unsigned unit,
+                size_t width, size_t height, bool blocking)
+{
+    struct stream *stream;
+    struct moved at;
+    status result = stream_get(context, stream_handle, &stream);
+    if (result != OK) return result;
+    if (address % unit || (height > 1 && pitch % unit)) return INVALID_VALUE;
+    if (!width || !height) return OK;
+    if (height > 1 && pitch < width * unit) return INVALID_VALUE;
+    struct end end = {address, pitch, 0, SIDE_DEVICE};
+    result = resolve(&end, (height - 1) * pitch + width * unit, &at);
+    if (result != OK) return result;
+    at.lease = lease_hold(at.block->lease);
+    struct op *op = op_new(OP_FILL);
+    op->fill.at = at;
+    op->fill.width = width;
+    op->fill.height = height;
+    op->fill.value = value;
+    op->fill.unit = unit;
+    stream_submit(stream, op);
+    return finish(context, op, blocking && !is_device_memory(at.block));
+}
+
+/* --- words in memory --------------------------------------------------------------------------------------------------------- */
+
+status value_run(struct context *context, uint64_t stream_handle, uint64_t address, uint64_t value, unsigned flags, bool writes)
+{
+    struct stream *stream;
+    struct moved at;
+    status result = stream_get(context, stream_handle, &stream);
+    if (result != OK) return result;
+    struct end end = {address, 0, 0, SIDE_DEVICE};
+    if (address % 4) return INVALID_VALUE;
+    result = resolve(&end, 4, &at);
+    if (result != OK) return result;
+    at.lease = lease_hold(at.block->lease);
+    struct op *op = op_new(writes ? OP_WRITE_VALUE : OP_WAIT_VALUE);
+    op->value.at = at;
+    op->value.value = value;
+    op->value.flags = flags;
+    stream_submit(stream, op);
+    return finish(context, op, false);
+}

@@ -1,0 +1,174 @@
+/* The gate that every exported function passes, the handle table, and the settings. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+pthread_mutex_t core_mutex = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
+_Thread_local bool inside_host_function;
+long live_handles;
+
+static bool initialized;
+static atomic_bool forked, finished;
+
+struct slot {
+    void *object;
+    uint32_t generation;
+    uint8_t kind;
+    uint32_t next_free;
+};
+
+static struct slot *slots;
+static uint32_t slot_count, slot_room, free_slot; /* free_slot: index + 1, 0 = none */
+
+/* --- settings ----------------------------------------------------------------------------------------------------- */
+
+/* A byte count or number: digits, then perhaps K, M, G or T (powers of 1024; "MiB" reads the same). */
+size_t core_setting(const char *name, size_t otherwise)
+{
+    const char *text = getenv(name);
+    if (!text || !*text) return otherwise;
+    char *end;
+    double number = strtod(text, &end);
+    if (end == text || number < 0) return otherwise;
+    const char *units = "KMGT", *unit = *end ? strchr(units, *end & ~32) : NULL;
+    for (long power = unit ? unit - units + 1 : 0; power > 0; power--) number *= 1024;
+    return (size_t)number;
+}
+
+bool core_null_mode(void)
+{
+    const char *mode = getenv("DEVMEM_EMULATOR_MODE");
+    return mode && strcmp(mode, "null") == 0;
+}
+
+uint64_t core_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* --- the gate ----------------------------------------------------------------------------------------------------- */
+
+/* The lock is taken over the fork, so that the child finds it free: its memory is then nobody's, and only says so. */
+static void before_fork(void) { pthread_mutex_lock(&core_mutex); }
+static void after_fork(void) { pthread_mutex_unlock(&core_mutex); }
+
+static void after_fork_in_child(void)
+{
+    atomic_store(&forked, true);
+    pthread_mutex_unlock(&core_mutex);
+}
+
+__attribute__((destructor)) static void at_unload(void) { atomic_store(&finished, true); }
+
+status core_initialize(void)
+{
+    if (initialized) return device_count ? OK : NO_DEVICE;
+    status result = devices_open();
+    if (result != OK) return result;
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+    initialized = true;
+    return device_count ? OK : NO_DEVICE;
+}
+
+static status admit(int function, enum need need, struct context **context)
+{
+    status why = OK;
+    if (inside_host_function && need != NEED_NOTHING) return NOT_PERMITTED;
+    if (need != NEED_NOTHING && (!initialized || !device_count)) return NOT_INITIALIZED;
+    status injected = fault_due(function);
+    if (injected != OK && !fault_is_sticky(injected)) return injected;
+    if (need == NEED_CONTEXT || injected != OK) *context = context_current(&why);
+    if (injected != OK) {
+        if (*context) context_fail(*context, injected);
+        return injected;
+    }
+    if (need != NEED_CONTEXT) return OK;
+    if (why != OK) return why;
+    return (*context)->sticky;
+}
+
+/* Take the lock and say whether the call may go on; on success the caller must core_leave(). */
+status core_enter(int function, enum need need, struct context **context)
+{
+    atomic_fetch_add_explicit(&function_calls[function], 1, memory_order_relaxed);
+    if (atomic_load_explicit(&forked, memory_order_relaxed)) return NOT_INITIALIZED;
+    if (atomic_load_explicit(&finished, memory_order_relaxed)) return DEINITIALIZED;
+    pthread_mutex_lock(&core_mutex);
+    status result = admit(function, need, context);
+    if (result != OK) pthread_mutex_unlock(&core_mutex);
+    return result;
+}
+
+status core_leave(status result)
+{
+    pthread_mutex_unlock(&core_mutex);
+    return result;
+}
+
+/* --- handles ------------------------------------------------------------------------------------------------------ */
+
+/* A handle looks like a pointer and is none: slot and generation, so that a destroyed one never names its successor. */
+static uint64_t handle_of(uint32_t index)
+{
+    return ((uint64_t)slots[index].generation << 28) | ((uint64_t)index << 4) | slots[index].kind;
+}
+
+uint64_t handle_new(enum handle_kind kind, void *object)
+{
+    uint32_t index;
+    if (free_slot) {
+        index = free_slot - 1;
+        free_slot = slots[index].next_free;
+    } else {
+        if (slot_count == slot_room) {
+            slot_room = slot_room ? slot_room * 2 : 64;
+            slots = realloc(slots, slot_room * sizeof *slots);
+            if (!slots) abort();
+        }
+        index = slot_count++;
+        slots[index].generation = 0;
+    }
+    slots[index].generation = (slots[index].generation & 0x7ffff) + 1;
+    slots[index].object = object;
+    slots[index].kind = (uint8_t)kind;
+    return handle_of(index);
+}
+
+static struct slot *slot_of(uint64_t handle, enum handle_kind kind)
+{
+    uint64_t index = (handle >> 4) & 0xffffff;
+    if ((handle & 15) != (uint64_t)kind || index >= slot_count) return NULL;
+    struct slot *slot = &slots[index];
+    return slot->object && handle_of((uint32_t)index) == handle ? slot : NULL;
+}
+
+void *handle_get(uint64_t handle, enum handle_kind kind)
+{
+    struct slot *slot = slot_of(handle, kind);
+    return slot ? slot->object : NULL;
+}
+
+void handle_drop(uint64_t handle)
+{
+    struct slot *slot = slot_of(handle, (enum handle_kind)(handle & 15));
+    if (!slot) return;
+    slot->object = NULL;
+    slot->next_free = free_slot;
+    free_slot = (uint32_t)(slot - slots) + 1;
+}
+
+/* Walk over all live objects of a kind; `cursor` starts at 0. The one returned may be dropped meanwhile. */
+void *handle_next(enum handle_kind kind, size_t *cursor)
+{
+    while (*cursor < slot_count) {
+        struct slot *slot = &slots[(*cursor)++];
+        if (slot->object && slot->kind == kind) return slot->object;
+    }
+    return NULL;
+}

@@ -1,0 +1,366 @@
+/* The emulated accelerator: devices, memory, streams, events, pools and faults.
+ *
+ * One core serves two thin fronts (the CUDA driver API in cuda*.c; the HIP runtime later). A front checks its vendor's
+ * argument rules, calls the core, and translates the few numbers that differ: status codes here are CUDA's.
+ *
+ * Every core function runs under one lock, taken by core_enter() and given back by core_leave(). Only three things
+ * leave it: waiting (host_wait), stream threads while they move bytes, and host functions. One lock is slower
+ * than many and cannot be got wrong; the null mode exists for measuring.
+ */
+#ifndef DEVMEM_EMULATOR_CORE_H
+#define DEVMEM_EMULATOR_CORE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int status;
+
+enum {
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    DEINITIALIZED = 4,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    MAP_FAILED_STATUS = 205,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    PEER_ACCESS_ALREADY_ENABLED = 704,
+    PEER_ACCESS_NOT_ENABLED = 705,
+    CONTEXT_IS_DESTROYED = 709,
+    HOST_MEMORY_ALREADY_REGISTERED = 712,
+    HOST_MEMORY_NOT_REGISTERED = 713,
+    NOT_PERMITTED = 800,
+    NOT_SUPPORTED = 801
+};
+
+#define MAX_DEVICES 16
+#define GRANULE 512u          /* smallest unit of a heap; the driver's own alignment */
+#define SIZE_CLASSES 40       /* two-level free lists: powers of two ... */
+#define SUBCLASSES 16         /* ... each cut in sixteen */
+#define BITMAP_LEVELS 6       /* 64-ary: six levels cover 2^36 granules */
+
+struct context;
+struct stream;
+struct pool;
+struct op;
+
+/* --- heaps: one address range, sub-allocated ------------------------------------------------------------------ */
+
+enum block_kind { BLOCK_FREE, BLOCK_DEVICE, BLOCK_POOLED, BLOCK_PINNED, BLOCK_MANAGED, BLOCK_REGISTERED, BLOCK_IMPORTED };
+
+/* The right to use a block's bytes. Queued operations hold it, so that one that runs too early or too late is caught,
+ * even when the same address belongs to a new allocation by then. */
+struct lease {
+    int references;
+    int running;              /* operations touching the bytes at this moment */
+    bool born, dead;
+};
+
+struct block {
+    uint64_t base;            /* the address that the program sees */
+    size_t size;              /* bytes asked for: the range that copies may touch */
+    size_t capacity;          /* bytes taken from the heap */
+    char *access;             /* where the copy engine reaches the same bytes */
+    enum block_kind kind;
+    bool freed;               /* given to a stream-ordered free that may not have run yet */
+    unsigned flags;
+    int device;
+    uint64_t serial;          /* never reused: tells a block from its successor at the same address */
+    struct context *context;
+    struct pool *pool;
+    struct lease *lease;
+    struct op *died;          /* the stream operation that gave a pooled block back */
+    struct stream *home;      /* where it was given back: compared, never followed */
+    int references;           /* opens of an imported block */
+    uint64_t peer_key[3];     /* identity of an imported block: process, serial, device */
+    struct heap *heap;
+    struct block *before, *after;         /* address order within a heap */
+    struct block *free_before, *free_after;
+    struct block *cached_next;            /* in a pool's cache */
+};
+
+struct heap {
+    uint64_t base;
+    char *access;
+    size_t bytes, used;
+    int file;                                       /* the memfd behind a device, else -1 */
+    struct block **at;                              /* by granule: the block that starts there */
+    uint64_t *starts[BITMAP_LEVELS];                /* which granules start a block, as a 64-ary tree */
+    uint64_t classes;
+    uint32_t subclasses[SIZE_CLASSES];
+    struct block *free[SIZE_CLASSES][SUBCLASSES];
+};
+
+bool heap_open(struct heap *heap, size_t bytes, bool hidden);
+struct block *heap_take(struct heap *heap, size_t bytes);
+void heap_give(struct block *block);
+struct block *heap_find(struct heap *heap, uint64_t address);
+struct block *heap_first(struct heap *heap);
+
+/* --- devices and contexts ---------------------------------------------------------------------------------------- */
+
+struct device {
+    int physical;             /* ordinal before the visibility variable */
+    struct heap heap;
+    struct context *primary;
+    struct pool *default_pool, *current_pool;
+};
+
+struct context {
+    uint64_t handle;
+    int device;
+    bool is_primary, active;
+    unsigned retained, flags;
+    unsigned generation;      /* grows with every reset: tells a stale per-thread stream */
+    status sticky;
+    uint32_t peers;           /* devices whose memory was made accessible */
+    struct stream *legacy;
+    struct stream *streams;
+};
+
+extern int device_count;
+extern struct device devices[MAX_DEVICES];
+
+status devices_open(void);
+struct context *context_current(status *why);
+void context_fail(struct context *context, status code);
+uint64_t context_top(void);
+status context_push(uint64_t handle);
+status context_pop(uint64_t *handle);
+status context_set(uint64_t handle);
+status context_of_handle(uint64_t handle, struct context **out);
+status primary_retain(int device, uint64_t *handle);
+status primary_release(int device);
+status primary_reset(int device);
+status context_create(int device, unsigned flags, uint64_t *handle);
+status context_destroy(uint64_t handle);
+status context_synchronize(struct context *context);
+status peer_enable(struct context *context, uint64_t peer);
+status peer_disable(struct context *context, uint64_t peer);
+
+/* --- the gate that every exported function passes ------------------------------------------------------------------ */
+
+enum need { NEED_NOTHING, NEED_INIT, NEED_CONTEXT };
+
+extern pthread_mutex_t core_mutex;
+extern pthread_cond_t progress;      /* something finished: host threads look again */
+extern _Thread_local bool inside_host_function;
+
+status core_enter(int function, enum need need, struct context **context);
+status core_leave(status result);
+status core_initialize(void);
+uint64_t core_now(void);
+size_t core_setting(const char *name, size_t otherwise);
+bool core_null_mode(void);
+
+enum handle_kind { HANDLE_CONTEXT = 1, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL };
+
+uint64_t handle_new(enum handle_kind kind, void *object);
+void *handle_get(uint64_t handle, enum handle_kind kind);
+void handle_drop(uint64_t handle);
+void *handle_next(enum handle_kind kind, size_t *cursor);
+
+/* --- faults ----------------------------------------------------------------------------------------------------------- */
+
+extern const char *const function_names[];     /* the front's list, in the order of its numbers */
+extern const int function_count;
+#define MAX_FUNCTIONS 256
+extern atomic_ulong function_calls[MAX_FUNCTIONS];
+
+status fault_due(int function);
+bool fault_is_sticky(status code);
+void fault_delay(uint64_t stream, uint64_t sequence);
+
+/* --- memory ------------------------------------------------------------------------------------------------------------- */
+
+extern struct heap pinned_heap, managed_heap;
+extern size_t live_bytes;
+extern long live_handles;
+
+status device_alloc(struct context *context, size_t bytes, uint64_t *address);
+status device_free(struct context *context, uint64_t address);
+status host_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address);
+status host_free(struct context *context, uint64_t address);
+status host_register(struct context *context, uint64_t address, size_t bytes, unsigned flags);
+status host_unregister(struct context *context, uint64_t address);
+status managed_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address);
+struct block *block_find(uint64_t address);
+bool is_device_memory(const struct block *block);
+bool is_reserved(uint64_t address);
+bool range_is_mapped(uint64_t address, size_t bytes);
+void blocks_drop(struct context *context, int device);
+void block_dress(struct block *block, enum block_kind kind, struct context *context, size_t bytes);
+void block_retire(struct block *block);
+struct lease *lease_hold(struct lease *lease);
+void lease_drop(struct lease *lease);
+void lease_end(struct block *block);
+status range_insert(struct block *block);
+void range_remove(struct block *block);
+struct block *range_overlap(uint64_t address, size_t bytes);
+extern struct block **ranges;
+extern size_t range_count;
+#define POISON 0xA5
+#define POISON_LIMIT 65536u
+
+/* --- copies -------------------------------------------------------------------------------------------------------------- */
+
+enum side { SIDE_ANY, SIDE_HOST, SIDE_DEVICE };
+
+/* One end of a copy as the program names it: rows of a (depth, height, width) box. */
+struct end {
+    uint64_t address;         /* of the box's first byte */
+    size_t pitch, plane;      /* bytes from row to row, and from plane to plane */
+    enum side side;
+};
+
+struct box {
+    struct end to, from;
+    size_t width, height, depth;
+};
+
+enum when { WHEN_DEFAULT, WHEN_STREAM, WHEN_CALL };   /* when a pageable source is read */
+
+struct moved {                /* one end, resolved: where the engine reaches it, and whose it is */
+    char *bytes;
+    size_t pitch, plane;
+    struct lease *lease;      /* none for pageable memory and staged copies */
+    struct block *block;      /* only to look at before the operation is queued */
+};
+
+struct transfer {
+    struct moved to, from;
+    size_t width, height, depth;
+    void *staged;
+};
+
+status copy_run(struct context *context, uint64_t stream, const struct box *box, bool blocking);
+status copy_batch(struct context *context, uint64_t stream, const struct box *boxes, const enum when *whens,
+                  size_t count, size_t *failed);
+status fill_run(struct context *context, uint64_t stream, uint64_t address, size_t pitch, uint32_t value, unsigned unit,
+                size_t width, size_t height, bool blocking);
+void copy_perform(const struct transfer *transfers, size_t count);
+void transfers_free(struct transfer *transfers, size_t count);
+void fill_perform(const struct moved *at, size_t width, size_t height, uint32_t value, unsigned unit);
+status value_run(struct context *context, uint64_t stream, uint64_t address, uint64_t value, unsigned flags, bool writes);
+
+/* --- streams --------------------------------------------------------------------------------------------------------------- */
+
+enum op_kind { OP_MARK, OP_COPY, OP_FILL, OP_HOST, OP_ALLOC, OP_FREE, OP_WAIT_VALUE, OP_WRITE_VALUE };
+
+struct op {
+    enum op_kind kind;
+    int references;
+    bool done;
+    uint64_t finished;        /* nanoseconds */
+    uint64_t sequence;
+    struct stream *stream;
+    struct op *next;
+    int waiting_for;
+    struct op **successors;
+    int successor_count, successor_room;
+    union {
+        struct { struct transfer *transfers; size_t count; } copy;
+        struct { struct moved at; size_t width, height; uint32_t value; unsigned unit; } fill;
+        struct { void (*call)(void *); void *data; } host;
+        struct { struct moved at; uint64_t value; unsigned flags; } value;
+        struct { struct moved at; size_t bytes; } birth;
+        struct lease *death;
+    };
+};
+
+struct stream {
+    uint64_t handle;
+    struct context *context;
+    unsigned flags;
+    int priority;
+    bool blocking, legacy, closing, aborting, has_thread;
+    bool counted;             /* made by the program, and not yet destroyed */
+    int held;
+    uint64_t submitted, number;
+    struct op *head, *tail, *last;
+    pthread_cond_t wake;
+    struct stream *next;      /* of the same context */
+};
+
+#define STREAM_LEGACY 1u
+#define STREAM_PER_THREAD 2u
+#define STREAM_NON_BLOCKING 1u
+
+struct op *op_new(enum op_kind kind);
+void op_hold(struct op *op);
+void op_drop(struct op *op);
+void op_after(struct op *op, struct op *earlier);
+status stream_submit(struct stream *stream, struct op *op);
+status stream_create(struct context *context, unsigned flags, int priority, uint64_t *handle);
+status stream_destroy(uint64_t handle);
+status stream_get(struct context *context, uint64_t handle, struct stream **out);
+status stream_query(struct stream *stream);
+status stream_synchronize(struct stream *stream);
+status stream_wait_op(struct stream *stream, struct op *earlier);
+struct stream *stream_open(struct context *context, unsigned flags, int priority);
+void streams_abort(struct context *context);
+void device_drain(int device);
+void host_wait(struct op *op);
+void host_wait_context(struct context *context);
+
+/* --- events ------------------------------------------------------------------------------------------------------------------ */
+
+struct event {
+    uint64_t handle;
+    struct context *context;
+    unsigned flags;
+    struct op *last;
+};
+
+#define EVENT_DISABLE_TIMING 2u
+#define EVENT_INTERPROCESS 4u
+
+status event_create(struct context *context, unsigned flags, uint64_t *handle);
+status event_destroy(uint64_t handle);
+status event_record(struct context *context, uint64_t event, uint64_t stream);
+status event_query(uint64_t event);
+status event_synchronize(uint64_t event);
+status event_elapsed(uint64_t start, uint64_t end, float *milliseconds);
+status event_wait(struct context *context, uint64_t stream, uint64_t event);
+void events_drop(struct context *context);
+
+/* --- pools -------------------------------------------------------------------------------------------------------------------- */
+
+struct pool {
+    uint64_t handle;
+    int device;
+    bool is_default, closing;
+    size_t max_bytes;
+    uint64_t threshold;
+    int follow_events, opportunistic, internal;
+    uint64_t used, used_high, reserved, reserved_high;
+    size_t live_blocks;
+    uint32_t readable_by;                     /* devices given access */
+    struct block *cached[64];                 /* by size class, newest first */
+};
+
+status pool_create(int device, size_t max_bytes, uint64_t *handle);
+struct pool *pool_open(int device);
+status pool_destroy(uint64_t handle);
+status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint64_t stream, uint64_t *address);
+status pool_free(struct context *context, uint64_t address, uint64_t stream);
+status pool_trim(struct pool *pool, size_t keep);
+bool pool_return(struct block *block);
+void pools_relax(int device);
+void pools_drop(int device);
+
+/* --- between processes ----------------------------------------------------------------------------------------------------------- */
+
+status ipc_export(uint64_t address, unsigned char handle[64]);
+status ipc_import(struct context *context, const unsigned char handle[64], unsigned flags, uint64_t *address);
+status ipc_close(uint64_t address);
+
+#endif

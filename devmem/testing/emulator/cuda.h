@@ -1,0 +1,132 @@
+/* What the CUDA front needs of the driver's binary interface, declared here so that no vendor header is needed. */
+#ifndef DEVMEM_EMULATOR_CUDA_H
+#define DEVMEM_EMULATOR_CUDA_H
+
+#include "core.h"
+
+typedef uint64_t handle;       /* contexts, streams, events, pools: opaque pointers to the program */
+typedef uint64_t deviceptr;
+
+enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 };
+enum { LOCATION_DEVICE = 1, LOCATION_HOST = 2, LOCATION_HOST_NUMA = 3, LOCATION_HOST_NUMA_CURRENT = 4 };
+
+struct location {
+    int type, id;
+};
+
+struct memcpy2d {
+    size_t src_x, src_y;
+    int src_type;
+    void *src_host;
+    deviceptr src_device;
+    void *src_array;
+    size_t src_pitch, dst_x, dst_y;
+    int dst_type;
+    void *dst_host;
+    deviceptr dst_device;
+    void *dst_array;
+    size_t dst_pitch, width, height;
+};
+
+struct memcpy3d {
+    size_t src_x, src_y, src_z, src_lod;
+    int src_type;
+    void *src_host;
+    deviceptr src_device;
+    void *src_array, *reserved0;
+    size_t src_pitch, src_height, dst_x, dst_y, dst_z, dst_lod;
+    int dst_type;
+    void *dst_host;
+    deviceptr dst_device;
+    void *dst_array, *reserved1;
+    size_t dst_pitch, dst_height, width, height, depth;
+};
+
+struct memcpy_attributes {
+    int order;
+    struct location source, destination;
+    unsigned flags;
+};
+
+struct pool_properties {
+    int allocation, handles;
+    struct location location;
+    void *security;
+    size_t max_bytes;
+    unsigned short usage;
+    unsigned char reserved[54];
+};
+
+struct access_description {
+    struct location location;
+    int flags;
+};
+
+struct ipc_handle {
+    unsigned char bytes[64];
+};
+
+_Static_assert(sizeof(struct memcpy2d) == 128 && sizeof(struct memcpy3d) == 200, "layouts of the copy descriptors");
+_Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_properties) == 88, "layouts of newer structs");
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Every function begins with BEGIN and leaves through END: between the two it holds the core's lock. */
+#define BEGIN(name, need)                                            \
+    struct context *context = NULL;                                  \
+    (void)context;                                                   \
+    status begun = core_enter(FUNCTION_##name, need, &context);      \
+    if (begun != OK) return begun
+#define END(result) return core_leave(result)
+#define REQUIRE(condition, code) if (!(condition)) END(code)
+
+/* The functions of this front, by the name under which they are counted and made to fail. */
+#define CUDA_FUNCTIONS(X) \
+    X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuGetProcAddress) \
+    X(cuDeviceGet) X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceTotalMem) X(cuDeviceGetAttribute) \
+    X(cuDeviceGetPCIBusId) X(cuDeviceGetByPCIBusId) X(cuDeviceComputeCapability) \
+    X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxGetState) \
+    X(cuDevicePrimaryCtxSetFlags) \
+    X(cuCtxCreate) X(cuCtxDestroy) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) \
+    X(cuCtxGetDevice) X(cuCtxGetFlags) X(cuCtxGetId) X(cuCtxGetApiVersion) X(cuCtxSynchronize) X(cuCtxGetStreamPriorityRange) \
+    X(cuCtxEnablePeerAccess) X(cuCtxDisablePeerAccess) X(cuDeviceCanAccessPeer) X(cuDeviceGetP2PAttribute) \
+    X(cuMemAlloc) X(cuMemAllocPitch) X(cuMemFree) X(cuMemGetInfo) X(cuMemGetAddressRange) \
+    X(cuMemAllocHost) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemHostGetDevicePointer) X(cuMemHostGetFlags) \
+    X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemAllocManaged) X(cuMemPrefetchAsync) X(cuMemAdvise) \
+    X(cuPointerGetAttribute) X(cuPointerGetAttributes) \
+    X(cuMemAllocAsync) X(cuMemAllocFromPoolAsync) X(cuMemFreeAsync) X(cuMemPoolCreate) X(cuMemPoolDestroy) \
+    X(cuMemPoolSetAttribute) X(cuMemPoolGetAttribute) X(cuMemPoolTrimTo) X(cuMemPoolSetAccess) X(cuMemPoolGetAccess) \
+    X(cuDeviceGetDefaultMemPool) X(cuDeviceGetMemPool) X(cuDeviceSetMemPool) \
+    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) \
+    X(cuMemcpy) X(cuMemcpyAsync) X(cuMemcpyHtoD) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoH) X(cuMemcpyDtoHAsync) \
+    X(cuMemcpyDtoD) X(cuMemcpyDtoDAsync) X(cuMemcpyPeer) X(cuMemcpyPeerAsync) X(cuMemcpy2D) X(cuMemcpy2DUnaligned) \
+    X(cuMemcpy2DAsync) X(cuMemcpy3D) X(cuMemcpy3DAsync) X(cuMemcpyBatchAsync) \
+    X(cuMemsetD8) X(cuMemsetD16) X(cuMemsetD32) X(cuMemsetD8Async) X(cuMemsetD16Async) X(cuMemsetD32Async) \
+    X(cuMemsetD2D8) X(cuMemsetD2D16) X(cuMemsetD2D32) X(cuMemsetD2D8Async) X(cuMemsetD2D16Async) X(cuMemsetD2D32Async) \
+    X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) \
+    X(cuStreamWaitEvent) X(cuStreamGetPriority) X(cuStreamGetFlags) X(cuStreamGetCtx) X(cuStreamGetDevice) X(cuStreamGetId) \
+    X(cuStreamIsCapturing) X(cuStreamGetCaptureInfo) X(cuStreamAttachMemAsync) X(cuStreamWaitValue32) \
+    X(cuStreamWriteValue32) X(cuLaunchHostFunc) \
+    X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventRecordWithFlags) X(cuEventQuery) X(cuEventSynchronize) \
+    X(cuEventElapsedTime) \
+    CUDA_UNSUPPORTED(X)
+
+/* Exported only to say CUDA_ERROR_NOT_SUPPORTED; the null mode accepts and drops them. */
+#define CUDA_UNSUPPORTED(X) \
+    X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuModuleUnload) \
+    X(cuModuleGetFunction) X(cuModuleGetGlobal) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLibraryUnload) \
+    X(cuLibraryGetKernel) X(cuLibraryGetModule) X(cuKernelGetFunction) X(cuFuncGetAttribute) X(cuFuncSetAttribute) \
+    X(cuFuncSetCacheConfig) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchCooperativeKernel) X(cuStreamAddCallback) \
+    X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuPointerSetAttribute) \
+    X(cuMemRangeGetAttribute) X(cuMemPoolExportToShareableHandle) X(cuMemPoolImportFromShareableHandle) \
+    X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) X(cuProfilerStart) X(cuProfilerStop)
+
+#define NUMBER(name) FUNCTION_##name,
+enum { CUDA_FUNCTIONS(NUMBER) FUNCTION_TOTAL };
+#undef NUMBER
+_Static_assert(FUNCTION_TOTAL <= MAX_FUNCTIONS, "room for all counters");
+
+int cuda_version(void);
+void *null_function(const char *name, int version);
+
+#endif

@@ -1,0 +1,510 @@
+/* The CUDA driver API over the core: everything for which "stream 0" matters.
+ *
+ * Compiled twice, as the vendor's header does it: here 0 is the legacy default stream; in cuda_per_thread.c, which
+ * includes this file, 0 is the calling thread's own and the exported names end in _ptsz (stream given) or _ptds.
+ */
+#include "cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef PER_THREAD
+#define GIVEN(name) name##_ptsz
+#define IMPLIED(name) name##_ptds
+#define DEFAULT_STREAM STREAM_PER_THREAD
+#else
+#define GIVEN(name) name
+#define IMPLIED(name) name
+#define DEFAULT_STREAM STREAM_LEGACY
+#endif
+
+#define STREAM_OF(stream) ((stream) ? (stream) : DEFAULT_STREAM)
+#define MAX_PITCH 2147483647u
+
+static uint64_t address_of(const void *host) { return (uint64_t)(uintptr_t)host; }
+
+/* --- linear copies -------------------------------------------------------------------------------------------------- */
+
+static status linear(struct context *context, handle stream, uint64_t to, enum side to_side, uint64_t from, enum side from_side,
+                     size_t bytes, bool blocking)
+{
+    struct box box = {{to, bytes, bytes, to_side}, {from, bytes, bytes, from_side}, bytes, 1, 1};
+    return copy_run(context, STREAM_OF(stream), &box, blocking);
+}
+
+EXPORT status IMPLIED(cuMemcpy)(deviceptr to, deviceptr from, size_t bytes)
+{
+    BEGIN(cuMemcpy, NEED_CONTEXT);
+    END(linear(context, 0, to, SIDE_ANY, from, SIDE_ANY, bytes, true));
+}
+
+EXPORT status GIVEN(cuMemcpyAsync)(deviceptr to, deviceptr from, size_t bytes, handle stream)
+{
+    BEGIN(cuMemcpyAsync, NEED_CONTEXT);
+    END(linear(context, stream, to, SIDE_ANY, from, SIDE_ANY, bytes, false));
+}
+
+EXPORT status IMPLIED(cuMemcpyHtoD_v2)(deviceptr to, const void *from, size_t bytes)
+{
+    BEGIN(cuMemcpyHtoD, NEED_CONTEXT);
+    END(linear(context, 0, to, SIDE_DEVICE, address_of(from), SIDE_HOST, bytes, true));
+}
+
+EXPORT status GIVEN(cuMemcpyHtoDAsync_v2)(deviceptr to, const void *from, size_t bytes, handle stream)
+{
+    BEGIN(cuMemcpyHtoDAsync, NEED_CONTEXT);
+    END(linear(context, stream, to, SIDE_DEVICE, address_of(from), SIDE_HOST, bytes, false));
+}
+
+EXPORT status IMPLIED(cuMemcpyDtoH_v2)(void *to, deviceptr from, size_t bytes)
+{
+    BEGIN(cuMemcpyDtoH, NEED_CONTEXT);
+    END(linear(context, 0, address_of(to), SIDE_HOST, from, SIDE_DEVICE, bytes, true));
+}
+
+EXPORT status GIVEN(cuMemcpyDtoHAsync_v2)(void *to, deviceptr from, size_t bytes, handle stream)
+{
+    BEGIN(cuMemcpyDtoHAsync, NEED_CONTEXT);
+    END(linear(context, stream, address_of(to), SIDE_HOST, from, SIDE_DEVICE, bytes, false));
+}
+
+EXPORT status IMPLIED(cuMemcpyDtoD_v2)(deviceptr to, deviceptr from, size_t bytes)
+{
+    BEGIN(cuMemcpyDtoD, NEED_CONTEXT);
+    END(linear(context, 0, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, true));
+}
+
+EXPORT status GIVEN(cuMemcpyDtoDAsync_v2)(deviceptr to, deviceptr from, size_t bytes, handle stream)
+{
+    BEGIN(cuMemcpyDtoDAsync, NEED_CONTEXT);
+    END(linear(context, stream, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, false));
+}
+
+/* --- between devices -------------------------------------------------------------------------------------------------- */
+
+static status on_device_of(handle which, uint64_t address)
+{
+    struct context *of;
+    status found = context_of_handle(which, &of);
+    if (found != OK) return found;
+    struct block *block = block_find(address);
+    return block && block->device == of->device ? OK : INVALID_VALUE;
+}
+
+static status between(struct context *context, handle stream, deviceptr to, handle to_context, deviceptr from,
+                      handle from_context, size_t bytes)
+{
+    status result = bytes ? on_device_of(to_context, to) : OK;
+    if (result == OK && bytes) result = on_device_of(from_context, from);
+    return result == OK ? linear(context, stream, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, false) : result;
+}
+
+/* Documented as serialised with all work of both contexts, pending and future: both are waited for, before and after. */
+EXPORT status IMPLIED(cuMemcpyPeer)(deviceptr to, handle to_context, deviceptr from, handle from_context, size_t bytes)
+{
+    BEGIN(cuMemcpyPeer, NEED_CONTEXT);
+    struct context *target, *source;
+    REQUIRE(context_of_handle(to_context, &target) == OK && context_of_handle(from_context, &source) == OK, INVALID_CONTEXT);
+    host_wait_context(target);
+    host_wait_context(source);
+    REQUIRE(context->active, CONTEXT_IS_DESTROYED);
+    status result = between(context, 0, to, to_context, from, from_context, bytes);
+    if (result == OK) host_wait_context(context);
+    END(result);
+}
+
+EXPORT status GIVEN(cuMemcpyPeerAsync)(deviceptr to, handle to_context, deviceptr from, handle from_context, size_t bytes,
+                                       handle stream)
+{
+    BEGIN(cuMemcpyPeerAsync, NEED_CONTEXT);
+    END(between(context, stream, to, to_context, from, from_context, bytes));
+}
+
+/* --- boxes --------------------------------------------------------------------------------------------------------------- */
+
+struct corner {
+    int type;
+    const void *host;
+    deviceptr device;
+    size_t x, y, z, pitch, height;
+};
+
+static status end_of(const struct corner *corner, const struct box *box, struct end *out)
+{
+    if (corner->type == MEMORY_ARRAY) return NOT_SUPPORTED;
+    if (corner->type < MEMORY_HOST || corner->type > MEMORY_UNIFIED) return INVALID_VALUE;
+    if (corner->pitch < box->width + corner->x) return INVALID_VALUE;
+    if (box->depth > 1 && corner->height < box->height + corner->y) return INVALID_VALUE;
+    uint64_t base = corner->type == MEMORY_HOST ? address_of(corner->host) : corner->device;
+    out->side = corner->type == MEMORY_HOST ? SIDE_HOST : corner->type == MEMORY_DEVICE ? SIDE_DEVICE : SIDE_ANY;
+    out->pitch = corner->pitch;
+    out->plane = corner->pitch * corner->height;
+    out->address = base ? base + corner->z * out->plane + corner->y * corner->pitch + corner->x : 0;
+    return OK;
+}
+
+static status run_box(struct context *context, handle stream, struct box *box, const struct corner *to,
+                      const struct corner *from, bool blocking)
+{
+    if (!box->width || !box->height || !box->depth) return OK;
+    status result = end_of(to, box, &box->to);
+    if (result == OK) result = end_of(from, box, &box->from);
+    return result == OK ? copy_run(context, STREAM_OF(stream), box, blocking) : result;
+}
+
+static status run_2d(struct context *context, handle stream, const struct memcpy2d *copy, bool any_pitch, bool blocking)
+{
+    if (!copy) return INVALID_VALUE;
+    if (!any_pitch && (copy->src_pitch > MAX_PITCH || copy->dst_pitch > MAX_PITCH)) return INVALID_VALUE;
+    struct corner to = {copy->dst_type, copy->dst_host, copy->dst_device, copy->dst_x, copy->dst_y, 0, copy->dst_pitch, 0};
+    struct corner from = {copy->src_type, copy->src_host, copy->src_device, copy->src_x, copy->src_y, 0, copy->src_pitch, 0};
+    struct box box = {.width = copy->width, .height = copy->height, .depth = 1};
+    return run_box(context, stream, &box, &to, &from, blocking);
+}
+
+static status run_3d(struct context *context, handle stream, const struct memcpy3d *copy, bool blocking)
+{
+    if (!copy || copy->src_lod || copy->dst_lod || copy->reserved0 || copy->reserved1) return INVALID_VALUE;
+    struct corner to = {copy->dst_type, copy->dst_host, copy->dst_device, copy->dst_x, copy->dst_y, copy->dst_z,
+                        copy->dst_pitch, copy->dst_height};
+    struct corner from = {copy->src_type, copy->src_host, copy->src_device, copy->src_x, copy->src_y, copy->src_z,
+                          copy->src_pitch, copy->src_height};
+    struct box box = {.width = copy->width, .height = copy->height, .depth = copy->depth};
+    return run_box(context, stream, &box, &to, &from, blocking);
+}
+
+EXPORT status IMPLIED(cuMemcpy2D_v2)(const struct memcpy2d *copy)
+{
+    BEGIN(cuMemcpy2D, NEED_CONTEXT);
+    END(run_2d(context, 0, copy, false, true));
+}
+
+EXPORT status IMPLIED(cuMemcpy2DUnaligned_v2)(const struct memcpy2d *copy)
+{
+    BEGIN(cuMemcpy2DUnaligned, NEED_CONTEXT);
+    END(run_2d(context, 0, copy, true, true));
+}
+
+EXPORT status GIVEN(cuMemcpy2DAsync_v2)(const struct memcpy2d *copy, handle stream)
+{
+    BEGIN(cuMemcpy2DAsync, NEED_CONTEXT);
+    END(run_2d(context, stream, copy, false, false));
+}
+
+EXPORT status IMPLIED(cuMemcpy3D_v2)(const struct memcpy3d *copy)
+{
+    BEGIN(cuMemcpy3D, NEED_CONTEXT);
+    END(run_3d(context, 0, copy, true));
+}
+
+EXPORT status GIVEN(cuMemcpy3DAsync_v2)(const struct memcpy3d *copy, handle stream)
+{
+    BEGIN(cuMemcpy3DAsync, NEED_CONTEXT);
+    END(run_3d(context, stream, copy, false));
+}
+
+/* --- batches --------------------------------------------------------------------------------------------------------------- */
+
+#define ORDER_STREAM 1
+#define ORDER_DURING_CALL 2
+#define ORDER_ANY 3
+#define BATCH_PIECE 64 /* copies described on the stack; more are put on the heap */
+
+static status check_attributes(const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds, size_t count)
+{
+    if (!attributes || !firsts || !kinds || kinds > count || firsts[0] != 0) return INVALID_VALUE;
+    for (size_t index = 0; index < kinds; index++) {
+        if (attributes[index].order < ORDER_STREAM || attributes[index].order > ORDER_ANY) return INVALID_VALUE;
+        if (firsts[index] >= count || (index && firsts[index] <= firsts[index - 1])) return INVALID_VALUE;
+    }
+    return OK;
+}
+
+static status run_batch(struct context *context, handle stream, const deviceptr *to, const deviceptr *from, const size_t *sizes,
+                        size_t count, const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds,
+                        size_t *failed)
+{
+    if (STREAM_OF(stream) == STREAM_LEGACY) return INVALID_VALUE; /* documented: a real stream is asked for */
+    if (!to || !from || !sizes || !count) return INVALID_VALUE;
+    status result = check_attributes(attributes, firsts, kinds, count);
+    if (result != OK) return result;
+    struct box boxes[count < BATCH_PIECE ? count : 1], *box = boxes;
+    enum when whens[count < BATCH_PIECE ? count : 1], *when = whens;
+    if (count >= BATCH_PIECE) {
+        box = calloc(count, sizeof *box);
+        when = calloc(count, sizeof *when);
+        if (!box || !when) abort();
+    }
+    for (size_t index = 0, kind = 0; index < count; index++) {
+        if (kind + 1 < kinds && firsts[kind + 1] == index) kind++;
+        when[index] = attributes[kind].order == ORDER_DURING_CALL ? WHEN_CALL : WHEN_STREAM;
+        box[index] = (struct box){{to[index], sizes[index], sizes[index], SIDE_ANY},
+                                  {from[index], sizes[index], sizes[index], SIDE_ANY}, sizes[index], 1, 1};
+    }
+    result = copy_batch(context, STREAM_OF(stream), box, when, count, failed);
+    if (box != boxes) free(box);
+    if (when != whens) free(when);
+    return result;
+}
+
+/* The form of CUDA 12.8, which says which copy was refused. */
+EXPORT status GIVEN(cuMemcpyBatchAsync)(const deviceptr *to, const deviceptr *from, const size_t *sizes, size_t count,
+                                        const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds,
+                                        size_t *failed, handle stream)
+{
+    BEGIN(cuMemcpyBatchAsync, NEED_CONTEXT);
+    size_t index = SIZE_MAX;
+    status result = run_batch(context, stream, to, from, sizes, count, attributes, firsts, kinds, &index);
+    if (failed) *failed = index;
+    END(result);
+}
+
+EXPORT status GIVEN(cuMemcpyBatchAsync_v2)(const deviceptr *to, const deviceptr *from, const size_t *sizes, size_t count,
+                                           const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds,
+                                           handle stream)
+{
+    BEGIN(cuMemcpyBatchAsync, NEED_CONTEXT);
+    size_t index;
+    END(run_batch(context, stream, to, from, sizes, count, attributes, firsts, kinds, &index));
+}
+
+/* --- fills -------------------------------------------------------------------------------------------------------------------- */
+
+#define FILLS(bits, type)                                                                                                      \
+    EXPORT status IMPLIED(cuMemsetD##bits##_v2)(deviceptr to, type value, size_t count)                                        \
+    {                                                                                                                          \
+        BEGIN(cuMemsetD##bits, NEED_CONTEXT);                                                                                  \
+        END(fill_run(context, DEFAULT_STREAM, to, 0, value, bits / 8, count, 1, true));                                        \
+    }                                                                                                                          \
+    EXPORT status GIVEN(cuMemsetD##bits##Async)(deviceptr to, type value, size_t count, handle stream)                         \
+    {                                                                                                                          \
+        BEGIN(cuMemsetD##bits##Async, NEED_CONTEXT);                                                                           \
+        END(fill_run(context, STREAM_OF(stream), to, 0, value, bits / 8, count, 1, false));                                    \
+    }                                                                                                                          \
+    EXPORT status IMPLIED(cuMemsetD2D##bits##_v2)(deviceptr to, size_t pitch, type value, size_t width, size_t height)         \
+    {                                                                                                                          \
+        BEGIN(cuMemsetD2D##bits, NEED_CONTEXT);                                                                                \
+        END(fill_run(context, DEFAULT_STREAM, to, pitch, value, bits / 8, width, height, true));                               \
+    }                                                                                                                          \
+    EXPORT status GIVEN(cuMemsetD2D##bits##Async)(deviceptr to, size_t pitch, type value, size_t width, size_t height,         \
+                                                  handle stream)                                                               \
+    {                                                                                                                          \
+        BEGIN(cuMemsetD2D##bits##Async, NEED_CONTEXT);                                                                         \
+        END(fill_run(context, STREAM_OF(stream), to, pitch, value, bits / 8, width, height, false));                           \
+    }
+
+FILLS(8, unsigned char)
+FILLS(16, unsigned short)
+FILLS(32, unsigned)
+
+/* --- stream-ordered memory ------------------------------------------------------------------------------------------------------ */
+
+EXPORT status GIVEN(cuMemAllocAsync)(deviceptr *out, size_t bytes, handle stream)
+{
+    BEGIN(cuMemAllocAsync, NEED_CONTEXT);
+    struct stream *of;
+    REQUIRE(out, INVALID_VALUE);
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    REQUIRE(found == OK, found);
+    END(pool_alloc(context, devices[of->context->device].current_pool, bytes, STREAM_OF(stream), out));
+}
+
+EXPORT status GIVEN(cuMemAllocFromPoolAsync)(deviceptr *out, size_t bytes, handle which, handle stream)
+{
+    BEGIN(cuMemAllocFromPoolAsync, NEED_CONTEXT);
+    struct pool *pool = handle_get(which, HANDLE_POOL);
+    END(out && pool ? pool_alloc(context, pool, bytes, STREAM_OF(stream), out) : INVALID_VALUE);
+}
+
+EXPORT status GIVEN(cuMemFreeAsync)(deviceptr address, handle stream)
+{
+    BEGIN(cuMemFreeAsync, NEED_CONTEXT);
+    END(pool_free(context, address, STREAM_OF(stream)));
+}
+
+/* --- managed memory ------------------------------------------------------------------------------------------------------------------ */
+
+static status mark(struct stream *stream)
+{
+    struct op *op = op_new(OP_MARK);
+    stream_submit(stream, op);
+    op_drop(op);
+    return OK;
+}
+
+static status prefetch(struct context *context, deviceptr address, size_t bytes, struct location to, handle stream)
+{
+    struct stream *on;
+    struct block *block = block_find(address);
+    status found = stream_get(context, STREAM_OF(stream), &on);
+    if (found != OK) return found;
+    if (!bytes || !block || block->kind != BLOCK_MANAGED || address + bytes > block->base + block->size) return INVALID_VALUE;
+    if (to.type < LOCATION_DEVICE || to.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
+    if (to.type == LOCATION_DEVICE && (to.id < 0 || to.id >= device_count)) return INVALID_DEVICE;
+    return mark(on);
+}
+
+EXPORT status GIVEN(cuMemPrefetchAsync)(deviceptr address, size_t bytes, int device, handle stream)
+{
+    BEGIN(cuMemPrefetchAsync, NEED_CONTEXT);
+    struct location to = {device == -1 ? LOCATION_HOST : LOCATION_DEVICE, device};
+    END(prefetch(context, address, bytes, to, stream));
+}
+
+EXPORT status GIVEN(cuMemPrefetchAsync_v2)(deviceptr address, size_t bytes, struct location to, unsigned flags, handle stream)
+{
+    BEGIN(cuMemPrefetchAsync, NEED_CONTEXT);
+    END(flags ? INVALID_VALUE : prefetch(context, address, bytes, to, stream));
+}
+
+#define ATTACH_SINGLE 4u
+
+EXPORT status GIVEN(cuStreamAttachMemAsync)(handle stream, deviceptr address, size_t bytes, unsigned flags)
+{
+    BEGIN(cuStreamAttachMemAsync, NEED_CONTEXT);
+    struct stream *on;
+    struct block *block = block_find(address);
+    status found = stream_get(context, STREAM_OF(stream), &on);
+    REQUIRE(found == OK, found);
+    REQUIRE(block && block->kind == BLOCK_MANAGED && block->base == address, INVALID_VALUE);
+    REQUIRE(!bytes || bytes == block->size, INVALID_VALUE);
+    REQUIRE(flags == 1 || flags == 2 || (flags == ATTACH_SINGLE && stream), INVALID_VALUE);
+    END(mark(on));
+}
+
+/* --- streams ------------------------------------------------------------------------------------------------------------------------- */
+
+EXPORT status GIVEN(cuStreamQuery)(handle stream)
+{
+    BEGIN(cuStreamQuery, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    END(found == OK ? stream_query(of) : found);
+}
+
+EXPORT status GIVEN(cuStreamSynchronize)(handle stream)
+{
+    BEGIN(cuStreamSynchronize, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    END(found == OK ? stream_synchronize(of) : found);
+}
+
+/* Flags mean something while a stream is captured into a graph; nothing is ever captured here. */
+EXPORT status GIVEN(cuStreamWaitEvent)(handle stream, handle event, unsigned flags)
+{
+    BEGIN(cuStreamWaitEvent, NEED_CONTEXT);
+    END(flags ? INVALID_VALUE : event_wait(context, STREAM_OF(stream), event));
+}
+
+EXPORT status GIVEN(cuEventRecord)(handle event, handle stream)
+{
+    BEGIN(cuEventRecord, NEED_CONTEXT);
+    END(event_record(context, event, STREAM_OF(stream)));
+}
+
+EXPORT status GIVEN(cuEventRecordWithFlags)(handle event, handle stream, unsigned flags)
+{
+    BEGIN(cuEventRecordWithFlags, NEED_CONTEXT);
+    END(flags ? INVALID_VALUE : event_record(context, event, STREAM_OF(stream)));
+}
+
+EXPORT status GIVEN(cuStreamGetPriority)(handle stream, int *out)
+{
+    BEGIN(cuStreamGetPriority, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->priority;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+EXPORT status GIVEN(cuStreamGetFlags)(handle stream, unsigned *out)
+{
+    BEGIN(cuStreamGetFlags, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->flags;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+EXPORT status GIVEN(cuStreamGetCtx)(handle stream, handle *out)
+{
+    BEGIN(cuStreamGetCtx, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->context->handle;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+EXPORT status GIVEN(cuStreamGetDevice)(handle stream, int *out)
+{
+    BEGIN(cuStreamGetDevice, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->context->device;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+EXPORT status GIVEN(cuStreamGetId)(handle stream, unsigned long long *out)
+{
+    BEGIN(cuStreamGetId, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->number;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+EXPORT status GIVEN(cuStreamIsCapturing)(handle stream, int *out)
+{
+    BEGIN(cuStreamIsCapturing, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = 0;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+/* Never capturing: only the status is written, in every version of the call. */
+EXPORT status GIVEN(cuStreamGetCaptureInfo_v2)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, size_t *count)
+{
+    BEGIN(cuStreamGetCaptureInfo, NEED_CONTEXT);
+    struct stream *of;
+    (void)id, (void)graph, (void)nodes, (void)count;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = 0;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+EXPORT status GIVEN(cuStreamGetCaptureInfo_v3)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, void *edges,
+                                               size_t *count)
+{
+    (void)edges;
+    return GIVEN(cuStreamGetCaptureInfo_v2)(stream, out, id, graph, nodes, count);
+}
+
+EXPORT status GIVEN(cuLaunchHostFunc)(handle stream, void (*call)(void *), void *data)
+{
+    BEGIN(cuLaunchHostFunc, NEED_CONTEXT);
+    struct stream *on;
+    status found = stream_get(context, STREAM_OF(stream), &on);
+    REQUIRE(found == OK, found);
+    REQUIRE(call, INVALID_VALUE);
+    struct op *op = op_new(OP_HOST);
+    op->host.call = call;
+    op->host.data = data;
+    stream_submit(on, op);
+    op_drop(op);
+    END(OK);
+}
+
+EXPORT status GIVEN(cuStreamWaitValue32_v2)(handle stream, deviceptr address, uint32_t value, unsigned flags)
+{
+    BEGIN(cuStreamWaitValue32, NEED_CONTEXT);
+    REQUIRE(flags <= 2, flags <= 3 ? NOT_SUPPORTED : INVALID_VALUE);
+    END(value_run(context, STREAM_OF(stream), address, value, flags, false));
+}
+
+EXPORT status GIVEN(cuStreamWriteValue32_v2)(handle stream, deviceptr address, uint32_t value, unsigned flags)
+{
+    BEGIN(cuStreamWriteValue32, NEED_CONTEXT);
+    END(flags <= 1 ? value_run(context, STREAM_OF(stream), address, value, flags, true) : INVALID_VALUE);
+}

@@ -1,0 +1,217 @@
+/* Devices and contexts: primary contexts, the per-thread context stack, reset, peer access. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define STACK_DEPTH 64
+
+int device_count;
+struct device devices[MAX_DEVICES];
+
+static _Thread_local uint64_t context_stack[STACK_DEPTH];
+static _Thread_local int context_depth;
+
+/* --- opening ------------------------------------------------------------------------------------------------------ */
+
+/* CUDA_VISIBLE_DEVICES as the vendor reads it: ordinals, cut at the first that does not exist. UUIDs are not read. */
+static int visible(int physical[MAX_DEVICES], int total)
+{
+    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    int count = 0;
+    if (!text) {
+        for (; count < total; count++) physical[count] = count;
+        return count;
+    }
+    while (count < MAX_DEVICES && *text) {
+        char *end;
+        long ordinal = strtol(text, &end, 10);
+        if (end == text || ordinal < 0 || ordinal >= total) break;
+        physical[count++] = (int)ordinal;
+        if (*end != ',') break;
+        text = end + 1;
+    }
+    return count;
+}
+
+static struct context *context_new(int device, bool is_primary)
+{
+    struct context *context = calloc(1, sizeof *context);
+    if (!context) abort();
+    context->device = device;
+    context->is_primary = is_primary;
+    context->handle = handle_new(HANDLE_CONTEXT, context);
+    return context;
+}
+
+status devices_open(void)
+{
+    size_t total = core_setting("DEVMEM_EMULATOR_DEVICES", 2), bytes = core_setting("DEVMEM_EMULATOR_MEMORY", 8ull << 30);
+    int physical[MAX_DEVICES];
+    device_count = visible(physical, (int)(total < MAX_DEVICES ? total : MAX_DEVICES));
+    for (int index = 0; index < device_count; index++) {
+        struct device *device = &devices[index];
+        device->physical = physical[index];
+        if (!heap_open(&device->heap, bytes, true)) return OUT_OF_MEMORY;
+        device->primary = context_new(index, true);
+        device->default_pool = device->current_pool = pool_open(index);
+        device->default_pool->is_default = true;
+    }
+    size_t host = core_setting("DEVMEM_EMULATOR_HOST_MEMORY", 32ull << 30);
+    return heap_open(&pinned_heap, host, false) && heap_open(&managed_heap, host, false) ? OK : OUT_OF_MEMORY;
+}
+
+/* --- the current context -------------------------------------------------------------------------------------------- */
+
+uint64_t context_top(void) { return context_depth ? context_stack[context_depth - 1] : 0; }
+
+struct context *context_current(status *why)
+{
+    uint64_t handle = context_top();
+    struct context *context = handle ? handle_get(handle, HANDLE_CONTEXT) : NULL;
+    *why = !handle ? INVALID_CONTEXT : !context || !context->active ? CONTEXT_IS_DESTROYED : OK;
+    return *why == OK ? context : NULL;
+}
+
+status context_of_handle(uint64_t handle, struct context **out)
+{
+    *out = handle_get(handle, HANDLE_CONTEXT);
+    return *out ? OK : INVALID_CONTEXT;
+}
+
+status context_push(uint64_t handle)
+{
+    if (!handle_get(handle, HANDLE_CONTEXT)) return INVALID_CONTEXT;
+    if (context_depth == STACK_DEPTH) return INVALID_VALUE;
+    context_stack[context_depth++] = handle;
+    return OK;
+}
+
+status context_pop(uint64_t *handle)
+{
+    if (!context_depth) return INVALID_CONTEXT;
+    uint64_t popped = context_stack[--context_depth];
+    if (handle) *handle = popped;
+    return OK;
+}
+
+status context_set(uint64_t handle)
+{
+    if (!handle) {
+        if (context_depth) context_depth--;
+        return OK;
+    }
+    if (!handle_get(handle, HANDLE_CONTEXT)) return INVALID_CONTEXT;
+    if (!context_depth) context_depth = 1;
+    context_stack[context_depth - 1] = handle;
+    return OK;
+}
+
+/* --- their lives ------------------------------------------------------------------------------------------------------ */
+
+static void context_activate(struct context *context)
+{
+    context->active = true;
+    context->sticky = OK;
+    context->peers = 0;
+    context->legacy = stream_open(context, 0, 0);
+    context->legacy->legacy = true;
+}
+
+/* Everything that was made in the context ends with it; handles and addresses of before are unknown from now on. */
+static void context_deactivate(struct context *context)
+{
+    if (!context->active) return;
+    context->active = false;
+    context->generation++;
+    streams_abort(context);
+    context->legacy = NULL;
+    events_drop(context);
+    blocks_drop(context, context->device);
+    if (context->is_primary) pools_drop(context->device);
+}
+
+status primary_retain(int device, uint64_t *handle)
+{
+    struct context *context = devices[device].primary;
+    if (!context->active) context_activate(context);
+    context->retained++;
+    *handle = context->handle;
+    return OK;
+}
+
+status primary_release(int device)
+{
+    struct context *context = devices[device].primary;
+    if (!context->retained) return INVALID_CONTEXT;
+    if (--context->retained == 0) context_deactivate(context);
+    return OK;
+}
+
+/* The references stay: a holder's later release must not fail, and a later retain starts the context afresh. */
+status primary_reset(int device)
+{
+    struct context *context = devices[device].primary;
+    context_deactivate(context);
+    return OK;
+}
+
+status context_create(int device, unsigned flags, uint64_t *handle)
+{
+    struct context *context = context_new(device, false);
+    context->flags = flags;
+    context_activate(context);
+    live_handles++;
+    *handle = context->handle;
+    return context_push(context->handle);
+}
+
+status context_destroy(uint64_t handle)
+{
+    struct context *context = handle_get(handle, HANDLE_CONTEXT);
+    if (!context || context->is_primary) return INVALID_CONTEXT;
+    if (context_top() == handle) context_depth--;
+    handle_drop(handle);
+    context_deactivate(context); /* the struct itself stays: a stream thread may still hold it */
+    live_handles--;
+    return OK;
+}
+
+status context_synchronize(struct context *context)
+{
+    unsigned generation = context->generation;
+    host_wait_context(context);
+    if (context->generation != generation) return CONTEXT_IS_DESTROYED;
+    pools_relax(context->device);
+    return context->sticky;
+}
+
+/* A fault of the kind that ends all work: every later call in the context reports it, until a reset. */
+void context_fail(struct context *context, status code)
+{
+    if (context->sticky == OK) context->sticky = code;
+}
+
+/* --- peers -------------------------------------------------------------------------------------------------------------- */
+
+status peer_enable(struct context *context, uint64_t peer)
+{
+    struct context *other;
+    status found = context_of_handle(peer, &other);
+    if (found != OK) return found;
+    if (other->device == context->device) return INVALID_DEVICE;
+    if (context->peers & (1u << other->device)) return PEER_ACCESS_ALREADY_ENABLED;
+    context->peers |= 1u << other->device;
+    return OK;
+}
+
+status peer_disable(struct context *context, uint64_t peer)
+{
+    struct context *other;
+    status found = context_of_handle(peer, &other);
+    if (found != OK) return found;
+    if (!(context->peers & (1u << other->device))) return PEER_ACCESS_NOT_ENABLED;
+    context->peers &= ~(1u << other->device);
+    return OK;
+}

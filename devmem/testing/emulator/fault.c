@@ -1,0 +1,157 @@
+/* What tests inject and read back: failing calls, delays, held streams, counts. Exported to Python by name. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define MAX_PLANS 64
+
+atomic_ulong function_calls[MAX_FUNCTIONS];
+
+/* One planned failure: the n-th call from now, or every call from the n-th on. */
+struct plan {
+    int function;
+    unsigned long countdown;
+    status code;
+    bool repeat;
+};
+
+static struct plan plans[MAX_PLANS];
+static int plan_count;
+static atomic_ulong delay_microseconds, delay_jitter, delay_seed;
+
+status fault_due(int function)
+{
+    for (int index = 0; index < plan_count; index++) {
+        struct plan *plan = &plans[index];
+        if (plan->function != function) continue;
+        if (plan->countdown > 1) {
+            plan->countdown--;
+            continue;
+        }
+        status code = plan->code;
+        if (!plan->repeat) *plan = plans[--plan_count];
+        return code;
+    }
+    return OK;
+}
+
+/* Errors after which the vendor says that the process's work on the device is lost. */
+bool fault_is_sticky(status code)
+{
+    return code == 214 || code == 220 || code == ILLEGAL_ADDRESS || code == 702 || code == 710
+        || (code >= 714 && code <= 719);
+}
+
+static uint64_t mix(uint64_t value)
+{
+    value += 0x9e3779b97f4a7c15u;
+    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+    value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+    return value ^ (value >> 31);
+}
+
+/* Sleep before an operation. The same seed gives the same delay to the same operation of the same stream. */
+void fault_delay(uint64_t stream, uint64_t sequence)
+{
+    unsigned long fixed = atomic_load(&delay_microseconds), jitter = atomic_load(&delay_jitter);
+    if (jitter) fixed += mix(mix(atomic_load(&delay_seed) ^ (stream << 32)) ^ sequence) % (jitter + 1);
+    if (fixed) usleep((useconds_t)fixed);
+}
+
+/* The front's number of a function named with or without its version suffix, or -1. */
+static int function_named(const char *name)
+{
+    size_t length = strlen(name);
+    if (length > 3 && name[length - 3] == '_' && name[length - 2] == 'v') length -= 3;
+    for (int index = 0; index < function_count; index++)
+        if (strncmp(function_names[index], name, length) == 0 && !function_names[index][length]) return index;
+    return -1;
+}
+
+EXPORT int devmem_emulator_fail(const char *function, unsigned long nth, int code, int repeat)
+{
+    int index = function_named(function), result = -1;
+    if (index < 0 || !nth) return -1;
+    pthread_mutex_lock(&core_mutex);
+    if (plan_count < MAX_PLANS) {
+        plans[plan_count++] = (struct plan){index, nth, code, repeat != 0};
+        result = 0;
+    }
+    pthread_mutex_unlock(&core_mutex);
+    return result;
+}
+
+EXPORT void devmem_emulator_delay(unsigned long microseconds, unsigned long jitter, unsigned long seed)
+{
+    atomic_store(&delay_microseconds, microseconds);
+    atomic_store(&delay_jitter, jitter);
+    atomic_store(&delay_seed, seed);
+}
+
+static struct stream *any_stream(uint64_t handle)
+{
+    status why;
+    struct stream *stream = NULL;
+    struct context *context = context_current(&why);
+    if (!context && device_count && devices[0].primary->active) context = devices[0].primary;
+    return context && stream_get(context, handle, &stream) == OK ? stream : NULL;
+}
+
+/* Stop a stream before its next operation. Returns its true handle (0 if unknown), which is what release takes. */
+EXPORT uint64_t devmem_emulator_hold(uint64_t handle)
+{
+    pthread_mutex_lock(&core_mutex);
+    struct stream *stream = any_stream(handle);
+    if (stream) stream->held++;
+    uint64_t held = stream ? stream->handle : 0;
+    pthread_mutex_unlock(&core_mutex);
+    return held;
+}
+
+EXPORT int devmem_emulator_release(uint64_t handle)
+{
+    pthread_mutex_lock(&core_mutex);
+    struct stream *stream = handle_get(handle, HANDLE_STREAM);
+    if (!stream) { /* destroyed while held: it still has to run what was put on it */
+        size_t cursor = 0;
+        for (struct context *context; !stream && (context = handle_next(HANDLE_CONTEXT, &cursor));)
+            for (stream = context->streams; stream && stream->handle != handle; stream = stream->next) {}
+    }
+    if (stream && stream->held) {
+        stream->held--;
+        pthread_cond_signal(&stream->wake);
+    }
+    pthread_mutex_unlock(&core_mutex);
+    return stream ? 0 : -1;
+}
+
+EXPORT int devmem_emulator_function_count(void) { return function_count; }
+EXPORT const char *devmem_emulator_function_name(int index) { return function_names[index]; }
+EXPORT unsigned long devmem_emulator_function_calls(int index) { return atomic_load(&function_calls[index]); }
+
+EXPORT void devmem_emulator_live(unsigned long *bytes, long *handles)
+{
+    pthread_mutex_lock(&core_mutex);
+    *bytes = live_bytes;
+    *handles = live_handles;
+    pthread_mutex_unlock(&core_mutex);
+}
+
+/* Forget what was injected and counted. Memory, streams and contexts stay: those belong to the program. */
+EXPORT void devmem_emulator_reset(void)
+{
+    devmem_emulator_delay(0, 0, 0);
+    pthread_mutex_lock(&core_mutex);
+    plan_count = 0;
+    for (int index = 0; index < function_count; index++) atomic_store(&function_calls[index], 0);
+    size_t cursor = 0;
+    for (struct context *context; (context = handle_next(HANDLE_CONTEXT, &cursor));)
+        for (struct stream *stream = context->streams; stream; stream = stream->next) {
+            stream->held = 0;
+            pthread_cond_signal(&stream->wake);
+        }
+    pthread_mutex_unlock(&core_mutex);
+}

@@ -1,0 +1,409 @@
+/* Streams: one thread each, first in first out, with the waits that the default streams imply. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The per-thread default streams of this thread, one per context. */
+struct own_stream {
+    struct context *context;
+    unsigned generation;
+    uint64_t handle;
+    struct own_stream *next;
+};
+
+static _Thread_local struct own_stream *own_streams;
+static pthread_key_t own_key;
+static pthread_once_t own_once = PTHREAD_ONCE_INIT;
+static uint64_t stream_numbers;
+
+/* --- operations --------------------------------------------------------------------------------------------------- */
+
+struct op *op_new(enum op_kind kind)
+{
+    struct op *op = calloc(1, sizeof *op);
+    if (!op) abort();
+    op->kind = kind;
+    op->references = 1;
+    return op;
+}
+
+void op_hold(struct op *op) { op->references++; }
+
+static void op_free(struct op *op)
+{
+    if (op->kind == OP_COPY) transfers_free(op->copy.transfers, op->copy.count);
+    if (op->kind == OP_FILL) lease_drop(op->fill.at.lease);
+    if (op->kind == OP_ALLOC) lease_drop(op->birth.at.lease);
+    if (op->kind == OP_FREE) lease_drop(op->death);
+    if (op->kind == OP_WAIT_VALUE || op->kind == OP_WRITE_VALUE) lease_drop(op->value.at.lease);
+    free(op->successors);
+    free(op);
+}
+
+void op_drop(struct op *op)
+{
+    if (op && --op->references == 0) op_free(op);
+}
+
+/* Make `op`, not yet submitted, wait for `earlier`. */
+void op_after(struct op *op, struct op *earlier)
+{
+    if (!earlier || earlier->done) return;
+    if (earlier->successor_count == earlier->successor_room) {
+        earlier->successor_room = earlier->successor_room ? earlier->successor_room * 2 : 4;
+        earlier->successors = realloc(earlier->successors, (size_t)earlier->successor_room * sizeof(struct op *));
+        if (!earlier->successors) abort();
+    }
+    earlier->successors[earlier->successor_count++] = op;
+    op->waiting_for++;
+    op_hold(op);
+}
+
+static void op_finish(struct op *op)
+{
+    op->done = true;
+    op->finished = core_now();
+    for (int index = 0; index < op->successor_count; index++) {
+        struct op *later = op->successors[index];
+        if (--later->waiting_for == 0 && later->stream && !later->done) pthread_cond_signal(&later->stream->wake);
+        op_drop(later);
+    }
+    op->successor_count = 0;
+    pthread_cond_broadcast(&progress);
+}
+
+/* --- what a stream thread does -------------------------------------------------------------------------------------- */
+
+static bool usable(const struct moved *at) { return !at->lease || (at->lease->born && !at->lease->dead); }
+
+static void running(const struct moved *at, int step)
+{
+    if (at->lease) at->lease->running += step;
+}
+
+static bool touch(struct op *op, int step)
+{
+    bool right = true;
+    if (op->kind == OP_COPY) {
+        for (size_t index = 0; index < op->copy.count; index++) {
+            struct transfer *transfer = &op->copy.transfers[index];
+            right = right && usable(&transfer->to) && usable(&transfer->from);
+            running(&transfer->to, step);
+            running(&transfer->from, step);
+        }
+    } else if (op->kind == OP_FILL) {
+        right = usable(&op->fill.at);
+        running(&op->fill.at, step);
+    } else if (op->kind == OP_WAIT_VALUE || op->kind == OP_WRITE_VALUE) {
+        right = usable(&op->value.at);
+        running(&op->value.at, step);
+    }
+    return right;
+}
+
+static bool value_reached(const struct op *op)
+{
+    uint32_t now = __atomic_load_n((uint32_t *)op->value.at.bytes, __ATOMIC_ACQUIRE), asked = (uint32_t)op->value.value;
+    switch (op->value.flags & 3) {
+    case 0: return (int32_t)(now - asked) >= 0;
+    case 1: return now == asked;
+    case 2: return (now & asked) != 0;
+    default: return ~(now | asked) != 0;
+    }
+}
+
+/* Runs without the lock. */
+static void op_act(struct stream *stream, struct op *op)
+{
+    fault_delay(stream->number, op->sequence);
+    if (op->kind == OP_COPY) copy_perform(op->copy.transfers, op->copy.count);
+    if (op->kind == OP_FILL) fill_perform(&op->fill.at, op->fill.width, op->fill.height, op->fill.value, op->fill.unit);
+    if (op->kind == OP_WRITE_VALUE)
+        __atomic_store_n((uint32_t *)op->value.at.bytes, (uint32_t)op->value.value, __ATOMIC_RELEASE);
+    if (op->kind == OP_ALLOC)
+        memset(op->birth.at.bytes, POISON, op->birth.bytes < POISON_LIMIT ? op->birth.bytes : POISON_LIMIT);
+    if (op->kind == OP_HOST) {
+        inside_host_function = true;
+        op->host.call(op->host.data);
+        inside_host_function = false;
+    }
+}
+
+static void wait_for_value(struct stream *stream, struct op *op)
+{
+    while (!stream->aborting && !value_reached(op)) {
+        pthread_mutex_unlock(&core_mutex);
+        usleep(50);
+        pthread_mutex_lock(&core_mutex);
+    }
+}
+
+static void op_run(struct stream *stream, struct op *op)
+{
+    if (stream->aborting || stream->context->sticky != OK) return;
+    if (op->kind == OP_WAIT_VALUE) wait_for_value(stream, op);
+    if (!touch(op, +1)) context_fail(stream->context, ILLEGAL_ADDRESS); /* memory not yet, or no longer, allocated */
+    else if (op->kind == OP_FREE) op->death->dead = true;
+    else if (op->kind != OP_MARK && op->kind != OP_WAIT_VALUE) {
+        pthread_mutex_unlock(&core_mutex);
+        op_act(stream, op);
+        pthread_mutex_lock(&core_mutex);
+    }
+    touch(op, -1);
+    if (op->kind == OP_ALLOC) op->birth.at.lease->born = true;
+}
+
+static void stream_free(struct stream *stream)
+{
+    struct stream **link = &stream->context->streams;
+    while (*link != stream) link = &(*link)->next;
+    *link = stream->next;
+    handle_drop(stream->handle);
+    op_drop(stream->last);
+    pthread_cond_destroy(&stream->wake);
+    free(stream);
+    pthread_cond_broadcast(&progress);
+}
+
+static void *stream_thread(void *argument)
+{
+    struct stream *stream = argument;
+    pthread_mutex_lock(&core_mutex);
+    while (stream->head || !stream->closing) {
+        struct op *op = stream->head;
+        if (!op || (!stream->aborting && (stream->held || op->waiting_for))) {
+            pthread_cond_wait(&stream->wake, &core_mutex);
+            continue;
+        }
+        op_run(stream, op);
+        stream->head = op->next;
+        if (!stream->head) stream->tail = NULL;
+        op_finish(op);
+        op_drop(op);
+    }
+    stream_free(stream);
+    pthread_mutex_unlock(&core_mutex);
+    return NULL;
+}
+
+static void start_thread(struct stream *stream)
+{
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the program's own threads */
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 1u << 20);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&thread, &attributes, stream_thread, stream) != 0) abort();
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    stream->has_thread = true;
+}
+
+/* --- ordering --------------------------------------------------------------------------------------------------------- */
+
+/* The legacy default stream waits for all blocking streams of its context, and they wait for it. */
+static void implied_waits(struct stream *stream, struct op *op)
+{
+    struct context *context = stream->context;
+    if (stream->legacy) {
+        for (struct stream *other = context->streams; other; other = other->next)
+            if (other != stream && other->blocking) op_after(op, other->last);
+    } else if (stream->blocking && context->legacy) op_after(op, context->legacy->last);
+}
+
+status stream_submit(struct stream *stream, struct op *op)
+{
+    op->stream = stream;
+    op->sequence = ++stream->submitted;
+    implied_waits(stream, op);
+    op_hold(op);
+    op_hold(op);
+    if (stream->tail) stream->tail->next = op;
+    else stream->head = op;
+    stream->tail = op;
+    op_drop(stream->last);
+    stream->last = op;
+    if (!stream->has_thread) start_thread(stream);
+    pthread_cond_signal(&stream->wake);
+    return OK;
+}
+
+status stream_wait_op(struct stream *stream, struct op *earlier)
+{
+    if (!earlier || earlier->done) return OK;
+    struct op *op = op_new(OP_MARK);
+    op_after(op, earlier);
+    stream_submit(stream, op);
+    op_drop(op);
+    return OK;
+}
+
+void host_wait(struct op *op)
+{
+    op_hold(op);
+    while (!op->done) pthread_cond_wait(&progress, &core_mutex);
+    op_drop(op);
+}
+
+/* Wait for what the streams of a context hold now, not for what other threads add meanwhile. */
+static void wait_for_streams(struct context *context, bool blocking_only)
+{
+    size_t count = 0;
+    for (struct stream *stream = context->streams; stream; stream = stream->next) count++;
+    struct op **pending = calloc(count + 1, sizeof *pending);
+    if (!pending) abort();
+    count = 0;
+    for (struct stream *stream = context->streams; stream; stream = stream->next) {
+        if (!stream->last || stream->last->done || (blocking_only && !stream->blocking)) continue;
+        op_hold(stream->last);
+        pending[count++] = stream->last;
+    }
+    for (size_t index = 0; index < count; index++) {
+        host_wait(pending[index]);
+        op_drop(pending[index]);
+    }
+    free(pending);
+}
+
+void host_wait_context(struct context *context) { wait_for_streams(context, false); }
+
+void device_drain(int device)
+{
+    size_t cursor = 0;
+    for (struct context *context; (context = handle_next(HANDLE_CONTEXT, &cursor));)
+        if (context->device == device && context->active) wait_for_streams(context, false);
+}
+
+/* --- lives --------------------------------------------------------------------------------------------------------------- */
+
+struct stream *stream_open(struct context *context, unsigned flags, int priority)
+{
+    struct stream *stream = calloc(1, sizeof *stream);
+    if (!stream) abort();
+    stream->context = context;
+    stream->flags = flags;
+    stream->priority = priority;
+    stream->blocking = !(flags & STREAM_NON_BLOCKING);
+    stream->number = ++stream_numbers;
+    stream->handle = handle_new(HANDLE_STREAM, stream);
+    pthread_cond_init(&stream->wake, NULL);
+    stream->next = context->streams;
+    context->streams = stream;
+    return stream;
+}
+
+status stream_create(struct context *context, unsigned flags, int priority, uint64_t *handle)
+{
+    struct stream *stream = stream_open(context, flags, priority);
+    stream->counted = true;
+    *handle = stream->handle;
+    live_handles++;
+    return OK;
+}
+
+/* Work already queued goes on; the stream's thread puts everything away after the last of it. */
+static void stream_close(struct stream *stream)
+{
+    handle_drop(stream->handle);
+    stream->closing = true;
+    if (!stream->has_thread) stream_free(stream);
+    else pthread_cond_signal(&stream->wake);
+}
+
+static void close_own_streams(void *first)
+{
+    pthread_mutex_lock(&core_mutex);
+    for (struct own_stream *own = first, *next; own; own = next) {
+        struct stream *stream = handle_get(own->handle, HANDLE_STREAM);
+        if (stream) stream_close(stream);
+        next = own->next;
+        free(own);
+    }
+    pthread_mutex_unlock(&core_mutex);
+}
+
+static void make_own_key(void) { pthread_key_create(&own_key, close_own_streams); }
+
+static struct stream *own_stream(struct context *context)
+{
+    struct own_stream *own = own_streams;
+    while (own && own->context != context) own = own->next;
+    if (!own) {
+        pthread_once(&own_once, make_own_key);
+        own = calloc(1, sizeof *own);
+        if (!own) abort();
+        own->context = context;
+        own->next = own_streams;
+        own_streams = own;
+        pthread_setspecific(own_key, own);
+    }
+    struct stream *stream = own->generation == context->generation ? handle_get(own->handle, HANDLE_STREAM) : NULL;
+    if (stream) return stream;
+    stream = stream_open(context, 0, 0);
+    own->generation = context->generation;
+    own->handle = stream->handle;
+    return stream;
+}
+
+status stream_get(struct context *context, uint64_t handle, struct stream **out)
+{
+    if (handle == 0 || handle == STREAM_LEGACY) *out = context->legacy;
+    else if (handle == STREAM_PER_THREAD) *out = own_stream(context);
+    else *out = handle_get(handle, HANDLE_STREAM);
+    return *out ? OK : INVALID_HANDLE;
+}
+
+status stream_destroy(uint64_t handle)
+{
+    struct stream *stream = handle_get(handle, HANDLE_STREAM);
+    if (!stream || !stream->counted) return INVALID_HANDLE;
+    stream->counted = false;
+    live_handles--;
+    stream_close(stream);
+    return OK;
+}
+
+static bool finished(const struct stream *stream) { return !stream->last || stream->last->done; }
+
+status stream_query(struct stream *stream)
+{
+    struct context *context = stream->context;
+    if (!finished(stream)) return NOT_READY;
+    if (stream->legacy)
+        for (struct stream *other = context->streams; other; other = other->next)
+            if (other->blocking && !finished(other)) return NOT_READY;
+    return context->sticky;
+}
+
+status stream_synchronize(struct stream *stream)
+{
+    struct context *context = stream->context;
+    unsigned generation = context->generation;
+    if (stream->legacy) wait_for_streams(context, true);
+    else if (!finished(stream)) host_wait(stream->last);
+    if (context->generation != generation) return CONTEXT_IS_DESTROYED;
+    pools_relax(context->device);
+    return context->sticky;
+}
+
+/* Drop what is queued, let what runs end, and wait until no thread of the context is left. */
+void streams_abort(struct context *context)
+{
+    for (struct stream *stream = context->streams, *next; stream; stream = next) {
+        next = stream->next;
+        if (stream->counted) live_handles--;
+        stream->counted = false;
+        stream->aborting = true;
+        stream->held = 0;
+        stream_close(stream);
+    }
+    while (context->streams) pthread_cond_wait(&progress, &core_mutex);
+}

@@ -1,0 +1,29 @@
+"""Sphinx configuration. The build runs with every warning an error (scripts/check)."""
+
+import devmem
+
+project = "devmem"
+copyright = "devmem developers"
+author = "devmem developers"
+release = version = devmem.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = False
+
+# "dtype" as the type of a parameter means NumPy's; that several classes of ours have such a property is no ambiguity.
+suppress_warnings = ["ref.python"]
+
+# Names of our own must resolve; those of Python and NumPy would need an inventory from the network.
+nitpick_ignore_regex = [(r"py:.*", r"(?!devmem\b).*")]
+
+html_theme = "furo"
+html_title = f"devmem {release}"

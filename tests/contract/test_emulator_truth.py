@@ -1,0 +1,1375 @@
+"""What the emulated CUDA driver claims, said in raw driver calls: on the emulator everywhere, on a real driver where one is.
+
+Where there is no driver, one test runs this file again in a subprocess over the emulator. Where there is one, real or
+emulated, each statement runs by itself, and a real driver that disagrees has caught the emulator out. Statements about
+what the vendor calls undefined carry ``emulator_only``; those that cannot be undone run in a child.
+"""
+
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from devmem.testing import emulator
+
+driver = pytest.importorskip("cuda.bindings.driver", reason="the truth about CUDA is told through cuda-bindings")
+
+ROOT = Path(emulator.__file__).parents[3]
+SUCCESS = driver.CUresult.CUDA_SUCCESS
+INVALID_VALUE = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+INVALID_HANDLE = driver.CUresult.CUDA_ERROR_INVALID_HANDLE
+INVALID_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+INVALID_DEVICE = driver.CUresult.CUDA_ERROR_INVALID_DEVICE
+NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
+NOT_SUPPORTED = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
+DESTROYED = driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED
+LEGACY, PER_THREAD, NON_BLOCKING = 1, 2, 1
+DISABLE_TIMING = 2
+
+
+def driver_here() -> bool:
+    """Whether the bindings find a driver library, of whatever kind."""
+    try:
+        return driver.cuDriverGetVersion()[0] == SUCCESS
+    except Exception:  # each series of the bindings has its own way to say no
+        return False
+
+
+HERE = driver_here()
+
+
+def statements(cls):
+    """Collect a class of statements only where there is a driver to make them about."""
+    cls.__test__ = HERE
+    return cls
+
+
+def environment() -> dict[str, str]:
+    try:
+        added = emulator.environment("cuda")
+    except emulator.BuildError as error:
+        pytest.skip(f"no emulator: {error}")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **added, "PYTHONPATH": path}
+
+
+if not HERE:
+
+    @pytest.mark.timeout(600)
+    def test_every_statement_holds_on_the_emulator():
+        command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull]
+        command += ["--rootdir", str(ROOT), "-x", "--import-mode=importlib", __file__]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=580)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def ok(result):
+    assert result[0] == SUCCESS, result[0]
+    return result[1] if len(result) == 2 else result[1:]
+
+
+def refused(result, *codes):
+    assert result[0] in codes, result[0]
+
+
+def pinned(size, flags=0):
+    """Page-locked memory and an array over it."""
+    address = int(ok(driver.cuMemHostAlloc(size, flags)))
+    return address, np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+
+
+def at(array):
+    return array.ctypes.data
+
+
+def read(address, size):
+    out = np.zeros(size, np.uint8)
+    ok(driver.cuMemcpyDtoH(at(out), address, size))
+    return out
+
+
+class Gate:
+    """Hold a stream on the device side: it waits for a word of host memory, on any driver."""
+
+    def __init__(self, stream):
+        self.address, self.word = pinned(4)
+        self.word[:] = 0
+        ok(driver.cuStreamWaitValue32(stream, self.address, 1, 0))
+
+    def open(self):
+        self.word[:] = (1, 0, 0, 0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.open()
+        ok(driver.cuCtxSynchronize())
+        ok(driver.cuMemFreeHost(self.address))
+
+
+def emulated():
+    try:
+        emulator.control("cuda")
+    except emulator.EmulatorNotLoaded:
+        return False
+    return True
+
+
+@pytest.fixture
+def only_emulated():
+    if not emulated():
+        pytest.skip("the vendor leaves this open; the emulator is strict about it")
+
+
+emulator_only = pytest.mark.usefixtures("only_emulated")
+
+
+@pytest.fixture(autouse=True)
+def context(request):
+    """The primary context of device 0, current, and on the emulator nothing left behind."""
+    if "nothing" in request.fixturenames or not HERE:
+        yield None
+        return
+    primary = always_retained()
+    ok(driver.cuCtxSetCurrent(primary))
+    before = emulator.control("cuda").live() if emulated() else None
+    yield primary
+    ok(driver.cuCtxSetCurrent(primary))
+    ok(driver.cuCtxSynchronize())
+    if before is not None:
+        assert emulator.control("cuda").live() == before, "the statement left memory or handles behind"
+    ok(driver.cuCtxSetCurrent(None))
+
+
+@functools.cache
+def always_retained():
+    """The primary context, held once for the whole run: on a real device making it anew takes a good part of a second."""
+    ok(driver.cuInit(0))
+    return ok(driver.cuDevicePrimaryCtxRetain(0))
+
+
+@pytest.fixture
+def nothing():
+    """No context for this statement."""
+
+
+@pytest.fixture
+def stream():
+    made = ok(driver.cuStreamCreate(NON_BLOCKING))
+    yield made
+    ok(driver.cuStreamSynchronize(made))
+    ok(driver.cuStreamDestroy(made))
+
+
+@pytest.fixture
+def other():
+    made = ok(driver.cuStreamCreate(NON_BLOCKING))
+    yield made
+    ok(driver.cuStreamSynchronize(made))
+    ok(driver.cuStreamDestroy(made))
+
+
+@pytest.fixture
+def block():
+    """Device memory of 4096 bytes, zeroed."""
+    address = int(ok(driver.cuMemAlloc(4096)))
+    ok(driver.cuMemsetD8(address, 0, 4096))
+    ok(driver.cuCtxSynchronize())
+    yield address
+    ok(driver.cuMemFree(address))
+
+
+@pytest.fixture
+def pool():
+    made = ok(driver.cuMemPoolCreate(pool_properties()))
+    yield made
+    ok(driver.cuMemPoolDestroy(made))
+
+
+def pool_properties():
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.handleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = 0
+    return properties
+
+
+def child(code, *, expect=0):
+    """Run statements in a process of their own, with the names of this one."""
+    prelude = """
+    import ctypes, os, sys, threading
+    import numpy as np
+    from cuda.bindings import driver
+    def ok(result):
+        assert result[0] == 0, result[0]
+        return result[1] if len(result) == 2 else result[1:]
+    def code(result):
+        return int(result[0])
+    """
+    text = textwrap.dedent(prelude) + textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == expect, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def two_devices():
+    if ok(driver.cuDeviceGetCount()) < 2:
+        pytest.skip("needs two devices")
+
+
+# --- the driver and its devices ---------------------------------------------------------------------------------------
+
+
+@statements
+class TestDriver:
+    def test_everything_but_a_few_calls_needs_cu_init(self, nothing):
+        child("""
+        assert code(driver.cuDriverGetVersion()) == 0
+        assert code(driver.cuDeviceGetCount()) == 3
+        assert code(driver.cuMemAlloc(4)) == 3
+        assert code(driver.cuCtxGetCurrent()) == 3
+        assert code(driver.cuInit(0)) == 0
+        assert code(driver.cuInit(0)) == 0
+        """)
+
+    def test_cu_init_takes_no_flags(self):
+        refused(driver.cuInit(1), INVALID_VALUE)
+
+    def test_ordinals_are_checked(self):
+        count = ok(driver.cuDeviceGetCount())
+        for ordinal in (-1, count):
+            refused(driver.cuDeviceGet(ordinal), INVALID_DEVICE)
+            refused(driver.cuDeviceTotalMem(ordinal), INVALID_DEVICE)
+            refused(driver.cuDevicePrimaryCtxRetain(ordinal), INVALID_DEVICE)
+
+    def test_devices_have_names_and_different_uuids_and_bus_ids(self):
+        devices = [ok(driver.cuDeviceGet(index)) for index in range(ok(driver.cuDeviceGetCount()))]
+        assert all(ok(driver.cuDeviceGetName(64, device)).rstrip(b"\0 ") for device in devices)
+        assert len({bytes(ok(driver.cuDeviceGetUuid(device)).bytes) for device in devices}) == len(devices)
+        buses = [ok(driver.cuDeviceGetPCIBusId(32, device)).split(b"\0")[0] for device in devices]
+        assert [int(ok(driver.cuDeviceGetByPCIBusId(bus))) for bus in buses] == [int(device) for device in devices]
+
+    def test_attributes_say_what_the_device_is(self):
+        names = driver.CUdevice_attribute
+        for attribute in (
+            names.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
+            names.CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
+            names.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
+            names.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+            names.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED,
+        ):
+            assert ok(driver.cuDeviceGetAttribute(attribute, 0)) == 1
+        assert ok(driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_WARP_SIZE, 0)) == 32
+
+    def test_errors_have_names_and_sentences(self):
+        assert ok(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"CUDA_ERROR_OUT_OF_MEMORY"
+        assert ok(driver.cuGetErrorString(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"out of memory"
+        assert ok(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_NOT_READY)) == b"CUDA_ERROR_NOT_READY"
+
+    def test_a_forked_child_may_not_use_the_driver(self):
+        child("""
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        kept = ok(driver.cuMemAlloc(64))
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if code(driver.cuMemAlloc(64)) == 3 and code(driver.cuMemFree(kept)) == 3 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        ok(driver.cuMemFree(kept))
+        """)
+
+    @emulator_only
+    def test_kernels_are_not_run(self):
+        refused(driver.cuModuleLoadData(b"\0" * 64), NOT_SUPPORTED)
+        refused(driver.cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0), NOT_SUPPORTED)
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+
+@statements
+class TestContexts:
+    def test_memory_needs_a_current_context(self):
+        ok(driver.cuCtxSetCurrent(None))
+        assert int(ok(driver.cuCtxGetCurrent())) == 0
+        refused(driver.cuMemAlloc(64), INVALID_CONTEXT)
+        refused(driver.cuMemHostAlloc(64, 0), INVALID_CONTEXT)
+        refused(driver.cuStreamCreate(0), INVALID_CONTEXT)
+        refused(driver.cuEventCreate(0), INVALID_CONTEXT)
+        refused(driver.cuCtxGetDevice(), INVALID_CONTEXT)
+        refused(driver.cuCtxSynchronize(), INVALID_CONTEXT)
+
+    def test_a_thread_begins_without_one(self, context):
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(int(ok(driver.cuCtxGetCurrent()))))
+        thread.start()
+        thread.join()
+        assert seen == [0]
+        assert int(ok(driver.cuCtxGetCurrent())) == int(context)
+
+    def test_retaining_again_gives_the_same_context(self, context):
+        again = ok(driver.cuDevicePrimaryCtxRetain(0))
+        assert int(again) == int(context)
+        ok(driver.cuDevicePrimaryCtxRelease(0))
+        assert ok(driver.cuDevicePrimaryCtxGetState(0))[1] == 1
+
+    def test_they_are_a_stack(self, context):
+        ok(driver.cuCtxPushCurrent(context))
+        assert int(ok(driver.cuCtxPopCurrent())) == int(context)
+        assert int(ok(driver.cuCtxGetCurrent())) == int(context)
+        assert int(ok(driver.cuCtxGetDevice())) == 0
+        ok(driver.cuCtxSetCurrent(None))
+        refused(driver.cuCtxPopCurrent(), INVALID_CONTEXT)
+
+    def test_releasing_more_often_than_retaining_is_refused(self, nothing):
+        child("""
+        ok(driver.cuInit(0))
+        ok(driver.cuDevicePrimaryCtxRetain(0))
+        ok(driver.cuDevicePrimaryCtxRelease(0))
+        assert code(driver.cuDevicePrimaryCtxRelease(0)) == 201
+        """)
+
+    def test_a_reset_ends_memory_and_handles_and_the_context_can_be_retained_anew(self, nothing):
+        child("""
+        ok(driver.cuInit(0))
+        primary = ok(driver.cuDevicePrimaryCtxRetain(0))
+        ok(driver.cuCtxSetCurrent(primary))
+        address = ok(driver.cuMemAlloc(1 << 20))
+        ok(driver.cuDevicePrimaryCtxReset(0))
+        assert ok(driver.cuDevicePrimaryCtxGetState(0))[1] == 0
+        assert code(driver.cuMemAlloc(64)) == 709
+        again = ok(driver.cuDevicePrimaryCtxRetain(0))
+        ok(driver.cuCtxSetCurrent(again))
+        assert code(driver.cuMemFree(address)) == 1
+        ok(driver.cuMemFree(ok(driver.cuMemAlloc(64))))
+        """)
+
+    def test_the_last_release_resets(self, nothing):
+        child("""
+        ok(driver.cuInit(0))
+        primary = ok(driver.cuDevicePrimaryCtxRetain(0))
+        ok(driver.cuCtxSetCurrent(primary))
+        ok(driver.cuMemAlloc(1 << 20))
+        ok(driver.cuDevicePrimaryCtxRelease(0))
+        assert code(driver.cuMemAlloc(64)) == 709
+        """)
+
+    @emulator_only
+    def test_old_streams_and_events_are_unknown_after_a_reset(self, nothing):
+        child("""
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        stream, event = ok(driver.cuStreamCreate(0)), ok(driver.cuEventCreate(0))
+        ok(driver.cuDevicePrimaryCtxReset(0))
+        ok(driver.cuDevicePrimaryCtxRetain(0))
+        assert code(driver.cuStreamQuery(stream)) == 400
+        assert code(driver.cuStreamDestroy(stream)) == 400
+        assert code(driver.cuEventQuery(event)) == 400
+        """)
+
+    def test_priorities_have_a_range(self):
+        least, greatest = ok(driver.cuCtxGetStreamPriorityRange())
+        assert greatest <= least
+
+
+# --- device memory ----------------------------------------------------------------------------------------------------
+
+
+@statements
+class TestDeviceMemory:
+    def test_zero_bytes_are_refused(self):
+        refused(driver.cuMemAlloc(0), INVALID_VALUE)
+
+    def test_more_than_there_is_is_out_of_memory(self):
+        total = ok(driver.cuDeviceTotalMem(0))
+        refused(driver.cuMemAlloc(total * 2), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        ok(driver.cuMemFree(ok(driver.cuMemAlloc(64))))
+
+    def test_addresses_are_aligned_and_distinct(self):
+        addresses = [int(ok(driver.cuMemAlloc(1))) for _ in range(32)]
+        assert len(set(addresses)) == 32
+        assert all(address % 256 == 0 for address in addresses)
+        for address in addresses:
+            ok(driver.cuMemFree(address))
+
+    def test_it_is_freed_once_and_by_its_base(self):
+        address = int(ok(driver.cuMemAlloc(4096)))
+        refused(driver.cuMemFree(address + 256), INVALID_VALUE)
+        ok(driver.cuMemFree(address))
+        refused(driver.cuMemFree(address), INVALID_VALUE)
+
+    def test_free_memory_shrinks_and_comes_back(self):
+        size = 64 << 20
+        free, total = ok(driver.cuMemGetInfo())
+        address = ok(driver.cuMemAlloc(size))
+        assert ok(driver.cuMemGetInfo())[0] <= free - size
+        assert ok(driver.cuMemGetInfo())[1] == total
+        ok(driver.cuMemFree(address))
+        assert ok(driver.cuMemGetInfo())[0] == free
+
+    def test_an_interior_address_finds_its_range(self, block):
+        base, size = ok(driver.cuMemGetAddressRange(block + 1000))
+        assert int(base) == block
+        assert size == 4096
+
+    def test_an_unknown_address_has_no_range(self):
+        refused(driver.cuMemGetAddressRange(64), driver.CUresult.CUDA_ERROR_NOT_FOUND, INVALID_VALUE)
+
+    @emulator_only
+    def test_the_host_cannot_touch_it(self):
+        code = """
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        ctypes.string_at(int(ok(driver.cuMemAlloc(64))), 1)
+        """
+        child(code, expect=-11)
+
+    @emulator_only
+    def test_fresh_memory_is_not_zero(self):
+        address = int(ok(driver.cuMemAlloc(4096)))
+        assert read(address, 4096).all()
+        ok(driver.cuMemFree(address))
+
+    def test_pitched_rows_are_padded(self):
+        address, pitch = ok(driver.cuMemAllocPitch(100, 7, 4))
+        assert pitch >= 100
+        assert pitch % 32 == 0
+        ok(driver.cuMemsetD2D8(address, pitch, 3, 100, 7))
+        ok(driver.cuMemFree(address))
+
+
+# --- copies and fills -------------------------------------------------------------------------------------------------
+
+
+def flat(size=4096):
+    return np.random.default_rng(size).integers(0, 256, size, np.uint8)
+
+
+def box_2d(width, height):
+    copy = driver.CUDA_MEMCPY2D()
+    copy.WidthInBytes, copy.Height = width, height
+    return copy
+
+
+@statements
+class TestCopies:
+    def test_bytes_go_there_and_back(self, block):
+        source = flat()
+        ok(driver.cuMemcpyHtoD(block, at(source), 4096))
+        assert (read(block, 4096) == source).all()
+
+    def test_an_interior_address_is_a_fine_place(self, block):
+        source = flat(100)
+        ok(driver.cuMemcpyHtoD(block + 33, at(source), 100))
+        whole = read(block, 4096)
+        assert (whole[33:133] == source).all()
+        assert not whole[:33].any()
+        assert not whole[133:].any()
+
+    def test_the_unified_copy_finds_the_direction(self, block):
+        source, back = flat(), np.zeros(4096, np.uint8)
+        ok(driver.cuMemcpy(block, at(source), 4096))
+        ok(driver.cuMemcpy(at(back), block, 4096))
+        assert (back == source).all()
+
+    def test_device_to_device(self, block):
+        source, second = flat(), ok(driver.cuMemAlloc(4096))
+        ok(driver.cuMemcpyHtoD(block, at(source), 4096))
+        ok(driver.cuMemcpyDtoD(second, block, 4096))
+        assert (read(second, 4096) == source).all()
+        ok(driver.cuMemFree(second))
+
+    def test_nothing_is_copied_without_complaint(self, block):
+        ok(driver.cuMemcpyHtoD(block, at(flat()), 0))
+        ok(driver.cuMemsetD8(block, 1, 0))
+
+    def test_an_address_that_is_nobodys_is_refused(self):
+        refused(driver.cuMemcpyHtoD(64, at(flat()), 16), INVALID_VALUE)
+        refused(driver.cuMemsetD8(64, 0, 16), INVALID_VALUE)
+
+    @emulator_only
+    def test_every_byte_must_belong_to_the_allocation(self, block):
+        source = flat()
+        refused(driver.cuMemcpyHtoD(block + 1, at(source), 4096), INVALID_VALUE)
+        refused(driver.cuMemcpyDtoH(at(source), block + 4095, 2), INVALID_VALUE)
+        refused(driver.cuMemsetD8(block, 0, 4097), INVALID_VALUE)
+        refused(driver.cuMemcpyHtoD(block, 0, 16), INVALID_VALUE)
+        refused(driver.cuMemcpyHtoD(block, 4096, 16), INVALID_VALUE)
+
+    @emulator_only
+    def test_freed_memory_is_unknown(self):
+        address = int(ok(driver.cuMemAlloc(4096)))
+        ok(driver.cuMemFree(address))
+        refused(driver.cuMemcpyHtoD(address, at(flat()), 16), INVALID_VALUE)
+        refused(driver.cuMemcpy(address, at(flat()), 16), INVALID_VALUE)
+
+    @emulator_only
+    def test_a_device_address_is_no_host_address(self, block):
+        refused(driver.cuMemcpyHtoD(block, block, 16), INVALID_VALUE)
+
+    def test_a_pinned_source_is_read_when_its_turn_comes(self, block, stream):
+        address, source = pinned(4096)
+        source[:] = 1
+        with Gate(stream) as gate:
+            ok(driver.cuMemcpyHtoDAsync(block, address, 4096, stream))
+            source[:] = 2
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == 2).all()
+        ok(driver.cuMemFreeHost(address))
+
+    def test_a_pageable_source_is_read_before_the_call_returns(self, block, stream):
+        source = np.full(4096, 1, np.uint8)
+        ok(driver.cuMemcpyHtoDAsync(block, at(source), 4096, stream))
+        source[:] = 2
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == 1).all()
+
+    @emulator_only
+    def test_a_pageable_source_is_staged_even_while_the_stream_stands_still(self, block, stream):
+        source = np.full(4096, 1, np.uint8)
+        with Gate(stream) as gate:
+            ok(driver.cuMemcpyHtoDAsync(block, at(source), 4096, stream))
+            source[:] = 2
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == 1).all()
+
+    def test_a_pageable_destination_is_written_before_the_call_returns(self, block, stream):
+        back = np.zeros(4096, np.uint8)
+        ok(driver.cuMemsetD8Async(block, 9, 4096, stream))
+        ok(driver.cuMemcpyDtoHAsync(at(back), block, 4096, stream))
+        assert (back == 9).all()
+
+    def test_a_pinned_destination_is_written_later(self, block, stream):
+        address, back = pinned(4096)
+        back[:] = 0
+        ok(driver.cuMemsetD8(block, 7, 4096))
+        ok(driver.cuCtxSynchronize())
+        with Gate(stream) as gate:
+            ok(driver.cuMemcpyDtoHAsync(address, block, 4096, stream))
+            assert not back.any()
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert (back == 7).all()
+        ok(driver.cuMemFreeHost(address))
+
+    def test_a_copy_without_async_waits_for_a_pinned_source(self, block):
+        address, source = pinned(1 << 20)
+        source[:] = 5
+        big = ok(driver.cuMemAlloc(1 << 20))
+        ok(driver.cuMemcpyHtoD(big, address, 1 << 20))
+        source[:] = 6
+        assert (read(big, 1 << 20) == 5).all()
+        ok(driver.cuMemFree(big))
+        ok(driver.cuMemFreeHost(address))
+
+    def test_fills_of_three_widths(self, block):
+        ok(driver.cuMemsetD8(block, 0x11, 16))
+        ok(driver.cuMemsetD16(block + 16, 0x2233, 8))
+        ok(driver.cuMemsetD32(block + 32, 0x44556677, 4))
+        whole = read(block, 48)
+        assert (whole[:16] == 0x11).all()
+        assert (whole[16:32].view(np.uint16) == 0x2233).all()
+        assert (whole[32:].view(np.uint32) == 0x44556677).all()
+
+    def test_fills_are_aligned_to_their_width(self, block):
+        refused(driver.cuMemsetD16(block + 1, 0, 1), INVALID_VALUE)
+        refused(driver.cuMemsetD32(block + 2, 0, 1), INVALID_VALUE)
+
+    def test_a_fill_of_rows(self, block, stream):
+        ok(driver.cuMemsetD2D32Async(block, 64, 0x01020304, 3, 5, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        rows = read(block, 64 * 5).view(np.uint32).reshape(5, 16)
+        assert (rows[:, :3] == 0x01020304).all()
+        assert not rows[:, 3:].any()
+
+    def test_rows_with_pitches(self, block):
+        source = flat(20 * 10).reshape(10, 20)
+        copy = box_2d(7, 4)
+        copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.srcHost, copy.srcPitch, copy.srcXInBytes, copy.srcY = at(source), 20, 3, 2
+        copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.dstDevice, copy.dstPitch, copy.dstXInBytes, copy.dstY = block, 32, 1, 1
+        ok(driver.cuMemcpy2D(copy))
+        assert (read(block, 160).reshape(5, 32)[1:, 1:8] == source[2:6, 3:10]).all()
+
+    def test_rows_wider_than_their_pitch_are_refused(self, block):
+        source = flat()
+        copy = box_2d(40, 2)
+        copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.srcHost, copy.srcPitch = at(source), 40
+        copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.dstDevice, copy.dstPitch = block, 32
+        refused(driver.cuMemcpy2D(copy), INVALID_VALUE)
+        refused(driver.cuMemcpy2DAsync(copy, 0), INVALID_VALUE)
+
+    def test_boxes_with_pitches(self, block, stream):
+        source = flat(4 * 5 * 6).reshape(4, 5, 6)
+        copy = driver.CUDA_MEMCPY3D()
+        copy.WidthInBytes, copy.Height, copy.Depth = 4, 3, 2
+        copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.srcHost, copy.srcPitch, copy.srcHeight = at(source), 6, 5
+        copy.srcXInBytes, copy.srcY, copy.srcZ = 1, 2, 1
+        copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.dstDevice, copy.dstPitch, copy.dstHeight = block, 8, 4
+        ok(driver.cuMemcpy3DAsync(copy, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 64).reshape(2, 4, 8)[:, :3, :4] == source[1:3, 2:5, 1:5]).all()
+
+    def test_between_devices(self, context, block):
+        two_devices()
+        source = flat()
+        ok(driver.cuMemcpyHtoD(block, at(source), 4096))
+        ok(driver.cuCtxSynchronize())
+        peer = ok(driver.cuDevicePrimaryCtxRetain(1))
+        ok(driver.cuCtxPushCurrent(peer))
+        there = ok(driver.cuMemAlloc(4096))
+        ok(driver.cuMemcpyPeer(there, peer, block, context, 4096))
+        ok(driver.cuCtxSynchronize())
+        assert (read(there, 4096) == source).all()
+        ok(driver.cuMemFree(there))
+        ok(driver.cuCtxPopCurrent())
+        ok(driver.cuDevicePrimaryCtxRelease(1))
+
+    def test_peer_access_is_switched_on_once(self, context):
+        two_devices()
+        peer = ok(driver.cuDevicePrimaryCtxRetain(1))
+        try:
+            assert ok(driver.cuDeviceCanAccessPeer(0, 0)) == 0
+            if not ok(driver.cuDeviceCanAccessPeer(0, 1)):
+                pytest.skip("these two devices do not reach each other")
+            refused(driver.cuCtxDisablePeerAccess(peer), driver.CUresult.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
+            refused(driver.cuCtxEnablePeerAccess(peer, 1), INVALID_VALUE)
+            ok(driver.cuCtxEnablePeerAccess(peer, 0))
+            again = driver.cuCtxEnablePeerAccess(peer, 0)
+            refused(again, driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+            ok(driver.cuCtxDisablePeerAccess(peer))
+        finally:
+            ok(driver.cuDevicePrimaryCtxRelease(1))
+
+
+def attributes(order):
+    made = driver.CUmemcpyAttributes()
+    made.srcAccessOrder = order
+    return made
+
+
+def batch(to, source, sizes, attrs, firsts, stream):
+    count = len(sizes)
+    if ok(driver.cuDriverGetVersion()) < 12080:
+        pytest.skip("the driver has no batch copies")
+    return driver.cuMemcpyBatchAsync(to, source, sizes, count, attrs, firsts, len(attrs), stream)
+
+
+def pointers(*addresses):
+    return [driver.CUdeviceptr(int(address)) for address in addresses]
+
+
+@statements
+class TestBatches:
+    def test_many_copies_in_one_call(self, block, stream):
+        source, back = flat(), np.zeros(4096, np.uint8)
+        order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+        here, there = (
+            pointers(*(at(source) + 512 * i for i in range(8))),
+            pointers(*(block + 512 * i for i in range(8))),
+        )
+        refused(batch(there, here, [512] * 8, [order], [0], stream), SUCCESS)
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == source).all()
+        refused(batch(pointers(at(back)), pointers(block), [4096], [order], [0], stream), SUCCESS)
+        ok(driver.cuStreamSynchronize(stream))
+        assert (back == source).all()
+
+    def test_a_source_can_be_read_during_the_call(self, block, stream):
+        source = np.full(4096, 3, np.uint8)
+        order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
+        refused(batch(pointers(block), pointers(at(source)), [4096], [order], [0], stream), SUCCESS)
+        source[:] = 4
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == 3).all()
+
+    def test_the_legacy_stream_is_refused(self, block):
+        source = flat()
+        order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+        refused(batch(pointers(block), pointers(at(source)), [16], [order], [0], 0), INVALID_VALUE)
+
+    def test_attributes_are_checked(self, block, stream):
+        source = flat()
+        order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+        invalid = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_INVALID)
+        one = pointers(block), pointers(at(source)), [16]
+        refused(batch(*one, [invalid], [0], stream), INVALID_VALUE)
+        refused(batch(*one, [order], [1], stream), INVALID_VALUE)
+        refused(batch(*one, [order, order], [0, 1], stream), INVALID_VALUE)
+
+    @emulator_only
+    def test_copies_run_in_another_order_than_given(self, block, stream):
+        source = np.array([1, 2], np.uint8)
+        order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+        there, here = pointers(block, block), pointers(at(source), at(source) + 1)
+        refused(batch(there, here, [1, 1], [order], [0], stream), SUCCESS)
+        ok(driver.cuStreamSynchronize(stream))
+        assert read(block, 1)[0] == 1
+
+    @emulator_only
+    def test_a_pageable_source_in_stream_order_is_read_late(self, block, stream):
+        source = np.full(16, 1, np.uint8)
+        order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+        with Gate(stream) as gate:
+            refused(batch(pointers(block), pointers(at(source)), [16], [order], [0], stream), SUCCESS)
+            source[:] = 2
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 16) == 2).all()
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+@statements
+class TestStreams:
+    def test_flags_and_priorities_are_kept(self, context):
+        least, greatest = ok(driver.cuCtxGetStreamPriorityRange())
+        made = ok(driver.cuStreamCreateWithPriority(NON_BLOCKING, greatest))
+        assert ok(driver.cuStreamGetFlags(made)) == NON_BLOCKING
+        assert ok(driver.cuStreamGetPriority(made)) == greatest
+        assert int(ok(driver.cuStreamGetCtx(made))) == int(context)
+        ok(driver.cuStreamDestroy(made))
+        made = ok(driver.cuStreamCreateWithPriority(0, least + 100))
+        assert ok(driver.cuStreamGetPriority(made)) == least
+        ok(driver.cuStreamDestroy(made))
+        refused(driver.cuStreamCreate(64), INVALID_VALUE)
+
+    def test_a_stream_is_first_in_first_out(self, block, stream):
+        for value in range(50):
+            ok(driver.cuMemsetD8Async(block, value, 4096, stream))
+        back = np.zeros(4096, np.uint8)
+        ok(driver.cuMemcpyDtoHAsync(at(back), block, 4096, stream))
+        assert (back == 49).all()
+
+    def test_a_standing_stream_is_not_ready_and_another_goes_on(self, block, stream, other):
+        with Gate(stream):
+            refused(driver.cuStreamQuery(stream), NOT_READY)
+            ok(driver.cuMemsetD8Async(block, 1, 16, other))
+            ok(driver.cuStreamSynchronize(other))
+        ok(driver.cuStreamQuery(stream))
+
+    def test_the_legacy_stream_waits_for_blocking_streams(self, block):
+        blocking = ok(driver.cuStreamCreate(0))
+        with Gate(blocking):
+            ok(driver.cuMemsetD8Async(block, 1, 16, LEGACY))
+            refused(driver.cuStreamQuery(LEGACY), NOT_READY)
+        ok(driver.cuStreamDestroy(blocking))
+
+    def test_blocking_streams_wait_for_the_legacy_stream(self, block):
+        blocking = ok(driver.cuStreamCreate(0))
+        with Gate(LEGACY):
+            ok(driver.cuMemsetD8Async(block, 1, 16, blocking))
+            refused(driver.cuStreamQuery(blocking), NOT_READY)
+        ok(driver.cuStreamDestroy(blocking))
+
+    def test_non_blocking_streams_and_the_legacy_stream_ignore_each_other(self, block, stream):
+        with Gate(LEGACY):
+            ok(driver.cuMemsetD8Async(block, 1, 16, stream))
+            ok(driver.cuStreamSynchronize(stream))
+        with Gate(stream):
+            ok(driver.cuMemsetD8Async(block, 1, 16, LEGACY))
+            ok(driver.cuStreamSynchronize(LEGACY))
+
+    def test_the_per_thread_stream_is_a_blocking_stream_of_its_thread(self, context, block):
+        with Gate(LEGACY):
+            ok(driver.cuMemsetD8Async(block, 1, 16, PER_THREAD))
+            refused(driver.cuStreamQuery(PER_THREAD), NOT_READY)
+        seen = []
+
+        def elsewhere():
+            ok(driver.cuCtxSetCurrent(context))
+            seen.append(driver.cuStreamQuery(PER_THREAD)[0])
+
+        with Gate(PER_THREAD):
+            refused(driver.cuStreamQuery(PER_THREAD), NOT_READY)
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+        assert seen == [SUCCESS]
+
+    def test_synchronising_the_legacy_stream_waits_for_blocking_streams(self, block):
+        blocking = ok(driver.cuStreamCreate(0))
+        gate = Gate(blocking)
+        opener = threading.Timer(0.05, gate.open)
+        opener.start()
+        ok(driver.cuStreamSynchronize(0))
+        assert gate.word[0] == 1
+        opener.join()
+        gate.__exit__()
+        ok(driver.cuStreamDestroy(blocking))
+
+    def test_destroying_a_busy_stream_lets_its_work_finish(self, block):
+        made = ok(driver.cuStreamCreate(NON_BLOCKING))
+        with Gate(made) as gate:
+            ok(driver.cuMemsetD8Async(block, 8, 4096, made))
+            ok(driver.cuStreamDestroy(made))
+            gate.open()
+            ok(driver.cuCtxSynchronize())
+        assert (read(block, 4096) == 8).all()
+
+    @emulator_only
+    def test_a_destroyed_stream_is_unknown(self, block):
+        made = ok(driver.cuStreamCreate(0))
+        ok(driver.cuStreamDestroy(made))
+        for result in (
+            driver.cuStreamDestroy(made),
+            driver.cuStreamQuery(made),
+            driver.cuStreamSynchronize(made),
+            driver.cuMemsetD8Async(block, 0, 16, made),
+            driver.cuStreamGetFlags(made),
+        ):
+            refused(result, INVALID_HANDLE)
+
+    @emulator_only
+    def test_default_streams_cannot_be_destroyed(self):
+        for handle in (0, LEGACY, PER_THREAD):
+            refused(driver.cuStreamDestroy(handle), INVALID_HANDLE)
+
+    def test_host_functions_run_in_their_turn(self, block, stream):
+        seen = []
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(gate.word[0]))
+        with Gate(stream) as gate:
+            ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(call, ctypes.c_void_p).value), 0))
+            time.sleep(0.02)
+            assert seen == []
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert seen == [1]
+
+    @emulator_only
+    def test_host_functions_may_not_call_the_driver(self, stream):
+        seen = []
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(driver.cuMemAlloc(64)[0]))
+        ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(call, ctypes.c_void_p).value), 0))
+        ok(driver.cuStreamSynchronize(stream))
+        assert seen == [driver.CUresult.CUDA_ERROR_NOT_PERMITTED]
+
+    def test_nothing_is_being_captured(self, stream):
+        assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        assert driver.cuStreamGetCaptureInfo(stream)[1] == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+    def test_words_are_written_and_waited_for(self, block, stream, other):
+        ok(driver.cuStreamWaitValue32(stream, block, 5, 0))
+        ok(driver.cuMemsetD8Async(block + 64, 1, 1, stream))
+        refused(driver.cuStreamQuery(stream), NOT_READY)
+        ok(driver.cuStreamWriteValue32(other, block, 6, 0))
+        ok(driver.cuStreamSynchronize(stream))
+        assert read(block, 4).view(np.uint32)[0] == 6
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def event():
+    made = ok(driver.cuEventCreate(DISABLE_TIMING))
+    yield made
+    ok(driver.cuEventDestroy(made))
+
+
+@statements
+class TestEvents:
+    def test_one_never_recorded_is_complete(self, event, stream):
+        ok(driver.cuEventQuery(event))
+        ok(driver.cuEventSynchronize(event))
+        ok(driver.cuStreamWaitEvent(stream, event, 0))
+
+    def test_it_completes_when_its_stream_gets_there(self, event, stream):
+        with Gate(stream):
+            ok(driver.cuEventRecord(event, stream))
+            refused(driver.cuEventQuery(event), NOT_READY)
+        ok(driver.cuEventQuery(event))
+
+    def test_recording_again_forgets_the_first_time(self, event, stream, other):
+        with Gate(stream):
+            ok(driver.cuEventRecord(event, stream))
+            ok(driver.cuEventRecord(event, other))
+            ok(driver.cuEventSynchronize(event))
+
+    def test_another_stream_waits_for_it(self, block, event, stream, other):
+        with Gate(stream) as gate:
+            ok(driver.cuMemsetD8Async(block, 1, 16, stream))
+            ok(driver.cuEventRecord(event, stream))
+            ok(driver.cuStreamWaitEvent(other, event, 0))
+            ok(driver.cuMemsetD8Async(block, 2, 16, other))
+            refused(driver.cuStreamQuery(other), NOT_READY)
+            gate.open()
+            ok(driver.cuStreamSynchronize(other))
+        assert (read(block, 16) == 2).all()
+
+    def test_a_wait_means_the_record_before_it(self, event, stream, other):
+        with Gate(stream):
+            ok(driver.cuStreamWaitEvent(other, event, 0))
+            ok(driver.cuEventRecord(event, stream))
+            ok(driver.cuStreamSynchronize(other))
+
+    def test_time_passes_between_two(self, block, stream):
+        start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+        ok(driver.cuEventRecord(start, stream))
+        with Gate(stream):
+            ok(driver.cuEventRecord(end, stream))
+            refused(driver.cuEventElapsedTime(start, end), NOT_READY)
+            time.sleep(0.02)
+        assert 15 < ok(driver.cuEventElapsedTime(start, end)) < 20_000
+        ok(driver.cuEventDestroy(start))
+        ok(driver.cuEventDestroy(end))
+
+    def test_time_needs_two_recorded_events_that_keep_it(self, event, stream):
+        timed = ok(driver.cuEventCreate(0))
+        refused(driver.cuEventElapsedTime(timed, timed), INVALID_HANDLE)
+        ok(driver.cuEventRecord(timed, stream))
+        ok(driver.cuEventRecord(event, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        refused(driver.cuEventElapsedTime(timed, event), INVALID_HANDLE)
+        ok(driver.cuEventDestroy(timed))
+
+    def test_it_is_recorded_in_its_own_context_and_waited_for_in_any(self, event, stream):
+        two_devices()
+        ok(driver.cuCtxPushCurrent(ok(driver.cuDevicePrimaryCtxRetain(1))))
+        theirs = ok(driver.cuStreamCreate(NON_BLOCKING))
+        refused(driver.cuEventRecord(event, theirs), INVALID_HANDLE)
+        ok(driver.cuEventRecord(event, stream))
+        ok(driver.cuStreamWaitEvent(theirs, event, 0))
+        ok(driver.cuStreamSynchronize(theirs))
+        ok(driver.cuStreamDestroy(theirs))
+        ok(driver.cuCtxPopCurrent())
+        ok(driver.cuDevicePrimaryCtxRelease(1))
+
+    def test_flags_are_checked(self):
+        refused(driver.cuEventCreate(64), INVALID_VALUE)
+        refused(driver.cuEventCreate(4), INVALID_VALUE)  # shared between processes, but keeping time
+
+    @emulator_only
+    def test_a_destroyed_one_is_unknown(self, stream):
+        made = ok(driver.cuEventCreate(0))
+        ok(driver.cuEventDestroy(made))
+        refused(driver.cuEventDestroy(made), INVALID_HANDLE)
+        refused(driver.cuEventRecord(made, stream), INVALID_HANDLE)
+        refused(driver.cuEventQuery(made), INVALID_HANDLE)
+        refused(driver.cuStreamWaitEvent(stream, made, 0), INVALID_HANDLE)
+
+    def test_one_in_use_can_be_destroyed(self, block, stream, other):
+        made = ok(driver.cuEventCreate(DISABLE_TIMING))
+        with Gate(stream) as gate:
+            ok(driver.cuEventRecord(made, stream))
+            ok(driver.cuStreamWaitEvent(other, made, 0))
+            ok(driver.cuEventDestroy(made))
+            refused(driver.cuStreamQuery(other), NOT_READY)
+            gate.open()
+            ok(driver.cuStreamSynchronize(other))
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+Attr = driver.CUmemPool_attribute
+
+
+def pool_number(pool, attribute):
+    return int(ok(driver.cuMemPoolGetAttribute(pool, attribute)))
+
+
+@statements
+class TestPools:
+    def test_memory_is_made_and_unmade_in_stream_order(self, stream):
+        address = ok(driver.cuMemAllocAsync(4096, stream))
+        ok(driver.cuMemsetD8Async(address, 5, 4096, stream))
+        back = np.zeros(4096, np.uint8)
+        ok(driver.cuMemcpyDtoHAsync(at(back), address, 4096, stream))
+        ok(driver.cuMemFreeAsync(address, stream))
+        assert (back == 5).all()
+
+    def test_zero_bytes_and_too_many_are_refused(self, stream):
+        refused(driver.cuMemAllocAsync(0, stream), INVALID_VALUE)
+        total = ok(driver.cuDeviceTotalMem(0))
+        refused(driver.cuMemAllocAsync(total * 2, stream), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+
+    def test_a_stream_reuses_at_once_what_it_freed(self, pool, stream):
+        with Gate(stream):
+            first = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream))
+            ok(driver.cuMemFreeAsync(first, stream))
+            second = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream))
+            ok(driver.cuMemFreeAsync(second, stream))
+        assert int(first) == int(second)
+
+    def test_used_and_reserved_bytes_are_counted(self, pool, stream):
+        threshold = driver.cuuint64_t(2**64 - 1)
+        ok(driver.cuMemPoolSetAttribute(pool, Attr.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold))
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) == 2**64 - 1
+        address = ok(driver.cuMemAllocFromPoolAsync(1 << 20, pool, stream))
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_CURRENT) >= 1 << 20
+        ok(driver.cuMemFreeAsync(address, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_HIGH) >= 1 << 20
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >= 1 << 20
+        ok(driver.cuMemPoolTrimTo(pool, 0))
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0
+        ok(driver.cuMemPoolSetAttribute(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_HIGH, driver.cuuint64_t(0)))
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 0
+
+    def test_without_a_threshold_waiting_gives_memory_back(self, pool, stream):
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) == 0
+        ok(driver.cuMemFreeAsync(ok(driver.cuMemAllocFromPoolAsync(1 << 20, pool, stream)), stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0
+
+    def test_reuse_is_allowed_in_all_ways_unless_forbidden(self, pool):
+        for attribute in (
+            Attr.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+            Attr.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+            Attr.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+        ):
+            assert pool_number(pool, attribute) == 1
+            ok(driver.cuMemPoolSetAttribute(pool, attribute, 0))
+            assert pool_number(pool, attribute) == 0
+
+    def test_plain_free_takes_pool_memory_too(self, pool, stream):
+        address = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        ok(driver.cuMemFree(address))
+        assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0
+
+    @emulator_only
+    def test_it_is_freed_once_by_its_base_and_only_pool_memory_is(self, pool, stream, block):
+        address = int(ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream)))
+        refused(driver.cuMemFreeAsync(address + 512, stream), INVALID_VALUE)
+        ok(driver.cuMemFreeAsync(address, stream))
+        refused(driver.cuMemFreeAsync(address, stream), INVALID_VALUE)
+        refused(driver.cuMemsetD8Async(address, 0, 16, stream), INVALID_VALUE)
+        refused(driver.cuMemFreeAsync(block, stream), INVALID_VALUE)
+
+    @emulator_only
+    def test_a_full_pool_says_so(self, stream):
+        properties = pool_properties()
+        properties.maxSize = 1 << 20
+        made = ok(driver.cuMemPoolCreate(properties))
+        address = ok(driver.cuMemAllocFromPoolAsync(1 << 20, made, stream))
+        refused(driver.cuMemAllocFromPoolAsync(4096, made, stream), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        ok(driver.cuMemFreeAsync(address, stream))
+        ok(driver.cuMemPoolDestroy(made))
+
+    def test_the_default_pool_cannot_be_destroyed_and_is_current_at_first(self):
+        default = ok(driver.cuDeviceGetDefaultMemPool(0))
+        assert int(ok(driver.cuDeviceGetMemPool(0))) == int(default)
+        refused(driver.cuMemPoolDestroy(default), INVALID_VALUE)
+
+    def test_the_current_pool_serves_allocations_until_it_is_destroyed(self, stream):
+        made = ok(driver.cuMemPoolCreate(pool_properties()))
+        ok(driver.cuDeviceSetMemPool(0, made))
+        address = ok(driver.cuMemAllocAsync(4096, stream))
+        assert pool_number(made, Attr.CU_MEMPOOL_ATTR_USED_MEM_CURRENT) >= 4096
+        ok(driver.cuMemFreeAsync(address, stream))
+        ok(driver.cuMemPoolDestroy(made))
+        assert int(ok(driver.cuDeviceGetMemPool(0))) == int(ok(driver.cuDeviceGetDefaultMemPool(0)))
+
+    def test_a_destroyed_pool_lives_as_long_as_its_memory(self, stream):
+        made = ok(driver.cuMemPoolCreate(pool_properties()))
+        address = ok(driver.cuMemAllocFromPoolAsync(4096, made, stream))
+        ok(driver.cuMemPoolDestroy(made))
+        ok(driver.cuMemsetD8Async(address, 1, 4096, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        ok(driver.cuMemFreeAsync(address, stream))
+        ok(driver.cuStreamSynchronize(stream))
+
+    @emulator_only
+    def test_using_memory_before_its_allocation_has_run_poisons_the_context(self, nothing):
+        child("""
+        from devmem.testing.emulator import control
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        one, two = ok(driver.cuStreamCreate(1)), ok(driver.cuStreamCreate(1))
+        with control().hold(one):
+            address = ok(driver.cuMemAllocAsync(4096, one))
+            ok(driver.cuMemsetD8Async(address, 0, 4096, two))
+            assert code(driver.cuStreamSynchronize(two)) == 700
+        assert code(driver.cuMemAlloc(64)) == 700
+        """)
+
+    @emulator_only
+    def test_using_memory_after_its_free_has_run_poisons_the_context(self, nothing):
+        child("""
+        from devmem.testing.emulator import control
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        one, two = ok(driver.cuStreamCreate(1)), ok(driver.cuStreamCreate(1))
+        address = ok(driver.cuMemAllocAsync(4096, one))
+        ok(driver.cuStreamSynchronize(one))
+        with control().hold(two):
+            ok(driver.cuMemsetD8Async(address, 0, 4096, two))
+            ok(driver.cuMemFreeAsync(address, one))
+            ok(driver.cuStreamSynchronize(one))
+        assert code(driver.cuStreamSynchronize(two)) == 700
+        """)
+
+
+# --- host memory ------------------------------------------------------------------------------------------------------
+
+ALREADY = driver.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+NOT_REGISTERED = driver.CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+
+
+def pages(count):
+    """Anonymous host memory on page boundaries, and the buffer that keeps it."""
+    raw = np.zeros((count + 1) * 4096, np.uint8)
+    start = -at(raw) % 4096
+    return raw[start : start + count * 4096]
+
+
+@statements
+class TestHostMemory:
+    def test_pinned_memory_is_written_by_both_sides(self, block):
+        address, here = pinned(4096, 3)
+        here[:] = 4
+        ok(driver.cuMemcpyHtoD(block, address, 4096))
+        assert (read(block, 4096) == 4).all()
+        assert int(ok(driver.cuMemHostGetDevicePointer(address, 0))) == address
+        ok(driver.cuMemsetD8(address, 6, 4096))
+        assert (here == 6).all()
+        ok(driver.cuMemFreeHost(address))
+
+    def test_zero_bytes_and_unknown_flags_are_refused(self):
+        refused(driver.cuMemHostAlloc(0, 0), INVALID_VALUE)
+        refused(driver.cuMemHostAlloc(64, 64), INVALID_VALUE)
+
+    def test_it_is_freed_once(self):
+        address, _ = pinned(4096)
+        ok(driver.cuMemFreeHost(address))
+        refused(driver.cuMemFreeHost(address), INVALID_VALUE)
+
+    def test_flags_are_kept(self):
+        address, _ = pinned(4096, 7)
+        assert ok(driver.cuMemHostGetFlags(address)) == 7
+        ok(driver.cuMemFreeHost(address))
+
+    def test_pageable_memory_has_no_device_pointer(self):
+        refused(driver.cuMemHostGetDevicePointer(at(flat()), 0), INVALID_VALUE)
+
+    def test_registered_memory_is_pinned_until_unregistered(self, block, stream):
+        here = pages(2)
+        ok(driver.cuMemHostRegister(at(here), 8192, 0))
+        here[:] = 1
+        with Gate(stream) as gate:
+            ok(driver.cuMemcpyHtoDAsync(block, at(here), 4096, stream))
+            here[:] = 2
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == 2).all()
+        ok(driver.cuMemHostUnregister(at(here)))
+
+    def test_registering_what_is_registered_is_refused(self):
+        here = pages(4)
+        ok(driver.cuMemHostRegister(at(here), 8192, 0))
+        refused(driver.cuMemHostRegister(at(here), 8192, 0), ALREADY)
+        refused(driver.cuMemHostRegister(at(here) + 4096, 8192, 0), ALREADY)
+        ok(driver.cuMemHostRegister(at(here) + 8192, 8192, 0))
+        ok(driver.cuMemHostUnregister(at(here)))
+        ok(driver.cuMemHostUnregister(at(here) + 8192))
+
+    def test_unregistering_what_is_not_registered_is_refused(self):
+        here = pages(2)
+        refused(driver.cuMemHostUnregister(at(here)), NOT_REGISTERED, INVALID_VALUE)
+        ok(driver.cuMemHostRegister(at(here), 8192, 0))
+        ok(driver.cuMemHostUnregister(at(here)))
+        refused(driver.cuMemHostUnregister(at(here)), NOT_REGISTERED, INVALID_VALUE)
+
+    @emulator_only
+    def test_only_the_base_can_be_unregistered(self):
+        here = pages(2)
+        ok(driver.cuMemHostRegister(at(here), 8192, 0))
+        refused(driver.cuMemHostUnregister(at(here) + 4096), INVALID_VALUE)
+        ok(driver.cuMemHostUnregister(at(here)))
+
+    def test_nothing_and_unknown_flags_cannot_be_registered(self):
+        here = pages(1)
+        refused(driver.cuMemHostRegister(at(here), 0, 0), INVALID_VALUE)
+        refused(driver.cuMemHostRegister(0, 4096, 0), INVALID_VALUE)
+        refused(driver.cuMemHostRegister(at(here), 4096, 64), INVALID_VALUE)
+
+    def test_memory_that_is_not_there_cannot_be_registered(self):
+        refused(driver.cuMemHostRegister(1 << 40, 4096, 0), INVALID_VALUE)
+
+    @emulator_only
+    def test_a_queued_copy_of_memory_unregistered_too_early_poisons_the_context(self, nothing):
+        child("""
+        from devmem.testing.emulator import control
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        here, there, stream = np.zeros(4096, np.uint8), ok(driver.cuMemAlloc(4096)), ok(driver.cuStreamCreate(1))
+        ok(driver.cuMemHostRegister(here.ctypes.data, 4096, 0))
+        with control().hold(stream):
+            ok(driver.cuMemcpyHtoDAsync(there, here.ctypes.data, 4096, stream))
+            ok(driver.cuMemHostUnregister(here.ctypes.data))
+        assert code(driver.cuStreamSynchronize(stream)) == 700
+        """)
+
+
+# --- managed memory ---------------------------------------------------------------------------------------------------
+
+
+def location(kind, index):
+    made = driver.CUmemLocation()
+    made.type, made.id = kind, index
+    return made
+
+
+@pytest.fixture
+def managed():
+    address = int(ok(driver.cuMemAllocManaged(4096, 1)))
+    yield address
+    ok(driver.cuMemFree(address))
+
+
+@statements
+class TestManagedMemory:
+    def test_both_sides_use_one_address(self, managed):
+        here = np.frombuffer((ctypes.c_uint8 * 4096).from_address(managed), np.uint8)
+        here[:] = 3
+        assert (read(managed, 4096) == 3).all()
+        ok(driver.cuMemsetD8(managed, 4, 4096))
+        ok(driver.cuCtxSynchronize())
+        assert (here == 4).all()
+
+    def test_flags_and_size_are_checked(self):
+        refused(driver.cuMemAllocManaged(0, 1), INVALID_VALUE)
+        refused(driver.cuMemAllocManaged(64, 0), INVALID_VALUE)
+        refused(driver.cuMemAllocManaged(64, 8), INVALID_VALUE)
+
+    def test_it_can_be_prefetched_and_advised(self, managed, stream):
+        kinds = driver.CUmemLocationType
+        device, host = location(kinds.CU_MEM_LOCATION_TYPE_DEVICE, 0), location(kinds.CU_MEM_LOCATION_TYPE_HOST, 0)
+        prefetch = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
+        advise = getattr(driver, "cuMemAdvise_v2", driver.cuMemAdvise)
+        advice = driver.CUmem_advise.CU_MEM_ADVISE_SET_PREFERRED_LOCATION
+        ok(prefetch(managed, 4096, device, 0, stream))
+        ok(prefetch(managed, 4096, host, 0, stream))
+        ok(advise(managed, 4096, advice, device))
+        refused(prefetch(managed, 4096, device, 1, stream), INVALID_VALUE)
+        refused(prefetch(managed, 0, device, 0, stream), INVALID_VALUE)
+
+    def test_only_managed_memory_can(self, block, stream):
+        device = location(driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0)
+        prefetch = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
+        refused(prefetch(block, 4096, device, 0, stream), INVALID_VALUE)
+
+    def test_it_can_be_attached_to_a_stream(self, managed, stream):
+        ok(driver.cuStreamAttachMemAsync(stream, managed, 0, 4))
+        ok(driver.cuStreamSynchronize(stream))
+        ok(driver.cuStreamAttachMemAsync(stream, managed, 0, 1))
+        refused(driver.cuStreamAttachMemAsync(stream, managed, 0, 8), INVALID_VALUE)
+
+
+# --- what is at an address --------------------------------------------------------------------------------------------
+
+Ask = driver.CUpointer_attribute
+
+
+def asked(attribute, address):
+    return int(ok(driver.cuPointerGetAttribute(attribute, address)))
+
+
+@statements
+class TestPointers:
+    def test_device_memory(self, context, block):
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block + 5) == 2
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, block + 5) == block + 5
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, block) == 0
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_IS_MANAGED, block) == 0
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, block + 5) == block
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_RANGE_SIZE, block + 5) == 4096
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_CONTEXT, block) == int(context)
+        refused(driver.cuPointerGetAttribute(Ask.CU_POINTER_ATTRIBUTE_HOST_POINTER, block), INVALID_VALUE)
+
+    def test_pinned_memory(self):
+        address, _ = pinned(4096)
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == 1
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_HOST_POINTER, address + 9) == address + 9
+        ok(driver.cuMemFreeHost(address))
+
+    def test_managed_memory(self, managed):
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_IS_MANAGED, managed) == 1
+
+    def test_pool_memory_names_its_pool(self, pool, stream):
+        address = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream))
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) == int(pool)
+        assert asked(Ask.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) == 0
+        ok(driver.cuMemFreeAsync(address, stream))
+
+    def test_buffers_have_numbers_that_are_not_used_again(self):
+        seen = set()
+        for _ in range(8):
+            address = ok(driver.cuMemAlloc(4096))
+            seen.add(asked(Ask.CU_POINTER_ATTRIBUTE_BUFFER_ID, address))
+            ok(driver.cuMemFree(address))
+        assert len(seen) == 8
+
+    def test_an_unknown_address_is_an_error_for_one_question_and_none_for_several(self, block):
+        unknown = at(flat())
+        refused(driver.cuPointerGetAttribute(Ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, unknown), INVALID_VALUE)
+        wanted = [Ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Ask.CU_POINTER_ATTRIBUTE_DEVICE_POINTER]
+        found = ok(driver.cuPointerGetAttributes(2, wanted, unknown))
+        assert [int(value) for value in found] == [0, 0]
+        found = ok(driver.cuPointerGetAttributes(2, wanted, block))
+        assert [int(value) for value in found] == [2, block]
+
+
+# --- between processes ------------------------------------------------------------------------------------------------
+
+IMPORTER = """
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+handle = driver.CUipcMemHandle()
+ctypes.memmove(handle.getPtr(), bytes.fromhex(os.environ["HANDLE"]), 64)
+address = int(ok(driver.cuIpcOpenMemHandle(handle, 1)))
+back = np.zeros(4096, np.uint8)
+ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
+assert (back == 7).all(), back
+ok(driver.cuMemsetD8(address, 8, 4096))
+ok(driver.cuCtxSynchronize())
+assert int(ok(driver.cuIpcOpenMemHandle(handle, 1))) == address
+ok(driver.cuIpcCloseMemHandle(address))
+ok(driver.cuIpcCloseMemHandle(address))
+assert code(driver.cuIpcCloseMemHandle(address)) != 0
+assert code(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096)) == 1
+"""
+
+
+@statements
+class TestSharing:
+    def test_another_process_sees_the_same_bytes(self, block, monkeypatch):
+        ok(driver.cuMemsetD8(block, 7, 4096))
+        ok(driver.cuCtxSynchronize())
+        handle = ok(driver.cuIpcGetMemHandle(block))
+        monkeypatch.setenv("HANDLE", ctypes.string_at(handle.getPtr(), 64).hex())
+        child(IMPORTER)
+        assert (read(block, 4096) == 8).all()
+
+    def test_a_process_cannot_open_its_own(self, block):
+        refused(driver.cuIpcOpenMemHandle(ok(driver.cuIpcGetMemHandle(block)), 1), INVALID_CONTEXT)
+
+    def test_pool_and_host_memory_are_not_shared_this_way(self, pool, stream):
+        address, (host, _) = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream)), pinned(64)
+        refused(driver.cuIpcGetMemHandle(address), INVALID_VALUE)
+        refused(driver.cuIpcGetMemHandle(host), INVALID_VALUE)
+        ok(driver.cuMemFreeAsync(address, stream))
+        ok(driver.cuMemFreeHost(host))

@@ -1,0 +1,98 @@
+"""The documentation's code runs. A block that does not must say why."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUNNER = Path(__file__).with_name("run_page.py")
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts)]
+
+specification = importlib.util.spec_from_file_location("run_page", RUNNER)
+assert specification
+assert specification.loader
+run_page = importlib.util.module_from_spec(specification)
+sys.modules["run_page"] = run_page  # dataclasses look their module up
+specification.loader.exec_module(run_page)
+
+
+def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    # A process for each page: pages change settings, and close devices, as readers do.
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(RUNNER), str(page)], capture_output=True, text=True, cwd=folder
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_runs(page, tmp_path):
+    result = run(page, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_there_is_something_to_run():
+    ran = [block for page in PAGES for block in run_page.blocks(page.read_text(encoding="utf-8")) if not block.reason]
+    assert len(ran) > 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_files_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    broken = [
+        to for to in targets if "://" not in to and not to.startswith("mailto:") and not (page.parent / to).exists()
+    ]
+    assert broken == []
+
+
+# -- the runner itself can fail ----------------------------------------------------------------------------------------
+
+
+def test_a_failing_block_fails_at_its_line(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n```python\nx = 1\n```\n\ntext\n\n```python\ny = x\nassert y == 2\n```\n")
+    result = run(page, tmp_path)
+    assert result.returncode != 0
+    assert f'"{page}", line 11' in result.stderr
+
+
+def test_a_warning_fails(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nimport warnings\nwarnings.warn('no')\n```\n")
+    assert run(page, tmp_path).returncode != 0
+
+
+def test_a_block_that_is_not_run_needs_a_reason(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- not run: needs a GPU -->\n```python\n1 / 0\n```\n")
+    assert run(page, tmp_path).stdout == "0\n"
+    page.write_text("<!-- not run: -->\n```python\n1 / 0\n```\n")
+    assert "does not say why" in run(page, tmp_path).stderr
+    page.write_text("<!-- skipped -->\n```python\n1 / 0\n```\n")
+    assert "ZeroDivisionError" in run(page, tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "```py\n1 / 0\n```",
+        "~~~python\n1 / 0\n~~~",
+        "```{code-block} python\n1 / 0\n```",
+        "- item\n\n  ```python\n  1 / 0\n  ```",
+        ":::{note}\n```python\n1 / 0\n```\n:::",
+        "````{tab} x\n```python\n1 / 0\n```\n````",
+    ],
+)
+def test_no_spelling_hides_a_block(page):
+    [block] = run_page.blocks(page)
+    assert block.text.strip() == "1 / 0"
+
+
+@pytest.mark.parametrize("page", ["```console\n$ x\n```", "```\n1 / 0\n```", "```{eval-rst}\n.. x\n```", "no fence"])
+def test_other_languages_are_text(page):
+    assert list(run_page.blocks(page)) == []

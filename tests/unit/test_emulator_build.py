@@ -1,0 +1,107 @@
+"""The emulated driver is built once for each state of its sources, whole or not at all."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from devmem.testing import emulator
+from devmem.testing.emulator import build
+from devmem.testing.emulator.functions import FUNCTIONS, UNSUPPORTED, as_markdown
+
+
+@pytest.fixture(autouse=True)
+def needs_a_compiler():
+    try:
+        emulator.library("cuda")
+    except emulator.BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "devmem" / "emulator"
+
+
+def test_the_folder_comes_first_on_the_library_path(monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/one:/two")
+    folders = emulator.environment("cuda")["LD_LIBRARY_PATH"].split(":")
+    assert folders[0] == str(emulator.library("cuda").parent)
+    assert folders[1:] == ["/one", "/two"]
+
+
+def test_the_backend_is_named_unless_it_is_named_already(monkeypatch):
+    monkeypatch.delenv("DEVMEM_BACKEND", raising=False)
+    assert emulator.environment("cuda")["DEVMEM_BACKEND"] == "cuda"
+    monkeypatch.setenv("DEVMEM_BACKEND", "host")
+    assert emulator.environment("cuda")["DEVMEM_BACKEND"] == "host"
+
+
+def test_an_unknown_backend_is_refused_by_name():
+    with pytest.raises(emulator.BuildError, match=r"'abacus'.*cuda"):
+        emulator.environment("abacus")
+
+
+def test_it_is_built_once(empty_cache, monkeypatch):
+    path = emulator.library("cuda")
+    monkeypatch.setattr(build, "_build", lambda *_: pytest.fail("built again"))
+    assert emulator.library("cuda") == path
+    assert path.is_relative_to(empty_cache)
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_other_sources_are_another_library(tmp_path, monkeypatch):
+    before = build._fingerprint(build.FRONTS["cuda"], ["cc"])
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for path in build.SOURCES.glob("*.[ch]"):
+        (sources / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert build._fingerprint(build.FRONTS["cuda"], ["cc"]) == before
+    (sources / "core.c").write_text((sources / "core.c").read_text() + "\n")
+    assert build._fingerprint(build.FRONTS["cuda"], ["cc"]) != before
+
+
+def test_a_failing_compiler_leaves_nothing_and_says_what_it_ran(empty_cache, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(emulator.BuildError, match="exit status 1"):
+        emulator.library("cuda")
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_a_missing_compiler_is_told_with_the_way_out(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda _: None)
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(emulator.BuildError, match="pip install ziglang"):
+        emulator.library("cuda")
+
+
+def test_two_processes_may_build_at_once(empty_cache):
+    environment = {**os.environ, "PYTHONPATH": str(build.SOURCES.parents[2])}
+    code = "from devmem.testing import emulator; print(emulator.library('cuda'))"
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    paths = {process.communicate(timeout=50)[0] for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(paths) == 1
+    assert [entry.name for entry in empty_cache.iterdir() if entry.name.startswith("building-")] == []
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_the_sources_compile_without_a_warning(monkeypatch):
+    if "ziglang" in " ".join(build._compiler()):
+        pytest.skip("the warnings of zig's clang are not those that the sources were written against")
+    monkeypatch.setenv("DEVMEM_EMULATOR_CFLAGS", "-Werror")
+    assert emulator.library("cuda").exists()
+
+
+def test_the_table_of_functions_reads_as_markdown():
+    text = as_markdown()
+    for names in FUNCTIONS.values():
+        assert all(f"| `{name}` |" in text for name in names)
+    assert all(f"`{name}`" in text for name in UNSUPPORTED)

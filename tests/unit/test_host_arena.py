@@ -1,0 +1,244 @@
+"""The address space of the host backend: never the same byte twice, and everything comes back."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devmem.backends.host.arena import CHUNK, SLAB_LIMIT, Arena, _slot_size
+from devmem.spi.errors import OutOfMemory
+
+MIB = 1 << 20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="hidden memory needs memfd_create")
+
+
+@pytest.fixture(params=[pytest.param(True, marks=linux), False], ids=["hidden", "readable"])
+def arena(request):
+    arena = Arena(64 * MIB, hidden=request.param)
+    yield arena
+    arena.close(keep=False)
+
+
+def release(arena, ptr, nbytes):
+    assert arena.retire(ptr, nbytes)
+    arena.recycle(ptr)
+
+
+def test_blocks_are_aligned_and_inside(arena):
+    for nbytes in (1, 255, 256, 257, 1000, 1025, 70_000, SLAB_LIMIT, SLAB_LIMIT + 1, MIB, MIB + 1, 5 * MIB):
+        ptr = arena.allocate(nbytes)
+        assert ptr % 256 == 0
+        assert arena.base <= ptr
+        assert ptr + nbytes <= arena.end
+
+
+@pytest.mark.parametrize("nbytes", [1, 256, 300, 1024, 1025, 4097, 300_000, SLAB_LIMIT])
+def test_slots_hold_what_they_are_for_and_waste_little(nbytes):
+    step = _slot_size(nbytes)
+    assert step % 256 == 0
+    assert nbytes <= step <= max(256, nbytes + 255, nbytes * 1.26)
+
+
+def test_resolve_knows_interior_addresses(arena):
+    for nbytes in (1, 100, 1000, 300_000, 3 * MIB):
+        ptr = arena.allocate(nbytes)
+        assert arena.resolve(ptr, nbytes) == ptr + arena.shift
+        assert arena.resolve(ptr + nbytes - 1, 1) == ptr + nbytes - 1 + arena.shift
+        assert arena.resolve(ptr + nbytes // 2, nbytes - nbytes // 2)
+        assert not arena.resolve(ptr, nbytes + 1)
+        assert not arena.resolve(ptr + nbytes, 1)
+        assert not arena.resolve(ptr - 1, 1) or arena.resolve(ptr - 1, 2) == 0
+
+
+def test_a_range_over_two_neighbours_is_nobodys(arena):
+    first, second = sorted(arena.allocate(256) for _ in range(2))
+    assert second == first + 256
+    assert not arena.resolve(first, 512)
+    assert not arena.resolve(first + 255, 2)
+
+
+def test_resolve_forgets_what_was_retired(arena):
+    ptr = arena.allocate(3 * MIB)
+    assert arena.retire(ptr, 3 * MIB)
+    assert not arena.resolve(ptr, 1)
+    assert not arena.resolve(ptr + MIB, 1)
+    arena.recycle(ptr)
+    assert not arena.resolve(ptr + MIB, 1)
+
+
+def test_retire_wants_the_base_and_the_size(arena):
+    ptr = arena.allocate(1000)
+    assert not arena.retire(ptr + 256, 744)
+    assert not arena.retire(ptr, 999)
+    assert arena.retire(ptr, 1000)
+    assert not arena.retire(ptr, 1000)
+
+
+def test_a_retired_block_is_not_handed_out(arena):
+    ptr = arena.allocate(40 * MIB)
+    arena.retire(ptr, 40 * MIB)
+    with pytest.raises(OutOfMemory):
+        arena.allocate(40 * MIB)
+    arena.recycle(ptr)
+    assert arena.allocate(40 * MIB)
+
+
+def test_out_of_memory_says_the_numbers(arena):
+    arena.allocate(10 * MIB)
+    with pytest.raises(OutOfMemory) as caught:
+        arena.allocate(60 * MIB)
+    for number in (60 * MIB, 54 * MIB, 64 * MIB):
+        assert str(number) in str(caught.value)
+    assert caught.value.name == "OUT_OF_MEMORY"
+    assert arena.used == 10 * MIB
+
+
+def test_all_of_it_can_be_had(arena):
+    ptr = arena.allocate(64 * MIB)
+    release(arena, ptr, 64 * MIB)
+    small = [arena.allocate(256) for _ in range(64 * MIB // 256)]
+    assert len(set(small)) == len(small)
+    with pytest.raises(OutOfMemory):
+        arena.allocate(1)
+    for ptr in small:
+        release(arena, ptr, 256)
+    assert arena.used == arena.asked == 0
+    release(arena, arena.allocate(64 * MIB), 64 * MIB)
+
+
+def test_sizes_that_change_never_exhaust_it(arena):
+    # Every size leaves an empty slab behind; they have to be given back when room is needed.
+    for nbytes in list(range(256, SLAB_LIMIT, 4096)) + [MIB * n for n in range(1, 60)]:
+        release(arena, arena.allocate(nbytes), nbytes)
+    assert arena.allocate(64 * MIB)
+
+
+def test_freed_neighbours_are_joined(arena):
+    blocks = [arena.allocate(8 * MIB) for _ in range(8)]
+    for ptr in blocks[1::2] + blocks[::2]:
+        release(arena, ptr, 8 * MIB)
+    assert arena.allocate(64 * MIB)
+
+
+def test_many_live_blocks():
+    arena = Arena(1 << 30, hidden=False)
+    blocks = [arena.allocate(128) for _ in range(100_000)]
+    assert len(set(blocks)) == 100_000
+    assert arena.resolve(blocks[77_777] + 100, 28)
+    for ptr in blocks:
+        release(arena, ptr, 128)
+    assert arena.used == 0
+    assert len(arena._chunks) <= 1
+    arena.close(keep=False)
+
+
+@linux
+@pytest.mark.parametrize("hidden", [True, False])
+def test_freed_memory_goes_back_to_the_system(hidden):
+    import ctypes
+
+    arena = Arena(256 * MIB, hidden=hidden)
+    ptr = arena.allocate(64 * MIB)
+    ctypes.memset(ptr + arena.shift, 7, 64 * MIB)
+    release(arena, ptr, 64 * MIB)
+    assert arena.allocate(64 * MIB) == ptr
+    assert ctypes.string_at(ptr + arena.shift, 16) == bytes(16)
+    arena.close(keep=False)
+
+
+@linux
+def test_small_blocks_go_back_when_many_were_freed():
+    import ctypes
+
+    arena = Arena(512 * MIB, hidden=True)
+    blocks = [arena.allocate(MIB) for _ in range(300)]
+    for ptr in blocks:
+        ctypes.memset(ptr + arena.shift, 7, 16)
+    for ptr in blocks:
+        release(arena, ptr, MIB)
+    assert ctypes.string_at(blocks[0] + arena.shift, 16) == bytes(16)
+    arena.close(keep=False)
+
+
+@linux
+def test_a_hidden_address_faults():
+    program = f"""
+import ctypes
+from devmem.backends.host.arena import Arena
+arena = Arena({64 * MIB}, hidden=True)
+ptr = arena.allocate(100)
+ctypes.memset(ptr + arena.shift, 1, 100)
+assert ctypes.string_at(ptr + arena.shift, 1) == bytes([1])
+print("alias", flush=True)
+ctypes.string_at(ptr, 1)
+print("read", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "alias\n"
+    assert done.returncode == -signal.SIGSEGV
+
+
+def test_threads_never_get_the_same_block():
+    arena = Arena(256 * MIB, hidden=False)
+    got: list[list[int]] = [[], [], [], []]
+
+    def work(mine):
+        for _ in range(500):
+            kept = arena.allocate(300)
+            release(arena, arena.allocate(300), 300)
+            mine.append(kept)
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in got]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    everything = [ptr for mine in got for ptr in mine]
+    assert len(set(everything)) == len(everything) == len(arena.live)
+    arena.close(keep=False)
+
+
+sizes = st.one_of(
+    st.integers(1, 5000), st.integers(1, SLAB_LIMIT), st.integers(SLAB_LIMIT, 6 * MIB), st.just(CHUNK), st.just(256)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(sizes, st.tuples(st.integers(0, 1 << 30)))))
+def test_against_a_model(steps):
+    """A number allocates so many bytes, a tuple frees one of the live blocks."""
+    arena = Arena(32 * MIB, hidden=False)
+    live: dict[int, int] = {}
+    for step in steps:
+        if isinstance(step, tuple):
+            if live:
+                ptr = sorted(live)[step[0] % len(live)]
+                release(arena, ptr, live.pop(ptr))
+            continue
+        try:
+            ptr = arena.allocate(step)
+        except OutOfMemory:
+            continue
+        assert ptr % 256 == 0
+        assert arena.base <= ptr <= arena.end - step
+        live[ptr] = step
+        order = sorted(live)
+        for low, high in itertools.pairwise(order):
+            assert low + live[low] <= high
+    assert arena.live == live
+    assert arena.asked == sum(live.values())
+    for ptr, nbytes in live.items():
+        assert arena.resolve(ptr, nbytes)
+        assert not arena.resolve(ptr, nbytes + 1)
+    for ptr, nbytes in live.items():
+        release(arena, ptr, nbytes)
+    assert arena.used == arena.asked == 0
+    assert arena.allocate(32 * MIB)
+    arena.close(keep=False)

@@ -1,0 +1,106 @@
+"""The pytest plugin and the public latch, over devmem as users have it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import devmem
+from devmem.testing import Latch
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = (
+    ""
+    if any(entry.name == "devmem" for entry in importlib.metadata.entry_points(group="pytest11"))
+    else ('pytest_plugins = ["devmem.testing.plugin"]')
+)
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+    def run(code: str, *options: str) -> pytest.RunResult:
+        pytester.makeconftest(CONFTEST)
+        pytester.makepyfile(code)
+        # A process of its own: chosen backends are a state of the whole process.
+        root = Path(devmem.__file__).parents[1]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(root))
+            return pytester.runpytest_subprocess("-p", "no:randomly", *options, timeout=50)
+
+    return run
+
+
+def test_backend_is_in_use(run: Callable[..., pytest.RunResult]) -> None:
+    result = run(
+        """
+        import devmem
+
+        def test_one(devmem_backend):
+            assert devmem_backend == "host"
+            assert devmem.current_device().backend == "host"
+        """
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_chosen_backends_are_parameters(run: Callable[..., pytest.RunResult]) -> None:
+    result = run("def test_one(devmem_backend): pass\n", "--devmem-backend=host", "--devmem-backend=nowhere", "-v")
+    result.assert_outcomes(passed=1, errors=1)  # asked for by name and not there: no silent skip
+    result.stdout.fnmatch_lines(["*test_one?host? PASSED*", "*nowhere*"])
+
+
+def test_leaks_are_found(run: Callable[..., pytest.RunResult]) -> None:
+    result = run(
+        """
+        import numpy as np
+        import devmem
+
+        kept = []
+
+        def test_clean(devmem_backend, no_device_leaks):
+            devmem.to_device(np.zeros(1000, np.uint8)).copy_to_host()
+
+        def test_leaky(no_device_leaks, devmem_backend):
+            kept.append(devmem.to_device(np.zeros(1000, np.uint8)))
+        """
+    )
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*bytes of device memory leaked*"])
+
+
+def test_suites_are_collected_through_their_subclass_only(run: Callable[..., pytest.RunResult]) -> None:
+    result = run(
+        """
+        from devmem.backends.host.hooks import HostBackend
+        from devmem.testing import DriverTests, MemoryResourceTests
+
+        class TestMine(DriverTests):
+            def make_backend(self):
+                return HostBackend()
+        """,
+        "-k",
+        "test_streams_are_distinct or test_trim_of_nothing",
+        "-v",
+    )
+    result.assert_outcomes(passed=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["*::TestMine::test_streams_are_distinct PASSED*"])
+
+
+def test_hold_holds_a_public_stream(hold: Callable[..., Latch]) -> None:
+    import numpy as np
+
+    stream = devmem.stream()
+    source = devmem.pinned_array(1000, np.uint8)
+    source[:] = 7
+    with hold(stream) as latch:
+        array = devmem.to_device(source, stream)
+        assert not stream.query()
+        source[:] = 9
+        latch.release()
+        stream.synchronize()
+        assert not latch.expired
+    assert (array.copy_to_host() == 9).all()
