@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from ..spi.errors import ClosedError, DevmemError, PluginError
+from .scopes import deferral
 
 if TYPE_CHECKING:
     from ..spi.memory import MemoryResource
@@ -62,13 +63,36 @@ class Allocation:
             self.streams[stream] = self.context.reclaim.mark(stream) if stream.external else None
 
     def free(self) -> None:
-        """Give the block back now, in stream order. A second call does nothing."""
+        """Give the block back now, in stream order. A second call does nothing.
+
+        Inside ``defer_cleanup()``, and while a graph is captured, it waits in the queue like a dropped one.
+        """
         if self.freed:
             return
-        self.context.check()
+        context = self.context
+        if context.dead is not None:
+            context.check()
         self.freed = True
-        if self.ptr:
-            self.context.reclaim.release_now(self)
+        ptr = self.ptr
+        if not ptr:
+            return
+        heap = self.heap
+        if self.streams is not None or not self.home.simple or not heap.ordered or deferral.depth:
+            context.reclaim.release_now(self)
+            return
+        driver = context.driver
+        token = None
+        try:
+            token = driver.enter()
+            self.ptr = 0
+            if heap.live.pop(ptr, None) is not None:  # erased before it is freed: see Heap.give_back
+                heap.deallocate(ptr, self.nbytes, self.home.handle)
+        except BaseException:
+            context.reclaim.keep(self)
+            raise
+        finally:
+            if token is not None:
+                driver.exit(token)
 
     def discard(self) -> None:
         """Free the block on the way out of a failure, whose own error is the one to be raised."""
@@ -79,7 +103,14 @@ class Allocation:
 
     def give_back(self) -> None:
         """Return the block to its heap, once all streams have been dealt with by the queue."""
-        self.heap.give_back(self.ptr, self.nbytes, self.home.order_handle())
+        handle = self.home.order_handle()
+        # From here on the heap's, even if it fails: the address may be another block's before we would look again.
+        ptr, self.ptr = self.ptr, 0
+        self.heap.give_back(ptr, self.nbytes, handle)
+
+    def is_out(self) -> bool:
+        """Whether the heap has not taken the block back yet."""
+        return bool(self.ptr)
 
 
 class Borrowed(Allocation):

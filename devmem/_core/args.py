@@ -22,6 +22,8 @@ def shape_of(shape: object) -> Shape:
     TypeError
         Something is not an integer.
     """
+    if type(shape) is int and shape >= 0:
+        return (shape,)
     try:
         if isinstance(shape, (bool, np.bool_)):
             raise TypeError
@@ -137,16 +139,18 @@ def new_shape_of(parts: tuple[Any, ...]) -> Shape:
         raise TypeError(f"a shape is made of integers, not {parts!r}") from None
 
 
-def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any]) -> None:
-    """Raise unless an object is an ndarray that elements of that shape and dtype can be copied into."""
+def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    """Raise unless an object is an ndarray that elements of that shape and dtype can be copied into; gives its flags."""
     if not isinstance(ary, np.ndarray):
         raise TypeError(f"copy_to_host() copies into an ndarray, not a {type(ary).__name__}: give numpy.empty(...)")
     if ary.dtype != dtype or ary.shape != shape:
         check_same("copy_to_host", ary.shape, ary.dtype, shape, dtype)
-    if not ary.flags.writeable:
+    flags = ary.flags
+    if not flags.writeable:
         raise LayoutError("copy_to_host() cannot copy into a read-only array: give a writable one, or none")
-    if 0 in ary.strides and any(s == 0 and n > 1 for s, n in zip(ary.strides, ary.shape, strict=True)):
+    if 0 in ary.strides and ary.size and any(s == 0 and n > 1 for s, n in zip(ary.strides, ary.shape, strict=True)):
         raise LayoutError(f"copy_to_host() cannot copy into an array whose elements overlap (strides {ary.strides})")
+    return flags
 
 
 def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -25,6 +25,7 @@ from .layout import (
     like_strides,
     reshape,
     resolve_shape,
+    slice_indices,
     span,
 )
 from .record import DeviceRecord
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .context import Context
     from .device import Device
     from .stream import Stream
+
+H2D, D2H = CopyKind.H2D, CopyKind.D2H  # an enum's attribute takes as long as a call
 
 D = TypeVar("D", bound=np.generic)
 StreamLike = Any
@@ -206,8 +209,7 @@ class DeviceNDArray(Operators, Generic[D]):
         if ary is None:
             ary, direct = _host_like(shape, dtype, strides)
         else:
-            check_destination(ary, shape, dtype)
-            flags = ary.flags
+            flags = check_destination(ary, shape, dtype)
             if flags.c_contiguous and strides == contiguous_strides(shape, dtype.itemsize):
                 direct = True
             else:
@@ -223,12 +225,10 @@ class DeviceNDArray(Operators, Generic[D]):
             if not direct:
                 transfer.read(self, ary, chosen, blocking=not stream)
             elif ary.nbytes:
-                running = driver.copy(
-                    address(ary), self._ptr, ary.nbytes, CopyKind.D2H, chosen.handle, blocking=not stream
-                )
+                running = driver.copy(address(ary), self._ptr, ary.nbytes, D2H, chosen.handle, blocking=not stream)
                 if running:
                     context.reclaim.retire(chosen, ary, allocation)
-                counter = context.stats["d2h direct"]
+                counter = context.downloads
                 counter[0] += 1
                 counter[1] += ary.nbytes
             if chosen is not allocation.home or chosen.external:
@@ -292,6 +292,8 @@ class DeviceNDArray(Operators, Generic[D]):
     # -- views ---------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
+        if type(key) is slice and self.shape:
+            return self._slice(key)
         view = self._field(key) if isinstance(key, str) else self._at(key)
         if view.shape or isinstance(key, str) or _asks_for_view(key):
             return view
@@ -479,6 +481,22 @@ class DeviceNDArray(Operators, Generic[D]):
             self.allocation, ptr if 0 not in shape else 0, shape, dtype or self.dtype, strides, self._stream
         )
 
+    def _slice(self, key: slice) -> DeviceNDArray[D]:
+        """What `_at` does, for the commonest index: one slice."""
+        allocation = self.allocation
+        if allocation.freed or allocation.context.dead is not None:
+            allocation.refuse()
+        shape, strides = self.shape, self.strides
+        start, stop, step = slice_indices(key, shape[0])
+        count = len(range(start, stop, step))
+        stride = strides[0]
+        if len(shape) == 1:
+            shape, strides = (count,), (stride * step,)
+        else:
+            shape, strides = (count, *shape[1:]), (stride * step, *strides[1:])
+        ptr = self._ptr + start * stride if 0 not in shape else 0
+        return DeviceNDArray(allocation, ptr, shape, self.dtype, strides, self._stream)
+
     def _at(self, key: object) -> DeviceNDArray[D]:
         self.allocation.check()
         offset, shape, strides = index(self.shape, self.strides, key)
@@ -505,9 +523,7 @@ class DeviceNDArray(Operators, Generic[D]):
             raise LayoutError(f"axis {at} is out of range for an array with {self.ndim} axes")
         return at % self.ndim
 
-    def put(
-        self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike, *, host_copy: bool = True
-    ) -> None:
+    def put(self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike, *, host_copy: bool = True) -> None:
         """Copy from an array of the same shape and dtype; ``host_copy`` as for `transfer.write`."""
         self.allocation.check()
         chosen = self._ordered_on(stream)
@@ -590,7 +606,11 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
             context.stream_of(stream)  # False, "" and the like name no stream
         current = scopes.stream.get()
         bound = None
-        chosen = current if current is not None and current.context is context else context.default_stream
+        chosen = (
+            current
+            if current is not None and current.context is context
+            else context.shared_default or context.per_thread
+        )
     shape, dtype = src.shape, src.dtype
     flags = src.flags
     nbytes = src.nbytes
@@ -613,9 +633,9 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
             if not direct:
                 transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
             else:
-                if driver.copy(array._ptr, address(src), nbytes, CopyKind.H2D, chosen.handle, blocking=bound is None):
+                if driver.copy(allocation.ptr, address(src), nbytes, H2D, chosen.handle, blocking=bound is None):
                     context.reclaim.retire(chosen, src)
-                counter = context.stats["h2d direct"]
+                counter = context.uploads
                 counter[0] += 1
                 counter[1] += nbytes
             if chosen.external:

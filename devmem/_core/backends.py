@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from .. import plugins
 from ..spi.driver import Backend
 from ..spi.errors import BackendUnavailable, ConfigError, DevmemWarning, PluginError
-from . import scopes
 from .config import settings
 
 
@@ -59,8 +58,8 @@ def usable_backend(name: str) -> Backend:
 
 
 def chosen_name() -> str:
-    """The name of the backend in force here: of the scope, else of the settings, else the first that is usable."""
-    return scopes.backend.get() or settings().backend or first_usable()
+    """The name of the backend that the settings name, else the first that is usable."""
+    return settings().backend or first_usable()
 
 
 def first_usable() -> str:

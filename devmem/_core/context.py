@@ -39,15 +39,20 @@ class Context:
         self.info = driver.info
         self.dead: DevmemError | None = None
         self.capabilities = _checked_capabilities(driver)
+        #: Copies and bytes by path. The two commonest are looked up once.
         self.stats: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.uploads, self.downloads = self.stats["h2d direct"], self.stats["d2h direct"]
         self.streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self.handles: dict[int, None] = {}
         self.externals: dict[int, Stream] = {}
         self._per_thread = threading.local()
         self.legacy = Stream(self, LEGACY_STREAM)
-        self.per_thread_default = settings().default_stream is DefaultStream.PER_THREAD
+        # None where each thread has a default stream of its own.
+        self.shared_default = self.legacy if settings().default_stream is DefaultStream.LEGACY else None
         self.registry = Registry(self)
         self.heaps: list[Heap] = []
+        #: Whether some heap takes memory back only when no stream uses it any more.
+        self.unordered = False
         self.scoped_heaps = 0
         self.reclaim = Reclaimer(self)
         self.heap = self.bind(default_resource(self))
@@ -61,7 +66,7 @@ class Context:
     def check(self) -> None:
         """Raise if the device was closed, reset or left behind by a fork."""
         if self.dead is not None:
-            raise self.dead.with_traceback(None)
+            raise again(self.dead)
 
     def has(self, capability: Capability) -> bool:
         """Whether the device can do this."""
@@ -83,7 +88,7 @@ class Context:
     @property
     def default_stream(self) -> Stream:
         """The stream that orders work for which none was named."""
-        return self.per_thread if self.per_thread_default else self.legacy
+        return self.shared_default or self.per_thread
 
     @property
     def per_thread(self) -> Stream:
@@ -180,6 +185,7 @@ class Context:
             if heap.resource is resource:
                 return heap
         heap = Heap(self, prepare(resource, self))
+        self.unordered |= not heap.ordered
         self.heaps.append(heap)
         return heap
 
@@ -217,6 +223,7 @@ class Context:
         heap = self.host_heaps.get((kind, flags))
         if heap is None:
             heap = self.host_heaps.setdefault((kind, flags), Heap(self, prepare(of_kind(kind, flags), self)))
+            self.unordered = True
         self.reclaim.examine()
         try:
             ptr = heap.allocate(nbytes, LEGACY_STREAM)
@@ -252,9 +259,11 @@ class Context:
         finally:
             self.dead = ClosedError(f"{self.device} {why} since this handle was made: make a new one")
             self.driver = DeadDriver(self.dead)
-            if token is not None:
-                driver.exit(token)
-            driver.close()
+            try:
+                if token is not None:
+                    driver.exit(token)
+            finally:
+                driver.close()
         if problem is not None:
             raise problem
 
@@ -275,7 +284,12 @@ class DeadDriver:
         object.__setattr__(self, "_error", error)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise object.__getattribute__(self, "_error").with_traceback(None)
+        raise again(object.__getattribute__(self, "_error"))
+
+
+def again(error: DevmemError) -> DevmemError:
+    """The same error to be raised once more: a new object, as the traceback of one that is kept would keep its frames alive."""
+    return type(error)(*error.args)
 
 
 def _checked_capabilities(driver: Driver) -> frozenset[Capability]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _devices: dict[tuple[str, int], Device] = {}
-_defaults: dict[str, Device] = {}
+_default: Device | None = None
 _lock = threading.RLock()
 _left_behind: set[str] = set()
 
@@ -153,8 +153,7 @@ def device_of(what: object) -> Device:
         number = what.__index__()  # type: ignore[attr-defined]
     except (TypeError, AttributeError):
         raise TypeError(f"a device is a devmem.Device, an ordinal, or text such as 'cuda:1', not {what!r}") from None
-    current = scopes.device.get()
-    return checked_device(current.backend if current else chosen_name(), number, what)
+    return checked_device(current_device().backend, number, what)
 
 
 def checked_device(backend: str, ordinal: int, asked: object) -> Device:
@@ -167,20 +166,20 @@ def checked_device(backend: str, ordinal: int, asked: object) -> Device:
 
 def current_device() -> Device:
     """The device that is current in this thread or task, else the default of the chosen backend."""
-    found = scopes.device.get()
-    if found is not None:  # use_backend() puts it aside: whatever was chosen last is what counts
-        return found
-    name = chosen_name()
-    default = _defaults.get(name)
-    if default is None:
-        number = settings().device
-        default = _defaults[name] = checked_device(name, number, f"DEVMEM_DEVICE={number}")
-    return default
+    return scopes.device.get() or _default or _find_default()
+
+
+def default_device(backend: str) -> Device:
+    """The device of a backend that is used where none is named."""
+    number = settings().device
+    return checked_device(backend, number, f"DEVMEM_DEVICE={number}")
 
 
 def current_context() -> Context:
     """The open context of the current device."""
-    return current_device().context()
+    device = scopes.device.get() or _default or _find_default()
+    context = device._context
+    return context if context is not None and context.dead is None else device.context()
 
 
 def context_of(device: object) -> Context:
@@ -228,6 +227,7 @@ def open_contexts() -> list[Context]:
 
 def close_all() -> None:
     """Close every open device of every backend; the next use opens afresh, and reads the settings again."""
+    global _default
     problem: Exception | None = None
     for context in open_contexts():
         try:
@@ -235,10 +235,16 @@ def close_all() -> None:
         except Exception as error:  # the other devices must still be closed
             problem = problem or error
     with _lock:
-        _defaults.clear()
+        _default = None
     forget()
     if problem is not None:
         raise problem
+
+
+def _find_default() -> Device:
+    global _default
+    _default = default_device(chosen_name())
+    return _default
 
 
 def _open(device: Device) -> Context:

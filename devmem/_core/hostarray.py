@@ -53,6 +53,12 @@ class HostVisible(np.ndarray[Any, Any]):
         self._device_base = getattr(obj, "_device_base", 0)
         self._stream = getattr(obj, "_stream", None)
 
+    def __array_wrap__(self, array: npt.NDArray[Any], context: Any = None, return_scalar: bool = False) -> Any:
+        # As of NumPy's own memmap: what was computed is a scalar, or an array that does not keep this memory alive.
+        if array is self or not array.shape:
+            return array if array is self else array[()]
+        return array.view(type(self))
+
     @property
     def ptr(self) -> int:
         """The device's address of the first element; 0 for an empty array.

@@ -59,8 +59,8 @@ class Reclaimer:
     def drain(self) -> None:
         """Free all that waits, unless cleanup is deferred. The device must be entered.
 
-        A failure to free is told as a DevmemWarning; what comes after it stays in the queue, and the block that failed is
-        left to the driver: a leak is preferred to an address that is in use twice.
+        A failure to free is told as a DevmemWarning. What comes after it stays in the queue, and so does the item itself if
+        the failure came before it was given back; else it is the driver's: a leak is preferred to an address in use twice.
         """
         if deferral.depth or self._capturing():
             return
@@ -68,11 +68,16 @@ class Reclaimer:
         with self.lock:
             batch, self.pending = self.pending, deque()
             self.pending_bytes = 0
+        item = None
         try:
-            self._wait_for_unordered(batch)
+            if self.context.unordered:
+                self._wait_for_unordered(batch)
             while batch:
-                self._give_back(batch.popleft())
+                item = batch.popleft()
+                self._give_back(item)
         except DevmemError as error:
+            if item is not None:
+                self.keep(item)
             warnings.warn(
                 f"while freeing dropped memory on {self.context.device}: {error}", DevmemWarning, stacklevel=3
             )
@@ -95,25 +100,27 @@ class Reclaimer:
         raise first
 
     def release_now(self, allocation: Allocation) -> None:
-        """Free one block at once, in stream order; inside ``defer_cleanup()`` it waits in the queue like any other."""
+        """Free one block at once, after the streams that it was used on, unless cleanup is deferred."""
         driver = self.context.driver
         token = None
         try:
             token = driver.enter()
-            if deferral.depth or (allocation.home.may_capture and self._capturing()):
+            if deferral.depth or self._capturing():
                 self._put_back([allocation])
-            elif allocation.streams or not allocation.heap.ordered:
+            else:
                 self._wait_for_unordered([allocation])
                 self._give_back(allocation)
-            else:
-                allocation.give_back()
         except BaseException:
-            if allocation.ptr in allocation.heap.live:
-                self._put_back([allocation])
+            self.keep(allocation)
             raise
         finally:
             if token is not None:
                 driver.exit(token)
+
+    def keep(self, item: Allocation | Stream | Event) -> None:
+        """Queue what could not be given back, if it is still out."""
+        if item.is_out():
+            self._put_back([item])
 
     def trim(self, keep_bytes: int) -> None:
         """Drain, then let every heap give back what it caches."""
@@ -246,7 +253,8 @@ class Reclaimer:
 
     def _give_back(self, item: Allocation | Stream | Event) -> None:
         if isinstance(item, Allocation):
-            self._order_behind_other_streams(item)
+            if item.streams is not None:
+                self._order_behind_other_streams(item)
             item.freed = True
             item.give_back()
         elif isinstance(item, Stream) and not item.passed():
@@ -256,11 +264,9 @@ class Reclaimer:
 
     def _order_behind_other_streams(self, allocation: Allocation) -> None:
         """Make the home stream wait for every other stream that devmem used the block on."""
-        if not allocation.streams:
-            return
         driver = self.context.driver
         home = allocation.home.order_handle()
-        for stream, last_use in allocation.streams.items():
+        for stream, last_use in (allocation.streams or {}).items():
             if last_use is not None:
                 driver.stream_wait(home, last_use.handle)
             elif not stream.closed:

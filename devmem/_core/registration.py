@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -57,25 +58,30 @@ class Registry:
             # The array is held so that its memory cannot go away while the driver has it locked.
             self.held.setdefault((low, high), []).append((array, segments))
 
-    def deregister(self, array: npt.NDArray[Any]) -> None:
-        """Undo one registration, after the copies that use the memory.
+    def deregister(self, *arrays: npt.NDArray[Any]) -> None:
+        """Undo one registration of each, after the copies that use the memory.
 
         Raises
         ------
         DevmemError
-            The array is not registered; nothing is touched.
+            An array is not registered, or the wait failed: nothing is touched. Or the driver complained when it let go.
         """
-        self.check_held([array])
-        key = extent(array)
+        self.check_held(arrays)
         self.context.reclaim.settle()
         with self.lock:
-            _, segments = self.held[key].pop()
-            if not self.held[key]:
-                del self.held[key]
-            for segment in segments:
-                self._let_go(segment)
+            self.check_held(arrays)
+            segments: list[Segment] = []
+            for key in map(extent, arrays):
+                segments += self.held[key].pop()[1]
+                if not self.held[key]:
+                    del self.held[key]
+            self._let_go(segments)
 
-    def check_held(self, arrays: list[npt.NDArray[Any]]) -> None:
+    def holds(self, array: npt.NDArray[Any]) -> bool:
+        """Whether the array is registered."""
+        return extent(array) in self.held
+
+    def check_held(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
         """Raise DevmemError unless every array is registered, as often as it stands here."""
         wanted = Counter(map(extent, arrays))
         with self.lock:
@@ -127,7 +133,7 @@ class Registry:
         except BaseException:
             for segment in fresh:
                 segment.count = 1
-                self._let_go(segment)
+            self._let_go(fresh)
             raise
         return covering
 
@@ -138,11 +144,18 @@ class Registry:
         self.segments.sort(key=lambda each: each.start)
         return segment
 
-    def _let_go(self, segment: Segment) -> None:
-        segment.count -= 1
-        if segment.count == 0:
-            self.segments.remove(segment)
-            self.context.driver.host_unregister(segment.start, segment.end - segment.start)
+    def _let_go(self, segments: list[Segment]) -> None:
+        problem: DevmemError | None = None
+        for segment in segments:
+            segment.count -= 1
+            if segment.count == 0:
+                self.segments.remove(segment)
+                try:
+                    self.context.driver.host_unregister(segment.start, segment.end - segment.start)
+                except DevmemError as error:  # the others must still be let go
+                    problem = problem or error
+        if problem is not None:
+            raise problem
 
 
 class Registration:
@@ -154,14 +167,14 @@ class Registration:
         context.require(Capability.HOST_REGISTER, "page-lock memory", "copy without registering, or use pinned_array()")
         self.context = context
         self.arrays: list[npt.NDArray[Any]] = []
-        with Entered(context):
-            try:
+        try:
+            with Entered(context):
                 for array in arrays:
                     context.registry.register(array, mapped)
                     self.arrays.append(array)
-            except BaseException:
-                self._undo()
-                raise
+        except BaseException:  # also when leaving the device fails: nobody would have a handle to close
+            self.close()
+            raise
 
     def __enter__(self) -> Registration:
         return self
@@ -177,10 +190,12 @@ class Registration:
 
     def _undo(self) -> None:
         problem: DevmemError | None = None
-        while self.arrays:
+        for array in self.arrays[::-1]:
             try:
-                self.context.registry.deregister(self.arrays.pop())
+                self.context.registry.deregister(array)
             except DevmemError as error:  # the others must still be let go
                 problem = problem or error
+        # Where only the wait failed, an array is still registered, and closing can be tried again.
+        self.arrays = [array for array in self.arrays if problem is not None and self.context.registry.holds(array)]
         if problem is not None:
             raise problem

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 device: ContextVar[Device | None] = ContextVar("devmem_device", default=None)
-backend: ContextVar[str | None] = ContextVar("devmem_backend", default=None)
 stream: ContextVar[Stream | None] = ContextVar("devmem_stream", default=None)
 saved_streams: ContextVar[tuple[Stream | None, Any] | None] = ContextVar("devmem_saved_streams", default=None)
 saved_devices: ContextVar[tuple[Device | None, Any] | None] = ContextVar("devmem_saved_devices", default=None)

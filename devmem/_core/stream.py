@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from ..spi.errors import ClosedError, LayoutError
-from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 from . import scopes
 from .entered import Entered
 
@@ -34,7 +34,7 @@ class Stream:
         The stream belongs to somebody else: devmem never destroys it and never uses it after the caller's last use.
     """
 
-    __slots__ = ("__weakref__", "context", "external", "handle", "inflight", "may_capture", "owned", "plain", "thread")
+    __slots__ = ("__weakref__", "context", "external", "handle", "inflight", "owned", "plain", "simple", "thread")
 
     #: What a stream counts for in the queue.
     nbytes = 0
@@ -47,10 +47,10 @@ class Stream:
         self.inflight: deque[tuple[int, object]] = deque()
         # The handle 2 means another stream in each thread.
         self.thread = threading.get_ident() if handle == PER_THREAD_STREAM else 0
-        # Worked out once: whether the handle can be used from any thread for as long as the stream is open, and whether a graph
-        # can be captured on it, which the legacy stream cannot.
+        # Worked out once, for the hottest paths. Plain: the handle can be used from any thread for as long as the stream is
+        # open. Simple: and no graph can be captured on it, as none ever is on the legacy stream.
         self.plain = not external and handle != PER_THREAD_STREAM
-        self.may_capture = handle != LEGACY_STREAM
+        self.simple = self.plain and (handle == LEGACY_STREAM or Capability.CAPTURE not in context.capabilities)
 
     def __getattr__(self, name: str) -> NoReturn:
         # A closed stream has no handle; every use asks for it.
@@ -154,7 +154,6 @@ class Stream:
         if not self.owned:
             return
         self.synchronize()
-        self.owned = False
         with Entered(self.context):
             self.context.reclaim.settle([self])
             self.destroy()
@@ -177,10 +176,14 @@ class Stream:
         """Whether nothing of devmem's runs on the stream any more."""
         return not self.inflight and (self.closed or bool(self.context.driver.stream_query(self.handle)))
 
+    def is_out(self) -> bool:
+        """Whether the driver has not got the handle back yet."""
+        return not self.closed
+
     def destroy(self) -> None:
         """Give the handle back to the driver."""
         handle = self.handle
-        self.owned = self.plain = False
+        self.owned = self.plain = self.simple = False
         self.context.streams.pop(handle, None)
         self.context.handles.pop(handle, None)
         del self.handle
@@ -276,6 +279,13 @@ class Event:
         self.context.check()
         with Entered(self.context):
             self.destroy()
+
+    def is_out(self) -> bool:
+        """Whether the driver has not got the handle back yet."""
+        try:
+            return bool(self.handle)
+        except ClosedError:
+            return False
 
     def destroy(self) -> None:
         """Give the handle back to the driver."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .._core import scopes
-from .._core.backends import BackendStatus, registry, statuses, usable_backend
+from .._core.backends import BackendStatus, registry, statuses
 from .._core.config import Setting, describe
-from .._core.device import Device, close_all, device_at, device_of, select
+from .._core.device import Device, close_all, default_device, device_at, device_of, select
 from ..spi.driver import Backend
 
 
@@ -44,15 +44,7 @@ def use_backend(name: str) -> scopes.Scope[str]:
     ConfigError
         Nobody supplies a backend of that name.
     """
-    usable_backend(name)
-    undo_backend = scopes.choose(scopes.backend, name)
-    undo_device = scopes.choose(scopes.device, None)
-
-    def undo() -> None:
-        undo_backend()
-        undo_device()
-
-    return scopes.Scope(name, undo)
+    return scopes.Scope(name, scopes.choose(scopes.device, default_device(name)))
 
 
 def register_backend(backend: Backend) -> None:

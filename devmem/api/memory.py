@@ -56,7 +56,8 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
 def transfer_stats(reset: bool = False, device: Any = None) -> dict[str, dict[str, int]]:
     """What was copied on a device since it was opened, by path: ``{"h2d direct": {"copies": 3, "bytes": 384}}``."""
     stats = current_context().stats if device is None else context_of(device).stats
-    found = {path: {"copies": copies, "bytes": nbytes} for path, (copies, nbytes) in list(stats.items())}
+    found = {path: {"copies": copies, "bytes": nbytes} for path, (copies, nbytes) in list(stats.items()) if copies}
     if reset:
-        stats.clear()
+        for counter in stats.values():
+            counter[:] = [0, 0]  # in place: the context keeps hold of some
     return found

@@ -141,13 +141,13 @@ def deregister(*arrays: npt.NDArray[Any]) -> None:
     ------
     DevmemError
         An array is not registered; nothing is touched.
+    BackendError
+        The wait failed, and nothing was touched; or the driver complained when it let go, which it has then done.
     """
     context = current_context()
     checked = list(map(is_pinnable, arrays))
     with Entered(context):
-        context.registry.check_held(checked)
-        for array in checked:
-            context.registry.deregister(array)
+        context.registry.deregister(*checked)
 
 
 def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:

@@ -7,6 +7,7 @@ what the vendor calls undefined carry ``emulator_only``; those that cannot be un
 
 import ctypes
 import functools
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 NOT_SUPPORTED = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
 DESTROYED = driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED
 LEGACY, PER_THREAD, NON_BLOCKING = 1, 2, 1
+SERIES = int(importlib.metadata.version("cuda-bindings").split(".")[0])
 DISABLE_TIMING = 2
 
 
@@ -63,12 +65,21 @@ def environment() -> dict[str, str]:
 
 if not HERE:
 
-    @pytest.mark.timeout(600)
-    def test_every_statement_holds_on_the_emulator():
+    def run_again(**variables):
+        """Run this file in a process that has the emulator."""
         command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull]
         command += ["--rootdir", str(ROOT), "-x", "--import-mode=importlib", __file__]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=580)
+        run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=280)
+        done = run(command, env={**environment(), **variables})
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+    @pytest.mark.timeout(300)
+    def test_every_statement_holds_on_the_emulator():
+        run_again()
+
+    @pytest.mark.timeout(300)
+    def test_every_statement_holds_where_stream_0_is_the_threads_own():
+        run_again(CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM="1")
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
@@ -81,6 +92,12 @@ def ok(result):
 
 def refused(result, *codes):
     assert result[0] in codes, result[0]
+
+
+def standing(stream):
+    """The stream does not get on, given time to."""
+    time.sleep(0.01)
+    refused(driver.cuStreamQuery(stream), NOT_READY)
 
 
 def pinned(size, flags=0):
@@ -179,6 +196,13 @@ def other():
     yield made
     ok(driver.cuStreamSynchronize(made))
     ok(driver.cuStreamDestroy(made))
+
+
+@pytest.fixture
+def event():
+    made = ok(driver.cuEventCreate(DISABLE_TIMING))
+    yield made
+    ok(driver.cuEventDestroy(made))
 
 
 @pytest.fixture
@@ -379,6 +403,14 @@ class TestContexts:
         assert code(driver.cuStreamDestroy(stream)) == 400
         assert code(driver.cuEventQuery(event)) == 400
         """)
+
+    def test_one_of_its_own_takes_its_memory_along(self, context):
+        made = ok(driver.cuCtxCreate(0, 0) if SERIES < 13 else driver.cuCtxCreate(None, 0, 0))
+        assert int(ok(driver.cuCtxGetCurrent())) == int(made) != int(context)
+        address = ok(driver.cuMemAlloc(4096))
+        ok(driver.cuCtxDestroy(made))
+        assert int(ok(driver.cuCtxGetCurrent())) == int(context)
+        refused(driver.cuMemFree(address), INVALID_VALUE)
 
     def test_priorities_have_a_range(self):
         least, greatest = ok(driver.cuCtxGetStreamPriorityRange())
@@ -706,7 +738,7 @@ class TestBatches:
     def test_the_legacy_stream_is_refused(self, block):
         source = flat()
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
-        refused(batch(pointers(block), pointers(at(source)), [16], [order], [0], 0), INVALID_VALUE)
+        refused(batch(pointers(block), pointers(at(source)), [16], [order], [0], LEGACY), INVALID_VALUE)
 
     def test_attributes_are_checked(self, block, stream):
         source = flat()
@@ -764,23 +796,27 @@ class TestStreams:
 
     def test_a_standing_stream_is_not_ready_and_another_goes_on(self, block, stream, other):
         with Gate(stream):
-            refused(driver.cuStreamQuery(stream), NOT_READY)
+            standing(stream)
             ok(driver.cuMemsetD8Async(block, 1, 16, other))
             ok(driver.cuStreamSynchronize(other))
         ok(driver.cuStreamQuery(stream))
 
-    def test_the_legacy_stream_waits_for_blocking_streams(self, block):
+    def test_the_legacy_stream_waits_for_blocking_streams(self, block, event):
         blocking = ok(driver.cuStreamCreate(0))
         with Gate(blocking):
-            ok(driver.cuMemsetD8Async(block, 1, 16, LEGACY))
-            refused(driver.cuStreamQuery(LEGACY), NOT_READY)
+            ok(driver.cuMemsetD8Async(block, 1, 16, blocking))
+            ok(driver.cuMemsetD8Async(block, 2, 16, LEGACY))
+            ok(driver.cuEventRecord(event, LEGACY))
+            standing(LEGACY)
+            refused(driver.cuEventQuery(event), NOT_READY)
+        assert (read(block, 16) == 2).all()
         ok(driver.cuStreamDestroy(blocking))
 
     def test_blocking_streams_wait_for_the_legacy_stream(self, block):
         blocking = ok(driver.cuStreamCreate(0))
         with Gate(LEGACY):
             ok(driver.cuMemsetD8Async(block, 1, 16, blocking))
-            refused(driver.cuStreamQuery(blocking), NOT_READY)
+            standing(blocking)
         ok(driver.cuStreamDestroy(blocking))
 
     def test_non_blocking_streams_and_the_legacy_stream_ignore_each_other(self, block, stream):
@@ -794,7 +830,7 @@ class TestStreams:
     def test_the_per_thread_stream_is_a_blocking_stream_of_its_thread(self, context, block):
         with Gate(LEGACY):
             ok(driver.cuMemsetD8Async(block, 1, 16, PER_THREAD))
-            refused(driver.cuStreamQuery(PER_THREAD), NOT_READY)
+            standing(PER_THREAD)
         seen = []
 
         def elsewhere():
@@ -802,7 +838,7 @@ class TestStreams:
             seen.append(driver.cuStreamQuery(PER_THREAD)[0])
 
         with Gate(PER_THREAD):
-            refused(driver.cuStreamQuery(PER_THREAD), NOT_READY)
+            standing(PER_THREAD)
             thread = threading.Thread(target=elsewhere)
             thread.start()
             thread.join()
@@ -813,7 +849,7 @@ class TestStreams:
         gate = Gate(blocking)
         opener = threading.Timer(0.05, gate.open)
         opener.start()
-        ok(driver.cuStreamSynchronize(0))
+        ok(driver.cuStreamSynchronize(LEGACY))
         assert gate.word[0] == 1
         opener.join()
         gate.__exit__()
@@ -872,20 +908,13 @@ class TestStreams:
     def test_words_are_written_and_waited_for(self, block, stream, other):
         ok(driver.cuStreamWaitValue32(stream, block, 5, 0))
         ok(driver.cuMemsetD8Async(block + 64, 1, 1, stream))
-        refused(driver.cuStreamQuery(stream), NOT_READY)
+        standing(stream)
         ok(driver.cuStreamWriteValue32(other, block, 6, 0))
         ok(driver.cuStreamSynchronize(stream))
         assert read(block, 4).view(np.uint32)[0] == 6
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def event():
-    made = ok(driver.cuEventCreate(DISABLE_TIMING))
-    yield made
-    ok(driver.cuEventDestroy(made))
 
 
 @statements
@@ -913,7 +942,7 @@ class TestEvents:
             ok(driver.cuEventRecord(event, stream))
             ok(driver.cuStreamWaitEvent(other, event, 0))
             ok(driver.cuMemsetD8Async(block, 2, 16, other))
-            refused(driver.cuStreamQuery(other), NOT_READY)
+            standing(other)
             gate.open()
             ok(driver.cuStreamSynchronize(other))
         assert (read(block, 16) == 2).all()
@@ -975,7 +1004,7 @@ class TestEvents:
             ok(driver.cuEventRecord(made, stream))
             ok(driver.cuStreamWaitEvent(other, made, 0))
             ok(driver.cuEventDestroy(made))
-            refused(driver.cuStreamQuery(other), NOT_READY)
+            standing(other)
             gate.open()
             ok(driver.cuStreamSynchronize(other))
 

@@ -97,6 +97,12 @@ def in_thread() -> Callable[[Callable[[], object]], object]:
     return run_in_thread
 
 
+@pytest.fixture
+def unscoped() -> Callable[[Callable[[], object]], object]:
+    """Call something where no scope is in force, not even that of the backend under test."""
+    return lambda call: contextvars.Context().run(call)
+
+
 def run_in_thread(call: Callable[[], object]) -> object:
     outcome: list[object] = []
     errors: list[BaseException] = []

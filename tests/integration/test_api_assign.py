@@ -37,13 +37,37 @@ def test_arrays_of_host_and_device(key):
     value = -1.0 - np.arange(host[key].size).reshape(host[key].shape)
     want = host.copy()
     want[key] = value
-    for given in (value, dm.to_device(value), value.copy("F"), dm.to_device(value.copy("F")), value.tolist() if value.size else value):
+    for given in (
+        value,
+        dm.to_device(value),
+        value.copy("F"),
+        dm.to_device(value.copy("F")),
+        value.tolist() if value.size else value,
+    ):
         d = dm.to_device(host)
         d[key] = given
         np.testing.assert_array_equal(d.copy_to_host(), want)
 
 
-SHAPES = [(), (1,), (6,), (4, 1), (1, 6), (1, 1), (4, 6), (1, 4, 6), (1, 1, 1), (1, 1, 4, 1), (5,), (4,), (6, 4), (2, 6), (2, 4, 6), (0,), (4, 0)]
+SHAPES = [
+    (),
+    (1,),
+    (6,),
+    (4, 1),
+    (1, 6),
+    (1, 1),
+    (4, 6),
+    (1, 4, 6),
+    (1, 1, 1),
+    (1, 1, 4, 1),
+    (5,),
+    (4,),
+    (6, 4),
+    (2, 6),
+    (2, 4, 6),
+    (0,),
+    (4, 0),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -67,7 +91,30 @@ def test_broadcasting_is_numpys(shape, key):
         np.testing.assert_array_equal(d.copy_to_host(), want)
 
 
-CASTS = ["?", "i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", "M8[s]", "M8[D]", "m8[s]", "m8[ms]", "S2", "S5", "U2", "U5", ">i4", ">f8"]
+CASTS = [
+    "?",
+    "i1",
+    "u1",
+    "i4",
+    "u4",
+    "i8",
+    "u8",
+    "f2",
+    "f4",
+    "f8",
+    "c8",
+    "c16",
+    "M8[s]",
+    "M8[D]",
+    "m8[s]",
+    "m8[ms]",
+    "S2",
+    "S5",
+    "U2",
+    "U5",
+    ">i4",
+    ">f8",
+]
 
 
 @pytest.mark.parametrize("to", CASTS)
@@ -85,12 +132,29 @@ def test_arrays_cast_as_copyto_with_same_kind(to):
             if fits:
                 d[...] = given
             else:
-                with pytest.raises(dm.LayoutError, match=rf"cannot assign .* to .*same kind.*astype"):
+                with pytest.raises(dm.LayoutError, match=r"cannot assign .* to .*same kind.*astype"):
                     d[...] = given
             assert d.copy_to_host().tobytes() == want.tobytes(), (origin, to)
 
 
-SCALARS = [True, 0, 1, -1, 127, 300, 2**40, 1.5, np.nan, 1j, "ab", b"ab", np.int8(1), np.uint64(1), np.float32(1.5), np.bool_(True)]
+SCALARS = [
+    True,
+    0,
+    1,
+    -1,
+    127,
+    300,
+    2**40,
+    1.5,
+    np.nan,
+    1j,
+    "ab",
+    b"ab",
+    np.int8(1),
+    np.uint64(1),
+    np.float32(1.5),
+    np.bool_(True),
+]
 SCALARS += [np.datetime64("2024-01-01"), np.timedelta64(3, "s"), np.complex64(1j), np.str_("x")]
 
 
@@ -121,7 +185,9 @@ def test_lists_of_python_numbers_take_the_dtype_that_holds_them(to):
     assert d.tolist() == [4, 5, 3]
 
 
-@pytest.mark.parametrize(("to", "value"), [("u1", 256), ("u1", -1), ("i1", 128), ("i4", 2**31), ("u1", [1, 300]), ("i8", 2**63)])
+@pytest.mark.parametrize(
+    ("to", "value"), [("u1", 256), ("u1", -1), ("i1", 128), ("i4", 2**31), ("u1", [1, 300]), ("i8", 2**63)]
+)
 def test_python_integers_that_do_not_fit_are_refused(to, value):
     d = dm.full(2, 7, to)
     with pytest.raises((OverflowError, dm.LayoutError)):
@@ -157,7 +223,17 @@ def test_records_take_records_tuples_and_lists_of_tuples():
 
 # -- overlap -----------------------------------------------------------------------------------------------------------
 
-SLICES = [slice(None), slice(1, None), slice(None, -1), slice(None, None, -1), slice(None, None, 2), slice(1, None, 2), slice(None, None, -2), slice(2, 7), slice(3, 8)]
+SLICES = [
+    slice(None),
+    slice(1, None),
+    slice(None, -1),
+    slice(None, None, -1),
+    slice(None, None, 2),
+    slice(1, None, 2),
+    slice(None, None, -2),
+    slice(2, 7),
+    slice(3, 8),
+]
 
 
 @pytest.mark.parametrize(("dst", "src"), list(itertools.product(SLICES, repeat=2)), ids=str)

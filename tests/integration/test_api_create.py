@@ -72,7 +72,9 @@ def test_overflowing_shapes_are_refused(shape):
         dm.device_array(shape)
 
 
-@pytest.mark.parametrize("shape", [2.0, "3", b"3", None, (2, 1.5), ("2",), True, np.bool_(True), object(), 1j, [[1, 2]]])
+@pytest.mark.parametrize(
+    "shape", [2.0, "3", b"3", None, (2, 1.5), ("2",), True, np.bool_(True), object(), 1j, [[1, 2]]]
+)
 def test_shapes_are_integers(shape):
     with pytest.raises(TypeError, match="a shape is"):
         dm.device_array(shape)
@@ -99,7 +101,15 @@ def test_another_order_is_refused(order):
 
 @pytest.mark.parametrize(
     ("shape", "strides"),
-    [((3,), (16,)), ((3, 2), (64, 8)), ((3, 2), (8, 64)), ((2, 3, 4), (8, 16, 48)), ((1, 3), (0, 8)), ((3, 1), (8, -40)), ((2, 0), (8, 8))],
+    [
+        ((3,), (16,)),
+        ((3, 2), (64, 8)),
+        ((3, 2), (8, 64)),
+        ((2, 3, 4), (8, 16, 48)),
+        ((1, 3), (0, 8)),
+        ((3, 1), (8, -40)),
+        ((2, 0), (8, 8)),
+    ],
 )
 def test_strides_are_taken_as_they_are(shape, strides):
     d = dm.device_array(shape, "f8", strides)
@@ -213,7 +223,9 @@ def test_like_of_lists_and_of_what_cannot_be():
 # -- zeros and full ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["?", "u1", "i4", "f2", "f8", "c16", "M8[s]", "S5", "U3", ">i4", [("a", "i4"), ("b", "f8")]])
+@pytest.mark.parametrize(
+    "dtype", ["?", "u1", "i4", "f2", "f8", "c16", "M8[s]", "S5", "U3", ">i4", [("a", "i4"), ("b", "f8")]]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5), (2, 3, 4)])
 def test_zeros(shape, dtype):
     got = dm.zeros(shape, dtype).copy_to_host()

@@ -60,7 +60,11 @@ def test_into_any_window_of_the_device_without_touching_the_gaps(shape, cut):
 
 
 def test_wide_rows_and_many_rows_take_other_paths_to_the_same_end():
-    for shape, key in [((40, 3000), np.s_[::3, 100:2500]), ((3000, 8), np.s_[:, 1:4]), ((70, 2, 4000), np.s_[::-1, :, :900])]:
+    for shape, key in [
+        ((40, 3000), np.s_[::3, 100:2500]),
+        ((3000, 8), np.s_[:, 1:4]),
+        ((70, 2, 4000), np.s_[::-1, :, :900]),
+    ]:
         host = np.random.default_rng(3).integers(0, 255, shape, np.uint8)
         d = dm.to_device(host)
         np.testing.assert_array_equal(d[key].copy_to_host(), host[key])
@@ -95,7 +99,9 @@ def test_a_new_array_is_ours_to_write_and_not_shared():
     np.testing.assert_array_equal(d.copy_to_host(), HOST)
 
 
-@pytest.mark.parametrize("key", [np.s_[::2], np.s_[:, ::3], np.s_[::-1], np.s_[:, ::-2], np.s_[1:1], np.s_[2], np.s_[..., None]])
+@pytest.mark.parametrize(
+    "key", [np.s_[::2], np.s_[:, ::3], np.s_[::-1], np.s_[:, ::-2], np.s_[1:1], np.s_[2], np.s_[..., None]]
+)
 def test_a_new_array_of_a_view(key):
     got = dm.to_device(HOST)[key].copy_to_host()
     np.testing.assert_array_equal(got, HOST[key])
@@ -152,9 +158,9 @@ def test_another_shape_or_dtype_is_refused(shape, dtype, says):
     with pytest.raises(dm.LayoutError, match=says):
         d.copy_to_host(dst)
     assert (dst == 1).all()
-    with pytest.raises(dm.LayoutError, match="destination.*source"):
+    with pytest.raises(dm.LayoutError, match=r"destination.*source"):
         d.copy_to_device(dst)
-    with pytest.raises(dm.LayoutError, match="destination.*source"):
+    with pytest.raises(dm.LayoutError, match=r"destination.*source"):
         d.copy_to_device(dm.to_device(dst))
     np.testing.assert_array_equal(d.copy_to_host(), HOST)
 

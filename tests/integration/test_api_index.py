@@ -76,7 +76,9 @@ def test_one_element_is_a_scalar_unless_ellipsis_asks_for_a_view(key):
     agree(dm.to_device(HOST), HOST, key)
 
 
-@pytest.mark.parametrize("dtype", ["?", "u1", ">i2", "f2", "f8", "longdouble", "c16", "M8[s]", "m8[D]", "S3", "U2", "V4"])
+@pytest.mark.parametrize(
+    "dtype", ["?", "u1", ">i2", "f2", "f8", "longdouble", "c16", "M8[s]", "m8[D]", "S3", "U2", "V4"]
+)
 def test_an_element_of_every_dtype(dtype):
     host = np.full((2, 3), b"abcd" if dtype == "V4" else 1).astype(dtype)
     agree(dm.to_device(host), host, (1, 2))

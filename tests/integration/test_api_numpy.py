@@ -17,7 +17,21 @@ pytestmark = pytest.mark.usefixtures("tidy")
 
 BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor"]
 COMPARE = ["eq", "ne", "lt", "le", "gt", "ge"]
-INPLACE = ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "ilshift", "irshift", "iand", "ior", "ixor"]
+INPLACE = [
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "imatmul",
+    "ilshift",
+    "irshift",
+    "iand",
+    "ior",
+    "ixor",
+]
 OTHERS = [1, 1.5, True, None, "x", [1, 2, 3], np.arange(3), np.float64(2), np.int8(1), np.array(5), object()]
 
 
@@ -27,6 +41,8 @@ def test_binary_operators_refuse_on_both_sides(name):
     d = dm.to_device(np.arange(3))
     for other in [*OTHERS, d, dm.to_device([1, 2, 3])]:
         for pair in ((d, other), (other, d)):
+            if name == "mod" and isinstance(pair[0], str):
+                continue  # formatting, which takes any object with indices
             with pytest.raises(TypeError, match=r"copy_to_host\(\)"):
                 call(*pair)
     assert d.tolist() == [0, 1, 2]
@@ -45,7 +61,9 @@ def test_in_place_operators_refuse(name):
     assert d.tolist() == host.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("call", [operator.neg, operator.pos, operator.abs, operator.invert, lambda d: divmod(d, 2), lambda d: divmod(2, d)])
+@pytest.mark.parametrize(
+    "call", [operator.neg, operator.pos, operator.abs, operator.invert, lambda d: divmod(d, 2), lambda d: divmod(2, d)]
+)
 def test_unary_operators_and_divmod_refuse(call):
     with pytest.raises(TypeError, match=r"copy_to_host\(\)"):
         call(dm.to_device([1, 2]))
@@ -68,6 +86,7 @@ def test_ufuncs_refuse(call):
     with pytest.raises(TypeError):
         call(d)
     assert d.tolist() == [0, 1, 2]
+    d.free()  # NumPy's add.reduce leaks a reference to what it refuses
 
 
 def test_a_mapped_array_refuses_to_compute_with_a_device_array(need_kind):
@@ -86,7 +105,7 @@ def test_arrays_are_not_hashable():
     d = dm.to_device([1])
     assert dm.DeviceNDArray.__hash__ is None
     with pytest.raises(TypeError, match="unhashable"):
-        {d}
+        set([d])  # noqa: C405
     with pytest.raises(TypeError, match="unhashable"):
         hash(d)
 
@@ -192,9 +211,14 @@ def test_disallow_raises_at_every_implicit_copy(with_settings, call):
     with_settings(TRANSFER_GUARD="disallow")
     d = dm.to_device(np.array([0, 1, 2, 3], "i4"))
     before = dm.transfer_stats()
-    with pytest.raises(dm.TransferGuardError, match=r"implicit copy from device to host by .*test_api_numpy\.py:\d+.*disallow.*copy_to_host\(\)"):
+    with pytest.raises(
+        dm.TransferGuardError,
+        match=r"implicit copy from device to host by .*test_api_numpy\.py:\d+.*disallow.*copy_to_host\(\)",
+    ):
         call(d)
-    assert {k: v for k, v in dm.transfer_stats().items() if k.startswith("d2h")} == {k: v for k, v in before.items() if k.startswith("d2h")}
+    assert {k: v for k, v in dm.transfer_stats().items() if k.startswith("d2h")} == {
+        k: v for k, v in before.items() if k.startswith("d2h")
+    }
     assert d.tolist() == [0, 1, 2, 3]
 
 

@@ -17,7 +17,24 @@ PADDED = np.dtype({"names": ["x", "y"], "formats": ["i1", "f8"], "offsets": [0, 
 
 DTYPES = [
     *("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", "longdouble", "clongdouble"),
-    *(">i2", ">u4", ">i8", ">f2", ">f4", ">f8", ">c16", "M8[ns]", "M8[D]", "m8[us]", ">M8[s]", "S1", "S7", "U1", "U9", ">U3"),
+    *(
+        ">i2",
+        ">u4",
+        ">i8",
+        ">f2",
+        ">f4",
+        ">f8",
+        ">c16",
+        "M8[ns]",
+        "M8[D]",
+        "m8[us]",
+        ">M8[s]",
+        "S1",
+        "S7",
+        "U1",
+        "U9",
+        ">U3",
+    ),
     *("V1", "V11", RECORD, PADDED, np.dtype([("only", "f4")])),
 ]
 
@@ -125,7 +142,20 @@ def test_elements_without_bytes():
 
 
 @pytest.mark.parametrize(
-    "thing", [[1, 2, 3], [[1.5], [2.5]], (True, False), 5, 2.5, 1j, "text", b"raw", range(4), np.float32(3), np.datetime64("2020")]
+    "thing",
+    [
+        [1, 2, 3],
+        [[1.5], [2.5]],
+        (True, False),
+        5,
+        2.5,
+        1j,
+        "text",
+        b"raw",
+        range(4),
+        np.float32(3),
+        np.datetime64("2020"),
+    ],
 )
 def test_lists_and_scalars_go_through_asarray(thing):
     same(dm.to_device(thing).copy_to_host(), np.asarray(thing))
@@ -330,7 +360,9 @@ def test_a_device_array_stays_where_it_is_or_is_copied(device, second):
     assert dm.to_device(far).device == device
 
 
-@pytest.mark.parametrize("host", [BASE.copy("F"), BASE.transpose(2, 0, 1), BASE[:, ::2]], ids=["F", "rotated", "sliced"])
+@pytest.mark.parametrize(
+    "host", [BASE.copy("F"), BASE.transpose(2, 0, 1), BASE[:, ::2]], ids=["F", "rotated", "sliced"]
+)
 def test_any_layout_crosses_between_devices(second, host):
     big = dm.to_device(BASE)
     view = big[:, ::2] if host.shape == (4, 3, 10) else dm.to_device(host)
@@ -349,7 +381,7 @@ def test_a_record_crosses_between_devices(device, second):
 def test_device_and_to_must_agree(device, second):
     d = dm.zeros(3)
     assert dm.to_device(np.ones(3), to=d, device=device) is d
-    with pytest.raises(dm.LayoutError, match="device=.*to="):
+    with pytest.raises(dm.LayoutError, match=r"device=.*to="):
         dm.to_device(np.zeros(3), to=d, device=second)
     assert d.tolist() == [1, 1, 1]
 
@@ -375,7 +407,11 @@ def test_a_named_stream_binds_the_result():
 @pytest.mark.parametrize("bad", [True, False, 1.5, "x", "", object(), [], 0.0])
 def test_what_is_no_stream_is_refused(bad, device):
     before = device.memory_info()
-    for call in (lambda: dm.to_device(np.zeros(3), bad), lambda: dm.device_array(3, stream=bad), lambda: dm.to_device([], bad)):
+    for call in (
+        lambda: dm.to_device(np.zeros(3), bad),
+        lambda: dm.device_array(3, stream=bad),
+        lambda: dm.to_device([], bad),
+    ):
         with pytest.raises(TypeError, match="a stream is"):
             call()
     assert device.memory_info()[2:4] == before[2:4]

@@ -7,6 +7,7 @@ business with must be untouched, and the same call must work.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -22,7 +23,7 @@ import devmem as dm
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.driver import Driver
 from devmem.spi.errors import BackendError
-from devmem.testing import FaultyBackend, FaultyDriver, every_failure, hold
+from devmem.testing import FaultyBackend, FaultyDriver, Latch, every_failure
 
 #: What destinations hold before a call, and what `fill` stores.
 OLD, FILLED = -7, 3
@@ -87,10 +88,8 @@ class World:
 WORLDS = [
     World(),
     World(stream=True),
-    World("rows"),
     World("rows", stream=True),
     World("columns", stream=True),
-    World(stream=True, memory="driver"),
     World("rows", memory="driver"),
 ]
 
@@ -129,7 +128,8 @@ class Env:
         self.record = self.records[1]
         self.mapped = dm.mapped_array(64, np.int32)
         self.managed = dm.managed_array(64, np.int32)
-        self.plain = np.zeros(5000, np.int32)
+        # Far enough apart that they share no page.
+        self.plain, _, self.other_plain = np.zeros((3, 5000), np.int32)
         self.event = dm.event()
         self.event.record(self.stream)
         driver = dm.current_device().driver()
@@ -144,8 +144,6 @@ class Env:
         gc.collect()
         for ordinal in range(2):
             dm.device(ordinal).synchronize()
-        dm.trim()
-        gc.collect()
         dm.trim()
 
     def check(self) -> None:
@@ -275,15 +273,17 @@ def _(env: Env) -> None:
 
 @entry("pinned")
 def _(env: Env) -> None:
-    with dm.pinned(env.plain[:100], env.plain[50:], env.plain[2000:3000]):
+    held = dm.pinned(env.plain[:100], env.plain[50:], env.plain[2000:3000])
+    with Closing(env, held):
         dm.to_device(env.plain, stream=env.stream)
 
 
 @entry("mapped")
 def _(env: Env) -> None:
-    with dm.mapped(env.plain[:1000], env.plain[1000:], stream=env.stream) as (first, second):
+    held = dm.mapped(env.plain, env.other_plain, stream=env.stream)
+    with Closing(env, held), held as (first, second):
         first.fill(1, stream=env.stream)
-        second[:1000].copy_to_device(first, stream=env.side)
+        second.copy_to_device(first, stream=env.side)
 
 
 @entry("register")
@@ -300,8 +300,8 @@ def _(env: Env) -> None:
         dm.deregister(*arrays)
     except dm.DevmemError:
         env.backend.disarm()
-        for array in arrays:
-            drop_registration(array)
+        with contextlib.suppress(dm.DevmemError):  # all of them, or none
+            dm.deregister(*arrays)
         raise
 
 
@@ -330,8 +330,9 @@ def _(env: Env) -> None:
 @entry("external_stream")
 def _(env: Env) -> None:
     stream = dm.external_stream(env.foreign)
-    dm.to_device(env.pinned, stream=stream).copy_to_host()
-    env.target.copy_to_device(env.host, stream=stream)
+    array = dm.to_device(env.pinned, stream=stream)
+    array.fill(1, stream=stream)
+    array.copy_to_host()
     stream.synchronize()
 
 
@@ -448,14 +449,12 @@ def _(env: Env) -> None:
 
 @entry("close", bare=True)
 def _(env: Env) -> None:
-    use_everything(env)
-    dm.close()
+    finish(env, use_everything, dm.close)
 
 
 @entry("reset", bare=True)
 def _(env: Env) -> None:
-    use_everything(env)
-    dm.reset()
+    finish(env, use_everything, dm.reset, dm.close)
 
 
 # -- the table: arrays -------------------------------------------------------------------------------------------------
@@ -505,10 +504,10 @@ def _(env: Env) -> None:
 
 @entry("DeviceNDArray.__setitem__")
 def _(env: Env) -> None:
-    env.target[...] = env.host
     env.target[...] = FILLED
-    env.target[:1] = env.array[:1]
     env.target[..., 1:] = env.target[..., :-1]  # overlaps itself
+    env.target[...] = env.host
+    env.target[:1] = env.array[:1]
     env.target[...] = env.host.astype(np.int64)
 
 
@@ -798,9 +797,7 @@ def _(env: Env) -> None:
 
 @entry("Device.reset", bare=True)
 def _(env: Env) -> None:
-    use_everything(env)
-    dm.device(0).reset()
-    dm.device(1).reset()
+    finish(env, use_everything, dm.device(0).reset, dm.device(1).reset, dm.close)
 
 
 @entry("Device.entered")
@@ -840,10 +837,6 @@ EXCLUDED = {
     "memory": "a module",
     "DeviceNDArray.context": "a field",
     "DeviceNDArray.device": "a field",
-    "DeviceNDArray.dtype": "a field",
-    "DeviceNDArray.shape": "a field",
-    "DeviceNDArray.strides": "a field",
-    "DeviceNDArray.allocation": "a field",
     "DeviceNDArray.stream": "a field",
     "DeviceNDArray.ptr": "a field, checked",
     "DeviceNDArray.flags": "arithmetic",
@@ -853,6 +846,7 @@ EXCLUDED = {
     "DeviceNDArray.size": "arithmetic",
     "DeviceNDArray.like": "for the machinery; copy() goes through it",
     "DeviceNDArray.stream_in_force": "for the machinery",
+    "DeviceNDArray.put": "for the machinery; copy_to_device() and assignment go through it",
     "DeviceNDArray.__init__": "for the machinery; every verb goes through it",
     "DeviceNDArray.__len__": "arithmetic",
     "DeviceNDArray.__repr__": "moves nothing",
@@ -868,11 +862,13 @@ EXCLUDED = {
     "MappedNDArray.ptr": "arithmetic",
     "MappedNDArray.free": "always refuses",
     "MappedNDArray.__array_finalize__": "copies fields",
+    "MappedNDArray.__array_wrap__": "moves nothing",
     "MappedNDArray.__devmem_view__": "a view",
     "ManagedNDArray.device": "a field",
     "ManagedNDArray.ptr": "arithmetic",
     "ManagedNDArray.free": "always refuses",
     "ManagedNDArray.__array_finalize__": "copies fields",
+    "ManagedNDArray.__array_wrap__": "moves nothing",
     "ManagedNDArray.__devmem_view__": "a view",
     "Stream.__init__": "for the machinery; stream() goes through it",
     "Stream.__del__": "only appends to a queue; what the queue does is under trim",
@@ -880,38 +876,27 @@ EXCLUDED = {
     "Stream.__int__": "a field",
     "Stream.__repr__": "moves nothing",
     "Stream.closed": "a field",
-    "Stream.context": "a field",
     "Stream.destroy": "for the queue; close() and trim() go through it",
     "Stream.device": "a field",
-    "Stream.external": "a field",
-    "Stream.handle": "a field",
-    "Stream.inflight": "a field",
-    "Stream.nbytes": "a constant",
+    "Stream.is_out": "for the queue",
     "Stream.order_handle": "for the queue",
-    "Stream.owned": "a field",
     "Stream.passed": "for the queue; trim() goes through it",
-    "Stream.thread": "a field",
     "Event.__init__": "for the machinery; event() goes through it",
     "Event.__del__": "only appends to a queue; what the queue does is under trim",
     "Event.__getattr__": "refuses",
     "Event.__repr__": "moves nothing",
-    "Event.context": "a field",
+    "Event.is_out": "for the queue",
     "Event.destroy": "for the queue; close() and trim() go through it",
     "Event.device": "a field",
-    "Event.handle": "a field",
-    "Event.nbytes": "a constant",
-    "Event.timing": "a field",
     "Device.__init__": "opens nothing",
     "Device.__eq__": "compares names",
     "Device.__hash__": "hashes names",
     "Device.__reduce__": "names the device",
     "Device.__repr__": "moves nothing",
     "Device.__str__": "moves nothing",
-    "Device.backend": "a field",
     "Device.context": "for the machinery; every verb that opens goes through it",
     "Device.driver": "for tests; opens as context() does",
     "Device.id": "a field",
-    "Device.ordinal": "a field",
 }
 
 
@@ -934,9 +919,10 @@ def public_names() -> set[str]:
 
 
 def belongs(name: str, what: object) -> bool:
+    """Not private, and not just a field or a constant."""
     if name.startswith("__"):
         return inspect.isfunction(what)
-    return not name.startswith("_")
+    return not name.startswith("_") and (callable(what) or isinstance(what, property))
 
 
 def test_every_public_name_is_in_the_table_or_excluded() -> None:
@@ -1004,7 +990,8 @@ def test_with_copies_held_back(world: World, call: Call, backend: Backend) -> No
     env = Env(backend, world)
 
     def held() -> None:
-        with hold(env.side, patience=0.02, tolerant=True):
+        # Through the inner driver: a latch that failed to open would hold everything for good.
+        with Latch(backend.drivers[0].inner, env.side.handle, patience=0.02, tolerant=True):
             call(env)
 
     loop(env, held, backend)
@@ -1052,31 +1039,39 @@ def loop(env: Env, call: Callable[[], object], target: Any, *, repeat: bool = Fa
     return every_failure(call, target, check=check, repeat=repeat)
 
 
-def finish(env: Env, close: Callable[[], object]) -> None:
+def finish(env: Env, *steps: Callable[[], object]) -> None:
     """Close; where that fails, once more with nothing armed: what is still there must be closable."""
     try:
-        close()
+        for step in steps:
+            step()
     except dm.DevmemError:
         env.backend.disarm()
-        close()
+        steps[-1]()
         raise
 
 
-def drop_registration(array: np.ndarray[Any, Any]) -> None:
-    try:
-        dm.deregister(array)
-    except dm.DevmemError as error:
-        assert "not registered" in str(error)
+class Closing:
+    """`finish` at the end of a ``with`` block."""
+
+    def __init__(self, env: Env, held: Any) -> None:
+        self.env = env
+        self.held = held
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        finish(self.env, self.held.close)
 
 
-def use_everything(env: Env) -> None:
+def use_everything() -> None:
     """Something of each kind, dropped or pending when the device is closed."""
     stream = dm.stream()
     event = dm.event()
     event.record(stream)
     dm.pinned_array(10)
-    array = dm.to_device(env.host, stream=stream)
+    array = dm.to_device(np.arange(100), stream=stream)
     array.copy()
-    dm.register(np.zeros(1000))
     with dm.device(1):
-        dm.to_device(env.host)
+        dm.to_device(np.arange(100))
+    dm.register(np.zeros(1000))

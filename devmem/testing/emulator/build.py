@@ -22,8 +22,8 @@ FLAGS = ("-std=c11", "-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden", "-
 LINK = ("-Wl,-Bsymbolic", "-Wl,-z,nodelete")
 
 
-class BuildError(RuntimeError):
-    """The emulated driver could not be built."""
+class BuildError(OSError):
+    """The emulated driver is not to be had: unknown, not for this platform, or not compiled."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ def _build(front: Front, compiler: list[str], folder: Path) -> None:
         for link in front.links:
             (scratch / link).symlink_to(front.soname)
         _publish(scratch, folder)
+    except BuildError:
+        raise
     except OSError as error:
         raise BuildError(f"cannot build the emulated driver with {shlex.join(compiler)}: {error}") from error
     finally:

@@ -10,7 +10,7 @@ static size_t span(const struct box *box, const struct end *end)
     return (box->depth - 1) * end->plane + (box->height - 1) * end->pitch + box->width;
 }
 
-/* --- whose memory is it? -------------------------------------------------------------------------------------------- */
+/* --- whose memory is it? ------------------------------------------------------------------------------------------ */
 
 /* A known range must hold all of the box; an unknown one must be host memory that is really there. */
 static status resolve(const struct end *end, size_t bytes, struct moved *out)
@@ -47,7 +47,7 @@ static status transfer_of(const struct box *box, struct transfer *out)
     return found != OK ? found : resolve(&box->from, span(box, &box->from), &out->from);
 }
 
-/* --- moving bytes ------------------------------------------------------------------------------------------------------ */
+/* --- moving bytes ------------------------------------------------------------------------------------------------- */
 
 static void move_box(const struct moved *to, const struct moved *from, size_t width, size_t height, size_t depth)
 {
@@ -159,7 +159,7 @@ status copy_batch(struct context *context, uint64_t stream_handle, const struct 
     return finish(context, op, false);
 }
 
-/* --- fills --------------------------------------------------------------------------------------------------------------- */
+/* --- fills -------------------------------------------------------------------------------------------------------- */
 
 void fill_perform(const struct moved *at, size_t width, size_t height, uint32_t value, unsigned unit)
 {
@@ -195,7 +195,7 @@ status fill_run(struct context *context, uint64_t stream_handle, uint64_t addres
     return finish(context, op, blocking && !is_device_memory(at.block));
 }
 
-/* --- words in memory --------------------------------------------------------------------------------------------------------- */
+/* --- words in memory ---------------------------------------------------------------------------------------------- */
 
 status value_run(struct context *context, uint64_t stream_handle, uint64_t address, uint64_t value, unsigned flags, bool writes)
 {

@@ -52,7 +52,7 @@ struct stream;
 struct pool;
 struct op;
 
-/* --- heaps: one address range, sub-allocated ------------------------------------------------------------------ */
+/* --- heaps: one address range, sub-allocated ---------------------------------------------------------------------- */
 
 enum block_kind { BLOCK_FREE, BLOCK_DEVICE, BLOCK_POOLED, BLOCK_PINNED, BLOCK_MANAGED, BLOCK_REGISTERED, BLOCK_IMPORTED };
 
@@ -105,13 +105,14 @@ void heap_give(struct block *block);
 struct block *heap_find(struct heap *heap, uint64_t address);
 struct block *heap_first(struct heap *heap);
 
-/* --- devices and contexts ---------------------------------------------------------------------------------------- */
+/* --- devices and contexts ----------------------------------------------------------------------------------------- */
 
 struct device {
     int physical;             /* ordinal before the visibility variable */
     struct heap heap;
     struct context *primary;
     struct pool *default_pool, *current_pool;
+    struct pool *pools;       /* all that can be named */
 };
 
 struct context {
@@ -124,10 +125,12 @@ struct context {
     uint32_t peers;           /* devices whose memory was made accessible */
     struct stream *legacy;
     struct stream *streams;
+    struct context *next;     /* of all that ever were */
 };
 
 extern int device_count;
 extern struct device devices[MAX_DEVICES];
+extern struct context *contexts;
 
 status devices_open(void);
 struct context *context_current(status *why);
@@ -146,7 +149,7 @@ status context_synchronize(struct context *context);
 status peer_enable(struct context *context, uint64_t peer);
 status peer_disable(struct context *context, uint64_t peer);
 
-/* --- the gate that every exported function passes ------------------------------------------------------------------ */
+/* --- the gate that every exported function passes ----------------------------------------------------------------- */
 
 enum need { NEED_NOTHING, NEED_INIT, NEED_CONTEXT };
 
@@ -168,10 +171,14 @@ void *handle_get(uint64_t handle, enum handle_kind kind);
 void handle_drop(uint64_t handle);
 void *handle_next(enum handle_kind kind, size_t *cursor);
 
-/* --- faults ----------------------------------------------------------------------------------------------------------- */
+/* --- what the core asks of its front ------------------------------------------------------------------------------ */
 
-extern const char *const function_names[];     /* the front's list, in the order of its numbers */
+extern const char *const function_names[];    /* its functions, in the order of the numbers given to core_enter() */
 extern const int function_count;
+const char *front_visible_devices(void);      /* the text that lists the visible devices, or NULL for all */
+
+/* --- faults ------------------------------------------------------------------------------------------------------- */
+
 #define MAX_FUNCTIONS 256
 extern atomic_ulong function_calls[MAX_FUNCTIONS];
 
@@ -179,7 +186,7 @@ status fault_due(int function);
 bool fault_is_sticky(status code);
 void fault_delay(uint64_t stream, uint64_t sequence);
 
-/* --- memory ------------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------- */
 
 extern struct heap pinned_heap, managed_heap;
 extern size_t live_bytes;
@@ -210,7 +217,7 @@ extern size_t range_count;
 #define POISON 0xA5
 #define POISON_LIMIT 65536u
 
-/* --- copies -------------------------------------------------------------------------------------------------------------- */
+/* --- copies ------------------------------------------------------------------------------------------------------- */
 
 enum side { SIDE_ANY, SIDE_HOST, SIDE_DEVICE };
 
@@ -251,7 +258,7 @@ void transfers_free(struct transfer *transfers, size_t count);
 void fill_perform(const struct moved *at, size_t width, size_t height, uint32_t value, unsigned unit);
 status value_run(struct context *context, uint64_t stream, uint64_t address, uint64_t value, unsigned flags, bool writes);
 
-/* --- streams --------------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------------------------------------------------ */
 
 enum op_kind { OP_MARK, OP_COPY, OP_FILL, OP_HOST, OP_ALLOC, OP_FREE, OP_WAIT_VALUE, OP_WRITE_VALUE };
 
@@ -311,7 +318,7 @@ void device_drain(int device);
 void host_wait(struct op *op);
 void host_wait_context(struct context *context);
 
-/* --- events ------------------------------------------------------------------------------------------------------------------ */
+/* --- events ------------------------------------------------------------------------------------------------------- */
 
 struct event {
     uint64_t handle;
@@ -332,7 +339,7 @@ status event_elapsed(uint64_t start, uint64_t end, float *milliseconds);
 status event_wait(struct context *context, uint64_t stream, uint64_t event);
 void events_drop(struct context *context);
 
-/* --- pools -------------------------------------------------------------------------------------------------------------------- */
+/* --- pools -------------------------------------------------------------------------------------------------------- */
 
 struct pool {
     uint64_t handle;
@@ -345,6 +352,7 @@ struct pool {
     size_t live_blocks;
     uint32_t readable_by;                     /* devices given access */
     struct block *cached[64];                 /* by size class, newest first */
+    struct pool *next;                        /* of the same device */
 };
 
 status pool_create(int device, size_t max_bytes, uint64_t *handle);
@@ -357,7 +365,7 @@ bool pool_return(struct block *block);
 void pools_relax(int device);
 void pools_drop(int device);
 
-/* --- between processes ----------------------------------------------------------------------------------------------------------- */
+/* --- between processes -------------------------------------------------------------------------------------------- */
 
 status ipc_export(uint64_t address, unsigned char handle[64]);
 status ipc_import(struct context *context, const unsigned char handle[64], unsigned flags, uint64_t *address);

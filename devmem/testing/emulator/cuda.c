@@ -3,6 +3,7 @@
 #include "cuda.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define PRIORITY_LEAST 0
@@ -11,10 +12,12 @@
 
 static bool is_device(int device) { return device >= 0 && device < device_count; }
 
-/* --- the driver ----------------------------------------------------------------------------------------------------- */
+/* --- the driver --------------------------------------------------------------------------------------------------- */
 
 /* 13.0 unless told otherwise: an older number hides the newer functions, as an older driver does. */
 int cuda_version(void) { return (int)core_setting("DEVMEM_EMULATOR_CUDA_VERSION", 13000); }
+
+const char *front_visible_devices(void) { return getenv("CUDA_VISIBLE_DEVICES"); }
 
 EXPORT status cuInit(unsigned flags)
 {
@@ -30,7 +33,7 @@ EXPORT status cuDriverGetVersion(int *version)
     END(OK);
 }
 
-/* --- devices ---------------------------------------------------------------------------------------------------------- */
+/* --- devices ------------------------------------------------------------------------------------------------------ */
 
 EXPORT status cuDeviceGet(int *device, int ordinal)
 {
@@ -134,7 +137,7 @@ EXPORT status cuDeviceGetByPCIBusId(int *device, const char *text)
     END(INVALID_DEVICE);
 }
 
-/* --- contexts ------------------------------------------------------------------------------------------------------------ */
+/* --- contexts ----------------------------------------------------------------------------------------------------- */
 
 EXPORT status cuDevicePrimaryCtxRetain(handle *out, int device)
 {
@@ -307,7 +310,7 @@ EXPORT status cuCtxGetStreamPriorityRange(int *least, int *greatest)
     END(OK);
 }
 
-/* --- peers ------------------------------------------------------------------------------------------------------------------ */
+/* --- peers -------------------------------------------------------------------------------------------------------- */
 
 EXPORT status cuDeviceCanAccessPeer(int *can, int device, int peer)
 {
@@ -339,7 +342,7 @@ EXPORT status cuCtxDisablePeerAccess(handle peer)
     END(peer_disable(context, peer));
 }
 
-/* --- streams and events by handle: what does not depend on the default stream's flavour ------------------------------------------ */
+/* --- streams and events by handle: what does not depend on the default stream's flavour --------------------------- */
 
 EXPORT status cuStreamCreateWithPriority(handle *out, unsigned flags, int priority)
 {
@@ -401,7 +404,7 @@ EXPORT status cuEventElapsedTime_v2(float *milliseconds, handle start, handle en
     return cuEventElapsedTime(milliseconds, start, end);
 }
 
-/* --- what the emulator does not do ------------------------------------------------------------------------------------------------- */
+/* --- what the emulator does not do -------------------------------------------------------------------------------- */
 
 /* Called with any arguments: they are not looked at, which the platform's calling convention allows. */
 #define UNSUPPORTED(name)            \

@@ -48,7 +48,7 @@ EXPORT status cuMemGetAddressRange_v2(deviceptr *base, size_t *bytes, deviceptr 
     END(OK);
 }
 
-/* --- host memory ---------------------------------------------------------------------------------------------------- */
+/* --- host memory -------------------------------------------------------------------------------------------------- */
 
 EXPORT status cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
@@ -105,7 +105,7 @@ EXPORT status cuMemHostUnregister(void *address)
     END(host_unregister(context, (uint64_t)(uintptr_t)address));
 }
 
-/* --- managed memory ---------------------------------------------------------------------------------------------------- */
+/* --- managed memory ----------------------------------------------------------------------------------------------- */
 
 #define ATTACH_GLOBAL 1u
 #define ATTACH_HOST 2u
@@ -140,7 +140,7 @@ EXPORT status cuMemAdvise_v2(deviceptr address, size_t bytes, int advice, struct
     END(advise(address, bytes, advice, location));
 }
 
-/* --- what is at an address? ----------------------------------------------------------------------------------------------- */
+/* --- what is at an address? --------------------------------------------------------------------------------------- */
 
 enum {
     POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE, POINTER_DEVICE_POINTER, POINTER_HOST_POINTER, POINTER_P2P_TOKENS,
@@ -226,7 +226,7 @@ EXPORT status cuPointerGetAttributes(unsigned count, const int *wanted, void **o
     END(OK);
 }
 
-/* --- pools -------------------------------------------------------------------------------------------------------------------- */
+/* --- pools -------------------------------------------------------------------------------------------------------- */
 
 enum {
     POOL_FOLLOW_EVENTS = 1, POOL_OPPORTUNISTIC, POOL_INTERNAL, POOL_THRESHOLD, POOL_RESERVED, POOL_RESERVED_HIGH, POOL_USED,
@@ -355,7 +355,7 @@ EXPORT status cuDeviceSetMemPool(int device, handle which)
     END(OK);
 }
 
-/* --- between processes --------------------------------------------------------------------------------------------------------- */
+/* --- between processes -------------------------------------------------------------------------------------------- */
 
 EXPORT status cuIpcGetMemHandle(struct ipc_handle *out, deviceptr address)
 {

@@ -89,7 +89,8 @@ NULL_STATUS(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *activ
 NULL_STATUS(cuCtxSetCurrent, (uint64_t which), current = which)
 NULL_STATUS(cuCtxPushCurrent, (uint64_t which), current = which)
 NULL_STATUS(cuMemGetInfo, (size_t *rest, size_t *total), *rest = *total = TOTAL_BYTES)
-NULL_STATUS(cuMemGetAddressRange, (uint64_t *base, size_t *bytes), if (base) *base = DEVICE_ADDRESS; if (bytes) *bytes = TOTAL_BYTES)
+NULL_STATUS(cuMemGetAddressRange, (uint64_t *base, size_t *bytes),
+            if (base) *base = DEVICE_ADDRESS; if (bytes) *bytes = TOTAL_BYTES)
 NULL_STATUS(cuMemHostGetDevicePointer, (uint64_t *out, uint64_t host), *out = host)
 NULL_STATUS(cuMemHostGetFlags, (unsigned *out), *out = 0)
 NULL_STATUS(cuMemPoolGetAttribute, (uint64_t pool, int which, void *out), (void)pool; memset(out, 0, which > 3 ? 8 : 4))

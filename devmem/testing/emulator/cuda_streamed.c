@@ -23,7 +23,7 @@
 
 static uint64_t address_of(const void *host) { return (uint64_t)(uintptr_t)host; }
 
-/* --- linear copies -------------------------------------------------------------------------------------------------- */
+/* --- linear copies ------------------------------------------------------------------------------------------------ */
 
 static status linear(struct context *context, handle stream, uint64_t to, enum side to_side, uint64_t from, enum side from_side,
                      size_t bytes, bool blocking)
@@ -80,7 +80,7 @@ EXPORT status GIVEN(cuMemcpyDtoDAsync_v2)(deviceptr to, deviceptr from, size_t b
     END(linear(context, stream, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, false));
 }
 
-/* --- between devices -------------------------------------------------------------------------------------------------- */
+/* --- between devices ---------------------------------------------------------------------------------------------- */
 
 static status on_device_of(handle which, uint64_t address)
 {
@@ -120,7 +120,7 @@ EXPORT status GIVEN(cuMemcpyPeerAsync)(deviceptr to, handle to_context, devicept
     END(between(context, stream, to, to_context, from, from_context, bytes));
 }
 
-/* --- boxes --------------------------------------------------------------------------------------------------------------- */
+/* --- boxes -------------------------------------------------------------------------------------------------------- */
 
 struct corner {
     int type;
@@ -203,7 +203,7 @@ EXPORT status GIVEN(cuMemcpy3DAsync_v2)(const struct memcpy3d *copy, handle stre
     END(run_3d(context, stream, copy, false));
 }
 
-/* --- batches --------------------------------------------------------------------------------------------------------------- */
+/* --- batches ------------------------------------------------------------------------------------------------------ */
 
 #define ORDER_STREAM 1
 #define ORDER_DURING_CALL 2
@@ -268,7 +268,7 @@ EXPORT status GIVEN(cuMemcpyBatchAsync_v2)(const deviceptr *to, const deviceptr 
     END(run_batch(context, stream, to, from, sizes, count, attributes, firsts, kinds, &index));
 }
 
-/* --- fills -------------------------------------------------------------------------------------------------------------------- */
+/* --- fills -------------------------------------------------------------------------------------------------------- */
 
 #define FILLS(bits, type)                                                                                                      \
     EXPORT status IMPLIED(cuMemsetD##bits##_v2)(deviceptr to, type value, size_t count)                                        \
@@ -297,7 +297,7 @@ FILLS(8, unsigned char)
 FILLS(16, unsigned short)
 FILLS(32, unsigned)
 
-/* --- stream-ordered memory ------------------------------------------------------------------------------------------------------ */
+/* --- stream-ordered memory ---------------------------------------------------------------------------------------- */
 
 EXPORT status GIVEN(cuMemAllocAsync)(deviceptr *out, size_t bytes, handle stream)
 {
@@ -322,7 +322,7 @@ EXPORT status GIVEN(cuMemFreeAsync)(deviceptr address, handle stream)
     END(pool_free(context, address, STREAM_OF(stream)));
 }
 
-/* --- managed memory ------------------------------------------------------------------------------------------------------------------ */
+/* --- managed memory ----------------------------------------------------------------------------------------------- */
 
 static status mark(struct stream *stream)
 {
@@ -372,7 +372,7 @@ EXPORT status GIVEN(cuStreamAttachMemAsync)(handle stream, deviceptr address, si
     END(mark(on));
 }
 
-/* --- streams ------------------------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------------------------------------------------ */
 
 EXPORT status GIVEN(cuStreamQuery)(handle stream)
 {

@@ -104,7 +104,7 @@ CUDA_UNSUPPORTED(DECLARE_UNSUPPORTED)
 static const struct entry entries[] = {
     PLAIN(ENTRY_ONE) STREAM_IMPLIED(ENTRY_IMPLIED) STREAM_GIVEN(ENTRY_GIVEN) CUDA_UNSUPPORTED(ENTRY_UNSUPPORTED)};
 
-/* --- finding --------------------------------------------------------------------------------------------------------- */
+/* --- finding ------------------------------------------------------------------------------------------------------ */
 
 enum { SYMBOL_FOUND = 0, SYMBOL_UNKNOWN = 1, SYMBOL_TOO_NEW = 2 };
 #define FLAG_PER_THREAD 2u
@@ -145,7 +145,7 @@ EXPORT status cuGetProcAddress(const char *name, void **out, int version, uint64
     return cuGetProcAddress_v2(name, out, version, flags, NULL);
 }
 
-/* --- errors ------------------------------------------------------------------------------------------------------------ */
+/* --- errors ------------------------------------------------------------------------------------------------------- */
 
 static const struct { int code; const char *name, *text; } errors[] = {
 #define ERROR(code, name, text) {code, name, text},

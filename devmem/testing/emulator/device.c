@@ -9,16 +9,17 @@
 
 int device_count;
 struct device devices[MAX_DEVICES];
+struct context *contexts;
 
 static _Thread_local uint64_t context_stack[STACK_DEPTH];
 static _Thread_local int context_depth;
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
-/* CUDA_VISIBLE_DEVICES as the vendor reads it: ordinals, cut at the first that does not exist. UUIDs are not read. */
+/* The list of visible devices as both vendors read it: ordinals, cut at the first that does not exist. No UUIDs. */
 static int visible(int physical[MAX_DEVICES], int total)
 {
-    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    const char *text = front_visible_devices();
     int count = 0;
     if (!text) {
         for (; count < total; count++) physical[count] = count;
@@ -42,6 +43,8 @@ static struct context *context_new(int device, bool is_primary)
     context->device = device;
     context->is_primary = is_primary;
     context->handle = handle_new(HANDLE_CONTEXT, context);
+    context->next = contexts;
+    contexts = context;
     return context;
 }
 
@@ -58,11 +61,11 @@ status devices_open(void)
         device->default_pool = device->current_pool = pool_open(index);
         device->default_pool->is_default = true;
     }
-    size_t host = core_setting("DEVMEM_EMULATOR_HOST_MEMORY", 32ull << 30);
+    size_t host = core_setting("DEVMEM_EMULATOR_HOST_MEMORY", 8ull << 30);
     return heap_open(&pinned_heap, host, false) && heap_open(&managed_heap, host, false) ? OK : OUT_OF_MEMORY;
 }
 
-/* --- the current context -------------------------------------------------------------------------------------------- */
+/* --- the current context ------------------------------------------------------------------------------------------ */
 
 uint64_t context_top(void) { return context_depth ? context_stack[context_depth - 1] : 0; }
 
@@ -108,7 +111,7 @@ status context_set(uint64_t handle)
     return OK;
 }
 
-/* --- their lives ------------------------------------------------------------------------------------------------------ */
+/* --- their lives -------------------------------------------------------------------------------------------------- */
 
 static void context_activate(struct context *context)
 {
@@ -193,7 +196,7 @@ void context_fail(struct context *context, status code)
     if (context->sticky == OK) context->sticky = code;
 }
 
-/* --- peers -------------------------------------------------------------------------------------------------------------- */
+/* --- peers -------------------------------------------------------------------------------------------------------- */
 
 status peer_enable(struct context *context, uint64_t peer)
 {

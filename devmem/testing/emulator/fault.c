@@ -116,8 +116,7 @@ EXPORT int devmem_emulator_release(uint64_t handle)
     pthread_mutex_lock(&core_mutex);
     struct stream *stream = handle_get(handle, HANDLE_STREAM);
     if (!stream) { /* destroyed while held: it still has to run what was put on it */
-        size_t cursor = 0;
-        for (struct context *context; !stream && (context = handle_next(HANDLE_CONTEXT, &cursor));)
+        for (struct context *context = contexts; context && !stream; context = context->next)
             for (stream = context->streams; stream && stream->handle != handle; stream = stream->next) {}
     }
     if (stream && stream->held) {
@@ -147,8 +146,7 @@ EXPORT void devmem_emulator_reset(void)
     pthread_mutex_lock(&core_mutex);
     plan_count = 0;
     for (int index = 0; index < function_count; index++) atomic_store(&function_calls[index], 0);
-    size_t cursor = 0;
-    for (struct context *context; (context = handle_next(HANDLE_CONTEXT, &cursor));)
+    for (struct context *context = contexts; context; context = context->next)
         for (struct stream *stream = context->streams; stream; stream = stream->next) {
             stream->held = 0;
             pthread_cond_signal(&stream->wake);

@@ -6,8 +6,8 @@ from __future__ import annotations
 # cuInit not called (3), a driver call from a host function (800); and, for all that work in a context: no context
 # current (201), one destroyed or reset (709), a sticky error of earlier work.
 COMMON = (
-    "Of every call: counted; can be made to fail; not initialised or forked child (3); process ending (4); called from a "
-    "host function (800). Where a context is needed: none current (201), destroyed or reset (709), sticky error."
+    "Of every call: counted; can be made to fail; not initialised or forked child (3); process ending (4); called from "
+    "a host function (800). Where a context is needed: none current (201), destroyed or reset (709), sticky error."
 )
 
 _COPY = "every byte within one live allocation; unknown, freed or unmapped addresses (1); "
@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, dict[str, str]] = {
     "Contexts": {
         "cuDevicePrimaryCtxRetain": "device (101); counted",
         "cuDevicePrimaryCtxRelease": "released more often than retained (201); the last one resets",
-        "cuDevicePrimaryCtxReset": "ends streams, drops queued work, forgets memory, handles, registrations; references stay",
+        "cuDevicePrimaryCtxReset": "ends streams, drops queued work, forgets memory and handles; references stay",
         "cuDevicePrimaryCtxGetState": "device (101)",
         "cuDevicePrimaryCtxSetFlags": "device (101), flags (1)",
         "cuCtxCreate": "device (101), flags (1); parameters of newer forms (801); pushed",
@@ -76,7 +76,7 @@ FUNCTIONS: dict[str, dict[str, str]] = {
     },
     "Managed memory": {
         "cuMemAllocManaged": "zero bytes, flags (1)",
-        "cuMemPrefetchAsync": "memory that is not managed, zero bytes, location, flags (1), device (101); moves nothing",
+        "cuMemPrefetchAsync": "not managed, zero bytes, location, flags (1), device (101); moves nothing",
         "cuMemAdvise": "memory that is not managed, zero bytes, advice (1), device (101); has no effect",
         "cuStreamAttachMemAsync": "memory that is not managed, part of it, flags (1); has no effect",
     },
@@ -97,7 +97,7 @@ FUNCTIONS: dict[str, dict[str, str]] = {
     },
     "Sharing": {
         "cuIpcGetMemHandle": "the base of plain device memory, nothing else (1)",
-        "cuIpcOpenMemHandle": "a handle of this process (201), no handle or unknown flags (1), exporter gone (205); counted",
+        "cuIpcOpenMemHandle": "a handle of this process (201), no handle, flags (1), exporter gone (205); counted",
         "cuIpcCloseMemHandle": "not opened (1)",
     },
     "Copies": {

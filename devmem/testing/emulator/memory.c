@@ -18,7 +18,7 @@ struct block **ranges;
 size_t range_count;
 static size_t range_room;
 
-/* --- leases --------------------------------------------------------------------------------------------------------- */
+/* --- leases ------------------------------------------------------------------------------------------------------- */
 
 struct lease *lease_hold(struct lease *lease)
 {
@@ -42,7 +42,7 @@ void lease_end(struct block *block)
     lease_drop(lease);
 }
 
-/* --- blocks ----------------------------------------------------------------------------------------------------------- */
+/* --- blocks ------------------------------------------------------------------------------------------------------- */
 
 void block_dress(struct block *block, enum block_kind kind, struct context *context, size_t bytes)
 {
@@ -164,16 +164,12 @@ bool range_is_mapped(uint64_t address, size_t bytes)
     return address + bytes >= address && msync((void *)(uintptr_t)first, address + bytes - first, MS_ASYNC) == 0;
 }
 
-/* --- device ------------------------------------------------------------------------------------------------------------ */
+/* --- device ------------------------------------------------------------------------------------------------------- */
 
 status device_alloc(struct context *context, size_t bytes, uint64_t *address)
 {
     struct block *block;
     status taken = take(&devices[context->device].heap, context, BLOCK_DEVICE, bytes, &block);
-    if (taken == OUT_OF_MEMORY) { /* a pool's unused reserve goes first, as in the driver */
-        pool_trim(devices[context->device].default_pool, 0);
-        taken = take(&devices[context->device].heap, context, BLOCK_DEVICE, bytes, &block);
-    }
     if (taken == OK) *address = block->base;
     return taken;
 }
@@ -198,7 +194,7 @@ status device_free(struct context *context, uint64_t address)
     return OK;
 }
 
-/* --- host ---------------------------------------------------------------------------------------------------------------- */
+/* --- host --------------------------------------------------------------------------------------------------------- */
 
 status host_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address)
 {
@@ -267,7 +263,7 @@ status host_unregister(struct context *context, uint64_t address)
     return OK;
 }
 
-/* --- reset ----------------------------------------------------------------------------------------------------------------- */
+/* --- reset -------------------------------------------------------------------------------------------------------- */
 
 static bool goes_with(const struct block *block, const struct context *context, int device)
 {

@@ -19,7 +19,7 @@ static size_t rounded(size_t bytes)
 
 static int class_of(size_t capacity) { return 63 - __builtin_clzll(capacity); }
 
-/* --- the reserve ------------------------------------------------------------------------------------------------------ */
+/* --- the reserve -------------------------------------------------------------------------------------------------- */
 
 static void unreserve(struct pool *pool, struct block *block)
 {
@@ -72,12 +72,11 @@ static bool maybe_gone(struct pool *pool)
 /* Waiting for a stream, event or context makes every pool of the device give back what exceeds its threshold. */
 void pools_relax(int device)
 {
-    size_t cursor = 0;
-    for (struct pool *pool; (pool = handle_next(HANDLE_POOL, &cursor));)
-        if (pool->device == device && pool->reserved > pool->threshold) pool_trim(pool, pool->threshold);
+    for (struct pool *pool = devices[device].pools; pool; pool = pool->next)
+        if (pool->reserved > pool->threshold) pool_trim(pool, pool->threshold);
 }
 
-/* --- lives ---------------------------------------------------------------------------------------------------------------- */
+/* --- lives -------------------------------------------------------------------------------------------------------- */
 
 struct pool *pool_open(int device)
 {
@@ -87,6 +86,8 @@ struct pool *pool_open(int device)
     pool->follow_events = pool->opportunistic = pool->internal = 1;
     pool->readable_by = 1u << device;
     pool->handle = handle_new(HANDLE_POOL, pool);
+    pool->next = devices[device].pools;
+    devices[device].pools = pool;
     return pool;
 }
 
@@ -104,7 +105,10 @@ status pool_destroy(uint64_t handle)
     struct pool *pool = handle_get(handle, HANDLE_POOL);
     if (!pool || pool->is_default) return INVALID_VALUE;
     struct device *device = &devices[pool->device];
+    struct pool **link = &device->pools;
     if (device->current_pool == pool) device->current_pool = device->default_pool;
+    while (*link != pool) link = &(*link)->next;
+    *link = pool->next;
     handle_drop(handle);
     live_handles--;
     pool->closing = true;
@@ -114,16 +118,15 @@ status pool_destroy(uint64_t handle)
 
 void pools_drop(int device)
 {
-    size_t cursor = 0;
-    for (struct pool *pool; (pool = handle_next(HANDLE_POOL, &cursor));) {
-        if (pool->device != device) continue;
+    for (struct pool *pool = devices[device].pools, *next; pool; pool = next) {
+        next = pool->next;
         pool_trim(pool, 0);
         if (!pool->is_default) pool_destroy(pool->handle);
         else pool->threshold = pool->used_high = pool->reserved_high = 0;
     }
 }
 
-/* --- taking ----------------------------------------------------------------------------------------------------------------- */
+/* --- taking ------------------------------------------------------------------------------------------------------- */
 
 static bool reusable(const struct pool *pool, const struct block *block, const struct stream *stream, bool insert_wait)
 {
@@ -198,7 +201,7 @@ status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint
     return OK;
 }
 
-/* --- giving back --------------------------------------------------------------------------------------------------------------- */
+/* --- giving back -------------------------------------------------------------------------------------------------- */
 
 static bool give_back(struct block *block)
 {

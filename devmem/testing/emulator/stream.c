@@ -3,6 +3,7 @@
 #include "core.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -77,7 +78,7 @@ static void op_finish(struct op *op)
     pthread_cond_broadcast(&progress);
 }
 
-/* --- what a stream thread does -------------------------------------------------------------------------------------- */
+/* --- what a stream thread does ------------------------------------------------------------------------------------ */
 
 static bool usable(const struct moved *at) { return !at->lease || (at->lease->born && !at->lease->dead); }
 
@@ -201,13 +202,16 @@ static void start_thread(struct stream *stream)
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, 1u << 20);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    if (pthread_create(&thread, &attributes, stream_thread, stream) != 0) abort();
+    if (pthread_create(&thread, &attributes, stream_thread, stream) != 0) {
+        fputs("devmem emulator: cannot start a thread for one more stream\n", stderr);
+        abort();
+    }
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     stream->has_thread = true;
 }
 
-/* --- ordering --------------------------------------------------------------------------------------------------------- */
+/* --- ordering ----------------------------------------------------------------------------------------------------- */
 
 /* The legacy default stream waits for all blocking streams of its context, and they wait for it. */
 static void implied_waits(struct stream *stream, struct op *op)
@@ -277,12 +281,11 @@ void host_wait_context(struct context *context) { wait_for_streams(context, fals
 
 void device_drain(int device)
 {
-    size_t cursor = 0;
-    for (struct context *context; (context = handle_next(HANDLE_CONTEXT, &cursor));)
+    for (struct context *context = contexts; context; context = context->next)
         if (context->device == device && context->active) wait_for_streams(context, false);
 }
 
-/* --- lives --------------------------------------------------------------------------------------------------------------- */
+/* --- lives -------------------------------------------------------------------------------------------------------- */
 
 struct stream *stream_open(struct context *context, unsigned flags, int priority)
 {

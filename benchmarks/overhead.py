@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""What devmem costs by itself: over the host backend, and over a driver that does nothing.
+
+    python benchmarks/overhead.py [--quick] [--json FILE]
+
+Prints a table, and writes it as JSON. Times are the least and the median of many turns that everything compared takes together;
+on a machine shared with others the ratios are what holds. The exit code says that it ran, not that it was fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from live import bytes_per_array, cost_by_live, count_bytes
+from null import CountingDriver, NullBackend
+from timing import interleaved, spread
+from verbs import CASES, ELEMENTS, Place, verbs
+
+import devmem as dm
+
+ROOT = Path(__file__).resolve().parents[1]
+BACKENDS = ["host", "null"]
+#: A cost counts as flat if it grows by no more than this from the fewest live arrays to the most.
+FLAT = 1.5
+BYTES_PER_ARRAY = 600
+IMPORT_SECONDS = 0.040
+WHEEL_BYTES = 1_000_000
+#: Driver calls that one use of a verb may make, where a number was promised. Each part (the use, the free) enters once.
+ALLOWED_CALLS = {
+    "to_device + free": {"alloc": 1, "copy": 1, "free": 1, "enter": 2},
+    "to_device + free, stream": {"alloc": 1, "copy": 1, "free": 1, "enter": 2},
+    "copy_to_host(out)": {"copy": 1, "enter": 1},
+    "device_array + free": {"alloc": 1, "free": 1, "enter": 2},
+}
+
+
+@dataclass
+class Row:
+    """One line: what was measured, where, and whether it is what it should be. No target: it is only told."""
+
+    what: str
+    where: str
+    value: float | None
+    unit: str
+    detail: str = ""
+    target: str = ""
+    verdict: str = ""
+    numbers: dict[str, float] | None = None
+
+    def judged(self, limit: float, shown: str) -> Row:
+        """The row with a verdict: the value is to be at most the limit."""
+        self.target = f"<= {shown}"
+        if self.value is not None:
+            self.verdict = "PASS" if self.value <= limit else "FALLS SHORT"
+        return self
+
+
+@dataclass
+class Effort:
+    """How long to measure."""
+
+    rounds: int
+    seconds: float
+    levels: list[int]
+    imports: int
+    arrays: int
+
+
+FULL = Effort(rounds=40, seconds=0.005, levels=[10, 1_000, 100_000, 1_000_000], imports=20, arrays=1_000_000)
+QUICK = Effort(rounds=7, seconds=0.002, levels=[10, 1_000, 20_000], imports=10, arrays=20_000)
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few seconds instead of minutes; fewer arrays, more noise"
+    )
+    parser.add_argument("--count-bytes", nargs=2, metavar=("BACKEND", "COUNT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", dm.DevmemWarning)
+    if options.count_bytes:
+        backend, count = options.count_bytes
+        with in_use(backend):
+            print(json.dumps(count_bytes(int(count))))
+        return 0
+    effort = QUICK if options.quick else FULL
+    sections: dict[str, list[Row]] = {}
+    for section, measure in SECTIONS.items():
+        print(f"\n{section}", flush=True)
+        rows = sections[section] = []
+        for row in measure(effort):
+            rows.append(row)
+            print(line(row), flush=True)
+    every = [row for rows in sections.values() for row in rows]
+    short = [row for row in every if row.verdict == "FALLS SHORT"]
+    met = sum(row.verdict == "PASS" for row in every)
+    print(f"\n{met} targets met, {len(short)} fall short" + "".join(f"\n  {row.what}, {row.where}" for row in short))
+    if options.json:
+        about = {"quick": options.quick, "elements": ELEMENTS, **machine()}
+        text = json.dumps(
+            {"about": about, "sections": {name: [asdict(row) for row in rows] for name, rows in sections.items()}},
+            indent=1,
+        )
+        options.json.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+# -- microseconds per call ---------------------------------------------------------------------------------------------
+
+
+def per_call(effort: Effort) -> Iterator[Row]:
+    """Each verb against the driver calls that it makes, and what else there is a function for."""
+    for verb in verbs():
+        running: dict[str, Callable[[], object]] = {}
+        where: dict[str, tuple[str, str]] = {}
+        for backend in BACKENDS:
+            with in_use(backend):
+                place = Place()
+                for (library, name), case in CASES.items():
+                    if name == verb:
+                        running[f"{library}/{backend}"] = case(place)
+                        where[f"{library}/{backend}"] = library, backend
+        times = interleaved(
+            running, effort.rounds, effort.seconds, before=lambda name, where=where: dm.use_backend(where[name][1])
+        )
+        for backend in BACKENDS:
+            numbers = {}
+            for name, (library, there) in where.items():
+                if there == backend:
+                    numbers |= {
+                        f"{library} min": times[name].least * 1e6,
+                        f"{library} median": times[name].median * 1e6,
+                    }
+            yield verb_row(verb, backend, numbers)
+
+
+def verb_row(verb: str, backend: str, numbers: dict[str, float]) -> Row:
+    """One verb on one backend, in microseconds."""
+    ours = numbers["devmem min"]
+    detail = f"median {numbers['devmem median']:.2f}"
+    for name, least in numbers.items():
+        library, _, which = name.partition(" ")
+        if which == "min" and library != "devmem":
+            detail += f" · {library} {least:.2f} · {ours / least:.1f}x"
+    if "driver min" in numbers:
+        numbers = numbers | {"own": ours - numbers["driver min"]}
+        detail += f" · devmem's own {numbers['own']:.2f}"
+    return Row(verb, backend, ours, "us", detail, numbers=numbers)
+
+
+# -- driver calls per verb ---------------------------------------------------------------------------------------------
+
+
+def driver_calls(effort: Effort) -> Iterator[Row]:
+    """How many driver calls one use of each verb makes, and those of its counterpart made directly."""
+    uses = 110  # a multiple of how many dropped arrays are freed in one go
+    with in_use("counting"):
+        place = Place()
+        for verb in verbs():
+            counts = {}
+            for library in ("devmem", "driver"):
+                if case := CASES.get((library, verb)):
+                    once = case(place)
+                    dm.trim()
+                    place.driver.calls.clear()
+                    for _ in range(uses):
+                        once()
+                    counts[library] = {name: count / uses for name, count in place.driver.calls.items()}
+                    del once
+            ours = counts["devmem"]
+            detail = ", ".join(f"{count:.3g} {name}" for name, count in ours.items()) or "none"
+            if counts.get("driver", ours) != ours:
+                detail += " · directly: " + ", ".join(f"{count:.3g} {name}" for name, count in counts["driver"].items())
+            row = Row(verb, "counting", sum(ours.values()), "calls", detail, numbers=ours)
+            if allowed := ALLOWED_CALLS.get(verb):
+                kept = all(count <= allowed.get(name, 0) for name, count in ours.items())
+                row.target = ", ".join(f"{count} {name}" for name, count in allowed.items())
+                row.verdict = "PASS" if kept else "FALLS SHORT"
+            yield row
+
+
+# -- many live arrays --------------------------------------------------------------------------------------------------
+
+
+def live_arrays(effort: Effort) -> Iterator[Row]:
+    """The cost of the next array while there are few and many."""
+    for backend in BACKENDS:
+        with in_use(backend):
+            found = cost_by_live(effort.levels, max(10, effort.rounds))
+        for what, by_level in found.items():
+            few, most = effort.levels[0], effort.levels[-1]
+            ratios = {level: times.median / by_level[few].median for level, times in by_level.items()}
+            detail = " · ".join(
+                f"{level:,}: {times.median * 1e6:.2f} us ({ratios[level]:.2f}x)" for level, times in by_level.items()
+            )
+            numbers = {
+                f"{level} {key}": value * 1e6 for level, t in by_level.items() for key, value in t._asdict().items()
+            }
+            row = Row(f"{what}, {most:,} live", backend, ratios[most], "x", detail, numbers=numbers)
+            yield row if "random" in what or "holes" in what else row.judged(FLAT, f"{FLAT} x")
+
+
+def memory(effort: Effort) -> Iterator[Row]:
+    """Bytes of host memory that a live array costs."""
+    for backend in BACKENDS:
+        found = bytes_per_array(backend, effort.arrays, Path(__file__), environment())
+        for how, count in found.items():
+            what = f"bytes for each of {effort.arrays:,} live arrays, {how}"
+            yield Row(what, backend, count, "B", numbers=found).judged(BYTES_PER_ARRAY, f"{BYTES_PER_ARRAY} B")
+
+
+# -- importing and shipping --------------------------------------------------------------------------------------------
+
+
+def importing(effort: Effort) -> Iterator[Row]:
+    """``import devmem`` less ``import numpy``, in fresh interpreters that take turns."""
+    script = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+    times: dict[str, list[float]] = {"numpy": [], "devmem": []}
+    for turn in range(effort.imports + 1):
+        for module, found in times.items():
+            command = [sys.executable, "-c", script.format(module)]
+            run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+            if turn:  # the first compiles, and fills the file cache
+                found.append(float(run.stdout))
+    numpy, ours = spread(times["numpy"]), spread(times["devmem"])
+    for which in ("least", "median"):
+        more = getattr(ours, which) - getattr(numpy, which)
+        detail = f"numpy {getattr(numpy, which) * 1e3:.1f} ms, devmem with it {getattr(ours, which) * 1e3:.1f} ms"
+        row = Row(f"import devmem - import numpy, {which} of {effort.imports}", "", more * 1e3, "ms", detail)
+        yield row.judged(IMPORT_SECONDS * 1e3, f"{IMPORT_SECONDS * 1e3:.0f} ms")
+
+
+def wheel(effort: Effort) -> Iterator[Row]:
+    """The size of what is installed."""
+    if importlib.util.find_spec("hatchling") is None or not (ROOT / "pyproject.toml").is_file():
+        yield Row("wheel", "", None, "B", "not built: this needs the sources, and hatchling (pip install hatchling)")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+        [built] = Path(folder).glob("*.whl")
+        size = built.stat().st_size
+    yield Row("wheel", "", size, "B", built.name).judged(WHEEL_BYTES, f"{WHEEL_BYTES:,} B")
+
+
+SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
+    f"One call at {ELEMENTS} elements: the least of many turns": per_call,
+    "Driver calls for one use": driver_calls,
+    "Cost of one more array, by how many are live: medians": live_arrays,
+    "Host memory of a live array": memory,
+    "Importing": importing,
+    "Wheel": wheel,
+}
+
+
+# -- below -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def in_use(backend: str) -> Iterator[None]:
+    """Make a backend current; those of our own are registered when they are first asked for."""
+    if backend in OWN and OWN[backend] not in _registered:
+        _registered.append(OWN[backend])
+        dm.register_backend(OWN[backend])
+    with dm.use_backend(backend):
+        yield
+
+
+OWN = {"null": NullBackend("null"), "counting": NullBackend("counting", CountingDriver)}
+_registered: list[NullBackend] = []
+
+
+def line(row: Row) -> str:
+    """One row as text."""
+    value = "-" if row.value is None else f"{row.value:,.2f}" if row.unit in ("us", "x", "ms") else f"{row.value:,.4g}"
+    if row.unit == "B" and row.value is not None:
+        value = f"{row.value:,.0f}"
+    told = f"  {row.what:<52} {row.where:<9} {value:>9} {row.unit:<6}"
+    if row.verdict:
+        told += f"{row.verdict} ({row.target})  "
+    return (told + row.detail).rstrip()
+
+
+def environment() -> dict[str, str]:
+    """The variables of another process that is to import the same devmem."""
+    paths = [str(Path(dm.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were measured with."""
+    try:
+        version = dm.__version__
+    except ImportError:  # not installed: run from the sources
+        version = "source tree"
+    return {
+        "devmem": version,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,536 @@
+"""Where memory comes from, how much there is, and when it goes back: use_memory, memory_info, trim, defer_cleanup, thresholds."""
+
+from __future__ import annotations
+
+import gc
+import re
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.memory import DriverMemory, MemoryResource, StreamOrderedMemory
+
+pytestmark = pytest.mark.usefixtures("tidy")
+
+MIB = 1 << 20
+
+
+class Counting:
+    """A third party's resource over plain driver memory, which writes down what it is asked."""
+
+    def __init__(self):
+        self.upstream = DriverMemory()
+        self.asked = []
+        self.live = {}
+
+    def bind(self, driver):
+        self.upstream.bind(driver)
+
+    def allocate(self, nbytes, stream):
+        ptr = self.upstream.allocate(nbytes, stream)
+        self.asked.append(nbytes)
+        self.live[ptr] = nbytes
+        return ptr
+
+    def deallocate(self, ptr, nbytes, stream):
+        assert self.live.pop(ptr) == nbytes
+        self.upstream.deallocate(ptr, nbytes, stream)
+
+
+class Caching(Counting):
+    """One that keeps what it gets back."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    @property
+    def cached_bytes(self):
+        return sum(nbytes for _, nbytes in self.kept)
+
+    def deallocate(self, ptr, nbytes, stream):
+        assert self.live.pop(ptr) == nbytes
+        self.kept.append((ptr, nbytes))
+
+    def trim(self, keep_bytes):
+        while self.cached_bytes > keep_bytes:
+            ptr, nbytes = self.kept.pop()
+            self.upstream.deallocate(ptr, nbytes, 1)
+
+
+# -- use_memory --------------------------------------------------------------------------------------------------------
+
+
+def test_in_with_for_this_thread_alone(in_thread):
+    mine = Counting()
+    assert isinstance(mine, MemoryResource)
+    with dm.use_memory(mine) as given:
+        assert given is mine
+        d = dm.to_device(np.arange(4.0))
+        assert mine.asked == [32]
+        in_thread(lambda: dm.zeros(100).tolist())
+        assert mine.asked == [32]
+    dm.zeros(5)
+    assert mine.asked == [32]
+    assert d.tolist() == [0, 1, 2, 3]
+    d.free()
+    assert mine.live == {}
+
+
+def test_from_the_call_on_for_everybody(in_thread):
+    mine = Counting()
+    scope = dm.use_memory(mine)
+    try:
+        d = dm.zeros(4)
+        e = in_thread(lambda: dm.zeros(5))
+        assert mine.asked == [32, 40]
+    finally:
+        with scope:  # entering takes the call back
+            pass
+    dm.zeros(6)
+    assert mine.asked == [32, 40]
+    d.free()
+    e.free()
+    assert mine.live == {}
+
+
+def test_blocks_go_back_to_the_stack_that_made_them():
+    a, b = Counting(), Counting()
+    with dm.use_memory(a):
+        from_a = dm.zeros(1)
+        with dm.use_memory(b):
+            from_b = dm.zeros(2)
+            from_a.free()
+            assert a.live == {}
+            with dm.use_memory(a):
+                again = dm.zeros(3)
+        inner = dm.zeros(4)
+    assert (a.asked, b.asked) == ([8, 24, 32], [16])
+    del from_b, again, inner
+    gc.collect()
+    dm.trim()
+    assert a.live == b.live == {}
+
+
+def test_scopes_end_when_the_body_raises():
+    mine = Counting()
+    with pytest.raises(ZeroDivisionError), dm.use_memory(mine):
+        raise ZeroDivisionError
+    dm.zeros(3)
+    assert mine.asked == []
+
+
+def test_b6_everything_that_makes_device_memory_asks_the_resource(second):
+    mine = Counting()
+    host = np.arange(24.0).reshape(4, 6)
+    far = dm.to_device(host, device=second)
+    with dm.use_memory(mine):
+        d = dm.to_device(host)
+        made = [
+            ("strided upload", lambda _: dm.to_device(host[::2, ::3])),
+            ("fortran", lambda _: dm.to_device(host.T)),
+            ("list", lambda _: dm.to_device([1, 2])),
+            ("device_array", lambda _: dm.device_array(3)),
+            ("like", lambda _: dm.device_array_like(host)),
+            ("zeros", lambda _: dm.zeros(3)),
+            ("full", lambda _: dm.full(3, 1)),
+            ("copy", lambda d: d.copy()),
+            ("reshape", lambda d: d.T.reshape(24)),
+            ("ravel", lambda d: d.T.ravel()),
+            ("overlap", lambda d: d[1:].copy_to_device(d[:-1])),
+            ("across", lambda _: dm.to_device(far)),
+            ("stream", lambda _: dm.to_device(host, stream=dm.default_stream())),
+        ]
+        for name, make in made:
+            before = len(mine.asked)
+            make(d)
+            assert len(mine.asked) == before + 1, name
+        before = len(mine.asked)
+        for view in (d[1], d.T, d.reshape(24), d.view("i8"), d.bind(1)):
+            view.copy_to_host()
+        dm.zeros(0)
+        dm.to_device(np.zeros((0, 3)))
+        assert len(mine.asked) == before
+    del d, made, view, make
+    gc.collect()
+    dm.trim()
+    assert mine.live == {}
+
+
+def test_never_asked_for_nothing():
+    mine = Counting()
+    with dm.use_memory(mine):
+        for shape in (0, (0, 3), (3, 0)):
+            dm.zeros(shape)
+            dm.to_device(np.empty(shape)).copy()
+            dm.device_array(shape).free()
+    assert mine.asked == []
+
+
+def test_by_name(need):
+    with dm.use_memory("driver") as given:
+        assert type(given) is DriverMemory
+        assert dm.zeros(3).tolist() == [0, 0, 0]
+    need("stream_ordered")
+    with dm.use_memory(" stream_ordered ") as given:
+        assert type(given) is StreamOrderedMemory
+        assert dm.zeros(3).tolist() == [0, 0, 0]
+
+
+def test_by_module_and_attribute():
+    with dm.use_memory("devmem.memory:DriverMemory") as given:
+        assert type(given) is DriverMemory
+
+
+@pytest.mark.parametrize("name", ["nonsense", "", "driver:"])
+def test_unknown_names_are_refused(name):
+    with pytest.raises((dm.ConfigError, dm.PluginError), match=name or "''"):
+        dm.use_memory(name)
+    assert dm.zeros(2).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("spelled", ["no_such_module:thing", "devmem.memory:nothing", "devmem.errors:__doc__"])
+def test_what_cannot_be_loaded_is_refused_by_name(spelled):
+    with pytest.raises((dm.PluginError, TypeError), match=r"not a memory resource|cannot be loaded|not callable"):
+        dm.use_memory(spelled)
+
+
+@pytest.mark.parametrize("thing", [object(), 5, None, DriverMemory, [1]], ids=repr)
+def test_what_is_no_resource_is_refused(thing):
+    with pytest.raises(dm.PluginError, match=r"not a memory resource: it needs allocate\(nbytes, stream\)"):
+        dm.use_memory(thing)
+
+
+@pytest.mark.parametrize("answer", [None, 0, -1, 1.5, "0x10", True])
+def test_a_resource_that_returns_no_address_is_caught(answer):
+    class Wrong(Counting):
+        def allocate(self, nbytes, stream):
+            return answer
+
+    with (
+        dm.use_memory(Wrong()),
+        pytest.raises(dm.PluginError, match=r"returned .* for 24 bytes: an address is a positive int"),
+    ):
+        dm.device_array(3)
+
+
+def test_a_resource_that_gives_one_address_twice_is_caught():
+    class Wrong(Counting):
+        def allocate(self, nbytes, stream):
+            return next(iter(self.live), 0) or super().allocate(nbytes, stream)
+
+    with dm.use_memory(Wrong()):
+        d = dm.device_array(3)
+        with pytest.raises(dm.PluginError, match=r"which it gave out before \(24 bytes\)"):
+            dm.device_array(3)
+        d.free()
+
+
+def test_a_resource_serves_one_device(second):
+    mine = DriverMemory()
+    with dm.use_memory(mine):
+        pass
+    with pytest.raises(dm.DevmemError, match="bound to a device already"):
+        dm.use_memory(mine, second)
+
+
+def test_of_another_device(device, second):
+    mine = Counting()
+    with dm.use_memory(mine, device=second):
+        dm.zeros(3)
+        assert mine.asked == []
+        d = dm.to_device(np.zeros(3), device=second)
+        assert mine.asked == [24]
+    d.free()
+
+
+def test_the_memory_manager_setting(with_settings):
+    with_settings(MEMORY_MANAGER="driver")
+    assert dm.zeros(3).tolist() == [0, 0, 0]
+    with_settings(MEMORY_MANAGER="nonsense")
+    with pytest.raises(dm.ConfigError, match="no memory resource is named 'nonsense'"):
+        dm.zeros(3)
+    with_settings(MEMORY_MANAGER=None)
+    assert dm.zeros(3).tolist() == [0, 0, 0]
+
+
+def test_an_unbound_resource_says_so():
+    with pytest.raises(dm.DevmemError, match=r"not bound.*use_memory"):
+        DriverMemory().allocate(10, 1)
+
+
+# -- memory_info -------------------------------------------------------------------------------------------------------
+
+
+def test_the_fields_through_a_life(device):
+    dm.trim()
+    start = dm.memory_info()
+    assert start._fields == ("free", "total", "live", "pending", "cached")
+    assert all(type(n) is int and n >= 0 for n in start)
+    assert 0 < start.free <= start.total
+    d = dm.device_array(MIB, "u1")
+    views = [d[1:], d.T]
+    assert dm.memory_info()[2:4] == (start.live + MIB, start.pending)
+    with dm.defer_cleanup():
+        del d
+        assert dm.memory_info()[2:4] == (start.live + MIB, start.pending)
+        views.clear()
+        assert dm.memory_info()[2:4] == (start.live, start.pending + MIB)
+        dm.trim()
+        assert dm.memory_info()[2:4] == (start.live, start.pending + MIB)
+    dm.trim()
+    assert dm.memory_info()[2:4] == (start.live, start.pending)
+
+
+def test_of_a_device_by_any_name(device, second):
+    d = dm.to_device(np.zeros(MIB, "u1"), device=second)
+    assert dm.memory_info(second) == dm.memory_info(str(second)) == second.memory_info()
+    assert dm.memory_info(second).live >= MIB
+    assert dm.memory_info() == dm.memory_info(device)
+    d.free()
+
+
+def test_cached_and_trim():
+    mine = Caching()
+    with dm.use_memory(mine):
+        before = dm.memory_info()
+        d, e = dm.device_array(1000, "u1"), dm.device_array(500, "u1")
+        d.free()
+        e.free()
+        assert dm.memory_info()[2:] == (before.live, before.pending, before.cached + 1500)
+        dm.trim(1000)
+        assert dm.memory_info().cached == before.cached + 1000
+        dm.trim()
+        assert dm.memory_info().cached == before.cached
+        dm.trim(device=dm.current_device())
+    assert mine.live == {}
+
+
+def test_trim_drains_what_waits(recorded):
+    dm.zeros(1)
+    before = recorded.live().bytes
+    for _ in range(5):
+        dm.device_array(1000, "u1")
+    assert dm.memory_info().pending > 0
+    dm.trim()
+    assert recorded.live().bytes <= before
+    assert dm.memory_info().pending == 0
+
+
+# -- defer_cleanup -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_freed_within(recorded):
+    with dm.defer_cleanup():
+        before = recorded.calls["free"] + recorded.calls["free_async"]
+        for _ in range(50):
+            dm.device_array(MIB, "u1")
+        d = dm.zeros(3)
+        d.free()
+        with pytest.raises(dm.ClosedError):
+            d.tolist()
+        dm.trim()
+        dm.synchronize()
+        gc.collect()
+        assert recorded.calls["free"] + recorded.calls["free_async"] == before
+        assert dm.memory_info().pending == 50 * MIB + 24
+    assert dm.memory_info().pending == 0  # 51 blocks are more than the 10 that may wait
+
+
+def test_leaving_the_outermost_looks_at_the_thresholds(recorded):
+    dm.trim()
+    with dm.defer_cleanup():
+        with dm.defer_cleanup():
+            for _ in range(11):
+                dm.device_array(100, "u1")
+        assert dm.memory_info().pending == 1100
+    assert dm.memory_info().pending == 0
+    with dm.defer_cleanup():
+        for _ in range(3):
+            dm.device_array(100, "u1")
+    assert dm.memory_info().pending == 300  # below the thresholds: nothing has to go
+    dm.trim()
+
+
+def test_it_ends_when_the_body_raises(recorded):
+    with pytest.raises(ZeroDivisionError), dm.defer_cleanup():
+        for _ in range(20):
+            dm.device_array(100, "u1")
+        raise ZeroDivisionError
+    assert dm.memory_info().pending == 0
+
+
+def test_it_counts_for_every_thread(recorded, in_thread):
+    with dm.defer_cleanup():
+        in_thread(lambda: [dm.device_array(100, "u1").size for _ in range(20)])
+        assert dm.memory_info().pending == 2000
+    dm.trim()
+
+
+def test_one_object_may_be_used_again():
+    deferred = dm.defer_cleanup()
+    for _ in range(2):
+        with deferred, deferred:
+            dm.zeros(3)
+    dm.trim()
+    assert dm.memory_info().pending == 0
+
+
+# -- thresholds --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_the_count_of_blocks_that_may_wait(with_settings, count):
+    with_settings(MAX_PENDING_DEALLOCS_COUNT=str(count))
+    dm.zeros(1).free()
+    for i in range(count):
+        dm.device_array(100, "u1")
+        assert dm.memory_info().pending == 100 * (i + 1)
+    dm.device_array(100, "u1")
+    dm.device_array(1, "u1").free()  # a safe point
+    assert dm.memory_info().pending == 0
+
+
+def test_the_share_of_memory_that_may_wait(with_settings):
+    total = dm.memory_info().total
+    with_settings(MAX_PENDING_DEALLOCS_COUNT="1000", MAX_PENDING_DEALLOCS_RATIO=f"{4.5 * MIB / total:.20f}")
+    for i in range(4):
+        dm.device_array(MIB, "u1")
+        assert dm.memory_info().pending == MIB * (i + 1)
+    dm.device_array(MIB, "u1")
+    dm.device_array(1, "u1").free()
+    assert dm.memory_info().pending == 0
+
+
+def test_a_share_of_nothing_frees_at_once(with_settings):
+    with_settings(MAX_PENDING_DEALLOCS_RATIO="0")
+    dm.device_array(100, "u1")
+    dm.device_array(1, "u1").free()
+    assert dm.memory_info().pending == 0
+
+
+def test_the_defaults(with_settings):
+    with_settings(MAX_PENDING_DEALLOCS_COUNT=None, MAX_PENDING_DEALLOCS_RATIO=None)
+    known = {s.name: s.value for s in dm.settings()}
+    assert known["DEVMEM_MAX_PENDING_DEALLOCS_COUNT"] == 10
+    assert known["DEVMEM_MAX_PENDING_DEALLOCS_RATIO"] == 0.2
+    for i in range(10):
+        dm.device_array(100, "u1")
+        assert dm.memory_info().pending == 100 * (i + 1)
+
+
+# -- out of memory -----------------------------------------------------------------------------------------------------
+
+
+def too_much():
+    return dm.memory_info().total * 4 // 3 + MIB
+
+
+def test_the_message_has_every_number(device):
+    asked = too_much()
+    kept = dm.device_array(12345, "u1")
+    with pytest.raises(dm.OutOfMemory) as caught:
+        dm.device_array(asked, "u1")
+    error = caught.value
+    found = re.search(
+        rf"out of memory on {device}: asked for {asked} bytes; free (\d+) of (\d+), "
+        r"cached (\d+), pending (\d+), live (\d+) bytes in (\d+) block",
+        str(error),
+    )
+    assert found, str(error)
+    assert int(found[5]) >= 12345
+    assert isinstance(error, MemoryError)
+    assert isinstance(error, dm.BackendError)
+    assert error.backend == device.backend
+    assert error.call
+    assert error.name
+    kept.free()
+
+
+def test_the_next_allocation_works():
+    for _ in range(3):
+        with pytest.raises(dm.OutOfMemory):
+            dm.device_array(too_much(), "u1")
+        assert dm.zeros(3).tolist() == [0, 0, 0]
+
+
+def test_every_verb_that_allocates_raises_it_and_leaves_nothing(device):
+    before = device.memory_info()
+    asked = too_much()
+    for make in (
+        lambda: dm.device_array(asked, "u1"),
+        lambda: dm.zeros(asked, "u1"),
+        lambda: dm.full(asked, 1, "u1"),
+        lambda: dm.device_array_like(np.broadcast_to(np.uint8(1), (asked,))),
+        lambda: dm.to_device(np.broadcast_to(np.uint8(1), (asked,))),
+    ):
+        with pytest.raises(dm.OutOfMemory, match=f"asked for {asked} bytes"):
+            make()
+    assert device.memory_info()[2:4] == (before.live, 0)
+
+
+def test_a_failing_allocation_drains_first(recorded):
+    dm.trim()
+    for _ in range(5):
+        dm.device_array(1000, "u1")
+    assert dm.memory_info().pending == 5000
+    with pytest.raises(dm.OutOfMemory):
+        dm.device_array(too_much(), "u1")
+    assert dm.memory_info().pending == 0
+
+
+def test_inside_defer_cleanup_the_message_says_how_much_is_deferred(recorded):
+    dm.trim()
+    with dm.defer_cleanup():
+        for _ in range(3):
+            dm.device_array(1000, "u1")
+        with pytest.raises(
+            dm.OutOfMemory, match=r"pending 3000.*3000 bytes cannot be freed inside defer_cleanup\(\): leave it"
+        ):
+            dm.device_array(too_much(), "u1")
+        assert dm.memory_info().pending == 3000
+    dm.trim()
+
+
+def test_a_resource_that_fails_once_is_asked_again():
+    class Flaky(Counting):
+        failures = 1
+
+        def allocate(self, nbytes, stream):
+            if self.failures:
+                self.failures -= 1
+                raise MemoryError("not now")
+            return super().allocate(nbytes, stream)
+
+    mine = Flaky()
+    with dm.use_memory(mine):
+        assert dm.zeros(3).tolist() == [0, 0, 0]
+        mine.failures = 2
+        with pytest.raises(dm.OutOfMemory, match=r"asked for 24 bytes.*not now"):
+            dm.zeros(3)
+
+
+def test_another_error_of_a_resource_is_not_swallowed():
+    class Broken(Counting):
+        def allocate(self, nbytes, stream):
+            raise ZeroDivisionError("inside the plugin")
+
+    with dm.use_memory(Broken()), pytest.raises(ZeroDivisionError, match="inside the plugin"):
+        dm.zeros(3)
+    assert dm.zeros(3).tolist() == [0, 0, 0]
+
+
+# -- transfer_stats ----------------------------------------------------------------------------------------------------
+
+
+def test_copies_are_counted_by_path():
+    dm.transfer_stats(reset=True)
+    d = dm.to_device(np.zeros(10))
+    d.copy_to_host()
+    stats = dm.transfer_stats()
+    assert stats["h2d direct"]["copies"] == 1
+    assert stats["h2d direct"]["bytes"] == 80
+    assert stats["d2h direct"]["bytes"] == 80
+    assert dm.transfer_stats(reset=True) == stats
+    assert dm.transfer_stats() == {}

@@ -1,0 +1,459 @@
+"""Streams: which one orders a call, what `with stream:` means, and that nothing is asynchronous that was not asked to be."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from devmem.testing import hold
+
+pytestmark = pytest.mark.usefixtures("tidy")
+
+#: Every verb that takes a stream: called with an array, a host array and the stream's argument.
+VERBS = {
+    "to_device": lambda d, h, s: dm.to_device(h, s),
+    "to_device strided": lambda d, h, s: dm.to_device(h[::2], s),
+    "to_device to": lambda d, h, s: dm.to_device(h, s, to=d),
+    "copy_to_device": lambda d, h, s: d.copy_to_device(h, s),
+    "copy_to_device d2d": lambda d, h, s: d[:4].copy_to_device(d[4:], s),
+    "copy_to_host": lambda d, h, s: d.copy_to_host(None, s),
+    "copy_to_host into": lambda d, h, s: d.copy_to_host(h, s),
+    "copy_to_host strided": lambda d, h, s: d[::2].copy_to_host(h[::2], s),
+    "copy": lambda d, h, s: d.copy(s),
+    "fill": lambda d, h, s: d.fill(3.0, s),
+    "zeros": lambda d, h, s: dm.zeros(8, stream=s),
+    "full": lambda d, h, s: dm.full(8, 1.5, stream=s),
+}
+#: Where in the driver's arguments the stream stands, and which calls move bytes.
+MOVES = ("copy", "copy_2d", "fill", "copy_peer")
+
+
+@pytest.fixture(params=VERBS.values(), ids=VERBS)
+def verb(request):
+    return request.param
+
+
+def handles(calls):
+    return [call.args[-1] for call in calls if call.method in MOVES]
+
+
+def waits(calls):
+    return [call for call in calls if call.method.endswith("synchronize") or call.keywords.get("blocking")]
+
+
+# -- which stream ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nothing", [0, None, np.int64(0)])
+def test_not_named_is_the_default_stream_and_complete_on_return(recorded, verb, nothing):
+    d, h = dm.to_device(np.arange(8.0)), np.arange(8.0)
+    with recorded.during() as seen:
+        verb(d, h, nothing)
+    assert set(handles(seen)) == {dm.default_stream().handle} == {LEGACY_STREAM}
+    assert waits(seen), "nothing waited for the work"
+
+
+@pytest.mark.parametrize("how", ["stream", "handle", "numpy handle", "protocol"])
+def test_a_named_stream_orders_the_work(recorded, verb, how):
+    s = dm.stream()
+
+    class Foreign:
+        def __cuda_stream__(self):
+            return (0, s.handle)
+
+    argument = {"stream": s, "handle": s.handle, "numpy handle": np.int64(s.handle), "protocol": Foreign()}[how]
+    d, h = dm.to_device(np.arange(8.0)), np.arange(8.0)
+    with recorded.during() as seen:
+        verb(d, h, argument)
+    assert set(handles(seen)) == {s.handle}
+    s.synchronize()
+
+
+@pytest.mark.parametrize(("number", "which"), [(1, dm.legacy_default_stream), (2, dm.per_thread_default_stream)])
+def test_one_and_two_are_the_legacy_and_the_per_thread_stream(recorded, verb, number, which):
+    assert which().handle == number
+    assert int(which()) == number
+    d, h = dm.to_device(np.arange(8.0)), np.arange(8.0)
+    for argument in (number, which()):
+        with recorded.during() as seen:
+            verb(d, h, argument)
+        assert set(handles(seen)) == {number}
+    dm.synchronize()
+
+
+def test_an_array_that_is_bound_uses_its_stream_and_is_complete_all_the_same(recorded):
+    s = dm.stream()
+    d, h = dm.to_device(np.arange(8.0)).bind(s), np.arange(8.0)
+    for name, verb in VERBS.items():
+        if name in ("to_device", "to_device strided", "zeros", "full"):
+            continue
+        with recorded.during() as seen:
+            verb(d, h, 0)
+        assert set(handles(seen)) == {s.handle}, name
+        assert waits(seen), name
+
+
+def test_a_named_stream_beats_the_one_that_the_array_is_bound_to(recorded):
+    s, t = dm.stream(), dm.stream()
+    d, h = dm.to_device(np.arange(8.0)).bind(s), np.arange(8.0)
+    with recorded.during() as seen:
+        d.copy_to_host(h, stream=t)
+        d.fill(1.0, stream=t)
+    assert set(handles(seen)) == {t.handle}
+    dm.synchronize()
+
+
+def test_a_stream_is_not_sticky(need, need_kind):
+    need("hold")
+    need_kind("pinned")
+    s = dm.stream(non_blocking=True)
+    a = dm.pinned_array(1000, "i4")
+    a[...] = 1
+    d = dm.to_device(a, stream=s)
+    s.synchronize()
+    with hold(s, patience=0.3, tolerant=True) as latch:
+        a[...] = 2
+        d.copy_to_device(a, stream=s)
+        out = d.copy_to_host()  # no stream named: d is bound to s, and the result is whole on return
+        assert latch.expired
+    assert (out == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "says"),
+    [
+        (
+            0xDEAD0,
+            dm.LayoutError,
+            r"0xdead0 is not the handle of a stream that was made on .*external_stream\(0xdead0\)",
+        ),
+        (-1, dm.LayoutError, "is not the handle"),
+        (True, TypeError, "a stream is 0, None, a devmem.Stream.*not True"),
+        (False, TypeError, "a stream is .*not False"),
+        (1.0, TypeError, "a stream is .*not 1.0"),
+        ("legacy", TypeError, "a stream is .*not 'legacy'"),
+        (object, TypeError, "a stream is"),
+    ],
+)
+def test_what_is_no_stream_is_refused_before_anything_is_done(recorded, verb, bad, error, says):
+    d, h = dm.to_device(np.arange(8.0)), np.arange(8.0)
+    with recorded.during() as seen, pytest.raises(error, match=says):
+        verb(d, h, bad)
+    assert handles(seen) == []
+    assert h.tolist() == d.tolist() == np.arange(8.0).tolist()
+
+
+def test_a_stream_of_another_device_is_refused(verb, second, device):
+    with second:
+        s = dm.stream()
+    d, h = dm.to_device(np.arange(8.0)), np.arange(8.0)
+    with pytest.raises(dm.LayoutError, match=rf"of {second}.* cannot order work on {device}.*made inside"):
+        verb(d, h, s)
+    assert d.tolist() == np.arange(8.0).tolist()
+
+
+def test_a_closed_stream_is_refused(verb, device):
+    s = dm.stream()
+    handle = s.handle
+    s.close()
+    d, h = dm.to_device(np.arange(8.0)), np.arange(8.0)
+    with pytest.raises(dm.ClosedError, match=f"stream of {device} is closed.*devmem.stream"):
+        verb(d, h, s)
+    with pytest.raises(dm.LayoutError, match="is not the handle"):
+        verb(d, h, handle)
+    assert d.tolist() == np.arange(8.0).tolist()
+
+
+def test_the_per_thread_stream_can_be_the_default(recorded, with_settings, in_thread):
+    with_settings(DEFAULT_STREAM="per-thread")
+    assert dm.default_stream().handle == PER_THREAD_STREAM
+    with recorded.during() as seen:
+        dm.to_device(np.arange(4.0)).copy_to_host()
+    assert set(handles(seen)) == {PER_THREAD_STREAM}
+    mine = dm.per_thread_default_stream()
+    assert mine is dm.per_thread_default_stream()
+    assert in_thread(dm.per_thread_default_stream) is not mine
+    with_settings(DEFAULT_STREAM="legacy")
+    assert dm.default_stream() is dm.legacy_default_stream()
+
+
+# -- with stream: ------------------------------------------------------------------------------------------------------
+
+
+def test_with_makes_a_stream_current(recorded, verb):
+    d, h = dm.to_device(np.arange(8.0)), np.arange(8.0)
+    s = dm.stream()
+    with s as entered, recorded.during() as seen:
+        assert entered is s
+        verb(d, h, 0)
+    assert set(handles(seen)) == {s.handle}
+    assert waits(seen)
+    with recorded.during() as seen:
+        verb(d, h, 0)
+    assert set(handles(seen)) == {LEGACY_STREAM}
+    assert not s.closed
+
+
+def test_with_neither_waits_nor_closes(recorded):
+    s = dm.stream()
+    with recorded.during() as seen, s:
+        pass
+    assert seen == []
+
+
+def test_with_does_not_wait_for_the_work(need, need_kind):
+    need("hold")
+    need_kind("pinned")
+    s = dm.stream(non_blocking=True)
+    d, a = dm.zeros(1000), dm.pinned_array(1000)
+    a[...] = 1
+    d.copy_to_device(a, stream=s)
+    s.synchronize()
+    with hold(s):
+        with s:
+            d.copy_to_device(a, stream=s)
+        assert not s.query()
+    s.synchronize()
+    assert s.query()
+
+
+def test_with_nests_and_reenters(recorded):
+    s, t = dm.stream(), dm.stream()
+    d = dm.to_device(np.arange(4.0))
+
+    def used():
+        with recorded.during() as seen:
+            d.copy_to_host()
+        return handles(seen)
+
+    with s:
+        with t, s:
+            assert used() == [s.handle]
+            with t:
+                assert used() == [t.handle]
+        assert used() == [s.handle]
+        with pytest.raises(ZeroDivisionError), t:
+            raise ZeroDivisionError
+        assert used() == [s.handle]
+    assert used() == [LEGACY_STREAM]
+
+
+def test_with_holds_for_this_thread_alone(recorded, in_thread):
+    d = dm.to_device(np.arange(4.0))
+    with dm.stream():
+        with recorded.during() as seen:
+            in_thread(d.copy_to_host)
+        assert handles(seen) == [LEGACY_STREAM]
+
+
+def test_the_current_stream_of_one_device_is_not_that_of_another(second, device):
+    s = dm.stream()
+    with s, second:
+        assert dm.to_device(np.arange(3.0)).tolist() == [0, 1, 2]
+        far = dm.zeros(3)
+    with s:
+        far.copy_to_host()
+
+
+def test_entering_a_closed_stream_is_refused():
+    s = dm.stream()
+    s.close()
+    with pytest.raises(dm.ClosedError, match="is closed"):
+        s.__enter__()
+
+
+# -- making, waiting, closing ------------------------------------------------------------------------------------------
+
+
+def test_streams_are_what_they_are(device):
+    s = dm.stream()
+    assert s.device == device
+    assert not s.external
+    assert not s.closed
+    assert hex(s.handle) in repr(s)
+    assert str(device) in repr(s)
+    assert "legacy default" in repr(dm.legacy_default_stream())
+    assert "per-thread default" in repr(dm.per_thread_default_stream())
+    assert dm.default_stream() is dm.default_stream()
+
+
+def test_stream_takes_keywords_only():
+    with pytest.raises(TypeError):
+        dm.stream(1)
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_non_blocking_reaches_the_driver(recorded, non_blocking):
+    with recorded.during() as seen:
+        dm.stream(non_blocking=non_blocking)
+    [call] = [call for call in seen if call.method == "stream_create"]
+    assert call.args[1] is non_blocking
+
+
+@pytest.mark.parametrize("wish", [-1000, -1, 0, 1, 1000])
+def test_priorities_are_clamped_to_what_the_device_has(recorded, wish):
+    least, greatest = dm.current_device().info.stream_priorities
+    with recorded.during() as seen:
+        dm.stream(priority=wish)
+    [call] = [call for call in seen if call.method == "stream_create"]
+    assert call.args[0] == max(min(wish, least), greatest)
+
+
+def test_query_and_synchronize(need, need_kind):
+    need("hold")
+    need_kind("pinned")
+    s = dm.stream(non_blocking=True)
+    assert s.query()
+    d, a = dm.zeros(100), dm.pinned_array(100)
+    d.copy_to_device(a, stream=s)
+    s.synchronize()
+    with hold(s) as latch:
+        d.copy_to_device(a, stream=s)
+        assert not s.query()
+        latch.release()
+        s.synchronize()
+        assert s.query()
+
+
+def test_closing_waits_then_destroys(recorded):
+    s = dm.stream()
+    d = dm.zeros(10)
+    d.fill(1.0, stream=s)
+    handle = s.handle
+    with recorded.during() as seen:
+        s.close()
+        s.close()
+    names = [call.method for call in seen if call.args[:1] == (handle,)]
+    assert names.index("stream_synchronize") < names.index("stream_destroy")
+    assert names.count("stream_destroy") == 1
+    assert s.closed
+    assert "closed" in repr(s)
+    assert set(d.tolist()) == {1.0}
+    for use in (s.synchronize, s.query, s.record, lambda: s.handle, lambda: s.wait(dm.event()), lambda: int(s)):
+        with pytest.raises(dm.ClosedError, match="is closed"):
+            use()
+
+
+def test_closing_default_and_external_streams_lets_them_be(recorded):
+    s = dm.stream()
+    other = dm.external_stream(0x7770)
+    with recorded.during() as seen:
+        for each in (dm.legacy_default_stream(), dm.per_thread_default_stream(), dm.default_stream(), other):
+            each.close()
+    assert seen == []
+    assert not dm.default_stream().closed
+    assert not s.closed
+
+
+def test_arrays_outlive_the_stream_that_they_were_made_on():
+    s = dm.stream()
+    d = dm.to_device(np.arange(5.0), stream=s)
+    e = dm.zeros(5)
+    e.copy_to_device(np.arange(5.0), stream=s)
+    s.close()
+    assert d.bind(0).tolist() == e.tolist() == [0, 1, 2, 3, 4]
+    d.free()
+    del e
+    dm.trim()
+
+
+def test_dropped_streams_are_destroyed_when_their_work_is_done(recorded, need, need_kind):
+    need("hold")
+    need_kind("pinned")
+    s = dm.stream(non_blocking=True)
+    d, a = dm.zeros(100), dm.pinned_array(100)
+    a[...] = 3
+    d.copy_to_device(a, stream=s)
+    s.synchronize()
+    before = recorded.live().streams
+    with hold(s):
+        d.copy_to_device(a, stream=s)
+        del s
+        gc.collect()
+        assert recorded.live().streams == before
+    dm.synchronize()
+    assert set(d.tolist()) == {3}
+    del d  # a block remembers the streams that it was used on
+    dm.trim()
+    dm.trim()
+    assert recorded.live().streams == before - 1
+
+
+# -- foreign streams ---------------------------------------------------------------------------------------------------
+
+
+class Foreign:
+    def __init__(self, *answer):
+        self.answer = answer
+
+    def __cuda_stream__(self):
+        return self.answer
+
+
+def test_external_streams_are_known_from_then_on_and_never_destroyed(recorded):
+    driver = dm.current_device().driver()
+    with dm.current_device().entered():
+        handle = driver.inner.stream_create(0, False)
+    with pytest.raises(dm.LayoutError, match="is not the handle"):
+        dm.to_device(np.zeros(3), handle)
+    s = dm.external_stream(handle)
+    assert s.external
+    assert "external" in repr(s)
+    assert s.handle == handle
+    assert dm.external_stream(handle) is s
+    with recorded.during() as seen:
+        d = dm.to_device(np.arange(3.0), handle)
+        d.copy_to_host(stream=s)
+    assert set(handles(seen)) == {handle}
+    s.synchronize()
+    assert s.query()
+    assert d.tolist() == [0, 1, 2]
+    del d
+    dm.trim()
+    dm.reset()
+    assert ("stream_destroy", handle) not in [(call.method, call.args[0]) for call in recorded.log if call.args]
+
+
+def test_external_stream_of_our_own_is_our_own():
+    s = dm.stream()
+    assert dm.external_stream(s.handle) is s
+    assert dm.external_stream(0) is dm.external_stream(1) is dm.legacy_default_stream()
+    assert dm.external_stream(2) is dm.per_thread_default_stream()
+    assert dm.external_stream(Foreign(0, s.handle)) is s
+    assert dm.external_stream(np.int64(s.handle)) is s
+
+
+@pytest.mark.parametrize("bad", [1.5, "x", None, True, object()])
+def test_external_stream_of_what_is_none(bad):
+    with pytest.raises(TypeError):
+        dm.external_stream(bad)
+
+
+def test_a_newer_stream_protocol_is_refused():
+    for call in (dm.external_stream, lambda s: dm.to_device(np.zeros(3), s)):
+        with pytest.raises(dm.UnsupportedError, match="version 7 of __cuda_stream__"):
+            call(Foreign(7, 1))
+
+
+# -- auto_synchronize --------------------------------------------------------------------------------------------------
+
+
+def test_auto_synchronize(recorded):
+    s = dm.stream()
+    with recorded.during() as seen:
+        with s.auto_synchronize() as given:
+            assert given is s
+            dm.zeros(4, stream=s)
+        assert seen == []
+    assert ("stream_synchronize", (s.handle,)) in [(call.method, call.args) for call in seen]
+
+
+def test_b8_auto_synchronize_synchronizes_when_the_body_raises(recorded):
+    s = dm.stream()
+    with recorded.during() as seen, pytest.raises(ZeroDivisionError), s.auto_synchronize():
+        raise ZeroDivisionError
+    assert [call.args for call in seen if call.method == "stream_synchronize"] == [(s.handle,)]

@@ -1,0 +1,131 @@
+"""Every argument's parser: what it takes, and what it says to anything else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from devmem._core.args import (
+    assignable,
+    check_destination,
+    check_same,
+    dtype_of,
+    host_array,
+    layout_of,
+    new_shape_of,
+    order_of,
+    shape_of,
+)
+from devmem.spi.errors import LayoutError
+
+
+class Index:
+    def __index__(self):
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        (3, (3,)),
+        (Index(), (4,)),
+        ([1, Index()], (1, 4)),
+        (np.array([2, 3]), (2, 3)),
+        (iter([1, 2]), (1, 2)),
+        ((), ()),
+        (np.array(7), (7,)),
+    ],
+)
+def test_shape_of(given, want):
+    assert shape_of(given) == want
+
+
+@pytest.mark.parametrize("given", [1.0, "12", b"12", None, True, [1.0], [[1]], {"a": 1}, object()])
+def test_shape_of_what_is_none(given):
+    with pytest.raises(TypeError, match="a shape is"):
+        shape_of(given)
+
+
+def test_shape_of_negative_lengths():
+    with pytest.raises(LayoutError, match=r"negative lengths, got \(2, -1\)"):
+        shape_of((2, -1))
+
+
+@pytest.mark.parametrize("given", ["f8", np.float32, np.dtype(">i2"), [("a", "i4", (2,))], None, int, "S0"])
+def test_dtype_of(given):
+    assert dtype_of(given) == np.dtype(given)
+
+
+@pytest.mark.parametrize("given", [object, [("a", "O")], ("f8", (2,))])
+def test_dtype_of_what_cannot_go(given):
+    with pytest.raises(LayoutError, match=r"Python objects|itself an array"):
+        dtype_of(given)
+
+
+def test_layout_of():
+    assert layout_of((2, 3), "i4", None, "C") == ((2, 3), np.dtype("i4"), (12, 4), 24)
+    assert layout_of((2, 3), "i4", None, "F") == ((2, 3), np.dtype("i4"), (4, 8), 24)
+    assert layout_of((2, 3), "i4", (100, 8), "C") == ((2, 3), np.dtype("i4"), (100, 8), 120)
+    assert layout_of(2, "S", None, "C") == ((2,), np.dtype("S1"), (1,), 2)
+    assert layout_of((0, 3), "i4", (12, 4), "C")[3] == 0
+
+
+def test_order_of():
+    assert order_of("F", "CFA") == "F"
+    for bad in ("K", "", "CF", None, 3):
+        with pytest.raises(LayoutError, match=r"order is one of 'C', 'F', 'A', not"):
+            order_of(bad, "CFA")
+
+
+def test_new_shape_of():
+    assert new_shape_of((2, -1)) == new_shape_of(((2, -1),)) == new_shape_of(([2, np.int64(-1)],)) == (2, -1)
+    assert new_shape_of(()) == new_shape_of(((),)) == ()
+    for bad in ((2.0,), ("2",), (None,), ((1, 2), 3)):
+        with pytest.raises(TypeError, match="a shape is made of integers"):
+            new_shape_of(bad)
+
+
+def test_host_array_is_the_array_itself_or_what_numpy_makes_of_it():
+    a = np.arange(3)
+    assert host_array(a) is a
+    assert host_array([1, 2]).tolist() == [1, 2]
+    assert type(host_array(np.rec.array([(1,)], dtype=[("a", "i4")]))) is np.ndarray
+    with pytest.raises(LayoutError, match=r"dict gives an array of dtype object.*convert"):
+        host_array({})
+    with pytest.raises(LayoutError, match="mask"):
+        host_array(np.ma.array([1]))
+
+
+def test_check_same():
+    check_same("x", (2,), np.dtype("f4"), (2,), np.dtype("f4"))
+    check_same("x", (2,), np.dtype("=i4"), (2,), np.dtype("i4"))
+    with pytest.raises(LayoutError, match=r"verb: the destination has dtype float32, the source >f4: convert"):
+        check_same("verb", (2,), np.dtype("f4"), (2,), np.dtype(">f4"))
+    with pytest.raises(LayoutError, match=r"verb: the destination has shape \(2,\), the source \(2, 1\): reshape"):
+        check_same("verb", (2,), np.dtype("f4"), (2, 1), np.dtype("f4"))
+
+
+def test_check_destination():
+    check_destination(np.zeros((2, 3))[::-1, ::2], (2, 2), np.dtype("f8"))
+    check_destination(np.zeros((0, 3)), (0, 3), np.dtype("f8"))
+    with pytest.raises(TypeError, match=r"ndarray, not a list"):
+        check_destination([0], (1,), np.dtype("f8"))
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    with pytest.raises(LayoutError, match="read-only"):
+        check_destination(frozen, (3,), np.dtype("f8"))
+
+
+def test_assignable_is_the_value_where_it_fits():
+    a = np.arange(3.0)
+    assert assignable(a, np.dtype("f8")) is a
+    assert assignable(5, np.dtype("u1")).dtype == np.dtype("u1")
+    assert assignable((1, 2.0), np.dtype("i4,f8")).tolist() == (1, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(1.5, "i4"), (1j, "f8"), (np.int8(-1), "u1"), ("x", "f4"), (np.arange(3), "?")]
+)
+def test_assignable_refuses_other_kinds(value, dtype):
+    with pytest.raises(LayoutError, match=rf"cannot assign .* to {np.dtype(dtype)}: the cast is not of the same kind"):
+        assignable(value, np.dtype(dtype))

@@ -1,0 +1,140 @@
+"""Settings: every variable, its default, what it takes, and that anything else is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+
+import pytest
+
+from devmem._core import config
+from devmem.spi.errors import ConfigError
+
+DEFAULTS = {
+    "BACKEND": "",
+    "DEVICE": 0,
+    "MEMORY_MANAGER": "",
+    "MAX_PENDING_DEALLOCS_COUNT": 10,
+    "MAX_PENDING_DEALLOCS_RATIO": 0.2,
+    "DEFAULT_STREAM": "legacy",
+    "BLOCK_PLUGINS": (),
+    "HOST_STRICT": False,
+    "HOST_DEVICES": 1,
+    "TRANSFER_GUARD": "allow",
+    "LOG_LEVEL": "WARNING",
+}
+
+GOOD = [
+    ("BACKEND", " cuda ", "cuda"),
+    ("DEVICE", "3", 3),
+    ("MEMORY_MANAGER", "limit:4GiB,pool", "limit:4GiB,pool"),
+    ("MAX_PENDING_DEALLOCS_COUNT", "0", 0),
+    ("MAX_PENDING_DEALLOCS_COUNT", "20", 20),
+    ("MAX_PENDING_DEALLOCS_RATIO", "0", 0.0),
+    ("MAX_PENDING_DEALLOCS_RATIO", "1", 1.0),
+    ("MAX_PENDING_DEALLOCS_RATIO", "0.5", 0.5),
+    ("DEFAULT_STREAM", "per-thread", "per-thread"),
+    ("DEFAULT_STREAM", "LEGACY", "legacy"),
+    ("BLOCK_PLUGINS", "a, b ,,c", ("a", "b", "c")),
+    ("BLOCK_PLUGINS", "*", ("*",)),
+    ("BLOCK_PLUGINS", "", ()),
+    *(("HOST_STRICT", text, True) for text in ("1", "true", "Yes", "ON")),
+    *(("HOST_STRICT", text, False) for text in ("0", "false", "No", "OFF")),
+    ("HOST_DEVICES", "4", 4),
+    ("TRANSFER_GUARD", "log", "log"),
+    ("TRANSFER_GUARD", "DISALLOW", "disallow"),
+    ("LOG_LEVEL", "debug", "DEBUG"),
+]
+
+BAD = [
+    ("DEVICE", "-1", "an ordinal, 0 or more"),
+    ("DEVICE", "cuda:1", "an ordinal"),
+    ("MAX_PENDING_DEALLOCS_COUNT", "-1", "a whole number, 0 or more"),
+    ("MAX_PENDING_DEALLOCS_COUNT", "1.5", "a whole number"),
+    ("MAX_PENDING_DEALLOCS_COUNT", "", "a whole number"),
+    ("MAX_PENDING_DEALLOCS_RATIO", "1.1", "a number from 0 to 1"),
+    ("MAX_PENDING_DEALLOCS_RATIO", "-0.1", "a number from 0 to 1"),
+    ("MAX_PENDING_DEALLOCS_RATIO", "nan", "a number from 0 to 1"),
+    ("MAX_PENDING_DEALLOCS_RATIO", "20%", "a number from 0 to 1"),
+    ("DEFAULT_STREAM", "2", r"legacy \| per-thread"),
+    ("DEFAULT_STREAM", "per_thread", r"legacy \| per-thread"),
+    ("HOST_STRICT", "maybe", r"0 \| 1"),
+    ("HOST_STRICT", "", r"0 \| 1"),
+    ("HOST_DEVICES", "0", "1 or more"),
+    ("HOST_DEVICES", "two", "1 or more"),
+    ("TRANSFER_GUARD", "deny", r"allow \| log \| disallow"),
+    ("LOG_LEVEL", "loud", "level of the logging module"),
+]
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    """Settings of this test alone; those of the suite come back."""
+    level = logging.getLogger("devmem").level
+    for name in [n for n in os.environ if n.startswith("DEVMEM_")]:
+        monkeypatch.delenv(name)
+    config.forget()
+    yield
+    monkeypatch.undo()
+    config.forget()
+    logging.getLogger("devmem").setLevel(level)
+
+
+def test_the_defaults():
+    current = config.settings()
+    assert {f.name.upper(): getattr(current, f.name) for f in dataclasses.fields(current)} == DEFAULTS
+
+
+@pytest.mark.parametrize(("name", "text", "value"), GOOD)
+def test_good_values(monkeypatch, name, text, value):
+    monkeypatch.setenv(f"DEVMEM_{name}", text)
+    got = getattr(config.settings(), name.lower())
+    assert got == value
+    assert type(got) is type(value) or isinstance(got, str)
+
+
+@pytest.mark.parametrize(("name", "text", "allowed"), BAD)
+def test_bad_values_are_refused_by_name_with_what_is_allowed(monkeypatch, name, text, allowed):
+    monkeypatch.setenv(f"DEVMEM_{name}", text)
+    for _ in range(2):  # and again: a refused value is not remembered as anything
+        with pytest.raises(ConfigError, match=rf"DEVMEM_{name}='{text}' is not allowed: give .*{allowed}.*unset it"):
+            config.settings()
+    monkeypatch.delenv(f"DEVMEM_{name}")
+    assert getattr(config.settings(), name.lower()) == DEFAULTS[name]
+
+
+def test_settings_are_frozen_and_read_once(monkeypatch):
+    first = config.settings()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.device = 3
+    monkeypatch.setenv("DEVMEM_DEVICE", "3")
+    assert config.settings() is first
+    config.forget()
+    assert config.settings().device == 3
+
+
+def test_describe_says_where_each_value_came_from(monkeypatch):
+    monkeypatch.setenv("DEVMEM_DEVICE", "2")
+    found = {item.name: item for item in config.describe()}
+    assert set(found) == {f"DEVMEM_{name}" for name in DEFAULTS}
+    assert (found["DEVMEM_DEVICE"].value, found["DEVMEM_DEVICE"].source) == (2, "environment")
+    assert (found["DEVMEM_BACKEND"].value, found["DEVMEM_BACKEND"].source) == ("", "default")
+    assert all(item.allowed and item.help for item in found.values())
+
+
+def test_a_backend_gets_the_settings_that_bear_its_name(monkeypatch):
+    monkeypatch.setenv("DEVMEM_HOST_DEVICES", "3")
+    assert config.settings().for_backend("host") == {"strict": False, "devices": 3}
+    assert config.settings().for_backend("cuda") == {}
+
+
+def test_the_log_level_is_imposed_only_if_somebody_asked(monkeypatch):
+    logger = logging.getLogger("devmem")
+    logger.setLevel(logging.INFO)
+    config.settings()
+    assert logger.level == logging.INFO
+    config.forget()
+    monkeypatch.setenv("DEVMEM_LOG_LEVEL", "error")
+    config.settings()
+    assert logger.level == logging.ERROR

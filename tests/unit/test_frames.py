@@ -1,0 +1,301 @@
+"""How far it is from a verb to the driver: in Python frames and in driver calls. Nothing here is timed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from itertools import count
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.spi import SPI_VERSION
+from devmem.spi.driver import SupportsStreamOrdered
+from devmem.spi.types import AllocFlags, Capability, DeviceInfo, MemoryKind
+
+#: Frames that may stand between `to_device` and the driver.
+FRAMES = 2
+
+
+class Witness:
+    """A driver that does nothing but remember what was called, and through which functions."""
+
+    def __init__(self, capabilities):
+        self.info = DeviceInfo("witness", 0, "a witness", "0", 1 << 40, capabilities=capabilities)
+        self.calls = []  # (verb, names of the functions from the caller up)
+        self.running = False
+        self.next = count(1 << 20, 1 << 20).__next__
+
+    def saw(self, verb):
+        frame, codes = sys._getframe(2), []
+        while frame is not None:
+            codes.append(frame.f_code)
+            frame = frame.f_back
+        self.calls.append((verb, codes))
+
+    def counts(self):
+        return Counter(verb for verb, _ in self.calls)
+
+    def between(self, verb, function):
+        """Names of the functions that stand between one call of the driver's and the nearest `function` above it."""
+        [codes] = [codes for name, codes in self.calls if name == verb]
+        return [code.co_qualname for code in codes[: codes.index(function.__code__)]]
+
+    def enter(self):
+        self.saw("enter")
+
+    def exit(self, token):
+        self.saw("exit")
+
+    def alloc(self, nbytes, stream, kind=MemoryKind.DEVICE, flags=AllocFlags.NONE):
+        self.saw("alloc")
+        return self.next()
+
+    def free(self, ptr, nbytes, stream, kind=MemoryKind.DEVICE):
+        self.saw("free")
+
+    def copy(self, dst, src, nbytes, kind, stream, *, blocking):
+        self.saw("copy")
+        return self.running and not blocking
+
+    def fill(self, dst, value, width, count, stream):
+        self.saw("fill")
+
+    def memory_info(self):
+        return self.info.total_bytes, self.info.total_bytes
+
+    def stream_create(self, priority, non_blocking):
+        self.saw("stream_create")
+        return self.next()
+
+    def event_create(self, timing):
+        self.saw("event_create")
+        return self.next()
+
+    def event_record(self, event, stream):
+        self.saw("event_record")
+
+    def _nothing(self, *_):
+        pass
+
+    def _done(self, *_):
+        return True
+
+    stream_destroy = stream_synchronize = stream_wait = event_destroy = event_synchronize = _nothing
+    synchronize = close = _nothing
+    stream_query = event_query = _done
+
+    def event_elapsed(self, start, end):
+        return 0.0
+
+
+class OrderedWitness(Witness):
+    """One with an allocator that is ordered on streams, which devmem then prefers."""
+
+    def alloc_async(self, nbytes, stream):
+        self.saw("alloc")
+        return self.next()
+
+    def free_async(self, ptr, nbytes, stream):
+        self.saw("free")
+
+    def pool_cached(self):
+        return 0
+
+    def pool_trim(self, keep_bytes):
+        pass
+
+
+class Backend:
+    name = "witness"
+    spi_version = SPI_VERSION
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def unavailable(self):
+        return None
+
+    def device_count(self):
+        return 1
+
+    def open(self, ordinal):
+        return self.driver
+
+
+class Adaptor:
+    """A memory resource over another: one frame, and no more."""
+
+    def __init__(self, upstream):
+        self.upstream = upstream
+        self.stream_ordered = upstream.stream_ordered
+
+    def bind(self, driver):
+        self.upstream.bind(driver)
+
+    def allocate(self, nbytes, stream):
+        return self.upstream.allocate(nbytes, stream)
+
+    def deallocate(self, ptr, nbytes, stream):
+        self.upstream.deallocate(ptr, nbytes, stream)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "stream-ordered"])
+def witness(request, monkeypatch):
+    monkeypatch.delenv("DEVMEM_MEMORY_MANAGER", raising=False)
+    ordered = request.param
+    driver = (OrderedWitness if ordered else Witness)(frozenset({Capability.STREAM_ORDERED} if ordered else ()))
+    assert isinstance(driver, SupportsStreamOrdered) == ordered
+    dm.register_backend(Backend(driver))
+    try:
+        with dm.use_backend("witness"):
+            dm.to_device(np.zeros(1)).free()  # opens the device
+            driver.calls.clear()
+            yield driver
+    finally:
+        dm.unregister_backend("witness")
+
+
+SOURCES = {
+    "1-D": np.arange(16.0),
+    "C": np.zeros((3, 4)),
+    "F": np.zeros((3, 4), order="F"),
+    "0-d": np.array(1.5),
+    "records": np.zeros(5, [("a", "i1"), ("b", "f8")]),
+    "times": np.zeros(5, "M8[s]"),
+    "read-only": np.frombuffer(bytes(64), np.uint8),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_two_frames_between_to_device_and_the_driver(witness, source):
+    array = dm.to_device(source)
+    assert len(witness.between("alloc", dm.to_device)) <= FRAMES
+    assert len(witness.between("copy", dm.to_device)) <= FRAMES
+    assert witness.counts() == {"enter": 1, "alloc": 1, "copy": 1}
+    array.free()
+
+
+def test_also_on_a_stream(witness):
+    stream = dm.stream()
+    witness.calls.clear()
+    array = dm.to_device(SOURCES["1-D"], stream=stream)
+    assert len(witness.between("alloc", dm.to_device)) <= FRAMES
+    assert len(witness.between("copy", dm.to_device)) <= FRAMES
+    assert witness.counts() == {"enter": 1, "alloc": 1, "copy": 1}
+    array.free()
+
+
+def test_also_with_something_in_the_queue(witness):
+    dm.to_device(SOURCES["1-D"])  # dropped at once
+    witness.calls.clear()
+    array = dm.to_device(SOURCES["1-D"])
+    assert len(witness.between("alloc", dm.to_device)) <= FRAMES
+    assert witness.counts() == {"enter": 1, "alloc": 1, "copy": 1}
+    array.free()
+
+
+@pytest.mark.parametrize("adaptors", [1, 2, 5])
+def test_one_more_frame_for_each_adaptor(witness, adaptors):
+    resource = dm.memory.DriverMemory()
+    for _ in range(adaptors):
+        resource = Adaptor(resource)
+    with dm.use_memory(resource):
+        array = dm.to_device(SOURCES["1-D"])
+    between = witness.between("alloc", dm.to_device)
+    assert between[:adaptors] == ["Adaptor.allocate"] * adaptors
+    assert len(between) <= FRAMES + adaptors
+    assert len(witness.between("copy", dm.to_device)) <= FRAMES
+    array.free()
+
+
+def test_the_count_of_frames_can_fail(witness, monkeypatch):
+    from devmem.api import arrays
+
+    upload = arrays._array.upload
+    monkeypatch.setattr(arrays._array, "upload", lambda *args: (lambda: (lambda: upload(*args))())())
+    array = dm.to_device(SOURCES["1-D"])
+    assert len(witness.between("alloc", dm.to_device)) > FRAMES
+    array.free()
+
+
+def test_a_strided_source_is_one_copy_too(witness):
+    array = dm.to_device(np.zeros((8, 8))[::2, ::3])
+    assert witness.counts() == {"enter": 1, "alloc": 1, "copy": 1}
+    array.free()
+
+
+def test_an_upload_that_still_runs_costs_one_event_more(witness):
+    witness.running = True
+    stream = dm.stream()
+    witness.calls.clear()
+    array = dm.to_device(SOURCES["1-D"], stream=stream)
+    assert witness.counts() == {"enter": 1, "alloc": 1, "copy": 1, "event_create": 1, "event_record": 1}
+    stream.synchronize()
+    array.free()
+
+
+def test_an_upload_into_an_array_is_one_copy(witness):
+    array = dm.device_array(16)
+    witness.calls.clear()
+    dm.to_device(SOURCES["1-D"], to=array)
+    assert witness.counts() == {"enter": 1, "copy": 1}
+    array.free()
+
+
+@pytest.mark.parametrize("out", [None, np.empty(16), np.empty(32)[::2]], ids=["new", "into", "into a strided one"])
+def test_a_download_is_one_copy(witness, out):
+    array = dm.to_device(SOURCES["1-D"])
+    witness.calls.clear()
+    array.copy_to_host(out)
+    assert witness.counts() == {"enter": 1, "copy": 1}
+    if out is None or out.flags.c_contiguous:
+        assert len(witness.between("copy", dm.DeviceNDArray.copy_to_host)) <= FRAMES
+    array.free()
+
+
+@pytest.mark.parametrize("shape", [16, (4, 4), ()])
+def test_a_new_array_is_one_allocation(witness, shape):
+    array = dm.device_array(shape)
+    assert witness.counts() == {"enter": 1, "alloc": 1}
+    array.free()
+
+
+def test_an_empty_array_never_reaches_the_allocator(witness):
+    dm.device_array(0).free()
+    dm.to_device(np.empty((3, 0))).free()
+    assert not {"alloc", "free", "copy"} & set(witness.counts())
+
+
+def test_views_and_facts_call_nothing(witness):
+    array = dm.device_array((4, 4))
+    witness.calls.clear()
+    views = array[1:3], array[2], array[::-1, 1], array.T, array.reshape(16), array.ravel(), array.view(np.uint8)
+    assert [len(repr(view)) > 0 and view.nbytes > 0 for view in views] == [True] * len(views)
+    assert witness.calls == []
+    array.free()
+
+
+def test_free_is_one_free(witness):
+    array = dm.to_device(SOURCES["1-D"])
+    witness.calls.clear()
+    array.free()
+    array.free()
+    assert witness.counts() == {"enter": 1, "free": 1}
+
+
+def test_dropping_calls_nothing(witness):
+    array = dm.to_device(SOURCES["1-D"])
+    witness.calls.clear()
+    del array
+    assert witness.calls == []
+
+
+def test_a_drained_queue_is_one_free_for_each_block(witness):
+    arrays = [dm.device_array(16) for _ in range(5)]
+    witness.calls.clear()
+    del arrays
+    dm.trim()
+    assert witness.counts()["free"] == 5
+    assert witness.counts()["enter"] == 1

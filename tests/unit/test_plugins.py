@@ -1,0 +1,269 @@
+"""The plugin loader: built-ins first, both owners of a name told, misspelt hooks loud, and no plugin harmed by another."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import types
+import warnings
+
+import pytest
+
+from devmem import plugins
+from devmem.plugins import BUILT_IN, Registry
+from devmem.spi import SPI_VERSION
+from devmem.spi.errors import DevmemWarning, PluginError
+
+
+class Backend:
+    def __init__(self, name, spi_version=SPI_VERSION):
+        self.name = name
+        self.spi_version = spi_version
+
+    def unavailable(self):
+        return None
+
+    def device_count(self):
+        return 1
+
+    def open(self, ordinal):
+        raise AssertionError("nothing is opened here")
+
+
+class Entry:
+    """An entry point of a distribution that is not installed."""
+
+    def __init__(self, name, plugin, dist=None):
+        self.name = name
+        self.value = f"{name}_module"
+        self.plugin = plugin
+        self.loaded = 0
+        self.dist = types.SimpleNamespace(name=dist or f"dist-{name}", version="1.0")
+
+    def load(self):
+        self.loaded += 1
+        if isinstance(self.plugin, Exception):
+            raise self.plugin
+        return self.plugin
+
+
+def plugin(backends=(), resources=None, **others):
+    hooks = {"devmem_backends": lambda: list(backends), **others}
+    if resources is not None:
+        hooks["devmem_memory_resources"] = lambda: resources
+    return types.SimpleNamespace(**hooks)
+
+
+def nothing():
+    return []
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Say which entry points there are."""
+
+    def install(*entries):
+        def found(*, group):
+            assert group == "devmem"
+            return list(entries)
+
+        monkeypatch.setattr(importlib.metadata, "entry_points", found)
+
+    install()
+    return install
+
+
+def test_a_third_party_is_found_by_its_entry_point(installed):
+    entry = Entry("extra", plugin([Backend("extra")], {"mine": lambda: "resource"}))
+    installed(entry)
+    registry = Registry()
+    found = registry.backend("extra")
+    assert found.backend.name == "extra"
+    assert found.origin == "dist-extra 1.0"
+    assert registry.resource("mine")() == "resource"
+    assert registry.resource("other") is None
+    assert registry.backend("other") is None
+    assert entry.loaded == 1
+
+
+def test_built_ins_resolve_before_any_third_party_is_imported(installed):
+    entry = Entry("extra", plugin([Backend("extra")]))
+    installed(entry)
+    registry = Registry()
+    assert registry.backend("host").origin == "built in"
+    assert entry.loaded == 0
+
+
+def test_every_backend_lists_built_ins_first(installed):
+    installed(Entry("aaa", plugin([Backend("aaa")])))
+    names = list(Registry().every_backend())
+    assert names[-1] == "aaa"
+    assert set(names[:-1]) <= set(BUILT_IN)
+    assert names[:-1] == [name for name in BUILT_IN if name in names]
+
+
+def test_a_plugin_needs_no_marker_and_may_serve_one_hook(installed):
+    installed(Entry("only", types.SimpleNamespace(devmem_memory_resources=lambda: {"mine": dict})))
+    assert Registry().resource("mine") is dict
+
+
+# -- names that are taken ----------------------------------------------------------------------------------------------
+
+
+def test_a_name_of_a_built_in_is_refused_and_names_both(installed):
+    installed(Entry("thief", plugin([Backend("host")])))
+    registry = Registry()
+    with pytest.warns(
+        DevmemWarning,
+        match=r"two backends are named 'host': one from built in, one from dist-thief 1.0.*DEVMEM_BLOCK_PLUGINS",
+    ):
+        found = registry.every_backend()
+    assert found["host"].origin == "built in"
+    assert "dist-thief" in registry.failures["thief"].message
+
+
+def test_two_third_parties_of_one_name_are_refused_and_both_named(installed):
+    installed(Entry("one", plugin([Backend("same")])), Entry("two", plugin([Backend("same")])))
+    registry = Registry()
+    with pytest.warns(
+        DevmemWarning, match=r"two backends are named 'same': one from dist-one 1.0, one from dist-two 1.0"
+    ):
+        assert registry.backend("same").origin == "dist-one 1.0"
+
+
+def test_two_resources_of_one_name_are_refused_and_both_named(installed):
+    installed(Entry("one", plugin(resources={"same": list})), Entry("two", plugin(resources={"same": dict})))
+    registry = Registry()
+    with pytest.warns(
+        DevmemWarning, match=r"two memory resources are named 'same': one from dist-one 1.0, one from dist-two 1.0"
+    ):
+        assert registry.resource("same") is list
+
+
+def test_adding_by_hand_raises():
+    registry = Registry()
+    registry.add_backend(Backend("mine"), "here")
+    with pytest.raises(PluginError, match="two backends are named 'mine': one from here, one from there"):
+        registry.add_backend(Backend("mine"), "there")
+    with pytest.raises(PluginError, match="two backends are named 'cuda': one from built in, one from there"):
+        registry.add_backend(Backend("cuda"), "there")
+    registry.remove_backend("mine")
+    registry.add_backend(Backend("mine"), "there")
+
+
+# -- plugins that are wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["devmem_backend", "devmem_memory_resource", "devmem_kernels"])
+def test_a_misspelt_hook_is_loud(installed, name):
+    installed(Entry("typo", plugin([Backend("typo")], **{name: nothing})))
+    registry = Registry()
+    with pytest.warns(DevmemWarning, match=rf"plugin 'typo' \(dist-typo 1.0\).*{name}"):
+        registry.every_backend()
+    assert name in registry.failures["typo"].message
+
+
+def test_a_plugin_with_only_a_misspelt_hook_is_loud(installed):
+    installed(Entry("typo", types.SimpleNamespace(devmem_backend=nothing)))
+    with pytest.warns(
+        DevmemWarning,
+        match=r"defines none of the hooks devmem_backends, devmem_kernel_compilers, devmem_memory_resources",
+    ):
+        Registry().every_backend()
+
+
+def test_a_plugin_without_hooks_is_loud(installed):
+    installed(Entry("empty", types.ModuleType("empty")))
+    with pytest.warns(DevmemWarning, match="defines none of the hooks"):
+        Registry().every_backend()
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (ImportError("no such module"), "ImportError: no such module"),
+        (plugin([object()]), "lacks name, spi_version, unavailable, device_count, open"),
+        (types.SimpleNamespace(devmem_backends=lambda: 1 / 0), "ZeroDivisionError"),
+        (types.SimpleNamespace(devmem_backends=lambda: 5), "TypeError"),
+    ],
+)
+def test_a_broken_plugin_harms_no_other(installed, broken, says):
+    installed(
+        Entry("first", plugin([Backend("first")])), Entry("broken", broken), Entry("last", plugin([Backend("last")]))
+    )
+    registry = Registry()
+    with pytest.warns(DevmemWarning, match=r"plugin 'broken' \(dist-broken 1.0\)") as seen:
+        found = registry.every_backend()
+    assert says in str(seen[0].message)
+    assert {"first", "last", "host"} <= set(found)
+    assert says in registry.failures["broken"].message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        registry.every_backend()  # said once
+
+
+def test_a_backend_that_lacks_parts_is_refused_with_their_names():
+    thing = types.SimpleNamespace(name="half", spi_version=SPI_VERSION, unavailable=lambda: None)
+    with pytest.raises(PluginError, match=r"from here lacks device_count, open \(see devmem.spi.driver\)"):
+        Registry().add_backend(thing, "here")
+
+
+# -- versions of the contract ------------------------------------------------------------------------------------------
+
+
+def test_a_newer_contract_is_refused_by_name():
+    with pytest.raises(
+        PluginError,
+        match=rf"'new' from here is written for contract {SPI_VERSION + 1}, .* has contract {SPI_VERSION}: upgrade devmem",
+    ):
+        Registry().add_backend(Backend("new", SPI_VERSION + 1), "here")
+
+
+def test_one_step_older_works_with_a_warning():
+    registry = Registry()
+    with pytest.warns(DevmemWarning, match="'old' from here is written for the previous contract: upgrade here"):
+        registry.add_backend(Backend("old", SPI_VERSION - 1), "here")
+    assert registry.backends["old"].origin == "here"
+
+
+def test_two_steps_older_is_refused():
+    with pytest.raises(PluginError, match="supports one step back: upgrade here"):
+        Registry().add_backend(Backend("ancient", SPI_VERSION - 2), "here")
+
+
+# -- blocking ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocked_entry_points_are_not_even_imported(installed):
+    blocked, other = Entry("blocked", plugin([Backend("blocked")])), Entry("other", plugin([Backend("other")]))
+    installed(blocked, other)
+    registry = Registry()
+    registry.configure(("blocked", "unknown"))
+    assert "blocked" not in registry.every_backend()
+    assert "other" in registry.every_backend()
+    assert (blocked.loaded, other.loaded) == (0, 1)
+
+
+def test_a_star_blocks_all_third_parties_and_no_built_in(installed):
+    entry = Entry("extra", plugin([Backend("extra")]))
+    installed(entry)
+    registry = Registry()
+    registry.configure(("*",))
+    assert "host" in registry.every_backend()
+    assert "extra" not in registry.every_backend()
+    assert entry.loaded == 0
+    registry.configure(())
+    assert "extra" in registry.every_backend()
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def test_options_reach_a_backend_that_takes_them():
+    class Configurable(Backend):
+        def configure(self, options):
+            self.options = options
+
+    backend = Configurable("x")
+    plugins.configure(backend, {"strict": True})
+    assert backend.options == {"strict": True}
+    plugins.configure(Backend("plain"), {"strict": True})
