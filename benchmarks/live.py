@@ -21,6 +21,9 @@ ELEMENTS = 16
 #: Arrays that are made, or freed, between two looks at the clock.
 BATCH = 500
 
+MADE, FREED = "device_array", "free, last in first out"
+MADE_IN_HOLES, FREED_AT_RANDOM = "device_array after those", "free in random order"
+
 
 def cost_by_live(levels: list[int], rounds: int) -> dict[str, dict[int, Spread]]:
     """Seconds for one ``device_array`` and one ``free`` while so many arrays are live, by what is done and how many.
@@ -28,7 +31,9 @@ def cost_by_live(levels: list[int], rounds: int) -> dict[str, dict[int, Spread]]
     Each level is visited on the way up and again on the way down, so that a machine that slows down between does not look like
     a cost that grows. The collector runs as it does in any program.
     """
-    times: dict[str, dict[int, list[float]]] = {what: {level: [] for level in levels} for what in _WHATS}
+    times: dict[str, dict[int, list[float]]] = {
+        what: {level: [] for level in levels} for what in (MADE, FREED, MADE_IN_HOLES, FREED_AT_RANDOM)
+    }
     arrays: list[Any] = []
     chance = random.Random(1)
     for level in [*levels, *reversed(levels)]:
@@ -38,33 +43,25 @@ def cost_by_live(levels: list[int], rounds: int) -> dict[str, dict[int, Spread]]
             arrays.pop().free()
         gc.collect()
         for _ in range(rounds):
-            for what, took in _last_in_first_out(arrays) | _in_random_order(arrays, chance):
+            for what, took in {**_last_in_first_out(arrays), **_in_random_order(arrays, chance)}.items():
                 times[what][level].append(took)
     for array in arrays:
         array.free()
     return {what: {level: spread(found) for level, found in by.items()} for what, by in times.items()}
 
 
-_WHATS = ("device_array", "free, last in first out", "device_array, holes", "free, random order")
-
-
-class _Times(list[tuple[str, float]]):
-    def __or__(self, other: _Times) -> _Times:
-        return _Times([*self, *other])
-
-
-def _last_in_first_out(arrays: list[Any]) -> _Times:
+def _last_in_first_out(arrays: list[Any]) -> dict[str, float]:
     start = time.perf_counter()
     for _ in range(BATCH):
-        arrays.append(dm.device_array(ELEMENTS))
+        arrays.append(dm.device_array(ELEMENTS))  # noqa: PERF401 -- each append is what a program does
     made = time.perf_counter()
     for _ in range(BATCH):
         arrays.pop().free()
     freed = time.perf_counter()
-    return _Times([(_WHATS[0], (made - start) / BATCH), (_WHATS[1], (freed - made) / BATCH)])
+    return {MADE: (made - start) / BATCH, FREED: (freed - made) / BATCH}
 
 
-def _in_random_order(arrays: list[Any], chance: random.Random) -> _Times:
+def _in_random_order(arrays: list[Any], chance: random.Random) -> dict[str, float]:
     """Free some that are anywhere among the live ones, and make as many again."""
     count = min(BATCH, len(arrays))
     places = chance.sample(range(len(arrays)), count)
@@ -75,7 +72,7 @@ def _in_random_order(arrays: list[Any], chance: random.Random) -> _Times:
     for place in places:
         arrays[place] = dm.device_array(ELEMENTS)
     made = time.perf_counter()
-    return _Times([(_WHATS[3], (freed - start) / count), (_WHATS[2], (made - freed) / count)])
+    return {MADE_IN_HOLES: (made - freed) / count, FREED_AT_RANDOM: (freed - start) / count}
 
 
 def bytes_per_array(backend: str, count: int, script: Path, environment: dict[str, str]) -> dict[str, float]:

@@ -19,11 +19,11 @@ class Spread(NamedTuple):
 
 def interleaved(
     functions: Mapping[str, Callable[[], object]], rounds: int, seconds: float, before: Callable[[str], object]
-) -> dict[str, Spread]:
-    """Seconds per call of each function; ``before`` is called with its name, untimed, whenever its turn comes.
+) -> dict[str, list[float]]:
+    """Seconds per call of each function, round by round; ``before`` is called with its name, untimed, whenever its turn comes.
 
     All take turns in every round, for about ``seconds`` each, so that what the machine does meanwhile strikes them alike: their
-    ratios hold where their times do not. Cycles are not collected while one is being timed.
+    ratios (`ratio`) hold where their times do not. Cycles are not collected while one is being timed.
     """
     counts = {}
     for name, function in functions.items():
@@ -41,7 +41,12 @@ def interleaved(
                 gc.enable()
     finally:
         (gc.enable if collecting else gc.disable)()
-    return {name: spread(times) for name, times in found.items()}
+    return found
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """How many times as long one takes as the other: the median of the rounds, in each of which the machine was the same."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def spread(times: list[float]) -> Spread:

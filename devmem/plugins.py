@@ -8,7 +8,6 @@ both owners, and a misspelt hook is an error rather than silence.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import threading
 import warnings
 from dataclasses import dataclass, field
@@ -128,6 +127,8 @@ class Registry:
     def _load_third_parties(self) -> None:
         if self.third_parties_loaded or "*" in self.block:
             return
+        import importlib.metadata  # half of what `import devmem` took: zipfile, email, sockets
+
         self.third_parties_loaded = True
         for entry in importlib.metadata.entry_points(group=GROUP):
             origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value

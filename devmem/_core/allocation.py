@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .stream import Event, Stream
 
 
+#: Streams that a block remembers before it asks which of them have passed.
+MANY_STREAMS = 16
+
+
 class Allocation:
     """A block of memory, shared by an array and all its views.
 
@@ -55,12 +59,44 @@ class Allocation:
             f"keep the array until its last use, or allocate anew"
         )
 
-    def used_on(self, stream: Stream) -> None:
-        """Remember that work on this stream touches the block."""
-        if stream is not self.home or stream.external:
+    def before_use(self, stream: Stream) -> None:
+        """Called before work that touches the block is enqueued on a stream; the device is entered.
+
+        Memory that nobody named a stream for is there for every stream: one that does not wait for the default stream by
+        itself is made to, once. Between two streams that the user named nothing is inserted.
+        """
+        if stream is self.home or (self.streams is not None and stream in self.streams):
+            return
+        if self.home.is_default and not stream.waits_for(self.home):
+            self.context.reclaim.order(stream.handle, self.home.order_handle())
+        if self.streams is None:
+            self.streams = {}
+        elif len(self.streams) >= MANY_STREAMS:
+            self._forget_passed(self.streams)
+        self.streams[stream] = None
+
+    def after_use(self, stream: Stream) -> None:
+        """Called after the work is enqueued. Of a foreign stream, which may be gone by the time, an event is kept."""
+        if stream.external:
             if self.streams is None:
                 self.streams = {}
-            self.streams[stream] = self.context.reclaim.mark(stream) if stream.external else None
+            self.streams[stream] = self.context.reclaim.mark(stream, self)
+        elif self.streams is not None and stream is not self.home:
+            self.streams[stream] = None  # again: another thread may have taken it for one that has passed
+
+    def _forget_passed(self, streams: dict[Stream, Event | None]) -> None:
+        """Let go of streams that have passed, or a block that lives long would keep every stream of its life from dying."""
+        for stream in list(streams):
+            # Taken out before it is asked: another thread that uses the block on it meanwhile puts it in again.
+            last_use = streams.pop(stream, None)
+            try:
+                passed = (
+                    last_use.query() if last_use is not None else stream.closed or (stream.plain and stream.query())
+                )
+            except DevmemError:
+                passed = False
+            if not passed:
+                streams.setdefault(stream, last_use)
 
     def free(self) -> None:
         """Give the block back now, in stream order. A second call does nothing.
@@ -119,14 +155,17 @@ class Borrowed(Allocation):
     __slots__ = ("owner",)
 
     def __init__(self, context: Context, ptr: int, nbytes: int, owner: object) -> None:
-        # Nobody's home stream: then every use is told to `used_on`.
+        # Nobody's home stream: then every use is told to `after_use`.
         super().__init__(context, context.heap, ptr, nbytes, None)  # type: ignore[arg-type]
         self.owner = owner
 
     def __del__(self) -> None:
         pass  # nothing of ours to give back
 
-    def used_on(self, stream: Stream) -> None:
+    def before_use(self, stream: Stream) -> None:
+        """Nothing: whoever lent the memory orders it."""
+
+    def after_use(self, stream: Stream) -> None:
         """Keep the owner alive until the stream has passed this use."""
         self.context.reclaim.retire(stream, self.owner)
 

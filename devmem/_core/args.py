@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,24 +26,24 @@ def shape_of(shape: object) -> Shape:
     if type(shape) is int and shape >= 0:
         return (shape,)
     try:
-        if isinstance(shape, (bool, np.bool_)):
+        if isinstance(shape, (tuple, bool, np.bool_)):
             raise TypeError
         lengths: tuple[int, ...] = (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError:
         if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
             raise TypeError(f"a shape is an integer or a sequence of integers, not {shape!r}") from None
         try:
-            lengths = tuple(operator.index(count) for count in shape)
+            lengths = tuple(map(operator.index, shape))
         except TypeError:
             raise TypeError(f"a shape is made of integers, not {shape!r}") from None
-    if any(count < 0 for count in lengths):
+    if lengths and min(lengths) < 0:
         raise LayoutError(f"a shape has no negative lengths, got {lengths}")
     return lengths
 
 
 def dtype_of(dtype: object) -> np.dtype[Any]:
     """A NumPy dtype whose items are bytes and nothing else."""
-    found: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]
+    found = _dtype_of_class(dtype) if isinstance(dtype, type) else np.dtype(dtype)  # type: ignore[call-overload]
     if found.hasobject:
         raise LayoutError(
             f"the dtype {found} holds references to Python objects, which mean nothing on a device: use a dtype of plain bytes"
@@ -50,6 +51,11 @@ def dtype_of(dtype: object) -> np.dtype[Any]:
     if found.subdtype is not None:
         raise LayoutError(f"the dtype {found} is itself an array: put its shape behind the array's, as NumPy does")
     return found
+
+
+@lru_cache(maxsize=64)
+def _dtype_of_class(kind: type) -> np.dtype[Any]:
+    return np.dtype(kind)
 
 
 def layout_of(shape: object, dtype: object, strides: object, order: str) -> tuple[Shape, np.dtype[Any], Shape, int]:
@@ -61,13 +67,20 @@ def layout_of(shape: object, dtype: object, strides: object, order: str) -> tupl
     kind = dtype_of(dtype)
     if kind.itemsize == 0 and kind.kind in "SU":
         kind = np.empty(0, kind).dtype  # text of no length given: NumPy makes arrays of one character
-    nbytes = check_size(lengths, kind.itemsize)
     if order not in ("C", "F"):
         raise LayoutError(f"order is 'C' or 'F', not {order!r}")
     if strides is None:
-        return lengths, kind, contiguous_strides(lengths, kind.itemsize, order), nbytes
+        steps, nbytes = _packed(lengths, kind.itemsize, order)
+        return lengths, kind, steps, nbytes
+    check_size(lengths, kind.itemsize)
     steps = _strides_of(strides, lengths, kind.itemsize)
     return lengths, kind, steps, span(lengths, steps, kind.itemsize)[1]
+
+
+@lru_cache(maxsize=1024)
+def _packed(shape: Shape, itemsize: int, order: str) -> tuple[Shape, int]:
+    nbytes = check_size(shape, itemsize)
+    return contiguous_strides(shape, itemsize, order), nbytes
 
 
 def _strides_of(strides: object, shape: Shape, itemsize: int) -> Shape:
@@ -168,7 +181,7 @@ def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if host.dtype == dtype:
         return host
     if not array_like and host.dtype.kind in "iu" and dtype.kind in "iu":
-        return np.asarray(value, dtype)  # Python integers take any integer dtype that holds them
+        return _held(host, dtype)
     cast = np.empty(host.shape, dtype)
     try:
         # A Python scalar has no dtype of its own: NumPy must see it as it is.
@@ -178,3 +191,12 @@ def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             f"cannot assign {host.dtype} to {dtype}: the cast is not of the same kind; convert with astype() first"
         ) from None
     return cast
+
+
+def _held(integers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Python integers in any integer dtype that holds them; NumPy before version 2 would wrap the others around."""
+    limits = np.iinfo(dtype)
+    for value in (int(integers.min(initial=0)), int(integers.max(initial=0))):
+        if not limits.min <= value <= limits.max:
+            raise LayoutError(f"cannot assign {value} to {dtype}, which holds {limits.min} to {limits.max}")
+    return integers.astype(dtype)

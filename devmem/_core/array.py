@@ -216,12 +216,15 @@ class DeviceNDArray(Operators, Generic[D]):
                 direct = (flags.c_contiguous and self.is_c_contiguous()) or (
                     flags.f_contiguous and self.is_f_contiguous()
                 )
-        chosen = self._stream if not stream and self._stream is not None else context.stream_of(stream)
+        chosen = context.stream_of(stream if self._stream is None else stream or self._stream)
         driver = context.driver
         token = driver.enter()
         try:
             if context.reclaim.dropped or context.reclaim.busy:
                 context.reclaim.examine()
+            away = chosen is not allocation.home or chosen.external
+            if away:
+                allocation.before_use(chosen)
             if not direct:
                 transfer.read(self, ary, chosen, blocking=not stream)
             elif ary.nbytes:
@@ -231,8 +234,8 @@ class DeviceNDArray(Operators, Generic[D]):
                 counter = context.downloads
                 counter[0] += 1
                 counter[1] += ary.nbytes
-            if chosen is not allocation.home or chosen.external:
-                allocation.used_on(chosen)
+            if away:
+                allocation.after_use(chosen)
         finally:
             if token is not None:
                 driver.exit(token)
@@ -265,8 +268,9 @@ class DeviceNDArray(Operators, Generic[D]):
         chosen = self._ordered_on(stream)
         with Entered(self.context):
             result = self.like(chosen)
+            self.allocation.before_use(chosen)
             transfer.move(result, self, chosen, blocking=not stream)
-            self.allocation.used_on(chosen)
+            self.allocation.after_use(chosen)
         result._stream = chosen if stream else None
         return result
 
@@ -275,8 +279,9 @@ class DeviceNDArray(Operators, Generic[D]):
         self.allocation.check()
         chosen = self._ordered_on(stream)
         with Entered(self.context):
+            self.allocation.before_use(chosen)
             transfer.fill(self, value, chosen, blocking=not stream)
-            self.allocation.used_on(chosen)
+            self.allocation.after_use(chosen)
 
     def item(self, *at: int) -> object:
         """The only element, or the one at these indices, as a Python scalar."""
@@ -352,8 +357,9 @@ class DeviceNDArray(Operators, Generic[D]):
             packed = new(
                 self.context, self.shape, self.dtype, contiguous_strides(self.shape, self.itemsize, order), chosen
             )
+            self.allocation.before_use(chosen)
             transfer.move(packed, self, chosen, blocking=True)
-            self.allocation.used_on(chosen)
+            self.allocation.after_use(chosen)
         packed._stream = self._stream
         return packed._view(packed._ptr, shape, contiguous_strides(shape, self.itemsize, order))
 
@@ -467,14 +473,14 @@ class DeviceNDArray(Operators, Generic[D]):
 
     def stream_in_force(self) -> Stream:
         """The stream that orders this array's work where none is named."""
-        return self._stream if self._stream is not None else self.context.stream_of(None)
+        return self.context.stream_of(self._stream)
 
     def like(self, stream: Stream) -> DeviceNDArray[D]:
         """A new, uninitialised array of the same shape and order of axes; the device is entered."""
         return new(self.context, self.shape, self.dtype, like_strides(self.shape, self.strides, self.itemsize), stream)
 
     def _ordered_on(self, stream: StreamLike) -> Stream:
-        return self._stream if not stream and self._stream is not None else self.context.stream_of(stream)
+        return self.context.stream_of(stream if self._stream is None else stream or self._stream)
 
     def _view(self, ptr: int, shape: Shape, strides: Shape, dtype: np.dtype[Any] | None = None) -> DeviceNDArray[Any]:
         return DeviceNDArray(
@@ -531,14 +537,18 @@ class DeviceNDArray(Operators, Generic[D]):
         with Entered(context):
             if context.reclaim.dropped or context.reclaim.busy:
                 context.reclaim.examine()
+            self.allocation.before_use(chosen)
             if isinstance(source, DeviceNDArray):
                 source.allocation.check()
+                near = source.context is context
+                if near:
+                    source.allocation.before_use(chosen)
                 transfer.move(self, source, chosen, blocking=not stream)
-                if source.context is context:
-                    source.allocation.used_on(chosen)
+                if near:
+                    source.allocation.after_use(chosen)
             else:
                 transfer.write(self, source, chosen, blocking=not stream, host_copy=host_copy)
-            self.allocation.used_on(chosen)
+            self.allocation.after_use(chosen)
 
     def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
         """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""
@@ -582,13 +592,14 @@ def empty(
 ) -> DeviceNDArray[Any]:
     """An uninitialised array, bound to the stream if one is named."""
     chosen = context.stream_of(stream)
+    bound = chosen if stream else None
     driver = context.driver
     token = driver.enter()
     try:
-        array = new(context, shape, dtype, strides, chosen, nbytes)
-        if stream:
-            array._stream = chosen
-        return array
+        if not nbytes:
+            return DeviceNDArray(Allocation(context, context.heap, 0, 0, chosen), 0, shape, dtype, strides, bound)
+        allocation = context.allocate(nbytes, chosen)
+        return DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides, bound)
     finally:
         if token is not None:
             driver.exit(token)
@@ -639,7 +650,7 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
                 counter[0] += 1
                 counter[1] += nbytes
             if chosen.external:
-                allocation.used_on(chosen)
+                allocation.after_use(chosen)
         except BaseException:
             allocation.discard()
             raise

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..spi.driver import PROTOCOLS, Driver
-from ..spi.errors import ClosedError, DevmemError, ForkedError, LayoutError, PluginError, UnsupportedError
+from ..spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError, LayoutError, PluginError, UnsupportedError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, MemoryInfo, MemoryKind
 from . import scopes
 from .allocation import Allocation, Heap
@@ -108,6 +108,9 @@ class Context:
         TypeError
             It is nothing that could be a stream.
         """
+        if stream is None or (type(stream) is int and stream == 0):
+            current = scopes.stream.get()
+            return current if current is not None and current.context is self else self.default_stream
         if isinstance(stream, Stream):
             if stream.context is not self:
                 stream.context.check()
@@ -115,10 +118,8 @@ class Context:
                     f"{stream!r} cannot order work on {self.device}: use a stream of that device, made inside "
                     f"`with devmem.device({str(self.device)!r}):`"
                 )
-            return stream
-        if stream is None or (type(stream) is int and stream == 0):
-            current = scopes.stream.get()
-            return current if current is not None and current.context is self else self.default_stream
+            # Another thread's default stream means this thread's own here: its handle does, to every driver.
+            return self.per_thread if stream.is_default and not stream.plain else stream
         if hasattr(stream, "__cuda_stream__"):
             return self.external_stream(stream)
         try:
@@ -155,7 +156,7 @@ class Context:
             self.reclaim.examine()
             handle = driver.stream_create(priority, non_blocking)
             self.handles[handle] = None
-            found = self.streams[handle] = Stream(self, handle, owned=True)
+            found = self.streams[handle] = Stream(self, handle, owned=True, non_blocking=non_blocking)
         return found
 
     def external_stream(self, stream: object) -> Stream:
@@ -249,7 +250,13 @@ class Context:
             return
         driver = self.driver
         problem: DevmemError | None = None
-        token = driver.enter()
+        try:
+            token = driver.enter()
+        except DeviceLost:
+            # Nothing can be given back any more, as whoever used the device has been told. It may be opened afresh.
+            self._end(why)
+            driver.close()
+            return
         try:
             for step in (driver.synchronize, self.registry.clear, self.reclaim.clear):
                 try:
@@ -257,8 +264,7 @@ class Context:
                 except DevmemError as error:  # the rest must still be given back
                     problem = problem or error
         finally:
-            self.dead = ClosedError(f"{self.device} {why} since this handle was made: make a new one")
-            self.driver = DeadDriver(self.dead)
+            self._end(why)
             try:
                 if token is not None:
                     driver.exit(token)
@@ -266,6 +272,10 @@ class Context:
                 driver.close()
         if problem is not None:
             raise problem
+
+    def _end(self, why: str) -> None:
+        self.dead = ClosedError(f"{self.device} {why} since this handle was made: make a new one")
+        self.driver = DeadDriver(self.dead)
 
     def left_behind(self) -> None:
         """Called in the child of a fork: the device is the parent's."""

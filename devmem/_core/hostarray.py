@@ -152,8 +152,9 @@ class ManagedNDArray(HostVisible):
         low, high = extent(self)
         if high > low:
             with Entered(context) as driver:
+                self._owner().before_use(chosen)
                 driver.prefetch(low, high - low, to_host, chosen.handle)
-                self._owner().used_on(chosen)
+                self._owner().after_use(chosen)
 
     def advise(self, advice: str, to_host: bool = False) -> None:
         """Tell the driver how the pages will be used.

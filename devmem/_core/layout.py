@@ -6,10 +6,10 @@ import ctypes
 import math
 import operator
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -244,6 +244,15 @@ def memory_order(shape: Shape, strides: Shape) -> tuple[list[int], list[int]]:
     return axes, [axis for axis in range(len(shape)) if strides[axis] < 0 and shape[axis] > 1]
 
 
+class Slices(NamedTuple):
+    """What a three-dimensional copy needs besides its rows: slices, pitches between them, and where each call begins."""
+
+    depth: int
+    dst_rows: int
+    src_rows: int
+    offsets: list[tuple[int, int]]
+
+
 @dataclass(slots=True)
 class Rows:
     """A strided copy as a driver can do it: rows of ``width`` bytes, ``height`` of them a pitch apart, and that again at
@@ -262,6 +271,17 @@ class Rows:
     def calls(self) -> int:
         """Driver calls that it takes where the driver copies in two dimensions."""
         return math.prod(count for count, _, _ in self.outer)
+
+    def slices(self) -> Slices | None:
+        """The same with one outer axis done in the same call: one that lies whole pitches apart, on both sides."""
+        for at in range(len(self.outer) - 1, -1, -1):
+            count, dst, src = self.outer[at]
+            dst_rows, dst_rest = divmod(dst, self.dst_pitch)
+            src_rows, src_rest = divmod(src, self.src_pitch)
+            if self.height > 1 and not dst_rest and not src_rest and min(dst_rows, src_rows) >= self.height:
+                rest = replace(self, outer=[*self.outer[:at], *self.outer[at + 1 :]])
+                return Slices(count, dst_rows, src_rows, rest.offsets())
+        return None
 
     def offsets(self) -> list[tuple[int, int]]:
         """(destination, source) offsets of every call."""

@@ -126,6 +126,8 @@ class Reclaimer:
         """Drain, then let every heap give back what it caches."""
         self.poll()
         self.drain()
+        if self.dropped:
+            self.drain()  # streams that only the blocks just freed had kept
         for heap in self.context.heaps:
             heap.trim(keep_bytes)
         with self.lock:
@@ -183,10 +185,24 @@ class Reclaimer:
                 self.context.driver.event_synchronize(last)
         self.poll()
 
-    def mark(self, stream: Stream) -> Event:
-        """An event behind everything that is on the stream now."""
-        event = Event(self.context, timing=False)
-        event.record(stream)
+    def order(self, later: int, earlier: int) -> None:
+        """Make one stream's later work wait for what is on another now; by handle."""
+        driver = self.context.driver
+        event = self._take_event()
+        try:
+            driver.event_record(event, earlier)
+            driver.stream_wait(later, event)
+        finally:
+            self._spare(event)
+
+    def mark(self, stream: Stream, *keep: object) -> Event:
+        """An event behind everything that is on the stream now. If it cannot be had, ``keep`` outlives the stream's work."""
+        try:
+            event = Event(self.context, timing=False)
+            event.record(stream)
+        except BaseException:
+            self._last_resort(stream, keep)
+            raise
         return event
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -270,12 +286,7 @@ class Reclaimer:
             if last_use is not None:
                 driver.stream_wait(home, last_use.handle)
             elif not stream.closed:
-                event = self._take_event()
-                try:
-                    driver.event_record(event, stream.order_handle())
-                    driver.stream_wait(home, event)
-                finally:
-                    self._spare(event)
+                self.order(home, stream.order_handle())
 
     def _wait_for_unordered(self, batch: Iterable[Allocation | Stream | Event]) -> None:
         """Wait for the streams of blocks whose heap takes memory back only when nobody uses it."""

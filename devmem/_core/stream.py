@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,29 +33,36 @@ class Stream:
         The stream belongs to somebody else: devmem never destroys it and never uses it after the caller's last use.
     """
 
-    __slots__ = ("__weakref__", "context", "external", "handle", "inflight", "owned", "plain", "simple", "thread")
+    __slots__ = (
+        "__weakref__",
+        "context",
+        "external",
+        "handle",
+        "inflight",
+        "is_default",
+        "non_blocking",
+        "owned",
+        "plain",
+        "simple",
+    )
 
     #: What a stream counts for in the queue.
     nbytes = 0
 
-    def __init__(self, context: Context, handle: int, *, owned: bool = False, external: bool = False) -> None:
+    def __init__(
+        self, context: Context, handle: int, *, owned: bool = False, external: bool = False, non_blocking: bool = False
+    ) -> None:
         self.context = context
         self.handle = handle
         self.owned = owned
         self.external = external
         self.inflight: deque[tuple[int, object]] = deque()
-        # The handle 2 means another stream in each thread.
-        self.thread = threading.get_ident() if handle == PER_THREAD_STREAM else 0
         # Worked out once, for the hottest paths. Plain: the handle can be used from any thread for as long as the stream is
         # open. Simple: and no graph can be captured on it, as none ever is on the legacy stream.
+        self.is_default = handle in (LEGACY_STREAM, PER_THREAD_STREAM)
+        self.non_blocking = non_blocking or external  # of a foreign one it is not known
         self.plain = not external and handle != PER_THREAD_STREAM
         self.simple = self.plain and (handle == LEGACY_STREAM or Capability.CAPTURE not in context.capabilities)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        # A closed stream has no handle; every use asks for it.
-        if name == "handle":
-            raise ClosedError(f"this stream of {self.context.device} is closed: make another with devmem.stream()")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __del__(self) -> None:
         try:
@@ -96,13 +102,7 @@ class Stream:
     @property
     def closed(self) -> bool:
         """Whether the stream was closed, or its device was."""
-        if self.context.dead is not None:
-            return True
-        try:
-            self.handle  # noqa: B018
-        except ClosedError:
-            return True
-        return False
+        return self.context.dead is not None
 
     def synchronize(self) -> None:
         """Wait until all work enqueued on this stream is done, and let go of what its copies held.
@@ -160,6 +160,10 @@ class Stream:
 
     # -- for the queue -------------------------------------------------------------------------------------------------
 
+    def waits_for(self, default: Stream) -> bool:
+        """Whether this stream waits for a default stream by itself: blocking ones do, for the legacy stream."""
+        return default.handle == LEGACY_STREAM and not self.non_blocking
+
     def order_handle(self) -> int:
         """A handle of this context on which work is ordered behind all that this stream was given.
 
@@ -168,7 +172,8 @@ class Stream:
         """
         if self.plain:
             return self.handle
-        if self.external or self.closed or self.thread not in (0, threading.get_ident()):
+        # The handle 2 means another stream in each thread, and a new thread may have the ident of one that is gone.
+        if self.external or self.closed or self is not self.context.per_thread:
             return LEGACY_STREAM
         return self.handle
 
@@ -186,8 +191,27 @@ class Stream:
         self.owned = self.plain = self.simple = False
         self.context.streams.pop(handle, None)
         self.context.handles.pop(handle, None)
-        del self.handle
+        self.__class__ = ClosedStream
         self.context.driver.stream_destroy(handle)
+
+
+class ClosedStream(Stream):
+    """What a stream becomes when it is destroyed: it has no handle, and every use asks for it.
+
+    Another class, not a ``__getattr__``: a class that has one makes every look at an attribute ten times as slow.
+    """
+
+    __slots__ = ()
+
+    @property
+    def handle(self) -> NoReturn:  # type: ignore[override]
+        """Say that the stream is closed."""
+        raise ClosedError(f"this stream of {self.context.device} is closed: make another with devmem.stream()")
+
+    @property
+    def closed(self) -> bool:
+        """True."""
+        return True
 
 
 class Event:
@@ -206,11 +230,6 @@ class Event:
         with Entered(context) as driver:
             self.handle: int = driver.event_create(timing)
             context.reclaim.events[self.handle] = None
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name == "handle":
-            raise ClosedError(f"this event of {self.context.device} is closed: make another with devmem.event()")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __del__(self) -> None:
         try:
@@ -290,6 +309,17 @@ class Event:
     def destroy(self) -> None:
         """Give the handle back to the driver."""
         handle = self.handle
-        del self.handle
+        self.__class__ = ClosedEvent
         self.context.reclaim.events.pop(handle, None)
         self.context.driver.event_destroy(handle)
+
+
+class ClosedEvent(Event):
+    """What an event becomes when it is destroyed."""
+
+    __slots__ = ()
+
+    @property
+    def handle(self) -> NoReturn:  # type: ignore[override]
+        """Say that the event is closed."""
+        raise ClosedError(f"this event of {self.context.device} is closed: make another with devmem.event()")

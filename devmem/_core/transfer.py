@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..spi.errors import LayoutError, TransferGuardError
+from ..spi.errors import DevmemError, LayoutError, TransferGuardError
 from ..spi.types import Capability, CopyKind
 from .config import TransferGuard, settings
 from .entered import Entered
-from .layout import Rows, Shape, address, is_contiguous, memory_order, overlap, rows, span
+from .layout import Rows, Shape, address, contiguous_strides, is_contiguous, memory_order, overlap, rows, span
 
 if TYPE_CHECKING:
     from .array import DeviceNDArray
@@ -35,6 +38,8 @@ DENSE_SPAN = 8
 #: Bytes of a fill pattern that are made on the host before doubling on the device begins.
 PATTERN_BYTES = 4096
 
+H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
+
 _logger = logging.getLogger("devmem")
 _guarded_sites: set[tuple[str, int]] = set()
 
@@ -49,6 +54,13 @@ def write(
     if not dst.nbytes:
         return
     context = dst.context
+    if src.flags.c_contiguous and dst.strides == contiguous_strides(dst.shape, dst.itemsize):
+        # The commonest copy by far; what follows would find the same at ten times the price.
+        nbytes = src.nbytes
+        if context.driver.copy(dst.ptr, address(src), nbytes, H2D, stream.handle, blocking=blocking):
+            context.reclaim.retire(stream, src)
+        _count(context, "h2d direct", nbytes)
+        return
     axes, flipped = memory_order(dst.shape, dst.strides)
     target = _in_memory_order(dst.shape, dst.strides, axes, flipped)
     source = _view(_raw(src), axes, flipped)
@@ -65,7 +77,7 @@ def write(
         path = "packed"
     else:
         path = "direct" if plan.height == 1 else "2d"
-    running = _run(context, plan, low, address(source), CopyKind.H2D, stream, blocking)
+    running = _run(context, plan, low, address(source), H2D, stream, blocking)
     if running:
         context.reclaim.retire(stream, source)
     _count(context, f"h2d {path}", dst.nbytes)
@@ -83,7 +95,7 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
     low = src.ptr + reach[0]
     plan = rows(origin[0], src.itemsize, target.strides, origin[1])
     if plan.calls == plan.height == 1 or _rows_pay(context, plan):
-        running = _run(context, plan, address(target), low, CopyKind.D2H, stream, blocking)
+        running = _run(context, plan, address(target), low, D2H, stream, blocking)
         if running:
             context.reclaim.retire(stream, dst)
         _count(context, f"d2h {'direct' if plan.height == 1 else '2d'}", src.nbytes)
@@ -91,11 +103,11 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
     packed = np.empty(origin[0], src.dtype)
     plan = rows(origin[0], src.itemsize, packed.strides, origin[1])
     if plan.calls == plan.height == 1 or _rows_pay(context, plan) or reach[1] - reach[0] > DENSE_SPAN * src.nbytes:
-        _run(context, plan, address(packed), low, CopyKind.D2H, stream, True)
+        _run(context, plan, address(packed), low, D2H, stream, True)
         path = "packed"
     else:
         fetched = np.empty(reach[1] - reach[0], np.uint8)
-        context.driver.copy(address(fetched), low, fetched.nbytes, CopyKind.D2H, stream.handle, blocking=True)
+        context.driver.copy(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
         packed = np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])
         path = "span"
     _raw(target)[...] = _raw(packed)
@@ -115,11 +127,11 @@ def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, bl
             _move_overlapping(dst, src, stream, blocking)
         return
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
-    if plan.calls * (1 if context.has(Capability.STRIDED_COPY) else plan.height) > MANY_CALLS:
+    if _calls(context, plan) > MANY_CALLS:
         write(dst, _fetched(src, stream), stream, blocking=blocking)
         path = "staged"
     else:
-        _run(context, plan, dst.ptr, src.ptr, CopyKind.D2D, stream, blocking)
+        _run(context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
         path = "direct" if plan.calls == plan.height == 1 else "2d"
     _count(context, f"d2d {path}", dst.nbytes)
 
@@ -169,29 +181,53 @@ def guard(what: str) -> None:
 
 
 def _rows_pay(context: Context, plan: Rows) -> bool:
-    return plan.width >= WIDE_ROW and plan.calls <= MANY_CALLS and context.has(Capability.STRIDED_COPY)
+    return plan.width >= WIDE_ROW and _calls(context, plan) <= MANY_CALLS and context.has(Capability.STRIDED_COPY)
+
+
+def _calls(context: Context, plan: Rows) -> int:
+    """Driver calls that a plan takes on this device."""
+    if not context.has(Capability.STRIDED_COPY):
+        return plan.calls * plan.height
+    slices = plan.slices() if context.has(Capability.VOLUME_COPY) else None
+    return plan.calls if slices is None else len(slices.offsets)
 
 
 def _run(context: Context, plan: Rows, dst: int, src: int, kind: CopyKind, stream: Stream, blocking: bool) -> bool:
     """Do what the plan says. Whether the host side may still be touched."""
-    driver, handle, width = context.driver, stream.handle, plan.width
-    flat = plan.height == 1
-    offsets = plan.offsets()
-    if not flat and not context.has(Capability.STRIDED_COPY):
-        flat = True
-        offsets = [(d + i * plan.dst_pitch, s + i * plan.src_pitch) for d, s in offsets for i in range(plan.height)]
+    calls = list(_copies(context, plan, dst, src, kind, stream.handle))
     running = False
-    last = len(offsets) - 1
-    for at, (to, origin) in enumerate(offsets):
-        # Only the last has to wait: those before it are on the same stream.
-        wait = blocking and at == last
-        if flat:
-            running |= driver.copy(dst + to, src + origin, width, kind, handle, blocking=wait)
-        else:
-            running |= driver.copy_2d(
-                dst + to, plan.dst_pitch, src + origin, plan.src_pitch, width, plan.height, kind, handle, blocking=wait
-            )
+    # Only the last has to wait: those before it are on the same stream.
+    try:
+        for call in calls[:-1]:
+            running |= call(blocking=False)
+        running |= calls[-1](blocking=blocking)
+    except BaseException:
+        if len(calls) > 1:  # some of it may be on its way, and the caller is about to let go of both sides
+            with suppress(DevmemError):
+                context.driver.stream_synchronize(stream.handle)
+        raise
     return running and not blocking
+
+
+def _copies(
+    context: Context, plan: Rows, dst: int, src: int, kind: CopyKind, handle: int
+) -> Iterator[Callable[..., bool]]:
+    """The driver calls of a plan, in as many dimensions as the device copies in."""
+    driver, width, height, pitches = context.driver, plan.width, plan.height, (plan.dst_pitch, plan.src_pitch)
+    slices = plan.slices() if plan.outer and context.has(Capability.VOLUME_COPY) else None
+    if slices is not None:
+        depth, dst_rows, src_rows, offsets = slices
+        for to, origin in offsets:
+            sides = (dst + to, pitches[0], dst_rows, src + origin, pitches[1], src_rows)
+            yield partial(driver.copy_3d, *sides, width, height, depth, kind, handle)
+    elif height > 1 and context.has(Capability.STRIDED_COPY):
+        for to, origin in plan.offsets():
+            yield partial(driver.copy_2d, dst + to, pitches[0], src + origin, pitches[1], width, height, kind, handle)
+    else:
+        for to, origin in plan.offsets():
+            for row in range(height):
+                at = dst + to + row * pitches[0], src + origin + row * pitches[1]
+                yield partial(driver.copy, *at, width, kind, handle)
 
 
 def _in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:
@@ -261,12 +297,12 @@ def _double(context: Context, ptr: int, pattern: bytes, nbytes: int, stream: Str
     """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
     first = np.frombuffer(bytearray(pattern * max(1, min(PATTERN_BYTES, nbytes) // len(pattern))), np.uint8)
     driver, handle = context.driver, stream.handle
-    if driver.copy(ptr, address(first), first.nbytes, CopyKind.H2D, handle, blocking=False):
+    if driver.copy(ptr, address(first), first.nbytes, H2D, handle, blocking=False):
         context.reclaim.retire(stream, first)
     done = first.nbytes
     while done < nbytes:
         step = min(done, nbytes - done)
-        driver.copy(ptr + done, ptr, step, CopyKind.D2D, handle, blocking=False)
+        driver.copy(ptr + done, ptr, step, D2D, handle, blocking=False)
         done += step
 
 

@@ -8,6 +8,7 @@ from .._core import scopes
 from .._core.device import context_of, current_context, open_contexts
 from .._core.entered import Entered
 from .._core.memory import resource_of
+from ..spi.errors import DevmemError
 from ..spi.types import MemoryInfo
 
 
@@ -48,9 +49,15 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
 
     Of every open device, unless one is named. Frees nothing inside ``defer_cleanup()``.
     """
+    problem: DevmemError | None = None
     for context in open_contexts() if device is None else [context_of(device)]:
-        with Entered(context):
-            context.reclaim.trim(keep_bytes)
+        try:
+            with Entered(context):
+                context.reclaim.trim(keep_bytes)
+        except DevmemError as error:  # one device that is lost must not keep the others' memory
+            problem = problem or error
+    if problem is not None:
+        raise problem
 
 
 def transfer_stats(reset: bool = False, device: Any = None) -> dict[str, dict[str, int]]:

@@ -175,6 +175,32 @@ class SupportsStridedCopy(Protocol):
 
 
 @runtime_checkable
+class SupportsVolumeCopy(Protocol):
+    """Copies of equally long rows that lie a pitch apart, in slices that lie a number of pitches apart."""
+
+    def copy_3d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        dst_rows: int,
+        src: int,
+        src_pitch: int,
+        src_rows: int,
+        width: int,
+        height: int,
+        depth: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        """Copy ``depth`` slices of ``height`` rows of ``width`` bytes.
+
+        Slices begin ``rows`` pitches apart, and have at least ``height`` of them. Returns what ``copy`` does.
+        """
+
+
+@runtime_checkable
 class SupportsBatchCopy(Protocol):
     """Many copies in one driver call."""
 
@@ -262,6 +288,7 @@ class SupportsHold(Protocol):
 PROTOCOLS: Mapping[Capability, type] = {
     Capability.STREAM_ORDERED: SupportsStreamOrdered,
     Capability.STRIDED_COPY: SupportsStridedCopy,
+    Capability.VOLUME_COPY: SupportsVolumeCopy,
     Capability.BATCH_COPY: SupportsBatchCopy,
     Capability.HOST_REGISTER: SupportsHostRegister,
     Capability.MAPPED: SupportsMapped,

@@ -47,6 +47,7 @@ class Capability(StrEnum):
 
     STREAM_ORDERED = "stream_ordered"
     STRIDED_COPY = "strided_copy"
+    VOLUME_COPY = "volume_copy"
     BATCH_COPY = "batch_copy"
     HOST_REGISTER = "host_register"
     MAPPED = "mapped"

@@ -7,7 +7,7 @@ from .driver_device import DeviceChecks
 from .driver_errors import ErrorChecks
 from .driver_events import EventChecks
 from .driver_memory import MemoryChecks
-from .driver_optional import BatchChecks, StreamOrderedChecks, StridedChecks
+from .driver_optional import BatchChecks, StreamOrderedChecks, StridedChecks, VolumeChecks
 from .driver_sharing import HostMemoryChecks, ManagedChecks, NeighbourChecks
 from .driver_streams import StreamChecks
 
@@ -20,6 +20,7 @@ class DriverTests(
     EventChecks,
     StreamOrderedChecks,
     StridedChecks,
+    VolumeChecks,
     BatchChecks,
     HostMemoryChecks,
     ManagedChecks,

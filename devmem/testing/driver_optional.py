@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from devmem.spi.driver import SupportsBatchCopy, SupportsStreamOrdered, SupportsStridedCopy
+from devmem.spi.driver import SupportsBatchCopy, SupportsStreamOrdered, SupportsStridedCopy, SupportsVolumeCopy
 from devmem.spi.errors import OutOfMemory
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind
 
@@ -195,6 +195,74 @@ class StridedChecks(Harness):
         if kind is CopyKind.H2D or running:
             rig.driver.stream_synchronize(stream)
         assert same(rig.read(ptr, data.size) if kind is CopyKind.H2D else host, data)
+
+
+class VolumeChecks(Harness):
+    def volume(self, rig: Rig) -> SupportsVolumeCopy:
+        rig.need(Capability.VOLUME_COPY)
+        assert isinstance(rig.driver, SupportsVolumeCopy)
+        return rig.driver
+
+    @pytest.mark.parametrize("kind", list(CopyKind))
+    @pytest.mark.parametrize(
+        ("width", "height", "depth", "dst_pitch", "dst_rows", "src_pitch", "src_rows"),
+        [
+            (1, 1, 1, 1, 1, 1, 1),
+            (1, 50, 20, 2, 50, 3, 70),
+            (8, 30, 4, 8, 30, 16, 31),
+            (100, 3, 33, 101, 7, 200, 3),
+            (4095, 10, 5, 5001, 11, 8192, 12),
+        ],
+    )
+    def test_copy_3d(
+        self,
+        rig: Rig,
+        kind: CopyKind,
+        width: int,
+        height: int,
+        depth: int,
+        dst_pitch: int,
+        dst_rows: int,
+        src_pitch: int,
+        src_rows: int,
+    ) -> None:
+        """Any pitch and any distance of slices, three directions; what lies between rows and slices stays as it was."""
+        copy = self.volume(rig).copy_3d
+        source = pattern(src_pitch * (src_rows * (depth - 1) + height - 1) + width, 1)
+        before = pattern(dst_pitch * (dst_rows * (depth - 1) + height - 1) + width, 2)
+        expected, got = before.copy(), before.copy()
+        for at in range(depth):
+            there, here = expected[at * dst_rows * dst_pitch :], source[at * src_rows * src_pitch :]
+            rows(there, dst_pitch, width, height)[:] = rows(here, src_pitch, width, height)
+        origin = address(source) if kind is CopyKind.H2D else rig.device(source)
+        target = address(got) if kind is CopyKind.D2H else rig.device(before)
+        running = copy(
+            target,
+            dst_pitch,
+            dst_rows,
+            origin,
+            src_pitch,
+            src_rows,
+            width,
+            height,
+            depth,
+            kind,
+            rig.side,
+            blocking=True,
+        )
+        assert running is False
+        assert same(got if kind is CopyKind.D2H else rig.read(target, before.size), expected)
+
+    def test_copy_3d_is_ordered_on_its_stream(self, rig: Rig) -> None:
+        copy, stream, data = self.volume(rig).copy_3d, rig.stream(), pattern(6 * 64)
+        source, ptr = rig.device(data), rig.device(flip(data, 0x55))
+        with rig.hold(stream) as latch:
+            copy(ptr, 64, 3, source, 64, 3, 64, 3, 2, CopyKind.D2D, stream, blocking=False)
+            assert rig.waiting(stream)
+            assert same(rig.read(ptr, data.size), flip(data, 0x55))
+            latch.release()
+            rig.driver.stream_synchronize(stream)
+        assert same(rig.read(ptr, data.size), data)
 
 
 class BatchChecks(Harness):

@@ -161,6 +161,8 @@ SCALARS += [np.datetime64("2024-01-01"), np.timedelta64(3, "s"), np.complex64(1j
 @pytest.mark.parametrize("to", CASTS)
 def test_scalars_cast_as_copyto_with_same_kind(to):
     for value in SCALARS:
+        if type(value) is int and np.dtype(to).kind in "iu":
+            continue  # in the next tests: NumPy 1 and 2 do not agree
         want = np.zeros(3, to)
         try:
             np.copyto(want, value, casting="same_kind")
@@ -174,6 +176,17 @@ def test_scalars_cast_as_copyto_with_same_kind(to):
             with pytest.raises(dm.LayoutError if refusal is TypeError else (refusal, dm.LayoutError)):
                 d[...] = value
         assert d.copy_to_host().tobytes() == want.tobytes(), (value, to)
+
+
+@pytest.mark.parametrize(
+    ("to", "value"), [("i1", -128), ("u1", 255), ("u8", 2**64 - 1), ("i8", -(2**63)), (">i2", 258)]
+)
+def test_python_integers_that_fit(to, value):
+    d = dm.zeros(2, to)
+    d[0] = value
+    assert d.tolist() == [value, 0]
+    d[...] = [value, value]
+    assert d.tolist() == [value, value]
 
 
 @pytest.mark.parametrize("to", ["i1", "u1", "i4", "u8", "f2", "f8", "c8"])
@@ -190,7 +203,7 @@ def test_lists_of_python_numbers_take_the_dtype_that_holds_them(to):
 )
 def test_python_integers_that_do_not_fit_are_refused(to, value):
     d = dm.full(2, 7, to)
-    with pytest.raises((OverflowError, dm.LayoutError)):
+    with pytest.raises(dm.LayoutError, match=rf"cannot assign -?\d+ to {np.dtype(to)}, which holds -?\d+ to \d+"):
         d[...] = value
     assert d.tolist() == [7, 7]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 
 import numpy as np
 import pytest
 
 import devmem as dm
+from devmem.memory import DriverMemory
 from devmem.testing import hold
 
 pytestmark = pytest.mark.usefixtures("tidy")
@@ -108,6 +110,22 @@ def test_with_a_device_holds_for_this_thread_alone(device, second, in_thread):
     with second:
         assert in_thread(dm.current_device) == dm.device(f"{device.backend}:0")
         assert dm.current_device() == second
+
+
+def test_scopes_hold_for_one_task_alone(device, second):
+    async def work(where):
+        with where, dm.stream() as s, dm.use_memory(DriverMemory()):
+            for _ in range(5):
+                await asyncio.sleep(0)
+                assert dm.current_device() == where
+                assert dm.zeros(3).device == where
+                assert not s.closed
+        return dm.current_device()
+
+    async def main():
+        return await asyncio.gather(work(second), work(device), work(second))
+
+    assert asyncio.run(main()) == [device] * 3
 
 
 def test_select_device_from_now_on(device, second):

@@ -69,15 +69,29 @@ def test_any_address_and_length_is_covered_by_whole_pages(locked):
 
 
 def test_copies_of_registered_arrays_are_right():
-    a = np.arange(100000.0)
+    a, b = pages(200).view("f8"), pages(200).view("f8")
+    a[:] = np.arange(a.size)
     with dm.pinned(a):
         s = dm.stream()
         d = dm.to_device(a, stream=s)
-        b = np.zeros_like(a)
         with dm.pinned(b):
             d.copy_to_host(b, stream=s)
         np.testing.assert_array_equal(b, a)
         np.testing.assert_array_equal(d[::7].copy_to_host(), a[::7])
+
+
+@pytest.mark.parametrize("also", ["not registered", "registered"])
+def test_arrays_that_share_a_page_with_a_registered_one_are_copied_too(also):
+    raw = pages(8)
+    first, neighbour, whole = raw[: 2 * PAGE + 100], raw[2 * PAGE + 200 : 5 * PAGE], raw
+    with dm.pinned(first), dm.pinned(*[neighbour] if also == "registered" else []):
+        for array in (neighbour, whole, raw[::3], raw[100:-100].reshape(-1, 8)[:, :5]):
+            want = np.random.default_rng(2).integers(0, 256, array.shape, np.uint8)
+            array[...] = want
+            d = dm.to_device(array)
+            array[...] = 0
+            d.copy_to_host(array)
+            np.testing.assert_array_equal(array, want)
 
 
 @pytest.mark.parametrize("thing", [[1, 2], 5, "text", b"bytes", bytearray(5), None, dm.errors])

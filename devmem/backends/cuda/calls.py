@@ -21,8 +21,11 @@ class Handles(dict[int, Any]):
     def __init__(self, kind: Callable[[int], Any], *known: int) -> None:
         super().__init__({handle: kind(handle) for handle in known})
         self.kind = kind
+        #: Whether a handle was ever used that is not one of ours.
+        self.foreign = False
 
     def __missing__(self, handle: int) -> Any:
+        self.foreign = True
         return self.kind(handle)
 
     def take(self, handle: int) -> Any:
@@ -40,6 +43,8 @@ class Calls:
         self.events = Handles(cu.CUevent)
         #: Memory that the host can see and that is out.
         self.host_blocks: set[int] = set()
+        #: Whether some stream does not wait for the legacy stream by itself.
+        self.unsynchronised = False
         self.device: Any = None
         self.pool: Any = None
 

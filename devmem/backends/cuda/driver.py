@@ -11,7 +11,7 @@ from .extras import Extras
 from .info import describe
 from .library import checked
 
-_H2D, _D2H = CopyKind.H2D, CopyKind.D2H
+_H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 
 #: Keep what was freed: with the driver's own threshold of zero every synchronisation gives the pool's memory back to the
 #: system, which costs milliseconds a gigabyte at the next allocation.
@@ -30,16 +30,18 @@ class CudaDriver(Extras):
         self.device = checked("cuDeviceGet", cu.cuDeviceGet(ordinal))
         self.primary = checked("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self.device))
         self._primary_address = int(self.primary)
-        token = self.enter()
         try:
-            self.info = describe(self.device, ordinal)
-            self._make_pool()
+            token = self.enter()
+            try:
+                self.info = describe(self.device, ordinal)
+                self._make_pool()
+            finally:
+                self.exit(token)
         except BaseException:
+            if self.pool is not None:
+                cu.cuMemPoolDestroy(self.pool)
             cu.cuDevicePrimaryCtxRelease(self.device)
             raise
-        finally:
-            if token is not None:
-                self.exit(token)
 
     # -- current -------------------------------------------------------------------------------------------------------
 
@@ -50,7 +52,7 @@ class CudaDriver(Extras):
         error, current = cu.cuCtxGetCurrent()
         if error:
             self.fail("cuCtxGetCurrent", error)
-        if int(current) == self._primary_address:
+        if current == self.primary:
             return None
         (error,) = cu.cuCtxSetCurrent(self.primary)
         if error:
@@ -78,6 +80,8 @@ class CudaDriver(Extras):
                     return 0
                 self.fail("cuMemAlloc", error)
             return int(ptr)
+        if not nbytes:
+            return 0
         if kind is MemoryKind.MANAGED:
             attach = 2 if flags & AllocFlags.ATTACH_HOST else 1
             ptr = self.check("cuMemAllocManaged", cu.cuMemAllocManaged(nbytes, attach))
@@ -91,6 +95,8 @@ class CudaDriver(Extras):
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         """Give plain memory back; ``cuMemFree`` waits for the whole device."""
+        if not ptr:
+            return
         if kind is MemoryKind.DEVICE:
             (error,) = cu.cuMemFree(ptr)
             if error:
@@ -128,7 +134,7 @@ class CudaDriver(Extras):
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         """Copy bytes. Whether host memory is pinned is not asked, so any asynchronous copy may still touch the host."""
-        if blocking and stream == LEGACY_STREAM and kind is not CopyKind.D2D:
+        if blocking and stream == LEGACY_STREAM and kind is not _D2D:
             # The synchronous verbs are ordered on the legacy stream: one call instead of two.
             if kind is _H2D:
                 (error,) = cu.cuMemcpyHtoD(dst, src, nbytes)
@@ -136,6 +142,10 @@ class CudaDriver(Extras):
                 (error,) = cu.cuMemcpyDtoH(dst, src, nbytes)
             if error:
                 self.fail("cuMemcpyHtoD" if kind is _H2D else "cuMemcpyDtoH", error)
+            if kind is _H2D and (self.unsynchronised or self.streams.foreign):
+                # It returns when pageable memory was read, which may be before the device has it. Streams that wait for the
+                # legacy stream cannot tell; where there are others the copy has to be waited for.
+                self.stream_synchronize(stream)
             return False
         on = self.streams[stream]
         if kind is _H2D:
@@ -165,6 +175,7 @@ class CudaDriver(Extras):
         made = self.check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(int(non_blocking), priority))
         handle = int(made)
         self.streams[handle] = made
+        self.unsynchronised |= non_blocking
         return handle
 
     def stream_destroy(self, stream: int) -> None:
@@ -227,11 +238,15 @@ class CudaDriver(Extras):
         While host memory that came from it is still in somebody's hands the context is kept: releasing the last reference
         would unmap buffers that ndarrays point to.
         """
-        if self.pool is not None:
-            pool, self.pool = self.pool, None
-            cu.cuMemPoolDestroy(pool)
+        pool, self.pool = self.pool, None
+        results = {}
+        if pool is not None:
+            results["cuMemPoolDestroy"] = cu.cuMemPoolDestroy(pool)
         if not self.host_blocks:
-            cu.cuDevicePrimaryCtxRelease(self.device)
+            results["cuDevicePrimaryCtxRelease"] = cu.cuDevicePrimaryCtxRelease(self.device)
+        if self.lost is None:  # else everything fails, and that has been said
+            for call, result in results.items():
+                self.check(call, result)
 
     def _make_pool(self) -> None:
         """A pool of our own: the device's default pool is shared, and its threshold is everybody's."""

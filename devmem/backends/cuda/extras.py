@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from ...spi.errors import BackendError
+from ...spi.errors import BackendError, LayoutError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 from .calls import Calls
 from .library import checked
@@ -59,16 +59,7 @@ class Extras(Calls):
         blocking: bool,
     ) -> bool:
         """Rows a pitch apart."""
-        plan = cu.CUDA_MEMCPY2D()
-        host, device = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        if kind is CopyKind.H2D:
-            plan.srcMemoryType, plan.srcHost = host, src
-        else:
-            plan.srcMemoryType, plan.srcDevice = device, src
-        if kind is CopyKind.D2H:
-            plan.dstMemoryType, plan.dstHost = host, dst
-        else:
-            plan.dstMemoryType, plan.dstDevice = device, dst
+        plan = _sides(cu.CUDA_MEMCPY2D(), dst, src, kind)
         plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = src_pitch, dst_pitch, width, height
         on = self.streams[stream]
         result = cu.cuMemcpy2DAsync(plan, on)
@@ -76,8 +67,38 @@ class Extras(Calls):
             # Copies within a device may refuse pitches that cuMemAllocPitch did not choose; this one takes any, and waits.
             self.check("cuStreamSynchronize", cu.cuStreamSynchronize(on))
             self.check("cuMemcpy2DUnaligned", cu.cuMemcpy2DUnaligned(plan))
+            # It is ordered on the legacy stream, and within a device does not wait by itself.
+            legacy = self.streams[LEGACY_STREAM]
+            self.check("cuStreamSynchronize", cu.cuStreamSynchronize(legacy))
             return False
         self.check("cuMemcpy2DAsync", result)
+        if blocking:
+            self.check("cuStreamSynchronize", cu.cuStreamSynchronize(on))
+            return False
+        return kind is not CopyKind.D2D
+
+    def copy_3d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        dst_rows: int,
+        src: int,
+        src_pitch: int,
+        src_rows: int,
+        width: int,
+        height: int,
+        depth: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        """Slices of rows."""
+        plan = _sides(cu.CUDA_MEMCPY3D(), dst, src, kind)
+        plan.srcPitch, plan.srcHeight, plan.dstPitch, plan.dstHeight = src_pitch, src_rows, dst_pitch, dst_rows
+        plan.WidthInBytes, plan.Height, plan.Depth = width, height, depth
+        on = self.streams[stream]
+        self.check("cuMemcpy3DAsync", cu.cuMemcpy3DAsync(plan, on))
         if blocking:
             self.check("cuStreamSynchronize", cu.cuStreamSynchronize(on))
             return False
@@ -151,12 +172,24 @@ class Extras(Calls):
 
     def ipc_export(self, ptr: int) -> bytes:
         """64 bytes that open the allocation in another process; plain allocations only."""
-        handle = self.check("cuIpcGetMemHandle", cu.cuIpcGetMemHandle(ptr))
+        result = cu.cuIpcGetMemHandle(ptr)
+        if int(result[0]) == INVALID_VALUE:
+            raise BackendError(
+                f"cuIpcGetMemHandle refused {ptr:#x}: only the first address of memory that cuMemAlloc made can be shared, not "
+                f"memory of a pool; allocate it under use_memory(DriverMemory())",
+                backend="cuda",
+                call="cuIpcGetMemHandle",
+                code=INVALID_VALUE,
+                name="CUDA_ERROR_INVALID_VALUE",
+            )
+        handle = self.check("cuIpcGetMemHandle", result)
         # By address: the struct's one field has come and gone between versions of the binding.
         return ctypes.string_at(int(handle.getPtr()), IPC_HANDLE_BYTES)
 
     def ipc_open(self, handle: bytes) -> int:
         """The address here of an allocation of another process."""
+        if len(handle) != IPC_HANDLE_BYTES:
+            raise LayoutError(f"an IPC handle of CUDA has {IPC_HANDLE_BYTES} bytes, not {len(handle)}: give it as exported")
         raw = cu.CUipcMemHandle()
         ctypes.memmove(int(raw.getPtr()), handle, IPC_HANDLE_BYTES)
         return int(self.check("cuIpcOpenMemHandle", cu.cuIpcOpenMemHandle(raw, 1)))
@@ -188,6 +221,20 @@ class Extras(Calls):
     def release(self, hold: int) -> None:
         """Let the stream go on. The word is small, and left to the driver: the stream may not have read it yet."""
         ctypes.c_uint32.from_address(hold).value = 1
+
+
+def _sides(plan: Any, dst: int, src: int, kind: CopyKind) -> Any:
+    """The two addresses of a strided copy, each with its kind of memory."""
+    host, device = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    if kind is CopyKind.H2D:
+        plan.srcMemoryType, plan.srcHost = host, src
+    else:
+        plan.srcMemoryType, plan.srcDevice = device, src
+    if kind is CopyKind.D2H:
+        plan.dstMemoryType, plan.dstHost = host, dst
+    else:
+        plan.dstMemoryType, plan.dstDevice = device, dst
+    return plan
 
 
 @contextmanager

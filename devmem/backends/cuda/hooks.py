@@ -18,6 +18,8 @@ class CudaBackend:
             from .library import reason
         except ImportError as error:
             return f"cuda-bindings is not installed ({error}): pip install 'devmem[cuda13]' (older drivers: 'devmem[cuda12]')"
+        except Exception as error:  # asked on every machine, so whatever a broken installation does is a reason too
+            return f"cuda-bindings is broken ({error!r}): pip install --force-reinstall 'devmem[cuda13]'"
         return reason()
 
     def device_count(self) -> int:

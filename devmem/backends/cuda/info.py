@@ -24,8 +24,9 @@ _FACTS = {
     "ipc": _A.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
     "can_map_host_memory": _A.CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
 }
-#: The driver version that brought cuMemcpyBatchAsync.
+#: The driver versions that brought cuMemcpyBatchAsync, and the forms of cuMemPrefetchAsync and cuMemAdvise that are used.
 BATCH_COPIES_SINCE = 12080
+HINTS_SINCE = 12020
 #: Facts that count something; all others are yes or no.
 _COUNTS = {"copy_engines"}
 
@@ -66,6 +67,7 @@ def _kinds(facts: dict[str, int]) -> frozenset[MemoryKind]:
 def _capabilities(facts: dict[str, int], driver_version: int) -> frozenset[Capability]:
     found = {
         Capability.STRIDED_COPY,
+        Capability.VOLUME_COPY,
         Capability.HOST_REGISTER,
         Capability.PEER,
         Capability.CAPTURE,
@@ -78,7 +80,7 @@ def _capabilities(facts: dict[str, int], driver_version: int) -> frozenset[Capab
         found.add(Capability.STREAM_ORDERED)
     if facts["can_map_host_memory"]:
         found.add(Capability.MAPPED)
-    if facts["managed_memory"] and facts["concurrent_managed_access"]:
+    if facts["managed_memory"] and facts["concurrent_managed_access"] and driver_version >= HINTS_SINCE:
         found.add(Capability.MANAGED)
     return frozenset(found)
 

@@ -14,8 +14,9 @@ OLDEST_DRIVER = 12000
 
 OUT_OF_MEMORY = 2
 NOT_READY = 600
-#: After one of these every call in the context fails: the process has to let go of the device.
-STICKY = frozenset({4, 46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
+#: After one of these every call in the context fails: the process has to let go of the device. (46, a device that another
+#: process has to itself, is not one of them.)
+STICKY = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
 
 
 def reason() -> str | None:
@@ -27,7 +28,9 @@ def reason() -> str | None:
         )
     try:
         (error,) = cu.cuInit(0)
-        _, version = cu.cuDriverGetVersion()
+        unknown, version = cu.cuDriverGetVersion()
+    except ValueError as status:  # the binding does not know the number
+        return f"cuInit failed with a status that this cuda.bindings is too old for ({status}): update cuda-bindings"
     except Exception as missing:  # DynamicLibNotFoundError, or RuntimeError from older bindings
         return f"no NVIDIA driver library was found ({_one_line(missing)}): install the NVIDIA driver (nvidia-smi shows it)"
     if error == cu.CUresult.CUDA_ERROR_NO_DEVICE:
@@ -38,6 +41,8 @@ def reason() -> str | None:
         return "CUDA was initialised before this process was forked: start processes with the 'spawn' method"
     if error:
         return f"cuInit failed with {name_of(error)}: check nvidia-smi, and that the driver fits the kernel"
+    if unknown:
+        return f"cuDriverGetVersion failed with {name_of(unknown)}: check nvidia-smi"
     if version < OLDEST_DRIVER:
         return (
             f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, devmem needs "

@@ -24,6 +24,7 @@ _CAPABILITIES = frozenset(
     {
         Capability.STREAM_ORDERED,
         Capability.STRIDED_COPY,
+        Capability.VOLUME_COPY,
         Capability.HOST_REGISTER,
         Capability.MAPPED,
         Capability.MANAGED,
@@ -62,12 +63,15 @@ class HostDriver:
     def enter(self) -> object:
         if self._closed:
             raise self._no_context("enter")
-        token = _current.key
+        before = _current.key
+        if before is self._key:
+            return None
         _current.key = self._key
-        return token
+        return _NOBODY if before is None else before
 
     def exit(self, token: object) -> None:
-        _current.key = token
+        if token is not None:
+            _current.key = None if token is _NOBODY else token
 
     def close(self) -> None:
         """Stop the threads after the jobs that they are running; held and waiting jobs are abandoned."""
@@ -175,6 +179,32 @@ class HostDriver:
             return False
         host, span = (source, src_span) if kind is CopyKind.H2D else (to, dst_span)
         return self._enqueue(on, kind, host, span, nbytes, snapshot_rows, copy_rows, *rows)
+
+    def copy_3d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        dst_rows: int,
+        src: int,
+        src_pitch: int,
+        src_rows: int,
+        width: int,
+        height: int,
+        depth: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        if depth <= 0 or min(dst_rows, src_rows) < height:
+            why = f"{depth} slices of {height} rows, {dst_rows} and {src_rows} rows apart"
+            raise fault("copy_3d", "INVALID_VALUE", why)
+        running = False
+        for at in range(depth):
+            to, origin = dst + at * dst_rows * dst_pitch, src + at * src_rows * src_pitch
+            wait = blocking and at == depth - 1
+            running |= self.copy_2d(to, dst_pitch, origin, src_pitch, width, height, kind, stream, blocking=wait)
+        return running and not blocking
 
     def _enqueue(
         self,
@@ -385,6 +415,8 @@ class _Current(threading.local):
 
 
 _current = _Current()
+#: The token that stands for nothing having been current; None says that nothing was changed.
+_NOBODY = object()
 _open: weakref.WeakValueDictionary[int, HostDriver] = weakref.WeakValueDictionary()
 
 

@@ -1,0 +1,520 @@
+"""Forks, spawned processes and the interpreter's end, each in a process of its own.
+
+What counts: the exit code, an empty stderr, and that nothing hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import devmem as dm
+
+#: Far more than any of these takes, far less than a hang.
+SOON = 5.0
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+PREAMBLE = """
+import atexit, gc, os, sys, threading
+import numpy as np
+import devmem as dm
+from devmem.testing import hold
+
+def report(text):
+    sys.stdout.write(text + "\\n")
+    sys.stdout.flush()
+"""
+
+
+def run(script: str, tmp_path: Path, *, code: int = 0, stderr: str = "", **environment: str) -> list[str]:
+    """Run a script in a fresh interpreter; its lines on stdout, once exit code, stderr and time have been checked."""
+    path = tmp_path / "script.py"
+    path.write_text(PREAMBLE + textwrap.dedent(script))
+    home = str(Path(dm.__file__).parents[1])
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "DEVMEM_BACKEND": "host",
+        "DEVMEM_HOST_STRICT": "1",
+        "DEVMEM_HOST_DEVICES": "2",
+        **environment,
+    }
+    # Python 3.12 and later warn of forks in processes with threads, which is what is tested here.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", str(path)]
+    started = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=env, check=False)
+    took = time.monotonic() - started
+    assert done.stderr == stderr
+    assert done.returncode == code
+    assert took < SOON, f"it took {took:.1f} s"
+    return done.stdout.splitlines()
+
+
+# -- fork --------------------------------------------------------------------------------------------------------------
+
+IN_CHILD = """
+def in_child(work):
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            gc.collect()
+        sys.exit(0)   # the whole of the interpreter's end, in the child too
+    _, status = os.waitpid(pid, 0)
+    report(f"child exited with {os.waitstatus_to_exitcode(status)}")
+"""
+
+AFTER_USE = (
+    IN_CHILD
+    + """
+stream, event = dm.stream(), dm.event()
+array = dm.to_device(np.arange(10))
+record = dm.to_device(np.zeros(3, [("x", "i4")]))[1]
+pinned, mapped, managed = dm.pinned_array(10), dm.mapped_array(10), dm.managed_array(10)
+pinned[...] = mapped[...] = managed[...] = 1.0
+registered = np.zeros(1000)
+scope = dm.pinned(registered)
+held = dm.register(np.zeros(1000))
+pending = dm.to_device(pinned, stream=stream)
+event.record(stream)
+
+old = {
+    "copy_to_host": lambda: array.copy_to_host(),
+    "copy_to_device": lambda: array.copy_to_device(np.arange(10)),
+    "index": lambda: array[3],
+    "slice": lambda: array[3:],
+    "assign": lambda: array.__setitem__(slice(None), 0),
+    "ptr": lambda: array.ptr,
+    "fill": lambda: array.fill(0),
+    "copy": lambda: array.copy(),
+    "reshape": lambda: array.reshape(5, 2),
+    "asarray": lambda: np.asarray(array),
+    "free": lambda: array.free(),
+    "with": lambda: array.__enter__(),
+    "record": lambda: record["x"],
+    "set record": lambda: record.__setitem__("x", 1),
+    "mapped": lambda: mapped.copy_to_host(),
+    "mapped ptr": lambda: mapped.ptr,
+    "managed": lambda: managed.prefetch(),
+    "advise": lambda: managed.advise("set_read_mostly"),
+    "synchronize stream": lambda: stream.synchronize(),
+    "query stream": lambda: stream.query(),
+    "close stream": lambda: stream.close(),
+    "enter stream": lambda: stream.__enter__(),
+    "record event": lambda: event.record(stream),
+    "record stream": lambda: stream.record(),
+    "wait": lambda: stream.wait(event),
+    "query event": lambda: event.query(),
+    "synchronize event": lambda: event.synchronize(),
+    "event wait": lambda: event.wait(stream),
+    "close event": lambda: event.close(),
+    "elapsed": lambda: dm.event_elapsed_time(event, event),
+}
+fresh = {
+    "to_device": lambda: dm.to_device(np.arange(3)),
+    "to_device list": lambda: dm.to_device([1, 2]),
+    "device_array": lambda: dm.device_array(3),
+    "device_array_like": lambda: dm.device_array_like(np.zeros(3)),
+    "zeros": lambda: dm.zeros(3),
+    "full": lambda: dm.full(3, 1),
+    "pinned_array": lambda: dm.pinned_array(3),
+    "mapped_array": lambda: dm.mapped_array(3),
+    "managed_array": lambda: dm.managed_array(3),
+    "pinned": lambda: dm.pinned(np.zeros(3)),
+    "mapped scope": lambda: dm.mapped(np.zeros(3)),
+    "register": lambda: dm.register(np.zeros(3)),
+    "deregister": lambda: dm.deregister(registered),
+    "stream": lambda: dm.stream(),
+    "default_stream": lambda: dm.default_stream(),
+    "external_stream": lambda: dm.external_stream(1),
+    "event": lambda: dm.event(),
+    "synchronize": lambda: dm.synchronize(),
+    "memory_info": lambda: dm.memory_info(),
+    "use_memory": lambda: dm.use_memory("driver"),
+    "other device": lambda: dm.device(1).memory_info(),
+    "select": lambda: dm.select_device(0),
+    "enter device": lambda: dm.device(1).__enter__(),
+    "named": lambda: dm.to_device(np.arange(3), device="host:1"),
+    "trim named": lambda: dm.trim(device=0),
+}
+
+def refused(calls):
+    for name, call in calls.items():
+        try:
+            call()
+        except dm.ForkedError as error:
+            assert "fork" in str(error), error
+        except BaseException as error:
+            report(f"{name}: {error!r}")
+        else:
+            report(f"{name}: not refused")
+"""
+)
+
+
+@needs_fork
+def test_after_a_fork_the_child_is_refused_everything(tmp_path: Path) -> None:
+    script = """
+    in_child(lambda: (refused(old), refused(fresh)))
+    assert np.array_equal(array.copy_to_host(), np.arange(10))
+    stream.synchronize()
+    assert np.array_equal(pending.copy_to_host(), pinned)
+    report("parent goes on")
+    """
+    lines = run(AFTER_USE + textwrap.dedent(script), tmp_path)
+    assert lines == ["child exited with 0", "parent goes on"]
+
+
+@needs_fork
+def test_what_touches_no_device_works_in_the_child(tmp_path: Path) -> None:
+    script = """
+    def work():
+        assert repr(array) and repr(stream) and repr(event) and repr(mapped)
+        assert array.shape == (10,) and array.nbytes == 80
+        assert [status.name for status in dm.backends()]
+        assert dm.devices() and dm.settings()
+        dm.trim()
+        with dm.defer_cleanup():
+            pass
+        dm.close()
+        assert pinned.sum() == mapped.sum() == managed.sum() == 10.0  # host memory can be read, if it was nothing else
+        try:
+            dm.device_array(3)   # closing does not help
+        except dm.ForkedError:
+            report("refused")
+    in_child(work)
+    """
+    lines = run(AFTER_USE + textwrap.dedent(script), tmp_path)
+    assert lines == ["refused", "child exited with 0"]
+
+
+@needs_fork
+def test_finalizers_do_nothing_in_the_child(tmp_path: Path) -> None:
+    """Everything is dropped there, in cycles and out of them, with copies of the parent still on their way."""
+    script = """
+    class Node:
+        pass
+    node = Node()
+    node.me, node.array, node.stream = node, dm.to_device(np.arange(5)), dm.stream()
+    source = dm.pinned_array(1000, np.int32)
+    source[...] = 7
+    target = dm.full(1000, 1, np.int32)
+    slow = dm.stream(non_blocking=True)
+
+    def work():
+        global array, record, mapped, managed, stream, event, pending, node, source, target, slow, scope, held
+        del array, record, mapped, managed, stream, event, pending, node, source, target, slow, scope, held
+        gc.collect()
+
+    with hold(slow):
+        target.copy_to_device(source, stream=slow)
+        in_child(work)
+    slow.synchronize()
+    assert np.all(target.copy_to_host() == 7)
+    assert np.array_equal(node.array.copy_to_host(), np.arange(5))
+    before = dm.memory_info().live
+    assert before > 0
+    report("parent goes on")
+    """
+    lines = run(AFTER_USE + textwrap.dedent(script), tmp_path)
+    assert lines == ["child exited with 0", "parent goes on"]
+
+
+@needs_fork
+def test_a_fork_in_the_middle_of_everything(tmp_path: Path) -> None:
+    """Other threads hold locks at that moment; the child must not wait for them."""
+    script = """
+    stop = threading.Event()
+    def busy():
+        stream = dm.stream()
+        while not stop.is_set():
+            dm.to_device(np.arange(1000), stream=stream).copy_to_host()
+            dm.trim()
+    threads = [threading.Thread(target=busy) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        in_child(lambda: refused({**old, **fresh}))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    """
+    lines = run(AFTER_USE + textwrap.dedent(script), tmp_path)
+    assert lines == ["child exited with 0"] * 10
+
+
+@needs_fork
+def test_a_fork_before_the_first_use(tmp_path: Path) -> None:
+    script = """
+    dm.backends(), dm.devices(), dm.settings()
+    def work():
+        array = dm.to_device(np.arange(10))
+        assert np.array_equal(array.copy_to_host(), np.arange(10))
+        report("child works")
+    in_child(work)
+    assert np.array_equal(dm.to_device(np.arange(10)).copy_to_host(), np.arange(10))
+    """
+    assert run(IN_CHILD + textwrap.dedent(script), tmp_path) == ["child works", "child exited with 0"]
+
+
+@needs_fork
+def test_the_grandchild_is_refused_too(tmp_path: Path) -> None:
+    script = """
+    in_child(lambda: in_child(lambda: refused({**old, **fresh})))
+    """
+    assert run(AFTER_USE + textwrap.dedent(script), tmp_path) == ["child exited with 0"] * 2
+
+
+@needs_fork
+def test_a_fork_while_cleanup_is_deferred_and_scopes_are_open(tmp_path: Path) -> None:
+    script = """
+    def work():
+        refused(fresh)
+    with dm.defer_cleanup(), dm.use_memory("driver"), stream, dm.device(1), dm.use_backend("host"):
+        dm.to_device(np.arange(10))
+        in_child(work)
+    assert np.array_equal(array.copy_to_host(), np.arange(10))
+    """
+    assert run(AFTER_USE + textwrap.dedent(script), tmp_path) == ["child exited with 0"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_multiprocessing(tmp_path: Path, method: str) -> None:
+    script = f"""
+    import multiprocessing
+
+    def double(array):
+        return dm.to_device(array).copy_to_host() * 2
+
+    def doubled(array):   # pickled by way of the host
+        return type(array).__name__, array.copy_to_host() * 2
+
+    if __name__ == "__main__":
+        here = dm.to_device(np.arange(10))
+        context = multiprocessing.get_context({method!r})
+        with context.Pool(2) as pool:
+            for result in pool.map(double, [np.arange(10), np.ones((3, 4))]):
+                report(str(result.sum()))
+            report(str(pool.apply(doubled, [here])[1].sum()))
+        assert np.array_equal(here.copy_to_host(), np.arange(10))
+    """
+    if method == "forkserver" and not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    assert run(script, tmp_path) == ["90", "24.0", "90"]
+
+
+# -- the interpreter's end ---------------------------------------------------------------------------------------------
+
+
+def test_exit_with_everything_alive(tmp_path: Path) -> None:
+    script = """
+    stream, event = dm.stream(), dm.event()
+    array = dm.to_device(np.arange(10), stream=stream)
+    view = array[::2]
+    pinned, mapped, managed = dm.pinned_array(10), dm.mapped_array(10), dm.managed_array(10)
+    registered = dm.register(np.zeros(1000))
+    scope = dm.pinned(np.zeros(1000))
+    mapping = dm.mapped(np.zeros(1000))
+    event.record(stream)
+    with dm.device(1):
+        far = dm.to_device(np.arange(10))
+    """
+    assert run(script, tmp_path) == []
+
+
+def test_exit_with_everything_in_cycles(tmp_path: Path) -> None:
+    script = """
+    class Node:
+        def __init__(self, *what):
+            self.what, self.me = what, self
+    gc.disable()
+    stream = dm.stream()
+    array = dm.to_device(np.arange(10), stream=stream)
+    Node(array, stream, dm.event(), dm.pinned_array(10), dm.mapped_array(10), dm.pinned(np.zeros(1000)))
+    sys.kept = Node(dm.to_device(np.arange(10)), dm.stream())   # dies after the modules
+    del stream, array
+    """
+    assert run(script, tmp_path) == []
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
+def test_exit_with_copies_held_back(tmp_path: Path, keep: bool) -> None:
+    script = f"""
+    stream = dm.stream()
+    source, out = dm.pinned_array(1 << 20), dm.pinned_array(1 << 20)
+    array = dm.device_array(1 << 20)
+    latch = hold(stream, patience=100)
+    latch.__enter__()
+    array.copy_to_device(source, stream=stream)
+    array.copy_to_host(out, stream=stream)
+    late = dm.to_device(source, stream=stream)
+    if not {keep}:
+        del source, out, array, late, stream
+        gc.collect()
+    """
+    assert run(script, tmp_path) == []
+
+
+def test_exit_with_copies_running(tmp_path: Path) -> None:
+    script = """
+    streams = [dm.stream() for _ in range(4)]
+    source = dm.pinned_array(1 << 22)
+    arrays = [dm.to_device(source, stream=stream) for stream in streams for _ in range(4)]
+    """
+    assert run(script, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        "dm.defer_cleanup()",
+        "dm.stream()",
+        "dm.stream().auto_synchronize()",
+        "dm.device(1)",
+        "dm.use_backend('host')",
+        "dm.use_memory('driver')",
+        "dm.select_device(1)",
+        "dm.to_device(np.arange(10))",
+        "dm.pinned(np.zeros(1000))",
+        "dm.register(np.zeros(1000))",
+        "dm.mapped(np.zeros(1000))",
+    ],
+)
+@pytest.mark.parametrize("where", ["global", "cycle"])
+def test_exit_in_a_scope_that_a_generator_holds_open(tmp_path: Path, scope: str, where: str) -> None:
+    """The block is left when the generator is collected, which may be when modules and threads are gone."""
+    script = f"""
+    def inside():
+        with {scope}:
+            array = dm.to_device(np.arange(10))
+            yield array
+    generator = inside()
+    next(generator)
+    if {where == "cycle"}:
+        class Node: pass
+        sys.kept = node = Node()
+        node.me, node.generator = node, generator
+        del generator, node
+    """
+    assert run(script, tmp_path) == []
+
+
+def test_exit_while_another_thread_is_at_work(tmp_path: Path) -> None:
+    script = """
+    started = threading.Event()
+    def busy():
+        stream = dm.stream()
+        source = dm.pinned_array(100_000)
+        while True:
+            array = dm.to_device(source, stream=stream)
+            array.copy_to_host(stream=stream)
+            dm.to_device(np.arange(1000)).copy_to_host()
+            started.set()
+    # It is cut off by the end of the process, wherever it is; what it is told then, it must not print.
+    def quiet():
+        try:
+            busy()
+        except dm.DevmemError:
+            pass
+    for _ in range(3):
+        threading.Thread(target=quiet, daemon=True).start()
+    started.wait()
+    """
+    assert run(script, tmp_path) == []
+
+
+def test_exit_from_within_defer_cleanup(tmp_path: Path) -> None:
+    script = """
+    with dm.defer_cleanup():
+        for _ in range(30):
+            dm.to_device(np.arange(1000))
+        sys.exit(3)
+    """
+    assert run(script, tmp_path, code=3) == []
+
+
+@pytest.mark.parametrize("scope", ["dm.stream()", "dm.mapped(np.zeros(1000))", "dm.to_device(np.arange(10))"])
+def test_exit_from_within_a_scope(tmp_path: Path, scope: str) -> None:
+    assert run(f"with {scope}:\n    kept = dm.to_device(np.arange(9))\n    sys.exit(4)\n", tmp_path, code=4) == []
+
+
+def test_an_exception_at_the_end(tmp_path: Path) -> None:
+    """Its traceback keeps arrays and streams alive until everything else is gone."""
+    script = """
+    def work():
+        stream = dm.stream()
+        array = dm.to_device(dm.pinned_array(100_000), stream=stream)
+        with stream, dm.defer_cleanup(), dm.pinned(np.zeros(1000)):
+            raise SystemExit(5)
+    work()
+    """
+    assert run(script, tmp_path, code=5) == []
+
+
+def test_a_traceback_is_the_only_thing_on_stderr(tmp_path: Path) -> None:
+    script = """
+    sys.excepthook = lambda kind, error, trace: sys.stderr.write("only this")
+    array = dm.to_device(np.arange(10))
+    with dm.stream() as stream:
+        late = dm.to_device(dm.pinned_array(1000), stream=stream)
+        raise RuntimeError
+    """
+    assert run(script, tmp_path, code=1, stderr="only this") == []
+
+
+def test_devmem_still_works_in_the_handlers_of_atexit(tmp_path: Path) -> None:
+    """Those that were registered after the first use run before ours."""
+    script = """
+    array = dm.to_device(np.arange(10))
+    atexit.register(lambda: report(str(array.copy_to_host().sum())))
+    """
+    assert run(script, tmp_path) == ["45"]
+
+
+def test_handlers_that_run_after_ours_are_told(tmp_path: Path) -> None:
+    """Or it works; in no case does it hang or print something of its own."""
+    script = """
+    def late():
+        for call in (lambda: array.copy_to_host(), array.free, dm.trim, dm.synchronize, dm.close):
+            try:
+                call()
+            except dm.DevmemError:
+                pass
+        report("done")
+    atexit.register(late)
+    array = dm.to_device(np.arange(10))
+    """
+    assert run(script, tmp_path) == ["done"]
+
+
+@pytest.mark.parametrize("how", ["dm.close()", "dm.reset()"])
+def test_exit_after_the_end(tmp_path: Path, how: str) -> None:
+    script = f"""
+    stream, event = dm.stream(), dm.event()
+    array = dm.to_device(np.arange(10), stream=stream)
+    pinned, mapped = dm.pinned_array(10), dm.mapped_array(10)
+    scope = dm.pinned(np.zeros(1000))
+    {how}
+    mapped[...] = pinned[...] = 1
+    """
+    assert run(script, tmp_path) == []
+
+
+def test_exit_with_warnings_as_errors_and_a_sanitizing_allocator(tmp_path: Path) -> None:
+    script = """
+    import warnings
+    warnings.simplefilter("error")
+    arrays = [dm.to_device(np.arange(1000)) for _ in range(100)]
+    streams = [dm.stream() for _ in range(10)]
+    del arrays[::2]
+    """
+    assert run(script, tmp_path, PYTHONMALLOC="debug", PYTHONDEVMODE="1") == []

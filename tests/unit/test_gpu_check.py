@@ -1,0 +1,226 @@
+"""scripts/gpu-check: that it runs, writes down what it saw, survives what kills a test process, and refuses where it must."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from devmem.testing import emulator
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "gpu-check"
+
+
+def has_bindings():
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ImportError:
+        return False
+
+
+needs_bindings = pytest.mark.skipif(not has_bindings(), reason="cuda-bindings is not installed")
+
+
+@pytest.fixture
+def environment():
+    """No GPU, and no emulated driver either."""
+    env = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    for name in ("OUT", "DEVMEM_EMULATOR", "LD_LIBRARY_PATH"):
+        env.pop(name, None)
+    return env
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """The module behind the script, as a child process of it would be made by hand."""
+    spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "benchmarks" / "gpu_report.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_report", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(env, *arguments):
+    return subprocess.run([SCRIPT, *arguments], env=env, capture_output=True, text=True, timeout=280, check=False)
+
+
+# -- refusing ----------------------------------------------------------------------------------------------------------
+
+
+@needs_bindings
+def test_without_a_gpu_it_refuses(environment, tmp_path):
+    done = check(environment, "--results", str(tmp_path))
+    assert done.returncode == 2, done
+    assert done.stderr.startswith("gpu-check: no NVIDIA GPU can be used here: "), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_bindings
+def test_the_emulated_driver_is_refused_unless_asked_for(environment, tmp_path, monkeypatch):
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    try:
+        environment |= emulator.environment("cuda")
+    except emulator.BuildError as error:
+        pytest.skip(f"no emulator: {error}")
+    del environment["CUDA_VISIBLE_DEVICES"]
+    done = check(environment, "--results", str(tmp_path))
+    assert done.returncode == 2, done
+    assert "the emulated one" in done.stderr
+    assert "--emulated" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_python_that_lacks_packages_is_refused_with_their_names(environment, tmp_path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # no site-packages
+    bare.chmod(0o755)
+    done = check({**environment, "PYTHON": str(bare), "PYTHONPATH": ""})
+    assert done.returncode == 2, done
+    assert f"{bare} lacks" in done.stderr
+    assert "cuda-bindings" in done.stderr
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+
+@needs_bindings
+@pytest.mark.timeout(300)
+def test_a_run_over_the_emulated_driver_writes_everything_down(environment, tmp_path):
+    try:
+        emulator.library("cuda")
+    except emulator.BuildError as error:
+        pytest.skip(f"no emulator: {error}")
+    del environment["CUDA_VISIBLE_DEVICES"]
+    results, out = tmp_path / "results", tmp_path / "out"
+    environment |= {"OUT": str(out), "GIT_COMMIT": "c0ffee"}
+    steps = ["contract", "truth", "memcheck", "bandwidth"]
+    done = check(environment, "--emulated", "--quick", "--results", str(results), "--only", *steps)
+    assert done.returncode in (0, 1), done.stderr
+
+    [kept] = results.glob("cuda-emulated-*.json")
+    found = json.loads(kept.read_text())
+    text = kept.with_suffix(".md").read_text()
+    assert [step["name"] for step in found["steps"]] == steps
+    wrong = [step["name"] for step in found["steps"] if step["status"] != "passed"]
+    assert done.returncode == bool(wrong), found["steps"]
+    assert found["emulated"] and found["device"]["emulated"] and "EMULATED" in text
+    assert found["devmem"]["commit"] == "c0ffee" and "c0ffee" in text
+    assert found["packages"]["numpy"] and found["host"]["cpus"] and found["device"]["compute_capability"]
+    contract, truth, memcheck, bandwidth = found["steps"]
+    for step in (contract, truth):
+        assert sum(step["counts"].get(how, 0) for how in ("passed", "failed", "skipped", "error")) >= 6, step
+    assert "no memcheck" in memcheck["notes"][0]
+    assert bandwidth["status"] == "passed", bandwidth["failures"]
+    assert bandwidth["data"]["emulated"] and bandwidth["data"]["unfinished"] == []
+    for row in bandwidth["data"]["rows"]:
+        assert row["cells"]["devmem"]["median"] > 0, row
+    assert {"predicted", "asked"} <= bandwidth["data"].keys()
+    assert "pinned limit" in text and "Predicted and measured" in text
+    assert str(ROOT) not in text + kept.read_text()
+
+    copied = sorted(each.suffix for each in out.iterdir())
+    assert copied == [".json", ".log", ".md"]
+
+
+# -- what goes wrong in a test process ---------------------------------------------------------------------------------
+
+BAD = """
+import ctypes, os, time
+import pytest
+
+def test_first(): pass
+def test_kills(): os.kill(os.getpid(), 9)
+def test_fails(): assert 1 == 2, "not equal"
+@pytest.mark.skip(reason="because")
+def test_skips(): pass
+@pytest.mark.timeout(0)
+def test_hangs(): time.sleep(1000)
+def test_last(): pass
+"""
+
+
+def made(report, tmp_path, seconds):
+    step = report.Step("contract", "")
+    (tmp_path / "test_bad.py").write_text(BAD)
+    env = report.child_environment(emulated=False)
+    return report.Run(False, False, tmp_path, env, {}, time.monotonic() + seconds, ["contract"]), step
+
+
+@pytest.mark.timeout(300)
+def test_what_kills_the_process_is_named_and_the_tests_after_it_still_run(report, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "LAST_PATIENCE", 2)
+    run, step = made(report, tmp_path, 200)
+    report.tests(run, step, [tmp_path / "test_bad.py"], only_backend=False)
+    assert step.status == "failed"
+    assert step.counts == {"passed": 2, "crashed": 2, "failed": 1, "skipped": 1}
+    told = {each["id"].rpartition("::")[2]: each["message"] for each in step.failures}
+    assert told["test_kills"] == "killed by SIGKILL"
+    assert told["test_hangs"] == "hung, and was ended after 2 seconds"
+    assert "not equal" in told["test_fails"]
+    assert step.skips == {"because": 1}
+
+
+def test_a_command_whose_time_is_up_is_ended_with_all_that_it_started(report, tmp_path):
+    run, step = made(report, tmp_path, 60)
+    script = "echo before; sleep 1000 & echo $!; wait"
+    code, text = report.child(run, step, ["sh", "-c", script], 1.0)
+    assert code is None
+    before, sleeper = text.split()
+    assert before == "before"
+    state = Path(f"/proc/{sleeper}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_ran_before_the_time_was_up_is_kept(report, tmp_path):
+    def phase(name, when, outcome):
+        return {"event": "report", "id": name, "when": when, "outcome": outcome, "text": "", "message": ""}
+
+    events = [
+        {"event": "collected", "ids": ["a", "b", "c"], "deselected": ["d"]},
+        {"event": "started", "id": "a"},
+        *(phase("a", when, "passed") for when in ("setup", "call", "teardown")),
+        {"event": "started", "id": "b"},
+        phase("b", "setup", "passed"),
+    ]
+    path = tmp_path / "events.jsonl"
+    path.write_text("\n".join(map(json.dumps, events)) + '\n{"event": "repo')
+    seen = report.Seen()
+    assert seen.take(path) is None
+    assert seen.cut() == " in b"
+    step = report.Step("contract", "")
+    seen.into(step)
+    assert step.counts == {"passed": 1, "cut off": 1, "not run": 1, "left out": 1}
+
+
+def test_a_step_may_use_what_those_before_it_left_over(report, tmp_path):
+    run = report.Run(False, False, tmp_path, {}, {}, time.monotonic() + 400, ["contract", "bandwidth", "overhead"])
+    assert run.left("contract") == pytest.approx(400 - report.SHARES["bandwidth"] - report.SHARES["overhead"], abs=2)
+    assert run.left("overhead") == pytest.approx(400, abs=2)
+    assert sum(report.SHARES.values()) < report.TOTAL < 480
+
+
+# -- the commit, without git -------------------------------------------------------------------------------------------
+
+
+def test_the_commit_is_read_from_a_branch_a_packed_branch_or_a_bare_head(report, tmp_path):
+    (tmp_path / "HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / "packed-refs").write_text("# pack-refs\naaaa refs/heads/other\nbbbb refs/heads/main\n")
+    assert report.commit_by_hand(tmp_path) == "bbbb"
+    (tmp_path / "refs/heads").mkdir(parents=True)
+    (tmp_path / "refs/heads/main").write_text("cccc\n")
+    assert report.commit_by_hand(tmp_path) == "cccc"
+    (tmp_path / "HEAD").write_text("dddd\n")
+    assert report.commit_by_hand(tmp_path) == "dddd"
+
+
+def test_an_earlier_run_of_the_day_keeps_its_files(report, tmp_path):
+    about = {"emulated": False, "date": "2026-01-02", "device": {"name": "NVIDIA H100 80GB HBM3"}}
+    assert report.free_name([tmp_path], about) == "cuda-nvidia-h100-80gb-hbm3-2026-01-02"
+    (tmp_path / "cuda-nvidia-h100-80gb-hbm3-2026-01-02.json").write_text("{}")
+    assert report.free_name([tmp_path], about) == "cuda-nvidia-h100-80gb-hbm3-2026-01-02-2"
