@@ -414,7 +414,7 @@ def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool) -> Non
     """Run test files and folders under pytest, in as many processes as it takes, and count."""
     until = time.monotonic() + run.left(step.name)
     seen = Seen()
-    endings = [session(run, step, seen, args, until, only_backend) for args in invocations(run, step, paths)]
+    endings = [pytest_to_the_end(run, step, seen, args, until, only_backend) for args in invocations(run, step, paths)]
     seen.into(step)
     step.notes += [each for each in endings if each]
     if not seen.outcomes and not seen.broken:
@@ -425,8 +425,8 @@ def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool) -> Non
         step.status = "unfinished" if any(endings) else "passed"
 
 
-def session(run: Run, step: Step, seen: Seen, args: list[str], until: float, only_backend: bool) -> str:
-    """One pytest session, gone on with after whatever kills it. How it ended, if not well."""
+def pytest_to_the_end(run: Run, step: Step, seen: Seen, args: list[str], until: float, only_backend: bool) -> str:
+    """One run of pytest, gone on with after whatever kills it. How it ended, if not well."""
     first = QUICK_TESTS if run.quick else 0
     settings = {"done": [], "first": first, "only_backend": only_backend, "patience": LAST_PATIENCE}
     told = ""
@@ -551,7 +551,7 @@ class Seen:
 
 
 def invocations(run: Run, step: Step, paths: list[Path]) -> Iterator[list[str]]:
-    """The arguments of each pytest session: one, or where hypothesis is missing one for each folder with a conftest.py."""
+    """The arguments of each run of pytest: one, or where hypothesis is missing one for each folder with a conftest.py."""
     have = {name: importlib.util.find_spec(name) is not None for name in ("_hypothesis_pytestplugin", "pytest_timeout")}
     common = ["-c", str(settings_file(run, have["pytest_timeout"])), "--rootdir", str(ROOT), "--import-mode=importlib"]
     common += [

@@ -286,6 +286,11 @@ class Context:
         self.driver = DeadDriver(self.dead)
         self.reclaim.abandon()
 
+    def left_at_exit(self) -> None:
+        """Called when the interpreter exits: whatever is still referenced goes with the process."""
+        self.dead = ClosedError(f"{self.device} cannot be used any more: the interpreter is exiting")
+        self.driver = DeadDriver(self.dead)
+
 
 class DeadDriver:
     """Stands where a driver was; refuses everything."""

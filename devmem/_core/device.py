@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from typing import TYPE_CHECKING
 
 from ..spi.driver import Driver
-from ..spi.errors import ConfigError, ForkedError
+from ..spi.errors import ClosedError, ConfigError, ForkedError
 from ..spi.types import DeviceInfo, MemoryInfo
 from . import scopes
 from .backends import chosen_name, usable_backend
@@ -22,6 +23,7 @@ _devices: dict[tuple[str, int], Device] = {}
 _default: Device | None = None
 _lock = threading.RLock()
 _left_behind: set[str] = set()
+_exiting = False
 
 
 class Device:
@@ -257,6 +259,8 @@ def _open(device: Device) -> Context:
                 f"the backend {device.backend!r} was in use before this process was forked, and cannot be used in the child "
                 f"(pid {os.getpid()}): open devices after forking, or start processes with the 'spawn' method"
             )
+        if _exiting:
+            raise ClosedError(f"{device} cannot be opened any more: the interpreter is exiting")
         driver = usable_backend(device.backend).open(device.ordinal)
         try:
             context = Context(device, driver)
@@ -286,3 +290,13 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """From here on nothing of ours touches a driver: not a finalizer, nor the end of a block that a generator held open."""
+    global _exiting
+    _exiting = True
+    for device in list(_devices.values()):
+        if device._context is not None and device._context.dead is None:
+            device._context.left_at_exit()

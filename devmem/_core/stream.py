@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,7 +148,8 @@ class Stream:
         try:
             yield self
         finally:
-            self.synchronize()
+            if not sys.is_finalizing():  # the block may be left when a generator dies at the interpreter's end
+                self.synchronize()
 
     def close(self) -> None:
         """Wait for the stream's work, then destroy it. A second call does nothing; default and external streams are let be."""

@@ -5,6 +5,7 @@ Each case is a world of its own, so each runs in a fresh interpreter.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -23,6 +24,9 @@ pytestmark = [
     pytest.mark.skipif(_reason is not None, reason=f"no CUDA driver, real or emulated: {_reason}"),
     pytest.mark.skipif("DEVMEM_EMULATOR" not in os.environ, reason="needs an emulated driver, which can be taken away"),
 ]
+
+#: The major version of CUDA that the binding is made for.
+SERIES = importlib.import_module("cuda.bindings.driver").CUDA_VERSION // 1000 if _reason is None else 0
 
 STATUS = """
 import json
@@ -173,8 +177,21 @@ def test_too_old_a_driver(version: str, spelled: str) -> None:
     assert reason == f"the NVIDIA driver supports CUDA {spelled}, devmem needs 12.0: update the driver"
 
 
+@pytest.mark.parametrize(("version", "spelled"), [("12000", "12.0"), ("12060", "12.6"), ("12090", "12.9")])
+def test_too_old_a_driver_for_the_binding(version: str, spelled: str) -> None:
+    """The binding of CUDA 13 calls functions by names that a driver of CUDA 12 has not got; that of CUDA 12 does not."""
+    if SERIES < 13:
+        assert status(emulated(DEVMEM_EMULATOR_CUDA_VERSION=version))["usable"] is True
+        return
+    reason = refusal(emulated(DEVMEM_EMULATOR_CUDA_VERSION=version))
+    assert reason == (
+        f"the NVIDIA driver supports CUDA {spelled}, this cuda.bindings needs 13.0: "
+        f"update the driver, or pip install 'devmem[cuda12]'"
+    )
+
+
 def test_the_oldest_driver_that_will_do() -> None:
-    assert status(emulated(DEVMEM_EMULATOR_CUDA_VERSION="12000"))["usable"] is True
+    assert status(emulated(DEVMEM_EMULATOR_CUDA_VERSION=f"{SERIES}000"))["usable"] is True
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,12 @@ def report(text):
 """
 
 
-def run(script: str, tmp_path: Path, *, code: int = 0, stderr: str = "", **environment: str) -> list[str]:
+def run(
+    script: str, tmp_path: Path, *, code: int = 0, stderr: str = "", first: str = "", **environment: str
+) -> list[str]:
     """Run a script in a fresh interpreter; its lines on stdout, once exit code, stderr and time have been checked."""
     path = tmp_path / "script.py"
-    path.write_text(PREAMBLE + textwrap.dedent(script))
+    path.write_text(first + PREAMBLE + textwrap.dedent(script))
     home = str(Path(dm.__file__).parents[1])
     env = {
         **os.environ,
@@ -398,7 +400,7 @@ def test_exit_in_a_scope_that_a_generator_holds_open(tmp_path: Path, scope: str,
             array = dm.to_device(np.arange(10))
             yield array
     generator = inside()
-    next(generator)
+    next(generator).copy_to_host(stream=dm.stream())
     if {where == "cycle"}:
         class Node: pass
         sys.kept = node = Node()
@@ -425,6 +427,8 @@ def test_exit_while_another_thread_is_at_work(tmp_path: Path) -> None:
             busy()
         except dm.DevmemError:
             pass
+        finally:
+            started.set()
     for _ in range(3):
         threading.Thread(target=quiet, daemon=True).start()
     started.wait()
@@ -472,7 +476,7 @@ def test_a_traceback_is_the_only_thing_on_stderr(tmp_path: Path) -> None:
 
 
 def test_devmem_still_works_in_the_handlers_of_atexit(tmp_path: Path) -> None:
-    """Those that were registered after the first use run before ours."""
+    """Those that were registered after the first use run before its own."""
     script = """
     array = dm.to_device(np.arange(10))
     atexit.register(lambda: report(str(array.copy_to_host().sum())))
@@ -480,20 +484,23 @@ def test_devmem_still_works_in_the_handlers_of_atexit(tmp_path: Path) -> None:
     assert run(script, tmp_path) == ["45"]
 
 
-def test_handlers_that_run_after_ours_are_told(tmp_path: Path) -> None:
-    """Or it works; in no case does it hang or print something of its own."""
+def test_handlers_that_run_later_are_told(tmp_path: Path) -> None:
+    """Those that were registered before devmem was imported run when nothing may touch a driver any more."""
     script = """
     def late():
-        for call in (lambda: array.copy_to_host(), array.free, dm.trim, dm.synchronize, dm.close):
+        for call in (lambda: array.copy_to_host(), array.free, dm.synchronize, lambda: dm.to_device([1]), stream.synchronize):
             try:
                 call()
-            except dm.DevmemError:
-                pass
-        report("done")
-    atexit.register(late)
-    array = dm.to_device(np.arange(10))
+            except dm.ClosedError as error:
+                report("interpreter is exiting" in str(error) and "refused")
+        dm.trim()
+        dm.close()
+        with dm.defer_cleanup():
+            pass
+    array, stream = dm.to_device(np.arange(10)), dm.stream()
     """
-    assert run(script, tmp_path) == ["done"]
+    first = "import atexit\natexit.register(lambda: late())\n"
+    assert run(script, tmp_path, first=first) == ["refused"] * 5
 
 
 @pytest.mark.parametrize("how", ["dm.close()", "dm.reset()"])

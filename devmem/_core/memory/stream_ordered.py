@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...spi.driver import Driver, SupportsStreamOrdered
 from ...spi.errors import UnsupportedError
+from ...spi.types import Capability
 from .direct import _Direct
 
 
@@ -30,8 +31,13 @@ class StreamOrderedMemory(_Direct):
         self.deallocate = pool.free_async
 
     def _pool(self) -> SupportsStreamOrdered:
-        driver: object = self.driver
-        if not isinstance(driver, SupportsStreamOrdered):
+        # Of a backend that can, a device need not: it is the device that has to declare it.
+        driver = self.driver
+        if (
+            driver is None
+            or Capability.STREAM_ORDERED not in driver.info.capabilities
+            or not isinstance(driver, SupportsStreamOrdered)
+        ):
             raise UnsupportedError(
                 f"{self!r} needs a device with stream-ordered allocation: use devmem.memory.DriverMemory()"
             )

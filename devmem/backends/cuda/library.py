@@ -9,8 +9,8 @@ from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError, DeviceLost, OutOfMemory
 
-#: cuMemAllocAsync and its pools came with 11.2, cuda-bindings 12.9 and later are built for a 12.x driver or newer.
-OLDEST_DRIVER = 12000
+#: The driver of the binding's own major version: newer ones are looked up under names that older ones have not got.
+OLDEST_DRIVER = max(12000, getattr(cu, "CUDA_VERSION", 0) // 1000 * 1000)
 
 OUT_OF_MEMORY = 2
 NOT_READY = 600
@@ -44,9 +44,11 @@ def reason() -> str | None:
     if unknown:
         return f"cuDriverGetVersion failed with {name_of(unknown)}: check nvidia-smi"
     if version < OLDEST_DRIVER:
+        older = version >= 12000
         return (
-            f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, devmem needs "
-            f"{OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10}: update the driver"
+            f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, "
+            f"{'this cuda.bindings' if older else 'devmem'} needs {(OLDEST_DRIVER if older else 12000) // 1000}.0: "
+            f"update the driver{', or pip install ' + repr('devmem[cuda12]') if older else ''}"
         )
     return None
 
