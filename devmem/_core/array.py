@@ -225,7 +225,7 @@ class DeviceNDArray(Operators, Generic[D]):
             away = chosen is not allocation.home or chosen.external
             if away:
                 allocation.before_use(chosen)
-            if not direct:
+            if not direct or context.registry.segments:
                 transfer.read(self, ary, chosen, blocking=not stream)
             elif ary.nbytes:
                 running = driver.copy(address(ary), self._ptr, ary.nbytes, D2H, chosen.handle, blocking=not stream)
@@ -641,7 +641,7 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
         allocation = context.allocate(nbytes, chosen)
         array: DeviceNDArray[Any] = DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides, bound)
         try:
-            if not direct:
+            if not direct or context.registry.segments:
                 transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
             else:
                 if driver.copy(allocation.ptr, address(src), nbytes, H2D, chosen.handle, blocking=bound is None):

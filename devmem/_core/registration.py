@@ -81,6 +81,12 @@ class Registry:
         """Whether the array is registered."""
         return extent(array) in self.held
 
+    def cuts(self, low: int, high: int) -> list[int]:
+        """Where, inside a range of addresses, locked memory begins or ends."""
+        if not self.segments:
+            return []
+        return sorted({edge for each in self.segments for edge in (each.start, each.end) if low < edge < high})
+
     def check_held(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
         """Raise DevmemError unless every array is registered, as often as it stands here."""
         wanted = Counter(map(extent, arrays))

@@ -9,10 +9,12 @@ a byte that lies between the elements of its destination.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +24,19 @@ from ..spi.errors import DevmemError, LayoutError, TransferGuardError
 from ..spi.types import Capability, CopyKind
 from .config import TransferGuard, settings
 from .entered import Entered
-from .layout import Rows, Shape, address, contiguous_strides, is_contiguous, memory_order, overlap, rows, span
+from .layout import (
+    Rows,
+    Shape,
+    address,
+    contiguous_strides,
+    extent,
+    is_contiguous,
+    memory_order,
+    overlap,
+    rows,
+    span,
+)
+from .registration import PAGE
 
 if TYPE_CHECKING:
     from .array import DeviceNDArray
@@ -54,7 +68,8 @@ def write(
     if not dst.nbytes:
         return
     context = dst.context
-    if src.flags.c_contiguous and dst.strides == contiguous_strides(dst.shape, dst.itemsize):
+    locked = context.registry.segments
+    if not locked and src.flags.c_contiguous and dst.strides == contiguous_strides(dst.shape, dst.itemsize):
         # The commonest copy by far; what follows would find the same at ten times the price.
         nbytes = src.nbytes
         if context.driver.copy(dst.ptr, address(src), nbytes, H2D, stream.handle, blocking=blocking):
@@ -66,13 +81,15 @@ def write(
     source = _view(_raw(src), axes, flipped)
     low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
     plan = rows(target[0], dst.itemsize, target[1], source.strides)
-    if not (plan.calls == plan.height == 1) and not _rows_pay(context, plan):
+    if not (plan.calls == plan.height == 1) and not _rows_pay(context, plan, source):
         if not host_copy:
             raise LayoutError(
                 f"copy=False, but a source of shape {src.shape} with strides {src.strides} has to be gathered on the host "
                 f"first: give numpy.ascontiguousarray(source), or copy=True"
             )
-        source = np.ascontiguousarray(source)
+        packed = _scratch(context, source.shape, source.dtype)
+        packed[...] = source
+        source = packed
         plan = rows(target[0], dst.itemsize, target[1], source.strides)
         path = "packed"
     else:
@@ -94,19 +111,23 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
     reach = span(src.shape, src.strides, src.itemsize)
     low = src.ptr + reach[0]
     plan = rows(origin[0], src.itemsize, target.strides, origin[1])
-    if plan.calls == plan.height == 1 or _rows_pay(context, plan):
+    if plan.calls == plan.height == 1 or _rows_pay(context, plan, target):
         running = _run(context, plan, address(target), low, D2H, stream, blocking)
         if running:
             context.reclaim.retire(stream, dst)
         _count(context, f"d2h {'direct' if plan.height == 1 else '2d'}", src.nbytes)
         return
-    packed = np.empty(origin[0], src.dtype)
+    packed = _scratch(context, origin[0], src.dtype)
     plan = rows(origin[0], src.itemsize, packed.strides, origin[1])
-    if plan.calls == plan.height == 1 or _rows_pay(context, plan) or reach[1] - reach[0] > DENSE_SPAN * src.nbytes:
+    if (
+        plan.calls == plan.height == 1
+        or _rows_pay(context, plan, packed)
+        or reach[1] - reach[0] > DENSE_SPAN * src.nbytes
+    ):
         _run(context, plan, address(packed), low, D2H, stream, True)
         path = "packed"
     else:
-        fetched = np.empty(reach[1] - reach[0], np.uint8)
+        fetched = _scratch(context, (reach[1] - reach[0],), np.dtype(np.uint8))
         context.driver.copy(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
         packed = np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])
         path = "span"
@@ -180,8 +201,22 @@ def guard(what: str) -> None:
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
-def _rows_pay(context: Context, plan: Rows) -> bool:
-    return plan.width >= WIDE_ROW and _calls(context, plan) <= MANY_CALLS and context.has(Capability.STRIDED_COPY)
+def _rows_pay(context: Context, plan: Rows, host: npt.NDArray[Any]) -> bool:
+    return (
+        plan.width >= WIDE_ROW
+        and _calls(context, plan) <= MANY_CALLS
+        and context.has(Capability.STRIDED_COPY)
+        and not context.registry.cuts(*extent(host))
+    )
+
+
+def _scratch(context: Context, shape: Shape, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A contiguous buffer of our own; on pages of its own, where neighbours on the heap may be page-locked."""
+    if not context.registry.segments:
+        return np.empty(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + 2 * PAGE, np.uint8)
+    return np.ndarray(shape, dtype, raw, -address(raw) % PAGE)
 
 
 def _calls(context: Context, plan: Rows) -> int:
@@ -226,8 +261,20 @@ def _copies(
     else:
         for to, origin in plan.offsets():
             for row in range(height):
-                at = dst + to + row * pitches[0], src + origin + row * pitches[1]
-                yield partial(driver.copy, *at, width, kind, handle)
+                there, here = dst + to + row * pitches[0], src + origin + row * pitches[1]
+                for offset, nbytes in _pieces(context, there, here, width, kind):
+                    yield partial(driver.copy, there + offset, here + offset, nbytes, kind, handle)
+
+
+def _pieces(context: Context, dst: int, src: int, nbytes: int, kind: CopyKind) -> list[tuple[int, int]]:
+    """(offset, bytes) of the parts of a run; cut where page-locked memory begins or ends, because CUDA refuses a copy that
+    lies half in it.
+    """
+    if kind is D2D or not context.registry.segments:
+        return [(0, nbytes)]
+    host = src if kind is H2D else dst
+    ends = [0, *(cut - host for cut in context.registry.cuts(host, host + nbytes)), nbytes]
+    return [(start, end - start) for start, end in pairwise(ends)]
 
 
 def _in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:

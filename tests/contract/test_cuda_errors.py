@@ -44,7 +44,7 @@ ORDINARY = {
     500: ("CUDA_ERROR_NOT_FOUND", "named symbol not found"),
     704: ("CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"),
     712: ("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "already"),
-    713: ("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "has not been registered"),
+    713: ("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "registered"),
     800: ("CUDA_ERROR_NOT_PERMITTED", "operation not permitted"),
     801: ("CUDA_ERROR_NOT_SUPPORTED", "operation not supported"),
     900: ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "captur"),
@@ -77,6 +77,9 @@ def cuda() -> Iterator[None]:
         yield
     emulator.control("cuda").reset()
     dm.close()
+    for ordinal in range(CudaBackend().device_count()):  # no error of this test is met by the next
+        cu.cuDevicePrimaryCtxReset(ordinal)
+    cu.cuCtxSetCurrent(0)
 
 
 @pytest.fixture
@@ -357,7 +360,6 @@ def test_every_verb_tells_of_the_first_failure(control: emulator.Control) -> Non
     attempts: list[Callable[[], object]] = [
         array.copy_to_host,
         array.copy,
-        array.free,
         dm.synchronize,
         dm.memory_info,
         dm.stream,
@@ -383,6 +385,7 @@ def test_every_verb_tells_of_the_first_failure(control: emulator.Control) -> Non
         lambda: dm.managed_array(3),
         lambda: dm.register(DATA),
         lambda: dm.to_device(array, device=1),
+        array.free,
     ]
     for attempt in attempts:
         with pytest.raises(DeviceLost) as again:
@@ -457,9 +460,7 @@ def test_a_device_that_cannot_be_opened_leaves_nothing_behind(control: emulator.
         assert len(made) >= 12
         for function, count in made.items():
             for nth in range(1, count + 1):
-                for code in (999, 2, 700):
-                    if function.startswith("cuGet") or (code == 700 and not function.startswith("cuCtxSet")):
-                        continue  # a real sticky error would outlive the test: the other library holds the context
+                for code in (999, 2):
                     control.reset()
                     control.fail(function, nth, code)
                     with pytest.raises(BackendError) as caught:

@@ -189,7 +189,9 @@ class Extras(Calls):
     def ipc_open(self, handle: bytes) -> int:
         """The address here of an allocation of another process."""
         if len(handle) != IPC_HANDLE_BYTES:
-            raise LayoutError(f"an IPC handle of CUDA has {IPC_HANDLE_BYTES} bytes, not {len(handle)}: give it as exported")
+            raise LayoutError(
+                f"an IPC handle of CUDA has {IPC_HANDLE_BYTES} bytes, not {len(handle)}: give it as exported"
+            )
         raw = cu.CUipcMemHandle()
         ctypes.memmove(int(raw.getPtr()), handle, IPC_HANDLE_BYTES)
         return int(self.check("cuIpcOpenMemHandle", cu.cuIpcOpenMemHandle(raw, 1)))
@@ -214,7 +216,7 @@ class Extras(Calls):
             waited = cu.cuStreamWaitValue32(self.streams[stream], self.device_pointer(word), 1, 0)
             self.check("cuStreamWaitValue32", waited)
         except BackendError:
-            self.check("cuMemFreeHost", cu.cuMemFreeHost(word))
+            cu.cuMemFreeHost(word)  # the error to be told is the one above
             raise
         return word
 
