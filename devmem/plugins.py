@@ -152,6 +152,15 @@ class Registry:
         self._take(manager, origin)
 
     def _take(self, manager: pluggy.PluginManager, origin: str) -> None:
+        """Register all that a plugin supplies, or nothing of it."""
+        before = dict(self.backends), dict(self.resources)
+        try:
+            self._take_each(manager, origin)
+        except BaseException:
+            self.backends, self.resources = before
+            raise
+
+    def _take_each(self, manager: pluggy.PluginManager, origin: str) -> None:
         for backends in manager.hook.devmem_backends():
             for backend in backends:
                 self.add_backend(backend, origin)

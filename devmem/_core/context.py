@@ -51,6 +51,7 @@ class Context:
         self.shared_default = self.legacy if settings().default_stream is DefaultStream.LEGACY else None
         self.registry = Registry(self)
         self.heaps: list[Heap] = []
+        self.named_resources: dict[str, MemoryResource] = {}
         #: Whether some heap takes memory back only when no stream uses it any more.
         self.unordered = False
         self.scoped_heaps = 0
@@ -186,9 +187,17 @@ class Context:
             if heap.resource is resource:
                 return heap
         heap = Heap(self, prepare(resource, self))
+        if self.heaps:
+            self.forget_idle_heaps()
         self.unordered |= not heap.ordered
         self.heaps.append(heap)
         return heap
+
+    def forget_idle_heaps(self) -> None:
+        """Drop heaps that nothing comes from any more; what is in use, or caches memory, stays."""
+        if self.dead is None:
+            with Entered(self):
+                self.heaps = [each for each in self.heaps if each is self.heap or each.live or each.cached_bytes]
 
     def current_heap(self) -> Heap:
         """The heap that new arrays come from, here."""

@@ -13,7 +13,7 @@ import gc
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ..spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
@@ -159,7 +159,8 @@ class Reclaimer:
         """Let go of what finished copies held."""
         if not self.lock.acquire(blocking=False):
             return  # somebody else is at it
-        released = []
+        released: list[object] = []
+        surplus: list[int] = []
         try:
             query = self.context.driver.event_query
             for stream in list(self.busy):
@@ -169,11 +170,13 @@ class Reclaimer:
                 while flight and query(flight[0][0]):
                     event, keep = flight.popleft()
                     released.append(keep)
-                    self.spare_events.append(event)
+                    (self.spare_events if len(self.spare_events) < SPARE_EVENTS else surplus).append(event)
                 if not flight:
                     self.busy.pop(stream, None)
         finally:
             self.lock.release()
+        for event in surplus:
+            self._destroy_event(event)
         # `released` dies here, outside the lock: user objects may have finalizers of their own.
 
     def settle(self, streams: Iterable[Stream] | None = None) -> None:
@@ -215,30 +218,34 @@ class Reclaimer:
         """
         self._take_stock()
         driver = self.context.driver
-        problem: DevmemError | None = None
+        problems: list[DevmemError] = []
+
+        def attempt(step: Callable[..., object], *arguments: object) -> None:
+            try:
+                step(*arguments)
+            except DevmemError as error:  # the rest must still be given back
+                problems.append(error)
+
         for heap in self.context.heaps:
             for ptr, nbytes in list(heap.live.items()):
-                try:
-                    heap.give_back(ptr, nbytes, LEGACY_STREAM)
-                except DevmemError as error:
-                    problem = problem or error
-            heap.trim(0)
+                attempt(heap.give_back, ptr, nbytes, LEGACY_STREAM)
+            attempt(heap.trim, 0)
         for item in self.pending:
             if isinstance(item, Allocation):
-                item.give_back()
+                attempt(item.give_back)
         self.pending.clear()
         for stream in list(self.busy):
             stream.inflight.clear()
         self.busy.clear()
         for handle in list(self.context.handles):
-            driver.stream_destroy(handle)
+            attempt(driver.stream_destroy, handle)
         self.context.handles.clear()
         for event in list(self.events):
-            driver.event_destroy(event)
+            attempt(driver.event_destroy, event)
         self.events.clear()
         self.spare_events.clear()
-        if problem is not None:
-            raise problem
+        if problems:
+            raise problems[0]
 
     def abandon(self) -> None:
         """In the child of a fork: forget everything, free nothing, and take no lock that the parent may have held."""

@@ -119,8 +119,14 @@ class Registry:
         with self.lock:
             segments, self.segments = self.segments, []
             self.held.clear()
+        problem: DevmemError | None = None
         for segment in segments:
-            self.context.driver.host_unregister(segment.start, segment.end - segment.start)
+            try:
+                self.context.driver.host_unregister(segment.start, segment.end - segment.start)
+            except DevmemError as error:  # the others must still be let go
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def _cover(self, start: int, end: int, mapped: bool) -> list[Segment]:
         """The segments that make up [start, end), after locking what is missing."""

@@ -80,6 +80,7 @@ class MemoryScope(Scope[Any]):
     def _leave(self, before: dict[Context, Heap] | None) -> None:
         heaps.set(before)
         self.context.scoped_heaps -= 1
+        self.context.forget_idle_heaps()
 
 
 class Deferral:

@@ -468,9 +468,9 @@ def test_a_device_that_cannot_be_opened_leaves_nothing_behind(control: emulator.
                     assert caught.value.call.removesuffix("_v2") == function, (function, nth)
                     assert control.live() == before, (function, nth)
                     made_now = control.calls()
-                    assert made_now.get("cuDevicePrimaryCtxRelease", 0) == made_now.get("cuDevicePrimaryCtxRetain", 0) - (
-                        function == "cuDevicePrimaryCtxRetain"
-                    ), (function, nth)
+                    assert made_now.get("cuDevicePrimaryCtxRelease", 0) == made_now.get(
+                        "cuDevicePrimaryCtxRetain", 0
+                    ) - (function == "cuDevicePrimaryCtxRetain"), (function, nth)
                     if function != "cuCtxSetCurrent":
                         assert int(cu.cuCtxGetCurrent()[1]) == 0
                     cu.cuCtxSetCurrent(0)

@@ -196,7 +196,12 @@ def test_the_oldest_driver_that_will_do() -> None:
 
 @pytest.mark.parametrize(
     ("code", "name"),
-    [(4242, "a status that this cuda.bindings is too old for"), (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), (802, "CUDA_ERROR_SYSTEM_NOT_READY"), (999, "CUDA_ERROR_UNKNOWN")],
+    [
+        (4242, "a status that this cuda.bindings is too old for"),
+        (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+        (802, "CUDA_ERROR_SYSTEM_NOT_READY"),
+        (999, "CUDA_ERROR_UNKNOWN"),
+    ],
 )
 def test_a_driver_that_does_not_start(code: int, name: str) -> None:
     reason = refusal(emulated(), FAILING.format(function="cuInit", code=code))

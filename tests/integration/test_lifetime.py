@@ -203,12 +203,11 @@ def test_the_source_of_a_download_is_kept(bench: Bench, content: Layout) -> None
     base = numbers()
     array = content(dm.to_device(base))
     out = bench.pinned(np.zeros_like(base))
-    with hold(bench.slow) as latch:
-        with running(functools.partial(array.copy_to_host, content(out), stream=bench.slow)):
-            del array
-            dm.trim()
-            bench.scribble(base.nbytes)
-            latch.release()  # a copy that has to be scattered on the host waits for its stream
+    with hold(bench.slow) as latch, running(functools.partial(array.copy_to_host, content(out), stream=bench.slow)):
+        del array
+        dm.trim()
+        bench.scribble(base.nbytes)
+        latch.release()  # a copy that has to be scattered on the host waits for its stream
     bench.slow.synchronize()
     expected = np.zeros_like(base)
     content(expected)[...] = content(base)
@@ -450,18 +449,17 @@ def test_a_block_used_on_a_foreign_stream_outlives_it(bench: Bench) -> None:
 def test_the_default_stream_of_a_thread_that_is_gone(bench: Bench, same_ident: bool) -> None:
     """Handle 2 means another stream in each thread, and a new thread may well have the ident of an old one."""
     base = numbers()
-    source, out = bench.pinned(base), bench.pinned(np.zeros_like(base))
-    array = dm.to_device(base, stream=bench.side)
+    out = bench.pinned(np.zeros_like(base))
+    left: dict[str, Any] = {"source": bench.pinned(base), "array": dm.to_device(base, stream=bench.side)}
     bench.side.synchronize()
-    left: dict[str, Any] = {}
 
     def first() -> None:
         with dm.use_backend("faulty"):
             stream = dm.per_thread_default_stream()
             left["latch"] = Latch(dm.current_device().driver(), stream.handle)
             left["latch"].__enter__()
-            array.copy_to_host(out, stream=stream)
-            left["upload"] = dm.to_device(source, stream=stream)
+            left["array"].copy_to_host(out, stream=stream)
+            left["upload"] = dm.to_device(left.pop("source"), stream=stream)
             left["ident"] = threading.get_ident()
 
     def second() -> None:
@@ -475,8 +473,6 @@ def test_the_default_stream_of_a_thread_that_is_gone(bench: Bench, same_ident: b
     thread = threading.Thread(target=first)
     thread.start()
     thread.join(60)
-    left["array"] = array
-    del array, source
     if same_ident:
         thread = threading.Thread(target=second)
         thread.start()
@@ -489,6 +485,31 @@ def test_the_default_stream_of_a_thread_that_is_gone(bench: Bench, same_ident: b
     assert np.array_equal(out, base)
     if same_ident and left["again"] != left["ident"]:
         pytest.skip("the new thread has an ident of its own")
+
+
+def test_a_default_stream_that_was_handed_to_another_thread(bench: Bench) -> None:
+    """There it means that thread's own, and the block remembers that one."""
+    base = numbers()
+    source, out = bench.pinned(base), bench.pinned(np.zeros_like(base))
+    array = dm.to_device(source, stream=dm.per_thread_default_stream())
+    dm.synchronize()
+    left: dict[str, Any] = {}
+
+    def elsewhere() -> None:
+        with dm.use_backend("faulty"):
+            left["latch"] = Latch(dm.current_device().driver(), dm.per_thread_default_stream().handle)
+            left["latch"].__enter__()
+            array.copy_to_host(out, stream=array.stream)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(60)
+    array.free()
+    dm.trim()
+    bench.scribble(base.nbytes)
+    left["latch"].__exit__(None, None, None)
+    dm.synchronize()
+    assert np.array_equal(out, base)
 
 
 # -- scopes that end ---------------------------------------------------------------------------------------------------

@@ -31,7 +31,12 @@ def run(site: Path, script: str, **variables: str) -> subprocess.CompletedProces
     env = {name: value for name, value in os.environ.items() if not name.startswith("DEVMEM_")}
     env |= {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "PYTHONWARNINGS": "error"} | variables
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False, timeout=50, env=env
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+        env=env,
     )
 
 

@@ -123,7 +123,7 @@ def test_finalizers_run_in_the_middle_of_everything(backend: FaultyBackend) -> N
 
 
 def test_a_drain_that_collects(backend: FaultyBackend) -> None:
-    """Finalizers append to the queue while it is emptied, in the same thread: a resource that collects when it is given memory."""
+    """Finalizers append to the queue while it is emptied, in the same thread: the resource collects garbage."""
 
     class Collecting:
         stream_ordered = True

@@ -17,7 +17,7 @@ from devmem.spi.errors import LayoutError
 
 Array = np.ndarray[Any, Any]
 
-byte_bounds = getattr(getattr(np.lib, "array_utils", np), "byte_bounds")
+byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds
 DTYPES = ["u1", "<i2", "<f4", ">f8", "<c16", "V3", "V24"]
 SHAPES = array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 

@@ -409,7 +409,9 @@ class Machine(RuleBasedStateMachine):
             # Without a stream, an array's own is used, which may not be the one it was used on last.
             chosen = stream or (None if entry.block.freed else entry.array.stream) or dm.default_stream()
             last = entry.block.last
-            for other in {id(s): s for s in (last, *[e.array.stream for e in entries if not e.block.freed]) if s}.values():
+            for other in {
+                id(s): s for s in (last, *[e.array.stream for e in entries if not e.block.freed]) if s
+            }.values():
                 if other is not chosen:
                     chosen.wait(other)
             entry.block.last = stream or None

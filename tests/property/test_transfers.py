@@ -39,7 +39,9 @@ def bases(draw: st.DrawFn, shapes: st.SearchStrategy[tuple[int, ...]] = SHAPES) 
     """A contiguous array of any dtype with arbitrary bytes."""
     shape, dtype = draw(shapes), np.dtype(draw(st.sampled_from(DTYPES)))
     seed = draw(st.integers(0, 2**16))
-    raw = np.random.default_rng(seed).integers(0, 2 if dtype == bool else 256, math.prod(shape) * dtype.itemsize, np.uint8)
+    raw = np.random.default_rng(seed).integers(
+        0, 2 if dtype.kind == "b" else 256, math.prod(shape) * dtype.itemsize, np.uint8
+    )
     return raw.view(dtype).reshape(shape, order=draw(st.sampled_from("CF")))
 
 
@@ -141,7 +143,11 @@ def test_into_a_strided_host_array(data: st.DataObject, how: str) -> None:
     seed = data.draw(st.integers(0, 99))
     source = fresh(target.shape, target.dtype, seed)
     layout = data.draw(st.permutations(range(target.ndim)))
-    there = dm.to_device(source.transpose(layout)).transpose(np.argsort(layout).tolist()) if layout else dm.to_device(source)
+    there = (
+        dm.to_device(source.transpose(layout)).transpose(np.argsort(layout).tolist())
+        if layout
+        else dm.to_device(source)
+    )
     expected = in_bytes(base)
     at = place(target, base)
     at(expected)[...] = source.view(f"V{source.itemsize}")
@@ -261,7 +267,7 @@ def slices(draw: st.DrawFn, length: int, count: int) -> slice:
 
 def fresh(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Array:
     nbytes = math.prod(shape) * dtype.itemsize
-    found = np.random.default_rng(1000 + seed).integers(0, 2 if dtype == bool else 256, nbytes, np.uint8)
+    found = np.random.default_rng(1000 + seed).integers(0, 2 if dtype.kind == "b" else 256, nbytes, np.uint8)
     return found.view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
 
 
@@ -277,7 +283,9 @@ def in_bytes(base: Array) -> Array:
 def place(view: Array, base: Array) -> Any:
     """What finds the elements of a view again in a copy of its base's memory."""
     offset = view.ctypes.data - base.ctypes.data if view.size else 0
-    return lambda memory: np.ndarray(view.shape, f"V{view.itemsize}", memory if view.size else None, offset, view.strides)
+    return lambda memory: np.ndarray(
+        view.shape, f"V{view.itemsize}", memory if view.size else None, offset, view.strides
+    )
 
 
 def layout_of(data: st.DataObject, array: Array) -> Array:

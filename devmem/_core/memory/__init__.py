@@ -52,7 +52,11 @@ def resource_of(what: object, context: Context) -> MemoryResource:
         The module cannot be imported, or what it has is not a resource.
     """
     if isinstance(what, str):
-        return _checked(_by_name(what.strip(), context), repr(what))
+        # One for each device: a name that is used ten thousand times must not make as many resources.
+        name = what.strip()
+        if name not in context.named_resources:
+            context.named_resources[name] = _checked(_by_name(name, context), repr(what))
+        return context.named_resources[name]
     return _checked(what, type(what).__name__)
 
 

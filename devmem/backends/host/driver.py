@@ -56,7 +56,7 @@ class HostDriver:
         self._key = object()  # what the thread-local says while this device is current; a new one closes all doors
         self._closed = False
         self.info = self._describe()
-        _open[ordinal] = self
+        _open.add(self)
 
     # -- context -----------------------------------------------------------------------------------------------------
 
@@ -80,8 +80,7 @@ class HostDriver:
         self._closed = True
         self._key = object()
         self._engine.close()
-        if _open.get(self._ordinal) is self:
-            del _open[self._ordinal]
+        _open.discard(self)
         self._space.close(keep=self._engine.used_elsewhere())
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -259,9 +258,8 @@ class HostDriver:
         on = self._stream(stream, "copy_peer")
         if nbytes <= 0:
             raise fault("copy_peer", "INVALID_VALUE", f"{nbytes} bytes")
-        there, here = _driver(dst_ordinal), _driver(src_ordinal)
-        to = there._space.device_side("copy_peer", dst, nbytes)
-        source = here._space.device_side("copy_peer", src, nbytes)
+        there, to = _owner(dst_ordinal, dst, nbytes)
+        here, source = _owner(src_ordinal, src, nbytes)
         refuse_overlap("copy_peer", to, nbytes, source, nbytes)
         engine = self._engine
         if (blocking or nbytes <= SMALL) and engine.attempt(on, nbytes, memmove, to, source, nbytes):
@@ -417,11 +415,16 @@ class _Current(threading.local):
 _current = _Current()
 #: The token that stands for nothing having been current; None says that nothing was changed.
 _NOBODY = object()
-_open: weakref.WeakValueDictionary[int, HostDriver] = weakref.WeakValueDictionary()
+_open: weakref.WeakSet[HostDriver] = weakref.WeakSet()
 
 
-def _driver(ordinal: int) -> HostDriver:
-    driver = _open.get(ordinal)
-    if driver is None:
-        raise fault("copy_peer", "INVALID_DEVICE", f"device {ordinal} is not open")
-    return driver
+def _owner(ordinal: int, ptr: int, nbytes: int) -> tuple[HostDriver, int]:
+    """The driver that memory of a device came from, and where the copy engine finds it; a device can be open more than once."""
+    problem = fault("copy_peer", "INVALID_DEVICE", f"device {ordinal} is not open")
+    for driver in list(_open):
+        if driver._ordinal == ordinal:
+            try:
+                return driver, driver._space.device_side("copy_peer", ptr, nbytes)
+            except BackendError as error:
+                problem = error
+    raise problem
