@@ -40,7 +40,8 @@ class Reclaimer:
         self.pending_bytes = 0
         self.max_count = settings().max_pending_deallocs_count
         self.max_bytes = int(settings().max_pending_deallocs_ratio * context.info.total_bytes)
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.polling = False
         self.busy: dict[Stream, None] = {}
         self.spare_events: list[int] = []
         self.events: dict[int, None] = {}
@@ -159,6 +160,10 @@ class Reclaimer:
         """Let go of what finished copies held."""
         if not self.lock.acquire(blocking=False):
             return  # somebody else is at it
+        if self.polling:  # and so is this thread: a finalizer of the user's, run by the collector, came by here
+            self.lock.release()
+            return
+        self.polling = True
         released: list[object] = []
         surplus: list[int] = []
         try:
@@ -174,6 +179,7 @@ class Reclaimer:
                 if not flight:
                     self.busy.pop(stream, None)
         finally:
+            self.polling = False
             self.lock.release()
         for event in surplus:
             self._destroy_event(event)
@@ -249,7 +255,7 @@ class Reclaimer:
 
     def abandon(self) -> None:
         """In the child of a fork: forget everything, free nothing, and take no lock that the parent may have held."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         # Kept referenced on purpose: copies of the parent's host buffers die with this process, not before.
         self.stranded.extend((self.dropped, self.pending, self.busy))
         self.dropped, self.pending, self.busy = deque(), deque(), {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -57,6 +58,25 @@ class Registry:
                 segment.count += 1
             # The array is held so that its memory cannot go away while the driver has it locked.
             self.held.setdefault((low, high), []).append((array, segments))
+
+    @contextmanager
+    def together(self, arrays: Iterable[npt.NDArray[Any]], mapped: bool) -> Iterator[None]:
+        """Lock the pages of several arrays at once, so that those that share a page are not registered in pieces.
+
+        Within the block the pages stay locked; after it those do that an array was registered in.
+        """
+        held: list[Segment] = []
+        try:
+            for start, end in _page_runs(arrays):
+                with self.lock:
+                    segments = self._cover(start, end, mapped)
+                    for segment in segments:
+                        segment.count += 1
+                held += segments
+            yield
+        finally:
+            with self.lock:
+                self._let_go(held)
 
     def deregister(self, *arrays: npt.NDArray[Any]) -> None:
         """Undo one registration of each, after the copies that use the memory.
@@ -170,6 +190,20 @@ class Registry:
             raise problem
 
 
+def _page_runs(arrays: Iterable[npt.NDArray[Any]]) -> list[tuple[int, int]]:
+    """The pages of some arrays as disjoint runs (start, end), joined where they touch."""
+    runs: list[tuple[int, int]] = []
+    for low, high in sorted(map(extent, arrays)):
+        start, end = low // PAGE * PAGE, -(-high // PAGE) * PAGE
+        if high == low:
+            continue
+        if runs and start <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(end, runs[-1][1])
+        else:
+            runs.append((start, end))
+    return runs
+
+
 class Registration:
     """Arrays that are registered until the end of a ``with`` block, or until ``deregister``."""
 
@@ -180,7 +214,7 @@ class Registration:
         self.context = context
         self.arrays: list[npt.NDArray[Any]] = []
         try:
-            with Entered(context):
+            with Entered(context), context.registry.together(arrays, mapped):
                 for array in arrays:
                     context.registry.register(array, mapped)
                     self.arrays.append(array)

@@ -208,7 +208,10 @@ class ClosedStream(Stream):
     @property
     def handle(self) -> NoReturn:  # type: ignore[override]
         """Say that the stream is closed."""
-        raise ClosedError(f"this stream of {self.context.device} is closed: make another with devmem.stream()")
+        raise ClosedError(
+            f"this stream of {self.context.device} is closed: make another with devmem.stream(), and rebind the arrays that "
+            f"were bound to it with bind(0)"
+        )
 
     @property
     def closed(self) -> bool:

@@ -397,10 +397,9 @@ def test_every_verb_tells_of_the_first_failure(control: emulator.Control) -> Non
     assert not {"cuMemcpyDtoH", "cuMemFreeAsync", "cuMemFree", "cuStreamDestroy", "cuEventDestroy"} & called.keys()
     assert not {"cuStreamSynchronize", "cuMemHostAlloc", "cuMemAllocManaged", "cuMemHostRegister"} & called.keys()
     pinned[...] = 1  # still there
-    del dropped, array, stream, event, mapped, managed
+    del dropped
     with dm.device(1):
         assert np.array_equal(dm.to_device(DATA).copy_to_host(), DATA)
-    del pinned
     dm.close()
 
 

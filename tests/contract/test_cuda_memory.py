@@ -488,7 +488,7 @@ def test_without_batches_on_an_older_driver(monkeypatch: pytest.MonkeyPatch) -> 
 @emulated_only
 @pytest.mark.parametrize("version", [12000, 12010, 12020, 12060, 12080, 12090, 13000])
 def test_nothing_is_called_that_the_driver_has_not_got(version: int) -> None:
-    """Round trips through everything, on a driver that hides what came after it. One that is too old for the binding is refused."""
+    """Round trips through everything, on a driver that hides what came after it; one too old for the binding is refused."""
     script = """
 import numpy as np
 import devmem as dm

@@ -336,8 +336,7 @@ def test_memory_that_the_driver_will_not_take_back(
         del others
         rest()
         with dm.current_device().entered():
-            free = cu.cuMemFree if memory == "driver" else cu.cuMemFree
-            assert not free(address)[0]
+            assert not cu.cuMemFree(address)[0]
         assert control.live() == before
 
 

@@ -324,6 +324,7 @@ def test_a_long_loop_on_the_host(things: Things) -> None:
         for round in range(2):
             for _ in range(2000):
                 array = dm.to_device(things.pinned, stream=things.stream)
+                things.other.wait(things.stream)
                 array[1:].copy_to_host(things.out[1:], stream=things.other)
                 things.shared.copy_to_host(things.pinned, stream=dm.stream())
             settle()
