@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["minimal", "lowest", "peers"]
+nox.options.sessions = ["minimal", "lowest", "peers", "cuda12"]
 nox.options.reuse_venv = "yes"
 nox.needs_version = ">=2025"
 
@@ -43,6 +43,24 @@ def peers(session: nox.Session) -> None:
     # Not "python -m pytest": that puts the working tree before what was installed.
     session.run("pytest", "-q", "-c", "pyproject.toml", "tests/plugin_pkg/test_conformance.py")
     session.run("devmem", "doctor", env={"DEVMEM_BACKEND": "example"})
+
+
+@nox.session
+def cuda12(session: nox.Session) -> None:
+    """The older series of NVIDIA's bindings, over the emulated driver."""
+    tools = [item for item in pinned("test") if not item.startswith("cuda-bindings")]
+    session.install("-e", ".[cli]", "cuda-bindings==12.9.10", *tools)
+    own = [*Path("tests/contract").glob("test_cuda_*.py"), *Path("tests/integration").glob("test_cuda_*.py")]
+    emulated(
+        session, "tests/contract/test_driver_cuda.py", "tests/contract/test_emulator_truth.py", *map(str, sorted(own))
+    )
+    emulated(session, *map(str, sorted(Path("tests/integration").glob("test_api_*.py"))))
+
+
+def emulated(session: nox.Session, *tests: str) -> None:
+    """Run tests in a process that sees the emulated CUDA driver."""
+    command = ["python", "-m", "pytest", "-q", "--devmem-backend", "cuda", *tests]
+    session.run("python", "-m", "devmem.cli", "emulate", "cuda", "--", *command)
 
 
 def built(session: nox.Session) -> Path:

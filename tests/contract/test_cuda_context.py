@@ -61,6 +61,9 @@ def cuda() -> Iterator[None]:
     with dm.use_backend("cuda"):
         yield
     dm.close()
+    for ordinal in range(CudaBackend().device_count()):
+        cu.cuDevicePrimaryCtxRetain(ordinal)  # reset by a test, it is in use again by whoever else holds it
+        cu.cuDevicePrimaryCtxRelease(ordinal)
     assert current() == 0, "a context was left current"
 
 
@@ -95,8 +98,9 @@ def use_all_verbs() -> None:
     event.synchronize()
     pinned = dm.pinned_array(10)
     dm.mapped_array(10).copy_to_host()
-    dm.register(DATA)
-    dm.deregister(DATA)
+    plain = np.zeros(20000)
+    dm.register(plain)
+    dm.deregister(plain)
     dm.memory_info()
     dm.synchronize()
     stream.close()
@@ -180,6 +184,8 @@ def test_host_memory_outlives_the_device() -> None:
     assert np.all(array == 5)
     array[...] = 6
     assert array.sum() == 6000
+    del array
+    ok(cu.cuDevicePrimaryCtxRelease(0))  # nobody else will: what outlives the device is left to the driver
 
 
 # -- entering ----------------------------------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ def cuda() -> Iterator[None]:
     dm.close()
     for ordinal in range(CudaBackend().device_count()):  # no error of this test is met by the next
         cu.cuDevicePrimaryCtxReset(ordinal)
+        cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by whoever else holds it
+        cu.cuDevicePrimaryCtxRelease(ordinal)
     cu.cuCtxSetCurrent(0)
 
 
@@ -401,6 +403,7 @@ def test_every_verb_tells_of_the_first_failure(control: emulator.Control) -> Non
     with dm.device(1):
         assert np.array_equal(dm.to_device(DATA).copy_to_host(), DATA)
     dm.close()
+    cu.cuDevicePrimaryCtxRelease(0)  # which was kept for the sake of host memory that is still referenced
 
 
 def test_lost_for_good() -> None:

@@ -123,7 +123,9 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
         dm.close()
         for ordinal in range(2):
             cu.cuDevicePrimaryCtxReset(ordinal)  # no error of this test is met by the next
-            cu.cuDevicePrimaryCtxRelease(ordinal)
+            cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by whoever else holds it
+            for _ in range(2):
+                cu.cuDevicePrimaryCtxRelease(ordinal)
         cu.cuCtxSetCurrent(0)
 
 

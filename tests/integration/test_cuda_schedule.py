@@ -409,6 +409,8 @@ def control() -> Iterator[emulator.Control]:
         dm.close()
     for ordinal in range(2):
         cu.cuDevicePrimaryCtxReset(ordinal)  # no error of this test is met by the next
+        cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by whoever else holds it
+        cu.cuDevicePrimaryCtxRelease(ordinal)
     cu.cuCtxSetCurrent(0)
 
 
