@@ -202,10 +202,10 @@ def as_markdown() -> str:
     """Return the table as Markdown, for the documentation."""
     lines = [f"{COMMON} A number in brackets is the status that the call returns.", ""]
     for title, functions in FUNCTIONS.items():
-        lines += [f"### {title}", "", "| function | what is checked |", "| --- | --- |"]
+        lines += [f"## {title}", "", "| function | what is checked |", "| --- | --- |"]
         lines += [f"| `{name}` | {what.removesuffix('; ')} |" for name, what in functions.items()] + [""]
     lines += [
-        "### Not supported",
+        "## Not supported",
         "",
         "These exist and say so (801): " + ", ".join(f"`{n}`" for n in UNSUPPORTED) + ".",
     ]
