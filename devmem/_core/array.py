@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..spi.errors import LayoutError
 from ..spi.types import CopyKind
-from . import scopes, transfer
+from . import transfer
 from .allocation import Allocation
 from .args import assignable, check_destination, check_same, dtype_of, host_array, new_shape_of, order_of
 from .device import current_context
@@ -28,6 +28,7 @@ from .layout import (
     slice_indices,
     span,
 )
+from .operators import Operators
 from .record import DeviceRecord
 
 if TYPE_CHECKING:
@@ -41,32 +42,6 @@ H2D, D2H = CopyKind.H2D, CopyKind.D2H  # an enum's attribute takes as long as a 
 
 D = TypeVar("D", bound=np.generic)
 StreamLike = Any
-
-
-class Operators:
-    """Arithmetic and comparison, defined to refuse: devmem moves arrays and computes nothing.
-
-    With ``__array_ufunc__ = None`` alone NumPy would step back and ``ndarray == device`` would silently be False.
-    """
-
-    __slots__ = ()
-    __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError(
-            "devmem arrays have no arithmetic or comparison: use copy_to_host() and NumPy, or give the array to a library "
-            "that computes on the device"
-        )
-
-    __add__ = __radd__ = __iadd__ = __sub__ = __rsub__ = __isub__ = __mul__ = __rmul__ = __imul__ = _refuse
-    __truediv__ = __rtruediv__ = __itruediv__ = __floordiv__ = __rfloordiv__ = __ifloordiv__ = _refuse
-    __mod__ = __rmod__ = __imod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = __ipow__ = _refuse
-    __matmul__ = __rmatmul__ = __imatmul__ = __lshift__ = __rlshift__ = __ilshift__ = _refuse
-    __rshift__ = __rrshift__ = __irshift__ = __and__ = __rand__ = __iand__ = __or__ = __ror__ = __ior__ = _refuse
-    __xor__ = __rxor__ = __ixor__ = __neg__ = __pos__ = __abs__ = __invert__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __eq__ = __ne__ = _refuse
 
 
 class DeviceNDArray(Operators, Generic[D]):
@@ -467,7 +442,7 @@ class DeviceNDArray(Operators, Generic[D]):
     def __reduce__(self) -> tuple[object, ...]:
         # Through the host: a device address means nothing to whoever unpickles it.
         transfer.guard("pickle")
-        return _rebuild, (self.copy_to_host(),)
+        return _unpickled, (self.copy_to_host(),)
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
@@ -587,79 +562,6 @@ def new(
     return DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides)
 
 
-def empty(
-    context: Context, shape: Shape, dtype: np.dtype[Any], strides: Shape, nbytes: int, stream: StreamLike
-) -> DeviceNDArray[Any]:
-    """An uninitialised array, bound to the stream if one is named."""
-    chosen = context.stream_of(stream)
-    bound = chosen if stream else None
-    driver = context.driver
-    token = driver.enter()
-    try:
-        if not nbytes:
-            return DeviceNDArray(Allocation(context, context.heap, 0, 0, chosen), 0, shape, dtype, strides, bound)
-        allocation = context.allocate(nbytes, chosen)
-        return DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides, bound)
-    finally:
-        if token is not None:
-            driver.exit(token)
-
-
-def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bool) -> DeviceNDArray[Any]:
-    """A device array with the elements of a host array, contiguous in the same order of axes.
-
-    Everything generic about an upload happens here, once; the driver is two frames away.
-    """
-    if stream:
-        bound = chosen = context.stream_of(stream)
-    else:
-        if stream is not None and type(stream) is not int:
-            context.stream_of(stream)  # False, "" and the like name no stream
-        current = scopes.stream.get()
-        bound = None
-        chosen = (
-            current
-            if current is not None and current.context is context
-            else context.shared_default or context.per_thread
-        )
-    shape, dtype = src.shape, src.dtype
-    flags = src.flags
-    nbytes = src.nbytes
-    if not nbytes:
-        return empty(context, shape, dtype, contiguous_strides(shape, dtype.itemsize), 0, stream)
-    direct = True
-    if flags.c_contiguous:
-        strides = contiguous_strides(shape, dtype.itemsize)
-    elif flags.f_contiguous:
-        strides = contiguous_strides(shape, dtype.itemsize, "F")
-    else:
-        strides = like_strides(shape, src.strides, dtype.itemsize)
-        direct = False
-    driver = context.driver
-    token = driver.enter()
-    try:
-        allocation = context.allocate(nbytes, chosen)
-        array: DeviceNDArray[Any] = DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides, bound)
-        try:
-            if not direct or context.registry.segments:
-                transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
-            else:
-                if driver.copy(allocation.ptr, address(src), nbytes, H2D, chosen.handle, blocking=bound is None):
-                    context.reclaim.retire(chosen, src)
-                counter = context.uploads
-                counter[0] += 1
-                counter[1] += nbytes
-            if chosen.external:
-                allocation.after_use(chosen)
-        except BaseException:
-            allocation.discard()
-            raise
-        return array
-    finally:
-        if token is not None:
-            driver.exit(token)
-
-
 def device_view(obj: object) -> DeviceNDArray[Any] | None:
     """The device's view of an object that has one (a device array is its own), else None."""
     if isinstance(obj, DeviceNDArray):
@@ -668,8 +570,14 @@ def device_view(obj: object) -> DeviceNDArray[Any] | None:
     return None if view is None else cast("DeviceNDArray[Any] | None", view(obj))
 
 
-def _rebuild(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:
-    return upload(current_context(), host, 0, True)
+def _unpickled(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:
+    context = current_context()
+    with Entered(context):
+        array = new(
+            context, host.shape, host.dtype, like_strides(host.shape, host.strides, host.itemsize), context.legacy
+        )
+    array.put(host, 0)
+    return array
 
 
 def _host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape) -> tuple[npt.NDArray[Any], bool]:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core import array as _array
+from .._core import upload as _upload
 from .._core.args import check_same, host_array, layout_of
-from .._core.array import DeviceNDArray
+from .._core.array import DeviceNDArray, device_view
 from .._core.device import context_of, current_context
 from .._core.layout import contiguous_strides, like_strides
 from .._core.record import DeviceRecord
@@ -52,7 +52,7 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, d
         The driver refused; nothing is left allocated.
     """
     if type(obj) is np.ndarray and to is None and not obj.dtype.hasobject:
-        return _array.upload(current_context() if device is None else context_of(device), obj, stream, copy)
+        return _upload.upload(current_context() if device is None else context_of(device), obj, stream, copy)
     return _to_device(obj, stream, copy, to, device)
 
 
@@ -68,7 +68,7 @@ def _to_device(obj: Any, stream: Any, copy: bool, to: Any, device: Any) -> Any:
         wanted = current_context() if device is None else context_of(device)
         return obj if obj.context is wanted else _across(obj, wanted, stream)
     context = context_of(device)
-    uploaded = _array.upload(context, host_array(obj), stream, copy)
+    uploaded = _upload.upload(context, host_array(obj), stream, copy)
     return DeviceRecord(uploaded) if isinstance(obj, np.void) and obj.dtype.fields is not None else uploaded
 
 
@@ -78,7 +78,7 @@ def _into(obj: Any, stream: Any, copy: bool, to: Any, device: Any) -> Any:
         raise TypeError(f"to= takes a device array to copy into, not a {type(to).__name__}")
     if device is not None and context_of(device) is not target.context:
         raise LayoutError(f"device={device!s} is not where to= is ({target.device}): leave one of them out")
-    view = _array.device_view(obj)
+    view = device_view(obj)
     source = host_array(obj) if view is None else view
     check_same("to_device(to=)", target.shape, target.dtype, source.shape, source.dtype)
     target.put(source, stream, host_copy=copy)
@@ -87,7 +87,7 @@ def _into(obj: Any, stream: Any, copy: bool, to: Any, device: Any) -> Any:
 
 def _across(obj: DeviceNDArray[Any], context: Any, stream: Any) -> DeviceNDArray[Any]:
     strides = like_strides(obj.shape, obj.strides, obj.itemsize)
-    result = _array.empty(context, obj.shape, obj.dtype, strides, obj.nbytes, stream)
+    result = _upload.empty(context, obj.shape, obj.dtype, strides, obj.nbytes, stream)
     result.copy_to_device(obj, stream)
     return result
 
@@ -118,13 +118,13 @@ def device_array(
         It does not fit.
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
-    return _array.empty(current_context(), lengths, kind, steps, nbytes, stream)
+    return _upload.empty(current_context(), lengths, kind, steps, nbytes, stream)
 
 
 def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]:
     """Allocate an uninitialised device array with the shape, dtype and order of axes of an array, without its gaps."""
     shape, dtype, strides, nbytes = like(ary)
-    return _array.empty(current_context(), shape, dtype, strides, nbytes, stream)
+    return _upload.empty(current_context(), shape, dtype, strides, nbytes, stream)
 
 
 def zeros(shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0) -> DeviceNDArray[Any]:
@@ -167,7 +167,7 @@ def as_device_array(obj: Any) -> DeviceNDArray[Any]:
     """
     if isinstance(obj, DeviceNDArray):
         return obj
-    view = _array.device_view(obj)
+    view = device_view(obj)
     if view is None:
         raise UnsupportedError(
             f"a {type(obj).__name__} has no memory that the device can use in place: copy it with devmem.to_device()"
@@ -177,7 +177,7 @@ def as_device_array(obj: Any) -> DeviceNDArray[Any]:
 
 def is_device_array(obj: Any) -> bool:
     """Whether `as_device_array` takes the object."""
-    return isinstance(obj, DeviceNDArray) or _array.device_view(obj) is not None
+    return isinstance(obj, DeviceNDArray) or device_view(obj) is not None
 
 
 __all__ = ["as_device_array", "device_array", "device_array_like", "full", "is_device_array", "to_device", "zeros"]

@@ -1,0 +1,31 @@
+"""Arithmetic and comparison, defined to refuse."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+
+class Operators:
+    """Arithmetic and comparison, defined to refuse: devmem moves arrays and computes nothing.
+
+    With ``__array_ufunc__ = None`` alone NumPy would step back and ``ndarray == device`` would silently be False.
+    """
+
+    __slots__ = ()
+    __array_ufunc__ = None
+    __hash__ = None  # type: ignore[assignment]
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(
+            "devmem arrays have no arithmetic or comparison: use copy_to_host() and NumPy, or give the array to a library "
+            "that computes on the device"
+        )
+
+    __add__ = __radd__ = __iadd__ = __sub__ = __rsub__ = __isub__ = __mul__ = __rmul__ = __imul__ = _refuse
+    __truediv__ = __rtruediv__ = __itruediv__ = __floordiv__ = __rfloordiv__ = __ifloordiv__ = _refuse
+    __mod__ = __rmod__ = __imod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = __ipow__ = _refuse
+    __matmul__ = __rmatmul__ = __imatmul__ = __lshift__ = __rlshift__ = __ilshift__ = _refuse
+    __rshift__ = __rrshift__ = __irshift__ = __and__ = __rand__ = __iand__ = __or__ = __ror__ = __ior__ = _refuse
+    __xor__ = __rxor__ = __ixor__ = __neg__ = __pos__ = __abs__ = __invert__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __eq__ = __ne__ = _refuse
