@@ -1,0 +1,351 @@
+"""What is timed over the emulated CUDA driver: one function for each pair of a library and a verb.
+
+Each takes a `Place` and returns a function of no arguments, one call of which is one use of the verb. What a library lacks is a
+cell left empty: the bare bindings and cuda.core have no arrays to slice.
+
+The emulated driver hands out one address for all memory and one handle for all streams. So nothing here keeps a stream or an
+event while another is made, and work goes to the legacy default stream.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver as cu
+
+import devmem as dm
+
+ELEMENTS = 16
+
+DEVMEM = "devmem"
+#: devmem where no library has left the primary context current, so that it has to enter and to leave.
+ALONE = "devmem, none current"
+BARE, BARE_POOL = "bare", "bare, pool"
+NUMBA = "numba-cuda"
+CORE = "cuda.core"
+
+Once = Callable[[], object]
+Case = Callable[["Place"], Once]
+
+CASES: dict[tuple[str, str], Case] = {}
+
+
+@dataclass
+class Place:
+    """Arrays of `ELEMENTS` f8, a pool of the bare bindings, and the other libraries, or why they are not there."""
+
+    host: np.ndarray[Any, Any] = field(default_factory=lambda: np.arange(float(ELEMENTS)))
+    out: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(ELEMENTS))
+    primary: Any = field(init=False)
+    pool: Any = field(init=False)
+    legacy: Any = field(init=False)
+    numba: Any = None
+    core: Any = None
+    core_device: Any = None
+    missing: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        dm.use_backend("cuda")
+        dm.to_device(self.host).free()
+        self.versions["cuda-bindings"] = importlib.metadata.version("cuda-bindings")
+        _, device = cu.cuDeviceGet(0)
+        _, self.primary = cu.cuDevicePrimaryCtxRetain(device)
+        _, self.pool = cu.cuDeviceGetDefaultMemPool(device)
+        self.legacy = cu.CUstream(1)
+        self.current(BARE)
+        for library, found in ((NUMBA, self._find_numba), (CORE, self._find_core)):
+            try:
+                found()
+            except Exception as error:  # whatever hinders a peer is told, and the rest is measured
+                self.missing[library] = f"{type(error).__name__}: {error}".partition("\n")[0]
+
+    def _find_numba(self) -> None:
+        self.versions["numba"], self.versions[NUMBA] = map(importlib.metadata.version, ("numba", "numba-cuda"))
+        numba = importlib.import_module("numba.cuda")
+        numba.to_device(self.host)
+        self.numba = numba
+
+    def _find_core(self) -> None:
+        self.versions[CORE] = importlib.metadata.version("cuda-core")
+        core = importlib.import_module("cuda.core")
+        device = core.Device()
+        device.set_current()
+        device.allocate(self.host.nbytes, stream=core.LEGACY_DEFAULT_STREAM).close()
+        self.core, self.core_device = core, device
+
+    def current(self, library: str) -> None:
+        """Leave the primary context current, as every library but devmem does once it is used; or none."""
+        cu.cuCtxSetCurrent(0 if library == ALONE else self.primary)
+
+    def cases(self, verb: str) -> dict[str, Once]:
+        """What there is for a verb, ready to be called, by library."""
+        made = {}
+        for (library, name), case in CASES.items():
+            if name == verb and library not in self.missing:
+                self.current(library)
+                made[library] = case(self)
+        return made
+
+
+def case(verb: str, *libraries: str) -> Callable[[Case], Case]:
+    """Register a function as what a library does for one verb."""
+
+    def register(function: Case) -> Case:
+        for library in libraries:
+            assert (library, verb) not in CASES
+            CASES[library, verb] = function
+        return function
+
+    return register
+
+
+def verbs() -> list[str]:
+    """The verbs, in the order of their definition."""
+    return list(dict.fromkeys(verb for _, verb in CASES))
+
+
+# -- devmem ------------------------------------------------------------------------------------------------------------
+
+
+@case("to_device + free", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    host = place.host
+    return lambda: dm.to_device(host).free()
+
+
+@case("copy_to_host()", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    array = dm.to_device(place.host)
+    return lambda: array.copy_to_host()
+
+
+@case("copy_to_host(out)", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    array, out = dm.to_device(place.host), place.out
+    return lambda: array.copy_to_host(out)
+
+
+@case("device_array + free", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    return lambda: dm.device_array(ELEMENTS).free()
+
+
+@case("d[3:9]", DEVMEM)
+def _(place: Place) -> Once:
+    array = dm.device_array(ELEMENTS)
+    return lambda: array[3:9]
+
+
+@case("stream + close", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    return lambda: dm.stream().close()
+
+
+@case("event + record + close", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    def once() -> None:
+        event = dm.event()
+        event.record()
+        event.close()
+
+    return once
+
+
+# -- the bare bindings -------------------------------------------------------------------------------------------------
+#
+# The vendor's calls and nothing else: host arrays go through the buffer protocol, the codes that come back are not looked at.
+
+
+@case("to_device + free", BARE)
+def _(place: Place) -> Once:
+    host, nbytes = place.host, place.host.nbytes
+    alloc, copy, free = cu.cuMemAlloc, cu.cuMemcpyHtoD, cu.cuMemFree
+
+    def once() -> None:
+        _, ptr = alloc(nbytes)
+        copy(ptr, host, nbytes)
+        free(ptr)
+
+    return once
+
+
+@case("to_device + free", BARE_POOL)
+def _(place: Place) -> Once:
+    host, nbytes, pool, stream = place.host, place.host.nbytes, place.pool, place.legacy
+    alloc, copy, free = cu.cuMemAllocFromPoolAsync, cu.cuMemcpyHtoD, cu.cuMemFreeAsync
+
+    def once() -> None:
+        _, ptr = alloc(nbytes, pool, stream)
+        copy(ptr, host, nbytes)
+        free(ptr, stream)
+
+    return once
+
+
+@case("copy_to_host()", BARE)
+def _(place: Place) -> Once:
+    nbytes, copy, empty = place.host.nbytes, cu.cuMemcpyDtoH, np.empty
+    _, ptr = cu.cuMemAlloc(nbytes)
+
+    def once() -> object:
+        out = empty(ELEMENTS)
+        copy(out, ptr, nbytes)
+        return out
+
+    return once
+
+
+@case("copy_to_host(out)", BARE)
+def _(place: Place) -> Once:
+    out, nbytes, copy = place.out, place.host.nbytes, cu.cuMemcpyDtoH
+    _, ptr = cu.cuMemAlloc(nbytes)
+    return lambda: copy(out, ptr, nbytes)
+
+
+@case("device_array + free", BARE)
+def _(place: Place) -> Once:
+    nbytes, alloc, free = place.host.nbytes, cu.cuMemAlloc, cu.cuMemFree
+    return lambda: free(alloc(nbytes)[1])
+
+
+@case("device_array + free", BARE_POOL)
+def _(place: Place) -> Once:
+    nbytes, pool, stream = place.host.nbytes, place.pool, place.legacy
+    alloc, free = cu.cuMemAllocFromPoolAsync, cu.cuMemFreeAsync
+    return lambda: free(alloc(nbytes, pool, stream)[1], stream)
+
+
+@case("stream + close", BARE)
+def _(place: Place) -> Once:
+    create, destroy = cu.cuStreamCreate, cu.cuStreamDestroy
+    return lambda: destroy(create(0)[1])
+
+
+@case("event + record + close", BARE)
+def _(place: Place) -> Once:
+    create, record, destroy, stream = cu.cuEventCreate, cu.cuEventRecord, cu.cuEventDestroy, place.legacy
+
+    def once() -> None:
+        _, event = create(0)
+        record(event, stream)
+        destroy(event)
+
+    return once
+
+
+# -- numba-cuda --------------------------------------------------------------------------------------------------------
+#
+# It has no free and no close: things are dropped, and it destroys eleven at a time by itself, which is part of what is timed.
+
+
+@case("to_device + free", NUMBA)
+def _(place: Place) -> Once:
+    to_device, host = place.numba.to_device, place.host
+    return lambda: to_device(host)
+
+
+@case("copy_to_host()", NUMBA)
+def _(place: Place) -> Once:
+    array = place.numba.to_device(place.host)
+    return lambda: array.copy_to_host()
+
+
+@case("copy_to_host(out)", NUMBA)
+def _(place: Place) -> Once:
+    array, out = place.numba.to_device(place.host), place.out
+    return lambda: array.copy_to_host(out)
+
+
+@case("device_array + free", NUMBA)
+def _(place: Place) -> Once:
+    device_array = place.numba.device_array
+    return lambda: device_array(ELEMENTS)
+
+
+@case("d[3:9]", NUMBA)
+def _(place: Place) -> Once:
+    array = place.numba.to_device(place.host)
+    return lambda: array[3:9]
+
+
+@case("stream + close", NUMBA)
+def _(place: Place) -> Once:
+    stream = place.numba.stream
+    return lambda: stream()
+
+
+@case("event + record + close", NUMBA)
+def _(place: Place) -> Once:
+    event = place.numba.event
+    return lambda: event().record()
+
+
+# -- cuda.core ---------------------------------------------------------------------------------------------------------
+#
+# Bytes without shape or type, from its default pool. Its copies take two buffers and are asynchronous: the stream is waited for, as
+# the others' verbs return when it is done. Host arrays that stay are wrapped beforehand; one that is new has to be wrapped at once.
+
+
+@case("to_device + free", CORE)
+def _(place: Place) -> Once:
+    device, stream, nbytes = place.core_device, place.core.LEGACY_DEFAULT_STREAM, place.host.nbytes
+    host = place.core.Buffer.from_handle(place.host.ctypes.data, nbytes, owner=place.host)
+
+    def once() -> None:
+        buffer = device.allocate(nbytes, stream=stream)
+        buffer.copy_from(host, stream=stream)
+        stream.sync()
+        buffer.close()
+
+    return once
+
+
+@case("copy_to_host()", CORE)
+def _(place: Place) -> Once:
+    stream, nbytes, wrap = place.core.LEGACY_DEFAULT_STREAM, place.host.nbytes, place.core.Buffer.from_handle
+    buffer = place.core_device.allocate(nbytes, stream=stream)
+
+    def once() -> object:
+        out = np.empty(ELEMENTS)
+        buffer.copy_to(wrap(out.ctypes.data, nbytes, owner=out), stream=stream)
+        stream.sync()
+        return out
+
+    return once
+
+
+@case("copy_to_host(out)", CORE)
+def _(place: Place) -> Once:
+    stream, nbytes = place.core.LEGACY_DEFAULT_STREAM, place.host.nbytes
+    buffer = place.core_device.allocate(nbytes, stream=stream)
+    out = place.core.Buffer.from_handle(place.out.ctypes.data, nbytes, owner=place.out)
+
+    def once() -> None:
+        buffer.copy_to(out, stream=stream)
+        stream.sync()
+
+    return once
+
+
+@case("device_array + free", CORE)
+def _(place: Place) -> Once:
+    allocate, stream, nbytes = place.core_device.allocate, place.core.LEGACY_DEFAULT_STREAM, place.host.nbytes
+    return lambda: allocate(nbytes, stream=stream).close()
+
+
+@case("stream + close", CORE)
+def _(place: Place) -> Once:
+    create = place.core_device.create_stream
+    return lambda: create().close()
+
+
+@case("event + record + close", CORE)
+def _(place: Place) -> Once:
+    record = place.core.LEGACY_DEFAULT_STREAM.record
+    return lambda: record().close()
