@@ -263,6 +263,7 @@ class Context:
             token = driver.enter()
         except DeviceLost:
             # Nothing can be given back any more, as whoever used the device has been told. It may be opened afresh.
+            self.reclaim.strand()
             self._end(why)
             driver.close()
             return
@@ -272,6 +273,8 @@ class Context:
                     step()
                 except DevmemError as error:  # the rest must still be given back
                     problem = problem or error
+                    if step == driver.synchronize:
+                        self.reclaim.strand()
         finally:
             self._end(why)
             try:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Completion events that are kept for reuse.
 SPARE_EVENTS = 64
+#: What a device may still touch where nothing can tell any more: kept until the process ends.
+_stranded: list[object] = []
 
 
 class Reclaimer:
@@ -45,7 +47,6 @@ class Reclaimer:
         self.busy: dict[Stream, None] = {}
         self.spare_events: list[int] = []
         self.events: dict[int, None] = {}
-        self.stranded: list[object] = []
 
     # -- safe points ---------------------------------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class Reclaimer:
                 attempt(item.give_back)
         self.pending.clear()
         for stream in list(self.busy):
-            stream.inflight.clear()
+            stream.inflight = deque()
         self.busy.clear()
         for handle in list(self.context.handles):
             attempt(driver.stream_destroy, handle)
@@ -253,11 +254,15 @@ class Reclaimer:
         if problems:
             raise problems[0]
 
+    def strand(self) -> None:
+        """Nobody can tell when the running copies are done: never let go of their host buffers."""
+        _stranded.extend(stream.inflight for stream in self.busy)
+
     def abandon(self) -> None:
         """In the child of a fork: forget everything, free nothing, and take no lock that the parent may have held."""
         self.lock = threading.RLock()
         # Kept referenced on purpose: copies of the parent's host buffers die with this process, not before.
-        self.stranded.extend((self.dropped, self.pending, self.busy))
+        _stranded.extend((self.dropped, self.pending, self.busy))
         self.dropped, self.pending, self.busy = deque(), deque(), {}
 
     def waiting_bytes(self) -> int:
@@ -349,7 +354,7 @@ class Reclaimer:
         try:
             self.context.driver.stream_synchronize(stream.handle)
         except DevmemError:
-            self.stranded.append(keep)
+            _stranded.append(keep)
 
     def _out_of_memory(self, heap: Heap, nbytes: int, cause: MemoryError) -> OutOfMemory:
         context = self.context

@@ -379,6 +379,7 @@ def _(env: Env) -> None:
 @entry("trim")
 def _(env: Env) -> None:
     array = dm.to_device(env.host, stream=env.stream)
+    env.side.wait(env.stream)
     array.copy(stream=env.side)
     dm.stream()
     del array

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.reclaim import _stranded
 from devmem.testing import hold
 
 TIMES = 10_000
@@ -281,7 +282,7 @@ def books() -> dict[str, Any]:
         "spare events": len(reclaim.spare_events),
         "dropped": len(reclaim.dropped),
         "pending": len(reclaim.pending),
-        "stranded": len(reclaim.stranded),
+        "stranded": len(_stranded),
         "streams": len(context.streams),
         "handles": len(context.handles),
         "registered": len(context.registry.held) + len(context.registry.segments),
