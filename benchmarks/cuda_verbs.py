@@ -288,8 +288,8 @@ def _(place: Place) -> Once:
 
 # -- cuda.core ---------------------------------------------------------------------------------------------------------
 #
-# Bytes without shape or type, from its default pool. Its copies take two buffers and are asynchronous: the stream is waited for, as
-# the others' verbs return when it is done. Host arrays that stay are wrapped beforehand; one that is new has to be wrapped at once.
+# Bytes without shape or type, from its default pool. Its copies take two buffers and are asynchronous: the stream is waited for,
+# as the others' verbs return when it is done. Host arrays that stay are wrapped beforehand; a new one has to be wrapped at once.
 
 
 @case("to_device + free", CORE)

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from table import Effort, Row
 from timing import interleaved, ratio, spread
 
 import devmem as dm
 from devmem.testing import emulator
+
+if TYPE_CHECKING:
+    from cuda_verbs import Place
 
 WHERE = "emulated"
 #: How often all take turns, in rounds of the effort: what is compared differs by less here than elsewhere.
@@ -75,12 +79,104 @@ def unavailable() -> str | None:
     return None if found else "cuda-bindings is not installed (pip install cuda-bindings)"
 
 
+def targets(times: Mapping[str, Mapping[str, list[float]]], missing: Mapping[str, str] | None = None) -> list[Row]:
+    """The rows with targets, from the times by verb and library; without times they have no value yet."""
+    found = []
+    for verb, library, factor in [*AT_MOST, *AT_LEAST]:
+        slower = (verb, library, factor) in AT_MOST
+        row = Row(f"{verb}: devmem / {library}" if slower else f"{verb}: {library} / devmem", WHERE, None, "x")
+        ours, theirs = times.get(verb, {}).get("devmem"), times.get(verb, {}).get(library)
+        if ours and theirs:
+            over, under = (ours, theirs) if slower else (theirs, ours)
+            row.value, median = spread(over).least / spread(under).least, ratio(over, under)
+            row.detail, row.numbers = f"median of the rounds {median:.2f}", {"least": row.value, "median": median}
+        (row.judged if slower else row.judged_at_least)(factor, f"{factor:g} x")
+        found.append(row if row.value is not None else row.skipped((missing or {}).get(library, "not measured")))
+    if not times:
+        kept = ", ".join(f"{count} {kind}" for kind, count in ALLOWED.items())
+        found.append(Row(f"driver calls: {UPLOAD}", WHERE, None, "calls", target=kept))
+    return found
+
+
+# -- in the process of its own -----------------------------------------------------------------------------------------
+
+
 def child(rounds: int, seconds: float) -> None:
-    """Measure in a process that has the emulated driver, and print JSON."""
-    place, measured = _place()
-    measured += [asdict(row) for row in _all_rows(place, rounds, seconds)]
-    print(json.dumps({"versions": place.versions, "rows": measured}))
+    """Measure where the emulated driver is, and print JSON."""
+    import cuda_verbs
+
+    place = cuda_verbs.Place()
+    times: dict[str, dict[str, list[float]]] = {}
+    found: list[Row] = []
+    for verb in cuda_verbs.verbs():
+        times[verb] = interleaved(place.cases(verb), rounds, seconds, before=place.current)
+        found.append(verb_row(verb, times[verb], place.missing))
+    found += [*targets(times, place.missing), *call_rows(place)]
+    print(json.dumps({"versions": place.versions, "rows": [asdict(row) for row in found]}))
 
 
-def _place():  # type: ignore[no-untyped-def]  # noqa: ANN202
-    raise NotImplementedError
+def verb_row(verb: str, times: Mapping[str, list[float]], missing: Mapping[str, str]) -> Row:
+    """One verb, in microseconds for each library: the least and the median."""
+    spreads = {library: spread(found) for library, found in times.items()}
+    numbers = {f"{lib} {key}": value * 1e6 for lib, found in spreads.items() for key, value in found._asdict().items()}
+    told = [f"median {numbers['devmem median']:.2f}"]
+    for library in spreads:
+        if library != "devmem":
+            numbers[f"ratio to {library}"] = spreads["devmem"].least / spreads[library].least
+            numbers[f"median ratio to {library}"] = ratio(times["devmem"], times[library])
+            told.append(f"{library} {numbers[f'{library} least']:.2f} (median {numbers[f'{library} median']:.2f})")
+    told += [f"{library} not measured: {why}" for library, why in missing.items()]
+    return Row(verb, WHERE, numbers["devmem least"], "us", " · ".join(told), numbers=numbers)
+
+
+def call_rows(place: Place) -> Iterator[Row]:
+    """The driver calls of one use of each verb, for every library; those of an upload with nothing to free are judged."""
+    import cuda_verbs
+
+    counter = emulator.control("cuda")
+
+    def counted(once: Callable[[], Any], library: str, keep: bool = False) -> dict[str, float]:
+        for _ in range(USES):
+            once()
+        place.current(library)
+        counter.reset()
+        kept = []
+        for _ in range(USES):
+            made = once()
+            if keep:
+                kept.append(made)
+        calls = counter.calls()
+        for made in kept:
+            made.free()
+        return {name: count / USES for name, count in calls.items()}
+
+    for library in (cuda_verbs.DEVMEM, cuda_verbs.ALONE):
+        place.current(library)
+        calls = counted(lambda: dm.to_device(place.host), library, keep=True)
+        kinds: dict[str, float] = defaultdict(float)
+        for name, count in calls.items():
+            kinds[kind_of(name)] += count
+        what = f"driver calls: {UPLOAD}" + (", none current" if library == cuda_verbs.ALONE else "")
+        row = Row(what, WHERE, sum(calls.values()), "calls", listed(calls), numbers=calls)
+        row.target = ", ".join(f"{count} {kind}" for kind, count in ALLOWED.items())
+        row.verdict = "PASS" if all(count <= ALLOWED.get(kind, 0) for kind, count in kinds.items()) else "FALLS SHORT"
+        yield row
+    for verb in cuda_verbs.verbs():
+        by_library = {library: counted(once, library) for library, once in place.cases(verb).items()}
+        ours = by_library[cuda_verbs.DEVMEM]
+        others = [f"{library} {sum(calls.values()):.3g}" for library, calls in by_library.items() if calls is not ours]
+        detail = f"{listed(ours)} · in all: {', '.join(others)}"
+        numbers = {f"{library} {name}": count for library, calls in by_library.items() for name, count in calls.items()}
+        yield Row(f"driver calls: {verb}", WHERE, sum(ours.values()), "calls", detail, numbers=numbers)
+
+
+def kind_of(name: str) -> str:
+    """What a driver call does, for the count."""
+    if name in QUERIES:
+        return "context query"
+    return "allocation" if "Alloc" in name else "copy" if name.startswith("cuMemcpy") else name
+
+
+def listed(calls: Mapping[str, float]) -> str:
+    """Calls and their numbers, as text."""
+    return ", ".join(f"{count:.3g} {name}" for name, count in calls.items()) or "none"

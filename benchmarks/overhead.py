@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""What devmem costs by itself: over the host backend, and over a driver that does nothing.
+"""What devmem costs by itself: over the host backend, over a driver that does nothing, and beside its peers on CUDA.
 
-    python benchmarks/overhead.py [--quick] [--json FILE]
+    python benchmarks/overhead.py [--quick] [--only host|cuda] [--json FILE] [--markdown FILE]
 
-Prints a table, and writes it as JSON. Times are the least and the median of many turns that everything compared takes together;
+Prints a table, and writes it as JSON. The part on CUDA needs no GPU: it runs in a process of its own over the emulated driver, of
+which every call answers at once and does nothing; it needs cuda-bindings and a C compiler, and measures numba-cuda and cuda.core
+where they can be imported. Times are the least and the median of many turns that everything compared takes together;
 on a machine shared with others the ratios are what holds. The exit code says that it ran, not that it was fast.
 """
 
@@ -20,13 +22,16 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import emulated
 import numpy as np
+from gpu_report import commit, host
 from live import FREED, MADE, bytes_per_array, cost_by_live, count_bytes
 from null import CountingDriver, NullBackend
+from table import FULL, QUICK, Effort, Row, line, markdown
 from timing import interleaved, ratio, spread
 from verbs import CASES, ELEMENTS, Place, verbs
 
@@ -48,42 +53,6 @@ ALLOWED_CALLS = {
 }
 
 
-@dataclass
-class Row:
-    """One line: what was measured, where, and whether it is what it should be. No target: it is only told."""
-
-    what: str
-    where: str
-    value: float | None
-    unit: str
-    detail: str = ""
-    target: str = ""
-    verdict: str = ""
-    numbers: dict[str, float] | None = None
-
-    def judged(self, limit: float, shown: str) -> Row:
-        """The row with a verdict: the value is to be at most the limit."""
-        self.target = f"<= {shown}"
-        if self.value is not None:
-            self.verdict = "PASS" if self.value <= limit else "FALLS SHORT"
-        return self
-
-
-@dataclass
-class Effort:
-    """How long to measure."""
-
-    rounds: int
-    seconds: float
-    levels: list[int]
-    imports: int
-    arrays: int
-
-
-FULL = Effort(rounds=40, seconds=0.005, levels=[10, 1_000, 100_000, 1_000_000], imports=20, arrays=1_000_000)
-QUICK = Effort(rounds=7, seconds=0.002, levels=[10, 1_000, 20_000], imports=10, arrays=20_000)
-
-
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -91,9 +60,16 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="a few seconds instead of minutes; fewer arrays, more noise"
     )
+    parser.add_argument("--only", choices=["host", "cuda"], help="without the sections on CUDA, or those alone")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
+    parser.add_argument("--emulated-child", nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
     parser.add_argument("--count-bytes", nargs=2, metavar=("BACKEND", "COUNT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore", dm.DevmemWarning)
+    if options.emulated_child:
+        rounds, seconds = options.emulated_child
+        emulated.child(int(rounds), float(seconds))
+        return 0
     if options.count_bytes:
         backend, count = options.count_bytes
         with in_use(backend):
@@ -102,6 +78,8 @@ def main() -> int:
     effort = QUICK if options.quick else FULL
     sections: dict[str, list[Row]] = {}
     for section, measure in SECTIONS.items():
+        if options.only and (section == ON_CUDA) != (options.only == "cuda"):
+            continue
         print(f"\n{section}", flush=True)
         rows = sections[section] = []
         for row in measure(effort):
@@ -111,11 +89,14 @@ def main() -> int:
     short = [row for row in every if row.verdict == "FALLS SHORT"]
     met = sum(row.verdict == "PASS" for row in every)
     print(f"\n{met} targets met, {len(short)} fall short" + "".join(f"\n  {row.what} {row.where}" for row in short))
+    about = {"quick": options.quick, "elements": ELEMENTS, **machine()}
     if options.json:
-        about = {"quick": options.quick, "elements": ELEMENTS, **machine()}
         tables = {name: [asdict(row) for row in rows] for name, rows in sections.items()}
         text = json.dumps({"about": about, "sections": tables}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
+    if options.markdown:
+        notes = [EMULATED_NOTE] if ON_CUDA in sections else [HOST_NOTE]
+        options.markdown.write_text(markdown("What devmem costs by itself", about, notes, sections), encoding="utf-8")
     return 0
 
 
@@ -262,6 +243,21 @@ def wheel(effort: Effort) -> Iterator[Row]:
     yield Row("wheel", "", size, "B", built.name).judged(WHEEL_BYTES, f"{WHEEL_BYTES:,} B")
 
 
+def on_cuda(effort: Effort) -> Iterator[Row]:
+    """devmem, the bare bindings and the peers on CUDA, with no GPU."""
+    yield from emulated.rows(effort, Path(__file__), environment(), _versions)
+
+
+ON_CUDA = "CUDA, over the emulated driver that does nothing"
+HOST_NOTE = "Measured on the host: no GPU, and no vendor's driver."
+EMULATED_NOTE = (
+    "The section on CUDA was measured over the emulated driver in its null mode: every call of the driver answers at "
+    "once and does nothing. No GPU took part: these are the costs of the libraries on the host, and say nothing about "
+    "speed on a device. Judged are ratios of least times. The primary context is current, as other libraries leave "
+    "it, but for 'none current', where devmem has to enter and to leave. numba-cuda has no free and no close: things "
+    "are dropped, and it destroys them eleven at a time. cuda.core's copies are asynchronous, so its stream is waited "
+    "for; the host array that it is given is wrapped beforehand."
+)
 SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     f"One call at {ELEMENTS} elements: the least of many turns": per_call,
     "Driver calls for one use": driver_calls,
@@ -269,6 +265,7 @@ SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "Host memory of a live array": memory,
     "Importing": importing,
     "Wheel": wheel,
+    ON_CUDA: on_cuda,
 }
 
 
@@ -292,17 +289,8 @@ def in_use(backend: str) -> Iterator[None]:
 
 OWN = {"null": NullBackend("null"), "counting": NullBackend("counting", CountingDriver)}
 _registered: list[NullBackend] = []
-
-
-def line(row: Row) -> str:
-    """One row as text."""
-    value = "-" if row.value is None else f"{row.value:,.2f}" if row.unit in ("us", "x", "ms") else f"{row.value:,.4g}"
-    if row.unit == "B" and row.value is not None:
-        value = f"{row.value:,.0f}"
-    told = f"  {row.what:<52} {row.where:<9} {value:>9} {row.unit:<6}"
-    if row.verdict:
-        told += f"{row.verdict} ({row.target})  "
-    return (told + row.detail).rstrip()
+#: Versions of what was measured beside devmem, where it was found.
+_versions: dict[str, object] = {}
 
 
 def environment() -> dict[str, str]:
@@ -321,6 +309,9 @@ def machine() -> dict[str, object]:
         "devmem": version,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "numpy": np.__version__,
+        **_versions,
+        "commit": commit(),
+        "cpu": host().get("cpu", "unknown"),
         "machine": platform.machine(),
         "system": platform.system(),
         "cores": os.cpu_count(),

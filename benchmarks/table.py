@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+#: How the least time of a library is called among the numbers of a row.
+LEAST = " least"
+
 
 @dataclass
 class Row:
@@ -76,8 +79,31 @@ def markdown(title: str, about: Mapping[str, object], notes: list[str], sections
     lines = [f"# {title}", "", *notes, ""]
     lines += [f"- {name}: {value}" for name, value in about.items()]
     for section, rows in sections.items():
-        lines += ["", f"## {section}", "", "| what | where | value | target | verdict | |", "|---|---|--:|---|---|---|"]
-        for row in rows:
+        lines += ["", f"## {section}"]
+        timed = [row for row in rows if f"devmem{LEAST}" in (row.numbers or {})]
+        if timed:
+            lines += ["", *_by_library(timed)]
+        rest = [row for row in rows if row not in timed]
+        if rest:
+            lines += ["", "| what | where | value | target | verdict | |", "|---|---|--:|---|---|---|"]
+        for row in rest:
             value = f"{number(row)} {row.unit}" if row.value is not None else "-"
             lines.append(f"| {row.what} | {row.where} | {value} | {row.target} | {row.verdict} | {row.detail} |")
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _by_library(rows: list[Row]) -> list[str]:
+    """A table with a column for each library: microseconds, the least and in brackets the median."""
+    numbers = [row.numbers or {} for row in rows]
+    libraries = list(
+        dict.fromkeys(name.removesuffix(LEAST) for found in numbers for name in found if name.endswith(LEAST))
+    )
+    lines = ["Microseconds: the least, and in brackets the median.", ""]
+    lines += [f"| verb | where | {' | '.join(libraries)} |", "|---|---|" + "--:|" * len(libraries)]
+    for row, found in zip(rows, numbers, strict=True):
+        cells = [
+            f"{found[name + LEAST]:.2f} ({found[name + ' median']:.2f})" if name + LEAST in found else ""
+            for name in libraries
+        ]
+        lines.append(f"| {row.what} | {row.where} | {' | '.join(cells)} |")
+    return lines

@@ -29,6 +29,8 @@ BUILT_IN = {
     "roc": "devmem.backends.roc.hooks",
     "host": "devmem.backends.host.hooks",
 }
+#: Names of memory resources that ship with devmem.
+BUILT_IN_RESOURCES = ("driver", "stream_ordered", "managed", "pinned")
 #: Never chosen without being asked for: a GPU that is not there must not go unnoticed.
 LAST_RESORT = "host"
 
@@ -130,6 +132,7 @@ class Registry:
         import importlib.metadata  # half of what `import devmem` took: zipfile, email, sockets
 
         self.third_parties_loaded = True
+        broken = []
         for entry in importlib.metadata.entry_points(group=GROUP):
             origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
             if entry.name in self.block:
@@ -141,7 +144,9 @@ class Registry:
                 # `devmem info`, and raised to whoever asks for something that nobody else supplies.
                 message = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}"
                 self.failures[entry.name] = Failure(origin, message)
-                _warn(message)
+                broken.append(message)
+        for message in broken:  # after all are loaded: a warning may be an error to somebody
+            _warn(message)
 
     def _load_entry_point(self, entry: importlib.metadata.EntryPoint, origin: str) -> None:
         manager = _manager()
@@ -166,10 +171,9 @@ class Registry:
                 self.add_backend(backend, origin)
         for resources in manager.hook.devmem_memory_resources():
             for name, factory in resources.items():
-                if name in self.resources:
-                    raise PluginError(
-                        f"two memory resources are named {name!r}: one from {self.resources[name][1]}, one from {origin}"
-                    )
+                owner = "built in" if name in BUILT_IN_RESOURCES else self.resources.get(name, ("", ""))[1]
+                if owner:
+                    raise PluginError(f"two memory resources are named {name!r}: one from {owner}, one from {origin}")
                 self.resources[name] = (factory, origin)
 
 

@@ -8,6 +8,8 @@ from ..spi.errors import ClosedError, DevmemError, PluginError
 from .scopes import deferral
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from ..spi.memory import MemoryResource
     from .context import Context
     from .stream import Event, Stream
@@ -24,11 +26,15 @@ class Allocation:
     the block is freed later, at a safe point, by the heap that made it.
     """
 
-    __slots__ = ("__weakref__", "context", "freed", "heap", "home", "nbytes", "ptr", "streams")
+    __slots__ = ("__weakref__", "context", "freed", "heap", "home", "nbytes", "ptr", "streams", "unnamed")
 
-    def __init__(self, context: Context, heap: Heap, ptr: int, nbytes: int, home: Stream) -> None:
+    def __init__(
+        self, context: Context, heap: Heap, ptr: int, nbytes: int, home: Stream, unnamed: bool = False
+    ) -> None:
         self.context = context
         self.heap = heap
+        #: Whether nobody named the home stream: then the memory is there for every stream.
+        self.unnamed = unnamed
         self.ptr = ptr
         self.nbytes = nbytes
         self.home = home
@@ -62,12 +68,12 @@ class Allocation:
     def before_use(self, stream: Stream) -> None:
         """Called before work that touches the block is enqueued on a stream; the device is entered.
 
-        Memory that nobody named a stream for is there for every stream: one that does not wait for the default stream by
-        itself is made to, once. Between two streams that the user named nothing is inserted.
+        Memory that nobody named a stream for is there for every stream: one that does not wait for the memory's own by itself
+        is made to, once. Between two streams that the user named nothing is inserted.
         """
         if stream is self.home or (self.streams is not None and stream in self.streams):
             return
-        if self.home.is_default and not stream.waits_for(self.home):
+        if self.unnamed and not stream.waits_for(self.home):
             self.context.reclaim.order(stream.handle, self.home.order_handle())
         if self.streams is None:
             self.streams = {}
@@ -149,6 +155,25 @@ class Allocation:
         return bool(self.ptr)
 
 
+class Using:
+    """``with Using(stream, *allocations):`` work on these blocks is enqueued on the stream, within the block."""
+
+    __slots__ = ("allocations", "stream")
+
+    def __init__(self, stream: Stream, *allocations: Allocation) -> None:
+        self.stream = stream
+        self.allocations = allocations
+
+    def __enter__(self) -> None:
+        for each in self.allocations:
+            each.before_use(self.stream)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # Also after a failure: some of the work may be on its way.
+        for each in self.allocations:
+            each.after_use(self.stream)
+
+
 class Borrowed(Allocation):
     """Memory of somebody else, kept alive by a reference to its owner; freeing it only lets go."""
 
@@ -180,7 +205,7 @@ class Borrowed(Allocation):
 class Heap:
     """A memory resource, bound to a device, with the addresses that are out."""
 
-    __slots__ = ("__weakref__", "allocate", "context", "deallocate", "foreign", "live", "ordered", "resource")
+    __slots__ = ("__weakref__", "allocate", "context", "deallocate", "foreign", "live", "ordered", "resource", "scopes")
 
     def __init__(self, context: Context, resource: MemoryResource) -> None:
         self.context = context
@@ -192,6 +217,8 @@ class Heap:
         # What a resource of ours returns is an address; what a plugin returns is looked at.
         self.foreign = not type(resource).__module__.startswith("devmem._core.")
         self.live: dict[int, int] = {}
+        #: How many ``with use_memory()`` blocks are open on it.
+        self.scopes = 0
 
     @property
     def cached_bytes(self) -> int:

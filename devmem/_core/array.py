@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..spi.errors import LayoutError
 from ..spi.types import CopyKind
 from . import transfer
-from .allocation import Allocation
+from .allocation import Allocation, Using
 from .args import assignable, check_destination, check_same, dtype_of, host_array, new_shape_of, order_of
 from .device import current_context
 from .entered import Entered
@@ -127,7 +127,7 @@ class DeviceNDArray(Operators, Generic[D]):
 
     @property
     def flags(self) -> dict[str, bool]:
-        """``C_CONTIGUOUS``, ``F_CONTIGUOUS`` and ``OWNDATA``-free facts about the layout."""
+        """``C_CONTIGUOUS``, ``F_CONTIGUOUS`` and ``WRITEABLE`` (always), as of an ndarray."""
         return {"C_CONTIGUOUS": self.is_c_contiguous(), "F_CONTIGUOUS": self.is_f_contiguous(), "WRITEABLE": True}
 
     def is_c_contiguous(self) -> bool:
@@ -192,6 +192,7 @@ class DeviceNDArray(Operators, Generic[D]):
                     flags.f_contiguous and self.is_f_contiguous()
                 )
         chosen = context.stream_of(stream if self._stream is None else stream or self._stream)
+        away = False
         driver = context.driver
         token = driver.enter()
         try:
@@ -209,9 +210,9 @@ class DeviceNDArray(Operators, Generic[D]):
                 counter = context.downloads
                 counter[0] += 1
                 counter[1] += ary.nbytes
+        finally:
             if away:
                 allocation.after_use(chosen)
-        finally:
             if token is not None:
                 driver.exit(token)
         return ary
@@ -243,9 +244,8 @@ class DeviceNDArray(Operators, Generic[D]):
         chosen = self._ordered_on(stream)
         with Entered(self.context):
             result = self.like(chosen)
-            self.allocation.before_use(chosen)
-            transfer.move(result, self, chosen, blocking=not stream)
-            self.allocation.after_use(chosen)
+            with Using(chosen, self.allocation, result.allocation):
+                transfer.move(result, self, chosen, blocking=not stream)
         result._stream = chosen if stream else None
         return result
 
@@ -253,10 +253,8 @@ class DeviceNDArray(Operators, Generic[D]):
         """Store one value, converted as ``numpy.ndarray.fill`` does, in every element."""
         self.allocation.check()
         chosen = self._ordered_on(stream)
-        with Entered(self.context):
-            self.allocation.before_use(chosen)
+        with Entered(self.context), Using(chosen, self.allocation):
             transfer.fill(self, value, chosen, blocking=not stream)
-            self.allocation.after_use(chosen)
 
     def item(self, *at: int) -> object:
         """The only element, or the one at these indices, as a Python scalar."""
@@ -332,9 +330,8 @@ class DeviceNDArray(Operators, Generic[D]):
             packed = new(
                 self.context, self.shape, self.dtype, contiguous_strides(self.shape, self.itemsize, order), chosen
             )
-            self.allocation.before_use(chosen)
-            transfer.move(packed, self, chosen, blocking=True)
-            self.allocation.after_use(chosen)
+            with Using(chosen, self.allocation, packed.allocation):
+                transfer.move(packed, self, chosen, blocking=True)
         packed._stream = self._stream
         return packed._view(packed._ptr, shape, contiguous_strides(shape, self.itemsize, order))
 
@@ -345,12 +342,13 @@ class DeviceNDArray(Operators, Generic[D]):
     def transpose(self, *axes: Any) -> DeviceNDArray[D]:
         """A view with the axes in another order; reversed, if none is given."""
         self.allocation.check()
+        given = axes
         order = tuple(axes[0]) if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes
         if not order or order == (None,):
             order = tuple(reversed(range(self.ndim)))
         order = tuple(axis + self.ndim if axis < 0 else axis for axis in map(operator.index, order))
         if sorted(order) != list(range(self.ndim)):
-            raise LayoutError(f"axes {order} are not the axes of an array with {self.ndim}, in some order")
+            raise LayoutError(f"axes {given} are not the axes of an array with {self.ndim}, in some order")
         return self._view(
             self._ptr, tuple(self.shape[axis] for axis in order), tuple(self.strides[axis] for axis in order)
         )
@@ -512,18 +510,14 @@ class DeviceNDArray(Operators, Generic[D]):
         with Entered(context):
             if context.reclaim.dropped or context.reclaim.busy:
                 context.reclaim.examine()
-            self.allocation.before_use(chosen)
-            if isinstance(source, DeviceNDArray):
-                source.allocation.check()
-                near = source.context is context
-                if near:
-                    source.allocation.before_use(chosen)
+            if not isinstance(source, DeviceNDArray):
+                with Using(chosen, self.allocation):
+                    transfer.write(self, source, chosen, blocking=not stream, host_copy=host_copy)
+                return
+            source.allocation.check()
+            near = (source.allocation,) if source.context is context else ()
+            with Using(chosen, self.allocation, *near):
                 transfer.move(self, source, chosen, blocking=not stream)
-                if near:
-                    source.allocation.after_use(chosen)
-            else:
-                transfer.write(self, source, chosen, blocking=not stream, host_copy=host_copy)
-            self.allocation.after_use(chosen)
 
     def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
         """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""
@@ -558,7 +552,7 @@ def new(
         nbytes = span(shape, strides, dtype.itemsize)[1]
     if not nbytes:
         return DeviceNDArray(Allocation(context, context.heap, 0, 0, stream), 0, shape, dtype, strides)
-    allocation = context.allocate(nbytes, stream)
+    allocation = context.allocate(nbytes, stream, unnamed=True)
     return DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides)
 
 
@@ -574,7 +568,11 @@ def _unpickled(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:
     context = current_context()
     with Entered(context):
         array = new(
-            context, host.shape, host.dtype, like_strides(host.shape, host.strides, host.itemsize), context.legacy
+            context,
+            host.shape,
+            host.dtype,
+            like_strides(host.shape, host.strides, host.itemsize),
+            context.default_stream,
         )
     array.put(host, 0)
     return array

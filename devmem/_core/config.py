@@ -124,6 +124,7 @@ class Settings:
 
 
 _current: Settings | None = None
+_given: frozenset[str] = frozenset()
 
 
 def settings() -> Settings:
@@ -154,7 +155,7 @@ def describe() -> list[Setting]:
         Setting(
             name=PREFIX + item.name.upper(),
             value=getattr(current, item.name),
-            source="environment" if PREFIX + item.name.upper() in os.environ else "default",
+            source="environment" if item.name in _given else "default",
             allowed=item.metadata["allowed"],
             help=item.metadata["help"],
         )
@@ -174,12 +175,14 @@ def _read() -> Settings:
         except (ValueError, KeyError):
             allowed = item.metadata["allowed"]
             raise ConfigError(f"{variable}={text!r} is not allowed: give {allowed}, or unset it") from None
+    global _given
+    _given = frozenset(values)
     return Settings(**values)
 
 
 def _apply_log_level(level: str) -> None:
     # Only a level that the user asked for is imposed: otherwise the application's own logging configuration rules.
-    if PREFIX + "LOG_LEVEL" in os.environ:
+    if "log_level" in _given:
         import logging
 
         logging.getLogger("devmem").setLevel(level)

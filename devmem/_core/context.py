@@ -51,12 +51,14 @@ class Context:
         self.shared_default = self.legacy if settings().default_stream is DefaultStream.LEGACY else None
         self.registry = Registry(self)
         self.heaps: list[Heap] = []
+        self.heaps_lock = threading.RLock()
         self.named_resources: dict[str, MemoryResource] = {}
         #: Whether some heap takes memory back only when no stream uses it any more.
         self.unordered = False
         self.scoped_heaps = 0
         self.reclaim = Reclaimer(self)
         self.heap = self.bind(default_resource(self))
+        self.installed = [self.heap]
         self.host_heaps: dict[tuple[MemoryKind, AllocFlags], Heap] = {}
 
     def __repr__(self) -> str:
@@ -168,36 +170,58 @@ class Context:
             if version != 0:
                 raise UnsupportedError(f"{stream!r} speaks version {version} of __cuda_stream__, this devmem version 0")
         else:
-            if isinstance(stream, bool):
-                raise TypeError("a stream's address is an int, not a bool")
-            handle = operator.index(stream)  # type: ignore[arg-type]
+            try:
+                if isinstance(stream, bool):
+                    raise TypeError
+                handle = operator.index(stream)  # type: ignore[arg-type]
+            except TypeError:
+                raise TypeError(
+                    f"a foreign stream is given by its address, an int, or as an object with __cuda_stream__, not as {stream!r}"
+                ) from None
+        if handle < 0:
+            raise LayoutError(f"a stream's address is not negative, got {handle}")
         if handle in (0, LEGACY_STREAM, PER_THREAD_STREAM) or handle in self.streams:
             return self._stream_by_handle(handle or LEGACY_STREAM)
         return self.externals.setdefault(handle, Stream(self, handle, external=True))
 
-    def all_streams(self) -> list[Stream]:
-        """Every stream that devmem knows on this device, but other threads' default streams."""
-        return [self.legacy, *list(self.streams.values()), *self.externals.values()]
+    def own_streams(self) -> list[Stream]:
+        """Every stream that devmem made on this device. Foreign ones may be gone without our knowing."""
+        return list(self.streams.values())
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def bind(self, resource: MemoryResource) -> Heap:
         """Make a heap of a resource, once for each resource."""
-        for heap in self.heaps:
-            if heap.resource is resource:
-                return heap
-        heap = Heap(self, prepare(resource, self))
-        if self.heaps:
-            self.forget_idle_heaps()
-        self.unordered |= not heap.ordered
-        self.heaps.append(heap)
-        return heap
+        with self.heaps_lock:
+            for heap in self.heaps:
+                if heap.resource is resource:
+                    return heap
+            heap = Heap(self, prepare(resource, self))
+            if self.heaps:
+                self.forget_idle_heaps()
+            self.unordered |= not heap.ordered
+            self.heaps.append(heap)
+            return heap
 
     def forget_idle_heaps(self) -> None:
         """Drop heaps that nothing comes from any more; what is in use, or caches memory, stays."""
         if self.dead is None:
-            with Entered(self):
-                self.heaps = [each for each in self.heaps if each is self.heap or each.live or each.cached_bytes]
+            with Entered(self), self.heaps_lock:
+                chosen = [self.heap, *self.installed]
+                self.heaps = [e for e in self.heaps if e in chosen or e.scopes or e.live or e.cached_bytes]
+
+    def install(self, heap: Heap) -> None:
+        """Make a heap the one that the whole device allocates from."""
+        with self.heaps_lock:
+            self.installed = [*self.installed[-7:], heap]  # what came before those can no longer be uncovered
+            self.heap = heap
+
+    def uninstall(self, heap: Heap) -> None:
+        """Take back one `install`, in whatever order they are taken back."""
+        with self.heaps_lock:
+            at = len(self.installed) - 1 - self.installed[::-1].index(heap)
+            self.installed = self.installed[:at] + self.installed[at + 1 :]
+            self.heap = self.installed[-1]
 
     def current_heap(self) -> Heap:
         """The heap that new arrays come from, here."""
@@ -207,7 +231,7 @@ class Context:
                 return chosen[self]
         return self.heap
 
-    def allocate(self, nbytes: int, stream: Stream) -> Allocation:
+    def allocate(self, nbytes: int, stream: Stream, unnamed: bool = False) -> Allocation:
         """Device memory, usable on the stream from now on; the device is entered, and the size is not zero.
 
         Raises
@@ -226,7 +250,7 @@ class Context:
         if heap.foreign:
             ptr = heap.check_address(ptr, nbytes)
         heap.live[ptr] = nbytes
-        return Allocation(self, heap, ptr, nbytes, stream)
+        return Allocation(self, heap, ptr, nbytes, stream, unnamed)
 
     def allocate_host(self, nbytes: int, kind: MemoryKind, flags: AllocFlags) -> Allocation:
         """Memory that the host can see, of a kind and with flags; through the queue like any other. The device is entered."""
@@ -246,7 +270,9 @@ class Context:
         """Bytes free and in all as the driver says; live, pending and cached as devmem counts."""
         with Entered(self) as driver:
             free, total = driver.memory_info()
-            cached = sum(heap.cached_bytes for heap in self.heaps)
+            # Resources over one cache, the driver's pool say, count it once.
+            caches = {id(getattr(each.resource, "shared_cache", each)): each for each in self.heaps}
+            cached = sum(heap.cached_bytes for heap in caches.values())
         live = sum(sum(list(heap.live.values())) for heap in [*self.heaps, *self.host_heaps.values()])
         pending = self.reclaim.waiting_bytes()
         return MemoryInfo(free, total, live - pending, pending, cached)

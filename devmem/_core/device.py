@@ -7,6 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from .. import plugins
 from ..spi.driver import Driver
 from ..spi.errors import ClosedError, ConfigError, ForkedError
 from ..spi.types import DeviceInfo, MemoryInfo
@@ -283,6 +284,8 @@ def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
     scopes.deferral.lock = threading.Lock()
+    scopes.deferral.depth = 0  # blocks of threads that do not exist here
+    plugins.registry.lock = threading.RLock()
     for device in list(_devices.values()):
         if device._context is not None and device._context.dead is None:
             _left_behind.add(device.backend)

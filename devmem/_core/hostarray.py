@@ -115,7 +115,10 @@ class HostVisible(np.ndarray[Any, Any]):
         return np.asarray(self).copy().__reduce__()  # type: ignore[return-value]
 
     def _on_device(self) -> DeviceNDArray[Any]:
-        return DeviceNDArray(self._owner(), self.ptr, self.shape, self.dtype, self.strides, self._stream)
+        # Borrowed: freeing the view must not take the memory from under the array.
+        allocation = self._owner()
+        borrowed = Borrowed(allocation.context, allocation.ptr, allocation.nbytes, self)
+        return DeviceNDArray(borrowed, self.ptr, self.shape, self.dtype, self.strides, self._stream)
 
     def _reached(self) -> bool:
         """Whether the elements lie in the driver's memory."""
@@ -230,6 +233,7 @@ class Mapping:
             raise
 
     def __enter__(self) -> DeviceNDArray[Any] | list[DeviceNDArray[Any]]:
+        self.registration.__enter__()
         return self.views[0] if len(self.views) == 1 else self.views
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -77,7 +77,7 @@ class Reclaimer:
             while batch:
                 item = batch.popleft()
                 self._give_back(item)
-        except DevmemError as error:
+        except Exception as error:  # a plugin's resource may raise anything
             if item is not None:
                 self.keep(item)
             warnings.warn(
@@ -94,7 +94,8 @@ class Reclaimer:
             self._wait_for_everything()
             gc.collect()
             self.drain()
-            heap.trim(0)
+            for each in self.context.heaps:
+                each.trim(0)
             try:
                 return heap.allocate(nbytes, stream.handle)
             except MemoryError as second:
@@ -190,9 +191,11 @@ class Reclaimer:
         """Wait until the copies in flight on these streams (or on all) have passed."""
         for stream in list(self.busy) if streams is None else streams:
             with self.lock:
-                last = stream.inflight[-1][0] if stream.inflight else None
-            if last is not None:
-                self.context.driver.event_synchronize(last)
+                events = [event for event, _ in stream.inflight]
+            for (
+                event
+            ) in events:  # all of them: two threads may have queued theirs in another order than they were recorded
+                self.context.driver.event_synchronize(event)
         self.poll()
 
     def order(self, later: int, earlier: int) -> None:
@@ -225,12 +228,12 @@ class Reclaimer:
         """
         self._take_stock()
         driver = self.context.driver
-        problems: list[DevmemError] = []
+        problems: list[Exception] = []
 
         def attempt(step: Callable[..., object], *arguments: object) -> None:
             try:
                 step(*arguments)
-            except DevmemError as error:  # the rest must still be given back
+            except Exception as error:  # the rest must still be given back; a plugin's resource may raise anything
                 problems.append(error)
 
         for heap in self.context.heaps:
@@ -274,8 +277,11 @@ class Reclaimer:
 
     def _take_stock(self) -> None:
         with self.lock:
-            while self.dropped:
-                item = self.dropped.popleft()
+            while True:
+                try:
+                    item = self.dropped.popleft()
+                except IndexError:  # asked rather than looked at first: a finalizer of the user's may come in between
+                    return
                 self.pending.append(item)
                 self.pending_bytes += item.nbytes
 
@@ -328,7 +334,7 @@ class Reclaimer:
         context = self.context
         if not context.has(Capability.CAPTURE):
             return False
-        return any(context.driver.capturing(stream.handle) for stream in context.all_streams() if not stream.closed)
+        return any(context.driver.capturing(stream.handle) for stream in context.own_streams() if not stream.closed)
 
     def _take_event(self) -> int:
         with self.lock:
@@ -358,13 +364,12 @@ class Reclaimer:
 
     def _out_of_memory(self, heap: Heap, nbytes: int, cause: MemoryError) -> OutOfMemory:
         context = self.context
-        free, total = context.driver.memory_info()
-        live = sum(sum(list(each.live.values())) for each in context.heaps)
-        count = sum(len(each.live) for each in context.heaps)
-        cached = sum(each.cached_bytes for each in context.heaps)
+        info = context.memory_info()
+        count = sum(len(each.live) for each in [*context.heaps, *context.host_heaps.values()])
+        count -= sum(isinstance(item, Allocation) for item in self.pending)
         message = (
-            f"out of memory on {context.device}: asked for {nbytes} bytes; free {free} of {total}, "
-            f"cached {cached}, pending {self.pending_bytes}, live {live} bytes in {count} blocks"
+            f"out of memory on {context.device}: asked for {nbytes} bytes; free {info.free} of {info.total}, "
+            f"cached {info.cached}, pending {info.pending}, live {info.live} bytes in {count} blocks"
         )
         if deferral.depth and self.pending:
             message += f"; {self.pending_bytes} bytes cannot be freed inside defer_cleanup(): leave it"

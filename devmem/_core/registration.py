@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from ..spi.errors import DevmemError, LayoutError
+from ..spi.errors import ClosedError, DevmemError, LayoutError
 from ..spi.types import Capability
 from .entered import Entered
 from .layout import extent
@@ -207,12 +207,13 @@ def _page_runs(arrays: Iterable[npt.NDArray[Any]]) -> list[tuple[int, int]]:
 class Registration:
     """Arrays that are registered until the end of a ``with`` block, or until ``deregister``."""
 
-    __slots__ = ("arrays", "context")
+    __slots__ = ("arrays", "closed", "context")
 
     def __init__(self, context: Context, arrays: tuple[npt.NDArray[Any], ...], mapped: bool = False) -> None:
         context.require(Capability.HOST_REGISTER, "page-lock memory", "copy without registering, or use pinned_array()")
         self.context = context
         self.arrays: list[npt.NDArray[Any]] = []
+        self.closed = False
         try:
             with Entered(context), context.registry.together(arrays, mapped):
                 for array in arrays:
@@ -223,6 +224,10 @@ class Registration:
             raise
 
     def __enter__(self) -> Registration:
+        if self.closed:
+            raise ClosedError(
+                "these arrays are not registered any more: call register() or pinned() again for each block"
+            )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -230,6 +235,7 @@ class Registration:
 
     def close(self) -> None:
         """Deregister what is still registered, each array after the copies that use it. A second call does nothing."""
+        self.closed = True
         if self.arrays and self.context.dead is None:
             with Entered(self.context):
                 self._undo()

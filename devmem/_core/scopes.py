@@ -60,17 +60,17 @@ def choose(variable: ContextVar[T], value: T) -> Callable[[], None]:
 class MemoryScope(Scope[Any]):
     """A memory stack that holds for the whole device from the call on; in ``with``, for this thread or task alone."""
 
-    __slots__ = ("before", "context", "heap")
+    __slots__ = ("context", "heap")
 
     def __init__(self, context: Context, heap: Heap) -> None:
         self.context = context
         self.heap = heap
-        self.before = context.heap
-        context.heap = heap
+        context.install(heap)
         super().__init__(heap.resource, lambda: None)
 
     def __enter__(self) -> Any:
-        self.context.heap = self.before
+        self.context.uninstall(self.heap)
+        self.heap.scopes += 1
         before = heaps.get()
         heaps.set({**(before or {}), self.context: self.heap})
         self.context.scoped_heaps += 1
@@ -80,6 +80,7 @@ class MemoryScope(Scope[Any]):
     def _leave(self, before: dict[Context, Heap] | None) -> None:
         heaps.set(before)
         self.context.scoped_heaps -= 1
+        self.heap.scopes -= 1
         self.context.forget_idle_heaps()
 
 

@@ -128,6 +128,8 @@ class Stream:
         """Make later work on this stream wait for an event, or for what is on another stream now. The host does not wait."""
         if isinstance(event, Stream):
             event = event.record()
+        if not isinstance(event, Event):
+            raise TypeError(f"a stream waits for a devmem.Event or another devmem.Stream, not for {event!r}")
         if event.context is not self.context:
             # Nothing on one device can wait for an event of another backend's device: the host has to.
             event.synchronize()
@@ -139,6 +141,8 @@ class Stream:
         """Record an event (a new one without timing, if none is given) behind all work that is on this stream now."""
         if event is None:
             event = Event(self.context, timing=False)
+        if not isinstance(event, Event):
+            raise TypeError(f"a stream records a devmem.Event, not {event!r}")
         event.record(self)
         return event
 

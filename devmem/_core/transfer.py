@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ..spi.errors import DevmemError, LayoutError, TransferGuardError
 from ..spi.types import Capability, CopyKind
+from .allocation import Using
 from .config import TransferGuard, settings
 from .entered import Entered
 from .layout import (
@@ -332,8 +333,9 @@ def _move_across(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Strea
 def _move_overlapping(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> None:
     """As if the source had been copied away first: it is."""
     aside = src.like(stream)
-    move(aside, src, stream, blocking=False)
-    move(dst, aside, stream, blocking=blocking)
+    with Using(stream, aside.allocation):
+        move(aside, src, stream, blocking=False)
+        move(dst, aside, stream, blocking=blocking)
 
 
 def _repeats(pattern: bytes, width: int) -> bool:
@@ -342,7 +344,9 @@ def _repeats(pattern: bytes, width: int) -> bool:
 
 def _double(context: Context, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
     """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
-    first = np.frombuffer(bytearray(pattern * max(1, min(PATTERN_BYTES, nbytes) // len(pattern))), np.uint8)
+    repeats = max(1, min(PATTERN_BYTES, nbytes) // len(pattern))
+    first = _scratch(context, (repeats * len(pattern),), np.dtype(np.uint8))
+    first[:] = np.frombuffer(pattern * repeats, np.uint8)
     driver, handle = context.driver, stream.handle
     if driver.copy(ptr, address(first), first.nbytes, H2D, handle, blocking=False):
         context.reclaim.retire(stream, first)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..spi.errors import DevmemError
 from . import scopes, transfer
 from .allocation import Allocation
 from .array import H2D, DeviceNDArray, StreamLike
@@ -27,7 +29,7 @@ def empty(
     try:
         if not nbytes:
             return DeviceNDArray(Allocation(context, context.heap, 0, 0, chosen), 0, shape, dtype, strides, bound)
-        allocation = context.allocate(nbytes, chosen)
+        allocation = context.allocate(nbytes, chosen, bound is None)
         return DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides, bound)
     finally:
         if token is not None:
@@ -67,7 +69,7 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
     driver = context.driver
     token = driver.enter()
     try:
-        allocation = context.allocate(nbytes, chosen)
+        allocation = context.allocate(nbytes, chosen, bound is None)
         array: DeviceNDArray[Any] = DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides, bound)
         try:
             if not direct or context.registry.segments:
@@ -81,6 +83,8 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
             if chosen.external:
                 allocation.after_use(chosen)
         except BaseException:
+            with suppress(DevmemError):
+                allocation.after_use(chosen)  # some of it may be on its way
             allocation.discard()
             raise
         return array

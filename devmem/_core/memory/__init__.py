@@ -31,7 +31,10 @@ def default_resource(context: Context) -> MemoryResource:
     """What a device's arrays come from until ``use_memory`` says otherwise."""
     spelled = settings().memory_manager
     if spelled:
-        return resource_of(spelled, context)
+        try:
+            return resource_of(spelled, context)
+        except (ConfigError, PluginError) as error:
+            raise type(error)(f"DEVMEM_MEMORY_MANAGER={spelled!r}: {error}") from error
     return StreamOrderedMemory() if context.has(Capability.STREAM_ORDERED) else DriverMemory()
 
 

@@ -21,6 +21,11 @@ class StreamOrderedMemory(_Direct):
         """Bytes that the driver's pool holds and nobody uses."""
         return self._pool().pool_cached()
 
+    @property
+    def shared_cache(self) -> object:
+        """Whose memory `cached_bytes` counts: every such resource of a device draws on the driver's one pool."""
+        return self.driver
+
     def trim(self, keep_bytes: int) -> None:
         """Give the driver's unused memory back until at most ``keep_bytes`` are held."""
         self._pool().pool_trim(keep_bytes)
