@@ -50,16 +50,9 @@ class DeviceNDArray(Operators, Generic[D]):
     Made by ``to_device``, ``device_array`` and their kin, not by its constructor. Indexing with ints, slices, Ellipsis and None,
     ``reshape``, ``T`` and the like give views, which share the memory and keep it alive. The memory is given back when the
     last of them is dropped, or at once by ``free()`` or at the end of ``with array:``.
-
-    Attributes
-    ----------
-    shape, strides : tuple of int
-        Lengths of the axes; bytes from one element to the next along each.
-    dtype : numpy.dtype
-        Type of the elements.
     """
 
-    __slots__ = ("__weakref__", "_ptr", "_stream", "allocation", "dtype", "shape", "strides")
+    __slots__ = ("__weakref__", "_dtype", "_ptr", "_shape", "_stream", "_strides", "allocation")
 
     def __init__(
         self,
@@ -72,12 +65,27 @@ class DeviceNDArray(Operators, Generic[D]):
     ) -> None:
         self.allocation = allocation
         self._ptr = ptr
-        self.shape = shape
-        self.dtype = dtype
-        self.strides = strides
+        self._shape = shape
+        self._dtype = dtype
+        self._strides = strides
         self._stream = stream
 
     # -- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        """Lengths of the axes. It cannot be set: `reshape` gives an array of another shape."""
+        return self._shape
+
+    @property
+    def strides(self) -> Shape:
+        """Bytes from one element to the next, along each axis."""
+        return self._strides
+
+    @property
+    def dtype(self) -> np.dtype[D]:
+        """Type of the elements. It cannot be set: `view` gives an array of another type."""
+        return self._dtype
 
     @property
     def context(self) -> Context:
@@ -180,7 +188,7 @@ class DeviceNDArray(Operators, Generic[D]):
         if allocation.freed or allocation.context.dead is not None:
             allocation.refuse()
         context = allocation.context
-        shape, dtype, strides = self.shape, self.dtype, self.strides
+        shape, dtype, strides = self._shape, self._dtype, self._strides
         if ary is None:
             ary, direct = _host_like(shape, dtype, strides)
         else:
@@ -270,7 +278,7 @@ class DeviceNDArray(Operators, Generic[D]):
     # -- views ---------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        if type(key) is slice and self.shape:
+        if type(key) is slice and self._shape:
             return self._slice(key)
         view = self._field(key) if isinstance(key, str) else self._at(key)
         if view.shape or isinstance(key, str) or _asks_for_view(key):
@@ -465,7 +473,7 @@ class DeviceNDArray(Operators, Generic[D]):
         allocation = self.allocation
         if allocation.freed or allocation.context.dead is not None:
             allocation.refuse()
-        shape, strides = self.shape, self.strides
+        shape, strides = self._shape, self._strides
         start, stop, step = slice_indices(key, shape[0])
         count = len(range(start, stop, step))
         stride = strides[0]
@@ -474,7 +482,7 @@ class DeviceNDArray(Operators, Generic[D]):
         else:
             shape, strides = (count, *shape[1:]), (stride * step, *strides[1:])
         ptr = self._ptr + start * stride if 0 not in shape else 0
-        return DeviceNDArray(allocation, ptr, shape, self.dtype, strides, self._stream)
+        return DeviceNDArray(allocation, ptr, shape, self._dtype, strides, self._stream)
 
     def _at(self, key: object) -> DeviceNDArray[D]:
         self.allocation.check()

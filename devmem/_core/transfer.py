@@ -8,7 +8,6 @@ a byte that lies between the elements of its destination.
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -55,7 +54,6 @@ PATTERN_BYTES = 4096
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
 
-_logger = logging.getLogger("devmem")
 _guarded_sites: set[tuple[str, int]] = set()
 
 
@@ -196,7 +194,9 @@ def guard(what: str) -> None:
         )
     if site not in _guarded_sites:
         _guarded_sites.add(site)
-        _logger.warning("%s", message)
+        import logging  # takes longer to import than the rest of this module
+
+        logging.getLogger("devmem").warning("%s", message)
 
 
 # -- below -------------------------------------------------------------------------------------------------------------

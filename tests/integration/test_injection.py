@@ -379,7 +379,8 @@ def _(env: Env) -> None:
 @entry("trim")
 def _(env: Env) -> None:
     array = dm.to_device(env.host, stream=env.stream)
-    env.side.wait(env.stream)
+    if env.stream:
+        env.side.wait(env.stream)
     array.copy(stream=env.side)
     dm.stream()
     del array

@@ -17,9 +17,12 @@ class CudaBackend:
         try:
             from .library import reason
         except ImportError as error:
-            return f"cuda-bindings is not installed ({error}): pip install 'devmem[cuda13]' (older drivers: 'devmem[cuda12]')"
+            return (
+                f"cuda-bindings is not installed ({error}): pip install 'cuda-bindings>=13,<14' "
+                f"(for an older driver 'cuda-bindings>=12.9,<13')"
+            )
         except Exception as error:  # asked on every machine, so whatever a broken installation does is a reason too
-            return f"cuda-bindings is broken ({error!r}): pip install --force-reinstall 'devmem[cuda13]'"
+            return f"cuda-bindings is broken ({error!r}): pip install --force-reinstall 'cuda-bindings>=13,<14'"
         return reason()
 
     def device_count(self) -> int:

@@ -24,7 +24,7 @@ def reason() -> str | None:
     if getattr(cu, "HIP_PYTHON", False):
         return (
             "the installed cuda.bindings is AMD's imitation (hip-python-interop), not NVIDIA's: "
-            "pip uninstall hip-python-interop, then pip install --force-reinstall 'devmem[cuda13]'"
+            "pip uninstall hip-python-interop, then pip install --force-reinstall 'cuda-bindings>=13,<14'"
         )
     try:
         (error,) = cu.cuInit(0)
@@ -48,7 +48,7 @@ def reason() -> str | None:
         return (
             f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, "
             f"{'this cuda.bindings' if older else 'devmem'} needs {(OLDEST_DRIVER if older else 12000) // 1000}.0: "
-            f"update the driver{', or pip install ' + repr('devmem[cuda12]') if older else ''}"
+            f"update the driver{', or pip install ' + repr('cuda-bindings>=12.9,<13') if older else ''}"
         )
     return None
 
