@@ -170,8 +170,14 @@ class Using:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # Also after a failure: some of the work may be on its way.
+        problem: DevmemError | None = None
         for each in self.allocations:
-            each.after_use(self.stream)
+            try:
+                each.after_use(self.stream)
+            except DevmemError as failed:  # the others must still be told
+                problem = problem or failed
+        if problem is not None:
+            raise problem
 
 
 class Borrowed(Allocation):

@@ -200,27 +200,17 @@ class DeviceNDArray(Operators, Generic[D]):
                     flags.f_contiguous and self.is_f_contiguous()
                 )
         chosen = context.stream_of(stream if self._stream is None else stream or self._stream)
-        away = False
         driver = context.driver
         token = driver.enter()
         try:
             if context.reclaim.dropped or context.reclaim.busy:
                 context.reclaim.examine()
-            away = chosen is not allocation.home or chosen.external
-            if away:
-                allocation.before_use(chosen)
-            if not direct or context.registry.segments:
-                transfer.read(self, ary, chosen, blocking=not stream)
-            elif ary.nbytes:
-                running = driver.copy(address(ary), self._ptr, ary.nbytes, D2H, chosen.handle, blocking=not stream)
-                if running:
-                    context.reclaim.retire(chosen, ary, allocation)
-                counter = context.downloads
-                counter[0] += 1
-                counter[1] += ary.nbytes
+            if chosen is allocation.home and not chosen.external:
+                self._read(ary, chosen, direct, not stream)
+            else:
+                with Using(chosen, allocation):
+                    self._read(ary, chosen, direct, not stream)
         finally:
-            if away:
-                allocation.after_use(chosen)
             if token is not None:
                 driver.exit(token)
         return ary
@@ -459,6 +449,19 @@ class DeviceNDArray(Operators, Generic[D]):
     def like(self, stream: Stream) -> DeviceNDArray[D]:
         """A new, uninitialised array of the same shape and order of axes; the device is entered."""
         return new(self.context, self.shape, self.dtype, like_strides(self.shape, self.strides, self.itemsize), stream)
+
+    def _read(self, ary: npt.NDArray[D], stream: Stream, direct: bool, blocking: bool) -> None:
+        """The copy of `copy_to_host` itself."""
+        context = self.allocation.context
+        if not direct or context.registry.segments:
+            transfer.read(self, ary, stream, blocking=blocking)
+        elif ary.nbytes:
+            nbytes = ary.nbytes
+            if context.driver.copy(address(ary), self._ptr, nbytes, D2H, stream.handle, blocking=blocking):
+                context.reclaim.retire(stream, ary, self.allocation)
+            counter = context.downloads
+            counter[0] += 1
+            counter[1] += nbytes
 
     def _ordered_on(self, stream: StreamLike) -> Stream:
         return self.context.stream_of(stream if self._stream is None else stream or self._stream)

@@ -166,9 +166,12 @@ class Stream:
 
     # -- for the queue -------------------------------------------------------------------------------------------------
 
-    def waits_for(self, default: Stream) -> bool:
-        """Whether this stream waits for a default stream by itself: blocking ones do, for the legacy stream."""
-        return default.handle == LEGACY_STREAM and not self.non_blocking
+    def waits_for(self, other: Stream) -> bool:
+        """Whether nothing has to be done for this stream's later work to come after what is on the other now.
+
+        Of a closed stream all work has passed; blocking streams wait for the legacy one.
+        """
+        return other.closed or (other.handle == LEGACY_STREAM and not self.non_blocking)
 
     def order_handle(self) -> int:
         """A handle of this context on which work is ordered behind all that this stream was given.
