@@ -52,7 +52,8 @@ def cuda12(session: nox.Session) -> None:
     session.install("-e", ".[cli]", "cuda-bindings==12.9.10", *tools)
     own = Path("tests/contract").glob("test_cuda_*.py")
     emulated(session, "tests/contract/test_emulator_truth.py")  # it holds the primary context: a process of its own
-    emulated(session, "tests/contract/test_driver_cuda.py", *map(str, sorted(own)))
+    emulated(session, "tests/contract/test_driver_cuda.py")
+    emulated(session, *map(str, sorted(own)))
     emulated(session, *map(str, sorted(Path("tests/integration").glob("test_api_*.py"))))
 
 
