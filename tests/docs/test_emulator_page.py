@@ -1,15 +1,21 @@
-"""The page on the emulated driver is made from the table that is held against the C sources."""
+"""The page on the emulated drivers is made from the tables that are held against the C sources."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from devmem.testing.emulator import functions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "emulator.md"
+HEADINGS = {"cuda": "## The emulated CUDA driver\n", "roc": "## The emulated HIP runtime\n"}
 
 
-def test_the_page_is_the_table():
-    head, rule, table = PAGE.read_text(encoding="utf-8").partition("Of every call:")
-    assert head.startswith("# The emulated CUDA driver\n")
-    assert (rule + table).rstrip() == functions.as_markdown().rstrip()
+@pytest.mark.parametrize("backend", functions.TABLES)
+def test_the_page_is_the_table(backend):
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.startswith("# The emulated drivers\n")
+    part = text.partition(HEADINGS[backend])[2].partition("\n## ")[0]
+    _, rule, table = part.partition("Of every call:")
+    assert (rule + table).rstrip() == functions.as_markdown(backend).rstrip()

@@ -8,7 +8,7 @@ import pytest
 
 from devmem.testing import emulator
 from devmem.testing.emulator import build
-from devmem.testing.emulator.functions import FUNCTIONS, UNSUPPORTED, as_markdown
+from devmem.testing.emulator.functions import TABLES, as_markdown
 
 
 @pytest.fixture(autouse=True)
@@ -53,15 +53,15 @@ def test_it_is_built_once(empty_cache, monkeypatch):
 
 @pytest.mark.usefixtures("empty_cache")
 def test_other_sources_are_another_library(tmp_path, monkeypatch):
-    before = build._fingerprint(build.FRONTS["cuda"], ["cc"])
+    before = build._fingerprint(build.FRONTS["cuda"]["full"], ["cc"])
     sources = tmp_path / "sources"
     sources.mkdir()
     for path in build.SOURCES.glob("*.[ch]"):
         (sources / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(build, "SOURCES", sources)
-    assert build._fingerprint(build.FRONTS["cuda"], ["cc"]) == before
+    assert build._fingerprint(build.FRONTS["cuda"]["full"], ["cc"]) == before
     (sources / "core.c").write_text((sources / "core.c").read_text() + "\n")
-    assert build._fingerprint(build.FRONTS["cuda"], ["cc"]) != before
+    assert build._fingerprint(build.FRONTS["cuda"]["full"], ["cc"]) != before
 
 
 def test_a_failing_compiler_leaves_nothing_and_says_what_it_ran(empty_cache, monkeypatch):
@@ -93,15 +93,53 @@ def test_two_processes_may_build_at_once(empty_cache):
 
 
 @pytest.mark.usefixtures("empty_cache")
-def test_the_sources_compile_without_a_warning(monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "layout"), [(name, layout) for name in build.FRONTS for layout in build.FRONTS[name]]
+)
+def test_the_sources_compile_without_a_warning(monkeypatch, backend, layout):
     if "ziglang" in " ".join(build._compiler()):
         pytest.skip("the warnings of zig's clang are not those that the sources were written against")
     monkeypatch.setenv("DEVMEM_EMULATOR_CFLAGS", "-Werror")
-    assert emulator.library("cuda").exists()
+    assert emulator.library(backend, layout).exists()
 
 
-def test_the_table_of_functions_reads_as_markdown():
-    text = as_markdown()
-    for names in FUNCTIONS.values():
+@pytest.mark.parametrize("backend", TABLES)
+def test_the_table_of_functions_reads_as_markdown(backend):
+    text = as_markdown(backend)
+    for names in TABLES[backend].FUNCTIONS.values():
         assert all(f"| `{name}` |" in text for name in names)
-    assert all(f"`{name}`" in text for name in UNSUPPORTED)
+    assert all(f"`{name}`" in text for name in TABLES[backend].UNSUPPORTED)
+
+
+def test_several_backends_share_one_environment(monkeypatch):
+    monkeypatch.delenv("DEVMEM_BACKEND", raising=False)
+    monkeypatch.delenv("DEVMEM_EMULATOR", raising=False)
+    both = emulator.environment("cuda,roc")
+    folders = both["LD_LIBRARY_PATH"].split(":")
+    assert folders[:2] == [str(emulator.library(name).parent) for name in ("cuda", "roc")]
+    assert (both["DEVMEM_BACKEND"], both["DEVMEM_EMULATOR"]) == ("cuda", "cuda,roc")
+
+
+def test_one_environment_within_another_adds_to_it(monkeypatch):
+    for name, value in emulator.environment("cuda").items():
+        monkeypatch.setenv(name, value)
+    both = emulator.environment("roc")
+    assert both["DEVMEM_EMULATOR"] == "cuda,roc"
+    assert str(emulator.library("cuda").parent) in both["LD_LIBRARY_PATH"].split(":")
+
+
+def test_rocm_is_found_by_its_home():
+    found = emulator.environment("roc")
+    assert found["ROCM_PATH"] == found["ROCM_HOME"] == str(emulator.library("roc").parents[1])
+    assert emulator.library("roc").parent.name == "lib"
+
+
+def test_a_layout_is_named_by_what_lies_in_the_folder():
+    for layout, names in (
+        ("full", ["libamdhip64.so"]),
+        ("versioned", ["libamdhip64.so.7"]),
+        ("old", ["libamdhip64.so"]),
+    ):
+        assert [path.name for path in emulator.library("roc", layout).parent.iterdir()] == names
+    with pytest.raises(emulator.BuildError, match=r"'new'.*full, versioned, old"):
+        emulator.environment("roc", "new")

@@ -265,7 +265,7 @@ def test_the_null_mode_counts_and_does_nothing():
 
 def test_every_exported_function_is_in_the_table():
     emulated("""
-    from devmem.testing.emulator.functions import FUNCTIONS, UNSUPPORTED
+    from devmem.testing.emulator.cuda_functions import FUNCTIONS, UNSUPPORTED
     told = [name for names in FUNCTIONS.values() for name in names] + UNSUPPORTED
     assert sorted(told) == sorted(control.functions()), set(told) ^ set(control.functions())
     """)

@@ -18,8 +18,6 @@ PROGRAM = """
 import ctypes, random, sys
 import numpy as np
 from devmem.testing import emulator
-driver = ctypes.CDLL(emulator.load("cuda"))
-control = emulator.control("cuda")
 u64, size = ctypes.c_uint64, ctypes.c_size_t
 N = 3000
 
@@ -31,39 +29,72 @@ def out(call, *arguments):
     ok(call(ctypes.byref(value), *arguments))
     return value.value
 
+class Cuda:
+    def __init__(self):
+        self.driver = driver = ctypes.CDLL(emulator.load("cuda"))
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(u64(out(driver.cuDevicePrimaryCtxRetain, 0))))
+        self.record, self.wait, self.synchronize = driver.cuEventRecord, driver.cuStreamWaitEvent, driver.cuStreamSynchronize
+        self.fill, self.settle = driver.cuMemsetD8Async, driver.cuCtxSynchronize
+        self.free = {"pinned": driver.cuMemFreeHost, "plain": driver.cuMemFree_v2}
+        self.free_later = driver.cuMemFreeAsync
+        self.drop_stream, self.drop_event = driver.cuStreamDestroy_v2, driver.cuEventDestroy_v2
+        self.kinds = ["pinned", "pool", "plain"]
+    def take(self, kind, stream):
+        if kind == "pinned": return out(self.driver.cuMemHostAlloc, size(N), 0)
+        if kind == "pool": return out(self.driver.cuMemAllocAsync, size(N), u64(stream))
+        return out(self.driver.cuMemAlloc_v2, size(N))
+    def copy(self, to, source, count, stream):
+        return self.driver.cuMemcpyAsync(u64(to), u64(source), size(count), u64(stream))
+    def stream(self, flags): return out(self.driver.cuStreamCreate, flags)
+    def event(self): return out(self.driver.cuEventCreate, 2)
+
+class Hip:
+    def __init__(self):
+        self.driver = driver = ctypes.CDLL(emulator.load("roc"))
+        self.record, self.wait, self.synchronize = driver.hipEventRecord, driver.hipStreamWaitEvent, driver.hipStreamSynchronize
+        self.fill, self.settle = driver.hipMemsetAsync, driver.hipDeviceSynchronize
+        self.free = {"pinned": driver.hipHostFree, "coarse": driver.hipHostFree, "plain": driver.hipFree}
+        self.free_later, self.drop_stream, self.drop_event = driver.hipFreeAsync, driver.hipStreamDestroy, driver.hipEventDestroy
+        self.kinds = ["pinned", "coarse", "pool", "plain"]
+    def take(self, kind, stream):
+        flags = {"pinned": 0x40000000, "coarse": 0x80000000}.get(kind)
+        if flags: return out(self.driver.hipHostMalloc, size(N), ctypes.c_uint(flags))
+        if kind == "pool": return out(self.driver.hipMallocAsync, size(N), u64(stream))
+        return out(self.driver.hipMalloc, size(N))
+    def copy(self, to, source, count, stream):
+        return self.driver.hipMemcpyAsync(u64(to), u64(source), size(count), 4, u64(stream))
+    def stream(self, flags): return out(self.driver.hipStreamCreateWithFlags, flags)
+    def event(self): return out(self.driver.hipEventCreateWithFlags, 2)
+
 class Buffer:
     def __init__(self, kind, stream):
         self.kind, self.owner, self.model = kind, stream, np.zeros(N, np.uint8)
-        if kind == "pinned":
-            self.at = out(driver.cuMemHostAlloc, size(N), 0)
-        elif kind == "pool":
-            self.at = out(driver.cuMemAllocAsync, size(N), u64(stream))
-        else:
-            self.at = out(driver.cuMemAlloc_v2, size(N))
-        ok(driver.cuMemsetD8Async(u64(self.at), 0, size(N), u64(stream)))
+        self.at = api.take(kind, stream)
+        ok(api.fill(u64(self.at), 0, size(N), u64(stream)))
     def use_on(self, stream, event):
         if self.owner != stream:
-            ok(driver.cuEventRecord(u64(event), u64(self.owner)))
-            ok(driver.cuStreamWaitEvent(u64(stream), u64(event), 0))
+            ok(api.record(u64(event), u64(self.owner)))
+            ok(api.wait(u64(stream), u64(event), 0))
             self.owner = stream
     def free(self):
         if self.kind == "pool":
-            ok(driver.cuMemFreeAsync(u64(self.at), u64(self.owner)))
+            ok(api.free_later(u64(self.at), u64(self.owner)))
         else:
-            ok(driver.cuStreamSynchronize(u64(self.owner)))
-            ok((driver.cuMemFreeHost if self.kind == "pinned" else driver.cuMemFree_v2)(u64(self.at)))
+            ok(api.synchronize(u64(self.owner)))
+            ok(api.free[self.kind](u64(self.at)))
 
 def check(buffer):
     back = np.zeros(N, np.uint8)
-    ok(driver.cuMemcpyAsync(u64(back.ctypes.data), u64(buffer.at), size(N), u64(buffer.owner)))
+    ok(api.copy(back.ctypes.data, buffer.at, N, buffer.owner))
     assert (back == buffer.model).all()
 
 def schedule(seed):
     rng = random.Random(seed)
     control.delay(0, jitter=rng.choice([0, 20, 200]), seed=seed)
-    streams = [out(driver.cuStreamCreate, rng.randrange(2)) for _ in range(4)] + [1, 2]
-    event = out(driver.cuEventCreate, 2)
-    buffers = [Buffer(rng.choice(["pinned", "pool", "plain"]), rng.choice(streams)) for _ in range(6)]
+    streams = [api.stream(rng.randrange(2)) for _ in range(4)] + [1, 2]
+    event = api.event()
+    buffers = [Buffer(rng.choice(api.kinds), rng.choice(streams)) for _ in range(6)]
     for _ in range(80):
         stream, one, two = rng.choice(streams), *rng.sample(buffers, 2)
         first, count = rng.randrange(N // 2), rng.randrange(1, N // 2)
@@ -71,33 +102,33 @@ def schedule(seed):
         one.use_on(stream, event)
         if what < 0.35:
             two.use_on(stream, event)
-            ok(driver.cuMemcpyAsync(u64(one.at + first), u64(two.at + first), size(count), u64(stream)))
+            ok(api.copy(one.at + first, two.at + first, count, stream))
             one.model[cut] = two.model[cut]
         elif what < 0.55:
             value = rng.randrange(256)
-            ok(driver.cuMemsetD8Async(u64(one.at + first), value, size(count), u64(stream)))
+            ok(api.fill(u64(one.at + first), value, size(count), u64(stream)))
             one.model[cut] = value
         elif what < 0.75:
             source = np.frombuffer(rng.randbytes(count), np.uint8).copy()
-            ok(driver.cuMemcpyAsync(u64(one.at + first), u64(source.ctypes.data), size(count), u64(stream)))
+            ok(api.copy(one.at + first, source.ctypes.data, count, stream))
             one.model[cut] = source
             source[:] = 0
         elif what < 0.9:
             one.free()
-            buffers[buffers.index(one)] = Buffer(rng.choice(["pinned", "pool", "plain"]), rng.choice(streams))
+            buffers[buffers.index(one)] = Buffer(rng.choice(api.kinds), rng.choice(streams))
         else:
             check(one)
     for buffer in buffers:
         check(buffer)
         buffer.free()
     for stream in streams[:4]:
-        ok(driver.cuStreamDestroy_v2(u64(stream)))
-    ok(driver.cuEventDestroy_v2(u64(event)))
-    ok(driver.cuCtxSynchronize())
+        ok(api.drop_stream(u64(stream)))
+    ok(api.drop_event(u64(event)))
+    ok(api.settle())
     assert control.live() == (0, 0), control.live()
 
-ok(driver.cuInit(0))
-ok(driver.cuCtxSetCurrent(u64(out(driver.cuDevicePrimaryCtxRetain, 0))))
+api = {"cuda": Cuda, "roc": Hip}[sys.argv[2]]()
+control = emulator.control(sys.argv[2])
 for seed in range(int(sys.argv[1])):
     try:
         schedule(seed)
@@ -107,12 +138,13 @@ for seed in range(int(sys.argv[1])):
 """
 
 
-def test_the_order_of_calls_is_kept_whatever_the_delays():
+@pytest.mark.parametrize("backend", ["cuda", "roc"])
+def test_the_order_of_calls_is_kept_whatever_the_delays(backend):
     try:
-        emulator.library("cuda")
+        emulator.library(backend)
     except emulator.BuildError as error:
         pytest.skip(str(error))
-    command = [sys.executable, "-c", PROGRAM, str(SEEDS)]
+    command = [sys.executable, "-c", PROGRAM, str(SEEDS), backend]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=55)
     assert done.returncode == 0, done.stdout + done.stderr

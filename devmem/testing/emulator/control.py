@@ -56,6 +56,17 @@ class Control:
         """Name every function that the emulator exports."""
         return list(self._names)
 
+    def is_coarse(self, address: int) -> bool:
+        """Tell whether the host sees what the device writes there only after a release to the whole system.
+
+        Of host memory on HIP; False for anything else.
+        """
+        return bool(self._library.devmem_emulator_is_coarse(address))
+
+    def slow_copies(self) -> int:
+        """Count the copies of several rows whose pitch AMD's copy engines refuse (no multiple of 4), since the last reset."""
+        return int(self._library.devmem_emulator_slow_copies())
+
     def live(self) -> tuple[int, int]:
         """Tell the bytes allocated and not freed, and the handles made and not destroyed.
 
@@ -148,5 +159,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.devmem_emulator_function_name.restype = ctypes.c_char_p
     library.devmem_emulator_function_calls.restype = ctypes.c_ulong
     library.devmem_emulator_live.restype = None
+    library.devmem_emulator_is_coarse.argtypes = [ctypes.c_uint64]
+    library.devmem_emulator_slow_copies.restype = ctypes.c_ulong
     library.devmem_emulator_reset.restype = None
     return library

@@ -2,8 +2,11 @@
 #define _GNU_SOURCE
 #include "core.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define PIECE 16384u /* bytes that pass a shade at once */
 
 static size_t span(const struct box *box, const struct end *end)
 {
@@ -12,6 +15,15 @@ static size_t span(const struct box *box, const struct end *end)
 
 /* --- whose memory is it? ------------------------------------------------------------------------------------------ */
 
+/* The runtime moves the bytes with the processor, whatever the address. Where they are not there, that is its end. */
+static status stray(uint64_t address, size_t bytes)
+{
+    if (is_reserved(address) || !range_is_mapped(address, bytes))
+        core_die(SIGSEGV, "no live allocation holds the %zu bytes to copy at %#llx: they count as the program's own, and "
+                 "cannot be touched", bytes, (unsigned long long)address);
+    return OK;
+}
+
 /* A known range must hold all of the box; an unknown one must be host memory that is really there. */
 static status resolve(const struct end *end, size_t bytes, struct moved *out)
 {
@@ -19,6 +31,7 @@ static status resolve(const struct end *end, size_t bytes, struct moved *out)
     struct block *block = block_find(end->address);
     *out = (struct moved){(char *)(uintptr_t)end->address, end->pitch, end->plane, NULL, block};
     if (!block) {
+        if (manners.strays_are_host && end->side != SIDE_DEVICE) return stray(end->address, bytes);
         if (end->side == SIDE_DEVICE || is_reserved(end->address) || range_overlap(end->address, bytes)) return INVALID_VALUE;
         return range_is_mapped(end->address, bytes) ? OK : INVALID_VALUE;
     }
@@ -49,11 +62,30 @@ static status transfer_of(const struct box *box, struct transfer *out)
 
 /* --- moving bytes ------------------------------------------------------------------------------------------------- */
 
+static struct shade *shade_of(const struct moved *end) { return end->lease ? end->lease->shade : NULL; }
+
+static void move_row(const struct moved *to, char *into, const struct moved *from, const char *out, size_t width)
+{
+    struct shade *written = shade_of(to), *seen = shade_of(from);
+    char piece[PIECE];
+    if (!written && !seen) {
+        memmove(into, out, width);
+        return;
+    }
+    for (size_t done = 0; done < width; done += PIECE) {
+        size_t bytes = width - done < PIECE ? width - done : PIECE;
+        if (seen) shade_read(seen, piece, out + done, bytes);
+        else memcpy(piece, out + done, bytes);
+        if (written) shade_write(written, into + done, piece, bytes);
+        else memcpy(into + done, piece, bytes);
+    }
+}
+
 static void move_box(const struct moved *to, const struct moved *from, size_t width, size_t height, size_t depth)
 {
     for (size_t z = 0; z < depth; z++)
         for (size_t y = 0; y < height; y++)
-            memmove(to->bytes + z * to->plane + y * to->pitch, from->bytes + z * from->plane + y * from->pitch, width);
+            move_row(to, to->bytes + z * to->plane + y * to->pitch, from, from->bytes + z * from->plane + y * from->pitch, width);
 }
 
 /* The copies of a batch may run in any order: run them backwards, so that nobody leans on the order given. */
@@ -100,7 +132,10 @@ static struct op *copy_op(const struct transfer *transfer)
 static status finish(struct context *context, struct op *op, bool wait)
 {
     unsigned generation = context->generation;
-    if (wait) host_wait(op);
+    if (wait) {
+        host_wait(op);
+        shades_publish();
+    }
     op_drop(op);
     return context->generation != generation ? CONTEXT_IS_DESTROYED : context->sticky;
 }
@@ -116,8 +151,10 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
     result = transfer_of(box, &transfer);
     if (result != OK) return result;
     bool from_pageable = pageable(&transfer.from), host_to_host = !on_device(&transfer.to) && !on_device(&transfer.from);
-    if (from_pageable && !host_to_host) {
-        if (blocking) { /* a stream sync comes before the copy: what it waits for may change what is resolved */
+    size_t bytes = box->width * box->height * box->depth;
+    bool ahead = from_pageable && !host_to_host && bytes <= manners.staged;
+    if (ahead) {
+        if (blocking && !manners.calls_wait) { /* a stream sync comes before the copy: what it waits for may change what is resolved */
             result = stream_synchronize(stream);
             if (result == OK) result = stream_get(context, stream_handle, &stream);
             if (result == OK) result = transfer_of(box, &transfer);
@@ -126,7 +163,9 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
         if (result != OK) return result;
     }
     bool device_to_device = on_device(&transfer.to) && on_device(&transfer.from);
-    bool wait = host_to_host || pageable(&transfer.to) || (blocking && !device_to_device && !from_pageable);
+    bool wait = host_to_host || pageable(&transfer.to) || (from_pageable && !ahead);
+    if (blocking && manners.calls_wait) wait = !device_to_device || transfer.to.block->device != transfer.from.block->device;
+    else if (blocking) wait = wait || (!device_to_device && !from_pageable);
     lease_both(&transfer);
     struct op *op = copy_op(&transfer);
     stream_submit(stream, op);
@@ -161,11 +200,20 @@ status copy_batch(struct context *context, uint64_t stream_handle, const struct 
 
 /* --- fills -------------------------------------------------------------------------------------------------------- */
 
+static void fill_shaded(const struct moved *at, char *row, size_t bytes, uint32_t value, unsigned unit)
+{
+    char piece[PIECE];
+    for (size_t x = 0; x < PIECE; x += unit) memcpy(piece + x, &value, unit);
+    for (size_t done = 0; done < bytes; done += PIECE)
+        shade_write(shade_of(at), row + done, piece, bytes - done < PIECE ? bytes - done : PIECE);
+}
+
 void fill_perform(const struct moved *at, size_t width, size_t height, uint32_t value, unsigned unit)
 {
     for (size_t y = 0; y < height; y++) {
         char *row = at->bytes + y * at->pitch;
-        if (unit == 1) memset(row, (int)(value & 0xff), width);
+        if (shade_of(at)) fill_shaded(at, row, width * unit, value, unit);
+        else if (unit == 1) memset(row, (int)(value & 0xff), width);
         else for (size_t x = 0; x < width; x++) memcpy(row + x * unit, &value, unit);
     }
 }
@@ -197,21 +245,20 @@ status fill_run(struct context *context, uint64_t stream_handle, uint64_t addres
 
 /* --- words in memory ---------------------------------------------------------------------------------------------- */
 
-status value_run(struct context *context, uint64_t stream_handle, uint64_t address, uint64_t value, unsigned flags, bool writes)
+status value_run(struct context *context, uint64_t stream_handle, uint64_t address, struct value value, bool writes)
 {
     struct stream *stream;
     struct moved at;
     status result = stream_get(context, stream_handle, &stream);
     if (result != OK) return result;
     struct end end = {address, 0, 0, SIDE_DEVICE};
-    if (address % 4) return INVALID_VALUE;
-    result = resolve(&end, 4, &at);
+    if (address % value.width) return INVALID_VALUE;
+    result = resolve(&end, value.width, &at);
     if (result != OK) return result;
     at.lease = lease_hold(at.block->lease);
     struct op *op = op_new(writes ? OP_WRITE_VALUE : OP_WAIT_VALUE);
     op->value.at = at;
-    op->value.value = value;
-    op->value.flags = flags;
+    op->value.asked = value;
     stream_submit(stream, op);
     return finish(context, op, false);
 }

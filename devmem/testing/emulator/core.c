@@ -2,6 +2,9 @@
 #define _GNU_SOURCE
 #include "core.h"
 
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -66,6 +69,22 @@ static void after_fork_in_child(void)
 
 __attribute__((destructor)) static void at_unload(void) { atomic_store(&finished, true); }
 
+bool core_is_open(void) { return initialized && device_count; }
+
+/* End the process as the vendor's library would, and say why: the real one says nothing. */
+_Noreturn void core_die(int number, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("devmem emulator: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    signal(number, SIG_DFL);
+    raise(number);
+    abort();
+}
+
 status core_initialize(void)
 {
     if (initialized) return device_count ? OK : NO_DEVICE;
@@ -79,8 +98,9 @@ status core_initialize(void)
 static status admit(int function, enum need need, struct context **context)
 {
     status why = OK;
-    if (inside_host_function && need != NEED_NOTHING) return NOT_PERMITTED;
-    if (need != NEED_NOTHING && (!initialized || !device_count)) return NOT_INITIALIZED;
+    if (inside_host_function && need != NEED_NOTHING) return manners.in_host_function;
+    status ready = front_admit(need);
+    if (ready != OK) return ready;
     status injected = fault_due(function);
     if (injected != OK && !fault_is_sticky(injected)) return injected;
     if (need == NEED_CONTEXT || injected != OK) *context = context_current(&why);

@@ -1,7 +1,7 @@
 /* The emulated accelerator: devices, memory, streams, events, pools and faults.
  *
- * One core serves two thin fronts (the CUDA driver API in cuda*.c; the HIP runtime later). A front checks its vendor's
- * argument rules, calls the core, and translates the few numbers that differ: status codes here are CUDA's.
+ * One core serves two thin fronts (the CUDA driver API in cuda*.c, the HIP runtime in hip*.c). A front checks its vendor's
+ * argument rules, calls the core, and translates the few numbers that differ: status codes here are those that both share.
  *
  * Every core function runs under one lock, taken by core_enter() and given back by core_leave(). Only three things
  * leave it: waiting (host_wait), stream threads while they move bytes, and host functions. One lock is slower
@@ -62,6 +62,7 @@ struct lease {
     int references;
     int running;              /* operations touching the bytes at this moment */
     bool born, dead;
+    struct shade *shade;      /* of coarse-grained host memory: what the device wrote and the host may not see yet */
 };
 
 struct block {
@@ -77,6 +78,7 @@ struct block {
     struct context *context;
     struct pool *pool;
     struct lease *lease;
+    struct block *seen;       /* of registered memory: the range by which the device knows it, if another */
     struct op *died;          /* the stream operation that gave a pooled block back */
     struct stream *home;      /* where it was given back: compared, never followed */
     int references;           /* opens of an imported block */
@@ -173,14 +175,31 @@ void *handle_next(enum handle_kind kind, size_t *cursor);
 
 /* --- what the core asks of its front ------------------------------------------------------------------------------ */
 
+/* How the two vendors' drivers behave where they differ and neither is wrong. */
+struct manners {
+    bool strays_are_host;     /* an unknown address in a copy is pageable host memory, there or not */
+    bool calls_wait;          /* a copy without Async has ended when it returns, but from device to the same device */
+    bool opens_are_distinct;  /* memory of another process opened twice has two addresses */
+    size_t staged;            /* longest pageable source that an asynchronous copy reads ahead; longer ones are waited for */
+    status in_host_function;  /* what a call from a host function gets */
+};
+
+extern struct manners manners;
+
+status front_admit(enum need need);           /* before every call, with the lock: may it go on, and is all there? */
+status front_unknown_stream(uint64_t handle); /* the status for it, if the vendor's library lives on */
+void front_lost(status code);                 /* work on a device failed for good; may end the process */
+bool core_is_open(void);
+_Noreturn void core_die(int signal, const char *format, ...);
 extern const char *const function_names[];    /* its functions, in the order of the numbers given to core_enter() */
 extern const int function_count;
-const char *front_visible_devices(void);      /* the text that lists the visible devices, or NULL for all */
+int front_visible_devices(int physical[MAX_DEVICES], int total);   /* which of them, and how many */
 
 /* --- faults ------------------------------------------------------------------------------------------------------- */
 
 #define MAX_FUNCTIONS 256
 extern atomic_ulong function_calls[MAX_FUNCTIONS];
+extern atomic_ulong slow_copies;  /* boxes that the vendor's library moves row by row, many times slower */
 
 status fault_due(int function);
 bool fault_is_sticky(status code);
@@ -194,9 +213,13 @@ extern long live_handles;
 
 status device_alloc(struct context *context, size_t bytes, uint64_t *address);
 status device_free(struct context *context, uint64_t address);
+status block_release(struct block *block);
 status host_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address);
 status host_free(struct context *context, uint64_t address);
 status host_register(struct context *context, uint64_t address, size_t bytes, unsigned flags);
+status range_add(struct context *context, uint64_t address, size_t bytes, unsigned flags);
+void range_forget(struct block *block);
+void range_alias(struct block *block);
 status host_unregister(struct context *context, uint64_t address);
 status managed_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address);
 struct block *block_find(uint64_t address);
@@ -256,7 +279,21 @@ status fill_run(struct context *context, uint64_t stream, uint64_t address, size
 void copy_perform(const struct transfer *transfers, size_t count);
 void transfers_free(struct transfer *transfers, size_t count);
 void fill_perform(const struct moved *at, size_t width, size_t height, uint32_t value, unsigned unit);
-status value_run(struct context *context, uint64_t stream, uint64_t address, uint64_t value, unsigned flags, bool writes);
+
+struct value {
+    uint64_t value, mask;     /* the mask is for waiting alone */
+    unsigned width, how;      /* bytes; how to compare */
+};
+
+status value_run(struct context *context, uint64_t stream, uint64_t address, struct value value, bool writes);
+
+/* --- coarse-grained host memory ----------------------------------------------------------------------------------- */
+
+void shade_give(struct block *block);
+void shade_drop(struct shade *shade);
+void shade_write(struct shade *shade, char *at, const void *from, size_t bytes);
+void shade_read(struct shade *shade, void *to, const char *at, size_t bytes);
+void shades_publish(void);
 
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
@@ -266,6 +303,7 @@ struct op {
     enum op_kind kind;
     int references;
     bool done;
+    bool publishes;           /* a mark that makes coarse-grained memory visible to the host */
     uint64_t finished;        /* nanoseconds */
     uint64_t sequence;
     struct stream *stream;
@@ -277,7 +315,7 @@ struct op {
         struct { struct transfer *transfers; size_t count; } copy;
         struct { struct moved at; size_t width, height; uint32_t value; unsigned unit; } fill;
         struct { void (*call)(void *); void *data; } host;
-        struct { struct moved at; uint64_t value; unsigned flags; } value;
+        struct { struct moved at; struct value asked; } value;
         struct { struct moved at; size_t bytes; } birth;
         struct lease *death;
     };
@@ -309,6 +347,7 @@ status stream_submit(struct stream *stream, struct op *op);
 status stream_create(struct context *context, unsigned flags, int priority, uint64_t *handle);
 status stream_destroy(uint64_t handle);
 status stream_get(struct context *context, uint64_t handle, struct stream **out);
+struct stream *stream_find(struct context *context, uint64_t handle);
 status stream_query(struct stream *stream);
 status stream_synchronize(struct stream *stream);
 status stream_wait_op(struct stream *stream, struct op *earlier);
@@ -329,6 +368,7 @@ struct event {
 
 #define EVENT_DISABLE_TIMING 2u
 #define EVENT_INTERPROCESS 4u
+#define EVENT_RELEASE_TO_SYSTEM 0x80000000u
 
 status event_create(struct context *context, unsigned flags, uint64_t *handle);
 status event_destroy(uint64_t handle);
@@ -340,6 +380,29 @@ status event_wait(struct context *context, uint64_t stream, uint64_t event);
 void events_drop(struct context *context);
 
 /* --- pools -------------------------------------------------------------------------------------------------------- */
+
+enum { LOCATION_DEVICE = 1, LOCATION_HOST = 2, LOCATION_HOST_NUMA = 3, LOCATION_HOST_NUMA_CURRENT = 4 };
+
+/* How both vendors say where memory is, who may reach it, and what a pool is made of. */
+struct location {
+    int type, id;
+};
+
+struct access_description {
+    struct location location;
+    int flags;
+};
+
+struct pool_properties {
+    int allocation, handles;
+    struct location location;
+    void *security;
+    size_t max_bytes;
+    unsigned char reserved[56];
+};
+
+#define ACCESS_READ_WRITE 3
+#define ALLOCATION_PINNED 1
 
 struct pool {
     uint64_t handle;
@@ -361,6 +424,10 @@ status pool_destroy(uint64_t handle);
 status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint64_t stream, uint64_t *address);
 status pool_free(struct context *context, uint64_t address, uint64_t stream);
 status pool_trim(struct pool *pool, size_t keep);
+status pool_set_attribute(struct pool *pool, int attribute, const void *value);
+status pool_get_attribute(const struct pool *pool, int attribute, void *out);
+status pool_set_access(struct pool *pool, const struct access_description *wanted, size_t count);
+status pool_get_access(const struct pool *pool, const struct location *location, int *flags);
 bool pool_return(struct block *block);
 void pools_relax(int device);
 void pools_drop(int device);

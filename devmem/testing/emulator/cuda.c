@@ -17,7 +17,36 @@ static bool is_device(int device) { return device >= 0 && device < device_count;
 /* 13.0 unless told otherwise: an older number hides the newer functions, as an older driver does. */
 int cuda_version(void) { return (int)core_setting("DEVMEM_EMULATOR_CUDA_VERSION", 13000); }
 
-const char *front_visible_devices(void) { return getenv("CUDA_VISIBLE_DEVICES"); }
+struct manners manners = {.staged = SIZE_MAX, .in_host_function = NOT_PERMITTED};
+
+/* The list of visible devices as the vendor reads it: ordinals, cut at the first that does not exist. No UUIDs. */
+int front_visible_devices(int physical[MAX_DEVICES], int total)
+{
+    const char *text = getenv("CUDA_VISIBLE_DEVICES");
+    int count = 0;
+    if (!text) {
+        for (; count < total; count++) physical[count] = count;
+        return count;
+    }
+    while (count < MAX_DEVICES && *text) {
+        char *end;
+        long ordinal = strtol(text, &end, 10);
+        if (end == text || ordinal < 0 || ordinal >= total) break;
+        physical[count++] = (int)ordinal;
+        if (*end != ',') break;
+        text = end + 1;
+    }
+    return count;
+}
+
+status front_admit(enum need need) { return need == NEED_NOTHING || core_is_open() ? OK : NOT_INITIALIZED; }
+void front_lost(status code) { (void)code; }
+
+status front_unknown_stream(uint64_t handle)
+{
+    (void)handle;
+    return INVALID_HANDLE;
+}
 
 EXPORT status cuInit(unsigned flags)
 {

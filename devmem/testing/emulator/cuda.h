@@ -8,11 +8,6 @@ typedef uint64_t handle;       /* contexts, streams, events, pools: opaque point
 typedef uint64_t deviceptr;
 
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 };
-enum { LOCATION_DEVICE = 1, LOCATION_HOST = 2, LOCATION_HOST_NUMA = 3, LOCATION_HOST_NUMA_CURRENT = 4 };
-
-struct location {
-    int type, id;
-};
 
 struct memcpy2d {
     size_t src_x, src_y;
@@ -46,20 +41,6 @@ struct memcpy_attributes {
     int order;
     struct location source, destination;
     unsigned flags;
-};
-
-struct pool_properties {
-    int allocation, handles;
-    struct location location;
-    void *security;
-    size_t max_bytes;
-    unsigned short usage;
-    unsigned char reserved[54];
-};
-
-struct access_description {
-    struct location location;
-    int flags;
 };
 
 struct ipc_handle {

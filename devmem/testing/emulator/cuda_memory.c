@@ -149,8 +149,6 @@ enum {
     POINTER_ACCESS_FLAGS, POINTER_POOL, POINTER_MAPPING_SIZE, POINTER_MAPPING_BASE, POINTER_MEMORY_BLOCK_ID
 };
 
-#define ACCESS_READ_WRITE 3
-
 static void put(void *out, const void *value, size_t bytes) { memcpy(out, value, bytes); }
 static void put_word(void *out, uint64_t value) { put(out, &value, 8); }
 static void put_int(void *out, int value) { put(out, &value, 4); }
@@ -228,13 +226,6 @@ EXPORT status cuPointerGetAttributes(unsigned count, const int *wanted, void **o
 
 /* --- pools -------------------------------------------------------------------------------------------------------- */
 
-enum {
-    POOL_FOLLOW_EVENTS = 1, POOL_OPPORTUNISTIC, POOL_INTERNAL, POOL_THRESHOLD, POOL_RESERVED, POOL_RESERVED_HIGH, POOL_USED,
-    POOL_USED_HIGH
-};
-
-#define ALLOCATION_PINNED 1
-
 EXPORT status cuMemPoolCreate(handle *out, const struct pool_properties *properties)
 {
     BEGIN(cuMemPoolCreate, NEED_INIT);
@@ -261,70 +252,28 @@ EXPORT status cuMemPoolSetAttribute(handle which, int attribute, const void *val
 {
     BEGIN(cuMemPoolSetAttribute, NEED_INIT);
     struct pool *pool = handle_get(which, HANDLE_POOL);
-    REQUIRE(pool && value, INVALID_VALUE);
-    int number;
-    uint64_t word = 0;
-    memcpy(&number, value, sizeof number);
-    if (attribute >= POOL_THRESHOLD) memcpy(&word, value, sizeof word);
-    switch (attribute) {
-    case POOL_FOLLOW_EVENTS: pool->follow_events = number != 0; END(OK);
-    case POOL_OPPORTUNISTIC: pool->opportunistic = number != 0; END(OK);
-    case POOL_INTERNAL: pool->internal = number != 0; END(OK);
-    case POOL_THRESHOLD: pool->threshold = word; END(OK);
-    case POOL_RESERVED_HIGH: /* high marks can only be put back to what is current */
-        REQUIRE(!word, INVALID_VALUE);
-        pool->reserved_high = pool->reserved;
-        END(OK);
-    case POOL_USED_HIGH:
-        REQUIRE(!word, INVALID_VALUE);
-        pool->used_high = pool->used;
-        END(OK);
-    default: END(INVALID_VALUE);
-    }
+    END(pool && value ? pool_set_attribute(pool, attribute, value) : INVALID_VALUE);
 }
 
 EXPORT status cuMemPoolGetAttribute(handle which, int attribute, void *out)
 {
     BEGIN(cuMemPoolGetAttribute, NEED_INIT);
     struct pool *pool = handle_get(which, HANDLE_POOL);
-    REQUIRE(pool && out, INVALID_VALUE);
-    switch (attribute) {
-    case POOL_FOLLOW_EVENTS: put_int(out, pool->follow_events); END(OK);
-    case POOL_OPPORTUNISTIC: put_int(out, pool->opportunistic); END(OK);
-    case POOL_INTERNAL: put_int(out, pool->internal); END(OK);
-    case POOL_THRESHOLD: put_word(out, pool->threshold); END(OK);
-    case POOL_RESERVED: put_word(out, pool->reserved); END(OK);
-    case POOL_RESERVED_HIGH: put_word(out, pool->reserved_high); END(OK);
-    case POOL_USED: put_word(out, pool->used); END(OK);
-    case POOL_USED_HIGH: put_word(out, pool->used_high); END(OK);
-    default: END(INVALID_VALUE);
-    }
+    END(pool && out ? pool_get_attribute(pool, attribute, out) : INVALID_VALUE);
 }
 
 EXPORT status cuMemPoolSetAccess(handle which, const struct access_description *wanted, size_t count)
 {
     BEGIN(cuMemPoolSetAccess, NEED_INIT);
     struct pool *pool = handle_get(which, HANDLE_POOL);
-    REQUIRE(pool && (wanted || !count), INVALID_VALUE);
-    for (size_t index = 0; index < count; index++) {
-        const struct access_description *one = &wanted[index];
-        REQUIRE(one->location.type == LOCATION_DEVICE && (one->flags == 0 || one->flags == 1 || one->flags == 3), INVALID_VALUE);
-        REQUIRE(is_device(one->location.id), INVALID_DEVICE);
-        REQUIRE(one->flags || one->location.id != pool->device, INVALID_VALUE); /* its own device cannot be shut out */
-        if (one->flags) pool->readable_by |= 1u << one->location.id;
-        else pool->readable_by &= ~(1u << one->location.id);
-    }
-    END(OK);
+    END(pool && (wanted || !count) ? pool_set_access(pool, wanted, count) : INVALID_VALUE);
 }
 
 EXPORT status cuMemPoolGetAccess(int *flags, handle which, const struct location *location)
 {
     BEGIN(cuMemPoolGetAccess, NEED_INIT);
     struct pool *pool = handle_get(which, HANDLE_POOL);
-    REQUIRE(pool && flags && location && location->type == LOCATION_DEVICE, INVALID_VALUE);
-    REQUIRE(is_device(location->id), INVALID_DEVICE);
-    *flags = pool->readable_by & (1u << location->id) ? ACCESS_READ_WRITE : 0;
-    END(OK);
+    END(pool && flags && location ? pool_get_access(pool, location, flags) : INVALID_VALUE);
 }
 
 EXPORT status cuDeviceGetDefaultMemPool(handle *out, int device)

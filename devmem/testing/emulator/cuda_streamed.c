@@ -500,11 +500,12 @@ EXPORT status GIVEN(cuStreamWaitValue32_v2)(handle stream, deviceptr address, ui
 {
     BEGIN(cuStreamWaitValue32, NEED_CONTEXT);
     REQUIRE(flags <= 2, flags <= 3 ? NOT_SUPPORTED : INVALID_VALUE);
-    END(value_run(context, STREAM_OF(stream), address, value, flags, false));
+    END(value_run(context, STREAM_OF(stream), address, (struct value){value, UINT64_MAX, 4, flags}, false));
 }
 
 EXPORT status GIVEN(cuStreamWriteValue32_v2)(handle stream, deviceptr address, uint32_t value, unsigned flags)
 {
     BEGIN(cuStreamWriteValue32, NEED_CONTEXT);
-    END(flags <= 1 ? value_run(context, STREAM_OF(stream), address, value, flags, true) : INVALID_VALUE);
+    REQUIRE(flags <= 1, INVALID_VALUE);
+    END(value_run(context, STREAM_OF(stream), address, (struct value){value, 0, 4, 0}, true));
 }

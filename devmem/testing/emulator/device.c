@@ -16,26 +16,6 @@ static _Thread_local int context_depth;
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
-/* The list of visible devices as both vendors read it: ordinals, cut at the first that does not exist. No UUIDs. */
-static int visible(int physical[MAX_DEVICES], int total)
-{
-    const char *text = front_visible_devices();
-    int count = 0;
-    if (!text) {
-        for (; count < total; count++) physical[count] = count;
-        return count;
-    }
-    while (count < MAX_DEVICES && *text) {
-        char *end;
-        long ordinal = strtol(text, &end, 10);
-        if (end == text || ordinal < 0 || ordinal >= total) break;
-        physical[count++] = (int)ordinal;
-        if (*end != ',') break;
-        text = end + 1;
-    }
-    return count;
-}
-
 static struct context *context_new(int device, bool is_primary)
 {
     struct context *context = calloc(1, sizeof *context);
@@ -52,7 +32,7 @@ status devices_open(void)
 {
     size_t total = core_setting("DEVMEM_EMULATOR_DEVICES", 2), bytes = core_setting("DEVMEM_EMULATOR_MEMORY", 8ull << 30);
     int physical[MAX_DEVICES];
-    device_count = visible(physical, (int)(total < MAX_DEVICES ? total : MAX_DEVICES));
+    device_count = front_visible_devices(physical, (int)(total < MAX_DEVICES ? total : MAX_DEVICES));
     for (int index = 0; index < device_count; index++) {
         struct device *device = &devices[index];
         device->physical = physical[index];
@@ -185,6 +165,7 @@ status context_synchronize(struct context *context)
 {
     unsigned generation = context->generation;
     host_wait_context(context);
+    shades_publish();
     if (context->generation != generation) return CONTEXT_IS_DESTROYED;
     pools_relax(context->device);
     return context->sticky;

@@ -40,6 +40,7 @@ status event_record(struct context *context, uint64_t handle, uint64_t stream_ha
     if (stream->context != event->context) return INVALID_HANDLE;
     op_drop(event->last);
     event->last = op_new(OP_MARK);
+    event->last->publishes = (event->flags & EVENT_RELEASE_TO_SYSTEM) != 0;
     return stream_submit(stream, event->last);
 }
 

@@ -8,7 +8,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_PLANS 64
 
-atomic_ulong function_calls[MAX_FUNCTIONS];
+atomic_ulong function_calls[MAX_FUNCTIONS], slow_copies;
 
 /* One planned failure: the n-th call from now, or every call from the n-th on. */
 struct plan {
@@ -61,14 +61,22 @@ void fault_delay(uint64_t stream, uint64_t sequence)
     if (fixed) usleep((useconds_t)fixed);
 }
 
-/* The front's number of a function named with or without its version suffix, or -1. */
-static int function_named(const char *name)
+static int function_spelled(const char *name, size_t length)
 {
-    size_t length = strlen(name);
-    if (length > 3 && name[length - 3] == '_' && name[length - 2] == 'v') length -= 3;
     for (int index = 0; index < function_count; index++)
         if (strncmp(function_names[index], name, length) == 0 && !function_names[index][length]) return index;
     return -1;
+}
+
+/* The front's number of a function, named as it is or with the suffix of a version or twin; or -1. */
+static int function_named(const char *name)
+{
+    size_t length = strlen(name);
+    int exact = function_spelled(name, length);
+    if (exact >= 0) return exact;
+    const char *suffix = strrchr(name, '_');
+    bool known = suffix && (strcmp(suffix, "_spt") == 0 || (suffix[1] == 'v' && strlen(suffix) == 3));
+    return known ? function_spelled(name, (size_t)(suffix - name)) : -1;
 }
 
 EXPORT int devmem_emulator_fail(const char *function, unsigned long nth, int code, int repeat)
@@ -94,10 +102,9 @@ EXPORT void devmem_emulator_delay(unsigned long microseconds, unsigned long jitt
 static struct stream *any_stream(uint64_t handle)
 {
     status why;
-    struct stream *stream = NULL;
     struct context *context = context_current(&why);
     if (!context && device_count && devices[0].primary->active) context = devices[0].primary;
-    return context && stream_get(context, handle, &stream) == OK ? stream : NULL;
+    return context ? stream_find(context, handle) : NULL;
 }
 
 /* Stop a stream before its next operation. Returns its true handle (0 if unknown), which is what release takes. */
@@ -127,6 +134,18 @@ EXPORT int devmem_emulator_release(uint64_t handle)
     return stream ? 0 : -1;
 }
 
+/* Does the host see what the device writes at an address only after a release to the whole system? */
+EXPORT int devmem_emulator_is_coarse(uint64_t address)
+{
+    pthread_mutex_lock(&core_mutex);
+    struct block *block = block_find(address);
+    int coarse = block && block->lease && block->lease->shade;
+    pthread_mutex_unlock(&core_mutex);
+    return coarse;
+}
+
+EXPORT unsigned long devmem_emulator_slow_copies(void) { return atomic_load(&slow_copies); }
+
 EXPORT int devmem_emulator_function_count(void) { return function_count; }
 EXPORT const char *devmem_emulator_function_name(int index) { return function_names[index]; }
 EXPORT unsigned long devmem_emulator_function_calls(int index) { return atomic_load(&function_calls[index]); }
@@ -145,6 +164,7 @@ EXPORT void devmem_emulator_reset(void)
     devmem_emulator_delay(0, 0, 0);
     pthread_mutex_lock(&core_mutex);
     plan_count = 0;
+    atomic_store(&slow_copies, 0);
     for (int index = 0; index < function_count; index++) atomic_store(&function_calls[index], 0);
     for (struct context *context = contexts; context; context = context->next)
         for (struct stream *stream = context->streams; stream; stream = stream->next) {

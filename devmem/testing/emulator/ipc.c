@@ -69,7 +69,7 @@ status ipc_import(struct context *context, const unsigned char handle[64], unsig
     memcpy(&ticket, handle, sizeof ticket);
     if (ticket.magic != MAGIC || flags & ~LAZY_PEER_ACCESS) return INVALID_VALUE;
     if (ticket.process == (uint64_t)getpid()) return INVALID_CONTEXT;
-    struct block *block = already_open(&ticket);
+    struct block *block = manners.opens_are_distinct ? NULL : already_open(&ticket);
     if (block) {
         block->references++;
         *address = block->base;

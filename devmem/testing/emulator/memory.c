@@ -28,7 +28,9 @@ struct lease *lease_hold(struct lease *lease)
 
 void lease_drop(struct lease *lease)
 {
-    if (lease && --lease->references == 0) free(lease);
+    if (!lease || --lease->references) return;
+    shade_drop(lease->shade);
+    free(lease);
 }
 
 /* Queued operations that still want the bytes will fail; the one that touches them at this moment is waited for. */
@@ -185,11 +187,18 @@ status device_free(struct context *context, uint64_t address)
         return OK;
     }
     if (block->kind != BLOCK_DEVICE && block->kind != BLOCK_MANAGED) return INVALID_VALUE;
-    uint64_t serial = block->serial;
+    return block_release(block);
+}
+
+/* Free a whole block of a heap after all work of its device. */
+status block_release(struct block *block)
+{
+    uint64_t serial = block->serial, base = block->base;
     device_drain(block->device);
-    block = block_find(address); /* another thread may have freed it while this one waited */
+    block = block_find(base); /* another thread may have freed it while this one waited */
     if (!block || block->serial != serial) return INVALID_VALUE;
     block_retire(block);
+    if (!is_device_memory(block)) poison(block); /* a NumPy array that outlives its memory should look wrong */
     heap_give(block);
     return OK;
 }
@@ -233,6 +242,12 @@ status host_register(struct context *context, uint64_t address, size_t bytes, un
     if (range_overlap(address, bytes)) return HOST_MEMORY_ALREADY_REGISTERED;
     struct block *pinned = block_find(address);
     if (pinned && pinned->kind == BLOCK_PINNED) return HOST_MEMORY_ALREADY_REGISTERED;
+    return range_add(context, address, bytes, flags);
+}
+
+/* Memory of the program becomes page-locked. It must be there; nothing else is checked. */
+status range_add(struct context *context, uint64_t address, size_t bytes, unsigned flags)
+{
     if (is_reserved(address) || !range_is_mapped(address, bytes)) return INVALID_VALUE;
     struct block *block = calloc(1, sizeof *block);
     if (!block) abort();
@@ -245,9 +260,34 @@ status host_register(struct context *context, uint64_t address, size_t bytes, un
     return range_insert(block);
 }
 
-static void forget_range(struct block *block)
+/* Give registered memory a second address, which the device uses and the host cannot touch. */
+void range_alias(struct block *block)
+{
+    size_t offset = block->base % PAGE, bytes = (block->size + offset + PAGE - 1) / PAGE * PAGE;
+    struct block *alias = malloc(sizeof *alias);
+    void *seen = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!alias || seen == MAP_FAILED) abort();
+    *alias = *block;
+    alias->base = (uint64_t)(uintptr_t)seen + offset;
+    alias->capacity = bytes;
+    lease_hold(alias->lease);
+    range_insert(alias);
+    block->seen = alias;
+}
+
+static void alias_forget(struct block *alias)
+{
+    if (!alias) return;
+    range_remove(alias);
+    lease_drop(alias->lease);
+    munmap((void *)(uintptr_t)(alias->base / PAGE * PAGE), alias->capacity);
+    free(alias);
+}
+
+void range_forget(struct block *block)
 {
     range_remove(block);
+    alias_forget(block->seen);
     lease_end(block);
     live_handles--;
     free(block);
@@ -259,11 +299,16 @@ status host_unregister(struct context *context, uint64_t address)
     struct block *block = range_find(address);
     if (!block || block->kind != BLOCK_REGISTERED) return HOST_MEMORY_NOT_REGISTERED;
     if (block->base != address) return INVALID_VALUE;
-    forget_range(block);
+    range_forget(block);
     return OK;
 }
 
 /* --- reset -------------------------------------------------------------------------------------------------------- */
+
+static bool is_alias(const struct block *block)
+{
+    return block->kind == BLOCK_REGISTERED && block->base != (uint64_t)(uintptr_t)block->access;
+}
 
 static bool goes_with(const struct block *block, const struct context *context, int device)
 {
@@ -292,11 +337,15 @@ void blocks_drop(struct context *context, int device)
     heap_drop(&devices[device].heap, context, device);
     heap_drop(&pinned_heap, context, device);
     heap_drop(&managed_heap, context, device);
-    for (size_t index = range_count; index-- > 0;) {
+    for (size_t index = 0; index < range_count;) {
         struct block *block = ranges[index];
-        if (block->context != context) continue;
+        if (block->context != context || is_alias(block)) {
+            index++;
+            continue;
+        }
         if (block->kind == BLOCK_IMPORTED) block->references = 1;
         if (block->kind == BLOCK_IMPORTED) ipc_close(block->base);
-        else forget_range(block);
+        else range_forget(block);
+        index = 0; /* an alias may have gone with it */
     }
 }

@@ -6,6 +6,7 @@
 #include "core.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define LOOK_AT 16 /* cached blocks tried before new memory is taken */
 
@@ -238,5 +239,78 @@ status pool_free(struct context *context, uint64_t address, uint64_t stream_hand
     block->home = stream;
     stream_submit(stream, op);
     give_back(block);
+    return OK;
+}
+
+/* --- settings ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    POOL_FOLLOW_EVENTS = 1, POOL_OPPORTUNISTIC, POOL_INTERNAL, POOL_THRESHOLD, POOL_RESERVED, POOL_RESERVED_HIGH, POOL_USED,
+    POOL_USED_HIGH
+};
+
+/* The first three are of 4 bytes, the others of 8. */
+status pool_set_attribute(struct pool *pool, int attribute, const void *value)
+{
+    int number;
+    uint64_t word = 0;
+    memcpy(&number, value, sizeof number);
+    if (attribute >= POOL_THRESHOLD) memcpy(&word, value, sizeof word);
+    switch (attribute) {
+    case POOL_FOLLOW_EVENTS: pool->follow_events = number != 0; return OK;
+    case POOL_OPPORTUNISTIC: pool->opportunistic = number != 0; return OK;
+    case POOL_INTERNAL: pool->internal = number != 0; return OK;
+    case POOL_THRESHOLD: pool->threshold = word; return OK;
+    case POOL_RESERVED_HIGH: /* high marks can only be put back to what is current */
+        if (!word) pool->reserved_high = pool->reserved;
+        return word ? INVALID_VALUE : OK;
+    case POOL_USED_HIGH:
+        if (!word) pool->used_high = pool->used;
+        return word ? INVALID_VALUE : OK;
+    default: return INVALID_VALUE;
+    }
+}
+
+status pool_get_attribute(const struct pool *pool, int attribute, void *out)
+{
+    int number = attribute == POOL_FOLLOW_EVENTS ? pool->follow_events
+               : attribute == POOL_OPPORTUNISTIC ? pool->opportunistic : pool->internal;
+    uint64_t word;
+    switch (attribute) {
+    case POOL_FOLLOW_EVENTS:
+    case POOL_OPPORTUNISTIC:
+    case POOL_INTERNAL: memcpy(out, &number, sizeof number); return OK;
+    case POOL_THRESHOLD: word = pool->threshold; break;
+    case POOL_RESERVED: word = pool->reserved; break;
+    case POOL_RESERVED_HIGH: word = pool->reserved_high; break;
+    case POOL_USED: word = pool->used; break;
+    case POOL_USED_HIGH: word = pool->used_high; break;
+    default: return INVALID_VALUE;
+    }
+    memcpy(out, &word, sizeof word);
+    return OK;
+}
+
+static bool is_device(int device) { return device >= 0 && device < device_count; }
+
+status pool_set_access(struct pool *pool, const struct access_description *wanted, size_t count)
+{
+    for (size_t index = 0; index < count; index++) {
+        const struct access_description *one = &wanted[index];
+        bool known = one->flags == 0 || one->flags == 1 || one->flags == ACCESS_READ_WRITE;
+        if (one->location.type != LOCATION_DEVICE || !known) return INVALID_VALUE;
+        if (!is_device(one->location.id)) return INVALID_DEVICE;
+        if (!one->flags && one->location.id == pool->device) return INVALID_VALUE; /* its own device cannot be shut out */
+        if (one->flags) pool->readable_by |= 1u << one->location.id;
+        else pool->readable_by &= ~(1u << one->location.id);
+    }
+    return OK;
+}
+
+status pool_get_access(const struct pool *pool, const struct location *location, int *flags)
+{
+    if (location->type != LOCATION_DEVICE) return INVALID_VALUE;
+    if (!is_device(location->id)) return INVALID_DEVICE;
+    *flags = pool->readable_by & (1u << location->id) ? ACCESS_READ_WRITE : 0;
     return OK;
 }

@@ -109,13 +109,27 @@ static bool touch(struct op *op, int step)
 
 static bool value_reached(const struct op *op)
 {
-    uint32_t now = __atomic_load_n((uint32_t *)op->value.at.bytes, __ATOMIC_ACQUIRE), asked = (uint32_t)op->value.value;
-    switch (op->value.flags & 3) {
-    case 0: return (int32_t)(now - asked) >= 0;
+    const struct value *value = &op->value.asked;
+    bool wide = value->width == 8;
+    uint64_t now = wide ? __atomic_load_n((uint64_t *)op->value.at.bytes, __ATOMIC_ACQUIRE)
+                        : __atomic_load_n((uint32_t *)op->value.at.bytes, __ATOMIC_ACQUIRE);
+    uint64_t asked = value->value;
+    now &= value->mask;
+    switch (value->how & 3) {
+    case 0: return wide ? (int64_t)(now - asked) >= 0 : (int32_t)(uint32_t)(now - asked) >= 0;
     case 1: return now == asked;
     case 2: return (now & asked) != 0;
-    default: return ~(now | asked) != 0;
+    default: return (wide ? ~(now | asked) : (uint32_t)~(now | asked)) != 0;
     }
+}
+
+static void write_value(const struct op *op)
+{
+    const struct value *value = &op->value.asked;
+    if (op->value.at.lease && op->value.at.lease->shade)
+        shade_write(op->value.at.lease->shade, op->value.at.bytes, &value->value, value->width);
+    else if (value->width == 8) __atomic_store_n((uint64_t *)op->value.at.bytes, value->value, __ATOMIC_RELEASE);
+    else __atomic_store_n((uint32_t *)op->value.at.bytes, (uint32_t)value->value, __ATOMIC_RELEASE);
 }
 
 /* Runs without the lock. */
@@ -124,8 +138,7 @@ static void op_act(struct stream *stream, struct op *op)
     fault_delay(stream->number, op->sequence);
     if (op->kind == OP_COPY) copy_perform(op->copy.transfers, op->copy.count);
     if (op->kind == OP_FILL) fill_perform(&op->fill.at, op->fill.width, op->fill.height, op->fill.value, op->fill.unit);
-    if (op->kind == OP_WRITE_VALUE)
-        __atomic_store_n((uint32_t *)op->value.at.bytes, (uint32_t)op->value.value, __ATOMIC_RELEASE);
+    if (op->kind == OP_WRITE_VALUE) write_value(op);
     if (op->kind == OP_ALLOC)
         memset(op->birth.at.bytes, POISON, op->birth.bytes < POISON_LIMIT ? op->birth.bytes : POISON_LIMIT);
     if (op->kind == OP_HOST) {
@@ -148,14 +161,17 @@ static void op_run(struct stream *stream, struct op *op)
 {
     if (stream->aborting || stream->context->sticky != OK) return;
     if (op->kind == OP_WAIT_VALUE) wait_for_value(stream, op);
-    if (!touch(op, +1)) context_fail(stream->context, ILLEGAL_ADDRESS); /* memory not yet, or no longer, allocated */
-    else if (op->kind == OP_FREE) op->death->dead = true;
+    if (!touch(op, +1)) { /* memory not yet, or no longer, allocated */
+        front_lost(ILLEGAL_ADDRESS);
+        context_fail(stream->context, ILLEGAL_ADDRESS);
+    } else if (op->kind == OP_FREE) op->death->dead = true;
     else if (op->kind != OP_MARK && op->kind != OP_WAIT_VALUE) {
         pthread_mutex_unlock(&core_mutex);
         op_act(stream, op);
         pthread_mutex_lock(&core_mutex);
     }
     touch(op, -1);
+    if (op->publishes) shades_publish();
     if (op->kind == OP_ALLOC) op->birth.at.lease->born = true;
 }
 
@@ -356,18 +372,23 @@ static struct stream *own_stream(struct context *context)
     return stream;
 }
 
+struct stream *stream_find(struct context *context, uint64_t handle)
+{
+    if (handle == 0 || handle == STREAM_LEGACY) return context->legacy;
+    return handle == STREAM_PER_THREAD ? own_stream(context) : handle_get(handle, HANDLE_STREAM);
+}
+
 status stream_get(struct context *context, uint64_t handle, struct stream **out)
 {
-    if (handle == 0 || handle == STREAM_LEGACY) *out = context->legacy;
-    else if (handle == STREAM_PER_THREAD) *out = own_stream(context);
-    else *out = handle_get(handle, HANDLE_STREAM);
-    return *out ? OK : INVALID_HANDLE;
+    *out = stream_find(context, handle);
+    return *out ? OK : front_unknown_stream(handle);
 }
 
 status stream_destroy(uint64_t handle)
 {
     struct stream *stream = handle_get(handle, HANDLE_STREAM);
-    if (!stream || !stream->counted) return INVALID_HANDLE;
+    if (!stream) return front_unknown_stream(handle);
+    if (!stream->counted) return INVALID_HANDLE;
     stream->counted = false;
     live_handles--;
     stream_close(stream);
@@ -392,6 +413,7 @@ status stream_synchronize(struct stream *stream)
     unsigned generation = context->generation;
     if (stream->legacy) wait_for_streams(context, true);
     else if (!finished(stream)) host_wait(stream->last);
+    shades_publish();
     if (context->generation != generation) return CONTEXT_IS_DESTROYED;
     pools_relax(context->device);
     return context->sticky;

@@ -1,0 +1,462 @@
+/* The HIP runtime over the core: memory that does not belong to a stream, pools as objects, sharing. */
+#define _GNU_SOURCE
+#include "hip.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t address_of(const void *pointer) { return (uint64_t)(uintptr_t)pointer; }
+
+/* --- device memory ------------------------------------------------------------------------------------------------ */
+
+/* Nothing of nothing is no error. */
+static status take(struct context *context, size_t bytes, uint64_t *out)
+{
+    if (!out) return INVALID_VALUE;
+    *out = 0;
+    return bytes ? device_alloc(context, bytes, out) : OK;
+}
+
+HIP(hipMalloc)(uint64_t *out, size_t bytes)
+{
+    BEGIN(hipMalloc, NEED_CONTEXT);
+    END(take(context, bytes, out));
+}
+
+enum { MALLOC_DEFAULT, MALLOC_FINE, MALLOC_SIGNAL, MALLOC_UNCACHED, MALLOC_CONTIGUOUS };
+
+/* Signal memory is one word that both sides reach. */
+HIP(hipExtMallocWithFlags)(uint64_t *out, size_t bytes, unsigned flags)
+{
+    BEGIN(hipExtMallocWithFlags, NEED_CONTEXT);
+    REQUIRE(out && flags <= MALLOC_CONTIGUOUS, INVALID_VALUE);
+    REQUIRE(flags != MALLOC_SIGNAL || bytes == 8, INVALID_VALUE);
+    END(flags == MALLOC_SIGNAL ? host_alloc(context, bytes, flags, out) : take(context, bytes, out));
+}
+
+#define ROW_ALIGNMENT 256u
+
+static size_t row_of(size_t width) { return (width + ROW_ALIGNMENT - 1) / ROW_ALIGNMENT * ROW_ALIGNMENT; }
+
+HIP(hipMallocPitch)(uint64_t *out, size_t *pitch, size_t width, size_t height)
+{
+    BEGIN(hipMallocPitch, NEED_CONTEXT);
+    REQUIRE(out && pitch, INVALID_VALUE);
+    *pitch = row_of(width);
+    END(take(context, *pitch * height, out));
+}
+
+HIP(hipMalloc3D)(struct pitched *out, struct extent extent)
+{
+    BEGIN(hipMalloc3D, NEED_CONTEXT);
+    uint64_t address;
+    REQUIRE(out, INVALID_VALUE);
+    size_t pitch = row_of(extent.width);
+    status taken = take(context, pitch * extent.height * extent.depth, &address);
+    if (taken == OK) *out = (struct pitched){(void *)(uintptr_t)address, pitch, extent.width, extent.height};
+    END(taken);
+}
+
+/* Any address within a block frees the whole of it, whatever kind it is; that waits for the device's streams. */
+static status give(uint64_t address)
+{
+    struct block *block = block_find(address);
+    if (!address) return OK;
+    if (!block || block->kind == BLOCK_REGISTERED || block->kind == BLOCK_IMPORTED) return INVALID_VALUE;
+    if (block->kind != BLOCK_POOLED) return block_release(block);
+    if (hip_rocm() < 700) device_drain(block->device);
+    block = block_find(address);
+    if (block) pool_return(block);
+    return block ? OK : INVALID_VALUE;
+}
+
+HIP(hipFree)(uint64_t address)
+{
+    BEGIN(hipFree, NEED_CONTEXT);
+    END(give(address));
+}
+
+HIP(hipMemGetInfo)(size_t *free_bytes, size_t *total)
+{
+    BEGIN(hipMemGetInfo, NEED_CONTEXT);
+    const struct heap *heap = &devices[context->device].heap;
+    REQUIRE(free_bytes || total, INVALID_VALUE);
+    if (free_bytes) *free_bytes = heap->bytes - heap->used;
+    if (total) *total = heap->bytes;
+    END(OK);
+}
+
+HIP(hipMemGetAddressRange)(uint64_t *base, size_t *bytes, uint64_t address)
+{
+    BEGIN(hipMemGetAddressRange, NEED_CONTEXT);
+    struct block *block = block_find(address);
+    REQUIRE(block, NOT_FOUND);
+    if (base) *base = block->base;
+    if (bytes) *bytes = block->size;
+    END(OK);
+}
+
+HIP(hipMemPtrGetInfo)(uint64_t address, size_t *bytes)
+{
+    BEGIN(hipMemPtrGetInfo, NEED_CONTEXT);
+    struct block *block = block_find(address);
+    REQUIRE(bytes && (block || !address), INVALID_VALUE);
+    *bytes = address ? block->size : 0;
+    END(OK);
+}
+
+/* --- host memory -------------------------------------------------------------------------------------------------- */
+
+/* Flags that say nothing of coherence make it coarse-grained, unless there are none at all or a variable says otherwise. */
+static bool is_coarse(unsigned flags)
+{
+    if (flags & HOST_NON_COHERENT) return true;
+    return flags && !(flags & (HOST_COHERENT | HOST_MAPPED | HOST_NUMA_USER)) && core_setting("HIP_HOST_COHERENT", 0) != 1;
+}
+
+static status take_host(struct context *context, uint64_t *out, size_t bytes, unsigned flags)
+{
+    if (!out || (flags & (HOST_COHERENT | HOST_NON_COHERENT)) == (HOST_COHERENT | HOST_NON_COHERENT)) return INVALID_VALUE;
+    *out = 0;
+    if (!bytes) return OK;
+    status taken = host_alloc(context, bytes, flags, out);
+    if (taken == OK && is_coarse(flags)) shade_give(block_find(*out));
+    return taken;
+}
+
+HIP(hipHostMalloc)(uint64_t *out, size_t bytes, unsigned flags)
+{
+    BEGIN(hipHostMalloc, NEED_CONTEXT);
+    END(take_host(context, out, bytes, flags));
+}
+
+HIP(hipHostAlloc)(uint64_t *out, size_t bytes, unsigned flags)
+{
+    BEGIN(hipHostAlloc, NEED_CONTEXT);
+    END(flags <= 7 ? take_host(context, out, bytes, flags) : INVALID_VALUE);
+}
+
+HIP(hipHostFree)(uint64_t address)
+{
+    BEGIN(hipHostFree, NEED_CONTEXT);
+    END(give(address));
+}
+
+HIP(hipHostGetDevicePointer)(uint64_t *out, uint64_t host, unsigned flags)
+{
+    BEGIN(hipHostGetDevicePointer, NEED_CONTEXT);
+    struct block *block = block_find(host);
+    REQUIRE(out && !flags && block, INVALID_VALUE);
+    *out = block->seen ? block->seen->base + (host - block->base) : host;
+    END(OK);
+}
+
+HIP(hipHostGetFlags)(unsigned *flags, uint64_t host)
+{
+    BEGIN(hipHostGetFlags, NEED_CONTEXT);
+    struct block *block = block_find(host);
+    REQUIRE(flags && block && block->kind == BLOCK_PINNED, INVALID_VALUE);
+    *flags = block->flags;
+    END(OK);
+}
+
+/* --- registered memory -------------------------------------------------------------------------------------------- */
+
+#define REGISTER_FLAGS (1u | 2u | 4u | 8u | 0x80000000u)
+
+/* Until the change of 2026 nobody looks whether the memory is known: the second registration of an address is never
+ * given back, and the first is the one that counts. */
+static status register_blindly(struct context *context, uint64_t address, size_t bytes, unsigned flags)
+{
+    struct block *known = block_find(address);
+    if (!known || (known->kind == BLOCK_REGISTERED && known->base != address)) return range_add(context, address, bytes, flags);
+    if (is_device_memory(known)) return INVALID_VALUE;
+    live_handles++;
+    return OK;
+}
+
+static status register_new(struct context *context, uint64_t address, size_t bytes, unsigned flags)
+{
+    struct block *known = block_find(address);
+    if (known && is_device_memory(known)) return INVALID_VALUE;
+    if (known || range_overlap(address, bytes)) return HOST_MEMORY_ALREADY_REGISTERED;
+    return range_add(context, address, bytes, flags);
+}
+
+HIP(hipHostRegister)(uint64_t address, size_t bytes, unsigned flags)
+{
+    BEGIN(hipHostRegister, NEED_CONTEXT);
+    REQUIRE(address && bytes && !(flags & ~REGISTER_FLAGS) && address + bytes >= address, INVALID_VALUE);
+    status done = (hip_rocm() < 703 ? register_blindly : register_new)(context, address, bytes, flags);
+    struct block *block = done == OK ? block_find(address) : NULL;
+    if (block && block->kind == BLOCK_REGISTERED && !block->seen) range_alias(block);
+    END(done);
+}
+
+HIP(hipHostUnregister)(uint64_t address)
+{
+    BEGIN(hipHostUnregister, NEED_CONTEXT);
+    struct block *block = block_find(address);
+    REQUIRE(address, INVALID_VALUE);
+    REQUIRE(block, HOST_MEMORY_NOT_REGISTERED);
+    if (block->kind != BLOCK_REGISTERED || address_of(block->access) != address)
+        core_die(SIGABRT, "hipHostUnregister(%#llx): not the start of a registered range; the runtime aborts",
+                 (unsigned long long)address);
+    uint64_t serial = block->serial;
+    device_drain(block->device);
+    block = block_find(address);
+    REQUIRE(block && block->serial == serial, HOST_MEMORY_NOT_REGISTERED);
+    range_forget(block);
+    END(OK);
+}
+
+/* --- managed memory ----------------------------------------------------------------------------------------------- */
+
+HIP(hipMallocManaged)(uint64_t *out, size_t bytes, unsigned flags)
+{
+    BEGIN(hipMallocManaged, NEED_CONTEXT);
+    REQUIRE(out && bytes && (flags == 1 || flags == 2), INVALID_VALUE);
+    END(managed_alloc(context, bytes, flags, out));
+}
+
+#define ADVICE_COARSE 100
+
+static status advise(uint64_t address, size_t bytes, int advice, struct location location)
+{
+    struct block *block = block_find(address);
+    bool grain = advice == ADVICE_COARSE || advice == ADVICE_COARSE + 1, placed = advice == 3 || advice == 5 || advice == 6;
+    if (!bytes || !(grain || (advice >= 1 && advice <= 6)) || !block || block->kind != BLOCK_MANAGED) return INVALID_VALUE;
+    if (address + bytes > block->base + block->size) return INVALID_VALUE;
+    return placed && location.type == LOCATION_DEVICE && !is_device(location.id) ? INVALID_DEVICE : OK;
+}
+
+HIP(hipMemAdvise)(uint64_t address, size_t bytes, int advice, int device)
+{
+    BEGIN(hipMemAdvise, NEED_CONTEXT);
+    struct location location = {device < 0 ? LOCATION_HOST : LOCATION_DEVICE, device};
+    END(advise(address, bytes, advice, location));
+}
+
+HIP(hipMemAdvise_v2)(uint64_t address, size_t bytes, int advice, struct location location)
+{
+    BEGIN(hipMemAdvise_v2, NEED_CONTEXT);
+    END(advise(address, bytes, advice, location));
+}
+
+/* --- what is at an address? --------------------------------------------------------------------------------------- */
+
+enum {
+    POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE, POINTER_DEVICE_POINTER, POINTER_HOST_POINTER, POINTER_P2P_TOKENS,
+    POINTER_SYNC_MEMOPS, POINTER_BUFFER_ID, POINTER_IS_MANAGED, POINTER_DEVICE_ORDINAL, POINTER_IS_LEGACY_IPC_CAPABLE,
+    POINTER_RANGE_START, POINTER_RANGE_SIZE, POINTER_MAPPED, POINTER_ALLOWED_HANDLE_TYPES, POINTER_IS_RDMA_CAPABLE,
+    POINTER_ACCESS_FLAGS, POINTER_POOL
+};
+
+static int type_of(const struct block *block)
+{
+    if (block->kind == BLOCK_MANAGED) return HIP_MEMORY_MANAGED;
+    return is_device_memory(block) ? HIP_MEMORY_DEVICE : HIP_MEMORY_HOST;
+}
+
+static uint64_t device_side(const struct block *block, uint64_t address)
+{
+    return block->seen ? block->seen->base + (address - block->base) : address;
+}
+
+static uint64_t host_side(const struct block *block, uint64_t address)
+{
+    return block->kind == BLOCK_REGISTERED ? address_of(block->access) + (address - block->base) : address;
+}
+
+/* An address that the runtime does not know: an error before ROCm 7, and since then memory of no kind. */
+HIP(hipPointerGetAttributes)(struct pointer_attributes *out, uint64_t address)
+{
+    BEGIN(hipPointerGetAttributes, NEED_CONTEXT);
+    struct block *block = block_find(address);
+    REQUIRE(out, INVALID_VALUE);
+    memset(out, 0, sizeof *out);
+    REQUIRE(block || hip_rocm() >= 700, INVALID_VALUE);
+    out->device = block ? block->device : -2;
+    REQUIRE(block, OK);
+    out->type = type_of(block);
+    out->device_pointer = (void *)(uintptr_t)device_side(block, address);
+    out->host_pointer = is_device_memory(block) ? NULL : (void *)(uintptr_t)host_side(block, address);
+    out->is_managed = block->kind == BLOCK_MANAGED;
+    out->flags = block->flags;
+    END(OK);
+}
+
+static size_t width_of(int attribute)
+{
+    switch (attribute) {
+    case POINTER_MEMORY_TYPE:
+    case POINTER_DEVICE_ORDINAL:
+    case POINTER_ACCESS_FLAGS: return 4;
+    case POINTER_SYNC_MEMOPS:
+    case POINTER_IS_MANAGED:
+    case POINTER_IS_LEGACY_IPC_CAPABLE:
+    case POINTER_MAPPED:
+    case POINTER_IS_RDMA_CAPABLE: return 1;
+    default: return 8;
+    }
+}
+
+static bool told(const struct block *block, int attribute, uint64_t address, uint64_t *value)
+{
+    switch (attribute) {
+    case POINTER_CONTEXT: *value = block->context->handle; return true;
+    case POINTER_MEMORY_TYPE: *value = (uint64_t)type_of(block); return true;
+    case POINTER_DEVICE_POINTER: *value = device_side(block, address); return true;
+    case POINTER_HOST_POINTER: *value = host_side(block, address); return !is_device_memory(block);
+    case POINTER_BUFFER_ID: *value = block->serial; return true;
+    case POINTER_IS_MANAGED: *value = block->kind == BLOCK_MANAGED; return true;
+    case POINTER_DEVICE_ORDINAL: *value = (uint64_t)block->device; return true;
+    case POINTER_IS_LEGACY_IPC_CAPABLE: *value = block->kind == BLOCK_DEVICE; return true;
+    case POINTER_RANGE_START: *value = block->base; return true;
+    case POINTER_RANGE_SIZE: *value = block->size; return true;
+    case POINTER_MAPPED: *value = 1; return true;
+    case POINTER_ACCESS_FLAGS: *value = ACCESS_READ_WRITE; return true;
+    case POINTER_POOL: *value = block->pool ? block->pool->handle : 0; return true;
+    default: *value = 0; return attribute != POINTER_P2P_TOKENS;
+    }
+}
+
+HIP(hipPointerGetAttribute)(void *out, int attribute, uint64_t address)
+{
+    BEGIN(hipPointerGetAttribute, NEED_CONTEXT);
+    struct block *block = block_find(address);
+    uint64_t value;
+    REQUIRE(out && block && attribute >= POINTER_CONTEXT && attribute <= POINTER_POOL, INVALID_VALUE);
+    REQUIRE(told(block, attribute, address, &value), attribute == POINTER_P2P_TOKENS ? NOT_SUPPORTED : INVALID_VALUE);
+    memcpy(out, &value, width_of(attribute));
+    END(OK);
+}
+
+HIP(hipDrvPointerGetAttributes)(unsigned count, const int *wanted, void **out, uint64_t address)
+{
+    BEGIN(hipDrvPointerGetAttributes, NEED_CONTEXT);
+    REQUIRE(count && wanted && out, INVALID_VALUE);
+    struct block *block = block_find(address);
+    for (unsigned index = 0; index < count; index++) {
+        uint64_t value = 0;
+        REQUIRE(out[index] && wanted[index] >= POINTER_CONTEXT && wanted[index] <= POINTER_POOL, INVALID_VALUE);
+        if (!block || !told(block, wanted[index], address, &value)) value = 0;
+        memcpy(out[index], &value, width_of(wanted[index]));
+    }
+    END(OK);
+}
+
+/* --- pools -------------------------------------------------------------------------------------------------------- */
+
+HIP(hipMemPoolCreate)(handle *out, const struct pool_properties *properties)
+{
+    BEGIN(hipMemPoolCreate, NEED_INIT);
+    REQUIRE(hip_has_pools(), NOT_SUPPORTED);
+    REQUIRE(out && properties && properties->allocation == ALLOCATION_PINNED, INVALID_VALUE);
+    REQUIRE(properties->location.type == LOCATION_DEVICE && is_device(properties->location.id), INVALID_VALUE);
+    REQUIRE(!properties->handles, NOT_SUPPORTED);
+    END(pool_create(properties->location.id, properties->max_bytes, out));
+}
+
+HIP(hipMemPoolDestroy)(handle which)
+{
+    BEGIN(hipMemPoolDestroy, NEED_INIT);
+    END(pool_destroy(which));
+}
+
+HIP(hipMemPoolTrimTo)(handle which, size_t keep)
+{
+    BEGIN(hipMemPoolTrimTo, NEED_INIT);
+    struct pool *pool = handle_get(which, HANDLE_POOL);
+    END(pool ? pool_trim(pool, keep) : INVALID_VALUE);
+}
+
+HIP(hipMemPoolSetAttribute)(handle which, int attribute, const void *value)
+{
+    BEGIN(hipMemPoolSetAttribute, NEED_INIT);
+    struct pool *pool = handle_get(which, HANDLE_POOL);
+    END(pool && value ? pool_set_attribute(pool, attribute, value) : INVALID_VALUE);
+}
+
+HIP(hipMemPoolGetAttribute)(handle which, int attribute, void *out)
+{
+    BEGIN(hipMemPoolGetAttribute, NEED_INIT);
+    struct pool *pool = handle_get(which, HANDLE_POOL);
+    END(pool && out ? pool_get_attribute(pool, attribute, out) : INVALID_VALUE);
+}
+
+HIP(hipMemPoolSetAccess)(handle which, const struct access_description *wanted, size_t count)
+{
+    BEGIN(hipMemPoolSetAccess, NEED_INIT);
+    struct pool *pool = handle_get(which, HANDLE_POOL);
+    END(pool && wanted && count ? pool_set_access(pool, wanted, count) : INVALID_VALUE);
+}
+
+HIP(hipMemPoolGetAccess)(int *flags, handle which, const struct location *location)
+{
+    BEGIN(hipMemPoolGetAccess, NEED_INIT);
+    struct pool *pool = handle_get(which, HANDLE_POOL);
+    END(pool && flags && location ? pool_get_access(pool, location, flags) : INVALID_VALUE);
+}
+
+HIP(hipDeviceGetDefaultMemPool)(handle *out, int device)
+{
+    BEGIN(hipDeviceGetDefaultMemPool, NEED_INIT);
+    REQUIRE(hip_has_pools(), NOT_SUPPORTED);
+    REQUIRE(out, INVALID_VALUE);
+    REQUIRE(is_device(device), INVALID_DEVICE);
+    *out = devices[device].default_pool->handle;
+    END(OK);
+}
+
+HIP(hipDeviceGetMemPool)(handle *out, int device)
+{
+    BEGIN(hipDeviceGetMemPool, NEED_INIT);
+    REQUIRE(hip_has_pools(), NOT_SUPPORTED);
+    REQUIRE(out, INVALID_VALUE);
+    REQUIRE(is_device(device), INVALID_DEVICE);
+    *out = devices[device].current_pool->handle;
+    END(OK);
+}
+
+HIP(hipDeviceSetMemPool)(int device, handle which)
+{
+    BEGIN(hipDeviceSetMemPool, NEED_INIT);
+    struct pool *pool = handle_get(which, HANDLE_POOL);
+    REQUIRE(is_device(device), INVALID_DEVICE);
+    REQUIRE(pool && pool->device == device, INVALID_VALUE);
+    devices[device].current_pool = pool;
+    END(OK);
+}
+
+/* --- between processes -------------------------------------------------------------------------------------------- */
+
+struct ipc_handle {
+    unsigned char bytes[64];
+};
+
+#define LAZY_PEER_ACCESS 1u
+
+HIP(hipIpcGetMemHandle)(struct ipc_handle *out, uint64_t address)
+{
+    BEGIN(hipIpcGetMemHandle, NEED_CONTEXT);
+    REQUIRE(out && address, INVALID_VALUE);
+    status exported = ipc_export(address, out->bytes);
+    END(exported == INVALID_VALUE ? HIP_INVALID_DEVICE_POINTER : exported);
+}
+
+HIP(hipIpcOpenMemHandle)(uint64_t *out, struct ipc_handle from, unsigned flags)
+{
+    BEGIN(hipIpcOpenMemHandle, NEED_CONTEXT);
+    REQUIRE(out && flags == LAZY_PEER_ACCESS, INVALID_VALUE);
+    status opened = ipc_import(context, from.bytes, flags, out);
+    END(opened == MAP_FAILED_STATUS ? HIP_INVALID_DEVICE_POINTER : opened);
+}
+
+HIP(hipIpcCloseMemHandle)(uint64_t address)
+{
+    BEGIN(hipIpcCloseMemHandle, NEED_CONTEXT);
+    REQUIRE(address, INVALID_VALUE);
+    END(ipc_close(address) == OK ? OK : INVALID_HANDLE);
+}

@@ -1,0 +1,502 @@
+/* The HIP runtime over the core: everything for which "stream 0" matters.
+ *
+ * Compiled twice, as the vendor's header does it: here 0 is the null stream; in hip_per_thread.c, which includes this
+ * file, 0 is the calling thread's own and the names end in _spt. What has no such twin is compiled once.
+ */
+#define _GNU_SOURCE
+#include "hip.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+#ifdef PER_THREAD
+#define TWIN(name) HIP(name##_spt)
+#define DEFAULT_STREAM STREAM_PER_THREAD
+#else
+#define TWIN(name) HIP(name)
+#define DEFAULT_STREAM STREAM_LEGACY
+#endif
+
+/* The constant 1 for the null stream came with ROCm 6.3; earlier runtimes take it for a pointer. */
+static handle stream_of(handle stream)
+{
+    if (stream == STREAM_LEGACY && hip_rocm() < 603) core_die(SIGSEGV, "stream 1 is no handle before ROCm 6.3");
+    return stream ? stream : DEFAULT_STREAM;
+}
+
+#define STREAM_OF(stream) stream_of(stream)
+
+static uint64_t address_of(const void *pointer) { return (uint64_t)(uintptr_t)pointer; }
+
+/* --- linear copies ------------------------------------------------------------------------------------------------ */
+
+/* The kind is checked and then ignored, but that two addresses unknown to the runtime must be said to be the host's. */
+static status direction(uint64_t to, uint64_t from, int kind)
+{
+    if ((kind < KIND_HOST_TO_HOST || kind > KIND_DEFAULT) && kind != KIND_NO_KERNEL) return HIP_INVALID_DIRECTION;
+    bool strangers = to && from && !block_find(to) && !block_find(from);
+    bool said = kind == KIND_HOST_TO_HOST || kind == KIND_DEFAULT || core_setting("HSA_XNACK", 0) == 1;
+    return strangers && !said ? INVALID_VALUE : OK;
+}
+
+static status linear(struct context *context, handle stream, uint64_t to, uint64_t from, size_t bytes, int kind, bool blocking)
+{
+    struct box box = {{to, bytes, bytes, SIDE_ANY}, {from, bytes, bytes, SIDE_ANY}, bytes, 1, 1};
+    status right = bytes ? direction(to, from, kind) : OK;
+    return right == OK ? copy_run(context, STREAM_OF(stream), &box, blocking) : right;
+}
+
+TWIN(hipMemcpy)(uint64_t to, uint64_t from, size_t bytes, int kind)
+{
+    BEGIN(hipMemcpy, NEED_CONTEXT);
+    END(linear(context, 0, to, from, bytes, kind, true));
+}
+
+TWIN(hipMemcpyAsync)(uint64_t to, uint64_t from, size_t bytes, int kind, handle stream)
+{
+    BEGIN(hipMemcpyAsync, NEED_CONTEXT);
+    END(linear(context, stream, to, from, bytes, kind, false));
+}
+
+#ifndef PER_THREAD
+HIP(hipMemcpyWithStream)(uint64_t to, uint64_t from, size_t bytes, int kind, handle stream)
+{
+    BEGIN(hipMemcpyWithStream, NEED_CONTEXT);
+    END(linear(context, stream, to, from, bytes, kind, true));
+}
+
+#define COPIES(name, kind)                                                                       \
+    HIP(hipMemcpy##name)(uint64_t to, uint64_t from, size_t bytes)                               \
+    {                                                                                            \
+        BEGIN(hipMemcpy##name, NEED_CONTEXT);                                                    \
+        END(linear(context, 0, to, from, bytes, kind, true));                                    \
+    }                                                                                            \
+    HIP(hipMemcpy##name##Async)(uint64_t to, uint64_t from, size_t bytes, handle stream)         \
+    {                                                                                            \
+        BEGIN(hipMemcpy##name##Async, NEED_CONTEXT);                                             \
+        END(linear(context, stream, to, from, bytes, kind, false));                              \
+    }
+
+COPIES(HtoD, KIND_HOST_TO_DEVICE)
+COPIES(DtoH, KIND_DEVICE_TO_HOST)
+COPIES(DtoD, KIND_DEVICE_TO_DEVICE)
+
+/* Peer access need not be enabled: the runtime stages through the host where it must. The devices are not compared. */
+HIP(hipMemcpyPeer)(uint64_t to, int to_device, uint64_t from, int from_device, size_t bytes)
+{
+    BEGIN(hipMemcpyPeer, NEED_CONTEXT);
+    REQUIRE(is_device(to_device) && is_device(from_device), INVALID_DEVICE);
+    END(linear(context, 0, to, from, bytes, KIND_DEVICE_TO_DEVICE, true));
+}
+
+HIP(hipMemcpyPeerAsync)(uint64_t to, int to_device, uint64_t from, int from_device, size_t bytes, handle stream)
+{
+    BEGIN(hipMemcpyPeerAsync, NEED_CONTEXT);
+    REQUIRE(is_device(to_device) && is_device(from_device), INVALID_DEVICE);
+    END(linear(context, stream, to, from, bytes, KIND_DEVICE_TO_DEVICE, false));
+}
+#endif
+
+/* --- boxes -------------------------------------------------------------------------------------------------------- */
+
+static status run_box(struct context *context, handle stream, struct box *box, int kind, bool blocking)
+{
+    if (!box->width || !box->height || !box->depth) return OK;
+    status right = direction(box->to.address, box->from.address, kind);
+    if (right != OK) return right;
+    if (!box->to.address || !box->from.address) return INVALID_VALUE;
+    if (box->to.pitch < box->width || box->from.pitch < box->width) return HIP_INVALID_PITCH;
+    if (box->height * box->depth > 1 && (box->to.pitch | box->from.pitch) % 4) atomic_fetch_add(&slow_copies, 1);
+    return copy_run(context, STREAM_OF(stream), box, blocking);
+}
+
+static status run_2d(struct context *context, handle stream, uint64_t to, size_t to_pitch, uint64_t from, size_t from_pitch,
+                     size_t width, size_t height, int kind, bool blocking)
+{
+    struct box box = {{to, to_pitch, 0, SIDE_ANY}, {from, from_pitch, 0, SIDE_ANY}, width, height, 1};
+    return run_box(context, stream, &box, kind, blocking);
+}
+
+TWIN(hipMemcpy2D)(uint64_t to, size_t to_pitch, uint64_t from, size_t from_pitch, size_t width, size_t height, int kind)
+{
+    BEGIN(hipMemcpy2D, NEED_CONTEXT);
+    END(run_2d(context, 0, to, to_pitch, from, from_pitch, width, height, kind, true));
+}
+
+TWIN(hipMemcpy2DAsync)(uint64_t to, size_t to_pitch, uint64_t from, size_t from_pitch, size_t width, size_t height, int kind,
+                       handle stream)
+{
+    BEGIN(hipMemcpy2DAsync, NEED_CONTEXT);
+    END(run_2d(context, stream, to, to_pitch, from, from_pitch, width, height, kind, false));
+}
+
+static struct end end_at(const struct pitched *memory, const struct position *at)
+{
+    size_t plane = memory->pitch * memory->ysize;
+    uint64_t base = address_of(memory->at);
+    return (struct end){base ? base + at->z * plane + at->y * memory->pitch + at->x : 0, memory->pitch, plane, SIDE_ANY};
+}
+
+static status run_3d(struct context *context, handle stream, const struct copy3d *copy, bool blocking)
+{
+    if (!copy) return INVALID_VALUE;
+    if (copy->src_array || copy->dst_array) return NOT_SUPPORTED;
+    struct extent extent = copy->extent;
+    struct box box = {end_at(&copy->dst, &copy->dst_at), end_at(&copy->src, &copy->src_at), extent.width, extent.height,
+                      extent.depth};
+    bool rows = copy->dst.ysize >= extent.height + copy->dst_at.y && copy->src.ysize >= extent.height + copy->src_at.y;
+    if (extent.depth > 1 && !rows) return INVALID_VALUE;
+    return run_box(context, stream, &box, copy->kind, blocking);
+}
+
+TWIN(hipMemcpy3D)(const struct copy3d *copy)
+{
+    BEGIN(hipMemcpy3D, NEED_CONTEXT);
+    END(run_3d(context, 0, copy, true));
+}
+
+TWIN(hipMemcpy3DAsync)(const struct copy3d *copy, handle stream)
+{
+    BEGIN(hipMemcpy3DAsync, NEED_CONTEXT);
+    END(run_3d(context, stream, copy, false));
+}
+
+#ifndef PER_THREAD
+struct corner {
+    int type;
+    const void *host, *device, *array;
+    size_t x, y, z, pitch, height;
+};
+
+static status corner_of(const struct corner *corner, struct end *out)
+{
+    if (corner->type == HIP_MEMORY_ARRAY || corner->array) return NOT_SUPPORTED;
+    bool known = corner->type == HIP_MEMORY_HOST || corner->type == HIP_MEMORY_DEVICE || corner->type == HIP_MEMORY_UNIFIED;
+    if (!known) return INVALID_VALUE;
+    struct pitched memory = {(void *)(uintptr_t)(corner->type == HIP_MEMORY_HOST ? corner->host : corner->device),
+                             corner->pitch, 0, corner->height};
+    struct position at = {corner->x, corner->y, corner->z};
+    *out = end_at(&memory, &at);
+    return OK;
+}
+
+static status run_corners(struct context *context, handle stream, const struct corner *to, const struct corner *from,
+                          struct extent extent, bool blocking)
+{
+    struct box box = {.width = extent.width, .height = extent.height, .depth = extent.depth};
+    status result = corner_of(to, &box.to);
+    if (result == OK) result = corner_of(from, &box.from);
+    return result == OK ? run_box(context, stream, &box, KIND_DEFAULT, blocking) : result;
+}
+
+static status run_driver_2d(struct context *context, handle stream, const struct driver_copy2d *copy, bool blocking)
+{
+    if (!copy) return INVALID_VALUE;
+    struct corner to = {copy->dst_type, copy->dst_host, copy->dst_device, copy->dst_array, copy->dst_x, copy->dst_y, 0,
+                        copy->dst_pitch, 0};
+    struct corner from = {copy->src_type, copy->src_host, copy->src_device, copy->src_array, copy->src_x, copy->src_y, 0,
+                          copy->src_pitch, 0};
+    return run_corners(context, stream, &to, &from, (struct extent){copy->width, copy->height, 1}, blocking);
+}
+
+static status run_driver_3d(struct context *context, handle stream, const struct driver_copy3d *copy, bool blocking)
+{
+    if (!copy || copy->src_lod || copy->dst_lod) return INVALID_VALUE;
+    if (copy->depth > 1 && (copy->dst_height < copy->height || copy->src_height < copy->height)) return INVALID_VALUE;
+    struct corner to = {copy->dst_type, copy->dst_host, copy->dst_device, copy->dst_array, copy->dst_x, copy->dst_y,
+                        copy->dst_z, copy->dst_pitch, copy->dst_height};
+    struct corner from = {copy->src_type, copy->src_host, copy->src_device, copy->src_array, copy->src_x, copy->src_y,
+                          copy->src_z, copy->src_pitch, copy->src_height};
+    return run_corners(context, stream, &to, &from, (struct extent){copy->width, copy->height, copy->depth}, blocking);
+}
+
+HIP(hipMemcpyParam2D)(const struct driver_copy2d *copy)
+{
+    BEGIN(hipMemcpyParam2D, NEED_CONTEXT);
+    END(run_driver_2d(context, 0, copy, true));
+}
+
+HIP(hipMemcpyParam2DAsync)(const struct driver_copy2d *copy, handle stream)
+{
+    BEGIN(hipMemcpyParam2DAsync, NEED_CONTEXT);
+    END(run_driver_2d(context, stream, copy, false));
+}
+
+HIP(hipDrvMemcpy3D)(const struct driver_copy3d *copy)
+{
+    BEGIN(hipDrvMemcpy3D, NEED_CONTEXT);
+    END(run_driver_3d(context, 0, copy, true));
+}
+
+HIP(hipDrvMemcpy3DAsync)(const struct driver_copy3d *copy, handle stream)
+{
+    BEGIN(hipDrvMemcpy3DAsync, NEED_CONTEXT);
+    END(run_driver_3d(context, stream, copy, false));
+}
+#endif
+
+/* --- fills -------------------------------------------------------------------------------------------------------- */
+
+static status fill(struct context *context, handle stream, uint64_t to, size_t pitch, int value, struct extent extent,
+                   size_t plane, bool blocking)
+{
+    if (!extent.width || !extent.height || !extent.depth) return OK;
+    if (extent.height > 1 && pitch < extent.width) return INVALID_VALUE;
+    for (size_t z = 0; z < extent.depth; z++) {
+        status done = fill_run(context, STREAM_OF(stream), to + z * plane, pitch, (unsigned char)value, 1, extent.width,
+                               extent.height, blocking);
+        if (done != OK) return done;
+    }
+    return OK;
+}
+
+TWIN(hipMemset)(uint64_t to, int value, size_t bytes)
+{
+    BEGIN(hipMemset, NEED_CONTEXT);
+    END(fill(context, 0, to, 0, value, (struct extent){bytes, 1, 1}, 0, true));
+}
+
+TWIN(hipMemsetAsync)(uint64_t to, int value, size_t bytes, handle stream)
+{
+    BEGIN(hipMemsetAsync, NEED_CONTEXT);
+    END(fill(context, stream, to, 0, value, (struct extent){bytes, 1, 1}, 0, false));
+}
+
+TWIN(hipMemset2D)(uint64_t to, size_t pitch, int value, size_t width, size_t height)
+{
+    BEGIN(hipMemset2D, NEED_CONTEXT);
+    END(fill(context, 0, to, pitch, value, (struct extent){width, height, 1}, 0, true));
+}
+
+TWIN(hipMemset2DAsync)(uint64_t to, size_t pitch, int value, size_t width, size_t height, handle stream)
+{
+    BEGIN(hipMemset2DAsync, NEED_CONTEXT);
+    END(fill(context, stream, to, pitch, value, (struct extent){width, height, 1}, 0, false));
+}
+
+TWIN(hipMemset3D)(struct pitched to, int value, struct extent extent)
+{
+    BEGIN(hipMemset3D, NEED_CONTEXT);
+    END(fill(context, 0, address_of(to.at), to.pitch, value, extent, to.pitch * to.ysize, true));
+}
+
+TWIN(hipMemset3DAsync)(struct pitched to, int value, struct extent extent, handle stream)
+{
+    BEGIN(hipMemset3DAsync, NEED_CONTEXT);
+    END(fill(context, stream, address_of(to.at), to.pitch, value, extent, to.pitch * to.ysize, false));
+}
+
+#ifndef PER_THREAD
+#define FILLS(bits, type)                                                                                 \
+    HIP(hipMemsetD##bits)(uint64_t to, type value, size_t count)                                          \
+    {                                                                                                     \
+        BEGIN(hipMemsetD##bits, NEED_CONTEXT);                                                            \
+        END(fill_run(context, DEFAULT_STREAM, to, 0, (uint32_t)value, bits / 8, count, 1, true));         \
+    }                                                                                                     \
+    HIP(hipMemsetD##bits##Async)(uint64_t to, type value, size_t count, handle stream)                    \
+    {                                                                                                     \
+        BEGIN(hipMemsetD##bits##Async, NEED_CONTEXT);                                                     \
+        END(fill_run(context, STREAM_OF(stream), to, 0, (uint32_t)value, bits / 8, count, 1, false));     \
+    }
+
+FILLS(8, unsigned char)
+FILLS(16, unsigned short)
+FILLS(32, int)
+
+/* --- stream-ordered memory ---------------------------------------------------------------------------------------- */
+
+/* Nothing of nothing is an error before ROCm 7. */
+static status take_ordered(struct context *context, struct pool *pool, uint64_t *out, size_t bytes, handle stream)
+{
+    if (!hip_has_pools()) return NOT_SUPPORTED;
+    if (!out || (!bytes && hip_rocm() < 700)) return INVALID_VALUE;
+    *out = 0;
+    return bytes ? pool_alloc(context, pool, bytes, STREAM_OF(stream), out) : OK;
+}
+
+HIP(hipMallocAsync)(uint64_t *out, size_t bytes, handle stream)
+{
+    BEGIN(hipMallocAsync, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    REQUIRE(found == OK, found);
+    END(take_ordered(context, devices[of->context->device].current_pool, out, bytes, stream));
+}
+
+HIP(hipMallocFromPoolAsync)(uint64_t *out, size_t bytes, handle which, handle stream)
+{
+    BEGIN(hipMallocFromPoolAsync, NEED_CONTEXT);
+    struct pool *pool = handle_get(which, HANDLE_POOL);
+    REQUIRE(pool, INVALID_VALUE);
+    END(take_ordered(context, pool, out, bytes, stream));
+}
+
+/* Memory of no pool is freed too, after all work of its device. */
+HIP(hipFreeAsync)(uint64_t address, handle stream)
+{
+    BEGIN(hipFreeAsync, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    struct block *block = block_find(address);
+    REQUIRE(found == OK, found);
+    REQUIRE(address, hip_rocm() < 700 ? INVALID_VALUE : OK);
+    REQUIRE(block, INVALID_VALUE);
+    if (block->kind == BLOCK_POOLED) END(pool_free(context, block->base, STREAM_OF(stream)));
+    END(block->kind == BLOCK_DEVICE || block->kind == BLOCK_MANAGED ? block_release(block) : INVALID_VALUE);
+}
+
+/* --- managed memory ----------------------------------------------------------------------------------------------- */
+
+static status prefetch(struct context *context, uint64_t address, size_t bytes, struct location to, handle stream)
+{
+    struct stream *on;
+    struct block *block = block_find(address);
+    status found = stream_get(context, STREAM_OF(stream), &on);
+    if (found != OK) return found;
+    if (!bytes || !block || block->kind != BLOCK_MANAGED || address + bytes > block->base + block->size) return INVALID_VALUE;
+    if (to.type < LOCATION_DEVICE || to.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
+    if (to.type == LOCATION_DEVICE && !is_device(to.id)) return INVALID_DEVICE;
+    struct op *op = op_new(OP_MARK);
+    stream_submit(on, op);
+    op_drop(op);
+    return OK;
+}
+
+HIP(hipMemPrefetchAsync)(uint64_t address, size_t bytes, int device, handle stream)
+{
+    BEGIN(hipMemPrefetchAsync, NEED_CONTEXT);
+    struct location to = {device == -1 ? LOCATION_HOST : LOCATION_DEVICE, device};
+    END(prefetch(context, address, bytes, to, stream));
+}
+
+HIP(hipMemPrefetchAsync_v2)(uint64_t address, size_t bytes, struct location to, unsigned flags, handle stream)
+{
+    BEGIN(hipMemPrefetchAsync_v2, NEED_CONTEXT);
+    END(flags ? INVALID_VALUE : prefetch(context, address, bytes, to, stream));
+}
+
+/* --- words -------------------------------------------------------------------------------------------------------- */
+
+#define WORDS(bits, type)                                                                                                  \
+    HIP(hipStreamWaitValue##bits)(handle stream, uint64_t address, type value, unsigned flags, type mask)                  \
+    {                                                                                                                      \
+        BEGIN(hipStreamWaitValue##bits, NEED_CONTEXT);                                                                     \
+        REQUIRE(address && flags <= 3, INVALID_VALUE);                                                                     \
+        END(value_run(context, STREAM_OF(stream), address, (struct value){value, mask, bits / 8, flags}, false));          \
+    }                                                                                                                      \
+    HIP(hipStreamWriteValue##bits)(handle stream, uint64_t address, type value, unsigned flags)                            \
+    {                                                                                                                      \
+        BEGIN(hipStreamWriteValue##bits, NEED_CONTEXT);                                                                    \
+        REQUIRE(address && !flags, INVALID_VALUE);                                                                         \
+        END(value_run(context, STREAM_OF(stream), address, (struct value){value, 0, bits / 8, 0}, true));                  \
+    }
+
+WORDS(32, uint32_t)
+WORDS(64, uint64_t)
+#endif
+
+/* --- streams ------------------------------------------------------------------------------------------------------ */
+
+TWIN(hipStreamQuery)(handle stream)
+{
+    BEGIN(hipStreamQuery, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    END(found == OK ? stream_query(of) : found);
+}
+
+TWIN(hipStreamSynchronize)(handle stream)
+{
+    BEGIN(hipStreamSynchronize, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    END(found == OK ? stream_synchronize(of) : found);
+}
+
+TWIN(hipStreamWaitEvent)(handle stream, handle event, unsigned flags)
+{
+    BEGIN(hipStreamWaitEvent, NEED_CONTEXT);
+    status known = event_known(event);
+    REQUIRE(known == OK, known);
+    END(flags ? INVALID_VALUE : event_wait(context, STREAM_OF(stream), event));
+}
+
+static status record(struct context *context, handle event, handle stream)
+{
+    status known = event_known(event);
+    return known == OK ? event_record(context, event, STREAM_OF(stream)) : known;
+}
+
+TWIN(hipEventRecord)(handle event, handle stream)
+{
+    BEGIN(hipEventRecord, NEED_CONTEXT);
+    END(record(context, event, stream));
+}
+
+TWIN(hipStreamGetPriority)(handle stream, int *out)
+{
+    BEGIN(hipStreamGetPriority, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->priority;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+TWIN(hipStreamGetFlags)(handle stream, unsigned *out)
+{
+    BEGIN(hipStreamGetFlags, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->flags;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+TWIN(hipLaunchHostFunc)(handle stream, void (*call)(void *), void *data)
+{
+    BEGIN(hipLaunchHostFunc, NEED_CONTEXT);
+    struct stream *on;
+    status found = stream_get(context, STREAM_OF(stream), &on);
+    REQUIRE(found == OK, found);
+    REQUIRE(call, INVALID_VALUE);
+    struct op *op = op_new(OP_HOST);
+    op->host.call = call;
+    op->host.data = data;
+    stream_submit(on, op);
+    op_drop(op);
+    END(OK);
+}
+
+#ifndef PER_THREAD
+HIP(hipEventRecordWithFlags)(handle event, handle stream, unsigned flags)
+{
+    BEGIN(hipEventRecordWithFlags, NEED_CONTEXT);
+    END(flags ? INVALID_VALUE : record(context, event, stream));
+}
+
+HIP(hipStreamGetDevice)(handle stream, int *out)
+{
+    BEGIN(hipStreamGetDevice, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->context->device;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+HIP(hipStreamGetId)(handle stream, unsigned long long *out)
+{
+    BEGIN(hipStreamGetId, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = of->number;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+
+HIP(hipStreamIsCapturing)(handle stream, int *out)
+{
+    BEGIN(hipStreamIsCapturing, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    if (found == OK && out) *out = 0;
+    END(found == OK && !out ? INVALID_VALUE : found);
+}
+#endif

@@ -1,0 +1,88 @@
+/* The names that programs look up, and the texts of errors. */
+#define _GNU_SOURCE
+#include "hip.h"
+#include "hip_errors.h"
+
+#include <string.h>
+
+#ifndef __GLIBC__
+#error "the emulated HIP runtime needs glibc, whose loader lets a library choose what a name stands for"
+#endif
+
+#define NAME(name) #name,
+const char *const function_names[] = {HIP_FUNCTIONS(NAME)};
+const int function_count = FUNCTION_TOTAL;
+
+/* --- errors ------------------------------------------------------------------------------------------------------- */
+
+static const struct { int code; const char *name, *text; } errors[] = {
+#define ERROR(code, name, text) {code, name, text},
+    HIP_ERRORS(ERROR)
+};
+
+static const char *describe(int code, bool by_name)
+{
+    for (size_t index = 0; index < sizeof errors / sizeof *errors; index++)
+        if (errors[index].code == code) return by_name ? errors[index].name : errors[index].text;
+    return NULL;
+}
+
+static void count(int function) { atomic_fetch_add_explicit(&function_calls[function], 1, memory_order_relaxed); }
+
+/* These two answer with the text itself and leave the last error as it is. */
+#define HIP_TEXT(name) const char *strict_##name
+
+HIP_TEXT(hipGetErrorName)(int code)
+{
+    count(FUNCTION_hipGetErrorName);
+    const char *known = describe(code, true);
+    return known ? known : "hipErrorUnknown";
+}
+
+HIP_TEXT(hipGetErrorString)(int code)
+{
+    count(FUNCTION_hipGetErrorString);
+    const char *known = describe(code, false);
+    return known ? known : "unknown error";
+}
+
+HIP(hipDrvGetErrorName)(int code, const char **out)
+{
+    BEGIN(hipDrvGetErrorName, NEED_NOTHING);
+    REQUIRE(out, INVALID_VALUE);
+    *out = describe(code, true);
+    END(*out ? OK : INVALID_VALUE);
+}
+
+HIP(hipDrvGetErrorString)(int code, const char **out)
+{
+    BEGIN(hipDrvGetErrorString, NEED_NOTHING);
+    REQUIRE(out, INVALID_VALUE);
+    *out = describe(code, false);
+    END(*out ? OK : INVALID_VALUE);
+}
+
+/* --- exports ------------------------------------------------------------------------------------------------------ */
+
+/* Whoever asks the loader for a name gets the strict function or, in the null mode, one that does nothing: chosen when
+ * it is asked for, so that neither carries a test for the other. */
+typedef void (*entry_point)(void);
+
+#define DECLARE(name) extern char name##_address[] __asm__("strict_" #name) __attribute__((visibility("hidden")));
+#define CHOOSE(name)                                                                                   \
+    static entry_point choose_##name(void)                                                             \
+    {                                                                                                  \
+        void *quick = core_null_mode() ? null_function(#name) : NULL;                                  \
+        return (entry_point)(quick ? quick : name##_address);                                          \
+    }                                                                                                  \
+    EXPORT void name(void) __attribute__((ifunc("choose_" #name)));
+
+#ifdef OLD_RUNTIME
+#undef HIP_NEWER
+#define HIP_NEWER(X)
+#endif
+
+HIP_FUNCTIONS(DECLARE)
+HIP_FUNCTIONS(CHOOSE)
+HIP_PER_THREAD(DECLARE)
+HIP_PER_THREAD(CHOOSE)
