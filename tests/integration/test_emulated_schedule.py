@@ -10,28 +10,39 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.backends.cuda.hooks import CudaBackend
 from devmem.testing import emulator
 
-_reason = CudaBackend().unavailable()
-pytestmark = [
-    pytest.mark.skipif(_reason is not None, reason=f"no CUDA driver, real or emulated: {_reason}"),
-    pytest.mark.skipif("DEVMEM_EMULATOR" not in os.environ, reason="needs the emulator's control"),
-]
-cu: Any = importlib.import_module("cuda.bindings.driver") if _reason is None else None
 
-SEEDS, CHUNK = 1000, 20
+def _beside(file: str) -> ModuleType:
+    """A file beside this one, which is no package's."""
+    name = f"devmem_tests_{file}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{file}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+vendors = _beside("vendors")
+
+#: As many as there is patience for; the same seeds are the same schedules.
+SEEDS, CHUNK = int(os.environ.get("SCHEDULE_SEEDS", "1000")), 20
 STEPS = 30
 DEFAULT = 0  #: the place of the legacy default stream
 HOST = -1
@@ -398,20 +409,14 @@ def join(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
 
 
 @pytest.fixture
-def control() -> Iterator[emulator.Control]:
+def control(devmem_backend: str) -> Iterator[emulator.Control]:
     dm.close()
-    with dm.use_backend("cuda"):
-        dm.memory_info()
-        found = emulator.control("cuda")
-        found.reset()
-        yield found
-        found.reset()
-        dm.close()
-    for ordinal in range(2):
-        cu.cuDevicePrimaryCtxReset(ordinal)  # no error of this test is met by the next
-        cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by whoever else holds it
-        cu.cuDevicePrimaryCtxRelease(ordinal)
-    cu.cuCtxSetCurrent(0)
+    vendor, found = vendors.vendor_of(devmem_backend)
+    found.reset()
+    yield found
+    found.reset()
+    dm.close()
+    vendor.renew()
 
 
 def rest() -> None:
@@ -425,7 +430,7 @@ def rest() -> None:
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_schedules(first: int, control: emulator.Control) -> None:
     for device in dm.devices():
-        if device.backend == "cuda":
+        if device.backend == dm.current_device().backend:
             dm.memory_info(device=device)
     Schedule(first).run()  # makes what is made only once
     rest()

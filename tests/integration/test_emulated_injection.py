@@ -1,16 +1,15 @@
-"""The injection loop at the functions of the CUDA driver: each function that a verb calls fails, at each of its calls in turn.
+"""The injection loop at the functions of a vendor's library: each function that a verb calls fails, at each of its calls in turn.
 
 The verbs are those of `test_injection`, which fails the methods of the driver's contract; here the failures come from below
-it, through the real binding. After each the emulator's books must say what they said before, and the verb must work.
+it, through the real binding, on whichever emulated library the process has. After each the emulator's books must say what they
+said before, and the verb must work.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import importlib.util
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,23 +21,15 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.backends.cuda.hooks import CudaBackend
 from devmem.spi.errors import DevmemError, DevmemWarning
 from devmem.testing import emulator
 
-_reason = CudaBackend().unavailable()
-pytestmark = [
-    pytest.mark.skipif(_reason is not None, reason=f"no CUDA driver, real or emulated: {_reason}"),
-    pytest.mark.skipif("DEVMEM_EMULATOR" not in os.environ, reason="needs the emulator's control"),
-]
-cu: Any = importlib.import_module("cuda.bindings.driver") if _reason is None else None
 
-
-def _table() -> ModuleType:
-    """The table of verbs, from the file beside this one; it is a test module and no package's."""
-    name = "devmem_table_of_verbs"
+def _beside(file: str) -> ModuleType:
+    """A file beside this one, which is no package's."""
+    name = f"devmem_tests_{file}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("test_injection.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{file}.py"))
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -46,36 +37,21 @@ def _table() -> ModuleType:
     return sys.modules[name]
 
 
-table = _table()
+table, vendors = _beside("test_injection"), _beside("vendors")
 World = table.World
+UNKNOWN, OUT_OF_MEMORY = vendors.UNKNOWN, vendors.OUT_OF_MEMORY
 
 #: About other backends, or none.
 ELSEWHERE = {"unregister_backend", "backends", "devices", "settings"}
 NAMES = sorted(table.ENTRIES.keys() - ELSEWHERE)
 
-UNKNOWN, OUT_OF_MEMORY = 999, 2
-ALLOCATE = ("cuMemAlloc", "cuMemAllocFromPoolAsync", "cuMemHostAlloc", "cuMemAllocManaged")
-#: These have given back what they were asked to give back even if they report an error: it may be one of earlier work.
-GIVE_BACK = (
-    "cuMemFree",
-    "cuMemFreeAsync",
-    "cuMemFreeHost",
-    "cuMemHostUnregister",
-    "cuStreamDestroy",
-    "cuEventDestroy",
-    "cuMemPoolDestroy",
-    "cuDevicePrimaryCtxRelease",
-)
-#: Asked before anything is done for the user, and told as a reason why the backend cannot be used.
-BEFORE = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress"}
-
 
 class Backend(table.Backend):  # type: ignore[name-defined, misc]
-    """CUDA behind the ledger that the table looks at, with the emulator's faults as what `disarm` disarms."""
+    """The backend behind the ledger that the table looks at, with the emulator's faults as what `disarm` disarms."""
 
-    def __init__(self) -> None:
-        super().__init__(CudaBackend(), "faulty")
-        self.control = emulator.control("cuda")
+    def __init__(self, vendor: Any, control: emulator.Control) -> None:
+        super().__init__(vendor.backend(), "faulty")
+        self.vendor, self.control = vendor, control
         self.disarmed = False  #: which a verb that met the failure may have done, to clear up
 
     def disarm(self) -> None:
@@ -84,7 +60,7 @@ class Backend(table.Backend):  # type: ignore[name-defined, misc]
         super().disarm()
 
     def forgotten(self) -> list[object]:
-        """Whether drivers were closed is told by the primary context's count instead."""
+        """Whether drivers were closed is told by the emulator's books instead."""
         return []
 
 
@@ -100,46 +76,26 @@ class Books:
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+def backend(devmem_backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     dm.close()
-    cu.cuInit(0)
-    cu.cuCtxSetCurrent(0)
-    for function in GIVE_BACK:
-        monkeypatch.setattr(cu, function, _gives_back_anyway(getattr(cu, function)))
-    made = Backend()
+    vendor, control = vendors.vendor_of(devmem_backend)
+    dm.close()
+    vendor.leave()
+    vendor.patch_give_back(monkeypatch)
+    made = Backend(vendor, control)
     dm.register_backend(made)
-    # Another library holds the contexts, so that what is left behind is not dropped with them and goes unseen.
-    for ordinal in range(2):
-        cu.cuDevicePrimaryCtxRetain(ordinal)
-    gc.collect()
-    gc.freeze()  # what exists by now need not be looked at hundreds of times
-    try:
-        with dm.use_backend("faulty"):
-            yield made
-    finally:
-        made.disarm()
-        gc.unfreeze()
-        dm.unregister_backend("faulty")
-        dm.close()
-        for ordinal in range(2):
-            cu.cuDevicePrimaryCtxReset(ordinal)  # no error of this test is met by the next
-            cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by whoever else holds it
-            for _ in range(2):
-                cu.cuDevicePrimaryCtxRelease(ordinal)
-        cu.cuCtxSetCurrent(0)
-
-
-def _gives_back_anyway(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Where the emulator refuses by plan, it has done nothing; the vendor's driver has."""
-
-    def wrapper(*arguments: object) -> Any:
-        result = call(*arguments)
-        if int(result[0]) in (UNKNOWN, OUT_OF_MEMORY):
-            again = call(*arguments)
-            assert not again[0], again[0]
-        return result
-
-    return wrapper
+    with vendor.held():
+        gc.collect()
+        gc.freeze()  # what exists by now need not be looked at hundreds of times
+        try:
+            with dm.use_backend("faulty"):
+                yield made
+        finally:
+            made.disarm()
+            gc.unfreeze()
+            dm.unregister_backend("faulty")
+            dm.close()
+            monkeypatch.undo()
 
 
 def attempt(call: Callable[[], object]) -> BaseException | None:
@@ -170,6 +126,14 @@ def rest() -> None:
     dm.trim()
 
 
+def supported(call: Callable[[], object]) -> None:
+    """Call, or skip in the device's own words what it cannot do."""
+    try:
+        call()
+    except dm.UnsupportedError as error:
+        pytest.skip(str(error))
+
+
 def inject(
     backend: Backend,
     env: Any,
@@ -182,14 +146,14 @@ def inject(
     """Fail each function at each of its calls. How many failures there were."""
     control = backend.control
     env.check()
-    call()  # made once, what is made only once is there
+    supported(call)  # made once, what is made only once is there
     env.check()
     rest()
-    cu.cuCtxSetCurrent(0)
+    backend.vendor.leave()
     books = Books(control)
     injected = 0
     for function, count in functions_of(control, call).items():
-        if function in BEFORE or (functions is not None and function not in functions):
+        if function in backend.vendor.before or (functions is not None and function not in functions):
             continue
         for nth in range(1, count + 1):
             env.check()
@@ -208,7 +172,7 @@ def inject(
             injected += met
             try:
                 # Leaving the device may have been what failed: then it is current still, which is not a leak.
-                cu.cuCtxSetCurrent(0)
+                backend.vendor.leave()
                 rest()
                 env.check()
                 books.check()
@@ -216,7 +180,7 @@ def inject(
                 env.check()
                 rest()
                 books.check()
-                assert int(cu.cuCtxGetCurrent()[1]) == 0
+                assert backend.vendor.at_rest()
             except BaseException as error:
                 error.add_note(f"after the call {where}")
                 raise
@@ -227,8 +191,8 @@ def prepared(backend: Backend, name: str, world: Any) -> tuple[Any, Callable[[],
     env = table.Env(backend, world, bare=name in table.BARE)
     if name in ENDS:
         return env, functools.partial(use_and_end, backend, ENDS[name])
-    if name == "trim":
-        return env, functools.partial(trim, env)
+    if name in OTHERWISE:
+        return env, functools.partial(OTHERWISE[name], env)
     return env, functools.partial(table.ENTRIES[name], env)
 
 
@@ -251,6 +215,16 @@ def trim(env: Any) -> None:
     dm.trim()
 
 
+def use_memory(env: Any) -> None:
+    """As in the table, but with memory that the device has."""
+    ordered = "stream_ordered" in dm.current_device().info.capabilities
+    with dm.use_memory("driver" if env.world.memory != "driver" else "stream_ordered" if ordered else "pool"):
+        dm.to_device(env.host, stream=env.stream)
+
+
+OTHERWISE = {"trim": trim, "use_memory": use_memory}
+
+
 def use_and_end(backend: Backend, end: Callable[[], object]) -> None:
     failed = attempt(table.use_everything) is not None
     failed |= attempt(end) is not None
@@ -265,7 +239,7 @@ def use_and_end(backend: Backend, end: Callable[[], object]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_driver_function_fails(name: str, backend: Backend) -> None:
     env, call = prepared(backend, name, World("rows", stream=True))
-    assert inject(backend, env, call, UNKNOWN) or not functions_of(backend.control, call).keys() - BEFORE
+    assert inject(backend, env, call, UNKNOWN) or not functions_of(backend.control, call).keys() - backend.vendor.before
 
 
 @pytest.mark.parametrize("world", [World(), World("columns", stream=True), World("rows", memory="driver")], ids=str)
@@ -287,13 +261,13 @@ def test_every_driver_function_fails_in_other_worlds(name: str, world: Any, back
     assert inject(backend, env, call, UNKNOWN)
 
 
-@pytest.mark.parametrize("memory", ["stream_ordered", "driver"])
+@pytest.mark.parametrize("memory", ["default", "driver"])
 @pytest.mark.parametrize("repeat", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("name", sorted(set(NAMES) - table.BARE))
 def test_every_allocation_fails(name: str, repeat: bool, memory: str, backend: Backend) -> None:
     """Out of memory, which is looked at again once and then raised."""
     env, call = prepared(backend, name, World("rows", stream=True, memory=memory))
-    inject(backend, env, call, OUT_OF_MEMORY, ALLOCATE, repeat=repeat)
+    inject(backend, env, call, OUT_OF_MEMORY, backend.vendor.allocate, repeat=repeat)
 
 
 @pytest.mark.parametrize("name", sorted(table.BARE - ELSEWHERE))
@@ -313,6 +287,7 @@ def test_memory_that_the_driver_will_not_take_back(
     """A refusal that is meant: that block is lost, and never handed out again or freed a second time; nothing else is."""
     monkeypatch.undo()
     control = backend.control
+    needs(memory)
     dm.use_memory(memory)
     dm.to_device(np.zeros(1000)).free()
     rest()
@@ -320,10 +295,10 @@ def test_memory_that_the_driver_will_not_take_back(
     for drop in (False, True):
         array = dm.to_device(np.zeros(1000, np.uint8))
         address = array.ptr
-        control.fail("cuMemFree" if memory == "driver" else "cuMemFreeAsync", 1, UNKNOWN)
+        control.fail(backend.vendor.free[memory], 1, UNKNOWN)
         if drop:
             del array
-            with pytest.warns(DevmemWarning, match="CUDA_ERROR_UNKNOWN"):
+            with pytest.warns(DevmemWarning, match=backend.vendor.unknown):
                 dm.trim()
         else:
             with pytest.raises(dm.errors.BackendError):
@@ -338,42 +313,35 @@ def test_memory_that_the_driver_will_not_take_back(
         del others
         rest()
         with dm.current_device().entered():
-            assert not cu.cuMemFree(address)[0]
+            backend.vendor.free_behind(address)
         assert control.live() == before
 
 
-# -- the context, at every verb ----------------------------------------------------------------------------------------
+# -- what is current, at every verb ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", ["nothing", "the same device", "the other device"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_verb_puts_the_context_back(name: str, other: str, backend: Backend) -> None:
+def test_every_verb_puts_what_was_current_back(name: str, backend: Backend) -> None:
     """Whatever another library has made current is current after the verb, also after one that failed at its last call."""
+    vendor = backend.vendor
     env, call = prepared(backend, name, World("rows", stream=True))
-    call()
-    theirs: Any = 0
-    if other == "the same device":
-        try:
-            theirs = cu.cuCtxCreate(None, 0, 0)[1]
-        except TypeError:  # the binding of CUDA 12
-            theirs = cu.cuCtxCreate(0, 0)[1]
-    elif other == "the other device":
-        theirs = cu.cuDevicePrimaryCtxRetain(1)[1]
-    cu.cuCtxSetCurrent(theirs)
-    try:
-        call()
-        assert int(cu.cuCtxGetCurrent()[1]) == int(theirs)
-        for function, count in functions_of(backend.control, call).items():
-            if function in BEFORE or function.startswith("cuCtx"):
-                continue
-            backend.control.fail(function, count, UNKNOWN)
-            attempt(call)
-            backend.control.reset()
-            assert int(cu.cuCtxGetCurrent()[1]) == int(theirs), function
-    finally:
-        cu.cuCtxSetCurrent(0)
-        if other == "the same device":
-            cu.cuCtxDestroy(theirs)
-        elif other == "the other device":
-            cu.cuDevicePrimaryCtxRelease(1)
-    env.settle()
+    supported(call)
+    for what, other in vendor.others().items():
+        with other():
+            theirs = vendor.current()
+            call()
+            assert vendor.current() == theirs, f"{what} was current"
+            for function, count in functions_of(backend.control, call).items():
+                if function in vendor.before or function.startswith(vendor.choosing):
+                    continue
+                backend.control.fail(function, count, UNKNOWN)
+                attempt(call)
+                backend.control.reset()
+                assert vendor.current() == theirs, f"{what} was current, and {function} failed"
+        env.settle()
+
+
+def needs(memory: str) -> None:
+    """Skip where the device has no such memory."""
+    if memory == "stream_ordered" and "stream_ordered" not in dm.current_device().info.capabilities:
+        pytest.skip(f"{dm.current_device()} lacks the capability 'stream_ordered'")

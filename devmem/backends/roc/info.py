@@ -1,0 +1,132 @@
+"""What a HIP device is."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from types import MappingProxyType
+from typing import Any
+
+from ...spi.errors import BackendError
+from ...spi.types import Capability, DeviceInfo, MemoryKind
+from .functions import INVALID_VALUE
+from .runtime import Calls, Runtime, hiding
+
+#: Device attributes, by their numbers.
+_FACTS = {
+    "copy_engines": 2,
+    "can_map_host_memory": 3,
+    "concurrent_managed_access": 9,
+    "integrated": 16,
+    "managed_memory": 24,
+    "pageable_memory_access": 65,
+    "memory_pools": 88,
+    "large_bar": 10011,
+    "stream_wait_value": 10013,
+}
+_WARP_SIZE = 87
+#: Facts that count something; all others are yes or no.
+_COUNTS = {"copy_engines"}
+#: Where the name of the instruction set is among a device's properties.
+_ARCH_AT = slice(1160, 1416)
+#: Copies of rows whose pitch is no multiple of this are done by a slow path of the runtime.
+PITCH_MULTIPLE = 4
+
+_NEEDS = {
+    Capability.VOLUME_COPY: ("hipMemcpy3DAsync",),
+    Capability.BATCH_COPY: ("hipMemcpyBatchAsync",),
+    Capability.PEER: ("hipMemcpyPeerAsync", "hipDeviceCanAccessPeer"),
+    Capability.IPC: ("hipIpcGetMemHandle", "hipIpcOpenMemHandle", "hipIpcCloseMemHandle"),
+    Capability.CAPTURE: ("hipStreamIsCapturing",),
+    Capability.HOLD: ("hipStreamWaitValue32",),
+    Capability.MANAGED: ("hipMallocManaged", "hipMemPrefetchAsync", "hipMemAdvise"),
+}
+
+
+def describe(found: Runtime, hip: Calls, ordinal: int) -> DeviceInfo:
+    """Everything about a device that does not change; it is current."""
+    facts: dict[str, int] = {name: _attribute(found, hip, number, ordinal) for name, number in _FACTS.items()}
+    facts = {name: value if name in _COUNTS else bool(value) for name, value in facts.items()}
+    arch, _, features = _arch(found, hip, ordinal).partition(":")
+    least, greatest = hip.hipDeviceGetStreamPriorityRange()
+    pci_id = str(hip.hipDeviceGetPCIBusId(ordinal))
+    return DeviceInfo(
+        backend="roc",
+        ordinal=ordinal,
+        name=str(hip.hipDeviceGetName(ordinal)) or arch,
+        uuid=_uuid(found, hip, ordinal, pci_id),
+        total_bytes=int(hip.hipDeviceTotalMem(ordinal)),
+        arch=arch,
+        warp_size=_attribute(found, hip, _WARP_SIZE, ordinal) or 64,
+        pci_id=pci_id,
+        memory_kinds=_kinds(found, facts),
+        capabilities=_capabilities(found, facts),
+        stream_priorities=(max(least, greatest), min(least, greatest)),
+        facts=MappingProxyType({**facts, **_circumstances(found, hip, features)}),
+        default_memory="pool",
+        strided_pitch_multiple=PITCH_MULTIPLE,
+    )
+
+
+def _circumstances(found: Runtime, hip: Calls, features: str) -> dict[str, str | int | bool]:
+    """What is worth knowing when something is slow or strange."""
+    return {
+        "xnack": "xnack+" in features,
+        "features": features,
+        "hip_version": int(hip.hipRuntimeGetVersion()),
+        "library": found.library.path,
+        "found_by": found.library.how,
+        "provider": found.provider.version,
+        "provider_passed_over": found.passed_over,
+        "holds_gil": found.provider.holds_gil,
+        # Copy engines that hang or corrupt are switched off with it; copies then compete with kernels.
+        "sdma": os.environ.get("HSA_ENABLE_SDMA", "on") != "0",
+        "visible_devices": hiding(),
+    }
+
+
+def _kinds(found: Runtime, facts: dict[str, int]) -> frozenset[MemoryKind]:
+    kinds = {MemoryKind.DEVICE, MemoryKind.PINNED}
+    if facts["can_map_host_memory"]:
+        kinds.add(MemoryKind.MAPPED)
+    if facts["managed_memory"] and found.provider.has("hipMallocManaged"):
+        kinds.add(MemoryKind.MANAGED)
+    return frozenset(kinds)
+
+
+def _capabilities(found: Runtime, facts: dict[str, int]) -> frozenset[Capability]:
+    capable = {each for each, names in _NEEDS.items() if all(map(found.provider.has, names))}
+    if not facts["stream_wait_value"]:
+        capable.discard(Capability.HOLD)
+    if not (facts["managed_memory"] and facts["concurrent_managed_access"]):
+        capable.discard(Capability.MANAGED)
+    if facts["can_map_host_memory"]:
+        capable.add(Capability.MAPPED)
+    return frozenset(capable | {Capability.STRIDED_COPY, Capability.HOST_REGISTER})
+
+
+def _attribute(found: Runtime, hip: Calls, number: int, ordinal: int) -> int:
+    try:
+        return int(hip.hipDeviceGetAttribute(found.provider.member("hipDeviceAttribute_t", number), ordinal))
+    except ValueError:  # a binding without that number
+        return 0
+    except BackendError as error:  # a runtime without it
+        if error.code != INVALID_VALUE:
+            raise
+        return 0
+
+
+def _arch(found: Runtime, hip: Calls, ordinal: int) -> str:
+    """Such as gfx90a:sramecc+:xnack-; empty where the runtime is too old to have the properties in the form that is known."""
+    if not found.provider.has("hipGetDevicePropertiesR0600"):
+        return ""
+    raw: bytes = hip.hipGetDevicePropertiesR0600(ordinal)[_ARCH_AT]
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+def _uuid(found: Runtime, hip: Calls, ordinal: int, pci_id: str) -> str:
+    """As ROCR_VISIBLE_DEVICES takes it; a device without a number of its own is known by its slot."""
+    raw: Any = hip.hipDeviceGetUuid(ordinal) if found.provider.has("hipDeviceGetUuid") else bytes(16)
+    if raw.startswith((b"XX", b"\0\0")):
+        return f"PCI-{pci_id}"
+    return f"GPU-{raw.decode()}" if raw.isalnum() else str(uuid.UUID(bytes=raw))

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Fetch the ROCm runtime that Debian and Ubuntu ship, and unpack it into a cache, for tests that want the real library.
+
+    python scripts/debian_rocm.py [--cached]
+
+Prints the folder. Installs nothing and needs no root: apt works on lists, archives and a package database of its own, and checks
+signatures as ever; then its archives are unpacked beside each other. It is not installed, because then there would be no machine
+left on which the library is missing. About 60 MB are fetched once, 250 MB kept. Exit code 3, and the reason on the error stream,
+where it is not to be had; with ``--cached`` nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+NOT_AT_HAND = 3
+TOOLS = ("apt-get", "apt-cache", "dpkg-deb")
+RUNTIME = re.compile(r"libamdhip64-(\d+)")
+#: Not unpacked: a process has one C library, and these come with it. Whoever runs Python has them.
+OF_THE_SYSTEM = ("libc6", "libgcc-s1", "libstdc++6", "gcc-")
+FETCH_SECONDS = 300
+
+
+class NotAtHandError(Exception):
+    """The library is not to be had here; the message says why."""
+
+
+@dataclass(frozen=True)
+class DebianRocm:
+    """The unpacked runtime: what is as Debian ships it, and the two ways in which a user may have pointed at it."""
+
+    folder: Path
+
+    @property
+    def library(self) -> Path:
+        """The runtime itself, under the only name that the runtime package has: a versioned one."""
+        [found] = self.folder.glob("root/usr/lib/*/libamdhip64.so.[0-9]")
+        return found
+
+    @property
+    def as_shipped(self) -> Path:
+        """The folder of the libraries: for ``LD_LIBRARY_PATH``."""
+        return self.library.parent
+
+    @property
+    def prefix(self) -> Path:
+        """A folder whose ``lib`` has the bare name too, as with the development package: for ``ROCM_PATH``."""
+        return self.folder / "prefix"
+
+
+def at_hand() -> DebianRocm:
+    """The runtime, if it was fetched before; touches no network."""
+    folder = cache() / "unpacked"
+    if not (folder / "prefix" / "lib" / "libamdhip64.so").exists():
+        raise NotAtHandError(f"Debian's ROCm library is not in {cache()}: python scripts/debian_rocm.py fetches it")
+    return DebianRocm(folder)
+
+
+def fetch() -> DebianRocm:
+    """The runtime, fetched unless it was before."""
+    try:
+        return at_hand()
+    except NotAtHandError:
+        pass
+    if not sys.platform.startswith("linux"):
+        raise NotAtHandError(f"Debian's ROCm library needs Linux; this is {sys.platform}")
+    for tool in TOOLS:
+        if shutil.which(tool) is None:
+            raise NotAtHandError(f"Debian's ROCm library is fetched with apt, and there is no {tool} here")
+    cache().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fetching-", dir=cache()) as scratch:
+        _unpack(_download(Path(scratch)), Path(scratch) / "unpacked")
+        try:
+            (Path(scratch) / "unpacked").rename(cache() / "unpacked")
+        except OSError:
+            at_hand()  # another process was faster, or this raises
+    return at_hand()
+
+
+def cache() -> Path:
+    """Where it is kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "devmem" / "debian-rocm"
+
+
+def main() -> int:
+    """Fetch, and tell where it is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--cached", action="store_true", help="fetch nothing: tell where it is if it was fetched before"
+    )
+    options = parser.parse_args()
+    try:
+        found = at_hand() if options.cached else fetch()
+    except NotAtHandError as reason:
+        print(reason, file=sys.stderr)
+        return NOT_AT_HAND
+    print(found.folder)
+    return 0
+
+
+# -- below -------------------------------------------------------------------------------------------------------------
+
+
+def _download(scratch: Path) -> list[Path]:
+    """Let apt find and fetch the package and all that it needs, as for a system on which nothing is installed."""
+    for folder in ("state/lists/partial", "cache/archives/partial"):
+        (scratch / folder).mkdir(parents=True)
+    (scratch / "status").touch()
+    ours = {
+        "Dir::State": scratch / "state",
+        "Dir::State::Lists": scratch / "state" / "lists",
+        "Dir::State::status": scratch / "status",
+        "Dir::Cache": scratch / "cache",
+        "Dir::Cache::archives": scratch / "cache" / "archives",
+        "APT::Sandbox::User": "",  # it could not write there
+        "Debug::NoLocking": "true",  # nobody else sees these folders
+    }
+    options = [part for name, value in ours.items() for part in ("-o", f"{name}={value}")]
+    _run("apt-get", *options, "-q", "update")
+    known = _run("apt-cache", *options, "pkgnames", "libamdhip64-").split()
+    versions = sorted(int(match[1]) for name in known if (match := RUNTIME.fullmatch(name)))
+    if not versions:
+        raise NotAtHandError("apt knows no package libamdhip64-N here: its sources are not those of Debian 12 or later")
+    package = f"libamdhip64-{versions[-1]}"
+    _run("apt-get", *options, "-q", "-y", "--download-only", "--no-install-recommends", "install", package)
+    return sorted((scratch / "cache" / "archives").glob("*.deb"))
+
+
+def _unpack(archives: list[Path], folder: Path) -> None:
+    root, lib = folder / "root", folder / "prefix" / "lib"
+    root.mkdir(parents=True)
+    lib.mkdir(parents=True)
+    for archive in archives:
+        if not archive.name.startswith(OF_THE_SYSTEM):
+            _run("dpkg-deb", "-x", str(archive), str(root))
+    for path in root.glob("usr/share"):
+        shutil.rmtree(path)
+    libraries = DebianRocm(folder).as_shipped
+    for path in [*libraries.iterdir(), *root.glob("lib/*/*.so*")]:
+        if ".so" in path.name and not (libraries / path.name).exists():
+            (libraries / path.name).symlink_to(os.path.relpath(path, libraries))  # on a merged /usr it is one folder
+    for path in libraries.glob("*.so*"):
+        (lib / path.name).symlink_to(os.path.relpath(path, lib))
+    bare = lib / "libamdhip64.so"
+    if not bare.exists():
+        bare.symlink_to(os.path.relpath(DebianRocm(folder).library, lib))
+
+
+def _run(*command: str) -> str:
+    """Run a tool in plain English, and make of its failure a reason."""
+    env = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise NotAtHandError(f"{command[0]} did not end within {FETCH_SECONDS} s") from None
+    if done.returncode:
+        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-300:]
+        raise NotAtHandError(f"{command[0]} {command[-1]} failed with exit status {done.returncode}: {said}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
