@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from .._core import scopes
-from .._core.device import context_of, current_context, open_contexts
+from .._core.device import context_of, open_contexts
 from .._core.entered import Entered
-from .._core.memory import resource_of
-from ..spi.errors import DevmemError
-from ..spi.types import MemoryInfo
+from .._core.memory import fresh, resource_of, trace
+from .._core.memory.foreign import bind_down
+from ..spi.errors import ConfigError, DevmemError, PluginError
+from ..spi.memory import SupportsTrim
+from ..spi.types import MemoryInfo, MemoryKind
 
 
 def memory_info(device: Any = None) -> MemoryInfo:
@@ -21,27 +24,104 @@ def memory_info(device: Any = None) -> MemoryInfo:
     return context_of(device).memory_info()
 
 
-def use_memory(resource: Any, device: Any = None) -> scopes.Scope[Any]:
+def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> scopes.Scope[Any]:
     """Choose where a device's memory comes from: from now on, or in ``with`` for this thread or task until the end of the block.
 
     Parameters
     ----------
     resource : MemoryResource or str
-        An object with ``allocate`` and ``deallocate``, the name of one, or ``"module:attribute"``. Blocks go back to the
-        resource that they came from, so it may change at any time.
+        An object with ``allocate`` and ``deallocate``, or a stack as text: names separated by commas, outermost first, each
+        with its arguments behind a colon (``"limit:4GiB,statistics,pool"``), or ``"module:attribute"``. Blocks go back to
+        the resource that they came from, so it may change at any time. A text means the same stack each time, one for
+        each device.
     device : Device, int or str, optional
         Whose memory; the current device's, if not given.
+    kind : str
+        Which memory: ``"device"``, that of device arrays; ``"pinned"``, ``"mapped"`` or ``"managed"``, that of `pinned_array`,
+        `mapped_array` and `managed_array`. Requests for flags that the stack's memory does not have (``wc=True``, say) are
+        served by plain memory beside it.
 
     Raises
     ------
     ConfigError
-        No resource has that name.
+        No resource has that name, it does not take these arguments, or its memory is of another kind.
     PluginError
         The object is not a resource, or cannot be loaded.
+    UnsupportedError
+        The device has no such memory, or cannot do what the resource needs.
     """
     context = context_of(device)
-    chosen = context.bind(resource_of(resource, context))
-    return scopes.MemoryScope(context, chosen)
+    try:
+        wanted = MemoryKind(kind)
+    except ValueError:
+        raise ConfigError(f"use_memory(kind={kind!r}): give one of {', '.join(MemoryKind)}") from None
+    context.require_kind(wanted)
+    try:
+        found = resource_of(resource, context, wanted)
+    except (ConfigError, PluginError) as error:
+        if not isinstance(resource, str):
+            raise
+        raise type(error)(f"use_memory({resource!r}): {error}") from error
+    return scopes.MemoryScope(context, context.bind(found, wanted))
+
+
+def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]:
+    """Do with a stack what a trace says that was written by `devmem.memory.Log`, and tell what it cost.
+
+    The stack is a fresh one, with nothing in it; streams of the trace are stood for by streams of the device.
+
+    Parameters
+    ----------
+    log : str or Path
+        The file.
+    resource : str
+        A stack as text, as for `use_memory`.
+    device : Device, int or str, optional
+        Where; the current device, if none is given.
+
+    Returns
+    -------
+    dict
+        ``stack``, ``device``; ``calls`` of the stack with their ``seconds`` and ``us_per_call``; ``driver_calls`` and
+        ``driver_seconds``; ``peak_live_bytes`` as asked for, ``peak_reserved_bytes`` as taken from the driver, and their
+        ``ratio``; ``failed`` allocations with the first ``errors``; ``left_over``: blocks that the trace never gave back.
+
+    Raises
+    ------
+    ConfigError
+        A line of the file is no record, or the text means no stack.
+    OSError
+        The file cannot be read.
+    """
+    context = context_of(device)
+    records = list(trace.read(log))
+    stack = fresh(resource.strip(), context)
+    with Entered(context) as driver:
+        meter, streams = trace.Meter(driver), trace.Streams(driver)
+        bind_down(stack, meter)
+        try:
+            result = trace.replay(records, stack, stream=streams)
+            shown = repr(stack)
+        finally:
+            driver.synchronize()
+            if isinstance(stack, SupportsTrim):
+                stack.trim(0)
+            streams.close()
+    return {
+        "stack": shown,
+        "device": str(context.device),
+        "calls": result.calls,
+        "seconds": result.seconds,
+        "us_per_call": 1e6 * result.seconds / result.calls if result.calls else 0.0,
+        "driver_calls": meter.calls,
+        "driver_seconds": meter.seconds,
+        "peak_live_bytes": result.peak_live_bytes,
+        "peak_reserved_bytes": meter.peak_reserved_bytes,
+        "ratio": meter.peak_reserved_bytes / result.peak_live_bytes if result.peak_live_bytes else 0.0,
+        "failed": result.failed,
+        "errors": result.errors,
+        "left_over": result.left_over,
+    }
 
 
 def trim(keep_bytes: int = 0, device: Any = None) -> None:
@@ -62,9 +142,4 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
 
 def transfer_stats(reset: bool = False, device: Any = None) -> dict[str, dict[str, int]]:
     """What was copied on a device since it was opened, by path: ``{"h2d direct": {"copies": 3, "bytes": 384}}``."""
-    stats = current_context().stats if device is None else context_of(device).stats
-    found = {path: {"copies": copies, "bytes": nbytes} for path, (copies, nbytes) in list(stats.items()) if copies}
-    if reset:
-        for counter in stats.values():
-            counter[:] = [0, 0]  # in place: the context keeps hold of some
-    return found
+    return context_of(device).transfer_stats(reset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,12 @@ import pytest
 
 from devmem.spi.driver import Driver
 from devmem.spi.errors import OutOfMemory
-from devmem.spi.memory import MemoryResource, SupportsBind, SupportsTrim
-from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
+from devmem.spi.memory import MemoryResource, SupportsBind, SupportsForgetStream, SupportsTrim
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind, MemoryKind
 
 from .driver_memory import ABSURD
 from .faults import FaultyDriver
+from .injection import every_failure
 from .rig import Bytes, Harness, Rig, address, flip, pattern, same
 
 SIZES = (1, 2, 255, 256, 257, 1000, 4096, 65_537, 1 << 20, (2 << 20) + 1)
@@ -122,27 +124,29 @@ class MemoryResourceTests(Harness):
             "per-thread": PER_THREAD_STREAM,
         }[which]
         with self.bound(rig) as resource:
+            memory = Memory(rig, resource)
             for nbytes in SIZES:
                 ptr, data = resource.allocate(nbytes, stream), pattern(nbytes)
-                assert same(through(rig, ptr, data, stream), data)
+                assert same(memory.through(ptr, data, stream), data)
                 resource.deallocate(ptr, nbytes, stream)
 
     def test_live_blocks_never_overlap(self, rig: Rig) -> None:
         with self.bound(rig) as resource:
             live: dict[int, Bytes] = {}
+            memory = Memory(rig, resource)
             for turn in range(120):
                 data = pattern(1 + (turn * 7919) % 20_000, seed=turn)
                 ptr = resource.allocate(data.size, rig.side)
                 for other, theirs in live.items():
                     assert ptr + data.size <= other or other + theirs.size <= ptr, "two live blocks overlap"
-                rig.write(ptr, data)
+                memory.write(ptr, data)
                 live[ptr] = data
                 if turn % 3 == 2:
                     oldest = next(iter(live))
-                    assert same(rig.read(oldest, live[oldest].size), live[oldest])
+                    assert same(memory.read(oldest, live[oldest].size), live[oldest])
                     resource.deallocate(oldest, live.pop(oldest).size, rig.side)
             for ptr, data in live.items():
-                assert same(rig.read(ptr, data.size), data)
+                assert same(memory.read(ptr, data.size), data)
                 resource.deallocate(ptr, data.size, rig.side)
 
     def test_zero_bytes_are_address_zero(self, rig: Rig) -> None:
@@ -159,15 +163,15 @@ class MemoryResourceTests(Harness):
 
     def test_out_of_memory_leaves_it_usable(self, rig: Rig) -> None:
         with self.bound(rig) as resource:
-            data = pattern(5000)
+            data, memory = pattern(5000), Memory(rig, resource)
             kept = resource.allocate(5000, rig.side)
-            rig.write(kept, data)
+            memory.write(kept, data)
             for _ in range(3):
                 with pytest.raises(MemoryError):
                     resource.allocate(ABSURD, rig.side)
             ptr = resource.allocate(5000, rig.side)
-            assert same(through(rig, ptr, flip(data), rig.side), flip(data))
-            assert same(rig.read(kept, 5000), data)
+            assert same(memory.through(ptr, flip(data), rig.side), flip(data))
+            assert same(memory.read(kept, 5000), data)
             resource.deallocate(ptr, 5000, rig.side)
             resource.deallocate(kept, 5000, rig.side)
 
@@ -188,8 +192,39 @@ class MemoryResourceTests(Harness):
                 ptr = resource.allocate(3 << 20, rig.side)
                 resource.deallocate(ptr, 3 << 20, rig.side)
 
+    @pytest.mark.parametrize("repeat", [False, True], ids=["once", "from then on"])
+    def test_every_failure_of_the_driver(self, rig: Rig, repeat: bool) -> None:
+        """Whichever call of the driver fails: nothing is lost, and the next allocation works."""
+        assert isinstance(rig.driver, FaultyDriver)
+        with self.bound(rig) as resource:
+            side, driver = rig.side, rig.driver
+            before = set(driver.blocks())
+
+            def call() -> None:
+                first = resource.allocate(3000, side)
+                try:
+                    second = resource.allocate(70_000, LEGACY_STREAM)
+                    resource.deallocate(second, 70_000, LEGACY_STREAM)
+                finally:
+                    resource.deallocate(first, 3000, side)
+                if isinstance(resource, SupportsTrim):
+                    resource.trim(0)
+
+            def check() -> None:
+                driver.synchronize()
+                if isinstance(resource, SupportsTrim):
+                    resource.trim(0)
+                    assert resource.cached_bytes == 0
+                assert set(driver.blocks()) <= before, "lost"
+                ptr = resource.allocate(3000, side)
+                resource.deallocate(ptr, 3000, side)
+
+            if not every_failure(call, driver, check=check, limit=200, repeat=repeat):
+                pytest.skip("the resource asks the driver for nothing")
+
     def test_many_threads(self, rig: Rig) -> None:
         with self.bound(rig) as resource:
+            memory = Memory(rig, resource)
 
             def work(number: int) -> None:
                 stream = rig.driver.stream_create(0, True)
@@ -197,20 +232,20 @@ class MemoryResourceTests(Harness):
                 for turn in range(40):
                     data = pattern(1 + (turn * 7919 + number) % 30_000, seed=1000 * number + turn)
                     ptr = resource.allocate(data.size, stream)
-                    rig.driver.copy(ptr, address(data), data.size, CopyKind.H2D, stream, blocking=True)
+                    memory.write(ptr, data, stream)
                     live.append((ptr, data))
                     if len(live) > 5:
                         release(turn % len(live), live, stream)
                 while live:
                     release(0, live, stream)
                 rig.driver.stream_synchronize(stream)
+                if isinstance(resource, SupportsForgetStream):
+                    resource.forget_stream(stream)
                 rig.driver.stream_destroy(stream)
 
             def release(index: int, live: list[tuple[int, Bytes]], stream: int) -> None:
                 ptr, data = live.pop(index)
-                back = np.zeros_like(data)
-                rig.driver.copy(address(back), ptr, data.size, CopyKind.D2H, stream, blocking=True)
-                assert same(back, data), "another thread wrote into this block"
+                assert same(memory.read(ptr, data.size, stream), data), "another thread wrote into this block"
                 resource.deallocate(ptr, data.size, stream)
 
             rig.together(THREADS, work)
@@ -222,9 +257,9 @@ class MemoryResourceTests(Harness):
             if not isinstance(resource, SupportsTrim):
                 pytest.skip("the resource keeps nothing")
             assert resource.cached_bytes == 0
-            data = pattern(1 << 20)
+            data, memory = pattern(1 << 20), Memory(rig, resource)
             kept = resource.allocate(data.size, rig.side)
-            rig.write(kept, data)
+            memory.write(kept, data)
             blocks = [resource.allocate(1 << 20, rig.side) for _ in range(8)]
             for ptr in blocks:
                 resource.deallocate(ptr, 1 << 20, rig.side)
@@ -234,7 +269,7 @@ class MemoryResourceTests(Harness):
             for keep in (cached + 1, cached, cached // 2, 1, 0):
                 resource.trim(keep)
                 assert 0 <= resource.cached_bytes <= keep
-            assert same(rig.read(kept, data.size), data), "trimming took memory that is in use"
+            assert same(memory.read(kept, data.size), data), "trimming took memory that is in use"
             resource.deallocate(kept, data.size, rig.side)
 
     def test_trim_of_nothing(self, rig: Rig) -> None:
@@ -250,53 +285,55 @@ class MemoryResourceTests(Harness):
     def test_stream_ordered_deallocate_does_not_wait(self, rig: Rig) -> None:
         with self.bound(rig) as resource:
             need_stream_ordered(resource)
-            held, back, data = rig.stream(), rig.pinned(10_000), pattern(10_000)
-            ptr = resource.allocate(10_000, held)
-            rig.driver.copy(ptr, address(data), 10_000, CopyKind.H2D, held, blocking=True)
+            memory, data = Memory(rig, resource), pattern(10_000)
+            held, spy = rig.stream(), memory.spy(data.size)
+            ptr = resource.allocate(data.size, held)
+            memory.write(ptr, data, held)
             with rig.hold(held) as latch:
-                rig.driver.copy(address(back), ptr, 10_000, CopyKind.D2H, held, blocking=False)
-                resource.deallocate(ptr, 10_000, held)
+                spy.look(ptr, held)
+                resource.deallocate(ptr, data.size, held)
                 assert not latch.expired, "deallocate waited for the stream"
                 latch.release()
                 rig.driver.stream_synchronize(held)
-            assert same(back, data)
+            assert same(spy.seen(), data)
 
     @pytest.mark.parametrize("other", ["created", "legacy", "per-thread"])
     def test_stream_ordered_memory_reaches_no_other_stream_early(self, rig: Rig, other: str) -> None:
         with self.bound(rig) as resource:
             need_stream_ordered(resource)
-            held, back, data = rig.stream(), rig.pinned(100_000), pattern(100_000)
+            memory, data = Memory(rig, resource), pattern(100_000)
+            held, spy = rig.stream(), memory.spy(data.size)
             created = rig.stream()
             stream = {"created": created, "legacy": LEGACY_STREAM, "per-thread": PER_THREAD_STREAM}[other]
             ptr = resource.allocate(data.size, held)
-            rig.driver.copy(ptr, address(data), data.size, CopyKind.H2D, held, blocking=True)
+            memory.write(ptr, data, held)
             # A resource may hand the block on and make the other stream wait: then the latch gives way.
             with rig.hold(held, patience=1.0, tolerant=True) as latch:
-                rig.driver.copy(address(back), ptr, data.size, CopyKind.D2H, held, blocking=False)
+                spy.look(ptr, held)
                 resource.deallocate(ptr, data.size, held)
                 blocks = [resource.allocate(data.size, stream) for _ in range(4)]
                 for block in blocks:
-                    rig.driver.fill(block, 0xEE, 1, data.size, stream)
+                    memory.fill(block, 0xEE, data.size, stream)
                 rig.driver.stream_synchronize(stream)
                 latch.release()
                 rig.driver.stream_synchronize(held)
-            assert same(back, data), "memory was reused before its stream had passed"
+            assert same(spy.seen(), data), "memory was reused before its stream had passed"
             for block in blocks:
                 resource.deallocate(block, data.size, stream)
 
     def test_stream_ordered_reuse_on_the_same_stream(self, rig: Rig) -> None:
         with self.bound(rig) as resource:
             need_stream_ordered(resource)
-            stream = rig.stream()
-            backs = [rig.pinned(10_000) for _ in range(20)]
-            for value, back in enumerate(backs):
+            stream, memory = rig.stream(), Memory(rig, resource)
+            spies = [memory.spy(10_000) for _ in range(20)]
+            for value, spy in enumerate(spies):
                 ptr = resource.allocate(10_000, stream)
-                rig.driver.fill(ptr, value, 1, 10_000, stream)
-                rig.driver.copy(address(back), ptr, 10_000, CopyKind.D2H, stream, blocking=False)
+                memory.fill(ptr, value, 10_000, stream)
+                spy.look(ptr, stream)
                 resource.deallocate(ptr, 10_000, stream)
             rig.driver.stream_synchronize(stream)
-            for value, back in enumerate(backs):
-                assert same(back, np.full(10_000, value, np.uint8))
+            for value, spy in enumerate(spies):
+                assert same(spy.seen(), np.full(10_000, value, np.uint8))
 
     # -- over another resource -----------------------------------------------------------------------------------------
 
@@ -352,9 +389,71 @@ def need_stream_ordered(resource: MemoryResource) -> None:
         pytest.skip("the resource does not promise stream order")
 
 
-def through(rig: Rig, ptr: int, data: Bytes, stream: int) -> Bytes:
-    """The bytes after a trip to the device and back on the stream."""
-    back = np.zeros_like(data)
-    rig.driver.copy(ptr, address(data), data.size, CopyKind.H2D, stream, blocking=False)
-    rig.driver.copy(address(back), ptr, data.size, CopyKind.D2H, stream, blocking=True)
-    return back
+class Memory:
+    """How to get at the memory of a resource: device memory by copies, memory whose address is the host's directly."""
+
+    def __init__(self, rig: Rig, resource: MemoryResource) -> None:
+        self.rig = rig
+        self.host = MemoryKind(getattr(resource, "kind", MemoryKind.DEVICE)) in (MemoryKind.PINNED, MemoryKind.MAPPED)
+
+    def write(self, ptr: int, data: Bytes, stream: int = 0) -> None:
+        """Put bytes there, at once; on the rig's own stream if none is named."""
+        if self.host:
+            ctypes.memmove(ptr, address(data), data.size)
+        else:
+            self.rig.driver.copy(ptr, address(data), data.size, CopyKind.H2D, stream or self.rig.side, blocking=True)
+
+    def read(self, ptr: int, nbytes: int, stream: int = 0) -> Bytes:
+        """What is there, at once; on the rig's own stream if none is named."""
+        if not self.host and not stream:
+            return self.rig.read(ptr, nbytes)
+        back = np.full(nbytes, 0xA5, np.uint8)
+        if self.host:
+            ctypes.memmove(address(back), ptr, nbytes)
+        else:
+            self.rig.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
+        return back
+
+    def through(self, ptr: int, data: Bytes, stream: int) -> Bytes:
+        """The bytes after a trip there and back on the stream."""
+        if not self.host:
+            self.rig.driver.copy(ptr, address(data), data.size, CopyKind.H2D, stream, blocking=False)
+            return self.read(ptr, data.size, stream)
+        # Of host memory it is the device that makes the trip: from the block to the device, and back into the block.
+        aside = self.rig.alloc(data.size)
+        self.write(ptr, data)
+        self.rig.driver.copy(aside, ptr, data.size, CopyKind.H2D, stream, blocking=True)
+        self.write(ptr, flip(data))
+        self.rig.driver.copy(ptr, aside, data.size, CopyKind.D2H, stream, blocking=True)
+        self.rig.free(aside)
+        return self.read(ptr, data.size)
+
+    def fill(self, ptr: int, value: int, nbytes: int, stream: int) -> None:
+        """Set all bytes: on the stream, or, as the host is on none, at once."""
+        if self.host:
+            ctypes.memset(ptr, value, nbytes)
+        else:
+            self.rig.driver.fill(ptr, value, 1, nbytes, stream)
+
+    def spy(self, nbytes: int) -> Spy:
+        """Somewhere for a stream to put what it sees in a block."""
+        return Spy(self, nbytes)
+
+
+class Spy:
+    """A copy of a block that a stream makes in its own time, with room that was made before."""
+
+    def __init__(self, memory: Memory, nbytes: int) -> None:
+        self._rig, self._host = memory.rig, memory.host
+        self._nbytes = nbytes
+        self._back = np.zeros(0, np.uint8) if memory.host else memory.rig.pinned(nbytes)
+        self._aside = memory.rig.alloc(nbytes) if memory.host else 0
+
+    def look(self, ptr: int, stream: int) -> None:
+        """Enqueue the copy."""
+        to, kind = (self._aside, CopyKind.H2D) if self._host else (address(self._back), CopyKind.D2H)
+        self._rig.driver.copy(to, ptr, self._nbytes, kind, stream, blocking=False)
+
+    def seen(self) -> Bytes:
+        """What the stream saw; it has passed."""
+        return self._rig.read(self._aside, self._nbytes) if self._host else self._back

@@ -64,13 +64,19 @@ class Recycler:
             return sum(nbytes * len(kept) for (nbytes, _), kept in self._kept.items())
 
     def trim(self, keep_bytes: int) -> None:
-        with self._lock:
-            kept, self._kept = self._kept, {}
         assert self._driver is not None
-        self._driver.synchronize()
-        for (nbytes, stream), blocks in kept.items():
-            for ptr in blocks:
+        self._driver.synchronize()  # before anything is taken out: it may fail
+        with self._lock:
+            kept = [(*key, ptr) for key, blocks in self._kept.items() for ptr in blocks]
+            self._kept = {}
+        for at, (nbytes, stream, ptr) in enumerate(kept):
+            try:
                 self._upstream.deallocate(ptr, nbytes, stream)
+            except BaseException:
+                with self._lock:
+                    for size, home, left in kept[at + 1 :]:
+                        self._kept.setdefault((size, home), []).append(left)
+                raise
 
 
 class TestRecycler(OnHost):

@@ -1,41 +1,67 @@
-"""Memory resources, and how a name or an object becomes one."""
+"""Memory resources, and how a text or an object becomes one."""
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from ...spi.errors import ConfigError, PluginError
-from ...spi.memory import MemoryResource, SupportsBind
+from ...spi.memory import MemoryResource
 from ...spi.types import AllocFlags, Capability, MemoryKind
-from ..backends import registry
 from ..config import settings
+from .adaptor import Adaptor, kind_of
 from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory
+from .faults import FailIf, FailNth, OnOutOfMemory
+from .foreign import bind_down, check_resource
+from .guard import Guard
+from .limit import Limit
+from .log import Log
+from .pinned_pool import PinnedPool
+from .pool import PoolMemory, PoolReport
+from .prefetch import Prefetch
+from .scrub import Scrub
+from .spelling import PLAIN, build
+from .statistics import Owner, Snapshot, Statistics
 from .stream_ordered import StreamOrderedMemory
 
 if TYPE_CHECKING:
     from ..context import Context
 
-__all__ = ["DriverMemory", "ManagedMemory", "PinnedMemory", "StreamOrderedMemory"]
-
-#: Resources that have a name of their own in ``use_memory("...")`` and ``DEVMEM_MEMORY_MANAGER``.
-NAMED = {
-    "driver": DriverMemory,
-    "stream_ordered": StreamOrderedMemory,
-    "managed": ManagedMemory,
-    "pinned": PinnedMemory,
-}
+__all__ = [
+    "Adaptor",
+    "DriverMemory",
+    "FailIf",
+    "FailNth",
+    "Guard",
+    "Limit",
+    "Log",
+    "ManagedMemory",
+    "MappedMemory",
+    "OnOutOfMemory",
+    "Owner",
+    "PinnedMemory",
+    "PinnedPool",
+    "PoolMemory",
+    "PoolReport",
+    "Prefetch",
+    "Scrub",
+    "Snapshot",
+    "Statistics",
+    "StreamOrderedMemory",
+]
 
 
 def default_resource(context: Context) -> MemoryResource:
     """What a device's arrays come from until ``use_memory`` says otherwise."""
     spelled = settings().memory_manager
     if spelled:
-        try:
-            return resource_of(spelled, context)
-        except (ConfigError, PluginError) as error:
-            raise type(error)(f"DEVMEM_MEMORY_MANAGER={spelled!r}: {error}") from error
-    return StreamOrderedMemory() if context.has(Capability.STREAM_ORDERED) else DriverMemory()
+        return _named_by("DEVMEM_MEMORY_MANAGER", spelled, context, MemoryKind.DEVICE)
+    return _native(context)
+
+
+def default_host_resource(context: Context, kind: MemoryKind) -> MemoryResource | None:
+    """The stack that the settings name for memory that the host can see; None: plain memory, with the flags of each request."""
+    spelled = settings().pinned_memory_manager if kind is MemoryKind.PINNED else ""
+    return _named_by("DEVMEM_PINNED_MEMORY_MANAGER", spelled, context, kind) if spelled else None
 
 
 def of_kind(kind: MemoryKind, flags: AllocFlags) -> MemoryResource:
@@ -44,62 +70,54 @@ def of_kind(kind: MemoryKind, flags: AllocFlags) -> MemoryResource:
     return kinds[kind](flags=flags)
 
 
-def resource_of(what: object, context: Context) -> MemoryResource:
-    """The resource that an argument means: an instance, a name, or ``module:attribute``.
+def resource_of(what: object, context: Context, kind: MemoryKind = MemoryKind.DEVICE) -> MemoryResource:
+    """The resource that an argument means: an instance, or a stack as text.
 
     Raises
     ------
     ConfigError
-        No resource has that name.
+        No resource has that name, it does not take that argument, or its memory is of another kind.
     PluginError
-        The module cannot be imported, or what it has is not a resource.
+        It cannot be loaded, or is not a resource.
     """
-    if isinstance(what, str):
-        # One for each device: a name that is used ten thousand times must not make as many resources.
-        name = what.strip()
-        if name not in context.named_resources:
-            context.named_resources[name] = _checked(_by_name(name, context), repr(what))
-        return context.named_resources[name]
-    return _checked(what, type(what).__name__)
+    if not isinstance(what, str):
+        found = check_resource(what, type(what).__name__)
+    else:
+        # One for each device: a text that is used ten thousand times must not make as many resources.
+        key = kind, what.strip()
+        if key not in context.named_resources:
+            context.named_resources[key] = fresh(key[1], context, kind)
+        found = context.named_resources[key]
+    has = kind_of(found)
+    if kind is not MemoryKind.DEVICE and has is not kind:
+        raise ConfigError(
+            f"{found!r} has {has.value} memory, so it cannot serve {kind.value} memory: "
+            f"let it stand over devmem.memory.{PLAIN[kind].__name__}(), or say kind={kind.value!r} on it"
+        )
+    return found
+
+
+def fresh(text: str, context: Context, kind: MemoryKind = MemoryKind.DEVICE) -> MemoryResource:
+    """A stack of its own for a text, not bound yet; see `resource_of`."""
+    return build(
+        text, context, lambda: _native(context) if kind is MemoryKind.DEVICE else of_kind(kind, AllocFlags.NONE)
+    )
 
 
 def prepare(resource: MemoryResource, context: Context) -> MemoryResource:
     """Give a resource its device."""
-    if isinstance(resource, SupportsBind):
-        resource.bind(context.driver)
+    bind_down(resource, context.driver)
     return resource
 
 
-def _by_name(name: str, context: Context) -> object:
-    if name in NAMED:
-        return NAMED[name]()
-    if ":" in name and "." not in name.rpartition(":")[2]:
-        return _from_module(name, context)
-    factory = registry().resource(name)
-    if factory is None:
-        raise ConfigError(
-            f"no memory resource is named {name!r}: give one of {', '.join(sorted([*NAMED, *registry().resources]))}, "
-            f"or module:attribute"
-        )
-    return factory()
+def _native(context: Context) -> MemoryResource:
+    """What suits a device, as its backend says; else the driver's pool where there is one, else plain memory."""
+    plain = StreamOrderedMemory if context.has(Capability.STREAM_ORDERED) else DriverMemory
+    return build(context.info.default_memory, context, plain) if context.info.default_memory else plain()
 
 
-def _from_module(spelled: str, context: Context) -> object:
-    module, _, attribute = spelled.rpartition(":")
+def _named_by(variable: str, spelled: str, context: Context, kind: MemoryKind) -> MemoryResource:
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PluginError(f"the memory resource {spelled!r} cannot be loaded: {error}") from error
-    return found if isinstance(found, MemoryResource) and not isinstance(found, type) else found(context.device)
-
-
-def _checked(found: object, spelled: str) -> MemoryResource:
-    if isinstance(found, type) or not isinstance(found, MemoryResource):
-        raise PluginError(
-            f"{spelled} is not a memory resource: it needs allocate(nbytes, stream) -> int and "
-            f"deallocate(ptr, nbytes, stream) (see devmem.spi.memory)"
-        )
-    for verb in ("allocate", "deallocate"):
-        if not callable(getattr(found, verb)):
-            raise PluginError(f"{spelled}.{verb} is not callable")
-    return found
+        return resource_of(spelled, context, kind)
+    except (ConfigError, PluginError) as error:
+        raise type(error)(f"{variable}={spelled!r}: {error}") from error

@@ -1,0 +1,395 @@
+"""Replays what real programs allocated through each memory stack: time per call, driver calls, bytes reserved over bytes live.
+
+    python benchmarks/allocators.py                    replay benchmarks/traces, write benchmarks/results/allocators-*.{json,md}
+    python benchmarks/allocators.py --quick            fewer rounds, nothing written
+    python benchmarks/allocators.py --record           record the traces anew
+
+What must be reached is judged (exit status 1 if it falls short): a pool hit, what a million live blocks cost, and the most
+that the pool reserves over the most that is live on every trace that peaks above 256 MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import lzma
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from programs import PROGRAMS
+from table import Row, line, markdown
+
+import devmem as dm
+from devmem import memory
+from devmem._core.memory.trace import Record, read, replay
+from devmem.spi.driver import PROTOCOLS, Driver
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, MemoryKind
+
+HERE = Path(__file__).parent
+TRACES = HERE / "traces"
+#: Tests whose allocations stand for what the test suite does.
+SUITE = ["test_api_upload.py", "test_api_index.py", "test_api_assign.py", "test_api_views.py", "test_lifetime.py"]
+UNIT = 512
+#: Peaks from which the reserve is judged, and how much of it there may be; time of a hit; what a million live blocks may cost.
+JUDGED_FROM, RESERVE, HIT, MANY = 256 << 20, 1.15, 2.0, 1.3
+STACKS: dict[str, Callable[[Any], Any]] = {
+    "driver": lambda below: below,
+    "stream_ordered": lambda below: memory.StreamOrderedMemory(),
+    "pool": memory.PoolMemory,
+    "statistics,pool": lambda below: memory.Statistics(memory.PoolMemory(below)),
+    "limit,statistics,pool": lambda below: memory.Limit(memory.Statistics(memory.PoolMemory(below)), 1 << 40),
+}
+
+
+class Apart(memory.Adaptor):
+    """Addresses of its own for blocks of a driver that has none: the null driver gives out one and the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 1 << 40
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Ask the driver, and make an address."""
+        self._allocate(nbytes, stream)
+        ptr, self._next = self._next, self._next + (nbytes + 511) // 512 * 512
+        return ptr
+
+
+class Counting:
+    """A driver that counts its calls, and the bytes that are out."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.info = driver.info
+        self.calls: Counter[str] = Counter()
+        self.reserved = self.peak = 0
+        for protocol in (Driver, *PROTOCOLS.values()):
+            for name in vars(protocol):
+                if not name.startswith("_") and name != "info" and hasattr(driver, name):
+                    setattr(self, name, self._counted(name, getattr(driver, name)))
+
+    def _counted(self, name: str, verb: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.calls[name] += 1
+            result = verb(*arguments, **options)
+            if name in ("alloc", "alloc_async"):
+                self.reserved += arguments[0]
+                self.peak = max(self.peak, self.reserved)
+            elif name in ("free", "free_async"):
+                self.reserved -= arguments[1]
+            return result
+
+        return call
+
+
+class Place:
+    """The device of this process, entered, and streams of it that stand for those of a trace."""
+
+    def __init__(self) -> None:
+        self.device = dm.current_device()
+        self.driver = self.device.driver()
+        self.null = os.environ.get("DEVMEM_EMULATOR_MODE") == "null"
+        self.where = "emulated CUDA" if self.device.backend == "cuda" else self.device.backend
+        self._streams: dict[int, int] = {}
+
+    def bottom(self) -> Any:
+        """What a stack stands on."""
+        return Apart() if self.null else memory.DriverMemory()
+
+    def stacks(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """The stacks that this device can have."""
+        for name, make in STACKS.items():
+            if name == "stream_ordered" and (self.null or Capability.STREAM_ORDERED not in self.driver.info.capabilities):
+                continue
+            yield name, lambda make=make: make(self.bottom())
+
+    def stream(self, handle: int) -> int:
+        """A stream for a recorded one."""
+        if handle in (LEGACY_STREAM, PER_THREAD_STREAM):
+            return handle
+        if handle not in self._streams:
+            # The null driver has one handle for all; nothing is done on it, so that any number serves.
+            self._streams[handle] = 1000 + len(self._streams) if self.null else self.driver.stream_create(0, True)
+        return self._streams[handle]
+
+    def recording(self, driver: Driver) -> Driver:
+        """The driver with what a made-up stream cannot do over the null driver."""
+        return driver
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+def traces() -> dict[str, list[Record]]:
+    """The recorded traces by name."""
+    found = {}
+    for path in sorted(TRACES.glob("*.jsonl.xz")):
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder, "trace.jsonl")
+            plain.write_bytes(lzma.decompress(path.read_bytes()))
+            found[path.name.partition(".")[0]] = list(read(plain))
+    return found
+
+
+def record() -> None:
+    """Run each program under `Log`, and keep what it wrote: addresses numbered anew, times to the millisecond."""
+    for name in (*PROGRAMS, "demo", "suite"):
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder, "{pid}.jsonl")
+            # A folder's name may hold what the text of a stack cannot: so it is where the program runs.
+            told = {**os.environ, "DEVMEM_BACKEND": "host", "DEVMEM_MEMORY_MANAGER": f"log:{log}"}
+            told["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+            subprocess.run(command_of(name), check=True, env=told, cwd=HERE.parent, stdout=subprocess.DEVNULL)
+            written = max(Path(folder).glob("*.jsonl"), key=lambda each: each.stat().st_size)
+            lines = b"".join(each.line() for each in renumbered(read(written)))
+        TRACES.mkdir(exist_ok=True)
+        packed = lzma.compress(lines, preset=9 | lzma.PRESET_EXTREME)
+        (TRACES / f"{name}.jsonl.xz").write_bytes(packed)
+        print(f"{name}: {len(lines.splitlines()):,} records, {len(packed):,} bytes")
+
+
+def command_of(name: str) -> list[str]:
+    """How a program is run."""
+    if name in PROGRAMS:
+        return [sys.executable, "-c", f"import programs; programs.PROGRAMS[{name!r}]()"]
+    if name == "demo":
+        return [sys.executable, "-m", "devmem.cli", "roundtrip"]
+    tests = [str(HERE.parent / "tests" / "integration" / each) for each in SUITE]
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
+
+
+def renumbered(records: Iterable[Record]) -> Iterator[Record]:
+    """The same calls with small numbers for addresses and streams."""
+    numbers: dict[int, int] = {}
+    free: list[int] = []
+    streams: dict[int, int] = {LEGACY_STREAM: LEGACY_STREAM, PER_THREAD_STREAM: PER_THREAD_STREAM}
+    for op, address, nbytes, stream, t in records:
+        stream = streams.setdefault(stream, len(streams) + 1)
+        if op == "allocate":
+            number = numbers[address] = free.pop() if free else len(numbers) + 1
+        else:
+            number = numbers.pop(address, 0)
+            free.append(number)
+        if number:
+            yield Record(op, number, nbytes, stream, round(t, 3))
+
+
+def peak_live(records: Iterable[Record]) -> int:
+    """The most bytes that were ever live at a time, in units."""
+    live = peak = 0
+    for each in records:
+        nbytes = (each.nbytes + UNIT - 1) // UNIT * UNIT
+        live += nbytes if each.op == "allocate" else -nbytes
+        peak = max(peak, live)
+    return peak
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def replays(place: Place, rounds: int) -> Iterator[Row]:
+    """Each trace through each stack: timed over the driver, then counted over one that counts."""
+    for trace, records in traces().items():
+        peak = peak_live(records)
+        calls = len(records)
+        for stack, make in place.stacks():
+            best = float("inf")
+            for _ in range(rounds):
+                resource = make()
+                resource.bind(place.driver)
+                best = min(best, replay(records, resource, stream=place.stream).seconds)
+                if hasattr(resource, "trim"):
+                    resource.trim(0)
+            counting = Counting(place.driver)
+            resource = make()
+            resource.bind(counting)
+            replay(records, resource, stream=place.stream)
+            if hasattr(resource, "trim"):
+                resource.trim(0)
+            ratio = counting.peak / peak
+            driver_calls = sum(counting.calls.values())
+            told = f"{driver_calls:,} driver calls for {calls:,}, peak live {peak / 2**20:,.1f} MiB, reserved {ratio:.3f} x"
+            numbers = {"us": best / calls * 1e6, "driver calls": driver_calls, "peak live": peak, "peak reserved": counting.peak}
+            yield Row(f"{trace}: {stack}", place.where, best / calls * 1e6, "us", told, numbers=numbers)
+            if stack == "pool":
+                row = Row(f"{trace}: reserved / live, {stack}", place.where, ratio, "x", numbers={"ratio": ratio})
+                yield row.judged(RESERVE, f"{RESERVE:g} x") if peak > JUDGED_FROM else row
+
+
+def hits(place: Place, rounds: int) -> Iterator[Row]:
+    """A block that comes back and is handed out again: time of the two calls together, and their driver calls."""
+    counting = Counting(place.driver)
+    for over, driver in (("", place.driver), ("counted", counting)):
+        pool = memory.PoolMemory(place.bottom())
+        pool.bind(driver)
+        sizes = [1000, 70_000, 5 << 20]
+        for nbytes in sizes:
+            pool.deallocate(pool.allocate(nbytes, LEGACY_STREAM), nbytes, LEGACY_STREAM)
+        counting.calls.clear()
+        if over:
+            for nbytes in sizes * 100:
+                pool.deallocate(pool.allocate(nbytes, LEGACY_STREAM), nbytes, LEGACY_STREAM)
+            made = sum(counting.calls.values())
+            yield Row("pool hit: driver calls", place.where, made, "calls").judged(0, "0")
+        else:
+            best = min(cost_of_hits(pool, 10_000) for _ in range(5 * rounds))
+            yield Row("pool hit: allocate and deallocate", place.where, best * 1e6, "us").judged(HIT, f"{HIT:g} us")
+        pool.trim(0)
+
+
+def cost_of_hits(pool: Any, count: int) -> float:
+    """Seconds for one pair of calls."""
+    allocate, deallocate = pool.allocate, pool.deallocate
+    began = time.perf_counter()
+    for _ in range(count):
+        deallocate(allocate(1000, LEGACY_STREAM), 1000, LEGACY_STREAM)
+    return (time.perf_counter() - began) / count
+
+
+def many(place: Place, rounds: int, levels: tuple[int, int]) -> Iterator[Row]:
+    """What a call costs while so many blocks are live: last in first out, and in random order."""
+    pool = memory.PoolMemory(place.bottom())
+    pool.bind(place.driver)
+    live: list[int] = []
+    found: dict[tuple[str, int], float] = {}
+    chance = random.Random(1)
+    for level in (*levels, *reversed(levels)):
+        while len(live) < level:
+            live.append(pool.allocate(64, LEGACY_STREAM))
+        while len(live) > level:
+            pool.deallocate(live.pop(), 64, LEGACY_STREAM)
+        for _ in range(5 * rounds):
+            for what, order in (("last in first out", None), ("random order", chance)):
+                took = in_order(pool, live, order)
+                found[what, level] = min(took, found.get((what, level), took))
+    few, lots = levels
+    for what in ("last in first out", "random order"):
+        ratio = found[what, lots] / found[what, few]
+        numbers = {f"us at {level}": found[what, level] * 1e6 for level in levels}
+        told = ", ".join(f"{us:.2f} us with {level:,}" for level, us in zip(levels, numbers.values(), strict=True))
+        row = Row(f"{lots:,} live / {few:,}: {what}", place.where, ratio, "x", told, numbers=numbers)
+        yield row.judged(MANY, f"{MANY:g} x") if what.startswith("last") else row
+    chance.shuffle(live)
+    began = time.perf_counter()
+    for ptr in live:
+        pool.deallocate(ptr, 64, LEGACY_STREAM)
+    freed = time.perf_counter()
+    pool.deallocate(pool.allocate(3 << 20, LEGACY_STREAM), 3 << 20, LEGACY_STREAM)
+    merged = time.perf_counter()
+    told = f"the next request of another size merges them: {(merged - freed) / len(live) * 1e6:.2f} us for each, once"
+    each = (freed - began) / len(live) * 1e6
+    yield Row(f"all {len(live):,} freed in random order, each", place.where, each, "us", told)
+    pool.trim(0)
+
+
+def in_order(pool: Any, live: list[int], chance: random.Random | None) -> float:
+    """Seconds for one call, of as many allocations as deallocations."""
+    count = 500
+    places = chance.sample(range(len(live)), count) if chance else range(len(live) - 1, len(live) - 1 - count, -1)
+    began = time.perf_counter()
+    if chance:
+        for at in places:
+            pool.deallocate(live[at], 64, LEGACY_STREAM)
+        for at in places:
+            live[at] = pool.allocate(64, LEGACY_STREAM)
+    else:
+        for _ in range(count):
+            live.append(pool.allocate(64, LEGACY_STREAM))
+        for _ in range(count):
+            pool.deallocate(live.pop(), 64, LEGACY_STREAM)
+    return (time.perf_counter() - began) / (2 * count)
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def measure(quick: bool) -> list[Row]:
+    """All rows of this process's device."""
+    place = Place()
+    rounds = 1 if quick else 5
+    with place.device.entered():
+        pinned = place.driver  # one driver for all stacks of this process
+        assert pinned is place.device.driver()
+        return [
+            *hits(place, rounds),
+            *many(place, rounds, (1_000, 20_000 if quick else 1_000_000)),
+            *replays(place, rounds),
+        ]
+
+
+def in_its_place(where: str, quick: bool) -> list[Row]:
+    """The rows of a device of a process of its own, or one that says why there are none."""
+    told = {**os.environ, "DEVMEM_BACKEND": "host", "DEVMEM_HOST_STRICT": "1", "DEVMEM_HOST_DEVICES": "1"}
+    if where != "host":
+        from devmem.testing import emulator
+
+        try:
+            if importlib.util.find_spec("cuda.bindings.driver") is None:
+                raise ImportError("cuda-bindings is not installed")
+            variables = emulator.environment("cuda")
+        except (ImportError, OSError) as error:
+            return [Row("everything", where, None, "us").skipped(str(error).partition("\n")[0])]
+        told |= {**variables, "DEVMEM_BACKEND": "cuda", "DEVMEM_EMULATOR_MODE": "null"}
+    command = [sys.executable, __file__, "--child", *(["--quick"] if quick else [])]
+    run = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["no reason"])[-1]
+        return [Row("everything", where, None, "us").skipped(f"it ended: {last}")]
+    return [Row(**row) for row in json.loads(run.stdout.splitlines()[-1])]
+
+
+def main() -> int:
+    """Replay, show, write; or record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.record:
+        record()
+        return 0
+    if options.child:
+        print(json.dumps([vars(row) for row in measure(options.quick)]))
+        return 0
+    short = False
+    for where in ("host", "emulated-cuda"):
+        rows = in_its_place(where, options.quick)
+        for row in rows:
+            print(line(row))
+        short |= any(row.verdict == "FALLS SHORT" for row in rows)
+        if not options.quick and rows[0].verdict != "skipped":
+            write(where, rows)
+    return int(short)
+
+
+def write(where: str, rows: list[Row]) -> None:
+    """The results as JSON and Markdown."""
+    about: dict[str, object] = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
+    about["devmem"] = dm.__version__
+    notes = [
+        "Written by `python benchmarks/allocators.py`. Traces: `benchmarks/traces`, recorded by `--record`.",
+        "Microseconds are for one call of the stack, allocation or deallocation alike, the least of five replays. Peak live is counted "
+        f"in units of {UNIT} bytes. The emulated driver is in its null mode: its calls cost nearly nothing, a GPU's do not.",
+    ]
+    stem = HERE / "results" / f"allocators-{where}"
+    found = {"about": about, "rows": [vars(row) for row in rows]}
+    stem.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    sections = {
+        "Targets": [row for row in rows if row.verdict],
+        "All": [row for row in rows if not row.verdict],
+    }
+    text = markdown(f"Memory stacks, {where}", about, notes, sections)
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""What every resource over another one has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...spi.driver import Driver
+from ...spi.errors import DevmemError
+from ...spi.memory import MemoryResource
+from ...spi.types import MemoryKind
+from .direct import DriverMemory, _unbound
+from .foreign import Boundary, bind_down, check_resource, is_ours
+
+
+class Adaptor:
+    """A resource that stands over another one, its ``upstream``: the device's plain memory unless one is given.
+
+    It passes on everything but what a subclass overrides. The verbs of the upstream are looked up once, when the stack is
+    bound, as ``_allocate`` and ``_deallocate``: an adaptor costs one frame. Zero bytes end here: they never reach the upstream.
+    """
+
+    _allocate: Callable[[int, int], int]
+    _deallocate: Callable[[int, int, int], None]
+
+    def __init__(self, upstream: MemoryResource | None = None) -> None:
+        self.upstream = DriverMemory() if upstream is None else check_resource(upstream, repr(upstream))
+        self.driver: Driver | None = None
+        self._allocate = self._deallocate = _unbound
+
+    def __repr__(self) -> str:
+        # Of the whole chain, as it is built: Limit(PoolMemory(DriverMemory(host)), max_bytes=4096)
+        facts = "".join(f", {name}={value!r}" for name, value in self._facts().items())
+        return f"{type(self).__name__}({self.upstream!r}{facts})"
+
+    def _facts(self) -> dict[str, object]:
+        """What `repr` shows besides the upstream."""
+        return {}
+
+    def bind(self, driver: Driver) -> None:
+        """Take the device, and pass it down the chain; a stack serves one device. Again with the same one: nothing."""
+        if self.driver is driver:
+            return
+        if self.driver is not None:
+            raise DevmemError(f"{self!r} is bound to a device already: make one stack for each device")
+        bind_down(self.upstream, driver)
+        below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream)
+        self._allocate, self._deallocate = below.allocate, below.deallocate
+        self.driver = driver
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """As the upstream does."""
+        return self._allocate(nbytes, stream) if nbytes else 0
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """As the upstream does."""
+        if ptr:
+            self._deallocate(ptr, nbytes, stream)
+
+    # -- what a stack may say of itself --------------------------------------------------------------------------------
+
+    @property
+    def stream_ordered(self) -> bool:
+        """Whether blocks may come back while work on their stream still uses them."""
+        return bool(getattr(self.upstream, "stream_ordered", False))
+
+    @property
+    def kind(self) -> MemoryKind:
+        """Whose memory it is: the device's, unless the bottom of the stack says otherwise."""
+        return kind_of(self.upstream)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that the stack keeps for reuse."""
+        return int(getattr(self.upstream, "cached_bytes", 0))
+
+    @property
+    def largest_free_block(self) -> int:
+        """Bytes of the largest block that the stack could hand out of what it keeps."""
+        return int(getattr(self.upstream, "largest_free_block", 0))
+
+    @property
+    def shared_cache(self) -> object:
+        """Whose memory `cached_bytes` counts."""
+        return getattr(self.upstream, "shared_cache", self.upstream)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Give kept memory back until at most ``keep_bytes`` are kept."""
+        trim = getattr(self.upstream, "trim", None)
+        if trim is not None:
+            trim(keep_bytes)
+
+    def forget_stream(self, stream: int) -> None:
+        """Take note that an idle stream is about to be destroyed: its handle may mean another one soon."""
+        forget = getattr(self.upstream, "forget_stream", None)
+        if forget is not None:
+            forget(stream)
+
+
+def kind_of(resource: object) -> MemoryKind:
+    """The kind of memory that a resource says it has; device memory, if it says nothing."""
+    return MemoryKind(getattr(resource, "kind", MemoryKind.DEVICE))
+
+
+def chain(resource: object) -> list[Any]:
+    """A resource and all that it stands on, outermost first."""
+    found: list[Any] = []
+    each: object | None = resource
+    while each is not None and not any(each is other for other in found):
+        found.append(each)
+        each = getattr(each, "upstream", None)
+    return found
+
+
+def largest_free_block(resource: object) -> int | None:
+    """Bytes of the largest block that a stack keeps in one piece; None if nothing in it can tell."""
+    known = [
+        each
+        for each in chain(resource)
+        if hasattr(each, "largest_free_block")
+        and getattr(type(each), "largest_free_block", None) is not Adaptor.largest_free_block
+    ]
+    return int(known[0].largest_free_block) if known else None

@@ -1,0 +1,329 @@
+"""The books of a pool: which bytes are free, and for whom. Nothing here calls a driver."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from .blocks import FreeSet, class_of, rounded
+
+#: How many requested sizes a stream remembers the class of.
+REMEMBERED = 4096
+#: So many small blocks are cut at once, but not more than so many bytes.
+MORE, FEW_BYTES = 16, 16 << 10
+
+
+class Books:
+    """Chunks, the free blocks in them, and whose they are.
+
+    What is free belongs to a stream (`Home`), waits behind an event (`Fence`), or is idle: everyone's. ``with books.open() as
+    ours:`` guards all of it. The lock is never held across a call of the driver or the upstream. The collector may run a
+    finalizer of the user's in the middle, which comes back here in the same thread: it finds ``ours`` false, must leave the
+    books alone, and puts what it wants written into `later`.
+
+    Attributes
+    ----------
+    ordered : bool
+        Chunks are made in the order of a stream: what is cut from a new one is no other stream's before that has passed.
+    ready : dict
+        By stream and requested size, the blocks to hand out again: all that a hit touches, and without the lock. Each step on
+        it is atomic, and a list stays the list of its class and stream for good.
+    held : int
+        Bytes of all chunks.
+    pledged : int
+        Bytes being taken from the upstream or given back right now: they count for the limit.
+    """
+
+    def __init__(self, *, ordered: bool) -> None:
+        self.ordered = ordered
+        self.ready: dict[int, dict[int, list[int]]] = {}
+        self.mine = threading.local()
+        self.chunks: dict[int, int] = {}
+        self.held = self.pledged = self.peak_live = self.peak_reserved = 0
+        self.streams: dict[int, Home] = {}
+        self.threads: list[Home] = []
+        self.idle = FreeSet(self.chunks)
+        self.fences: list[Fence] = []
+        self.later: deque[Callable[[], object]] = deque()
+        self._lock = threading.RLock()
+        self._inside = False
+
+    def open(self) -> Opened:
+        """Guard the books for a ``with`` block."""
+        return Opened(self)
+
+    # -- chunks --------------------------------------------------------------------------------------------------------
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the upstream has given, or may be about to."""
+        return self.held + self.pledged
+
+    def cached(self) -> int:
+        """Bytes that are free."""
+        free = self.idle.nbytes + sum(fence.free.nbytes for fence in self.fences)
+        return free + sum(home.cached() for home in self.homes())
+
+    def pledge(self, nbytes: int) -> None:
+        """Note that so much is about to come from the upstream; less than nothing: that it came, or did not."""
+        self.pledged += nbytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def enter_chunk(self, start: int, size: int) -> None:
+        """Note a chunk, for which was pledged."""
+        self.pledged -= size
+        self.chunks[start] = size
+        self.held += size
+
+    def strike_idle_chunks(self, nbytes: int) -> list[tuple[int, int]]:
+        """Take out chunks that nobody uses, the largest first, until they make up so many bytes; pledged until they are gone."""
+        struck: list[tuple[int, int]] = []
+        whole = self.idle.whole() if nbytes > 0 else []
+        for start in sorted(whole, key=self.chunks.__getitem__, reverse=True):
+            if nbytes <= 0:
+                break
+            size = self.idle.remove(start)
+            del self.chunks[start]
+            self.held -= size
+            self.pledged += size
+            nbytes -= size
+            struck.append((start, size))
+        return struck
+
+    # -- whose it is ---------------------------------------------------------------------------------------------------
+
+    def home(self, stream: int) -> Home:
+        """The home of what comes back on a stream."""
+        if stream == PER_THREAD_STREAM:
+            # Another stream in each thread, though the number is the same: told apart by what dies with the thread.
+            found: Home | None = getattr(self.mine, "home", None)
+            if found is None:
+                self.mine.token = token = _Token()
+                found = self.mine.home = Home(stream, self.chunks, weakref.ref(token))
+                self.mine.ready = found.ready
+                self.threads.append(found)
+            return found
+        found = self.streams.get(stream)
+        if found is None:
+            found = self.streams[stream] = Home(stream, self.chunks)
+            if found.trusted:
+                self.ready[stream] = found.ready
+        return found
+
+    def homes(self) -> list[Home]:
+        """All homes."""
+        return [*list(self.streams.values()), *self.threads]
+
+    def trust(self, home: Home) -> None:
+        """A block came back on the stream: so it is one that lives until we are told. What was cut for it is its own now."""
+        if not home.trusted:
+            home.trusted = True
+            for fence in self.fences:
+                if fence.home is home:
+                    fence.home = None
+                    if not self.ordered:
+                        home.free.absorb(fence.free)
+            self.ready[home.stream] = home.ready
+
+    def forget(self, stream: int, *, recording: bool) -> tuple[Fence | None, list[threading.Lock]]:
+        """A stream will be destroyed: the fence for what is its own, and what is held while somebody names it."""
+        home = self.streams.pop(stream, None)
+        self.ready.pop(stream, None)
+        if home is None:
+            return None, []
+        theirs = [fence for fence in self.fences if fence.home is home]
+        recordings = [fence.recording for fence in theirs if fence.recording is not None]
+        for fence in theirs:
+            if not fence.event and fence.recording is None:
+                self.unfence(fence)
+            fence.home = None
+        made = self.fence(home, recording=recording)
+        if made is not None:
+            made.home = None
+        return made, recordings
+
+    def cut(self, home: Home, nbytes: int) -> int:
+        """A block out of what the stream may use now; 0 if nothing serves."""
+        size = rounded(nbytes)
+        number = class_of(size)
+        # A stream that is not trusted may be another one than the chunk was made for, with its number. Where chunks are made in
+        # no stream's order that is the same: what is left of a new one was used by nobody.
+        own = home.trusted or not self.ordered
+        fenced = [fence.free for fence in self.fences if fence.home is home] if own else []
+        while True:
+            for free in (home.free, *fenced, self.idle):
+                ptr = free.take(number, size)
+                if ptr:
+                    stack = home.stack(nbytes, size)
+                    if size <= FEW_BYTES and home.trusted:
+                        self._cut_more(free, size, stack)
+                    return ptr
+            # Only now: what is gathered has to be cut again, which the next hit pays for.
+            if not home.gather():
+                return 0
+
+    def _cut_more(self, free: FreeSet, size: int, stack: list[int]) -> None:
+        """Cut more small blocks than are asked for, so that the next ones are hits."""
+        count = min(MORE, FEW_BYTES // size)
+        ptr = free.take(class_of(rounded(count * size)), count * size)
+        if ptr:
+            stack.extend(range(ptr + (count - 1) * size, ptr - 1, -size))
+
+    def fence(self, home: Home, *, recording: bool) -> Fence | None:
+        """Put what is the stream's own behind a fence; None if it has nothing."""
+        home.gather()
+        if not home.free.nbytes:
+            return None
+        made = Fence(home, home.free, recording=recording)
+        home.free = FreeSet(self.chunks)
+        self.fences.append(made)
+        return made
+
+    def unfence(self, fence: Fence) -> None:
+        """Take a fence away that came to nothing; what was behind it is the stream's again."""
+        if fence in self.fences and fence.home is not None:
+            self.fences.remove(fence)
+            fence.pass_to(fence.home.free)
+
+    def drop_empty_homes(self) -> None:
+        """Forget threads that have ended, and streams that only ever allocated."""
+        fenced = {id(fence.home) for fence in self.fences}
+        for home in self.homes():
+            if id(home) in fenced or home.cached():
+                continue
+            if home.thread is not None and home.thread() is None:
+                self.threads.remove(home)
+            elif not home.trusted:
+                del self.streams[home.stream]
+
+
+class Opened:
+    """The books, open in a ``with`` block; the value says whether they are ours to change."""
+
+    __slots__ = ("books", "ours")
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        self.ours = False
+
+    def __enter__(self) -> bool:
+        books = self.books
+        books._lock.acquire()
+        if not books._inside:
+            books._inside = self.ours = True
+            self._catch_up()
+        return self.ours
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if self.ours:
+                # In the thread that was interrupted: it alone can name its own default stream.
+                self._catch_up()
+        finally:
+            if self.ours:
+                self.books._inside = False
+            self.books._lock.release()
+
+    def _catch_up(self) -> None:
+        later = self.books.later
+        while later:
+            later.popleft()()
+
+
+class Home:
+    """What came back on one stream, and is that stream's to use again at once.
+
+    Attributes
+    ----------
+    trusted : bool
+        Blocks have come back on it, or it is a default stream. Of another it is not known how long its handle is good.
+    lost : bool
+        No event could be recorded on it: what it has is for others only when the whole device has passed.
+    """
+
+    __slots__ = ("__weakref__", "free", "lost", "ready", "stacks", "stream", "thread", "trusted")
+
+    def __init__(
+        self, stream: int, chunks: dict[int, int], thread: weakref.ReferenceType[_Token] | None = None
+    ) -> None:
+        self.stream = stream
+        self.thread = thread
+        self.trusted = stream in (LEGACY_STREAM, PER_THREAD_STREAM)
+        self.lost = False
+        self.ready: dict[int, list[int]] = {}
+        self.stacks: dict[int, list[int]] = {}
+        self.free = FreeSet(chunks)
+
+    def stack(self, nbytes: int, size: int) -> list[int]:
+        """The blocks of a class, which requests of so many bytes come to from now on without the books."""
+        found = self.stacks.get(size)
+        if found is None:
+            found = self.stacks[size] = []
+        if len(self.ready) >= REMEMBERED:
+            self.ready.clear()
+        self.ready[nbytes] = found
+        return found
+
+    def gather(self) -> bool:
+        """Merge what lies ready, class by class, with its neighbours; False if there is nothing."""
+        found = False
+        for size, stack in self.stacks.items():
+            while stack:
+                try:
+                    ptr = stack.pop()
+                except IndexError:  # another thread had it first: hits do not ask
+                    break
+                self.free.add(ptr, size)
+                found = True
+        return found
+
+    def cached(self) -> int:
+        """Bytes that are free here."""
+        return self.free.nbytes + sum(size * len(stack) for size, stack in list(self.stacks.items()))
+
+
+class Fence:
+    """Free blocks behind an event: its stream may use them before, everyone else when it has passed.
+
+    Attributes
+    ----------
+    event : int
+        The event's handle; 0 while it is being recorded, and where there is none: then the whole device is waited for.
+    recording : Lock or None
+        Held while the event is being recorded.
+    asked : bool
+        Somebody is asking the event.
+    """
+
+    __slots__ = ("asked", "event", "free", "home", "recording")
+
+    def __init__(self, home: Home, free: FreeSet, *, recording: bool = False) -> None:
+        self.home: Home | None = home
+        self.free = free
+        self.event = 0
+        self.asked = False
+        self.recording: threading.Lock | None = None
+        if recording:
+            self.recording = threading.Lock()
+            self.recording.acquire()
+
+    def pass_to(self, free: FreeSet) -> None:
+        """Let go of the blocks; the event, if it has one, is still to be destroyed."""
+        free.absorb(self.free)
+        self.home = None
+
+    def recorded(self) -> None:
+        """Let those go on who wait for the recording."""
+        assert self.recording is not None
+        lock, self.recording = self.recording, None
+        lock.release()
+
+
+class _Token:
+    """Dies with its thread."""
+
+    __slots__ = ("__weakref__",)

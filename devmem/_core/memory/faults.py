@@ -1,0 +1,144 @@
+"""Allocations that fail on purpose, and what a program may do about those that fail in earnest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ...spi.errors import ConfigError, OutOfMemory
+from ...spi.memory import MemoryResource
+from .adaptor import Adaptor
+
+#: What an injected failure raises: an exception's class, or anything that makes one of a message.
+Failure = Callable[[str], BaseException]
+
+
+class FailNth(Adaptor):
+    """Make the n-th allocation from now on fail, to see what a program does then.
+
+    devmem itself answers memory that ran out by giving back what it can and asking once more, so one failure never reaches
+    an array's user; ``repeat=True`` makes every later allocation fail too.
+
+    Parameters
+    ----------
+    upstream : MemoryResource, optional
+        Where the memory comes from.
+    n : int
+        Which allocation fails, counted from 1.
+    repeat : bool
+        Whether all after it fail too.
+    error : callable
+        Makes what is raised out of a message; `OutOfMemory` by default.
+    """
+
+    def __init__(
+        self,
+        upstream: MemoryResource | None = None,
+        n: int = 1,
+        *,
+        repeat: bool = False,
+        error: Failure = OutOfMemory,
+    ) -> None:
+        super().__init__(upstream)
+        if n < 1:
+            raise ConfigError(f"allocations are counted from 1, got n={n}")
+        self.n = n
+        self.repeat = repeat
+        self.error = error
+        #: Allocations asked for, those that failed too.
+        self.calls = 0
+        self._lock = threading.Lock()
+
+    def _facts(self) -> dict[str, object]:
+        return {"n": self.n, "repeat": self.repeat}
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Allocate, unless this is the one that fails."""
+        if not nbytes:
+            return 0
+        with self._lock:
+            self.calls += 1
+            call = self.calls
+        if call == self.n or (self.repeat and call > self.n):
+            raise self.error(f"allocation {call} ({nbytes} bytes) was made to fail (FailNth)")
+        return self._allocate(nbytes, stream)
+
+
+class FailIf(Adaptor):
+    """Make the allocations fail that a predicate picks.
+
+    Parameters
+    ----------
+    upstream : MemoryResource, optional
+        Where the memory comes from.
+    predicate : callable
+        Called with ``(nbytes, stream)``; true: this allocation fails.
+    error : callable
+        Makes what is raised out of a message; `OutOfMemory` by default.
+    """
+
+    def __init__(
+        self,
+        upstream: MemoryResource | None = None,
+        predicate: Callable[[int, int], bool] = lambda nbytes, stream: False,
+        *,
+        error: Failure = OutOfMemory,
+    ) -> None:
+        super().__init__(upstream)
+        self.predicate = predicate
+        self.error = error
+
+    def _facts(self) -> dict[str, object]:
+        return {"predicate": self.predicate}
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Allocate, unless the predicate picks it."""
+        if not nbytes:
+            return 0
+        if self.predicate(nbytes, stream):
+            raise self.error(f"an allocation of {nbytes} bytes was made to fail (FailIf)")
+        return self._allocate(nbytes, stream)
+
+
+class OnOutOfMemory(Adaptor):
+    """Let the program give something up when memory runs out.
+
+    Parameters
+    ----------
+    upstream : MemoryResource, optional
+        Where the memory comes from.
+    callback : callable
+        Called with the bytes that did not fit, in the thread that asked, with no lock held and the device current. True: try
+        again, as often as it says so; False: let the failure take its course, which is devmem's own answer (free what
+        waits, trim, ask once more, so it may be called twice). Allocations of its own that fail do not call it again.
+    """
+
+    def __init__(
+        self, upstream: MemoryResource | None = None, callback: Callable[[int], bool] = lambda nbytes: False
+    ) -> None:
+        super().__init__(upstream)
+        self.callback = callback
+        self._asking = threading.local()
+
+    def _facts(self) -> dict[str, object]:
+        return {"callback": self.callback}
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Allocate; ask the callback if it does not fit."""
+        if not nbytes:
+            return 0
+        while True:
+            try:
+                return self._allocate(nbytes, stream)
+            except MemoryError:
+                if not self._ask(nbytes):
+                    raise
+
+    def _ask(self, nbytes: int) -> bool:
+        if getattr(self._asking, "now", False):
+            return False
+        self._asking.now = True
+        try:
+            return bool(self.callback(nbytes))
+        finally:
+            self._asking.now = False

@@ -1,0 +1,170 @@
+"""Resources that somebody else wrote: what is checked when they are taken, and at every call where they meet our code."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from types import CodeType, TracebackType
+
+from ...spi import SPI_VERSION
+from ...spi.driver import Driver
+from ...spi.errors import DevmemError, PluginError
+from ...spi.memory import MemoryResource, SupportsBind
+
+#: What each verb must take, positionally.
+VERBS = {"allocate": ("nbytes", "stream"), "deallocate": ("ptr", "nbytes", "stream")}
+
+
+class Boundary:
+    """The verbs of a resource that is not ours, where an adaptor of ours stands over it.
+
+    An adaptor reckons with what its upstream returns, so nonsense is caught here, before it does. At the top of a stack the
+    heap does the same.
+    """
+
+    def __init__(self, resource: MemoryResource) -> None:
+        self.resource = resource
+        self.live: dict[int, int] = {}
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Ask the resource, and look at what it returns."""
+        try:
+            ptr = self.resource.allocate(nbytes, stream)
+        except Exception as error:
+            explain(error, self.resource, f"allocate({nbytes}, {stream:#x})")
+            raise
+        check_address(self.resource, ptr, nbytes, self.live)
+        self.live[ptr] = nbytes
+        return ptr
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Give the block back to the resource."""
+        # Erased first: once it is given back, another thread may be handed the address before we would look again.
+        self.live.pop(ptr, None)
+        try:
+            self.resource.deallocate(ptr, nbytes, stream)
+        except Exception as error:
+            explain(error, self.resource, f"deallocate({ptr:#x}, {nbytes}, {stream:#x})")
+            raise
+
+
+def is_ours(resource: object) -> bool:
+    """Whether a resource is one of devmem's own, whose answers need no looking at."""
+    return type(resource).__module__.startswith("devmem._core.")
+
+
+def check_address(resource: object, ptr: object, nbytes: int, live: dict[int, int]) -> int:
+    """What a resource returned, if it can be an address that is not out already.
+
+    Raises
+    ------
+    PluginError
+        It is no positive int, or was given out before and not returned.
+    """
+    if not isinstance(ptr, int) or isinstance(ptr, bool) or ptr <= 0:
+        raise PluginError(
+            f"the memory resource {resource!r} returned {ptr!r} for {nbytes} bytes: an address is a positive int"
+        )
+    if ptr in live:
+        raise PluginError(
+            f"the memory resource {resource!r} returned the address {ptr:#x} for {nbytes} bytes, which it gave "
+            f"out before ({live[ptr]} bytes) and which was not returned"
+        )
+    return ptr
+
+
+def explain(error: BaseException, resource: object, call: str) -> None:
+    """Note on somebody else's exception which resource raised it, and where; it stays the exception that it is."""
+    if isinstance(error, DevmemError) or any("memory resource" in note for note in getattr(error, "__notes__", ())):
+        return
+    error.add_note(
+        f"devmem: raised by the memory resource {type(resource).__qualname__} ({package_of(type(resource).__module__)})"
+        f"{where(error.__traceback__)} in {call}"
+    )
+
+
+def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResource:
+    """An object that can serve as a resource.
+
+    Raises
+    ------
+    PluginError
+        It lacks a verb, has one that cannot be called as it will be, or is written for a newer contract. Names the package
+        that it is from, and the line.
+    """
+    if isinstance(found, type) or not isinstance(found, MemoryResource):
+        source = f" (from {origin})" if origin else ""
+        raise PluginError(
+            f"{spelled}{source} is not a memory resource: it needs allocate(nbytes, stream) -> int and "
+            f"deallocate(ptr, nbytes, stream) (see devmem.spi.memory)"
+        )
+    if is_ours(found):
+        return found
+    origin = origin or package_of(type(found).__module__)
+    check_version(found, spelled, origin)
+    for verb, parameters in VERBS.items():
+        _check_verb(getattr(found, verb), f"{spelled}.{verb}", parameters, origin)
+    return found
+
+
+def bind_down(resource: MemoryResource, driver: Driver) -> None:
+    """Give a resource its device, if it wants one."""
+    if isinstance(resource, SupportsBind):
+        try:
+            resource.bind(driver)
+        except Exception as error:
+            if not is_ours(resource):
+                explain(error, resource, "bind")
+            raise
+
+
+def check_version(found: object, spelled: str, origin: str) -> None:
+    """Refuse what says that it is written for another contract."""
+    version = getattr(found, "spi_version", SPI_VERSION)
+    if version != SPI_VERSION:
+        other = "upgrade devmem" if isinstance(version, int) and version > SPI_VERSION else f"upgrade {origin}"
+        raise PluginError(
+            f"the memory resource {spelled} from {origin} is written for contract {version}, this devmem has "
+            f"contract {SPI_VERSION}: {other}"
+        )
+
+
+def package_of(module: str) -> str:
+    """The distribution that a module comes from, with its version; the module's own name if none is known."""
+    import importlib.metadata  # only where something is wrong: half of what `import devmem` would take
+
+    top = module.partition(".")[0]
+    try:
+        names = importlib.metadata.packages_distributions().get(top, [])
+        return f"{names[0]} {importlib.metadata.version(names[0])}" if names else f"module {module}"
+    except Exception:  # broken metadata of anybody's must not hide the error that is to be told
+        return f"module {module}"
+
+
+def where(trace: TracebackType | None) -> str:
+    """The file and line where an exception was raised, as a phrase."""
+    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<frozen")]
+    return f", {frames[-1].filename}:{frames[-1].lineno}," if frames else ""
+
+
+def _check_verb(function: object, spelled: str, parameters: tuple[str, ...], origin: str) -> None:
+    if not callable(function):
+        raise PluginError(f"{spelled} is not callable (from {origin})")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # compiled: it cannot be asked, and says so when it is called
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as error:
+        raise PluginError(
+            f"{spelled}{signature} cannot be called as ({', '.join(parameters)}): {error} "
+            f"(from {origin}{defined_at(function)})"
+        ) from None
+
+
+def defined_at(function: Callable[..., object]) -> str:
+    """The file and line of a function, as the end of a phrase; nothing for a compiled one."""
+    code = getattr(inspect.unwrap(function), "__code__", None) or getattr(function.__init__, "__code__", None)
+    return f", {code.co_filename}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""

@@ -1,0 +1,314 @@
+"""Memory that notices how it is misused: red zones, poison, quarantine, and who it belonged to."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+import warnings
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+
+from ...spi.driver import Driver
+from ...spi.errors import DevmemError, DevmemWarning, GuardError
+from ...spi.memory import MemoryResource
+from ...spi.types import LEGACY_STREAM
+from .adaptor import Adaptor
+from .sizes import parse_size
+from .touch import Touch
+
+#: What is in front of and behind a block, and in one that nobody has written to.
+FRESH = 0xFA
+#: What is in a block that was given back.
+FREED = 0xDD
+#: Every address is a multiple of this, so that is what red zones are rounded up to.
+ALIGNMENT = 256
+#: Lines of the program that are remembered of each allocation.
+DEPTH = 16
+#: Addresses that are remembered after their block has left the quarantine, to tell a second free from a foreign one.
+REMEMBERED = 1000
+
+_ROOT = str(Path(__file__).parents[2] / "_")[:-1]
+
+
+class Guard(Adaptor):
+    """Find out who writes outside of a block, frees it twice, frees what is not theirs, or uses it after it was freed.
+
+    Every block lies between two red zones. When it is given back they are read, the whole block is filled with poison,
+    and it is kept in quarantine, where a later write shows. Kept blocks leave oldest first, when ``quarantine_bytes`` is passed,
+    at ``trim``, and when memory runs out; each is looked at once more before the upstream gets it.
+
+    What is wrong with the block that is being given back raises GuardError, with the lines that allocated (and freed) it: from an
+    explicit ``free()`` or ``deallocate``. From an array that was dropped, and of a block that leaves the quarantine, it
+    becomes a DevmemWarning. Either way it is in `reports`, and the block has been given back.
+
+    For finding mistakes, not for speed. ``deallocate`` waits for the stream, to read; so the stack does not count as
+    stream-ordered, and devmem hands blocks back only when every stream that it knows of has passed them. ``allocate`` waits for
+    the stream unless the upstream is stream-ordered. Writes by streams that devmem does not know of are found if they have
+    happened by then. Put it outermost: an adaptor above would count a second free that never happens.
+
+    Parameters
+    ----------
+    upstream : MemoryResource, optional
+        Where the memory comes from.
+    redzone : int or str
+        Bytes in front of and behind each block, rounded up to a multiple of 256.
+    quarantine_bytes : int or str
+        Bytes that are kept after they were given back; a larger block is not kept at all.
+
+    Attributes
+    ----------
+    reports : list of str
+        Everything that was found, in order.
+    """
+
+    #: Red zones are read when a block is given back, which waits.
+    stream_ordered = False
+
+    def __init__(
+        self,
+        upstream: MemoryResource | None = None,
+        *,
+        redzone: int | str = 256,
+        quarantine_bytes: int | str = 64 << 20,
+    ) -> None:
+        super().__init__(upstream)
+        self.redzone = -(-parse_size(redzone) // ALIGNMENT) * ALIGNMENT
+        self.quarantine_bytes = parse_size(quarantine_bytes)
+        self.reports: list[str] = []
+        self._live: dict[int, _Block] = {}
+        self._kept: OrderedDict[int, _Block] = OrderedDict()
+        self._kept_bytes = 0
+        self._gone: OrderedDict[int, _Block] = OrderedDict()
+        self._checks = 0
+        self._lock = threading.Lock()
+        self._waits = True
+        self._touch: Touch
+
+    def _facts(self) -> dict[str, object]:
+        return {"redzone": self.redzone, "quarantine_bytes": self.quarantine_bytes}
+
+    def bind(self, driver: Driver) -> None:
+        """Take the device that fills and reads."""
+        super().bind(driver)
+        self._touch = Touch(driver, self.kind)
+        self._waits = not getattr(self.upstream, "stream_ordered", False)
+
+    # -- the two verbs -------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """A block between red zones; what is in it looks like nothing that a program means."""
+        if not nbytes:
+            return 0
+        size = nbytes + 2 * self.redzone
+        base = self._allocate(size, stream)
+        try:
+            self._touch.fill(base, FRESH, size, stream)
+            if self._waits:
+                # The memory may be used on every stream at once, so the fill must not come behind somebody's write.
+                self._touch.driver.stream_synchronize(stream)
+        except BaseException:
+            with suppress(DevmemError):  # the failure that is told is the first
+                self._deallocate(base, size, stream)
+            raise
+        block = _Block(base, size, base + self.redzone, nbytes, _stack())
+        with self._lock:
+            self._gone.pop(block.ptr, None)
+            self._live[block.ptr] = block
+        return block.ptr
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Look at the red zones, poison the block and put it into quarantine. Waits for the stream.
+
+        Raises
+        ------
+        GuardError
+            Something wrote outside of the block, or it has another size (then it was given back all the same); it was given
+            back before, or never handed out (then nothing was).
+        """
+        if not ptr:
+            return
+        with self._lock:
+            block = self._live.pop(ptr, None)
+            if block is None:
+                problem = self._unknown(ptr, nbytes)
+                self.reports.append(problem)
+                raise GuardError(problem)
+        block.freed = _stack()
+        try:
+            wrong = self._damage(block, stream)
+            if nbytes != block.nbytes:
+                wrong.insert(0, f"{nbytes} bytes were given back at {ptr:#x}, where {block} is")
+            self._touch.fill(block.base, FREED, block.size, stream)
+            self._touch.driver.stream_synchronize(stream)
+        except BaseException:
+            self._deallocate(block.base, block.size, stream)
+            raise
+        keep = block.size <= self.quarantine_bytes
+        with self._lock:
+            self.reports += wrong
+            if keep:
+                self._kept[ptr] = block
+                self._kept_bytes += block.size
+            else:
+                self._gone[ptr] = block
+        try:
+            if not keep:
+                self._deallocate(block.base, block.size, stream)
+            self._release(self.quarantine_bytes, stream)
+        finally:
+            if wrong:
+                raise GuardError("\n".join(wrong))
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Look at the red zones of every live block, and at all that is in quarantine. Waits for the whole device.
+
+        Raises
+        ------
+        GuardError
+            Something was written where nothing should have been; it stays in `reports`, and is found again.
+        """
+        if self.driver is None:
+            return
+        with self._lock:
+            self._checks += 1  # from here on nothing leaves the quarantine: what is looked at stays ours
+            live, kept = list(self._live.values()), list(self._kept.values())
+        token = None
+        try:
+            token = self.driver.enter()
+            self.driver.synchronize()
+            # A block that another thread gives back meanwhile is poisoned by it, and looked at there.
+            wrong = [each for block in live for each in self._damage(block, LEGACY_STREAM) if block.ptr in self._live]
+            wrong += [each for block in kept for each in self._late_writes(block, LEGACY_STREAM)]
+        finally:
+            with self._lock:
+                self._checks -= 1
+            if token is not None:
+                self.driver.exit(token)
+        if wrong:
+            with self._lock:
+                self.reports += [each for each in wrong if each not in self.reports]
+            raise GuardError("\n".join(wrong))
+
+    # -- the quarantine ------------------------------------------------------------------------------------------------
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that the stack keeps; what is in quarantine among them."""
+        return super().cached_bytes + self._kept_bytes
+
+    @property
+    def shared_cache(self) -> object:
+        """The quarantine is nobody else's."""
+        return self
+
+    def trim(self, keep_bytes: int) -> None:
+        """Let blocks out of quarantine, oldest first, and the upstream trim, until at most ``keep_bytes`` are kept."""
+        try:
+            self._release(keep_bytes, LEGACY_STREAM)
+        finally:
+            super().trim(max(0, keep_bytes - self._kept_bytes))
+
+    def _release(self, keep_bytes: int, stream: int) -> None:
+        """Give the upstream what is too much; all of it, also where looking at it or giving it back fails."""
+        with self._lock:
+            leaving = []
+            while self._kept_bytes > keep_bytes and not self._checks:
+                ptr, block = self._kept.popitem(last=False)
+                self._kept_bytes -= block.size
+                leaving.append(block)
+                self._gone[ptr] = block
+            while len(self._gone) > REMEMBERED:
+                self._gone.popitem(last=False)
+        wrong: list[str] = []
+        problem: BaseException | None = None
+        for block in leaving:
+            try:
+                wrong += self._late_writes(block, stream)
+            except Exception as error:
+                problem = problem or error
+            try:
+                self._deallocate(block.base, block.size, stream)
+            except Exception as error:
+                problem = problem or error
+        if wrong:
+            with self._lock:
+                self.reports += wrong
+            warnings.warn("\n".join(wrong), DevmemWarning, stacklevel=4)
+        if problem is not None:
+            raise problem
+
+    # -- what is wrong -------------------------------------------------------------------------------------------------
+
+    def _damage(self, block: _Block, stream: int) -> list[str]:
+        """What was written into the red zones of a block."""
+        wrong = []
+        end = block.ptr + block.nbytes
+        if (found := self._touch.first_other(block.base, FRESH, self.redzone, stream)) is not None:
+            before = self.redzone - found[0]
+            wrong.append(f"underrun: the byte {before} before {block} was overwritten with {found[1]:#04x}")
+        if (found := self._touch.first_other(end, FRESH, self.redzone, stream)) is not None:
+            wrong.append(f"overrun: the byte {found[0]} behind the end of {block} was overwritten with {found[1]:#04x}")
+        return [text + block.history() for text in wrong]
+
+    def _late_writes(self, block: _Block, stream: int) -> list[str]:
+        """What was written into a block after it was given back."""
+        found = self._touch.first_other(block.base, FREED, block.size, stream)
+        if found is None:
+            return []
+        at = found[0] - self.redzone
+        return [f"use after free: the byte {at} of {block} was overwritten with {found[1]:#04x}" + block.history()]
+
+    def _unknown(self, ptr: int, nbytes: int) -> str:
+        """Why an address cannot be given back."""
+        before = self._kept.get(ptr) or self._gone.get(ptr)
+        if before is not None:
+            return f"double free: {before} was given back already" + before.history()
+        for block in self._live.values():
+            if block.base <= ptr < block.base + block.size:
+                at = ptr - block.ptr
+                return (
+                    f"foreign free: {ptr:#x} ({nbytes} bytes) is no block, but {at:+} bytes from {block}"
+                    + block.history()
+                )
+        return f"foreign free: {ptr:#x} ({nbytes} bytes) was never handed out by this Guard"
+
+
+class _Block:
+    """One block, from its allocation until nobody can misuse it any more."""
+
+    __slots__ = ("allocated", "base", "freed", "nbytes", "ptr", "size")
+
+    def __init__(self, base: int, size: int, ptr: int, nbytes: int, allocated: traceback.StackSummary) -> None:
+        self.base = base
+        self.size = size
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.allocated = allocated
+        self.freed: traceback.StackSummary | None = None
+
+    def __str__(self) -> str:
+        return f"the block of {self.nbytes} bytes at {self.ptr:#x}"
+
+    def history(self) -> str:
+        """Where it was allocated, and freed."""
+        text = "\nallocated at (most recent call last):\n" + "".join(_lines(self.allocated))
+        if self.freed is not None:
+            text += "freed at (most recent call last):\n" + "".join(_lines(self.freed))
+        return text.rstrip()
+
+
+def _stack() -> traceback.StackSummary:
+    """The lines that led here; their source is read only when somebody wants to see it."""
+    stack = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(2)), limit=DEPTH, lookup_lines=False)
+    stack.reverse()
+    return stack
+
+
+def _lines(stack: traceback.StackSummary) -> list[str]:
+    """The program's lines; devmem's own only where there are no others."""
+    theirs = [frame for frame in stack if not frame.filename.startswith(_ROOT)]
+    return traceback.StackSummary.from_list(theirs or list(stack)).format()

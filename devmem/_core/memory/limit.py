@@ -1,0 +1,70 @@
+"""A bound on what a stack hands out."""
+
+from __future__ import annotations
+
+import threading
+
+from ...spi.driver import Driver
+from ...spi.errors import OutOfMemory
+from ...spi.memory import MemoryResource
+from .adaptor import Adaptor
+from .sizes import bytes_of, check_size
+
+
+class Limit(Adaptor):
+    """Never let more than so many bytes be in use at a time; what would pass the limit raises OutOfMemory.
+
+    Bytes are counted as they are asked for, and only while they are in use: what a pool below keeps for reuse counts for
+    nothing here. To bound that too, put the limit below the pool, or give the pool its own.
+
+    Parameters
+    ----------
+    upstream : MemoryResource, optional
+        Where the memory comes from.
+    max_bytes : int or str
+        The limit: bytes, ``"4GiB"``, or a share of the device's memory, ``"80%"``.
+    """
+
+    def __init__(self, upstream: MemoryResource | None = None, max_bytes: int | str = "100%") -> None:
+        super().__init__(upstream)
+        self.max_bytes = check_size(max_bytes)
+        #: Bytes in use.
+        self.current_bytes = 0
+        self._most = 0
+        self._lock = threading.Lock()
+
+    def _facts(self) -> dict[str, object]:
+        return {"max_bytes": self.max_bytes}
+
+    def bind(self, driver: Driver) -> None:
+        """Take the device; a share of its memory becomes a number of bytes."""
+        self._most = bytes_of(self.max_bytes, driver.info.total_bytes)
+        super().bind(driver)
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Allocate, if it fits below the limit."""
+        if not nbytes:
+            return 0
+        with self._lock:
+            used = self.current_bytes
+            fits = used + nbytes <= self._most
+            if fits:
+                # Taken before it is asked for: two threads must not both fit into the last bytes.
+                self.current_bytes = used + nbytes
+        if not fits:
+            raise OutOfMemory(f"{nbytes} bytes do not fit: {used} of at most {self._most} bytes are in use (Limit)")
+        try:
+            return self._allocate(nbytes, stream)
+        except BaseException:
+            with self._lock:
+                self.current_bytes -= nbytes
+            raise
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Deallocate; then the bytes may be handed out again, also where the upstream raises: it has the block."""
+        if ptr:
+            try:
+                self._deallocate(ptr, nbytes, stream)
+            finally:
+                with self._lock:
+                    self.current_bytes -= nbytes

@@ -1,0 +1,91 @@
+"""A trace of all that passes through a stack, one JSON object a line."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from pathlib import Path
+
+from ...spi.driver import Driver
+from ...spi.errors import DevmemWarning
+from ...spi.memory import MemoryResource
+from .adaptor import Adaptor
+from .trace import Record
+
+
+class Log(Adaptor):
+    """Write every allocation and deallocation that succeeds to a file, which ``devmem replay`` reads.
+
+    The file is made anew when the stack is bound, and each line is with the operating system when the call returns: a process
+    that crashes leaves all of it. A file that cannot be written to any more (a full disk) is told once, as a DevmemWarning,
+    and the memory goes on.
+
+    Parameters
+    ----------
+    upstream : MemoryResource, optional
+        What is watched.
+    path : str or Path
+        The file. ``{device}`` in it becomes the device's name (``host-0``), ``{pid}`` the process id: give those where several
+        devices or processes take the same text.
+    """
+
+    def __init__(self, upstream: MemoryResource | None = None, path: str | Path = "devmem.log") -> None:
+        super().__init__(upstream)
+        self.path = os.fspath(path)
+        self._file: int | None = None
+        self._lock = threading.Lock()
+        self._began = 0.0
+
+    def _facts(self) -> dict[str, object]:
+        return {"path": self.path}
+
+    def bind(self, driver: Driver) -> None:
+        """Open the file; OSError if it cannot be made."""
+        if self.driver is None:
+            device = f"{driver.info.backend}-{driver.info.ordinal}"
+            path = self.path.replace("{device}", device).replace("{pid}", str(os.getpid()))
+            file = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644
+            )
+            try:
+                super().bind(driver)
+            except BaseException:
+                os.close(file)
+                raise
+            self._file, self._began = file, time.perf_counter()
+        else:
+            super().bind(driver)
+
+    def __del__(self) -> None:
+        file = getattr(self, "_file", None)
+        if file is not None:
+            os.close(file)
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Allocate, then write it down."""
+        if not nbytes:
+            return 0
+        ptr = self._allocate(nbytes, stream)
+        self._write("allocate", ptr, nbytes, stream)
+        return ptr
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Write it down, then deallocate: the other way round another thread's allocation of the address could come first."""
+        if ptr:
+            self._write("deallocate", ptr, nbytes, stream)
+            self._deallocate(ptr, nbytes, stream)
+
+    def _write(self, op: str, ptr: int, nbytes: int, stream: int) -> None:
+        with self._lock:  # keeps the times in order; one write to a file does not wait for a device
+            if self._file is None:
+                return
+            try:
+                os.write(self._file, Record(op, ptr, nbytes, stream, time.perf_counter() - self._began).line())
+                return
+            except OSError as error:
+                problem = error
+                os.close(self._file)
+                self._file = None
+        warnings.warn(f"{self.path} cannot be written to, the log ends here: {problem}", DevmemWarning, stacklevel=3)

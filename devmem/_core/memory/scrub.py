@@ -1,0 +1,94 @@
+"""Memory that is wiped before anybody else can have it."""
+
+from __future__ import annotations
+
+import threading
+
+from ...spi.driver import Driver
+from ...spi.errors import ConfigError
+from ...spi.memory import MemoryResource
+from ...spi.types import LEGACY_STREAM, MemoryKind
+from .adaptor import Adaptor
+from .direct import DriverMemory
+from .touch import Touch
+
+
+class Scrub(Adaptor):
+    """Fill every block with a byte when it is given back, so that whoever gets the memory next cannot read what was in it.
+
+    Filled in stream order, before the upstream gets the block. Over a stream-ordered upstream, or the driver's own memory,
+    nothing waits for it; over any other the call returns when the stream has passed the fill, because such an upstream may
+    hand the block to another stream at once. Put it above a pool: below, it would wipe what the pool gives back, and not
+    what passes from one tenant of the pool to the next.
+
+    A block that cannot be filled (the driver failed) raises, and is withheld: tried again at the next ``trim``, never handed
+    on as it is.
+
+    Parameters
+    ----------
+    upstream : MemoryResource, optional
+        Where the memory comes from.
+    byte : int
+        What to fill with, 0 to 255.
+    """
+
+    def __init__(self, upstream: MemoryResource | None = None, byte: int = 0) -> None:
+        super().__init__(upstream)
+        if not 0 <= byte <= 255:
+            raise ConfigError(f"memory is filled with a byte from 0 to 255, not with {byte}")
+        self.byte = byte
+        #: Blocks that could not be filled: address and bytes.
+        self.withheld: list[tuple[int, int]] = []
+        self._lock = threading.Lock()
+        self._waits = True
+        self._touch: Touch
+
+    def _facts(self) -> dict[str, object]:
+        return {"byte": self.byte}
+
+    def bind(self, driver: Driver) -> None:
+        """Take the device that fills."""
+        super().bind(driver)
+        self._touch = Touch(driver, self.kind)
+        # The driver's own free leaves work that was enqueued before valid. The host's own fill needs no waiting for.
+        self._waits = not (self.stream_ordered or self._touch.host or isinstance(self.upstream, DriverMemory))
+
+    @property
+    def stream_ordered(self) -> bool:
+        """As the upstream, for device memory; memory that the host fills is waited for."""
+        return super().stream_ordered and self.kind in (MemoryKind.DEVICE, MemoryKind.MANAGED)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that the stack keeps; what is withheld among them."""
+        return super().cached_bytes + sum(nbytes for _, nbytes in self.withheld)
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Fill the block, then give it back."""
+        if ptr:
+            self._wipe(ptr, nbytes, stream)
+            self._deallocate(ptr, nbytes, stream)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Give kept memory back; what was withheld is filled first."""
+        with self._lock:
+            blocks, self.withheld = self.withheld, []
+        for at, (ptr, nbytes) in enumerate(blocks):
+            try:
+                self._wipe(ptr, nbytes, LEGACY_STREAM)
+            except BaseException:
+                with self._lock:
+                    self.withheld += blocks[at + 1 :]
+                raise
+            self._deallocate(ptr, nbytes, LEGACY_STREAM)
+        super().trim(keep_bytes)
+
+    def _wipe(self, ptr: int, nbytes: int, stream: int) -> None:
+        try:
+            self._touch.fill(ptr, self.byte, nbytes, stream)
+            if self._waits:
+                self._touch.driver.stream_synchronize(stream)
+        except BaseException:
+            with self._lock:
+                self.withheld.append((ptr, nbytes))
+            raise

@@ -1,0 +1,169 @@
+"""How much a stack hands out: now, at most, in all, and to whom."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from ...spi.errors import DevmemError
+from ...spi.memory import MemoryResource
+from .adaptor import Adaptor
+
+#: The name of the file, the line, the name of the function.
+Site = tuple[str, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Counts of a `Statistics`, at one moment or over one scope. Of a scope, *current* and *peak* are above what was in use
+    when it began, so *current* is negative where more was given back than taken.
+    """
+
+    current_bytes: int
+    peak_bytes: int
+    total_bytes: int
+    current_count: int
+    peak_count: int
+    total_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What one line of a program holds."""
+
+    file: str
+    line: int
+    function: str
+    nbytes: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.nbytes} bytes in {self.count} blocks from {self.file}:{self.line} ({self.function})"
+
+
+class Statistics(Adaptor):
+    """Count what passes: bytes and blocks in use now, at most, and in all. Only what succeeds is counted.
+
+    Parameters
+    ----------
+    upstream : MemoryResource, optional
+        What is watched.
+    owners : bool
+        Also remember which line of the program asked for each block: see `owners`. The message of an OutOfMemory then
+        names the largest. Costs about a microsecond for each block.
+    """
+
+    def __init__(self, upstream: MemoryResource | None = None, *, owners: bool = False) -> None:
+        super().__init__(upstream)
+        self.current_bytes = self.current_count = 0
+        self.total_bytes = self.total_count = 0
+        self._scopes = [_Scope(0, 0, 0, 0)]
+        self._lock = threading.Lock()
+        self._sites: dict[int, tuple[int, Site]] | None = {} if owners else None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were in use at a time."""
+        return max(scope.peak_bytes for scope in self._scopes)
+
+    @property
+    def peak_count(self) -> int:
+        """The most blocks that were in use at a time."""
+        return max(scope.peak_count for scope in self._scopes)
+
+    def snapshot(self) -> Snapshot:
+        """All counts at one moment."""
+        with self._lock:
+            return Snapshot(
+                self.current_bytes,
+                self.peak_bytes,
+                self.total_bytes,
+                self.current_count,
+                self.peak_count,
+                self.total_count,
+            )
+
+    def push(self) -> None:
+        """Begin a scope. It counts what every thread does until its `pop`; scopes nest."""
+        with self._lock:
+            self._scopes.append(_Scope(self.current_bytes, self.current_count, self.total_bytes, self.total_count))
+
+    def pop(self) -> Snapshot:
+        """End the innermost scope: what happened since its `push`. DevmemError if none is open."""
+        with self._lock:
+            if len(self._scopes) == 1:
+                raise DevmemError("pop() ends a scope that push() began, and none is open")
+            scope, outer = self._scopes.pop(), self._scopes[-1]
+            outer.peak_bytes = max(outer.peak_bytes, scope.peak_bytes)
+            outer.peak_count = max(outer.peak_count, scope.peak_count)
+            return Snapshot(
+                self.current_bytes - scope.bytes,
+                scope.peak_bytes - scope.bytes,
+                self.total_bytes - scope.total_bytes,
+                self.current_count - scope.count,
+                scope.peak_count - scope.count,
+                self.total_count - scope.total_count,
+            )
+
+    def owners(self, most: int = 10) -> list[Owner]:
+        """Which lines of the program hold the most bytes, largest first; none unless it was made with ``owners=True``."""
+        with self._lock:
+            sites = list(self._sites.values()) if self._sites else []
+        nbytes: Counter[Site] = Counter()
+        for size, site in sites:
+            nbytes[site] += size
+        counts = Counter(site for _, site in sites)
+        return [Owner(*site, size, counts[site]) for site, size in nbytes.most_common(most)]
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Allocate, and count it."""
+        if not nbytes:
+            return 0
+        ptr = self._allocate(nbytes, stream)
+        site = _caller() if self._sites is not None else None
+        with self._lock:
+            self.total_bytes += nbytes
+            self.total_count += 1
+            self.current_bytes = now = self.current_bytes + nbytes
+            self.current_count = count = self.current_count + 1
+            scope = self._scopes[-1]  # the others learn of it when this one ends
+            if now > scope.peak_bytes:
+                scope.peak_bytes = now
+            if count > scope.peak_count:
+                scope.peak_count = count
+            if site is not None and self._sites is not None:
+                self._sites[ptr] = nbytes, site
+        return ptr
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Count it, then deallocate: it counts as given back also where the upstream raises."""
+        if not ptr:
+            return
+        with self._lock:
+            self.current_bytes -= nbytes
+            self.current_count -= 1
+            if self._sites is not None:
+                self._sites.pop(ptr, None)
+        self._deallocate(ptr, nbytes, stream)
+
+
+class _Scope:
+    """What the counts were when a scope began, and the highest since, counted from the very beginning."""
+
+    __slots__ = ("bytes", "count", "peak_bytes", "peak_count", "total_bytes", "total_count")
+
+    def __init__(self, nbytes: int, count: int, total_bytes: int, total_count: int) -> None:
+        self.bytes = self.peak_bytes = nbytes
+        self.count = self.peak_count = count
+        self.total_bytes = total_bytes
+        self.total_count = total_count
+
+
+def _caller() -> Site:
+    """The innermost line outside devmem that led here."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "devmem" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name

@@ -1,0 +1,57 @@
+"""How an adaptor writes and reads the memory of its own stack."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from ...spi.driver import Driver
+from ...spi.types import CopyKind, MemoryKind
+from ..layout import address
+
+#: Read at a time, in bytes.
+CHUNK = 1 << 20
+PAGE = mmap.PAGESIZE
+
+
+class Touch:
+    """Reaches memory of one kind, on a device that is entered. Whoever owns the block orders it: see each method."""
+
+    def __init__(self, driver: Driver, kind: MemoryKind) -> None:
+        self.driver = driver
+        #: Memory whose address is the host's: no driver is needed, and no device can order it.
+        self.host = kind in (MemoryKind.PINNED, MemoryKind.MAPPED)
+
+    def fill(self, ptr: int, byte: int, nbytes: int, stream: int) -> None:
+        """Fill with a byte, ordered on the stream. Host memory is filled at once, after the stream has passed."""
+        if not nbytes:
+            return
+        if self.host:
+            self.driver.stream_synchronize(stream)
+            ctypes.memset(ptr, byte, nbytes)
+        else:
+            self.driver.fill(ptr, byte, 1, nbytes, stream)
+
+    def first_other(self, ptr: int, byte: int, nbytes: int, stream: int) -> tuple[int, int] | None:
+        """(offset, value) of the first byte that is not ``byte``; None if all are. Waits for the stream."""
+        if self.host:
+            self.driver.stream_synchronize(stream)
+        for start in range(0, nbytes, CHUNK):
+            chunk = self._read(ptr + start, min(CHUNK, nbytes - start), stream)
+            wrong = int(np.argmax(chunk != byte))
+            if chunk[wrong] != byte:
+                return start + wrong, int(chunk[wrong])
+        return None
+
+    def _read(self, ptr: int, nbytes: int, stream: int) -> npt.NDArray[np.uint8]:
+        # On pages of its own: drivers refuse a copy to memory that is page-locked in part, as a neighbour's pages may be.
+        raw = np.empty(nbytes + 2 * PAGE, np.uint8)
+        found: npt.NDArray[np.uint8] = np.ndarray(nbytes, np.uint8, raw, -address(raw) % PAGE)
+        if self.host:
+            ctypes.memmove(address(found), ptr, nbytes)
+        else:
+            self.driver.copy(address(found), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
+        return found

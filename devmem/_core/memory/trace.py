@@ -1,0 +1,235 @@
+"""Traces of allocations: what `Log` writes, read back and replayed against any stack."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...spi.driver import PROTOCOLS, Driver
+from ...spi.errors import ConfigError
+from ...spi.memory import MemoryResource
+from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, DeviceInfo, MemoryKind
+
+#: What a record may do.
+OPS = ("allocate", "deallocate")
+
+
+class Record(NamedTuple):
+    """One line of a trace: ``op`` is "allocate" or "deallocate", ``t`` seconds since the trace began."""
+
+    op: str
+    address: int
+    nbytes: int
+    stream: int
+    t: float
+
+    def line(self) -> bytes:
+        """The record as `Log` writes it."""
+        return (
+            f'{{"op": "{self.op}", "address": {self.address}, "nbytes": {self.nbytes}, "stream": {self.stream}, '
+            f'"t": {self.t:.6f}}}\n'
+        ).encode()
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a replay did: calls of the stack, the time that they took, and bytes. ``failed`` allocations raised MemoryError."""
+
+    allocations: int = 0
+    deallocations: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    peak_live_bytes: int = 0
+    #: Blocks that the trace never gave back; they are given back at the end, and not timed.
+    left_over: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def calls(self) -> int:
+        """Calls of the two verbs, those that failed too."""
+        return self.allocations + self.failed + self.deallocations
+
+
+def read(path: str | Path) -> Iterator[Record]:
+    """The records of a trace, in order.
+
+    A last line that was cut off, as by a process that was killed, is left out.
+
+    Raises
+    ------
+    ConfigError
+        A line is no record; names the file and the line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                entry = json.loads(line)
+                record = Record(
+                    entry["op"], int(entry["address"]), int(entry["nbytes"]), int(entry["stream"]), float(entry["t"])
+                )
+                if record.op not in OPS or record.nbytes < 0:
+                    raise ValueError(record.op)
+            except (ValueError, KeyError, TypeError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise ConfigError(
+                    f"{path}, line {number}: not a record of an allocation ({error}); a line is a JSON object with "
+                    f"op (allocate or deallocate), address, nbytes, stream and t"
+                ) from None
+            yield record
+
+
+def replay(
+    records: Iterable[Record],
+    resource: MemoryResource,
+    *,
+    stream: Callable[[int], int] = lambda handle: handle,
+    after: Callable[[Record], object] | None = None,
+) -> Replay:
+    """Do what a trace says with a resource that is bound to its device, which is entered.
+
+    Parameters
+    ----------
+    records : iterable of Record
+        The trace; read in one go first, so that reading is not timed.
+    resource : MemoryResource
+        What is asked, in the order of the trace, from this thread.
+    stream : callable, optional
+        What stands for a recorded stream: a handle of another process means nothing here. By default itself.
+    after : callable, optional
+        Called after each call, outside the time that is taken.
+
+    Returns
+    -------
+    Replay
+        The counts. Nothing of the resource is left out when it returns or raises.
+    """
+    result = Replay()
+    live: dict[int, tuple[int, int, int]] = {}
+    clock = time.perf_counter
+    bytes_live = 0
+    try:
+        for record in list(records):
+            handle = stream(record.stream)
+            if record.op == "allocate":
+                began = clock()
+                try:
+                    ptr = resource.allocate(record.nbytes, handle)
+                except MemoryError as error:
+                    result.seconds += clock() - began
+                    result.failed += 1
+                    if len(result.errors) < 10:
+                        result.errors.append(str(error))
+                    continue
+                result.seconds += clock() - began
+                result.allocations += 1
+                if record.address in live:  # handed out twice: the trace misses a line
+                    _give_back(resource, live.pop(record.address))
+                live[record.address] = ptr, record.nbytes, handle
+                bytes_live += record.nbytes
+                result.peak_live_bytes = max(result.peak_live_bytes, bytes_live)
+            elif record.address in live:  # else it came from before the trace, or its allocation failed here
+                ptr, nbytes, _ = live.pop(record.address)
+                began = clock()
+                resource.deallocate(ptr, nbytes, handle)
+                result.seconds += clock() - began
+                result.deallocations += 1
+                bytes_live -= nbytes
+            if after is not None:
+                after(record)
+    finally:
+        result.left_over = len(live)
+        for block in live.values():
+            _give_back(resource, block)
+    return result
+
+
+class Meter:
+    """A driver that counts what a stack asks of it: give it to ``bind`` in place of the driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.calls = 0
+        self.reserved_bytes = 0
+        self.peak_reserved_bytes = 0
+        #: Seconds in the driver's memory verbs.
+        self.seconds = 0.0
+        # Instance attributes, not __getattr__: from Python 3.12 on a runtime protocol is looked up statically.
+        for protocol in (Driver, *PROTOCOLS.values()):
+            for name in vars(protocol):
+                if not name.startswith("_") and name not in vars(Meter) and hasattr(driver, name):
+                    setattr(self, name, getattr(driver, name))
+        if hasattr(driver, "alloc_async"):
+            self.alloc_async, self.free_async = self._alloc_async, self._free_async
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "driver" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.driver, name)
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the device is."""
+        return self.driver.info
+
+    def alloc(
+        self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
+    ) -> int:
+        """Allocate, and count it."""
+        return self._took(lambda: self.driver.alloc(nbytes, stream, kind, flags), nbytes)
+
+    def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
+        """Free, and count it."""
+        self._gave(lambda: self.driver.free(ptr, nbytes, stream, kind), nbytes)
+
+    def _alloc_async(self, nbytes: int, stream: int) -> int:
+        return self._took(lambda: self.driver.alloc_async(nbytes, stream), nbytes)  # type: ignore[attr-defined]
+
+    def _free_async(self, ptr: int, nbytes: int, stream: int) -> None:
+        self._gave(lambda: self.driver.free_async(ptr, nbytes, stream), nbytes)  # type: ignore[attr-defined]
+
+    def _took(self, call: Callable[[], int], nbytes: int) -> int:
+        self.calls += 1
+        began = time.perf_counter()
+        ptr = call()
+        self.seconds += time.perf_counter() - began
+        self.reserved_bytes += nbytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return ptr
+
+    def _gave(self, call: Callable[[], None], nbytes: int) -> None:
+        self.calls += 1
+        self.reserved_bytes -= nbytes
+        began = time.perf_counter()
+        call()
+        self.seconds += time.perf_counter() - began
+
+
+class Streams:
+    """Streams of a device that stand for those of a trace: the default ones for themselves, else one for each handle."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.made: dict[int, int] = {}
+
+    def __call__(self, handle: int) -> int:
+        if handle in (LEGACY_STREAM, PER_THREAD_STREAM):
+            return handle
+        if handle not in self.made:
+            self.made[handle] = self.driver.stream_create(0, True)
+        return self.made[handle]
+
+    def close(self) -> None:
+        """Destroy the streams; what is on them still runs."""
+        for handle in self.made.values():
+            self.driver.stream_destroy(handle)
+        self.made.clear()
+
+
+def _give_back(resource: MemoryResource, block: tuple[int, int, int]) -> None:
+    ptr, nbytes, handle = block
+    resource.deallocate(ptr, nbytes, handle)

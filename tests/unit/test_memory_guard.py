@@ -1,0 +1,320 @@
+"""What a Guard finds, each with the line of the program that owned the memory."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.backends.host.hooks import HostBackend
+from devmem.memory import DriverMemory, Guard, PinnedMemory, StreamOrderedMemory
+from devmem.spi.driver import Driver
+from devmem.spi.errors import BackendError
+from devmem.spi.types import LEGACY_STREAM, CopyKind
+from devmem.testing import FaultyDriver
+
+BOTTOMS = {"driver": DriverMemory, "stream_ordered": StreamOrderedMemory}
+
+
+@pytest.fixture
+def driver() -> Iterator[FaultyDriver]:
+    backend = HostBackend()
+    backend.configure({"strict": True, "devices": 1})
+    opened = FaultyDriver(backend.open(0))
+    token = opened.enter()
+    yield opened
+    opened.disarm()
+    assert opened.mistakes == []
+    opened.exit(token)
+    opened.close()
+
+
+@pytest.fixture(params=BOTTOMS)
+def guard(request: pytest.FixtureRequest, driver: FaultyDriver) -> Iterator[Guard]:
+    found = Guard(BOTTOMS[request.param]())
+    found.bind(driver)
+    yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda *_, **__: None)
+        found.trim(0)
+    driver.synchronize()
+    assert driver.blocks() == {}
+
+
+def owner(guard: Guard, nbytes: int = 1000) -> int:
+    return guard.allocate(nbytes, LEGACY_STREAM)  # this is the owner's line
+
+
+def killer(guard: Guard, ptr: int, nbytes: int = 1000) -> None:
+    guard.deallocate(ptr, nbytes, LEGACY_STREAM)  # this is where it was freed
+
+
+def poke(driver: Driver, ptr: int, value: int = 7) -> None:
+    driver.fill(ptr, value, 1, 1, LEGACY_STREAM)
+
+
+OWNER = r"(?s:.*allocated at.*in owner\n\s+return guard.allocate\(nbytes, LEGACY_STREAM\)  # this is the owner's line)"
+FREED = r"(?s:.*freed at.*in killer\n.*# this is where it was freed)"
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 17, 255])
+@pytest.mark.parametrize("nbytes", [1, 1000, 1024])
+def test_an_overrun(guard: Guard, driver: Driver, nbytes: int, beyond: int) -> None:
+    ptr = owner(guard, nbytes)
+    poke(driver, ptr + nbytes + beyond)
+    expected = rf"overrun: the byte {beyond} behind the end of the block of {nbytes} bytes at {ptr:#x} was overwritten with 0x07"
+    with pytest.raises(dm.GuardError, match=expected + OWNER):
+        guard.check()
+    with pytest.raises(dm.GuardError, match=expected + OWNER + FREED):
+        killer(guard, ptr, nbytes)
+    assert len(guard.reports) == 2
+    assert guard.cached_bytes == nbytes + 512  # given back all the same
+
+
+@pytest.mark.parametrize("before", [1, 256])
+def test_an_underrun(guard: Guard, driver: Driver, before: int) -> None:
+    ptr = owner(guard)
+    poke(driver, ptr - before)
+    with pytest.raises(dm.GuardError, match=rf"underrun: the byte {before} before the block of 1000 bytes" + OWNER):
+        killer(guard, ptr)
+    [report] = guard.reports
+    assert report.startswith("underrun")
+
+
+def test_writes_within_are_none_of_its_business(guard: Guard, driver: Driver) -> None:
+    ptr = owner(guard)
+    driver.fill(ptr, 0x11, 1, 1000, LEGACY_STREAM)
+    guard.check()
+    killer(guard, ptr)
+    guard.check()
+    assert guard.reports == []
+
+
+def test_a_double_free(guard: Guard, driver: Driver) -> None:
+    ptr = owner(guard)
+    killer(guard, ptr)
+    with pytest.raises(dm.GuardError, match=r"double free: the block of 1000 bytes at" + OWNER + FREED):
+        killer(guard, ptr)
+    guard.trim(0)  # it has left the quarantine, and is still known
+    with pytest.raises(dm.GuardError, match=r"double free" + OWNER + FREED):
+        killer(guard, ptr)
+
+
+def test_a_foreign_free(guard: Guard, driver: Driver) -> None:
+    ptr = owner(guard)
+    with pytest.raises(
+        dm.GuardError, match=rf"foreign free: {ptr + 8:#x} .* is no block, but \+8 bytes from the block" + OWNER
+    ):
+        guard.deallocate(ptr + 8, 1000, LEGACY_STREAM)
+    with pytest.raises(dm.GuardError, match=r"foreign free: 0x7b .* was never handed out by this Guard"):
+        guard.deallocate(123, 1000, LEGACY_STREAM)
+    killer(guard, ptr)
+
+
+def test_a_wrong_size(guard: Guard) -> None:
+    ptr = owner(guard)
+    with pytest.raises(dm.GuardError, match=r"999 bytes were given back at .* where the block of 1000 bytes"):
+        killer(guard, ptr, 999)
+    assert guard.cached_bytes > 0
+
+
+@pytest.mark.parametrize("at", [-256, 0, 999, 1255])
+def test_use_after_free(guard: Guard, driver: Driver, at: int) -> None:
+    ptr = owner(guard)
+    killer(guard, ptr)
+    poke(driver, ptr + at)
+    expected = rf"use after free: the byte {at} of the block of 1000 bytes at {ptr:#x} was overwritten with 0x07"
+    with pytest.raises(dm.GuardError, match=expected + OWNER + FREED):
+        guard.check()
+    with pytest.warns(dm.DevmemWarning, match=expected + OWNER + FREED):
+        guard.trim(0)
+    assert guard.cached_bytes == 0
+    assert len(guard.reports) == 2
+
+
+def test_use_after_free_is_found_when_the_block_is_pushed_out(driver: FaultyDriver) -> None:
+    guard = Guard(DriverMemory(), quarantine_bytes=4096)
+    guard.bind(driver)
+    blocks = [owner(guard) for _ in range(4)]
+    killer(guard, blocks[0])
+    poke(driver, blocks[0])
+    killer(guard, blocks[1])
+    with pytest.warns(dm.DevmemWarning, match="use after free") as seen:
+        killer(guard, blocks[2])
+    assert len(seen) == 1
+    killer(guard, blocks[3])
+    guard.trim(0)
+    assert driver.blocks() == {}
+
+
+def test_what_is_freed_is_poisoned_and_what_is_fresh_is_not_zero(guard: Guard, driver: Driver) -> None:
+    ptr = owner(guard)
+    seen = np.zeros(1000, np.uint8)
+    driver.copy(int(seen.ctypes.data), ptr, 1000, CopyKind.D2H, LEGACY_STREAM, blocking=True)
+    assert set(seen.tolist()) == {0xFA}
+    killer(guard, ptr)
+    driver.copy(int(seen.ctypes.data), ptr, 1000, CopyKind.D2H, LEGACY_STREAM, blocking=True)
+    assert set(seen.tolist()) == {0xDD}
+
+
+def test_a_block_too_large_for_the_quarantine_goes_back_at_once(driver: FaultyDriver) -> None:
+    guard = Guard(DriverMemory(), quarantine_bytes=1000)
+    guard.bind(driver)
+    killer(guard, owner(guard))
+    assert driver.blocks() == {}
+    assert guard.cached_bytes == 0
+
+
+def test_host_memory_is_guarded_too(driver: FaultyDriver) -> None:
+    import ctypes
+
+    guard = Guard(PinnedMemory())
+    guard.bind(driver)
+    ptr = owner(guard)
+    ctypes.memset(ptr + 1000, 7, 1)
+    with pytest.raises(dm.GuardError, match="overrun" + OWNER):
+        killer(guard, ptr)
+    ctypes.memset(ptr, 7, 1)
+    with pytest.raises(dm.GuardError, match="use after free" + OWNER):
+        guard.check()
+    with pytest.warns(dm.DevmemWarning, match="use after free"):
+        guard.trim(0)
+    assert driver.blocks() == {}
+
+
+@pytest.mark.parametrize(("redzone", "rounded"), [(0, 0), (1, 256), (256, 256), ("1KiB", 1024), (1025, 1280)])
+def test_the_width_of_red_zones(driver: FaultyDriver, redzone: int | str, rounded: int) -> None:
+    guard = Guard(DriverMemory(), redzone=redzone)
+    guard.bind(driver)
+    ptr = owner(guard)
+    assert ptr % 256 == 0
+    assert [nbytes for nbytes, _ in driver.blocks().values()] == [1000 + 2 * rounded]
+    if rounded:
+        poke(driver, ptr + 1000 + rounded - 1)
+        with pytest.raises(dm.GuardError, match=f"byte {rounded - 1} behind"):
+            guard.check()
+
+
+def test_a_driver_that_fails_while_it_looks_loses_nothing(driver: FaultyDriver) -> None:
+    guard = Guard(DriverMemory())
+    guard.bind(driver)
+    ptr = owner(guard)
+    driver.fail_at(1, "copy")
+    with pytest.raises(BackendError, match="injected"):
+        killer(guard, ptr)
+    driver.disarm()
+    assert driver.blocks() == {}
+    guard.check()
+
+
+def test_blocks_freed_by_other_threads_while_it_checks(driver: FaultyDriver) -> None:
+    guard = Guard(DriverMemory(), quarantine_bytes="8KiB")
+    guard.bind(driver)
+    problems: list[BaseException] = []
+
+    def churn() -> None:
+        token = driver.enter()
+        try:
+            for _ in range(60):
+                killer(guard, owner(guard))
+        except BaseException as error:
+            problems.append(error)
+        finally:
+            driver.exit(token)
+
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        guard.check()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert guard.reports == []
+    guard.trim(0)
+    assert driver.blocks() == {}
+
+
+# -- through arrays ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guard]:
+    with dm.use_backend("host"):
+        guard = Guard(DriverMemory())
+        dm.trim()
+        with dm.use_memory(guard):
+            yield guard
+            dm.trim()
+
+
+def overrun(array: dm.DeviceNDArray) -> None:
+    device = array.device
+    with device.entered():
+        device.driver().fill(array.ptr + array.nbytes, 1, 1, 1, LEGACY_STREAM)
+
+
+def test_an_explicit_free_raises(guarded: Guard) -> None:
+    array = dm.to_device(np.arange(10))
+    overrun(array)
+    with pytest.raises(dm.GuardError, match=r"(?s)overrun.*in test_an_explicit_free_raises\n\s+array = dm.to_device"):
+        array.free()
+    array.free()  # it has been given back
+    assert dm.memory_info().live == 0
+    assert len(guarded.reports) == 1
+
+
+def test_a_dropped_array_warns(guarded: Guard) -> None:
+    array = dm.to_device(np.arange(10))
+    overrun(array)
+    del array
+    with pytest.warns(dm.DevmemWarning, match=r"(?s)overrun.*in test_a_dropped_array_warns\n\s+array = dm.to_device"):
+        dm.trim()
+    assert len(guarded.reports) == 1
+    dm.trim()
+    assert dm.memory_info()[2:] == (0, 0, 0)
+
+
+def test_check_needs_no_device_to_be_entered(guarded: Guard) -> None:
+    array = dm.to_device(np.arange(10))
+    guarded.check()
+    overrun(array)
+    with pytest.raises(dm.GuardError, match="overrun"):
+        guarded.check()
+    with pytest.raises(dm.GuardError):
+        array.free()
+
+
+def test_the_quarantine_is_cached_memory(guarded: Guard) -> None:
+    before = dm.memory_info().cached
+    dm.to_device(np.arange(100)).free()
+    assert dm.memory_info().cached == before + 800 + 512
+    dm.trim()
+    assert dm.memory_info().cached == before
+
+
+def test_copies_on_streams_are_seen(guarded: Guard) -> None:
+    stream = dm.stream()
+    host = np.arange(1000.0)
+    arrays = [dm.to_device(host, stream=stream) for _ in range(20)]
+    for array in arrays:
+        assert array.copy_to_host(stream=stream) is not None
+    stream.synchronize()
+    for array in arrays:
+        array.free()
+    guarded.check()
+    assert guarded.reports == []
+
+
+def test_the_report_is_short(guarded: Guard) -> None:
+    array = dm.to_device(np.arange(10))
+    overrun(array)
+    with pytest.raises(dm.GuardError) as caught:
+        array.free()
+    text = str(caught.value)
+    assert re.search(r"devmem.(_core|api)", text) is None  # the program's lines, not ours
+    assert text.count("File ") < 40

@@ -1,0 +1,180 @@
+"""Traces: what `Log` wrote is read back, and done again with another stack; also by the command ``devmem replay``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import devmem as dm
+from devmem._core.memory import trace
+from devmem._core.memory.trace import Meter, Record, Streams
+from devmem.backends.host.hooks import HostBackend
+from devmem.cli.commands import commands
+from devmem.memory import DriverMemory, FailIf, Limit, Log, StreamOrderedMemory
+from devmem.spi.driver import SupportsManaged, SupportsStreamOrdered
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from devmem.testing import FaultyDriver
+
+S = LEGACY_STREAM
+
+
+@pytest.fixture
+def driver() -> Iterator[FaultyDriver]:
+    backend = HostBackend()
+    backend.configure({"strict": True, "devices": 1})
+    opened = FaultyDriver(backend.open(0))
+    token = opened.enter()
+    yield opened
+    opened.synchronize()
+    assert opened.blocks() == {}
+    opened.exit(token)
+    opened.close()
+
+
+def bound(resource: DriverMemory, driver: object) -> DriverMemory:
+    resource.bind(driver)  # type: ignore[arg-type]
+    return resource
+
+
+RECORDS = [
+    Record("allocate", 0x1000, 500, S, 0.0),
+    Record("allocate", 0x2000, 300, 77, 0.1),
+    Record("deallocate", 0x1000, 500, S, 0.2),
+    Record("allocate", 0x1000, 100, S, 0.3),
+    Record("deallocate", 0x2000, 300, 77, 0.4),
+    Record("deallocate", 0x9000, 300, S, 0.5),
+    Record("allocate", 0x3000, 1000, S, 0.6),
+]
+
+
+def test_a_log_comes_back_as_it_was_written(driver: FaultyDriver, tmp_path: Path) -> None:
+    log = Log(DriverMemory(), tmp_path / "log")
+    log.bind(driver)
+    stream = driver.stream_create(0, True)
+    ptr = log.allocate(100, stream)
+    log.deallocate(ptr, 100, stream)
+    first, second = trace.read(tmp_path / "log")
+    assert first[:4] == ("allocate", ptr, 100, stream)
+    assert second[:4] == ("deallocate", ptr, 100, stream)
+    assert 0 <= first.t <= second.t
+    driver.stream_destroy(stream)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nonsense", "5", "{}", '{"op": "other", "address": 1, "nbytes": 1, "stream": 1, "t": 0}',
+     '{"op": "allocate", "address": 1, "nbytes": -1, "stream": 1, "t": 0}'],
+)  # fmt: skip
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(RECORDS[0].line() + line.encode() + b"\n")
+    with pytest.raises(dm.ConfigError, match=f"{path}, line 2: not a record"):
+        list(trace.read(path))
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(RECORDS[0].line() + RECORDS[1].line()[:20])
+    assert list(trace.read(path)) == RECORDS[:1]
+
+
+def test_a_replay_does_what_the_trace_says(driver: FaultyDriver) -> None:
+    streams = Streams(driver)
+    asked = []
+    result = trace.replay(RECORDS, bound(DriverMemory(), driver), stream=streams, after=asked.append)
+    assert (result.allocations, result.deallocations, result.failed, result.calls) == (4, 2, 0, 6)
+    assert result.peak_live_bytes == 1100
+    assert result.left_over == 2
+    assert result.seconds > 0
+    assert asked == RECORDS
+    assert list(streams.made) == [77]
+    assert streams(PER_THREAD_STREAM) == PER_THREAD_STREAM
+    streams.close()
+    assert driver.live().streams == 0
+
+
+def test_allocations_that_fail_are_counted_and_not_given_back(driver: FaultyDriver) -> None:
+    stack = FailIf(DriverMemory(), lambda nbytes, stream: nbytes == 300)
+    stack.bind(driver)
+    result = trace.replay(RECORDS, stack, stream=lambda handle: S)
+    assert (result.allocations, result.deallocations, result.failed) == (3, 1, 1)
+    assert "300 bytes was made to fail" in result.errors[0]
+
+
+def test_nothing_is_left_out_when_a_replay_fails(driver: FaultyDriver) -> None:
+    driver.fail_at(3, "alloc", KeyError("not a memory matter"))
+    with pytest.raises(KeyError):
+        trace.replay(RECORDS, bound(DriverMemory(), driver), stream=lambda handle: S)
+    driver.disarm()
+
+
+@pytest.mark.parametrize("resource", [DriverMemory, StreamOrderedMemory])
+def test_the_driver_is_metered(driver: FaultyDriver, resource: type) -> None:
+    meter = Meter(driver)  # type: ignore[arg-type]
+    assert isinstance(meter, SupportsStreamOrdered)
+    assert isinstance(meter, SupportsManaged)
+    result = trace.replay(RECORDS, bound(resource(), meter), stream=lambda handle: S)
+    assert meter.calls == 8  # with the two that were left over
+    assert (meter.peak_reserved_bytes, meter.reserved_bytes) == (result.peak_live_bytes, 0)
+    assert 0 < meter.seconds <= result.seconds + 1
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(record.line() for record in RECORDS))
+    return path
+
+
+def run(*arguments: object):
+    with dm.use_backend("host"):
+        return CliRunner().invoke(commands, ["replay", *map(str, arguments)])
+
+
+def test_the_command_as_json(log: Path) -> None:
+    done = run(log, "--memory", "driver", "--memory", "limit:1MiB,pool", "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    plain, pooled = document["replays"]
+    assert plain["stack"].startswith("DriverMemory(")
+    assert pooled["stack"].startswith("Limit(PoolMemory(")
+    assert (plain["calls"], plain["driver_calls"], plain["peak_live_bytes"], plain["ratio"]) == (6, 8, 1100, 1.0)
+    assert pooled["driver_calls"] < plain["driver_calls"]
+    assert plain["left_over"] == 2
+    assert dm.memory_info().live == 0
+
+
+def test_the_command_as_a_table(log: Path) -> None:
+    done = run(log, "--memory", "statistics,driver", "--backend", "host", "--device", "host:0")
+    assert done.exit_code == 0, done.output
+    assert "Statistics(DriverMemory(" in done.stdout
+    assert "1.000" in done.stdout
+
+
+def test_allocations_that_fail_are_told(log: Path) -> None:
+    done = run(log, "--memory", "limit:600,driver")
+    assert done.exit_code == 1
+    assert "do not fit: 500 of at most 600 bytes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["missing", "--memory", "driver"], ["{log}", "--memory", "nonsense"], ["{bad}", "--memory", "driver"]]
+)
+def test_what_cannot_be_replayed(log: Path, arguments: list[str]) -> None:
+    bad = log.with_name("bad")
+    bad.write_text("nonsense\n")
+    done = run(*(argument.format(log=log, bad=bad) for argument in arguments))
+    assert done.exit_code == 2
+    assert done.stderr.startswith("devmem: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_limit_shows_what_it_is(driver: FaultyDriver) -> None:
+    assert repr(Limit(DriverMemory(), 5)) == "Limit(DriverMemory(not bound), max_bytes=5)"
