@@ -1,0 +1,144 @@
+"""CuPy: its allocators as ours, and our stack as its allocator.
+
+CuPy allocates on the stream that is current in the calling thread, and frees when the last reference goes. Its pool keeps a free
+list for each stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..spi.driver import Driver
+from ..spi.errors import PluginError
+from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from .held import Handle, Held, load
+from .loans import Loans
+
+INSTALL = "cupy-cuda13x"
+
+#: cudaErrorMemoryAllocation and hipErrorOutOfMemory.
+OUT_OF_MEMORY = 2
+#: CuPy's pools: what comes back to one of these is kept for the stream that it was made for.
+POOLS = ("MemoryPool", "MemoryAsyncPool")
+
+
+class CuPyMemory(Held):
+    """Memory from an allocator of CuPy.
+
+    Parameters
+    ----------
+    allocator : callable or pool, optional
+        What ``cupy.cuda.set_allocator`` takes, a function of a size that returns a MemoryPointer, or an object with such a
+        ``malloc``: a ``cupy.cuda.MemoryPool``, say. CuPy's own current allocator, if not given.
+    """
+
+    install = INSTALL
+    backends = frozenset({"cuda", "roc"})
+
+    def __init__(self, allocator: Any = None) -> None:
+        super().__init__()
+        self.allocator = allocator
+        self._malloc: Callable[[int], Any] | None = None
+        self._streams: Any = None
+        self._ordinal = 0
+        self.pool: Any = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.allocator!r})"
+
+    @property
+    def stream_ordered(self) -> bool:  # type: ignore[override]
+        """True of CuPy's own pools. Of a function nothing is known, so it gets memory back only when no stream uses it."""
+        return type(self.pool).__name__ in POOLS
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that CuPy's pool holds and nobody uses."""
+        free = getattr(self.pool, "free_bytes", None)
+        return int(free()) if free is not None else 0
+
+    def trim(self, keep_bytes: int) -> None:
+        """Let CuPy's pool give back all that is unused, if that is more than ``keep_bytes``: it cannot give back a part."""
+        if self.cached_bytes > keep_bytes:
+            self.pool.free_all_blocks()
+
+    def _open(self, driver: Driver) -> None:
+        streams = self._load("cupy.cuda").Stream
+        if self.allocator is None:
+            self._check_default(driver)
+            self.allocator = self._load("cupy.cuda").get_allocator()
+        malloc = getattr(self.allocator, "malloc", self.allocator)
+        if not callable(malloc):
+            raise PluginError(
+                f"{self.allocator!r} is no allocator of CuPy: it needs to be a function of a size, or have a malloc"
+            )
+        self._malloc, self._streams, self._ordinal = malloc, streams, driver.info.ordinal
+        self.pool = getattr(malloc, "__self__", None)
+
+    def _take(self, nbytes: int, stream: int) -> tuple[object, object]:
+        assert self._malloc is not None
+        with self._stream(stream):
+            pointer = self._malloc(nbytes)
+        device = getattr(pointer, "device_id", self._ordinal)
+        if device != self._ordinal:
+            raise PluginError(f"{self!r} gave memory of device {device}, not of device {self._ordinal}")
+        return getattr(pointer, "ptr", None), pointer
+
+    def _give(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
+        # Freed when `owner` dies, at the end of the caller. A pool puts it on the list of the stream that it was made for.
+        if self.stream_ordered:
+            self._settle(stream, home)
+
+    def _ran_out(self, error: Exception) -> bool:
+        return isinstance(error, MemoryError) or getattr(error, "status", None) == OUT_OF_MEMORY
+
+    def _stream(self, handle: int) -> Any:
+        if handle == LEGACY_STREAM:
+            return self._streams.null
+        if handle == PER_THREAD_STREAM:
+            return self._streams.ptds
+        make = getattr(self._streams, "from_external", None)
+        if make is not None:
+            return make(Handle(handle))
+        return self._load("cupy.cuda").ExternalStream(handle)  # CuPy before 14
+
+
+class CuPyAllocator:
+    """What ``cupy.cuda.set_allocator`` takes: `malloc` gives CuPy memory of a device's devmem stack.
+
+    Allocations are ordered on CuPy's current stream. The MemoryPointer owns its block; when CuPy drops it, it joins devmem's
+    queue behind that stream's work.
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        self.loans = Loans(device)
+        self._cuda = load("cupy.cuda", INSTALL, "devmem.adapters.cupy.allocator()")
+
+    def malloc(self, nbytes: int) -> Any:
+        """A MemoryPointer to ``nbytes`` of device memory; devmem.OutOfMemory, a MemoryError, if they cannot be had."""
+        cuda, ordinal = self._cuda, self.loans.device.ordinal
+        block = None
+        if nbytes:
+            stream = cuda.get_current_stream()
+            block = self.loans.block(nbytes, stream.ptr, keep=stream)
+        ptr = block.ptr if block is not None else 0
+        return cuda.MemoryPointer(cuda.UnownedMemory(ptr, nbytes, block, ordinal), 0)
+
+    __call__ = malloc
+
+
+def allocator(device: Any = None) -> CuPyAllocator:
+    """Make an allocator for ``cupy.cuda.set_allocator(allocator())`` or ``with cupy.cuda.using_allocator(...)``.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        Whose memory stack; the current device's, if not given. CuPy must be on the same device when it allocates.
+
+    Raises
+    ------
+    BackendUnavailable
+        CuPy is not installed.
+    """
+    return CuPyAllocator(device)

@@ -1,0 +1,52 @@
+/* What PyTorch calls for memory. The pointers are null before Python has connected and after it has gone: then nothing is handed
+ * out, and what comes back is left to the end of the process. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+typedef void *(*allocate_fn)(ssize_t nbytes, int device, void *stream);
+typedef void (*free_fn)(void *ptr, ssize_t nbytes, int device, void *stream);
+
+static _Atomic(allocate_fn) to_allocate;
+static _Atomic(free_fn) to_free;
+
+EXPORTED void devmem_connect(allocate_fn allocate, free_fn release)
+{
+    atomic_store(&to_free, release);
+    atomic_store(&to_allocate, allocate);
+}
+
+EXPORTED void devmem_disconnect(void)
+{
+    atomic_store(&to_allocate, (allocate_fn)0);
+    atomic_store(&to_free, (free_fn)0);
+}
+
+/* PyTorch takes a null pointer for memory. What it understands is std::bad_alloc, which the C++ library that it has loaded can
+ * throw for us; without one there is nobody to catch it. */
+static void out_of_memory(void)
+{
+    void (*throw_bad_alloc)(void) = (void (*)(void))dlsym(RTLD_DEFAULT, "_ZSt17__throw_bad_allocv");
+    if (throw_bad_alloc)
+        throw_bad_alloc();
+}
+
+EXPORTED void *devmem_allocate(ssize_t nbytes, int device, void *stream)
+{
+    allocate_fn allocate = atomic_load(&to_allocate);
+    void *ptr = allocate ? allocate(nbytes, device, stream) : NULL;
+    if (!ptr && nbytes > 0)
+        out_of_memory();
+    return ptr;
+}
+
+EXPORTED void devmem_free(void *ptr, ssize_t nbytes, int device, void *stream)
+{
+    free_fn release = atomic_load(&to_free);
+    if (release && ptr)
+        release(ptr, nbytes, device, stream);
+}

@@ -1,0 +1,236 @@
+"""numba-cuda and cuda.core themselves, on a CUDA device: each with devmem's memory, and devmem with theirs.
+
+Runs where these packages and a CUDA driver are, be it an emulated one: ``devmem emulate cuda -- pytest`` this file. Each script
+has a process of its own, as both libraries choose their allocator once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+import devmem as dm
+
+PRELUDE = """
+import gc
+import numpy as np
+import devmem as dm
+dm.select_device("cuda")
+def books():
+    return dm.memory_info()[2:4]
+def gone():
+    gc.collect()
+    dm.trim()
+    return books()
+"""
+
+
+@pytest.fixture
+def run(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
+    """Run a script on a CUDA device with some packages, or skip with the reason; what it prints."""
+
+    def run(script: str, *packages: str, **settings: str) -> str:
+        for package in packages:
+            if importlib.util.find_spec(package) is None:
+                pytest.skip(f"{package} is not installed")
+        status = next(each for each in dm.backends() if each.name == "cuda")
+        if not status.usable:
+            pytest.skip(f"no CUDA device: {status.reason}")
+        done = python(PRELUDE + script, **settings)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+NUMBA_MEMORY = """
+import os
+os.environ["NUMBA_CUDA_MEMORY_MANAGER"] = "devmem.adapters.numba"
+from numba import cuda
+start = books()
+d = cuda.to_device(np.arange(1000.0))
+assert type(cuda.current_context().memory_manager).__module__ == "devmem.adapters.numba"
+assert books() == (start[0] + 8000, 0)
+assert (d.copy_to_host() == np.arange(1000.0)).all()
+view = d[10:20]
+del d
+gc.collect()
+assert books() == (start[0] + 8000, 0), "a view keeps the block"
+assert view.copy_to_host().tolist() == list(range(10, 20))
+del view
+gc.collect()
+assert books() == (start[0], 8000), "it waits in devmem's queue"
+assert gone() == start
+"""
+
+
+def test_numba_allocates_from_the_stack(run: Callable[..., str]) -> None:
+    run(NUMBA_MEMORY, "numba_cuda")
+
+
+def test_numba_is_told_by_a_call(run: Callable[..., str]) -> None:
+    script = """
+from devmem.adapters import numba
+numba.use()
+from numba import cuda
+counting = dm.memory.Statistics()
+with dm.use_memory(counting):
+    d = cuda.device_array(100)
+    assert counting.current_bytes == 800
+    d.copy_to_device(np.ones(100))
+del d
+gone()
+assert counting.current_bytes == 0
+"""
+    run(script, "numba_cuda")
+
+
+def test_numbas_host_memory_is_devmems(run: Callable[..., str]) -> None:
+    script = """
+from devmem.adapters import numba
+numba.use()
+from numba import cuda
+start = books()
+pinned, mapped = cuda.pinned_array(100), cuda.mapped_array(50)
+assert books() == (start[0] + 1200, 0)
+pinned[:] = 3
+mapped[:] = 2
+d = cuda.to_device(pinned, stream=cuda.stream())
+cuda.synchronize()
+assert d.copy_to_host().tolist() == [3.0] * 100
+assert mapped.sum() == 100.0
+del pinned, mapped, d
+assert gone() == start
+"""
+    run(script, "numba_cuda")
+
+
+def test_numba_runs_out_resets_and_defers(run: Callable[..., str]) -> None:
+    script = """
+from devmem.adapters import numba
+numba.use()
+from numba import cuda
+kept = dm.to_device([1, 2, 3])
+start = books()
+try:
+    cuda.device_array(1 << 60, "u1")
+except MemoryError as error:
+    assert "asked for" in str(error)
+else:
+    raise AssertionError
+free, total = cuda.current_context().get_memory_info()
+assert 0 < free <= total == dm.memory_info().total
+with cuda.defer_cleanup():
+    for _ in range(30):
+        cuda.device_array(100)
+    gc.collect()
+    assert books() == (start[0], 30 * 800)
+assert gone() == start
+d = cuda.device_array(100)
+cuda.current_context().reset()
+assert books() == start
+assert kept.tolist() == [1, 2, 3]
+"""
+    run(script, "numba_cuda")
+
+
+def test_numbas_handles_for_other_processes(run: Callable[..., str]) -> None:
+    script = """
+from devmem.adapters import numba
+numba.use()
+from numba import cuda
+with dm.use_memory("driver"):
+    plain = cuda.device_array(10)
+plain.get_ipc_handle()
+d = cuda.device_array(10)
+try:
+    d.get_ipc_handle()
+except dm.UnsupportedError as error:
+    assert "use_memory(devmem.memory.DriverMemory())" in str(error)
+    print("refused")
+"""
+    assert run(script, "numba_cuda") in ("refused\n", "")
+
+
+def test_memory_from_numbas_own_manager(run: Callable[..., str]) -> None:
+    script = """
+from numba import cuda
+from devmem.adapters import emm
+device, pinned = emm.resources(cuda.current_context().memory_manager)
+with dm.use_memory(device):
+    d = dm.to_device(np.arange(100.0))
+    assert d[10:].copy_to_host().tolist() == list(range(10, 100))
+    assert device.get_ipc_handle(d.ptr) is not None
+    try:
+        dm.device_array(1 << 60, "u1")
+    except dm.OutOfMemory as error:
+        assert "EMMMemory" in str(error)
+    else:
+        raise AssertionError
+    d.free()
+assert len(device._held) == 0
+with dm.use_memory(pinned, kind="pinned"):
+    p = dm.pinned_array(100)
+    p[:] = 5
+    assert len(pinned._held) == 1
+    assert dm.to_device(p).copy_to_host().tolist() == [5.0] * 100
+del p
+gone()
+assert len(pinned._held) == 0
+"""
+    run(script, "numba_cuda")
+
+
+def test_memory_from_cuda_cores_device_resource(run: Callable[..., str]) -> None:
+    script = """
+with dm.use_memory("cuda_core") as resource:
+    assert resource.stream_ordered
+    stream = dm.stream()
+    for each in (0, stream, dm.per_thread_default_stream()):
+        d = dm.to_device(np.arange(100.0), stream=each)
+        assert d.copy_to_host(stream=0).tolist() == list(range(100))
+        d.free()
+    try:
+        dm.device_array(1 << 60, "u1")
+    except dm.OutOfMemory as error:
+        assert "CudaCoreMemory" in str(error)
+    else:
+        raise AssertionError
+gone()
+assert len(resource._held) == 0
+"""
+    run(script, "cuda.core")
+
+
+def test_cuda_core_allocates_from_the_stack(run: Callable[..., str]) -> None:
+    script = """
+from cuda.core import Device, LEGACY_DEFAULT_STREAM
+from devmem.adapters import cuda_core
+device = Device(0)
+device.set_current()
+resource = device.memory_resource = cuda_core.memory_resource()
+start = books()
+stream = device.create_stream()
+buffer, other = device.allocate(1000, stream=stream), resource.allocate(500, stream=LEGACY_DEFAULT_STREAM)
+assert books() == (start[0] + 1500, 0)
+d = dm.to_device(np.arange(500, dtype="u1"))
+other.copy_from(type(other).from_handle(d.ptr, 500, owner=d), stream=LEGACY_DEFAULT_STREAM)
+dm.synchronize()
+buffer.close()
+stream.sync()
+stream.close()  # the block that came back on it still waits
+del other
+del d
+assert gone() == start
+assert len(resource.loans) == 0
+try:
+    resource.allocate(1 << 60, stream=LEGACY_DEFAULT_STREAM)
+except MemoryError:
+    pass
+else:
+    raise AssertionError
+"""
+    run(script, "cuda.core")
