@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core.args import layout_of
+from .._core.args import alloc_flags, layout_of, pinnable
 from .._core.device import current_context
 from .._core.entered import Entered
-from .._core.hostarray import ManagedNDArray, MappedNDArray, Mapping, host_visible, is_pinnable
+from .._core.hostarray import ManagedNDArray, MappedNDArray, Mapping, host_visible
 from .._core.registration import Registration
-from ..spi.errors import LayoutError
 from ..spi.types import AllocFlags, MemoryKind
 from .arrays import like
-
-_COHERENCE = {"fine": AllocFlags.FINE, "coarse": AllocFlags.COARSE}
 
 
 def pinned_array(
@@ -48,7 +45,7 @@ def pinned_array(
         A plain ndarray; its memory is given back when the last view of it is dropped, after copies that use it.
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
-    flags = _flags(portable, wc, coherence)
+    flags = alloc_flags(portable, wc, coherence)
     return host_visible(current_context(), MemoryKind.PINNED, lengths, kind, steps, nbytes, flags)
 
 
@@ -57,7 +54,7 @@ def pinned_array_like(
 ) -> npt.NDArray[Any]:
     """Allocate a `pinned_array` with the shape, dtype and order of axes of an array."""
     shape, dtype, strides, nbytes = like(ary)
-    flags = _flags(portable, wc, coherence)
+    flags = alloc_flags(portable, wc, coherence)
     return host_visible(current_context(), MemoryKind.PINNED, shape, dtype, strides, nbytes, flags)
 
 
@@ -69,10 +66,13 @@ def mapped_array(
     stream: Any = 0,
     portable: bool = False,
     wc: bool = False,
+    *,
+    coherence: str = "fine",
 ) -> MappedNDArray:
     """Allocate an uninitialised ndarray in page-locked memory that the device reads and writes in place.
 
-    ``portable`` and ``wc`` as for `pinned_array`; ``stream`` is where copies through the array's own methods are ordered.
+    ``portable``, ``wc`` and ``coherence`` as for `pinned_array`; ``stream`` is where copies through the array's own methods are
+    ordered.
 
     Returns
     -------
@@ -80,13 +80,15 @@ def mapped_array(
         An ndarray; ``.ptr`` is the device's address, right in every slice.
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
-    return _mapped(lengths, kind, steps, nbytes, stream, _flags(portable, wc, "fine"))
+    return _mapped(lengths, kind, steps, nbytes, stream, alloc_flags(portable, wc, coherence))
 
 
-def mapped_array_like(ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False) -> MappedNDArray:
+def mapped_array_like(
+    ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False, *, coherence: str = "fine"
+) -> MappedNDArray:
     """Allocate a `mapped_array` with the shape, dtype and order of axes of an array."""
     shape, dtype, strides, nbytes = like(ary)
-    return _mapped(shape, dtype, strides, nbytes, stream, _flags(portable, wc, "fine"))
+    return _mapped(shape, dtype, strides, nbytes, stream, alloc_flags(portable, wc, coherence))
 
 
 def managed_array(
@@ -116,7 +118,7 @@ def pinned(*arrays: npt.NDArray[Any]) -> Registration:
 
     Leaving it waits for copies that use them, then unlocks at once. Arrays may overlap, or be pinned already: that is counted.
     """
-    return Registration(current_context(), tuple(map(is_pinnable, arrays)))
+    return Registration(current_context(), tuple(map(pinnable, arrays)))
 
 
 def register(*arrays: npt.NDArray[Any]) -> Registration:
@@ -131,7 +133,7 @@ def register(*arrays: npt.NDArray[Any]) -> Registration:
     BackendError
         The driver refused; none of the arrays is registered then.
     """
-    return Registration(current_context(), tuple(map(is_pinnable, arrays)))
+    return Registration(current_context(), tuple(map(pinnable, arrays)))
 
 
 def deregister(*arrays: npt.NDArray[Any]) -> None:
@@ -145,9 +147,9 @@ def deregister(*arrays: npt.NDArray[Any]) -> None:
         The wait failed, and nothing was touched; or the driver complained when it let go, which it has then done.
     """
     context = current_context()
-    checked = list(map(is_pinnable, arrays))
+    checked = list(map(pinnable, arrays))
     with Entered(context):
-        context.registry.deregister(*checked)
+        context.registry.deregister(context, *checked)
 
 
 def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:
@@ -158,7 +160,7 @@ def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:
     """
     context = current_context()
     chosen = context.stream_of(stream) if stream else None
-    return Mapping(context, tuple(map(is_pinnable, arrays)), chosen)
+    return Mapping(context, tuple(map(pinnable, arrays)), chosen)
 
 
 def _mapped(
@@ -185,14 +187,3 @@ def _managed(
     array = host_visible(context, MemoryKind.MANAGED, shape, dtype, strides, nbytes, flags, bound)
     assert isinstance(array, ManagedNDArray)
     return array
-
-
-def _flags(portable: bool, wc: bool, coherence: str) -> AllocFlags:
-    if coherence not in _COHERENCE:
-        raise LayoutError(f"coherence is 'fine' or 'coarse', not {coherence!r}")
-    flags = _COHERENCE[coherence]
-    if portable:
-        flags |= AllocFlags.PORTABLE
-    if wc:
-        flags |= AllocFlags.WRITE_COMBINED
-    return flags

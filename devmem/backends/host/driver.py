@@ -283,11 +283,9 @@ class HostDriver:
 
     # -- registration ------------------------------------------------------------------------------------------------
 
-    # -- registration ------------------------------------------------------------------------------------------------
-
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
         self._check("host_register")
-        self._space.register(ptr, nbytes)
+        self._space.register(ptr, nbytes, mapped)
 
     def host_unregister(self, ptr: int, nbytes: int) -> None:
         self._check("host_unregister")

@@ -1,90 +1,118 @@
-"""Host memory that the user allocated and registered."""
+"""Host memory that the user allocated and registered: of the whole process, as with the vendors."""
 
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_left, bisect_right, insort
+import threading
+from bisect import bisect_left, bisect_right
 
 from .arena import reserve
 from .faults import fault
 
 
 class Registry:
-    """Disjoint ranges of whole pages, each with addresses for the device once somebody asks for them."""
+    """Disjoint ranges of whole pages, each with addresses for the devices once somebody asks for them.
 
-    def __init__(self, hidden: bool) -> None:
-        self._hidden = hidden
+    What one device registered is registered for all; only that device can undo it, and at its end it does. Questions are
+    answered without a lock, from tables that are replaced and never changed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._ranges = _Ranges()
-        self._windows = _Ranges()  # reserved addresses that stand for a range on the device
+        self._windows = _Ranges()  # reserved addresses that stand for a range on a device
+        self._owners: dict[int, tuple[object, bool]] = {}  # start of a range -> whoever registered it; whether mapped
         self._host_of: dict[int, int] = {}  # start of a window -> start of its range
         self._window_of: dict[int, tuple[int, mmap.mmap]] = {}  # start of a range -> its window
 
-    def add(self, ptr: int, nbytes: int) -> None:
-        """Register a range."""
+    def add(self, owner: object, ptr: int, nbytes: int, mapped: bool) -> None:
+        """Register a range; only with ``mapped`` it has addresses for the devices."""
         if ptr <= 0 or nbytes <= 0 or ptr % mmap.PAGESIZE or nbytes % mmap.PAGESIZE:
             raise fault("host_register", "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not whole pages")
-        if self._ranges.overlaps(ptr, nbytes):
-            why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
-            raise fault("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
-        self._ranges.add(ptr, nbytes)
+        with self._lock:
+            if self._ranges.overlaps(ptr, nbytes):
+                why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
+                raise fault("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
+            self._owners[ptr] = owner, mapped
+            self._ranges = self._ranges.plus(ptr, nbytes)
 
-    def check(self, ptr: int, nbytes: int) -> None:
-        """Raise unless exactly this range was registered."""
-        if self._ranges.sizes.get(ptr) != nbytes:
-            why = f"{nbytes} bytes at {ptr:#x} are not a range that was registered"
-            raise fault("host_unregister", "HOST_MEMORY_NOT_REGISTERED", why)
+    def check(self, owner: object, ptr: int, nbytes: int) -> None:
+        """Raise unless exactly this range was registered, by this owner."""
+        with self._lock:
+            self._check(owner, ptr, nbytes)
 
-    def remove(self, ptr: int, nbytes: int) -> None:
+    def remove(self, owner: object, ptr: int, nbytes: int) -> None:
         """Forget exactly this range."""
-        self.check(ptr, nbytes)
-        self._ranges.remove(ptr)
-        if ptr in self._window_of:
-            window, mapping = self._window_of.pop(ptr)
-            self._windows.remove(window)
-            del self._host_of[window]
-            mapping.close()
+        with self._lock:
+            self._check(owner, ptr, nbytes)
+            self._drop(ptr)
+
+    def remove_all(self, owner: object) -> None:
+        """Forget what an owner that ends has registered."""
+        with self._lock:
+            for ptr in [ptr for ptr, (whose, _) in self._owners.items() if whose is owner]:
+                self._drop(ptr)
 
     def contains(self, ptr: int, nbytes: int) -> bool:
         """Whether all the bytes lie in one registered range."""
         return self._ranges.find(ptr, nbytes) != 0
 
     def overlaps_window(self, ptr: int, nbytes: int) -> bool:
-        """Whether any of the bytes is an address that was made up for the device."""
+        """Whether any of the bytes is an address that was made up for a device."""
         return self._windows.overlaps(ptr, nbytes)
 
-    def device_pointer(self, ptr: int) -> int:
-        """The device's address of a registered byte; 0 if it is not registered."""
-        start = self._ranges.find(ptr, 1)
-        if not start or not self._hidden:
-            return ptr if start else 0
-        if start not in self._window_of:
-            nbytes = self._ranges.sizes[start]
-            mapping, window = reserve(nbytes)
-            self._windows.add(window, nbytes)
-            self._host_of[window] = start
-            self._window_of[start] = window, mapping
-        return self._window_of[start][0] + ptr - start
+    def device_pointer(self, ptr: int, hidden: bool) -> int:
+        """A device's address of a registered byte, another than the host's if ``hidden``; 0 if it is not mapped."""
+        with self._lock:
+            start = self._ranges.find(ptr, 1)
+            if not start or not self._owners[start][1]:
+                return 0
+            if not hidden:
+                return ptr
+            if start not in self._window_of:
+                nbytes = self._ranges.sizes[start]
+                mapping, window = reserve(nbytes)
+                self._host_of[window] = start
+                self._window_of[start] = window, mapping
+                self._windows = self._windows.plus(window, nbytes)
+            return self._window_of[start][0] + ptr - start
 
     def resolve(self, ptr: int, nbytes: int) -> int:
-        """The host's address of what the device calls ``ptr``; 0 unless all the bytes lie in one range."""
+        """The host's address of what a device calls ``ptr``; 0 unless all the bytes lie in one range."""
         window = self._windows.find(ptr, nbytes)
-        return self._host_of[window] + ptr - window if window else 0
+        host = self._host_of.get(window, 0) if window else 0
+        return host + ptr - window if host else 0
+
+    def _check(self, owner: object, ptr: int, nbytes: int) -> None:
+        if self._ranges.sizes.get(ptr) != nbytes:
+            why = f"{nbytes} bytes at {ptr:#x} are not a range that was registered"
+            raise fault("host_unregister", "HOST_MEMORY_NOT_REGISTERED", why)
+        if self._owners[ptr][0] is not owner:
+            why = f"{nbytes} bytes at {ptr:#x} were registered by another device"
+            raise fault("host_unregister", "HOST_MEMORY_NOT_REGISTERED", why)
+
+    def _drop(self, ptr: int) -> None:
+        self._ranges = self._ranges.minus(ptr)
+        del self._owners[ptr]
+        if ptr in self._window_of:
+            window, mapping = self._window_of.pop(ptr)
+            self._windows = self._windows.minus(window)
+            del self._host_of[window]
+            mapping.close()
 
 
 class _Ranges:
-    """Disjoint ranges of addresses, found by bisection."""
+    """Disjoint ranges of addresses, found by bisection; never changed."""
 
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.sizes: dict[int, int] = {}
+    def __init__(self, sizes: dict[int, int] | None = None) -> None:
+        self.sizes = sizes or {}
+        self.starts = sorted(self.sizes)
 
-    def add(self, start: int, nbytes: int) -> None:
-        self.sizes[start] = nbytes
-        insort(self.starts, start)
+    def plus(self, start: int, nbytes: int) -> _Ranges:
+        return _Ranges({**self.sizes, start: nbytes})
 
-    def remove(self, start: int) -> None:
-        del self.starts[bisect_left(self.starts, start)]
-        del self.sizes[start]
+    def minus(self, start: int) -> _Ranges:
+        return _Ranges({at: nbytes for at, nbytes in self.sizes.items() if at != start})
 
     def find(self, ptr: int, nbytes: int) -> int:
         """The start of the range that holds all the bytes, or 0."""
@@ -97,3 +125,7 @@ class _Ranges:
     def overlaps(self, ptr: int, nbytes: int) -> bool:
         at = bisect_left(self.starts, ptr + nbytes)
         return at > 0 and self.starts[at - 1] + self.sizes[self.starts[at - 1]] > ptr
+
+
+#: What is registered in this process, through whichever device.
+registered = Registry()

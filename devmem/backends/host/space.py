@@ -9,13 +9,13 @@ from devmem.spi.types import CopyKind, MemoryKind
 
 from .arena import Arena
 from .faults import fault
-from .registry import Registry
+from .registry import registered
 
 _KINDS = frozenset(MemoryKind)
 
 
 class Space:
-    """All the memory of one device: an arena for each kind, and what the user registered.
+    """All the memory of one device: an arena for each kind; what the user registered is that of the process.
 
     The two sides of a copy are told apart by address. What is checked here answers with addresses that can be touched:
     they differ from the device's by the `shift` of the arena, and never leave the backend.
@@ -28,7 +28,6 @@ class Space:
         self.memory = Arena(_physical_memory(), hidden=strict)
         self.strict = self.memory.hidden
         self.arenas = {MemoryKind.DEVICE: self.memory}  # the others follow when they are first asked for
-        self._registry = Registry(self.strict)
         self._lock = threading.Lock()
 
     # -- giving and taking -------------------------------------------------------------------------------------------
@@ -53,24 +52,22 @@ class Space:
         arena = self.arenas[kind]
         arena.recycle(ptr - arena.host_shift)
 
-    def register(self, ptr: int, nbytes: int) -> None:
+    def register(self, ptr: int, nbytes: int, mapped: bool) -> None:
         """Count host memory of the user as pinned."""
         for kind, arena in self.arenas.items():
             if arena.hidden and arena.overlaps(ptr, nbytes):
                 raise fault("host_register", "INVALID_VALUE", f"{ptr:#x} is a device address")
             if kind is not MemoryKind.DEVICE and arena.overlaps(ptr - arena.host_shift, nbytes):
                 raise fault("host_register", "HOST_MEMORY_ALREADY_REGISTERED", f"{ptr:#x} is {kind} memory")
-        with self._lock:
-            self._registry.add(ptr, nbytes)
+        registered.add(self, ptr, nbytes, mapped)
 
     def check_registered(self, ptr: int, nbytes: int) -> None:
-        """Raise unless exactly this range was registered."""
-        self._registry.check(ptr, nbytes)
+        """Raise unless exactly this range was registered, by this device."""
+        registered.check(self, ptr, nbytes)
 
     def unregister(self, ptr: int, nbytes: int) -> None:
         """Forget a registered range."""
-        with self._lock:
-            self._registry.remove(ptr, nbytes)
+        registered.remove(self, ptr, nbytes)
 
     def device_pointer(self, host: int) -> int:
         """Return the device's address of a byte of mapped, managed or registered memory."""
@@ -78,14 +75,14 @@ class Space:
             arena = self.arenas.get(kind)
             if arena is not None and arena.resolve(host - arena.host_shift, 1):
                 return host - arena.host_shift
-        with self._lock:
-            ptr = self._registry.device_pointer(host)
+        ptr = registered.device_pointer(host, self.strict)
         if not ptr:
-            raise fault("device_pointer", "INVALID_VALUE", f"{host:#x} is neither mapped nor registered memory")
+            raise fault("device_pointer", "INVALID_VALUE", f"{host:#x} is not mapped memory, nor registered as such")
         return ptr
 
     def close(self, keep: bool) -> None:
-        """Unmap what nobody can be using; ``keep``: a job of another device still may."""
+        """Unmap what nobody can be using; ``keep``: a job of another device still may. What was registered ends with it."""
+        registered.remove_all(self)
         for arena in self.arenas.values():
             # Blocks at readable addresses may be arrays in somebody's hands: better mapped for good than a crash.
             readable = not arena.hidden or arena.host_shift
@@ -127,7 +124,7 @@ class Space:
                 return at
             if arena.overlaps(ptr, nbytes):
                 raise fault(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live {kind} block")
-        at = self._registry.resolve(ptr, nbytes)
+        at = registered.resolve(ptr, nbytes)
         if not at and self.strict:
             raise fault(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not memory of the device")
         return at or ptr
@@ -137,7 +134,7 @@ class Space:
         for kind, arena in self.arenas.items():
             if kind is not MemoryKind.DEVICE and arena.resolve(ptr - arena.host_shift, nbytes):
                 return True
-        return self._registry.contains(ptr, nbytes)
+        return registered.contains(ptr, nbytes)
 
     def check_managed(self, call: str, ptr: int, nbytes: int) -> None:
         """Raise unless all the bytes lie in one managed block."""
@@ -154,7 +151,7 @@ class Space:
                 raise fault(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live {kind} block")
             if arena.hidden and ptr < arena.end and ptr + nbytes > arena.base:
                 raise fault(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
-        if self._registry.overlaps_window(ptr, nbytes):
+        if registered.overlaps_window(ptr, nbytes):
             raise fault(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
 
     def _arena(self, kind: MemoryKind) -> Arena:
