@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["minimal", "lowest", "peers", "cuda12"]
+nox.options.sessions = ["minimal", "lowest", "peers", "allocators", "cuda12", "rocm7", "rocm10", "interop"]
 nox.options.reuse_venv = "yes"
 nox.needs_version = ">=2025"
 
@@ -38,29 +38,100 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session
 def peers(session: nox.Session) -> None:
-    """Other people's packages, really installed: today a backend that entry points must find."""
-    session.install(str(built(session)), "tests/plugin_pkg", *pinned("test"), *pinned("cli"))
+    """Other people's packages, really installed: a backend and an allocator that entry points must find."""
+    plugins = "tests/plugin_pkg", "examples/arena-allocator"
+    session.install(str(built(session)), *plugins, *pinned("test"), *pinned("cli"))
     # Not "python -m pytest": that puts the working tree before what was installed.
     session.run("pytest", "-q", "-c", "pyproject.toml", "tests/plugin_pkg/test_conformance.py")
+    arena = "examples/arena-allocator/test_conformance.py"
+    session.run("pytest", "-q", "-c", "pyproject.toml", arena, env={"DEVMEM_BACKEND": "host"})
     session.run("devmem", "doctor", env={"DEVMEM_BACKEND": "example"})
+    session.run("devmem", "doctor", env={"DEVMEM_BACKEND": "host", "DEVMEM_MEMORY_MANAGER": "arena"})
+
+
+@nox.session
+def allocators(session: nox.Session) -> None:
+    """Other people's allocators, as far as they go without a GPU: numba-cuda, cuda.core over the emulated driver; RMM, CuPy."""
+    session.install("-e", ".[cli]", *pinned("test"), "numba-cuda==0.30.4", "cuda-core==1.2.2")
+    # Without what they depend on: gigabytes of libraries that only a GPU needs.
+    names = (
+        "rmm-cu13==26.10.0",
+        "librmm-cu13==26.10.0",
+        "rapids-logger==0.3.0",
+        "cupy-cuda13x==14.2.0",
+        "fastrlock==0.8.4",
+    )
+    session.install("--no-deps", *names)
+    lending = "tests/integration/test_adapters_lending.py"
+    session.run("python", "-m", "pytest", "-q", "tests/contract/test_adapters.py", lending)
+    emulated(session, "cuda", "tests/integration/test_adapters_peers.py", lending)
 
 
 @nox.session
 def cuda12(session: nox.Session) -> None:
     """The older series of NVIDIA's bindings, over the emulated driver."""
-    tools = [item for item in pinned("test") if not item.startswith("cuda-bindings")]
-    session.install("-e", ".[cli]", "cuda-bindings==12.9.10", *tools)
+    session.install("-e", ".[cli]", "cuda-bindings==12.9.10", *tools())
     own = Path("tests/contract").glob("test_cuda_*.py")
-    emulated(session, "tests/contract/test_emulator_truth.py")  # it holds the primary context: a process of its own
-    emulated(session, "tests/contract/test_driver_cuda.py")
-    emulated(session, *map(str, sorted(own)))
-    emulated(session, *map(str, sorted(Path("tests/integration").glob("test_api_*.py"))))
+    # It holds the primary context: a process of its own.
+    emulated(session, "cuda", "tests/contract/test_emulator_truth.py")
+    emulated(session, "cuda", "tests/contract/test_driver_cuda.py")
+    emulated(session, "cuda", *map(str, sorted(own)))
+    emulated(session, "cuda", *api_tests())
 
 
-def emulated(session: nox.Session, *tests: str) -> None:
-    """Run tests in a process that sees the emulated CUDA driver."""
-    command = ["python", "-m", "pytest", "-q", "--devmem-backend", "cuda", *tests]
-    session.run("python", "-m", "devmem.cli", "emulate", "cuda", "--", *command)
+@nox.session
+def rocm7(session: nox.Session) -> None:
+    """The older series of AMD's bindings, which hold the GIL, over the emulated runtime; and on Debian's real one."""
+    session.install("-e", ".[cli]", "hip-python==7.2.2.562.43", *tools())
+    debian_rocm(session)
+    below = map(str, sorted(Path("tests/integration").glob("test_emulated_*.py")))
+    emulated(session, "roc", "tests/contract/test_driver_roc.py", "-k", "TestHip", DEVMEM_ROC_PROVIDER="hip")
+    own = map(str, sorted(Path("tests/contract").glob("test_roc_*.py")))
+    emulated(session, "roc", *own, DEVMEM_ROC_PROVIDER="hip")
+    emulated(session, "roc", *api_tests(), DEVMEM_ROC_PROVIDER="hip")
+    some = ["-k", "every_driver_function_fails or schedule"]
+    emulated(session, "roc", *below, *some, DEVMEM_ROC_PROVIDER="hip", SCHEDULE_SEEDS="100")
+
+
+@nox.session
+def rocm10(session: nox.Session) -> None:
+    """What ``pip install devmem[rocm]`` gives, and nothing of NVIDIA's: on Debian's real runtime, then on the emulated one."""
+    session.install("-e", ".[cli,rocm]", *tools())
+    debian_rocm(session)
+    session.run("python", "-m", "pytest", "-q", "tests/contract/test_roc_debian.py", "tests/unit/test_roc_worlds.py")
+    emulated(session, "roc", "tests/integration/test_api_upload.py", "tests/integration/test_api_download.py")
+    session.run("python", "-m", "devmem.cli", "emulate", "roc", "--", "devmem", "doctor")
+
+
+@nox.session
+def interop(session: nox.Session) -> None:
+    """AMD's imitation of cuda.bindings, really installed: refused, and the advice that comes with that helps."""
+    session.install("-e", ".[cli]", "hip-python-interop==10.0.0.0.1.2", *tools())
+    session.run("python", "-m", "pytest", "-q", "tests/contract/test_cuda_imitation.py")
+    session.run("python", "-m", "pip", "uninstall", "-y", "-q", "hip-python-interop")
+    session.run("python", "-m", "pip", "install", "-q", "--force-reinstall", *pinned("test", "cuda-bindings"))
+    emulated(session, "cuda", "tests/integration/test_api_upload.py", "tests/contract/test_cuda_imitation.py")
+
+
+def emulated(session: nox.Session, backend: str, *tests: str, **variables: str) -> None:
+    """Run tests in a process that sees the emulated driver of a backend."""
+    command = ["python", "-m", "pytest", "-q", "--devmem-backend", backend, *tests]
+    session.run("python", "-m", "devmem.cli", "emulate", backend, "--", *command, env=variables)
+
+
+def debian_rocm(session: nox.Session) -> None:
+    """Fetch the ROCm runtime that Debian ships, for the tests that want a real one; where that cannot be, it is told why."""
+    session.run("python", "scripts/debian_rocm.py", success_codes=[0, 3])
+
+
+def api_tests() -> list[str]:
+    """The tests of the API, which take the backend as a parameter."""
+    return sorted(map(str, Path("tests/integration").glob("test_api_*.py")))
+
+
+def tools() -> list[str]:
+    """What the tests need besides a vendor's bindings."""
+    return [item for item in pinned("test") if not item.startswith(("cuda-bindings", "hip-python"))]
 
 
 def built(session: nox.Session) -> Path:

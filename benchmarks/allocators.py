@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from programs import PROGRAMS
+from programs import FOLDER, PROGRAMS
 from table import Row, line, markdown
 
 import devmem as dm
@@ -108,7 +108,9 @@ class Place:
     def stacks(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """The stacks that this device can have."""
         for name, make in STACKS.items():
-            if name == "stream_ordered" and (self.null or Capability.STREAM_ORDERED not in self.driver.info.capabilities):
+            if name == "stream_ordered" and (
+                self.null or Capability.STREAM_ORDERED not in self.driver.info.capabilities
+            ):
                 continue
             yield name, lambda make=make: make(self.bottom())
 
@@ -120,10 +122,6 @@ class Place:
             # The null driver has one handle for all; nothing is done on it, so that any number serves.
             self._streams[handle] = 1000 + len(self._streams) if self.null else self.driver.stream_create(0, True)
         return self._streams[handle]
-
-    def recording(self, driver: Driver) -> Driver:
-        """The driver with what a made-up stream cannot do over the null driver."""
-        return driver
 
 
 # -- traces ------------------------------------------------------------------------------------------------------------
@@ -144,13 +142,14 @@ def record() -> None:
     """Run each program under `Log`, and keep what it wrote: addresses numbered anew, times to the millisecond."""
     for name in (*PROGRAMS, "demo", "suite"):
         with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder, "{pid}.jsonl")
-            # A folder's name may hold what the text of a stack cannot: so it is where the program runs.
-            told = {**os.environ, "DEVMEM_BACKEND": "host", "DEVMEM_MEMORY_MANAGER": f"log:{log}"}
+            told = {**os.environ, "DEVMEM_BACKEND": "host", "DEVMEM_MEMORY_MANAGER": "programs:logged", FOLDER: folder}
             told["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-            subprocess.run(command_of(name), check=True, env=told, cwd=HERE.parent, stdout=subprocess.DEVNULL)
-            written = max(Path(folder).glob("*.jsonl"), key=lambda each: each.stat().st_size)
-            lines = b"".join(each.line() for each in renumbered(read(written)))
+            run = subprocess.run(
+                command_of(name), check=False, env=told, cwd=HERE.parent, capture_output=True, text=True
+            )
+            if run.returncode and name != "suite":  # of the tests some look at the very resource that is replaced
+                raise SystemExit(f"{name} ended with {run.returncode}:\n{run.stderr}")
+            lines = b"".join(each.line() for each in joined(sorted(Path(folder).glob("*.jsonl"))))
         TRACES.mkdir(exist_ok=True)
         packed = lzma.compress(lines, preset=9 | lzma.PRESET_EXTREME)
         (TRACES / f"{name}.jsonl.xz").write_bytes(packed)
@@ -165,6 +164,23 @@ def command_of(name: str) -> list[str]:
         return [sys.executable, "-m", "devmem.cli", "roundtrip"]
     tests = [str(HERE.parent / "tests" / "integration" / each) for each in SUITE]
     return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
+
+
+def joined(paths: Iterable[Path]) -> Iterator[Record]:
+    """One trace of several, one for each opening of a device; what was live when it closed is freed there."""
+    began = 0.0
+    for path in paths:
+        live: dict[int, Record] = {}
+        last = 0.0
+        for each in renumbered(read(path)):
+            last = each.t
+            live[each.address] = each
+            if each.op == "deallocate":
+                del live[each.address]
+            yield each._replace(t=round(began + each.t, 3))
+        began += last
+        for each in live.values():
+            yield each._replace(op="deallocate", t=round(began, 3))
 
 
 def renumbered(records: Iterable[Record]) -> Iterator[Record]:
@@ -218,7 +234,12 @@ def replays(place: Place, rounds: int) -> Iterator[Row]:
             ratio = counting.peak / peak
             driver_calls = sum(counting.calls.values())
             told = f"{driver_calls:,} driver calls for {calls:,}, peak live {peak / 2**20:,.1f} MiB, reserved {ratio:.3f} x"
-            numbers = {"us": best / calls * 1e6, "driver calls": driver_calls, "peak live": peak, "peak reserved": counting.peak}
+            numbers = {
+                "us": best / calls * 1e6,
+                "driver calls": driver_calls,
+                "peak live": peak,
+                "peak reserved": counting.peak,
+            }
             yield Row(f"{trace}: {stack}", place.where, best / calls * 1e6, "us", told, numbers=numbers)
             if stack == "pool":
                 row = Row(f"{trace}: reserved / live, {stack}", place.where, ratio, "x", numbers={"ratio": ratio})
@@ -228,22 +249,18 @@ def replays(place: Place, rounds: int) -> Iterator[Row]:
 def hits(place: Place, rounds: int) -> Iterator[Row]:
     """A block that comes back and is handed out again: time of the two calls together, and their driver calls."""
     counting = Counting(place.driver)
-    for over, driver in (("", place.driver), ("counted", counting)):
-        pool = memory.PoolMemory(place.bottom())
-        pool.bind(driver)
-        sizes = [1000, 70_000, 5 << 20]
-        for nbytes in sizes:
-            pool.deallocate(pool.allocate(nbytes, LEGACY_STREAM), nbytes, LEGACY_STREAM)
-        counting.calls.clear()
-        if over:
-            for nbytes in sizes * 100:
-                pool.deallocate(pool.allocate(nbytes, LEGACY_STREAM), nbytes, LEGACY_STREAM)
-            made = sum(counting.calls.values())
-            yield Row("pool hit: driver calls", place.where, made, "calls").judged(0, "0")
-        else:
-            best = min(cost_of_hits(pool, 10_000) for _ in range(5 * rounds))
-            yield Row("pool hit: allocate and deallocate", place.where, best * 1e6, "us").judged(HIT, f"{HIT:g} us")
-        pool.trim(0)
+    pool = memory.PoolMemory(place.bottom())
+    pool.bind(counting)
+    sizes = [1000, 70_000, 5 << 20]
+    for nbytes in sizes:
+        pool.deallocate(pool.allocate(nbytes, LEGACY_STREAM), nbytes, LEGACY_STREAM)
+    counting.calls.clear()
+    for nbytes in sizes * 100:
+        pool.deallocate(pool.allocate(nbytes, LEGACY_STREAM), nbytes, LEGACY_STREAM)
+    yield Row("pool hit: driver calls", place.where, sum(counting.calls.values()), "calls").judged(0, "0")
+    best = min(cost_of_hits(pool, 10_000) for _ in range(5 * rounds))
+    yield Row("pool hit: allocate and deallocate", place.where, best * 1e6, "us").judged(HIT, f"{HIT:g} us")
+    pool.trim(0)
 
 
 def cost_of_hits(pool: Any, count: int) -> float:
@@ -317,8 +334,6 @@ def measure(quick: bool) -> list[Row]:
     place = Place()
     rounds = 1 if quick else 5
     with place.device.entered():
-        pinned = place.driver  # one driver for all stacks of this process
-        assert pinned is place.device.driver()
         return [
             *hits(place, rounds),
             *many(place, rounds, (1_000, 20_000 if quick else 1_000_000)),
@@ -373,7 +388,11 @@ def main() -> int:
 
 def write(where: str, rows: list[Row]) -> None:
     """The results as JSON and Markdown."""
-    about: dict[str, object] = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
+    about: dict[str, object] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+    }
     about["devmem"] = dm.__version__
     notes = [
         "Written by `python benchmarks/allocators.py`. Traces: `benchmarks/traces`, recorded by `--record`.",

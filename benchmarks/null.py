@@ -51,6 +51,9 @@ class NullDriver:
     def pool_trim(self, keep_bytes: int) -> None:
         pass
 
+    def pool_threshold(self, nbytes: int) -> None:
+        pass
+
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         return False
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What devmem costs by itself: over the host backend, over a driver that does nothing, and beside its peers on CUDA.
+"""What devmem costs by itself: over the host backend, over a driver that does nothing, and beside its peers on CUDA and ROCm.
 
-    python benchmarks/overhead.py [--quick] [--only host|cuda] [--json FILE] [--markdown FILE]
+    python benchmarks/overhead.py [--quick] [--only host|cuda|rocm] [--json FILE] [--markdown FILE]
 
-Prints a table, and writes it as JSON. The part on CUDA needs no GPU: it runs in a process of its own over the emulated driver, of
-which every call answers at once and does nothing; it needs cuda-bindings and a C compiler, and measures numba-cuda and cuda.core
-where they can be imported. Times are the least and the median of many turns that everything compared takes together;
-on a machine shared with others the ratios are what holds. The exit code says that it ran, not that it was fast.
+Prints a table, and writes it as JSON. The parts on CUDA and ROCm need no GPU: they run in processes of their own over emulated
+drivers, of which every call answers at once and does nothing. They need a C compiler; that on CUDA needs cuda-bindings, and
+measures numba-cuda and cuda.core where they can be imported; that on ROCm measures hip-python where it can be. Times are the
+least and the median of many turns that everything compared takes together; on a machine shared with others the ratios are what
+holds. The exit code says that it ran, not that it was fast.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from functools import partial
 from pathlib import Path
 
 import emulated
+import emulated_hip
 import numpy as np
-from gpu_report import commit, host
+from gpucheck.about import commit, host
 from live import FREED, MADE, bytes_per_array, cost_by_live, count_bytes
 from null import CountingDriver, NullBackend
 from table import FULL, QUICK, Effort, Row, line, markdown
@@ -60,16 +62,19 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="a few seconds instead of minutes; fewer arrays, more noise"
     )
-    parser.add_argument("--only", choices=["host", "cuda"], help="without the sections on CUDA, or those alone")
+    parser.add_argument(
+        "--only", choices=["host", *ON_VENDORS], help="without the sections on a vendor's GPU, or one alone"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
-    parser.add_argument("--emulated-child", nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
+    for vendor in EMULATED_CHILDREN:
+        parser.add_argument(vendor, nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
     parser.add_argument("--count-bytes", nargs=2, metavar=("BACKEND", "COUNT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore", dm.DevmemWarning)
-    if options.emulated_child:
-        rounds, seconds = options.emulated_child
-        emulated.child(int(rounds), float(seconds))
-        return 0
+    for option, measure_child in EMULATED_CHILDREN.items():
+        if asked := getattr(options, option[2:].replace("-", "_")):
+            measure_child(int(asked[0]), float(asked[1]))
+            return 0
     if options.count_bytes:
         backend, count = options.count_bytes
         with in_use(backend):
@@ -78,7 +83,9 @@ def main() -> int:
     effort = QUICK if options.quick else FULL
     sections: dict[str, list[Row]] = {}
     for section, measure in SECTIONS.items():
-        if options.only and (section == ON_CUDA) != (options.only == "cuda"):
+        if options.only and ON_VENDORS.get(options.only, section) != section:
+            continue
+        if options.only == "host" and section in ON_VENDORS.values():
             continue
         print(f"\n{section}", flush=True)
         rows = sections[section] = []
@@ -95,7 +102,7 @@ def main() -> int:
         text = json.dumps({"about": about, "sections": tables}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
     if options.markdown:
-        notes = [EMULATED_NOTE] if ON_CUDA in sections else [HOST_NOTE]
+        notes = [note for section, note in NOTES.items() if section in sections] or [HOST_NOTE]
         options.markdown.write_text(markdown("What devmem costs by itself", about, notes, sections), encoding="utf-8")
     return 0
 
@@ -248,7 +255,15 @@ def on_cuda(effort: Effort) -> Iterator[Row]:
     yield from emulated.rows(effort, Path(__file__), environment(), _versions)
 
 
+def on_rocm(effort: Effort) -> Iterator[Row]:
+    """On ROCm, with no GPU: devmem through each provider, and the bare calls."""
+    yield from emulated_hip.rows(effort, Path(__file__), environment(), _versions)
+
+
 ON_CUDA = "CUDA, over the emulated driver that does nothing"
+ON_ROCM = "ROCm, over the emulated runtime that does nothing"
+ON_VENDORS = {"cuda": ON_CUDA, "rocm": ON_ROCM}
+EMULATED_CHILDREN = {"--emulated-child": emulated.child, "--emulated-hip-child": emulated_hip.child}
 HOST_NOTE = "Measured on the host: no GPU, and no vendor's driver."
 EMULATED_NOTE = (
     "The section on CUDA was measured over the emulated driver in its null mode: every call of the driver answers at "
@@ -258,6 +273,12 @@ EMULATED_NOTE = (
     "are dropped, and it destroys them eleven at a time. cuda.core's copies are asynchronous, so its stream is waited "
     "for; the host array that it is given is wrapped beforehand."
 )
+HIP_NOTE = (
+    "The section on ROCm was measured over the emulated HIP runtime in its null mode, a process for each provider. devmem "
+    "takes memory from its own pool there, which is its default on AMD; 'no pool' is plain hipMalloc, as the bare calls "
+    "use. Judged are bindings; devmem through ctypes against bare ctypes is only told."
+)
+NOTES = {ON_CUDA: EMULATED_NOTE, ON_ROCM: HIP_NOTE}
 SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     f"One call at {ELEMENTS} elements: the least of many turns": per_call,
     "Driver calls for one use": driver_calls,
@@ -266,6 +287,7 @@ SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "Importing": importing,
     "Wheel": wheel,
     ON_CUDA: on_cuda,
+    ON_ROCM: on_rocm,
 }
 
 

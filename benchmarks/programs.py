@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import devmem as dm
 
 MIB = 1 << 20
+#: Where `logged` writes.
+FOLDER = "DEVMEM_BENCHMARK_TRACES"
+_numbers = itertools.count()
+
+
+def logged(device: Any) -> Any:
+    """A memory stack that writes a file for each opening of a device: ``DEVMEM_MEMORY_MANAGER=programs:logged``."""
+    return dm.memory.Log(path=Path(os.environ[FOLDER], f"{next(_numbers):06}.jsonl"))
 
 
 def array(nbytes: int, stream: Any = 0) -> Any:

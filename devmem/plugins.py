@@ -30,7 +30,30 @@ BUILT_IN = {
     "host": "devmem.backends.host.hooks",
 }
 #: Names of memory resources that ship with devmem.
-BUILT_IN_RESOURCES = ("driver", "stream_ordered", "managed", "pinned")
+BUILT_IN_RESOURCES = (
+    "driver",
+    "fail_nth",
+    "guard",
+    "limit",
+    "log",
+    "managed",
+    "mapped",
+    "pinned",
+    "pinned_pool",
+    "pool",
+    "prefetch",
+    "scrub",
+    "statistics",
+    "stream_ordered",
+)
+#: Allocators of other libraries, by the name under which `use_memory` knows them. The module here is imported when one is asked
+#: for, the library itself when it is given its device.
+ADAPTERS = {
+    "cuda_core": "devmem.adapters.cuda_core:CudaCoreMemory",
+    "cupy": "devmem.adapters.cupy:CuPyMemory",
+    "rmm": "devmem.adapters.rmm:RMMMemory",
+    "torch": "devmem.adapters.torch:TorchMemory",
+}
 #: Never chosen without being asked for: a GPU that is not there must not go unnoticed.
 LAST_RESORT = "host"
 
@@ -84,11 +107,22 @@ class Registry:
             return dict(self.backends)
 
     def resource(self, name: str) -> ResourceFactory | None:
-        """The factory of a plugin's memory resource."""
+        """The factory of a memory resource: another library's allocator, or a plugin's own."""
         with self.lock:
-            self._load_third_parties()
+            if name in ADAPTERS and name not in self.resources:
+                module, _, attribute = ADAPTERS[name].partition(":")
+                self.resources[name] = getattr(importlib.import_module(module), attribute), "built in"
+            if name not in self.resources:
+                self._load_third_parties()
             found = self.resources.get(name)
             return found[0] if found else None
+
+    def third_party_names(self) -> set[str]:
+        """Names that backends of others may have: of those that are known, and of every entry point. Imports no plugin."""
+        import importlib.metadata  # late, as below
+
+        entries = importlib.metadata.entry_points(group=GROUP)
+        return {*self.backends, *(entry.name for entry in entries)} - BUILT_IN.keys()
 
     def add_backend(self, backend: Backend, origin: str) -> None:
         """Register a backend under its name.
@@ -171,7 +205,8 @@ class Registry:
                 self.add_backend(backend, origin)
         for resources in manager.hook.devmem_memory_resources():
             for name, factory in resources.items():
-                owner = "built in" if name in BUILT_IN_RESOURCES else self.resources.get(name, ("", ""))[1]
+                built_in = name in BUILT_IN_RESOURCES or name in ADAPTERS
+                owner = "built in" if built_in else self.resources.get(name, ("", ""))[1]
                 if owner:
                     raise PluginError(f"two memory resources are named {name!r}: one from {owner}, one from {origin}")
                 self.resources[name] = (factory, origin)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from ..spi.errors import ClosedError, DevmemError, PluginError
+from ..spi.errors import ClosedError, DevmemError
+from ..spi.types import MemoryKind
+from .memory.foreign import check_address, explain, is_ours
 from .scopes import deferral
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from ..spi.memory import MemoryResource
@@ -118,8 +121,8 @@ class Allocation:
         ptr = self.ptr
         if not ptr:
             return
-        heap = self.heap
-        if self.streams is not None or not self.home.simple or not heap.ordered or deferral.depth:
+        heap, home = self.heap, self.home
+        if self.streams is not None or not home.simple or not heap.ordered or deferral.depth:
             context.reclaim.release_now(self)
             return
         driver = context.driver
@@ -128,7 +131,7 @@ class Allocation:
             token = driver.enter()
             self.ptr = 0
             if heap.live.pop(ptr, None) is not None:  # erased before it is freed: see Heap.give_back
-                heap.deallocate(ptr, self.nbytes, self.home.handle)
+                heap.deallocate(ptr, self.nbytes, home.handle)
         except BaseException:
             context.reclaim.keep(self)
             raise
@@ -209,19 +212,36 @@ class Borrowed(Allocation):
 
 
 class Heap:
-    """A memory resource, bound to a device, with the addresses that are out."""
+    """A memory resource, bound to a device, with the addresses that are out, for one kind of memory."""
 
-    __slots__ = ("__weakref__", "allocate", "context", "deallocate", "foreign", "live", "ordered", "resource", "scopes")
+    __slots__ = (
+        "__weakref__",
+        "allocate",
+        "context",
+        "deallocate",
+        "foreign",
+        "kind",
+        "live",
+        "ordered",
+        "resource",
+        "scopes",
+    )
 
-    def __init__(self, context: Context, resource: MemoryResource) -> None:
+    deallocate: Callable[[int, int, int], None]
+
+    def __init__(self, context: Context, resource: MemoryResource, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         self.context = context
         self.resource = resource
+        self.kind = kind
         # Bound methods, looked up once: for a plain resource they are the driver's own.
         self.allocate = resource.allocate
         self.deallocate = resource.deallocate
         self.ordered = bool(getattr(resource, "stream_ordered", False))
-        # What a resource of ours returns is an address; what a plugin returns is looked at.
-        self.foreign = not type(resource).__module__.startswith("devmem._core.")
+        # What a resource of ours returns is an address: where it stands over a plugin's, it looks at that itself (see
+        # `foreign.Boundary`). What a plugin returns is looked at, and what it raises is explained.
+        self.foreign = not is_ours(resource)
+        if self.foreign:
+            self.deallocate = self._deallocate_foreign
         self.live: dict[int, int] = {}
         #: How many ``with use_memory()`` blocks are open on it.
         self.scopes = 0
@@ -237,6 +257,12 @@ class Heap:
         if trim is not None:
             trim(keep_bytes)
 
+    def forget_stream(self, handle: int) -> None:
+        """Tell the stack that a stream is about to be destroyed, if it wants to know."""
+        forget = getattr(self.resource, "forget_stream", None)
+        if forget is not None:
+            forget(handle)
+
     def give_back(self, ptr: int, nbytes: int, handle: int) -> None:
         """Return a block to the resource."""
         # Erased before it is freed: the other way round another thread can be given the address in between, and its
@@ -246,13 +272,16 @@ class Heap:
 
     def check_address(self, ptr: object, nbytes: int) -> int:
         """What a third-party resource returned, if it can be an address that is not out already."""
-        if not isinstance(ptr, int) or isinstance(ptr, bool) or ptr <= 0:
-            raise PluginError(
-                f"the memory resource {self.resource!r} returned {ptr!r} for {nbytes} bytes: an address is a positive int"
-            )
-        if ptr in self.live:
-            raise PluginError(
-                f"the memory resource {self.resource!r} returned the address {ptr:#x} for {nbytes} bytes, which it gave "
-                f"out before ({self.live[ptr]} bytes) and which was not returned"
-            )
-        return ptr
+        return check_address(self.resource, ptr, nbytes, self.live)
+
+    def explain(self, error: Exception, nbytes: int) -> None:
+        """Add what devmem knows to an exception of a third-party resource's ``allocate``."""
+        if self.foreign:
+            explain(error, self.resource, f"allocate of {nbytes} bytes on {self.context.device}")
+
+    def _deallocate_foreign(self, ptr: int, nbytes: int, handle: int) -> None:
+        try:
+            self.resource.deallocate(ptr, nbytes, handle)
+        except Exception as error:
+            explain(error, self.resource, f"deallocate of {nbytes} bytes on {self.context.device}")
+            raise

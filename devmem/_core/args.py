@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..spi.errors import LayoutError
+from ..spi.types import AllocFlags
 from .layout import Shape, check_size, contiguous_strides, span
+
+_COHERENCE = {"fine": AllocFlags.FINE, "coarse": AllocFlags.COARSE}
 
 
 def shape_of(shape: object) -> Shape:
@@ -63,6 +66,22 @@ def layout_of(shape: object, dtype: object, strides: object, order: str) -> tupl
 
     ``strides`` in bytes, non-negative and without overlap of elements; None for contiguous in ``order`` 'C' or 'F'.
     """
+    if strides is None and order == "C" and type(shape) is int and isinstance(dtype, type):
+        return _vector(shape, dtype)
+    return _layout_of(shape, dtype, strides, order)
+
+
+@lru_cache(maxsize=1024)
+def _vector(length: int, dtype: type) -> tuple[Shape, np.dtype[Any], Shape, int]:
+    """The layout asked for most: to work it out takes longer than the rest of `device_array`.
+
+    Ints and classes alone are looked up: a tuple that equals another may have floats in it, and dtypes that are equal may differ
+    in what NumPy does not compare.
+    """
+    return _layout_of(length, dtype, None, "C")
+
+
+def _layout_of(shape: object, dtype: object, strides: object, order: str) -> tuple[Shape, np.dtype[Any], Shape, int]:
     lengths = shape_of(shape)
     kind = dtype_of(dtype)
     if kind.itemsize == 0 and kind.kind in "SU":
@@ -121,6 +140,29 @@ def host_array(obj: object) -> npt.NDArray[Any]:
     return found
 
 
+def pinnable(array: object) -> npt.NDArray[Any]:
+    """The ndarray of an argument of pinned(), mapped() or register()."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"only an ndarray's memory can be page-locked in place, not that of a {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise LayoutError(
+            f"an array of dtype {array.dtype} holds references to Python objects: nothing to share with a device"
+        )
+    return array
+
+
+def alloc_flags(portable: bool, wc: bool, coherence: str) -> AllocFlags:
+    """What the keywords of pinned_array() and mapped_array() ask for."""
+    if coherence not in _COHERENCE:
+        raise LayoutError(f"coherence is 'fine' or 'coarse', not {coherence!r}")
+    flags = _COHERENCE[coherence]
+    if portable:
+        flags |= AllocFlags.PORTABLE
+    if wc:
+        flags |= AllocFlags.WRITE_COMBINED
+    return flags
+
+
 def check_same(
     what: str, dst_shape: Shape, dst_dtype: np.dtype[Any], src_shape: Shape, src_dtype: np.dtype[Any]
 ) -> None:
@@ -142,6 +184,18 @@ def order_of(order: str, allowed: str) -> str:
     return order
 
 
+def priority_of(priority: object, least: int, greatest: int) -> int:
+    """A stream's priority, whatever its size."""
+    try:
+        if isinstance(priority, bool):
+            raise TypeError
+        return operator.index(priority)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"a stream's priority is an integer, the smaller the sooner (this device has {greatest} to {least}), not {priority!r}"
+        ) from None
+
+
 def new_shape_of(parts: tuple[Any, ...]) -> Shape:
     """The shape given to ``reshape``: as one tuple or as several ints; -1 leaves one open."""
     if len(parts) == 1 and hasattr(parts[0], "__iter__"):
@@ -161,9 +215,31 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any]) -> Any:
     flags = ary.flags
     if not flags.writeable:
         raise LayoutError("copy_to_host() cannot copy into a read-only array: give a writable one, or none")
-    if 0 in ary.strides and ary.size and any(s == 0 and n > 1 for s, n in zip(ary.strides, ary.shape, strict=True)):
-        raise LayoutError(f"copy_to_host() cannot copy into an array whose elements overlap (strides {ary.strides})")
+    if not flags.forc and ary.size and _overlaps_itself(ary.shape, ary.strides, ary.itemsize):
+        raise LayoutError(
+            f"copy_to_host() cannot copy into an array whose elements overlap (shape {ary.shape}, strides {ary.strides}, "
+            f"{ary.itemsize} bytes an item): give one that has its own place for each, numpy.empty(...)"
+        )
     return flags
+
+
+def _overlaps_itself(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Whether two elements share a byte."""
+    reach = itemsize
+    for step, count in sorted((abs(step), count) for step, count in zip(strides, shape, strict=True) if count > 1):
+        if step < reach:
+            break
+        reach = step * (count - 1) + reach
+    else:
+        return False  # each axis steps over all that the ones before it reach
+    if 0 in (step for step, count in zip(strides, shape, strict=True) if count > 1):
+        return True
+    # Axes that interleave are rare enough to be looked at element by element.
+    offsets = np.zeros(1, np.int64)
+    for step, count in zip(strides, shape, strict=True):
+        offsets = np.add.outer(offsets, np.arange(count) * step).ravel()
+    offsets.sort()
+    return bool((np.diff(offsets) < itemsize).any())
 
 
 def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -187,8 +263,14 @@ def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         # A Python scalar has no dtype of its own: NumPy must see it as it is.
         np.copyto(cast, value if not array_like and host.ndim == 0 else host, casting="same_kind")  # type: ignore[arg-type]
     except TypeError:
+        what = f"{value!r} ({type(value).__name__})" if host.ndim == 0 and not array_like else str(host.dtype)
+        to = (
+            f"numpy.{dtype.name}(value)"
+            if host.ndim == 0 and dtype.isbuiltin
+            else f"numpy.asarray(value).astype({dtype.str!r})"
+        )
         raise LayoutError(
-            f"cannot assign {host.dtype} to {dtype}: the cast is not of the same kind; convert with astype() first"
+            f"cannot assign {what} to {dtype}: the cast is not of the same kind; if that is meant, convert it yourself: {to}"
         ) from None
     return cast
 

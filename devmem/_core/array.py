@@ -60,13 +60,14 @@ class DeviceNDArray(Operators, Generic[D]):
         ptr: int,
         shape: Shape,
         dtype: np.dtype[D],
-        strides: Shape,
+        strides: Shape | None,
         stream: Stream | None = None,
     ) -> None:
         self.allocation = allocation
         self._ptr = ptr
         self._shape = shape
         self._dtype = dtype
+        #: None stands for those of a C-contiguous array, which are worked out when somebody asks.
         self._strides = strides
         self._stream = stream
 
@@ -80,7 +81,8 @@ class DeviceNDArray(Operators, Generic[D]):
     @property
     def strides(self) -> Shape:
         """Bytes from one element to the next, along each axis."""
-        return self._strides
+        strides = self._strides
+        return contiguous_strides(self._shape, self._dtype.itemsize) if strides is None else strides
 
     @property
     def dtype(self) -> np.dtype[D]:
@@ -190,10 +192,10 @@ class DeviceNDArray(Operators, Generic[D]):
         context = allocation.context
         shape, dtype, strides = self._shape, self._dtype, self._strides
         if ary is None:
-            ary, direct = _host_like(shape, dtype, strides)
+            ary, direct = (np.empty(shape, dtype), True) if strides is None else _host_like(shape, dtype, strides)
         else:
             flags = check_destination(ary, shape, dtype)
-            if flags.c_contiguous and strides == contiguous_strides(shape, dtype.itemsize):
+            if flags.c_contiguous and (strides is None or strides == contiguous_strides(shape, dtype.itemsize)):
                 direct = True
             else:
                 direct = (flags.c_contiguous and self.is_c_contiguous()) or (
@@ -248,7 +250,7 @@ class DeviceNDArray(Operators, Generic[D]):
         return result
 
     def fill(self, value: object, stream: StreamLike = 0) -> None:
-        """Store one value, converted as ``numpy.ndarray.fill`` does, in every element."""
+        """Store one value in every element, cast as in ``d[...] = value``."""
         self.allocation.check()
         chosen = self._ordered_on(stream)
         with Entered(self.context), Using(chosen, self.allocation):
@@ -381,7 +383,7 @@ class DeviceNDArray(Operators, Generic[D]):
     def bind(self, stream: StreamLike) -> DeviceNDArray[D]:
         """The same array on a stream: its work is ordered there where no other is named. Binding makes nothing asynchronous."""
         self.allocation.check()
-        view = self._view(self._ptr, self.shape, self.strides)
+        view = self._view(self._ptr, self._shape, self._strides)
         view._stream = self.context.stream_of(stream) if stream else None
         return view
 
@@ -466,7 +468,9 @@ class DeviceNDArray(Operators, Generic[D]):
     def _ordered_on(self, stream: StreamLike) -> Stream:
         return self.context.stream_of(stream if self._stream is None else stream or self._stream)
 
-    def _view(self, ptr: int, shape: Shape, strides: Shape, dtype: np.dtype[Any] | None = None) -> DeviceNDArray[Any]:
+    def _view(
+        self, ptr: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any] | None = None
+    ) -> DeviceNDArray[Any]:
         return DeviceNDArray(
             self.allocation, ptr if 0 not in shape else 0, shape, dtype or self.dtype, strides, self._stream
         )
@@ -476,7 +480,8 @@ class DeviceNDArray(Operators, Generic[D]):
         allocation = self.allocation
         if allocation.freed or allocation.context.dead is not None:
             allocation.refuse()
-        shape, strides = self._shape, self._strides
+        shape, dtype = self._shape, self._dtype
+        strides = self._strides or contiguous_strides(shape, dtype.itemsize)
         start, stop, step = slice_indices(key, shape[0])
         count = len(range(start, stop, step))
         stride = strides[0]
@@ -485,7 +490,7 @@ class DeviceNDArray(Operators, Generic[D]):
         else:
             shape, strides = (count, *shape[1:]), (stride * step, *strides[1:])
         ptr = self._ptr + start * stride if 0 not in shape else 0
-        return DeviceNDArray(allocation, ptr, shape, self._dtype, strides, self._stream)
+        return DeviceNDArray(allocation, ptr, shape, dtype, strides, self._stream)
 
     def _at(self, key: object) -> DeviceNDArray[D]:
         self.allocation.check()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import dataclass
 
 from .. import plugins
 from ..spi.driver import Backend
 from ..spi.errors import BackendUnavailable, ConfigError, DevmemWarning, PluginError
-from .config import settings
+from .config import caller_level, settings
 
 
 @dataclass(frozen=True)
@@ -80,17 +79,9 @@ def first_usable() -> str:
             f"no GPU backend can be used, so devmem runs on the host backend ({'; '.join(reasons)}); "
             f"set DEVMEM_BACKEND=host to choose it and silence this",
             DevmemWarning,
-            stacklevel=_caller_level(),
+            stacklevel=caller_level(),
         )
     return plugins.LAST_RESORT
-
-
-def _caller_level() -> int:
-    """The stacklevel at which a warning names the line outside devmem that led here."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem":
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def statuses() -> list[BackendStatus]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from ..spi.errors import ConfigError
+from .. import plugins
+from ..spi.errors import ConfigError, DevmemWarning
 
 PREFIX = "DEVMEM_"
+#: Variables that others read: the emulated drivers, which are started before Python is.
+ELSEWHERE = "DEVMEM_EMULATOR"
 
 
 class DefaultStream(StrEnum):
@@ -28,9 +33,21 @@ class TransferGuard(StrEnum):
     DISALLOW = "disallow"
 
 
+class RocProvider(StrEnum):
+    """What the HIP runtime is called through."""
+
+    AUTO = "auto"
+    ROCM = "rocm"
+    HIP = "hip"
+    CTYPES = "ctypes"
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One setting as it stands: its variable, its value, and where the value came from."""
+    """One setting as it stands: its variable, its value, and where the value came from.
+
+    ``source`` is ``default``, ``environment``, or ``unknown`` for a variable that looks like a setting and is none.
+    """
 
     name: str
     value: object
@@ -94,7 +111,16 @@ class Settings:
     backend: str = _setting("", str.strip, "a backend's name", "backend to use; empty: the first usable GPU backend")
     device: int = _setting(0, _count, "an ordinal, 0 or more", "device to use where none is named")
     memory_manager: str = _setting(
-        "", str.strip, "a resource's name, or module:attribute", "where device memory comes from; empty: the default"
+        "",
+        str.strip,
+        "a stack as text (limit:4GiB,pool), or module:attribute",
+        "where device memory comes from; empty: what suits the device",
+    )
+    pinned_memory_manager: str = _setting(
+        "",
+        str.strip,
+        "a stack as text (statistics,pinned_pool), or module:attribute",
+        "where pinned_array's memory comes from; empty: plain page-locked memory",
     )
     max_pending_deallocs_count: int = _setting(
         10, _count, "a whole number, 0 or more", "dropped blocks that may wait before the queue is drained"
@@ -110,6 +136,17 @@ class Settings:
     )
     host_strict: bool = _setting(False, _flag, "0 | 1", "host backend: device memory that the host cannot read")
     host_devices: int = _setting(1, _positive, "a whole number, 1 or more", "host backend: number of devices")
+    roc_provider: RocProvider = _setting(
+        RocProvider.AUTO,
+        *_choice(RocProvider),
+        "roc backend: what HIP is called through: hip-python 10, hip-python 7, neither; auto: the first that is there",
+    )
+    roc_library: str = _setting(
+        "", str.strip, "the path of a file", "roc backend: the libamdhip64.so to use, unless the process has one loaded"
+    )
+    roc_stream_ordered: bool = _setting(
+        False, _flag, "0 | 1", "roc backend: allocate from HIP's pool, in stream order, if it passes a self-test"
+    )
     transfer_guard: TransferGuard = _setting(
         TransferGuard.ALLOW, *_choice(TransferGuard), "what to do at an implicit copy to the host"
     )
@@ -125,10 +162,11 @@ class Settings:
 
 _current: Settings | None = None
 _given: frozenset[str] = frozenset()
+_told: set[str] = set()
 
 
 def settings() -> Settings:
-    """The settings in force; the environment is read at the first call.
+    """The settings in force; the environment is read at the first call, which warns of names that are no settings, once each.
 
     Raises
     ------
@@ -139,6 +177,10 @@ def settings() -> Settings:
     if _current is None:
         _current = _read()
         _apply_log_level(_current.log_level)
+        for stranger in _strangers():
+            if stranger.name not in _told:
+                _told.add(stranger.name)
+                warnings.warn(stranger.help, DevmemWarning, stacklevel=caller_level())
     return _current
 
 
@@ -149,9 +191,9 @@ def forget() -> None:
 
 
 def describe() -> list[Setting]:
-    """Every setting as it stands, for people."""
+    """Every setting as it stands, for people; behind them the variables that look like settings and are none."""
     current = settings()
-    return [
+    known = [
         Setting(
             name=PREFIX + item.name.upper(),
             value=getattr(current, item.name),
@@ -161,6 +203,36 @@ def describe() -> list[Setting]:
         )
         for item in fields(Settings)
     ]
+    return [*known, *_strangers()]
+
+
+def caller_level() -> int:
+    """The stacklevel at which a warning names the line outside devmem that led to the caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem":
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _strangers() -> list[Setting]:
+    """Variables with our prefix that nobody reads. A backend of somebody else may read what bears its name."""
+    known = {PREFIX + item.name.upper() for item in fields(Settings)}
+    names = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
+    names = sorted(name for name in names if name != ELSEWHERE and not name.startswith(ELSEWHERE + "_"))
+    if not names:
+        return []
+    import difflib  # only for those who made a mistake
+
+    theirs = tuple(f"{PREFIX}{name.upper().replace('-', '_')}_" for name in plugins.registry.third_party_names())
+    shorter = [each.removeprefix(PREFIX) for each in known]
+    found = []
+    for name in names:
+        if not name.startswith(theirs):
+            close = difflib.get_close_matches(name.removeprefix(PREFIX), shorter, n=1)
+            advice = f"did you mean {PREFIX}{close[0]}?" if close else "unset it; `devmem info` lists what there is"
+            help = f"{name} is not a setting of devmem and does nothing: {advice}"
+            found.append(Setting(name, os.environ[name], "unknown", "", help))
+    return found
 
 
 def _read() -> Settings:

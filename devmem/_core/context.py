@@ -14,16 +14,21 @@ from ..spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError, Layo
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, MemoryInfo, MemoryKind
 from . import scopes
 from .allocation import Allocation, Heap
+from .args import priority_of
 from .config import DefaultStream, settings
 from .entered import Entered
-from .memory import default_resource, of_kind, prepare
+from .memory import default_host_resource, default_resource, of_kind, prepare
+from .memory.adaptor import chain
 from .reclaim import Reclaimer
-from .registration import Registry
+from .registry import registry_of
 from .stream import Stream
 
 if TYPE_CHECKING:
     from ..spi.memory import MemoryResource
     from .device import Device
+
+_new = object.__new__
+_stream_in_scope = scopes.stream.get
 
 
 class Context:
@@ -44,22 +49,26 @@ class Context:
         self.uploads, self.downloads = self.stats["h2d direct"], self.stats["d2h direct"]
         self.streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self.handles: dict[int, None] = {}
-        self.externals: dict[int, Stream] = {}
+        #: Streams of others, as long as somebody refers to them or work of ours is on them.
+        self.externals: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._per_thread = threading.local()
         self.legacy = Stream(self, LEGACY_STREAM)
         # None where each thread has a default stream of its own.
         self.shared_default = self.legacy if settings().default_stream is DefaultStream.LEGACY else None
-        self.registry = Registry(self)
+        self.registry = registry_of(device.backend)
         self.heaps: list[Heap] = []
         self.heaps_lock = threading.RLock()
-        self.named_resources: dict[str, MemoryResource] = {}
+        self.named_resources: dict[tuple[MemoryKind, str], MemoryResource] = {}
         #: Whether some heap takes memory back only when no stream uses it any more.
         self.unordered = False
         self.scoped_heaps = 0
         self.reclaim = Reclaimer(self)
         self.heap = self.bind(default_resource(self))
-        self.installed = [self.heap]
+        #: Stacks of each kind in the order in which they were installed; the last is in force.
+        self.installed: dict[MemoryKind, list[Heap]] = {MemoryKind.DEVICE: [self.heap]}
+        #: Plain memory that the host can see, for requests that no stack serves.
         self.host_heaps: dict[tuple[MemoryKind, AllocFlags], Heap] = {}
+        self.registry.join(self)  # last: a context that was not finished would be in it for good
 
     def __repr__(self) -> str:
         return f"<context of {self.device}{', closed' if self.dead else ''}>"
@@ -112,8 +121,10 @@ class Context:
             It is nothing that could be a stream.
         """
         if stream is None or (type(stream) is int and stream == 0):
-            current = scopes.stream.get()
-            return current if current is not None and current.context is self else self.default_stream
+            current = _stream_in_scope()
+            if current is not None and current.context is self:
+                return current
+            return self.shared_default or self.per_thread
         if isinstance(stream, Stream):
             if stream.context is not self:
                 stream.context.check()
@@ -147,14 +158,14 @@ class Context:
         if found is None:
             raise LayoutError(
                 f"{handle:#x} is not the handle of a stream that was made on {self.device}: wrap a foreign one with "
-                f"devmem.external_stream({handle:#x}) first"
+                f"devmem.external_stream({handle:#x}) first, and keep what it returns"
             )
         return found
 
-    def new_stream(self, priority: int, non_blocking: bool) -> Stream:
+    def new_stream(self, priority: object, non_blocking: bool) -> Stream:
         """A stream of our own."""
         least, greatest = self.info.stream_priorities
-        priority = max(min(priority, least), greatest)
+        priority = max(min(priority_of(priority, least, greatest), least), greatest)
         with Entered(self) as driver:
             self.reclaim.examine()
             handle = driver.stream_create(priority, non_blocking)
@@ -163,7 +174,10 @@ class Context:
         return found
 
     def external_stream(self, stream: object) -> Stream:
-        """A stream of somebody else, by its address or its ``__cuda_stream__``; known from now on, never destroyed by us."""
+        """A stream of somebody else, by its address or its ``__cuda_stream__``; never destroyed by us.
+
+        It is known by its number as long as somebody refers to it or work of ours is on it.
+        """
         protocol = getattr(stream, "__cuda_stream__", None)
         if protocol is not None:
             version, handle = protocol()
@@ -190,13 +204,13 @@ class Context:
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
-    def bind(self, resource: MemoryResource) -> Heap:
-        """Make a heap of a resource, once for each resource."""
+    def bind(self, resource: MemoryResource, kind: MemoryKind = MemoryKind.DEVICE) -> Heap:
+        """Make a heap of a resource, once for each resource and kind of memory that it serves."""
         with self.heaps_lock:
             for heap in self.heaps:
-                if heap.resource is resource:
+                if heap.resource is resource and heap.kind is kind:
                     return heap
-            heap = Heap(self, prepare(resource, self))
+            heap = Heap(self, prepare(resource, self), kind)
             if self.heaps:
                 self.forget_idle_heaps()
             self.unordered |= not heap.ordered
@@ -207,21 +221,36 @@ class Context:
         """Drop heaps that nothing comes from any more; what is in use, or caches memory, stays."""
         if self.dead is None:
             with Entered(self), self.heaps_lock:
-                chosen = [self.heap, *self.installed]
+                chosen = [heap for installed in self.installed.values() for heap in installed]
                 self.heaps = [e for e in self.heaps if e in chosen or e.scopes or e.live or e.cached_bytes]
 
     def install(self, heap: Heap) -> None:
-        """Make a heap the one that the whole device allocates from."""
+        """Make a heap the one that the whole device allocates its kind of memory from."""
         with self.heaps_lock:
-            self.installed = [*self.installed[-7:], heap]  # what came before those can no longer be uncovered
-            self.heap = heap
+            before = self._installed(heap.kind)
+            self.installed[heap.kind] = [*before[-7:], heap]  # what came before those can no longer be uncovered
+            self.heap = self.installed[MemoryKind.DEVICE][-1]
 
     def uninstall(self, heap: Heap) -> None:
         """Take back one `install`, in whatever order they are taken back."""
         with self.heaps_lock:
-            at = len(self.installed) - 1 - self.installed[::-1].index(heap)
-            self.installed = self.installed[:at] + self.installed[at + 1 :]
-            self.heap = self.installed[-1]
+            installed = self.installed[heap.kind]
+            at = len(installed) - 1 - installed[::-1].index(heap)
+            self.installed[heap.kind] = installed[:at] + installed[at + 1 :]
+            self.heap = self.installed[MemoryKind.DEVICE][-1]
+
+    def _installed(self, kind: MemoryKind) -> list[Heap]:
+        """The stacks that are installed for a kind of memory; what the settings name is the first, looked up at first use."""
+        found = self.installed.get(kind)
+        if found is None:
+            with self.heaps_lock:
+                resource = default_host_resource(self, kind)
+                found = self.installed.setdefault(kind, [] if resource is None else [self.bind(resource, kind)])
+        return found
+
+    def scope_key(self, kind: MemoryKind) -> object:
+        """What a thread's own stacks are kept under."""
+        return self if kind is MemoryKind.DEVICE else (self, kind)
 
     def current_heap(self) -> Heap:
         """The heap that new arrays come from, here."""
@@ -247,24 +276,58 @@ class Context:
             ptr = heap.allocate(nbytes, stream.handle)
         except MemoryError as error:
             ptr = reclaim.rescue(heap, nbytes, stream, error)
+        except Exception as error:
+            heap.explain(error, nbytes)
+            raise
         if heap.foreign:
             ptr = heap.check_address(ptr, nbytes)
         heap.live[ptr] = nbytes
-        return Allocation(self, heap, ptr, nbytes, stream, unnamed)
+        # What Allocation(...) does, without the call, which takes longer than all of it.
+        block = _new(Allocation)
+        block.context = self
+        block.heap = heap
+        block.unnamed = unnamed
+        block.ptr = ptr
+        block.nbytes = nbytes
+        block.home = stream
+        block.streams = None
+        block.freed = False
+        return block
 
     def allocate_host(self, nbytes: int, kind: MemoryKind, flags: AllocFlags) -> Allocation:
         """Memory that the host can see, of a kind and with flags; through the queue like any other. The device is entered."""
-        heap = self.host_heaps.get((kind, flags))
-        if heap is None:
-            heap = self.host_heaps.setdefault((kind, flags), Heap(self, prepare(of_kind(kind, flags), self)))
-            self.unordered = True
+        heap = self._host_stack(kind, flags) or self._plain_heap(kind, flags)
         self.reclaim.examine()
         try:
             ptr = heap.allocate(nbytes, LEGACY_STREAM)
         except MemoryError as error:
             ptr = self.reclaim.rescue(heap, nbytes, self.legacy, error)
+        except Exception as error:
+            heap.explain(error, nbytes)
+            raise
+        if heap.foreign:
+            ptr = heap.check_address(ptr, nbytes)
         heap.live[ptr] = nbytes
         return Allocation(self, heap, ptr, nbytes, self.legacy)
+
+    def _host_stack(self, kind: MemoryKind, flags: AllocFlags) -> Heap | None:
+        """The stack that serves a request for memory that the host can see, if one is installed and has these flags."""
+        installed = self._installed(kind)
+        heap = installed[-1] if installed else None
+        if self.scoped_heaps:
+            heap = (scopes.heaps.get() or {}).get(self.scope_key(kind), heap)
+        if heap is None:
+            return None
+        # A stack hands out one sort of memory, whatever is asked: that of the resource at its bottom.
+        has = getattr(chain(heap.resource)[-1], "flags", AllocFlags.NONE)
+        return heap if not flags & ~(has | AllocFlags.FINE) else None
+
+    def _plain_heap(self, kind: MemoryKind, flags: AllocFlags) -> Heap:
+        heap = self.host_heaps.get((kind, flags))
+        if heap is None:
+            heap = self.host_heaps.setdefault((kind, flags), Heap(self, prepare(of_kind(kind, flags), self), kind))
+            self.unordered = True
+        return heap
 
     def memory_info(self) -> MemoryInfo:
         """Bytes free and in all as the driver says; live, pending and cached as devmem counts."""
@@ -277,6 +340,15 @@ class Context:
         pending = self.reclaim.waiting_bytes()
         return MemoryInfo(free, total, live - pending, pending, cached)
 
+    def transfer_stats(self, reset: bool) -> dict[str, dict[str, int]]:
+        """Copies and bytes by path, of the paths that were taken; ``reset`` starts them anew."""
+        counters = list(self.stats.items())
+        found = {path: {"copies": copies, "bytes": nbytes} for path, (copies, nbytes) in counters if copies}
+        if reset:
+            for _, counter in counters:
+                counter[:] = [0, 0]  # in place: the hottest paths keep hold of theirs
+        return found
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, why: str) -> None:
@@ -285,16 +357,23 @@ class Context:
             return
         driver = self.driver
         problem: DevmemError | None = None
+
+        def leave() -> None:
+            self.registry.leave(self, lost=isinstance(problem, DeviceLost))
+
         try:
             token = driver.enter()
         except DeviceLost:
             # Nothing can be given back any more, as whoever used the device has been told. It may be opened afresh.
             self.reclaim.strand()
-            self._end(why)
-            driver.close()
+            try:
+                self.registry.leave(self, lost=True)
+            finally:
+                self._end(why)
+                driver.close()
             return
         try:
-            for step in (driver.synchronize, self.registry.clear, self.reclaim.clear):
+            for step in (driver.synchronize, leave, self.reclaim.clear):
                 try:
                     step()
                 except DevmemError as error:  # the rest must still be given back
@@ -307,7 +386,7 @@ class Context:
                 if token is not None:
                     driver.exit(token)
             finally:
-                driver.close()
+                self.registry.close_driver(driver)
         if problem is not None:
             raise problem
 

@@ -11,7 +11,7 @@ from .. import plugins
 from ..spi.driver import Driver
 from ..spi.errors import ClosedError, ConfigError, ForkedError
 from ..spi.types import DeviceInfo, MemoryInfo
-from . import scopes
+from . import registry, scopes
 from .backends import chosen_name, usable_backend
 from .config import forget, settings
 from .context import Context
@@ -100,6 +100,8 @@ class Device:
         """Wait, free all that devmem has on this device, and close it. Handles made before raise ClosedError from then on.
 
         The device can be used again at once. Pinned, mapped and managed host arrays that are still referenced stay readable.
+        What it has registered ends. Pages that another device has registered too stay locked, and what the driver keeps for
+        them (on CUDA the primary context) stays until they are deregistered there.
         """
         _close(self, "was reset")
 
@@ -286,6 +288,7 @@ def _after_fork_in_child() -> None:
     scopes.deferral.lock = threading.Lock()
     scopes.deferral.depth = 0  # blocks of threads that do not exist here
     plugins.registry.lock = threading.RLock()
+    registry.leave_behind()
     for device in list(_devices.values()):
         if device._context is not None and device._context.dead is None:
             _left_behind.add(device.backend)

@@ -219,12 +219,12 @@ class Mapping:
                 raise LayoutError(
                     f"strides {array.strides} cannot be mapped: give an array without negative or repeated axes"
                 )
-        self.registration = Registration(context, arrays, mapped=True)
+        self.registration = Registration(context, arrays)
         self.views: list[DeviceNDArray[Any]] = []
         try:
             with Entered(context):
                 for array in arrays:
-                    pointer = context.registry.device_pointer(array)
+                    pointer = context.registry.device_pointer(context, array)
                     size = span(array.shape, array.strides, array.itemsize)[1]
                     borrowed = Borrowed(context, pointer, size, array)
                     self.views.append(DeviceNDArray(borrowed, pointer, array.shape, array.dtype, array.strides, stream))
@@ -251,14 +251,3 @@ class Mapping:
             for view in self.views:
                 view.allocation.freed = True
             self.registration.close()
-
-
-def is_pinnable(array: object) -> npt.NDArray[Any]:
-    """The ndarray of an argument of pinned(), mapped() or register()."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"only an ndarray's memory can be page-locked in place, not that of a {type(array).__name__}")
-    if array.dtype.hasobject:
-        raise LayoutError(
-            f"an array of dtype {array.dtype} holds references to Python objects: nothing to share with a device"
-        )
-    return array

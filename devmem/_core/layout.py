@@ -18,7 +18,9 @@ from ..spi.errors import LayoutError
 
 Shape = tuple[int, ...]
 
-_word_at = ctypes.c_size_t.from_address
+_WORD = ctypes.sizeof(ctypes.c_size_t)
+#: All addresses as words, to be read from.
+_words = (ctypes.c_size_t * (sys.maxsize // _WORD)).from_address(0)
 #: Where an ndarray object keeps the address of its data: first behind the object header, by NumPy's stable ABI.
 _DATA = object.__basicsize__
 
@@ -26,10 +28,15 @@ _DATA = object.__basicsize__
 def address(array: npt.NDArray[Any]) -> int:
     """The address of an ndarray's first element, of any array: read-only, without axes, datetimes.
 
-    Read from the array object itself: ``array.ctypes.data`` takes seven times as long. Nothing but this function hands out
+    Read from the array object itself: ``array.ctypes.data`` takes ten times as long. Nothing but this function hands out
     host addresses.
     """
-    return _word_at(id(array) + _DATA).value
+    return _words[(id(array) + _DATA) // _WORD]
+
+
+def pointer_in(capsule: object) -> int:
+    """The pointer in a capsule that was just made, whatever its name: asking Python's own function takes three times as long."""
+    return _words[(id(capsule) + _DATA) // _WORD]
 
 
 _probe = np.empty(1)

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ..spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
-from ..spi.types import LEGACY_STREAM, Capability
+from ..spi.types import LEGACY_STREAM, Capability, MemoryKind
 from .allocation import Allocation, Heap
 from .config import settings
+from .memory.adaptor import chain, largest_free_block
+from .memory.statistics import Statistics
 from .scopes import deferral
 from .stream import Event, Stream
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Completion events that are kept for reuse.
 SPARE_EVENTS = 64
+#: Lines of the program that the message of an OutOfMemory names, where something counts them.
+LARGEST_OWNERS = 5
 #: What a device may still touch where nothing can tell any more: kept until the process ends.
 _stranded: list[object] = []
 
@@ -80,9 +84,8 @@ class Reclaimer:
         except Exception as error:  # a plugin's resource may raise anything
             if item is not None:
                 self.keep(item)
-            warnings.warn(
-                f"while freeing dropped memory on {self.context.device}: {error}", DevmemWarning, stacklevel=3
-            )
+            told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            warnings.warn(f"while freeing dropped memory on {self.context.device}: {told}", DevmemWarning, stacklevel=3)
         finally:
             if batch:
                 self._put_back(batch)
@@ -94,12 +97,14 @@ class Reclaimer:
             self._wait_for_everything()
             gc.collect()
             self.drain()
-            for each in self.context.heaps:
-                each.trim(0)
+            self._trim_for_rescue()
             try:
                 return heap.allocate(nbytes, stream.handle)
             except MemoryError as second:
                 raise self._out_of_memory(heap, nbytes, second) from first
+            except Exception as error:
+                heap.explain(error, nbytes)
+                raise
         raise first
 
     def release_now(self, allocation: Allocation) -> None:
@@ -237,7 +242,7 @@ class Reclaimer:
                 problems.append(error)
 
         for heap in self.context.heaps:
-            for ptr, nbytes in list(heap.live.items()):
+            for ptr, nbytes in list(heap.live.items()) if heap.kind is MemoryKind.DEVICE else ():
                 attempt(heap.give_back, ptr, nbytes, LEGACY_STREAM)
             attempt(heap.trim, 0)
         for item in self.pending:
@@ -326,6 +331,13 @@ class Reclaimer:
         for handle in streams:
             self.context.driver.stream_synchronize(handle)
 
+    def _trim_for_rescue(self) -> None:
+        for heap in list(self.context.heaps):
+            try:
+                heap.trim(0)
+            except Exception as error:  # one stack that fails must not keep the memory of the others
+                warnings.warn(f"while trimming {heap.resource!r}: {error}", DevmemWarning, stacklevel=5)
+
     def _wait_for_everything(self) -> None:
         self.context.driver.synchronize()
         self.poll()
@@ -371,9 +383,16 @@ class Reclaimer:
             f"out of memory on {context.device}: asked for {nbytes} bytes; free {info.free} of {info.total}, "
             f"cached {info.cached}, pending {info.pending}, live {info.live} bytes in {count} blocks"
         )
+        largest = largest_free_block(heap.resource)
+        if largest is not None:
+            message += f", largest free block {largest} bytes"
         if deferral.depth and self.pending:
             message += f"; {self.pending_bytes} bytes cannot be freed inside defer_cleanup(): leave it"
         message += f" ({cause})"
+        counting = [part for part in chain(heap.resource) if isinstance(part, Statistics)]
+        owners = [owner for part in counting[:1] for owner in part.owners(LARGEST_OWNERS)]
+        if owners:
+            message += "; largest owners: " + "; ".join(map(str, owners))
         known = cause if isinstance(cause, BackendError) else None
         return OutOfMemory(
             message,

@@ -25,7 +25,8 @@ device: ContextVar[Device | None] = ContextVar("devmem_device", default=None)
 stream: ContextVar[Stream | None] = ContextVar("devmem_stream", default=None)
 saved_streams: ContextVar[tuple[Stream | None, Any] | None] = ContextVar("devmem_saved_streams", default=None)
 saved_devices: ContextVar[tuple[Device | None, Any] | None] = ContextVar("devmem_saved_devices", default=None)
-heaps: ContextVar[dict[Context, Heap] | None] = ContextVar("devmem_heaps", default=None)
+#: By device, and kind for other memory than the device's.
+heaps: ContextVar[dict[Any, Heap] | None] = ContextVar("devmem_heaps", default=None)
 
 
 class Scope(Generic[T]):
@@ -58,7 +59,7 @@ def choose(variable: ContextVar[T], value: T) -> Callable[[], None]:
 
 
 class MemoryScope(Scope[Any]):
-    """A memory stack that holds for the whole device from the call on; in ``with``, for this thread or task alone."""
+    """A stack for one kind of a device's memory: from the call on for everybody; in ``with``, for this thread or task alone."""
 
     __slots__ = ("context", "heap")
 
@@ -72,12 +73,12 @@ class MemoryScope(Scope[Any]):
         self.context.uninstall(self.heap)
         self.heap.scopes += 1
         before = heaps.get()
-        heaps.set({**(before or {}), self.context: self.heap})
+        heaps.set({**(before or {}), self.context.scope_key(self.heap.kind): self.heap})
         self.context.scoped_heaps += 1
         self._undo = lambda: self._leave(before)
         return self.value
 
-    def _leave(self, before: dict[Context, Heap] | None) -> None:
+    def _leave(self, before: dict[Any, Heap] | None) -> None:
         heaps.set(before)
         self.context.scoped_heaps -= 1
         self.heap.scopes -= 1

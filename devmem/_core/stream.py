@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from ..spi.errors import ClosedError, LayoutError
+from ..spi.errors import BackendError, ClosedError, LayoutError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 from . import scopes
 from .entered import Entered
@@ -201,7 +201,12 @@ class Stream:
         self.context.streams.pop(handle, None)
         self.context.handles.pop(handle, None)
         self.__class__ = ClosedStream
-        self.context.driver.stream_destroy(handle)
+        try:
+            # While the handle still is this stream's: a pool must not take the next stream with that number for it.
+            for heap in list(self.context.heaps):
+                heap.forget_stream(handle)
+        finally:
+            self.context.driver.stream_destroy(handle)
 
 
 class ClosedStream(Stream):
@@ -232,13 +237,14 @@ class Event:
     An event that was never recorded counts as passed.
     """
 
-    __slots__ = ("__weakref__", "context", "handle", "timing")
+    __slots__ = ("__weakref__", "context", "handle", "recorded", "timing")
 
     nbytes = 0
 
     def __init__(self, context: Context, timing: bool = True) -> None:
         self.context = context
         self.timing = timing
+        self.recorded = False
         with Entered(context) as driver:
             self.handle: int = driver.event_create(timing)
             context.reclaim.events[self.handle] = None
@@ -267,6 +273,7 @@ class Event:
             )
         with Entered(self.context) as driver:
             driver.event_record(self.handle, chosen.handle)
+            self.recorded = True
 
     def query(self) -> bool:
         """Whether the captured work is done; does not wait."""
@@ -285,21 +292,41 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to ``end``.
 
-        Both must have been made with ``timing``, recorded, and passed.
-
         Raises
         ------
+        LayoutError
+            They belong to two devices; or one of them was made without timing, or was never recorded.
         BackendError
-            One of them is not recorded or not done, or was made without timing.
+            One of them has not passed yet, or work before it failed.
         """
+        if not isinstance(end, Event):
+            raise TypeError(f"times are taken between two devmem.Events, not to {end!r}")
         if end.context is not self.context:
             raise LayoutError(
                 f"these events belong to {self.device} and {end.device}: times of two devices do not compare"
             )
         if not (self.timing and end.timing):
             raise LayoutError("an event made with timing=False has no time: make both with devmem.event()")
+        handles = self.handle, end.handle  # these say it if one is closed
+        if not (self.recorded and end.recorded):
+            which = "the end" if self.recorded else "the start" if end.recorded else "neither"
+            raise LayoutError(
+                f"times are taken between two events that were recorded ({which} {'was' if which == 'neither' else 'was not'}): "
+                f"record(stream) one before the work and one behind it"
+            )
         with Entered(self.context) as driver:
-            return float(driver.event_elapsed(self.handle, end.handle))
+            try:
+                return float(driver.event_elapsed(*handles))
+            except BackendError as error:
+                if all(map(driver.event_query, handles)):
+                    raise
+                raise BackendError(
+                    f"the work before these events is not done: synchronize() the later one first ({error})",
+                    backend=error.backend,
+                    call=error.call,
+                    code=error.code,
+                    name=error.name,
+                ) from error
 
     def close(self) -> None:
         """Destroy the event. A second call does nothing; work that waits for it is not disturbed."""

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ..spi.errors import DevmemError, LayoutError, TransferGuardError
 from ..spi.types import Capability, CopyKind
 from .allocation import Using
+from .args import assignable
 from .config import TransferGuard, settings
 from .entered import Entered
 from .layout import (
@@ -36,7 +37,7 @@ from .layout import (
     rows,
     span,
 )
-from .registration import PAGE
+from .registry import PAGE
 
 if TYPE_CHECKING:
     from .array import DeviceNDArray
@@ -161,8 +162,12 @@ def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bo
     if not dst.nbytes:
         return
     context = dst.context
-    item = np.empty((), dst.dtype)
-    item[...] = value
+    cast = assignable(value, dst.dtype)
+    if cast.size != 1:
+        raise LayoutError(
+            f"fill() stores one value, not {cast.size} of shape {cast.shape}: assign them, d[...] = values"
+        )
+    item = cast.reshape(())
     pattern = item.tobytes()
     if not is_contiguous(dst.shape, dst.strides, dst.itemsize) and not is_contiguous(
         dst.shape, dst.strides, dst.itemsize, "F"
@@ -206,7 +211,7 @@ def _rows_pay(context: Context, plan: Rows, host: npt.NDArray[Any]) -> bool:
     return (
         plan.width >= WIDE_ROW
         and _calls(context, plan) <= MANY_CALLS
-        and context.has(Capability.STRIDED_COPY)
+        and _strided(context, plan)
         and not context.registry.cuts(*extent(host))
     )
 
@@ -222,10 +227,16 @@ def _scratch(context: Context, shape: Shape, dtype: np.dtype[Any]) -> npt.NDArra
 
 def _calls(context: Context, plan: Rows) -> int:
     """Driver calls that a plan takes on this device."""
-    if not context.has(Capability.STRIDED_COPY):
+    if not _strided(context, plan):
         return plan.calls * plan.height
     slices = plan.slices() if context.has(Capability.VOLUME_COPY) else None
     return plan.calls if slices is None else len(slices.offsets)
+
+
+def _strided(context: Context, plan: Rows) -> bool:
+    """Whether the device copies these rows in one call, and better so than one by one."""
+    multiple = context.info.strided_pitch_multiple
+    return context.has(Capability.STRIDED_COPY) and not (plan.dst_pitch % multiple or plan.src_pitch % multiple)
 
 
 def _run(context: Context, plan: Rows, dst: int, src: int, kind: CopyKind, stream: Stream, blocking: bool) -> bool:
@@ -250,13 +261,14 @@ def _copies(
 ) -> Iterator[Callable[..., bool]]:
     """The driver calls of a plan, in as many dimensions as the device copies in."""
     driver, width, height, pitches = context.driver, plan.width, plan.height, (plan.dst_pitch, plan.src_pitch)
-    slices = plan.slices() if plan.outer and context.has(Capability.VOLUME_COPY) else None
+    strided = _strided(context, plan)
+    slices = plan.slices() if plan.outer and strided and context.has(Capability.VOLUME_COPY) else None
     if slices is not None:
         depth, dst_rows, src_rows, offsets = slices
         for to, origin in offsets:
             sides = (dst + to, pitches[0], dst_rows, src + origin, pitches[1], src_rows)
             yield partial(driver.copy_3d, *sides, width, height, depth, kind, handle)
-    elif height > 1 and context.has(Capability.STRIDED_COPY):
+    elif height > 1 and strided:
         for to, origin in plan.offsets():
             yield partial(driver.copy_2d, dst + to, pitches[0], src + origin, pitches[1], width, height, kind, handle)
     else:

@@ -12,16 +12,21 @@ from ..spi.errors import DevmemError
 from . import scopes, transfer
 from .allocation import Allocation
 from .array import H2D, DeviceNDArray, StreamLike
-from .layout import Shape, address, contiguous_strides, like_strides
+from .layout import Shape, address, like_strides
 
 if TYPE_CHECKING:
     from .context import Context
 
+_new = object.__new__
+_stream_in_scope = scopes.stream.get
+#: What says most often that no stream is named. Other spellings are as right, and take longer.
+_UNNAMED = 0
+
 
 def empty(
-    context: Context, shape: Shape, dtype: np.dtype[Any], strides: Shape, nbytes: int, stream: StreamLike
+    context: Context, shape: Shape, dtype: np.dtype[Any], strides: Shape | None, nbytes: int, stream: StreamLike
 ) -> DeviceNDArray[Any]:
-    """An uninitialised array, bound to the stream if one is named."""
+    """An uninitialised array, bound to the stream if one is named; strides of None are those of a C-contiguous array."""
     chosen = context.stream_of(stream)
     bound = chosen if stream else None
     driver = context.driver
@@ -41,41 +46,40 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
 
     Everything generic about an upload happens here, once; the driver is two frames away.
     """
-    if stream:
-        bound = chosen = context.stream_of(stream)
+    bound = None
+    if stream is _UNNAMED:
+        chosen = _stream_in_scope()
+        if chosen is None or chosen.context is not context:
+            chosen = context.shared_default or context.per_thread
     else:
-        if stream is not None and type(stream) is not int:
-            context.stream_of(stream)  # False, "" and the like name no stream
-        current = scopes.stream.get()
-        bound = None
-        chosen = (
-            current
-            if current is not None and current.context is context
-            else context.shared_default or context.per_thread
-        )
-    shape, dtype = src.shape, src.dtype
-    flags = src.flags
-    nbytes = src.nbytes
+        chosen = context.stream_of(stream)
+        if stream:
+            bound = chosen
+    shape, dtype, nbytes = src.shape, src.dtype, src.nbytes
     if not nbytes:
-        return empty(context, shape, dtype, contiguous_strides(shape, dtype.itemsize), 0, stream)
-    direct = True
-    if flags.c_contiguous:
-        strides = contiguous_strides(shape, dtype.itemsize)
-    elif flags.f_contiguous:
-        strides = contiguous_strides(shape, dtype.itemsize, "F")
-    else:
+        return empty(context, shape, dtype, None, 0, stream)
+    direct, strides = True, None
+    if not src.flags.c_contiguous:
+        direct = src.flags.f_contiguous
         strides = like_strides(shape, src.strides, dtype.itemsize)
-        direct = False
     driver = context.driver
     token = driver.enter()
     try:
         allocation = context.allocate(nbytes, chosen, bound is None)
-        array: DeviceNDArray[Any] = DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides, bound)
+        ptr = allocation.ptr
+        # What DeviceNDArray(...) does, without the call, which takes longer than all of it.
+        array: DeviceNDArray[Any] = _new(DeviceNDArray)
+        array.allocation = allocation
+        array._ptr = ptr
+        array._shape = shape
+        array._dtype = dtype
+        array._strides = strides
+        array._stream = bound
         try:
             if not direct or context.registry.segments:
                 transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
             else:
-                if driver.copy(allocation.ptr, address(src), nbytes, H2D, chosen.handle, blocking=bound is None):
+                if driver.copy(ptr, address(src), nbytes, H2D, chosen.handle, blocking=bound is None):
                     context.reclaim.retire(chosen, src)
                 counter = context.uploads
                 counter[0] += 1

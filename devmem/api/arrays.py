@@ -118,7 +118,8 @@ def device_array(
         It does not fit.
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
-    return _upload.empty(current_context(), lengths, kind, steps, nbytes, stream)
+    packed = strides is None and order == "C"
+    return _upload.empty(current_context(), lengths, kind, None if packed else steps, nbytes, stream)
 
 
 def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]:
@@ -139,7 +140,7 @@ def full(
 ) -> DeviceNDArray[Any]:
     """A device array of one value, of the value's own dtype if none is given; otherwise as `device_array`."""
     result = device_array(shape, np.asarray(fill_value).dtype if dtype is None else dtype, None, order, stream)
-    result.fill(fill_value, stream)
+    result.fill(np.array(fill_value, result.dtype), stream)  # the dtype was named: NumPy converts to it
     return result
 
 

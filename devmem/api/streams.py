@@ -41,7 +41,9 @@ def per_thread_default_stream() -> Stream:
 def external_stream(ptr: Any) -> Stream:
     """Wrap a stream of somebody else: its address, or an object with ``__cuda_stream__``.
 
-    devmem never destroys it. Its owner must keep it alive while work is given to it, not until the memory used there is freed.
+    devmem never destroys it, and forgets it when nobody refers to the result any more and no work of ours is on it; until then
+    its address can be given wherever a stream is asked for. Its owner must keep it alive while work is given to it, not until the
+    memory used there is freed.
     """
     return current_context().external_stream(ptr)
 

@@ -7,6 +7,7 @@ import click
 from .doctor import doctor
 from .emulate import emulate
 from .info import info
+from .replay import replay
 from .roundtrip import roundtrip
 
 
@@ -16,5 +17,5 @@ def commands() -> None:
     """Move arrays between host and accelerator memory, and find out why that does not work."""
 
 
-for command in (info, doctor, roundtrip, emulate):
+for command in (info, doctor, roundtrip, emulate, replay):
     commands.add_command(command)

@@ -15,14 +15,15 @@ from .bits import first_difference
 from .info import Report, collect
 from .output import FAILED, OK, collected_warnings, print_json, print_table
 
-#: The backend that needs no hardware: right when it was asked for, a symptom when it was fallen back to.
+#: The backend that needs no hardware.
 WITHOUT_GPU = "host"
 
 
 class Verdict(StrEnum):
-    """How a check went: ``warn`` is worth knowing, ``fail`` is for fixing."""
+    """How a check went: ``info`` is how this machine is, ``warn`` is worth a look, ``fail`` is for fixing."""
 
     OK = "ok"
+    INFO = "info"
     WARN = "warn"
     FAIL = "fail"
 
@@ -43,8 +44,9 @@ class Check:
 def doctor(context: click.Context, as_json: bool) -> None:
     """Check this installation and say what to do about what is wrong.
 
-    Exit code 0: a GPU backend is usable, or the host backend was chosen on purpose (DEVMEM_BACKEND=host), and nothing
-    failed. Exit code 1: at least one check failed; its row says what to do.
+    Exit code 0: arrays can be moved, on a GPU or, where no GPU can be used, on the host backend; the rows say why not on a GPU.
+    Exit code 1: at least one check failed, and its row says what to do. A machine without a GPU is no failure, unless
+    DEVMEM_BACKEND asks for one.
     """
     checks = list(examine(collect()))
     healthy = all(check.verdict is not Verdict.FAIL for check in checks)
@@ -64,19 +66,24 @@ def examine(report: Report) -> Iterator[Check]:
     yield from _settings(report)
     for problem in report.problems:
         yield Check("problem", Verdict.FAIL, problem, "fix this first: it may hide what else is here")
-    broken = {status.reason for status in report.backends if not status.usable}
+    told = {status.reason for status in report.backends if not status.usable} | {item.help for item in report.settings}
     for message in report.warnings:
-        if message not in broken:
+        if message not in told:
             yield Check("warning", Verdict.WARN, message)
     yield from _backends(report)
+    yield from _devices(report)
     yield _choice(report)
     yield _transfer()
 
 
 def _settings(report: Report) -> Iterator[Check]:
-    changed = [f"{item.name}={item.value}" for item in report.settings if item.source != "default"]
+    changed = [f"{item.name}={item.value}" for item in report.settings if item.source == "environment"]
     if report.settings:
         yield Check("settings", Verdict.OK, ", ".join(changed) or "all at their defaults")
+    for item in report.settings:
+        if item.source == "unknown":
+            what, _, advice = item.help.partition(": ")
+            yield Check("unknown setting", Verdict.WARN, what, advice)
 
 
 def _backends(report: Report) -> Iterator[Check]:
@@ -89,7 +96,14 @@ def _backends(report: Report) -> Iterator[Check]:
             advice = f"upgrade or uninstall it, or leave it out: DEVMEM_BLOCK_PLUGINS={status.name}"
             yield Check(name, Verdict.FAIL, str(status.reason), advice)
         else:
-            yield Check(name, Verdict.WARN, f"not usable: {status.reason}", "only needed for that hardware")
+            yield Check(name, Verdict.INFO, f"not usable: {status.reason}", "only needed for that hardware")
+
+
+def _devices(report: Report) -> Iterator[Check]:
+    for device in report.devices:
+        facts = device["facts"]
+        if isinstance(facts, dict) and facts.get("notes"):
+            yield Check(f"device {device['device']}", Verdict.WARN, str(facts["notes"]))
 
 
 def _choice(report: Report) -> Check:
@@ -108,11 +122,13 @@ def _choice(report: Report) -> Check:
         )
     if gpus:
         return Check(name, Verdict.OK, f"{gpus[0]}, the first that is usable")
+    if not usable:
+        return Check(name, Verdict.FAIL, "no backend is usable", "see the rows of the backends")
     return Check(
         name,
-        Verdict.FAIL,
-        "no GPU backend is usable, so devmem falls back to the host backend",
-        f"fix one of the backends above, or say that this is meant: DEVMEM_BACKEND={WITHOUT_GPU}",
+        Verdict.INFO,
+        f"{usable[0]}: no GPU backend is usable, for the reasons above",
+        f"nothing, if that is so; DEVMEM_BACKEND={WITHOUT_GPU} says that it is meant, and silences the warning",
     )
 
 

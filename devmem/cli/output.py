@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,8 +21,10 @@ from devmem import DevmemWarning
 #: Exit codes that mean the same for every command.
 OK, FAILED, UNUSABLE = 0, 1, 2
 
-#: Where nobody looks at a terminal nothing is cut off to fit one.
+#: Where nobody looks at a terminal nothing is folded to fit one, unless COLUMNS asks for it.
 WIDE = 240
+#: Columns of text narrower than this are not worth reading: a table that would need them is printed in another way.
+READABLE = 16
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "MISMATCH": "bold red", "error": "red", "yes": "green"}
 
@@ -29,18 +32,68 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "MISMATCH": "bold
 def console(stream: IO[str] | None = None) -> Console:
     """A console on the stream as it is now, so that redirecting it (as tests do) is seen."""
     stream = stream or sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else WIDE, highlight=False, soft_wrap=False)
+    fitted = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(file=stream, width=None if fitted else WIDE, highlight=False, soft_wrap=False)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: str = "") -> None:
-    """Print rows under columns; those named in ``right`` (comma separated) are numbers. Text is never markup."""
-    table = Table(title=title or None, title_justify="left", title_style="bold")
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str = "",
+    right: str = "",
+    optional: Sequence[str] = (),
+) -> None:
+    """Print rows under columns; those named in ``right`` (comma separated) are numbers. Text is never markup.
+
+    In a narrow terminal text is folded, and numbers never are. Where too little room would be left, ``optional`` columns are
+    left out, the first named first, and that is said; where that does not help, each row is printed as lines of its own.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numbers = set(right.split(","))
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell), style=STYLES.get(str(cell), "")) for cell in row))
-    console().print(table)
+    out = console()
+
+    def fits(shown: Sequence[int]) -> bool:
+        least = [widths[at] if columns[at] in numbers else min(widths[at], READABLE) for at in shown]
+        return sum(least) + 3 * len(least) + 1 <= out.width
+
+    shown, dropped = list(range(len(columns))), list[str]()
+    for name in optional:
+        if not fits(shown):
+            dropped.append(name)
+            shown.remove(columns.index(name))
+    if not fits(shown):
+        _print_rows(out, columns, cells, title)
+        return
+    table = Table(title=title or None, title_justify="left", title_style="bold")
+    for at in shown:
+        number = columns[at] in numbers
+        table.add_column(columns[at], justify="right" if number else "left", overflow="fold", no_wrap=number)
+    for row in cells:
+        table.add_row(*(_styled(row[at]) for at in shown))
+    out.print(table)
+    if dropped:
+        out.print(f"Left out for want of room: {'; '.join(dropped)}.", overflow="fold")
+
+
+def _print_rows(out: Console, columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
+    """Print each row as lines of a name and a value, without what is empty."""
+    if title:
+        out.print(Text(title, style="bold"), overflow="fold")
+    for row in cells:
+        lines = Table.grid(padding=(0, 1))
+        lines.add_column(no_wrap=True)
+        lines.add_column(overflow="fold")
+        for column, cell in zip(columns, row, strict=True):
+            if cell:
+                lines.add_row(Text(column, style="dim"), _styled(cell))
+        out.print(lines)
+        out.print()
+
+
+def _styled(cell: str) -> Text:
+    return Text(cell, style=STYLES.get(cell, ""))
 
 
 def print_json(document: Mapping[str, object]) -> None:

@@ -218,6 +218,7 @@ def _show(device: devmem.Device, rows: Sequence[Row]) -> None:
         ),
         title=f"Round trip through {device} ({device.info.name})",
         right="bytes,H2D GB/s,D2H GB/s",
+        optional=("from", "path up, down", "dtype", "layout"),
     )
     same = sum(row.verdict is Verdict.SAME for row in rows)
     total = sum(row.nbytes for row in rows if row.verdict is Verdict.SAME)

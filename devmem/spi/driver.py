@@ -153,6 +153,12 @@ class SupportsStreamOrdered(Protocol):
     def pool_trim(self, keep_bytes: int) -> None:
         """Give pool memory back until at most ``keep_bytes`` of it are held unused."""
 
+    def pool_threshold(self, nbytes: int) -> None:
+        """Let the pool hold more than so many bytes, those in use among them, only until somebody waits for the device.
+
+        Until this is called it holds all that it has. What it gives back then it may have to ask the system for again.
+        """
+
 
 @runtime_checkable
 class SupportsStridedCopy(Protocol):
@@ -211,12 +217,16 @@ class SupportsBatchCopy(Protocol):
 
 @runtime_checkable
 class SupportsHostRegister(Protocol):
-    """Page-locking memory that the user allocated. Ranges that arrive here are whole pages and never overlap."""
+    """Page-locking memory that the user allocated. Ranges that arrive here are whole pages and never overlap.
 
-    def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None: ...
+    Locking is the process's: what one device of the backend has locked is locked for all of them.
+    """
+
+    def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
+        """Lock a range. ``mapped``: devices may ask for an address of it (asked whenever the device can map memory)."""
 
     def host_unregister(self, ptr: int, nbytes: int) -> None:
-        """Undo ``host_register`` of exactly this range. May wait for the device."""
+        """Undo this driver's own ``host_register`` of exactly this range. May wait for the device."""
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@
     ├── ClosedError (ValueError)              use after free, close or reset
     ├── ForkedError (RuntimeError)            a handle from before a fork, used in the child
     ├── TransferGuardError (RuntimeError)     an implicit copy to the host while the guard disallows it
+    ├── GuardError (RuntimeError)             memory that a Guard watches was misused: overrun, freed twice, used after free
     ├── PluginError (RuntimeError)            a plugin that is broken, misnamed or too new
     └── ConfigError (ValueError)              a setting or name that is not one of those allowed
 
@@ -84,6 +85,10 @@ class ForkedError(DevmemError, RuntimeError):
 
 class TransferGuardError(DevmemError, RuntimeError):
     """An implicit device-to-host copy was about to happen while ``DEVMEM_TRANSFER_GUARD`` is ``disallow``."""
+
+
+class GuardError(DevmemError, RuntimeError):
+    """Memory that a `Guard` watches was misused; the message says how, and where the memory was allocated."""
 
 
 class PluginError(DevmemError, RuntimeError):

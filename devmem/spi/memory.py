@@ -41,9 +41,18 @@ class SupportsTrim(Protocol):
         """Bytes held for reuse, used by nobody."""
 
     def trim(self, keep_bytes: int) -> None:
-        """Give cached memory back upstream until at most ``keep_bytes`` are held."""
+        """Give cached memory back upstream until at most ``keep_bytes`` are held; what shares a piece with a live block stays."""
 
 
-#: How a plugin names a resource: called without arguments for each device that uses it, and for a stack that is spelled as
-#: text (``limit:4GiB,pool``) with what stands after the colon and the resource below.
+@runtime_checkable
+class SupportsForgetStream(Protocol):
+    """A resource that remembers streams by their handles, which the driver uses again."""
+
+    def forget_stream(self, stream: int) -> None:
+        """Take note that a stream is about to be destroyed; it is still there during the call. Raises nothing."""
+
+
+#: How a plugin names a resource. Called for each device that uses it. In a stack that is spelled as text (``mine:4GiB,pool``): with
+#: what stands behind the colon, a str that may be empty, and the resource below, which is None for the last. Without arguments
+#: where there is neither.
 ResourceFactory = Callable[..., MemoryResource]

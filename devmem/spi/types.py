@@ -75,7 +75,9 @@ class DeviceInfo:
 
     ``uuid`` identifies the physical device across processes and orderings, ``pci_id`` its slot (empty where there is
     none). ``stream_priorities`` is (least, greatest): smaller numbers run first, and (0, 0) means no priorities.
-    ``facts`` is everything else worth printing, by name.
+    ``default_memory`` is the memory stack that suits the device, as text (``pool``); empty: devmem chooses.
+    ``strided_pitch_multiple``: strided copies are worth having for pitches that are multiples of it; others are right, and slow.
+    ``facts`` is everything else worth printing, by name; ``notes`` among them is what `devmem doctor` tells the user.
     """
 
     backend: str
@@ -89,4 +91,6 @@ class DeviceInfo:
     memory_kinds: frozenset[MemoryKind] = frozenset({MemoryKind.DEVICE})
     capabilities: frozenset[Capability] = frozenset()
     stream_priorities: tuple[int, int] = (0, 0)
+    default_memory: str = ""
+    strided_pitch_multiple: int = 1
     facts: Mapping[str, str | int | float | bool] = field(default_factory=lambda: MappingProxyType({}))

@@ -115,6 +115,34 @@ class StreamOrderedChecks(Harness):
         rig.driver.stream_synchronize(stream)
         memory.pool_trim(0)
 
+    @pytest.mark.parametrize("wait", ["stream", "device"])
+    def test_waiting_gives_back_what_is_over_the_threshold(self, rig: Rig, wait: str) -> None:
+        memory, stream, driver = self.ordered(rig), rig.stream(), rig.driver
+        kept, data = memory.alloc_async(1 << 20, stream), pattern(1 << 20)
+        driver.copy(kept, address(data), data.size, CopyKind.H2D, stream, blocking=True)
+
+        def held() -> int:
+            blocks = [memory.alloc_async(1 << 20, stream) for _ in range(8)]
+            for ptr in blocks:
+                memory.free_async(ptr, 1 << 20, stream)
+            for _ in range(2):  # the first wait may find the frees not done yet
+                driver.stream_synchronize(stream) if wait == "stream" else driver.synchronize()
+            return memory.pool_cached()
+
+        memory.pool_threshold((1 << 64) - 1)
+        everything = held()
+        memory.pool_threshold(0)
+        nothing = held()
+        assert 0 <= nothing <= everything
+        if self.strict:
+            assert nothing == 0
+        memory.pool_threshold((1 << 64) - 1)
+        assert held() == everything or not self.strict
+        assert same(rig.read(kept, 1 << 20), data), "memory that is in use was given back"
+        memory.free_async(kept, 1 << 20, stream)
+        driver.stream_synchronize(stream)
+        memory.pool_trim(0)
+
     def test_memory_comes_back(self, rig: Rig) -> None:
         rig.need_strict()
         memory, stream = self.ordered(rig), rig.stream()

@@ -94,6 +94,28 @@ class HostMemoryChecks(Harness):
             rig.driver.host_unregister(address(host), host.size)
         described(caught.value, rig)
 
+    def test_registered_for_every_device(self, rig: Rig) -> None:
+        """What one device has locked is pinned for the others too, and nobody can lock it again."""
+        rig.need_strict()
+        with self.registered(rig, 2) as host:
+            other = rig.neighbour()
+            assert isinstance(other.driver, SupportsHostRegister)
+            data = pattern(host.size)
+            host[:] = flip(data, 0x55)
+            with entered(other.driver):
+                ptr, stream = other.device(data), other.stream()
+                with pytest.raises(BackendError) as caught:
+                    other.driver.host_register(address(host), host.size, False)
+                described(caught.value, other)
+                with other.hold(stream) as latch:
+                    assert (
+                        other.driver.copy(address(host), ptr, host.size, CopyKind.D2H, stream, blocking=False) is True
+                    )
+                    assert same(host, flip(data, 0x55))
+                    latch.release()
+                    other.driver.stream_synchronize(stream)
+            assert same(host, data)
+
     def test_unregistering_keeps_work_enqueued_before(self, rig: Rig) -> None:
         rig.need(Capability.HOST_REGISTER)
         assert isinstance(rig.driver, SupportsHostRegister)

@@ -50,6 +50,8 @@ ORDINARY = {
     900: ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "captur"),
     999: ("CUDA_ERROR_UNKNOWN", "unknown error"),
 }
+#: A status that no binding knows.
+UNKNOWN = 99999
 #: Errors after which the context is of no more use.
 STICKY = {
     4: "CUDA_ERROR_DEINITIALIZED",
@@ -136,6 +138,7 @@ CALLS: dict[str, tuple[str, Callable[[Open], object]]] = {
     "free_async": ("cuMemFreeAsync", lambda o: o.driver.free_async(o.pooled, 4000, 1)),
     "pool_cached": ("cuMemPoolGetAttribute", lambda o: o.driver.pool_cached()),
     "pool_trim": ("cuMemPoolTrimTo", lambda o: o.driver.pool_trim(0)),
+    "pool_threshold": ("cuMemPoolSetAttribute", lambda o: o.driver.pool_threshold(0)),
     "memory_info": ("cuMemGetInfo", lambda o: o.driver.memory_info()),
     "copy up": ("cuMemcpyHtoD", lambda o: copy(o, CopyKind.H2D, 1, True)),
     "copy down": ("cuMemcpyDtoH", lambda o: copy(o, CopyKind.D2H, 1, True)),
@@ -208,16 +211,77 @@ def test_an_error_tells_call_code_name_and_the_drivers_sentence(
     assert (str(again), again.call, again.code, again.name) == (str(error), error.call, code, name)
 
 
+@pytest.mark.parametrize("code", [999, UNKNOWN])
 @pytest.mark.parametrize("method", sorted(CALLS))
-def test_every_call_is_checked_and_named(method: str, opened: Open, control: emulator.Control) -> None:
+def test_every_call_is_checked_and_named(method: str, code: int, opened: Open, control: emulator.Control) -> None:
     function, call = CALLS[method]
-    control.fail(function, 1, 999)
+    control.fail(function, 1, code)
     with pytest.raises(BackendError) as caught:
         call(opened)
     assert type(caught.value) is BackendError
-    assert (caught.value.call.removesuffix("_v2"), caught.value.code) == (function, 999)
+    assert (caught.value.call.removesuffix("_v2"), caught.value.code) == (function, code)
     assert opened.driver.lost is None
     assert opened.driver.memory_info()
+
+
+def test_a_status_that_is_newer_than_the_binding(opened: Open, control: emulator.Control) -> None:
+    control.fail("cuMemGetInfo", 1, UNKNOWN)
+    with pytest.raises(BackendError, match=f"^cuMemGetInfo failed with {UNKNOWN} .*update cuda-bindings$") as caught:
+        opened.driver.memory_info()
+    assert (caught.value.backend, caught.value.name) == ("cuda", str(UNKNOWN))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.call, again.code) == (str(caught.value), "cuMemGetInfo", UNKNOWN)
+
+
+def test_a_mistake_of_the_caller_is_no_status() -> None:
+    from devmem.backends.cuda.library import code_of
+
+    with pytest.raises(ValueError, match=r"^not a number$"):
+        code_of(ValueError("not a number"))
+
+
+VERBS: dict[str, Callable[[Any], object]] = {
+    "to_device": lambda array: dm.to_device(DATA),
+    "to_device, stream": lambda array: dm.to_device(DATA, stream=dm.stream()),
+    "device_array": lambda array: dm.device_array(3),
+    "copy_to_host": lambda array: array.copy_to_host(),
+    "copy_to_device": lambda array: array.copy_to_device(DATA),
+    "fill": lambda array: array.fill(1),
+    "copy": lambda array: array.copy(),
+    "free": lambda array: array.free(),
+    "trim": lambda array: dm.trim(),
+    "pinned_array": lambda array: dm.pinned_array(3),
+    "register": lambda array: dm.register(np.zeros(1 << 14, np.uint8)),
+    "stream": lambda array: dm.stream().close(),
+    "event": lambda array: dm.event().record(),
+    "synchronize": lambda array: dm.synchronize(),
+    "memory_info": lambda array: dm.memory_info(),
+    "close": lambda array: dm.close(),
+}
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_driver_call_of_a_verb_may_meet_it(verb: str, control: emulator.Control) -> None:
+    """Each function that the verb calls answers with a status unknown to the binding, in turn; it is told, and by its name."""
+
+    def called() -> list[str]:
+        array = dm.to_device(DATA)
+        control.reset()
+        VERBS[verb](array)
+        return list(control.calls())
+
+    functions = [name for name in called() if not name.startswith("cuGetError")]
+    assert functions
+    for function in functions:
+        dm.close()
+        array = dm.to_device(DATA)
+        control.reset()
+        control.fail(function, 1, UNKNOWN)
+        with pytest.raises(BackendError) as caught:
+            VERBS[verb](array)
+        assert caught.value.code == UNKNOWN
+        assert caught.value.call.removesuffix("_v2") == function
+        control.reset()
 
 
 @pytest.mark.parametrize("method", ["alloc", "alloc pinned", "alloc managed", "alloc_async"])

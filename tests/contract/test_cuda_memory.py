@@ -26,6 +26,8 @@ _reason = CudaBackend().unavailable()
 pytestmark = pytest.mark.skipif(_reason is not None, reason=f"no CUDA driver, real or emulated: {_reason}")
 emulated_only = pytest.mark.skipif("DEVMEM_EMULATOR" not in os.environ, reason="needs the emulator's control")
 cu: Any = importlib.import_module("cuda.bindings.driver") if _reason is None else None
+#: The same functions as the backend calls them.
+ours: Any = importlib.import_module("devmem.backends.cuda.library").cu if _reason is None else None
 
 DATA = np.arange(1000, dtype=np.int32)
 PORTABLE, DEVICEMAP, WRITE_COMBINED = 1, 2, 4
@@ -204,7 +206,7 @@ def without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
         error, value = asked(attribute, device)
         return error, 0 if attribute == pools else value
 
-    monkeypatch.setattr(cu, "cuDeviceGetAttribute", answer)
+    monkeypatch.setattr(ours, "cuDeviceGetAttribute", answer)
     dm.close()
 
 
@@ -266,8 +268,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         del live[ptr]
         return unregister(ptr)
 
-    monkeypatch.setattr(cu, "cuMemHostRegister", registering)
-    monkeypatch.setattr(cu, "cuMemHostUnregister", unregistering)
+    monkeypatch.setattr(ours, "cuMemHostRegister", registering)
+    monkeypatch.setattr(ours, "cuMemHostUnregister", unregistering)
     return live
 
 
@@ -346,7 +348,7 @@ def test_managed_memory(attach_global: bool, monkeypatch: pytest.MonkeyPatch) ->
     asked: list[int] = []
     allocate = cu.cuMemAllocManaged
     monkeypatch.setattr(
-        cu, "cuMemAllocManaged", lambda nbytes, flags: (asked.append(flags), allocate(nbytes, flags))[1]
+        ours, "cuMemAllocManaged", lambda nbytes, flags: (asked.append(flags), allocate(nbytes, flags))[1]
     )
     array = dm.managed_array(1000, np.int32, attach_global=attach_global)
     assert asked == [1 if attach_global else 2]
@@ -478,7 +480,7 @@ def test_without_batches_on_an_older_driver(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(library, "OLDEST_DRIVER", 12000)
     for version in (12060, 12010):
         dm.close()
-        monkeypatch.setattr(cu, "cuDriverGetVersion", lambda version=version: (cu.CUresult.CUDA_SUCCESS, version))
+        monkeypatch.setattr(ours, "cuDriverGetVersion", lambda version=version: (cu.CUresult.CUDA_SUCCESS, version))
         assert Capability.BATCH_COPY not in dm.current_device().info.capabilities
     assert Capability.MANAGED not in dm.current_device().info.capabilities
     with pytest.raises(dm.errors.UnsupportedError):
@@ -589,7 +591,7 @@ def test_between_devices_that_cannot_reach_each_other(
     control: emulator.Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near = dm.to_device(DATA)
-    monkeypatch.setattr(cu, "cuDeviceCanAccessPeer", lambda *_: (cu.CUresult.CUDA_SUCCESS, 0))
+    monkeypatch.setattr(ours, "cuDeviceCanAccessPeer", lambda *_: (cu.CUresult.CUDA_SUCCESS, 0))
     control.reset()
     far = dm.to_device(near, device=1)
     assert "cuMemcpyPeerAsync" not in control.calls()

@@ -171,9 +171,9 @@ def test_3_6_enums_are_members(driver: Any, provider: str, kind: CopyKind) -> No
     assert (type(word) is int) == (provider == "ctypes")
 
 
-def test_3_7_addresses_are_integers(driver: Any, called: Callable[..., list[tuple[Any, ...]]]) -> None:
+def test_3_7_addresses_are_integers(driver: Any, provider: str, called: Callable[..., list[tuple[Any, ...]]]) -> None:
     """A buffer would be taken as such, read-only or not; a function object would be jumped into."""
-    copies = called("hipMemcpyAsync")
+    copies = called("hipMemcpyAsync" if provider == "hip" else "hipMemcpyWithStream")
     data = np.arange(100, dtype=np.uint8)
     ptr = driver.alloc(100, LEGACY_STREAM)
     driver.copy(ptr, data.ctypes.data, 100, CopyKind.H2D, LEGACY_STREAM, blocking=True)
@@ -218,7 +218,7 @@ def test_3_12_all_providers_say_the_same() -> None:
     said = []
     for name in PROVIDERS:
         driver = backend_of(name).open(0)
-        own = {"provider", "provider_passed_over", "holds_gil"}
+        own = {"provider", "provider_passed_over", "notes", "holds_gil"}
         facts = {key: value for key, value in driver.info.facts.items() if key not in own}
         batches = {Capability.BATCH_COPY}
         said.append(dataclasses.replace(driver.info, facts=facts, capabilities=driver.info.capabilities - batches))
@@ -262,7 +262,7 @@ else:
 backend.configure({{"provider": "auto"}})
 delattr(inside, place)
 driver = backend.open(0)
-said = driver.info.facts["provider"], driver.info.facts["provider_passed_over"]
+said = driver.info.facts["provider"], driver.info.facts["notes"]
 """
     provider, why = fresh(script)
     assert provider.startswith("ctypes") and "cannot be pointed at" in why
@@ -625,7 +625,7 @@ def test_6_22_devices_are_told_apart_by_their_numbers_not_their_place() -> None:
     assert "CUDA_VISIBLE_DEVICES='-1'" in fresh("said = backend.unavailable()", CUDA_VISIBLE_DEVICES="-1")
     assert len(fresh(script, CUDA_VISIBLE_DEVICES="")) == 2, "an empty list hides nothing"
     facts = fresh("said = dict(backend.open(0).info.facts)", CUDA_VISIBLE_DEVICES="1")
-    assert "CUDA_VISIBLE_DEVICES='1'" in facts["visible_devices"]
+    assert "CUDA_VISIBLE_DEVICES='1'" in facts["notes"]
 
 
 def test_6_23_the_wavefront_is_asked_for(driver: Any, called: Callable[..., list[tuple[Any, ...]]]) -> None:
@@ -639,7 +639,22 @@ def test_6_23_the_wavefront_is_asked_for(driver: Any, called: Callable[..., list
 
 @pytest.mark.parametrize(("value", "on"), [("0", False), ("1", True)])
 def test_6_24_copy_engines_that_are_switched_off_are_told(value: str, on: bool) -> None:
-    assert fresh('said = backend.open(0).info.facts["sdma"]', HSA_ENABLE_SDMA=value) is on
+    facts = fresh("said = dict(backend.open(0).info.facts)", HSA_ENABLE_SDMA=value)
+    assert facts["sdma"] is on
+    assert ("HSA_ENABLE_SDMA=0" in facts["notes"]) is not on
+
+
+def test_notes_are_told_by_doctor(provider: str) -> None:
+    pytest.importorskip("click")
+    script = """
+import subprocess, sys
+done = subprocess.run([sys.executable, "-m", "devmem.cli", "doctor", "--json"], capture_output=True, text=True)
+said = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+"""
+    checks = fresh(script, DEVMEM_ROC_PROVIDER=provider, CUDA_VISIBLE_DEVICES="1", DEVMEM_BACKEND="roc")
+    told = checks["device roc:0"]
+    assert told["verdict"] == "warn" and "CUDA_VISIBLE_DEVICES='1' may hide devices" in told["found"]
+    assert ("holds the GIL" in told["found"]) is (provider == "hip")
 
 
 def test_6_25_no_host_function_is_ever_used() -> None:

@@ -19,6 +19,7 @@ import devmem as dm
 from devmem import plugins
 from devmem.spi.driver import Driver
 from devmem.testing import FaultyBackend, FaultyDriver
+from devmem.testing.faults import Faults
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -155,9 +156,9 @@ class Call(NamedTuple):
 
 
 class RecordingDriver(FaultyDriver):
-    def __init__(self, inner: Driver, *, backend: str, log: list[Call]) -> None:
+    def __init__(self, inner: Driver, *, backend: str, log: list[Call], faults: Faults) -> None:
         self.log = log
-        super().__init__(inner, backend=backend)
+        super().__init__(inner, backend=backend, faults=faults)
 
     def _call(self, method: str, *args: object, **keywords: object) -> object:
         self.log.append(Call(method, args, keywords))
@@ -172,7 +173,9 @@ class RecordingBackend(FaultyBackend):
         self.log: list[Call] = []
 
     def open(self, ordinal: int) -> Driver:
-        driver = self.drivers[ordinal] = RecordingDriver(self.inner.open(ordinal), backend=self.name, log=self.log)
+        driver = self.drivers[ordinal] = RecordingDriver(
+            self.inner.open(ordinal), backend=self.name, log=self.log, faults=self.faults
+        )
         return driver
 
     def named(self, *methods: str) -> list[Call]:

@@ -55,8 +55,30 @@ def test_timing_needs_records():
     a, b = dm.event(), dm.event()
     a.record()
     dm.synchronize()
-    with pytest.raises(dm.BackendError):
-        a.elapsed_time(b)
+    for start, end, which in ((a, b, "the end was not"), (b, a, "the start was not"), (b, dm.event(), "neither was")):
+        with pytest.raises(dm.LayoutError, match=rf"recorded \({which}\): record\(stream\) one before"):
+            start.elapsed_time(end)
+    assert b.query(), "an event that was never recorded has passed"
+    with pytest.raises(TypeError, match=r"two devmem\.Events, not to 5"):
+        a.elapsed_time(5)
+
+
+def test_timing_needs_events_that_have_passed(need):
+    need("hold")
+    s = dm.stream(non_blocking=True)
+    a, b = dm.event(), dm.event()
+    with hold(s) as latch:
+        a.record(s)
+        b.record(s)
+        with pytest.raises(
+            dm.BackendError, match=r"is not done: synchronize\(\) the later one first \(.+\)$"
+        ) as caught:
+            a.elapsed_time(b)
+        assert caught.value.call
+        assert caught.value.code
+        latch.release()
+    b.synchronize()
+    assert a.elapsed_time(b) >= 0
 
 
 def test_times_of_two_devices_do_not_compare(second):

@@ -143,14 +143,19 @@ def test_managed_memory_can_be_attached_to_the_host_first(recorded, need_kind):
     assert [bool(f & AllocFlags.ATTACH_HOST) for f in flags] == [False, True, True]
 
 
+@pytest.mark.parametrize("kind", ["pinned", "mapped"])
 @pytest.mark.parametrize(("coherence", "flag"), [("fine", AllocFlags.FINE), ("coarse", AllocFlags.COARSE)])
-def test_coherence_of_pinned_memory(recorded, need_kind, coherence, flag):
-    need_kind("pinned")
+def test_coherence_of_host_memory(recorded, need_kind, kind, coherence, flag):
+    need_kind(kind)
+    make, like = (
+        (dm.pinned_array, dm.pinned_array_like) if kind == "pinned" else (dm.mapped_array, dm.mapped_array_like)
+    )
     with recorded.during() as seen:
-        dm.pinned_array(10, coherence=coherence), dm.pinned_array_like(np.zeros(10), coherence=coherence)
-    assert all(call.args[3] & flag for call in seen if call.method == "alloc")
+        make(10, coherence=coherence), like(np.zeros(10), coherence=coherence)
+    flags = [call.args[3] for call in seen if call.method == "alloc"]
+    assert len(flags) == 2 and all(each & flag for each in flags)
     with pytest.raises(dm.LayoutError, match="coherence is 'fine' or 'coarse', not 'rough'"):
-        dm.pinned_array(10, coherence="rough")
+        make(10, coherence="rough")
 
 
 # -- the device's address ----------------------------------------------------------------------------------------------

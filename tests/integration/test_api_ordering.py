@@ -23,7 +23,7 @@ def foreign(device: dm.Device) -> Iterator[dm.Stream]:
     dm.synchronize()
     with device.entered() as driver:
         driver.stream_destroy(handle)
-    device.context().externals.pop(handle)
+    device.context().externals.pop(handle, None)
 
 
 @pytest.mark.parametrize("current", ["non-blocking", "foreign"])
@@ -71,7 +71,8 @@ def test_memory_used_on_a_foreign_stream_is_not_given_away_early(device, need, f
             with foreign:
                 source.bind(foreign)[1:].copy_to_device(source[:-1], stream=foreign)
         gc.collect()
-        dm.trim()
+        if "stream_ordered" in device.info.capabilities:
+            dm.trim()  # where memory is given back to the driver otherwise, that waits for the whole device
         others = [dm.full(4096, 9.0, stream=dm.stream(non_blocking=True)) for _ in range(4)]
         latch.release()
     foreign.synchronize()

@@ -303,6 +303,14 @@ def test_priorities_are_clamped_to_what_the_device_has(recorded, wish):
     assert call.args[0] == max(min(wish, least), greatest)
 
 
+@pytest.mark.parametrize("wish", ["hi", None, 1.5, True, [1]])
+def test_a_priority_is_an_integer(wish):
+    with pytest.raises(
+        TypeError, match=r"priority is an integer, the smaller the sooner \(this device has -?\d+ to -?\d+\), not "
+    ):
+        dm.stream(priority=wish)
+
+
 def test_query_and_synchronize(need, need_kind):
     need("hold")
     need_kind("pinned")
@@ -417,6 +425,49 @@ def test_external_streams_are_known_from_then_on_and_never_destroyed(recorded):
     dm.trim()
     dm.reset()
     assert ("stream_destroy", handle) not in [(call.method, call.args[0]) for call in recorded.log if call.args]
+
+
+def test_foreign_streams_are_forgotten_when_nobody_refers_to_them(device):
+    """Whoever makes a stream for each request must not find them all here at the end of the day."""
+    with device.entered() as driver:
+        made = [driver.stream_create(0, True) for _ in range(5)]
+    externals = device.context().externals
+    before = len(externals)
+    for handle in made:
+        d = dm.to_device(np.arange(3.0), dm.external_stream(handle))
+        assert d.stream.handle == handle, "an array that is bound to it keeps it"
+        assert d.copy_to_host(stream=handle).tolist() == [0, 1, 2]
+    del d
+    dm.synchronize()
+    dm.trim()
+    gc.collect()
+    assert len(externals) == before
+    with pytest.raises(dm.LayoutError, match=r"external_stream\(0x[0-9a-f]+\) first, and keep what it returns"):
+        dm.to_device(np.zeros(3), made[0])
+    with device.entered() as driver:
+        for handle in made:
+            driver.stream_destroy(handle)
+
+
+def test_a_foreign_stream_is_known_while_work_is_on_it(device, need, need_kind):
+    need("hold")
+    need_kind("pinned")
+    with device.entered() as driver:
+        handle = driver.stream_create(0, True)
+    source = dm.pinned_array(1000, "u1")
+    source[:] = 7
+    d = dm.zeros(1000, "u1")
+    with hold(dm.external_stream(handle)) as latch:
+        d.copy_to_device(source, stream=dm.external_stream(handle))
+        gc.collect()
+        assert handle in device.context().externals
+        latch.release()
+        device.synchronize()
+    dm.trim()
+    gc.collect()
+    assert set(d.tolist()) == {7}
+    with device.entered() as driver:
+        driver.stream_destroy(handle)
 
 
 def test_external_stream_of_our_own_is_our_own():

@@ -324,14 +324,45 @@ def test_fill_of_any_length(dtype, count):
     np.testing.assert_array_equal(d.copy_to_host(), want)
 
 
-def test_fill_converts_as_ndarray_fill():
-    d = dm.zeros(2, "i4")
-    d.fill(2.9)
-    assert d.tolist() == [2, 2]
-    for bad in ("text", object(), [1, 2, 3]):
-        with pytest.raises((TypeError, ValueError)):
-            d.fill(bad)
-    assert d.tolist() == [2, 2]
+@pytest.mark.parametrize(
+    "value", [2, True, 2.9, np.float32(2), np.int64(3), 1j, "text", object(), 300, -1, np.nan, [5]]
+)
+@pytest.mark.parametrize("dtype", ["i4", "u1", "f4", "c8", "?", "S3"])
+def test_fill_casts_as_assignment_does(dtype, value):
+    filled, assigned = dm.zeros(2, dtype), dm.zeros(2, dtype)
+
+    def outcome(call):
+        try:
+            call()
+        except Exception as error:
+            return type(error), str(error)
+        return None
+
+    assert outcome(lambda: filled.fill(value)) == outcome(lambda: assigned.__setitem__(..., value))
+    assert filled.copy_to_host().tobytes() == assigned.copy_to_host().tobytes()
+
+
+def test_fill_takes_one_value():
+    d = dm.zeros(3, "i4")
+    with pytest.raises(dm.LayoutError, match=r"fill\(\) stores one value, not 3 of shape \(3,\): assign them"):
+        d.fill([1, 2, 3])
+    assert d.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("store", [lambda d, v: d.__setitem__(slice(None), v), lambda d, v: d.fill(v)])
+def test_the_advice_for_a_value_of_another_kind_can_be_followed(store):
+    d = dm.zeros(3, "i4")
+    with pytest.raises(
+        dm.LayoutError, match=r"cannot assign 2\.7 \(float\) to int32: .*same kind.*numpy\.int32\(value\)$"
+    ):
+        store(d, 2.7)
+    store(d, np.int32(2.7))
+    assert d.tolist() == [2, 2, 2]
+    swapped = dm.zeros(3, ">i4")
+    with pytest.raises(dm.LayoutError, match=r"numpy\.asarray\(value\)\.astype\('>i4'\)$"):
+        store(swapped, 2.7)
+    store(swapped, np.asarray(2.7).astype(">i4"))
+    assert swapped.tolist() == [2, 2, 2]
 
 
 def test_fill_on_a_stream():

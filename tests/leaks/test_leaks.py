@@ -285,7 +285,9 @@ def books() -> dict[str, Any]:
         "stranded": len(_stranded),
         "streams": len(context.streams),
         "handles": len(context.handles),
-        "registered": len(context.registry.held) + len(context.registry.segments),
+        "registered": len(context.registry.held[context])
+        + len(context.registry.segments)
+        + len(context.registry.closing),
     }
 
 

@@ -247,6 +247,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["driver", "stream_ordered", "managed"]))
     def use_memory(self, name: str) -> None:
+        if name == "stream_ordered" and name not in dm.current_device().info.capabilities:
+            name = "pool"
         dm.use_memory(name)
 
     @rule(how=st.sampled_from([dm.reset, dm.close]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from devmem._core.args import (
     assignable,
@@ -129,3 +131,56 @@ def test_assignable_is_the_value_where_it_fits():
 def test_assignable_refuses_other_kinds(value, dtype):
     with pytest.raises(LayoutError, match=rf"cannot assign .* to {np.dtype(dtype)}: the cast is not of the same kind"):
         assignable(value, np.dtype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((3, 4), (4, 4)),
+        ((2, 3), (6, 4)),
+        ((4,), (2,)),
+        ((3,), (0,)),
+        ((2, 2, 2), (16, 8, 8)),
+        ((3, 3), (-4, 4)),
+        ((2, 9), (20, 4)),
+    ],
+)
+def test_destinations_that_overlap_themselves_are_refused(shape, strides):
+    base = np.zeros(50, "i4")
+    ary = np.lib.stride_tricks.as_strided(base[20:], shape, strides)
+    with pytest.raises(LayoutError, match=r"elements overlap \(shape .*, strides .*, 4 bytes an item\): give one"):
+        check_destination(ary, shape, np.dtype("i4"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((3, 4), (16, 4)),
+        ((4, 3), (4, 16)),
+        ((2, 3), (12, 8)),
+        ((3,), (-4,)),
+        ((1, 5), (0, 4)),
+        ((0, 3), (0, 0)),
+        ((2, 2), (-8, 4)),
+    ],
+)
+def test_destinations_whose_elements_have_their_own_place_are_not(shape, strides):
+    base = np.zeros(50, "i4")
+    ary = np.lib.stride_tricks.as_strided(base[20:], shape, strides)
+    check_destination(ary, shape, np.dtype("i4"))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(-12, 12)), min_size=1, max_size=3),
+    st.sampled_from([1, 2, 4]),
+)
+def test_overlap_is_found_exactly(axes, itemsize):
+    shape, strides = tuple(n for n, _ in axes), tuple(s for _, s in axes)
+    places = [sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(*shape)]
+    taken = [place + byte for place in places for byte in range(itemsize)]
+    ary = np.ndarray(shape, f"V{itemsize}", np.zeros(400, "u1"), 200, strides)
+    if len(set(taken)) == len(taken):
+        check_destination(ary, shape, ary.dtype)
+    else:
+        with pytest.raises(LayoutError, match="overlap"):
+            check_destination(ary, shape, ary.dtype)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from click.testing import CliRunner
 
 import devmem
@@ -114,10 +115,31 @@ def test_doctor_reports_a_backend_that_is_asked_for_and_missing():
     assert "host" in failing["choice of backend"]["advice"]
 
 
-def test_falling_back_to_the_host_is_a_failure():
+def test_a_machine_without_a_gpu_is_no_failure():
     report = Report(settings=[SETTING], backends=[CUDA, HOST])
-    assert verdicts(report)["choice of backend"] is Verdict.FAIL
-    assert verdicts(report)["backend cuda"] is Verdict.WARN
+    [choice] = [check for check in examine(report) if check.name == "choice of backend"]
+    assert choice.verdict is Verdict.INFO
+    assert "DEVMEM_BACKEND=host" in choice.advice
+    [cuda] = [check for check in examine(report) if check.name == "backend cuda"]
+    assert cuda.verdict is Verdict.INFO
+    assert "no driver: install one" in cuda.found
+
+
+def test_no_backend_at_all_is():
+    assert verdicts(Report(settings=[SETTING], backends=[CUDA]))["choice of backend"] is Verdict.FAIL
+
+
+def test_doctor_ends_well_without_a_gpu_and_badly_where_one_is_asked_for():
+    plain = command("doctor", "--json", DEVMEM_BACKEND="")
+    document = json.loads(plain.stdout)
+    assert plain.returncode == 0, plain.stdout
+    assert document["healthy"] is True
+    unusable = [c["name"].split()[1] for c in document["checks"] if c["found"].startswith("not usable")]
+    for name in unusable:
+        asked_for = command("doctor", "--json", DEVMEM_BACKEND=name)
+        assert asked_for.returncode == 1
+        failing = [c["name"] for c in json.loads(asked_for.stdout)["checks"] if c["verdict"] == "fail"]
+        assert "choice of backend" in failing
 
 
 def test_choosing_the_host_is_not():
@@ -140,3 +162,40 @@ def test_changed_bytes_fail(monkeypatch):
     [check] = [check for check in examine(Report()) if check.name == "round trip"]
     assert check.verdict is Verdict.FAIL
     assert "[3] is 00, not 01" in check.found
+
+
+# -- settings that are none --------------------------------------------------------------------------------------------
+
+
+def test_info_and_doctor_list_unknown_settings_with_the_closest_one():
+    shown = command("info", DEVMEM_BACKEND="host", DEVMEM_HOST_DEVICE="3")
+    assert shown.returncode == 0, shown.stderr
+    assert (
+        "DEVMEM_HOST_DEVICE is not a setting of devmem and does nothing: did you mean DEVMEM_HOST_DEVICES?"
+        in shown.stdout
+    )
+    document = json.loads(command("info", "--json", DEVMEM_BACKEND="host", DEVMEM_HOST_DEVICE="3").stdout)
+    [item] = [item for item in document["settings"] if item["source"] == "unknown"]
+    assert (item["name"], item["value"]) == ("DEVMEM_HOST_DEVICE", "3")
+    result = command("doctor", "--json", DEVMEM_BACKEND="host", DEVMEM_HOST_DEVICE="3")
+    assert result.returncode == 0, result.stdout
+    rows = [c for c in json.loads(result.stdout)["checks"] if "DEVMEM_HOST_DEVICE " in c["found"]]
+    assert [(c["name"], c["verdict"], c["advice"]) for c in rows] == [
+        ("unknown setting", "warn", "did you mean DEVMEM_HOST_DEVICES?")
+    ]
+
+
+# -- narrow terminals --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [30, 60, 80])
+@pytest.mark.parametrize("arguments", [["info"], ["doctor"], ["roundtrip"]], ids=lambda given: given[0])
+def test_narrow_terminals_cut_nothing_off(arguments, columns):
+    result = command(*arguments, DEVMEM_BACKEND="host", COLUMNS=str(columns))
+    assert result.returncode == 0, result.stderr
+    assert "…" not in result.stdout
+    if arguments == ["roundtrip"]:
+        sizes = {f"{row['nbytes']:,}" for row in json.loads(command("roundtrip", "--json").stdout)["arrays"]}
+        assert all(size in result.stdout for size in sizes), "numbers stay in one piece"
+    if arguments == ["info"] and columns == 60:
+        assert all(setting.name in result.stdout for setting in devmem.settings())

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import logging
 import os
+import types
 
 import pytest
 
+from devmem import plugins
 from devmem._core import config
-from devmem.spi.errors import ConfigError
+from devmem.spi.errors import ConfigError, DevmemWarning
 
 DEFAULTS = {
     "BACKEND": "",
     "DEVICE": 0,
     "MEMORY_MANAGER": "",
+    "PINNED_MEMORY_MANAGER": "",
     "MAX_PENDING_DEALLOCS_COUNT": 10,
     "MAX_PENDING_DEALLOCS_RATIO": 0.2,
     "DEFAULT_STREAM": "legacy",
     "BLOCK_PLUGINS": (),
     "HOST_STRICT": False,
     "HOST_DEVICES": 1,
+    "ROC_PROVIDER": "auto",
+    "ROC_LIBRARY": "",
+    "ROC_STREAM_ORDERED": False,
     "TRANSFER_GUARD": "allow",
     "LOG_LEVEL": "WARNING",
 }
@@ -63,6 +70,8 @@ BAD = [
     ("HOST_STRICT", "", r"0 \| 1"),
     ("HOST_DEVICES", "0", "1 or more"),
     ("HOST_DEVICES", "two", "1 or more"),
+    ("ROC_PROVIDER", "hip-python", r"auto \| rocm \| hip \| ctypes"),
+    ("ROC_STREAM_ORDERED", "perhaps", r"0 \| 1"),
     ("TRANSFER_GUARD", "deny", r"allow \| log \| disallow"),
     ("LOG_LEVEL", "loud", "level of the logging module"),
 ]
@@ -138,3 +147,76 @@ def test_the_log_level_is_imposed_only_if_somebody_asked(monkeypatch):
     monkeypatch.setenv("DEVMEM_LOG_LEVEL", "error")
     config.settings()
     assert logger.level == logging.ERROR
+
+
+# -- names that nobody reads -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """As in a process where nothing was warned of yet."""
+    monkeypatch.setattr(config, "_told", set())
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("DEVMEM_BAKCEND", "did you mean DEVMEM_BACKEND?"),
+        ("DEVMEM_HOST_DEVICE", "did you mean DEVMEM_HOST_DEVICES?"),
+        ("DEVMEM_TRANSFERGUARD", "did you mean DEVMEM_TRANSFER_GUARD?"),
+        ("DEVMEM_MAX_PENDING_DEALLOC_COUNT", "did you mean DEVMEM_MAX_PENDING_DEALLOCS_COUNT?"),
+        ("DEVMEM_COLOUR_OF_THE_SKY", "unset it; `devmem info` lists what there is"),
+        ("DEVMEM_EMULATORS", "unset it"),
+    ],
+)
+def test_a_misspelt_name_is_told_once_with_the_closest_one(monkeypatch, told, name, advice):
+    monkeypatch.setenv(name, "1")
+    with pytest.warns(DevmemWarning) as seen:
+        config.settings()
+    [warning] = seen
+    assert str(warning.message).startswith(f"{name} is not a setting of devmem and does nothing: {advice}")
+    assert warning.filename == __file__
+    config.forget()
+    config.settings()  # warnings are errors here: a second one would raise
+    assert [(s.name, s.value, s.help) for s in config.describe() if s.source == "unknown"] == [
+        (name, "1", str(warning.message))
+    ]
+
+
+def test_a_warning_that_is_an_error_does_not_keep_the_settings_from_being_read(monkeypatch, told):
+    monkeypatch.setenv("DEVMEM_DEVISE", "2")
+    monkeypatch.setenv("DEVMEM_DEVICE", "3")
+    with pytest.raises(DevmemWarning, match="DEVMEM_DEVICE"):
+        config.settings()
+    assert config.settings().device == 3
+
+
+def test_names_that_others_read_are_known(monkeypatch, told):
+    class Tin:
+        name, spi_version, unavailable, device_count, open = "tin-can", 1, 1, 1, 1
+
+    for name in ("DEVMEM_EMULATOR", "DEVMEM_EMULATOR_MODE", "DEVMEM_TIN_CAN_PORT", "DEVMEM", "DEVMEMORY"):
+        monkeypatch.setenv(name, "x")
+    registry = plugins.Registry()
+    registry.add_backend(Tin(), "a test")
+    monkeypatch.setattr(plugins, "registry", registry)
+    config.settings()
+    assert not [s for s in config.describe() if s.source == "unknown"]
+
+
+def test_an_installed_plugins_name_is_known_before_it_is_loaded(monkeypatch, told):
+    entry = types.SimpleNamespace(name="copper", load=lambda: pytest.fail("nothing is imported to look at a name"))
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(plugins, "registry", plugins.Registry())
+    monkeypatch.setenv("DEVMEM_COPPER_PORT", "x")
+    config.settings()
+    monkeypatch.setenv("DEVMEM_COPPERPORT", "x")
+    config.forget()
+    with pytest.warns(DevmemWarning, match="DEVMEM_COPPERPORT is not"):
+        config.settings()
+
+
+def test_a_built_in_backends_prefix_excuses_nothing(monkeypatch, told):
+    monkeypatch.setenv("DEVMEM_HOST_STRCT", "1")
+    with pytest.warns(DevmemWarning, match=r"DEVMEM_HOST_STRCT .* did you mean DEVMEM_HOST_STRICT\?"):
+        config.settings()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from itertools import count
@@ -106,6 +107,9 @@ class OrderedWitness(Witness):
     def pool_trim(self, keep_bytes):
         pass
 
+    def pool_threshold(self, nbytes):
+        pass
+
 
 class Backend:
     name = "witness"
@@ -207,6 +211,30 @@ def test_one_more_frame_for_each_adaptor(witness, adaptors):
     assert between[:adaptors] == ["Adaptor.allocate"] * adaptors
     assert len(between) <= FRAMES + adaptors
     assert len(witness.between("copy", dm.to_device)) <= FRAMES
+    array.free()
+
+
+def test_one_more_frame_for_each_of_devmems_own_adaptors(witness):
+    stack = {
+        "Limit": lambda below: dm.memory.Limit(below, "1GiB"),
+        "Statistics": lambda below: dm.memory.Statistics(below, owners=True),
+        "Log": lambda below: dm.memory.Log(below, os.devnull),
+        # The witness has no memory in which a guard could find its own marks.
+        "Guard": lambda below: dm.memory.Guard(below, redzone=0, quarantine_bytes=0),
+        "Scrub": dm.memory.Scrub,
+        "FailNth": lambda below: dm.memory.FailNth(below, 10**6),
+        "FailIf": dm.memory.FailIf,
+        "OnOutOfMemory": dm.memory.OnOutOfMemory,
+    }
+    resource = dm.memory.DriverMemory()
+    for make in stack.values():
+        resource = make(resource)
+    with dm.use_memory(resource):
+        array = dm.to_device(SOURCES["1-D"])
+    between = witness.between("alloc", dm.to_device)
+    inherited = {"Scrub": "Adaptor"}
+    assert between[: len(stack)] == [f"{inherited.get(name, name)}.allocate" for name in stack]
+    assert len(between) <= FRAMES + len(stack)
     array.free()
 
 

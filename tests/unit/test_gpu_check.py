@@ -1,5 +1,6 @@
 """scripts/gpu-check: that it runs, writes down what it saw, survives what kills a test process, and refuses where it must."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -35,14 +36,20 @@ def environment():
     return env
 
 
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch):
+    """The modules behind the script can be imported, as they are by it."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
 @pytest.fixture
-def report(monkeypatch):
-    """The module behind the script, as a child process of it would be made by hand."""
-    spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "benchmarks" / "gpu_report.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_report", module)
-    spec.loader.exec_module(module)
-    return module
+def step():
+    return importlib.import_module("gpucheck.step")
+
+
+@pytest.fixture
+def suites():
+    return importlib.import_module("gpucheck.suites")
 
 
 def check(env, *arguments):
@@ -145,18 +152,18 @@ def test_last(): pass
 """
 
 
-def made(report, tmp_path, seconds):
-    step = report.Step("contract", "")
+def made(step, tmp_path, seconds):
     (tmp_path / "test_bad.py").write_text(BAD)
-    env = report.child_environment(emulated=False)
-    return report.Run(False, False, tmp_path, env, {}, time.monotonic() + seconds, ["contract"]), step
+    env = importlib.import_module("gpucheck.device").child_environment(emulated=False)
+    run = step.Run(False, False, tmp_path, env, {}, time.monotonic() + seconds, ["contract"])
+    return run, step.Step("contract", "")
 
 
 @pytest.mark.timeout(300)
-def test_what_kills_the_process_is_named_and_the_tests_after_it_still_run(report, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "LAST_PATIENCE", 2)
-    run, step = made(report, tmp_path, 200)
-    report.tests(run, step, [tmp_path / "test_bad.py"], only_backend=False)
+def test_what_kills_the_process_is_named_and_the_tests_after_it_still_run(step, suites, tmp_path, monkeypatch):
+    monkeypatch.setattr(suites, "LAST_PATIENCE", 2)
+    run, step = made(step, tmp_path, 200)
+    suites.tests(run, step, [tmp_path / "test_bad.py"], only_backend=False)
     assert step.status == "failed"
     assert step.counts == {"passed": 2, "crashed": 2, "failed": 1, "skipped": 1}
     told = {each["id"].rpartition("::")[2]: each["message"] for each in step.failures}
@@ -166,10 +173,10 @@ def test_what_kills_the_process_is_named_and_the_tests_after_it_still_run(report
     assert step.skips == {"because": 1}
 
 
-def test_a_command_whose_time_is_up_is_ended_with_all_that_it_started(report, tmp_path):
-    run, step = made(report, tmp_path, 60)
+def test_a_command_whose_time_is_up_is_ended_with_all_that_it_started(step, tmp_path):
+    run, step = made(step, tmp_path, 60)
     script = "echo before; sleep 1000 & echo $!; wait"
-    code, text = report.child(run, step, ["sh", "-c", script], 1.0)
+    code, text = importlib.import_module("gpucheck.process").child(run, step, ["sh", "-c", script], 1.0)
     assert code is None
     before, sleeper = text.split()
     assert before == "before"
@@ -188,7 +195,7 @@ def gone(process):
         return True
 
 
-def test_what_ran_before_the_time_was_up_is_kept(report, tmp_path):
+def test_what_ran_before_the_time_was_up_is_kept(step, tmp_path):
     def phase(name, when, outcome):
         return {"event": "report", "id": name, "when": when, "outcome": outcome, "text": "", "message": ""}
 
@@ -201,37 +208,39 @@ def test_what_ran_before_the_time_was_up_is_kept(report, tmp_path):
     ]
     path = tmp_path / "events.jsonl"
     path.write_text("\n".join(map(json.dumps, events)) + '\n{"event": "repo')
-    seen = report.Seen()
+    seen = importlib.import_module("gpucheck.seen").Seen()
     assert seen.take(path) is None
     assert seen.cut() == " in b"
-    step = report.Step("contract", "")
+    step = step.Step("contract", "")
     seen.into(step)
     assert step.counts == {"passed": 1, "cut off": 1, "not run": 1, "left out": 1}
 
 
-def test_a_step_may_use_what_those_before_it_left_over(report, tmp_path):
-    run = report.Run(False, False, tmp_path, {}, {}, time.monotonic() + 400, ["contract", "bandwidth", "overhead"])
-    assert run.left("contract") == pytest.approx(400 - report.SHARES["bandwidth"] - report.SHARES["overhead"], abs=2)
+def test_a_step_may_use_what_those_before_it_left_over(step, tmp_path):
+    run = step.Run(False, False, tmp_path, {}, {}, time.monotonic() + 400, ["contract", "bandwidth", "overhead"])
+    assert run.left("contract") == pytest.approx(400 - step.SHARES["bandwidth"] - step.SHARES["overhead"], abs=2)
     assert run.left("overhead") == pytest.approx(400, abs=2)
-    assert sum(report.SHARES.values()) < report.TOTAL < 480
+    assert sum(step.SHARES.values()) < step.TOTAL < 480
 
 
 # -- the commit, without git -------------------------------------------------------------------------------------------
 
 
-def test_the_commit_is_read_from_a_branch_a_packed_branch_or_a_bare_head(report, tmp_path):
+def test_the_commit_is_read_from_a_branch_a_packed_branch_or_a_bare_head(tmp_path):
+    commit_by_hand = importlib.import_module("gpucheck.about").commit_by_hand
     (tmp_path / "HEAD").write_text("ref: refs/heads/main\n")
     (tmp_path / "packed-refs").write_text("# pack-refs\naaaa refs/heads/other\nbbbb refs/heads/main\n")
-    assert report.commit_by_hand(tmp_path) == "bbbb"
+    assert commit_by_hand(tmp_path) == "bbbb"
     (tmp_path / "refs/heads").mkdir(parents=True)
     (tmp_path / "refs/heads/main").write_text("cccc\n")
-    assert report.commit_by_hand(tmp_path) == "cccc"
+    assert commit_by_hand(tmp_path) == "cccc"
     (tmp_path / "HEAD").write_text("dddd\n")
-    assert report.commit_by_hand(tmp_path) == "dddd"
+    assert commit_by_hand(tmp_path) == "dddd"
 
 
-def test_an_earlier_run_of_the_day_keeps_its_files(report, tmp_path):
+def test_an_earlier_run_of_the_day_keeps_its_files(tmp_path):
+    free_name = importlib.import_module("gpucheck.report").free_name
     about = {"emulated": False, "date": "2026-01-02", "device": {"name": "NVIDIA H100 80GB HBM3"}}
-    assert report.free_name([tmp_path], about) == "cuda-nvidia-h100-80gb-hbm3-2026-01-02"
+    assert free_name([tmp_path], about) == "cuda-nvidia-h100-80gb-hbm3-2026-01-02"
     (tmp_path / "cuda-nvidia-h100-80gb-hbm3-2026-01-02.json").write_text("{}")
-    assert report.free_name([tmp_path], about) == "cuda-nvidia-h100-80gb-hbm3-2026-01-02-2"
+    assert free_name([tmp_path], about) == "cuda-nvidia-h100-80gb-hbm3-2026-01-02-2"

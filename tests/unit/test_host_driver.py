@@ -146,6 +146,7 @@ class TestContext:
             "free_async": lambda: driver.free_async(ptr, 1, S),
             "pool_cached": driver.pool_cached,
             "pool_trim": lambda: driver.pool_trim(0),
+            "pool_threshold": lambda: driver.pool_threshold(0),
             "host_register": lambda: driver.host_register(4096, 4096, False),
             "host_unregister": lambda: driver.host_unregister(4096, 4096),
             "device_pointer": lambda: driver.device_pointer(1),
@@ -532,6 +533,38 @@ class TestRegistration:
         driver.host_unregister(pages, 2 * page)
         with refused("HOST_MEMORY_NOT_REGISTERED"):
             driver.host_unregister(pages, 2 * page)
+
+    def test_one_device_for_all(self, pages):
+        """Locked for every device; undone by the one that did it, at the latest at its end."""
+        one, other = HostDriver(0, strict=True, devices=2), HostDriver(1, strict=True, devices=2)
+
+        def within(driver, call, *arguments, **keywords):
+            token = driver.enter()
+            try:
+                return getattr(driver, call)(*arguments, **keywords)
+            finally:
+                driver.exit(token)
+
+        try:
+            within(one, "host_register", pages, 2 * self.PAGE, True)
+            with refused("HOST_MEMORY_ALREADY_REGISTERED"):
+                within(other, "host_register", pages + self.PAGE, self.PAGE, False)
+            with refused("HOST_MEMORY_NOT_REGISTERED"):
+                within(other, "host_unregister", pages, 2 * self.PAGE)
+            ptr = within(other, "alloc", 8, S)
+            assert within(other, "copy", ptr, pages, 8, H2D, S, blocking=False) is True
+            within(other, "synchronize")
+            assert within(other, "device_pointer", pages) == within(one, "device_pointer", pages)
+            one.close()
+            with refused("INVALID_VALUE"):
+                within(other, "device_pointer", pages)
+            within(other, "host_register", pages, 2 * self.PAGE, False)
+            with refused("INVALID_VALUE"):
+                within(other, "device_pointer", pages)
+            within(other, "host_unregister", pages, 2 * self.PAGE)
+        finally:
+            one.close()
+            other.close()
 
     def test_whole_pages(self, driver, pages):
         for ptr, nbytes in ((pages + 1, self.PAGE), (pages, self.PAGE - 1), (0, self.PAGE), (pages, 0)):

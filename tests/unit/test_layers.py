@@ -78,7 +78,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.backends.roc": rule("spi kit", "hip rocm"),
     # Both speak to foreign arrays and allocators; numpy is the library's own dependency and no foreign one.
     "devmem.compat": rule("devmem api spi _core.allocation _core.stream _core.memory", "numpy", lazily=None),
-    "devmem.adapters": rule("devmem api spi _core.allocation _core.stream _core.memory", "numpy", lazily=None),
+    "devmem.adapters": rule("devmem api spi kit _core.allocation _core.stream _core.memory", "numpy", lazily=None),
     "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
     "devmem.testing": rule("devmem api spi errors memory", "numpy pytest hypothesis"),

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 UNIT = 512
 #: Classes to an octave: rounding up costs at most one part in so many.
 CLASSES = 64
+#: From here on blocks are large: each from a chunk of its own, or one that is larger by one part in `NEAR` at most.
+SMALL, NEAR = 1 << 20, 4
 #: Below this every multiple of the unit is a class of its own.
 _LINEAR = UNIT * CLASSES
 _LINEAR_BITS = _LINEAR.bit_length()
@@ -73,10 +75,13 @@ class FreeSet:
                 end += after
         self._insert(start, end - start)
 
-    def take(self, number: int, size: int) -> int:
-        """Cut ``size`` bytes, whose class has this number, out of the smallest block that serves; 0 if there is none."""
+    def take(self, number: int, size: int, most: int = 0) -> int:
+        """Cut ``size`` bytes, whose class has this number, out of the smallest block that serves; 0 if there is none.
+
+        With ``most`` a block of a higher class than that number serves nobody.
+        """
         above = self.mask >> number
-        if not above:
+        if not above or (most and not above & ((1 << (most - number + 1)) - 1)):
             return 0
         # The blocks of one class differ by 1/64 at most: any will do. Looked at by popitem: the last key of a dict from which
         # many were deleted is far from its end for every other way to ask.
@@ -125,3 +130,49 @@ class FreeSet:
         else:
             found[start] = None
         self.nbytes += size
+
+
+class Shelf:
+    """Blocks that are free under one condition, small and large ones apart.
+
+    A small block that lives long, cut from the chunk of a large one, would keep all of it from being used or given back.
+    """
+
+    __slots__ = ("large", "small")
+
+    def __init__(self, chunks: Mapping[int, int]) -> None:
+        self.small = FreeSet(chunks)
+        self.large = FreeSet(chunks)
+
+    def __len__(self) -> int:
+        return len(self.small) + len(self.large)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.small.nbytes + self.large.nbytes
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest block."""
+        return max(self.small.largest, self.large.largest)
+
+    def of(self, size: int) -> FreeSet:
+        """The set that blocks of a class are cut from, and come back to."""
+        return self.small if size < SMALL else self.large
+
+    def cut(self, size: int, near: bool) -> int:
+        """Cut ``size`` bytes out; 0 if nothing serves.
+
+        With ``near`` a large block is cut only from one that is little larger. What is cut off serves few, and as long as one
+        part of a chunk is in use, the rest of it cannot go back: that would be most of what a pool holds too much.
+        """
+        number = class_of(size)
+        if size < SMALL:
+            return self.small.take(number, size)
+        return self.large.take(number, size, class_of(size + size // NEAR) if near else 0)
+
+    def absorb(self, other: Shelf) -> None:
+        """Take over all blocks of another shelf."""
+        self.small.absorb(other.small)
+        self.large.absorb(other.large)

@@ -7,9 +7,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+from typing import NamedTuple
 
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .blocks import FreeSet, class_of, rounded
+from .blocks import FreeSet, Shelf, class_of, rounded
 
 #: How many requested sizes a stream remembers the class of.
 REMEMBERED = 4096
@@ -46,7 +47,7 @@ class Books:
         self.held = self.pledged = self.peak_live = self.peak_reserved = 0
         self.streams: dict[int, Home] = {}
         self.threads: list[Home] = []
-        self.idle = FreeSet(self.chunks)
+        self.idle = Shelf(self.chunks)
         self.fences: list[Fence] = []
         self.later: deque[Callable[[], object]] = deque()
         self._lock = threading.RLock()
@@ -68,6 +69,14 @@ class Books:
         free = self.idle.nbytes + sum(fence.free.nbytes for fence in self.fences)
         return free + sum(home.cached() for home in self.homes())
 
+    def gathered(self) -> int:
+        """Bytes that are free, after everything that lies ready was merged with its neighbours: for those who will take of it."""
+        homes = self.homes()
+        for home in homes:
+            home.gather()
+        fenced = sum(fence.free.nbytes for fence in self.fences)
+        return self.idle.nbytes + fenced + sum(home.free.nbytes for home in homes)
+
     def pledge(self, nbytes: int) -> None:
         """Note that so much is about to come from the upstream; less than nothing: that it came, or did not."""
         self.pledged += nbytes
@@ -79,20 +88,29 @@ class Books:
         self.chunks[start] = size
         self.held += size
 
-    def strike_idle_chunks(self, nbytes: int) -> list[tuple[int, int]]:
+    def strike_idle_chunks(self, nbytes: int) -> list[Chunk]:
         """Take out chunks that nobody uses, the largest first, until they make up so many bytes; pledged until they are gone."""
-        struck: list[tuple[int, int]] = []
-        whole = self.idle.whole() if nbytes > 0 else []
-        for start in sorted(whole, key=self.chunks.__getitem__, reverse=True):
+        struck: list[Chunk] = []
+        found = (
+            [(free, start) for free in (self.idle.small, self.idle.large) for start in free.whole()]
+            if nbytes > 0
+            else []
+        )
+        for free, start in sorted(found, key=lambda each: self.chunks[each[1]], reverse=True):
             if nbytes <= 0:
                 break
-            size = self.idle.remove(start)
+            size = free.remove(start)
             del self.chunks[start]
             self.held -= size
             self.pledged += size
             nbytes -= size
-            struck.append((start, size))
+            struck.append(Chunk(start, size, free))
         return struck
+
+    def put_back(self, chunk: Chunk) -> None:
+        """Note that a chunk that was taken out is there still."""
+        self.enter_chunk(chunk.start, chunk.size)
+        chunk.free.add(chunk.start, chunk.size)
 
     # -- whose it is ---------------------------------------------------------------------------------------------------
 
@@ -146,21 +164,20 @@ class Books:
             made.home = None
         return made, recordings
 
-    def cut(self, home: Home, nbytes: int) -> int:
-        """A block out of what the stream may use now; 0 if nothing serves."""
+    def cut(self, home: Home, nbytes: int, *, near: bool = True) -> int:
+        """A block out of what the stream may use now; 0 if nothing serves. Without ``near`` it may come from a far larger one."""
         size = rounded(nbytes)
-        number = class_of(size)
         # A stream that is not trusted may be another one than the chunk was made for, with its number. Where chunks are made in
         # no stream's order that is the same: what is left of a new one was used by nobody.
         own = home.trusted or not self.ordered
         fenced = [fence.free for fence in self.fences if fence.home is home] if own else []
         while True:
             for free in (home.free, *fenced, self.idle):
-                ptr = free.take(number, size)
+                ptr = free.cut(size, near)
                 if ptr:
                     stack = home.stack(nbytes, size)
                     if size <= FEW_BYTES and home.trusted:
-                        self._cut_more(free, size, stack)
+                        self._cut_more(free.small, size, stack)
                     return ptr
             # Only now: what is gathered has to be cut again, which the next hit pays for.
             if not home.gather():
@@ -179,7 +196,7 @@ class Books:
         if not home.free.nbytes:
             return None
         made = Fence(home, home.free, recording=recording)
-        home.free = FreeSet(self.chunks)
+        home.free = Shelf(self.chunks)
         self.fences.append(made)
         return made
 
@@ -193,11 +210,12 @@ class Books:
         """Forget threads that have ended, and streams that only ever allocated."""
         fenced = {id(fence.home) for fence in self.fences}
         for home in self.homes():
-            if id(home) in fenced or home.cached():
+            ended = home.thread is not None and home.thread() is None
+            if (home.trusted and not ended) or id(home) in fenced or home.cached():
                 continue
-            if home.thread is not None and home.thread() is None:
+            if ended:
                 self.threads.remove(home)
-            elif not home.trusted:
+            else:
                 del self.streams[home.stream]
 
 
@@ -256,7 +274,7 @@ class Home:
         self.lost = False
         self.ready: dict[int, list[int]] = {}
         self.stacks: dict[int, list[int]] = {}
-        self.free = FreeSet(chunks)
+        self.free = Shelf(chunks)
 
     def stack(self, nbytes: int, size: int) -> list[int]:
         """The blocks of a class, which requests of so many bytes come to from now on without the books."""
@@ -271,13 +289,14 @@ class Home:
     def gather(self) -> bool:
         """Merge what lies ready, class by class, with its neighbours; False if there is nothing."""
         found = False
-        for size, stack in self.stacks.items():
+        for size, stack in [each for each in self.stacks.items() if each[1]]:
+            free = self.free.of(size)
             while stack:
                 try:
                     ptr = stack.pop()
                 except IndexError:  # another thread had it first: hits do not ask
                     break
-                self.free.add(ptr, size)
+                free.add(ptr, size)
                 found = True
         return found
 
@@ -301,7 +320,7 @@ class Fence:
 
     __slots__ = ("asked", "event", "free", "home", "recording")
 
-    def __init__(self, home: Home, free: FreeSet, *, recording: bool = False) -> None:
+    def __init__(self, home: Home, free: Shelf, *, recording: bool = False) -> None:
         self.home: Home | None = home
         self.free = free
         self.event = 0
@@ -311,7 +330,7 @@ class Fence:
             self.recording = threading.Lock()
             self.recording.acquire()
 
-    def pass_to(self, free: FreeSet) -> None:
+    def pass_to(self, free: Shelf) -> None:
         """Let go of the blocks; the event, if it has one, is still to be destroyed."""
         free.absorb(self.free)
         self.home = None
@@ -321,6 +340,14 @@ class Fence:
         assert self.recording is not None
         lock, self.recording = self.recording, None
         lock.release()
+
+
+class Chunk(NamedTuple):
+    """What came from the upstream, and where it was free."""
+
+    start: int
+    size: int
+    free: FreeSet
 
 
 class _Token:

@@ -21,15 +21,21 @@ class Crossing:
         self.driver = driver
         self.captures = Capability.CAPTURE in driver.info.capabilities
 
-    def open_to_all(self, stream: int, *, own: bool) -> None:
-        """Make everyone's what streams have passed: what came back on others than this one, and on this one too if so asked."""
+    def open_to_all(self, stream: int, *, tight: bool) -> None:
+        """Make everyone's what streams have passed, for the sake of one that found nothing of its own.
+
+        Its own blocks as well, if there are others that they may merge with; and if it is tight, as only what is everyone's can
+        go back.
+        """
         self.poll()
         books = self.books
         made: list[tuple[Fence, int]] = []
         with books.open() as ours:
             mine = books.home(stream) if ours else None
             fenced = {id(fence.home) for fence in books.fences}
-            for home in books.homes() if ours else ():
+            homes = books.homes() if ours else []
+            own = tight or bool(books.idle.nbytes) or any(home.free.nbytes for home in homes if home is not mine)
+            for home in homes:
                 if home.trusted and not home.lost and id(home) not in fenced and (own or home is not mine):
                     fence = books.fence(home, recording=True)
                     if fence is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...spi.driver import Driver
-from ...spi.errors import DevmemError
+from ...spi.errors import ConfigError, DevmemError
 from ...spi.types import AllocFlags, MemoryKind
 
 
@@ -20,7 +20,7 @@ class _Direct:
     deallocate: Callable[[int, int, int], None]
 
     def __init__(self, device: object = None) -> None:
-        # Which device is settled when the resource is bound; named here, it is bound only to that one.
+        #: The only device that it may be bound to; None: any.
         self.device = device
         self.driver: Driver | None = None
         self.allocate = _unbound
@@ -33,8 +33,15 @@ class _Direct:
         """Take the device that the memory comes from; a resource serves one."""
         if self.driver is not None and self.driver is not driver:
             raise DevmemError(f"{self!r} is bound to a device already: make one resource for each device")
-        self.driver = driver
+        info = driver.info
+        names = [f"{info.backend}:{info.ordinal}", str(info.ordinal), *([] if info.ordinal else [info.backend])]
+        if self.device is not None and str(self.device) not in names:
+            raise ConfigError(
+                f"{type(self).__name__}(device={str(self.device)!r}) cannot serve {names[0]}: name the same device in "
+                f"use_memory(..., device=...), or none here"
+            )
         self._take_verbs(driver)
+        self.driver = driver
 
     def _take_verbs(self, driver: Driver) -> None:
         raise NotImplementedError

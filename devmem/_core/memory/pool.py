@@ -11,18 +11,16 @@ from ...spi.errors import ConfigError, DevmemError, LayoutError, OutOfMemory, Un
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, MemoryKind
 from .adaptor import Adaptor
-from .blocks import UNIT, FreeSet, rounded
+from .blocks import SMALL, UNIT, Shelf, rounded
 from .books import Books, Fence
 from .crossing import Crossing
 from .sizes import bytes_of, check_size
 
 MIB = 1 << 20
-#: Requests below `SMALL` share chunks of at least `SLAB` from the first byte on; larger ones as the pool grows.
-SMALL, SLAB = MIB, 2 * MIB
-#: A new chunk is at least this part of what is reserved, but for the sake of growth never above `MAX_GROWTH`.
-GROWTH, MAX_GROWTH = 32, 64 * MIB
+#: Small blocks are cut from chunks of this size at least, and of this part of what is reserved, up to `MAX_SLAB`.
+SLAB, GROWTH, MAX_SLAB = 2 * MIB, 32, 64 * MIB
 #: What may be reserved before idle chunks go back to make room for a new one: the most that ever was live, and so much more.
-SLACK, SLACK_BYTES = 1.07, 16 * MIB
+SLACK, SLACK_BYTES = 1.06, 12 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +198,20 @@ class PoolMemory(Adaptor):
         if ptr:
             return ptr
         if self._crossing.capturing(stream):
+            ptr = self._cut(nbytes, stream, near=False)
+            if ptr:
+                return ptr
             raise UnsupportedError(
                 f"{self!r} has no block of {nbytes} bytes for a stream that is capturing a graph, where the driver must not be "
                 f"asked for more: run the same work once before it is captured"
             )
-        self._crossing.open_to_all(stream, own=False)
-        return self._cut(nbytes, stream) or self._grow(nbytes, stream)
+        chunk, over = self._plan(rounded(nbytes), stream)
+        self._crossing.open_to_all(stream, tight=over > 0)
+        return self._cut(nbytes, stream) or self._grow(chunk, over, nbytes, stream)
 
-    def _cut(self, nbytes: int, stream: int) -> int:
+    def _cut(self, nbytes: int, stream: int, *, near: bool = True) -> int:
         with self._books.open() as ours:
-            return self._books.cut(self._books.home(stream), nbytes) if ours else 0
+            return self._books.cut(self._books.home(stream), nbytes, near=near) if ours else 0
 
     def _file(self, ptr: int, nbytes: int, stream: int) -> None:
         """Take back the first block of its size on a stream."""
@@ -227,43 +229,37 @@ class PoolMemory(Adaptor):
 
     # -- the upstream --------------------------------------------------------------------------------------------------
 
-    def _grow(self, nbytes: int, stream: int) -> int:
+    def _grow(self, chunk: int, over: int, nbytes: int, stream: int) -> int:
         """A block from a new chunk; if that cannot be had, from what is cached for others, after all have passed it."""
-        size, (chunk, over) = rounded(nbytes), self._plan(rounded(nbytes), stream)
-        if over > 0:
-            self._crossing.open_to_all(stream, own=True)
-            ptr = self._cut(nbytes, stream)
-            if ptr:
-                return ptr
-            self._release(over)
+        self._release(over)
         try:
             return self._from_new_chunk(chunk, nbytes, stream)
         except MemoryError:
             if not self._cached() or self._crossing.any_capturing():
                 raise
         self._crossing.wait_for_all()
-        ptr = self._cut(nbytes, stream)
+        ptr = self._cut(nbytes, stream, near=False)
         if ptr:
             return ptr
         self._release(self._cached())
-        return self._from_new_chunk(size, nbytes, stream)
+        return self._from_new_chunk(rounded(nbytes), nbytes, stream)
 
     def _plan(self, size: int, stream: int) -> tuple[int, int]:
         """How large the next chunk is, and by how much that is more than should be held without giving something back."""
         books = self._books
-        with books.open():
+        with books.open() as ours:
             held = books.reserved
-            books.peak_live = max(books.peak_live, books.held - books.cached() + size)
+            free = books.gathered() if ours else books.cached()
+            books.peak_live = max(books.peak_live, books.held - free + size)
             allowed = int(books.peak_live * SLACK) + SLACK_BYTES
             known = not books.ordered or books.home(stream).trusted
-        least = max(size, SLAB) if size < SMALL else size
         allowed = min(allowed, self._most)
-        least = max(size, min(least, (self._most - held) // UNIT * UNIT))
-        chunk = max(least, rounded(min(held // GROWTH, MAX_GROWTH)))
-        if not known:
-            chunk = size  # nobody could use the rest before the stream has passed, nor can it be told how long that lives
-        elif held + chunk > allowed:
-            chunk = least
+        chunk = size
+        # Where chunks are in a stream's order nobody could use the rest of one before that passed it; and how long a stream
+        # lives is not known before blocks come back on it.
+        if size < SMALL and known:
+            slab = max(SLAB, rounded(min(held // GROWTH, MAX_SLAB)))
+            chunk = max(size, min(slab if held + slab <= allowed else SLAB, (self._most - held) // UNIT * UNIT))
         return chunk, held + chunk - allowed
 
     def _from_new_chunk(self, chunk: int, nbytes: int, stream: int) -> int:
@@ -302,9 +298,9 @@ class PoolMemory(Adaptor):
             return None
         home, fence = books.home(stream), None
         if not home.trusted:
-            fence = Fence(home, FreeSet(books.chunks), recording=recording)
+            fence = Fence(home, Shelf(books.chunks), recording=recording)
             books.fences.append(fence)
-        (fence or home).free.add(ptr + size, chunk - size)
+        (fence or home).free.of(size).add(ptr + size, chunk - size)
         return fence
 
     def _release(self, nbytes: int) -> None:
@@ -315,7 +311,7 @@ class PoolMemory(Adaptor):
         problem: Exception | None = None
         try:
             while struck:
-                start, size = struck.pop()
+                start, size, _ = struck.pop()
                 try:
                     self._deallocate(start, size, LEGACY_STREAM)
                 except Exception as error:  # given back nevertheless, and the others are still to be
@@ -324,10 +320,8 @@ class PoolMemory(Adaptor):
                     with books.open():
                         books.pledge(-size)
         finally:
-            if struck:
-                with books.open():
-                    for start, size in struck:
-                        books.enter_chunk(start, size)
-                        books.idle.add(start, size)
+            with books.open():
+                for chunk in struck:
+                    books.put_back(chunk)
         if problem is not None:
             raise problem

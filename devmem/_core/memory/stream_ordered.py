@@ -6,15 +6,30 @@ from ...spi.driver import Driver, SupportsStreamOrdered
 from ...spi.errors import UnsupportedError
 from ...spi.types import Capability
 from .direct import _Direct
+from .sizes import bytes_of, check_size
 
 
 class StreamOrderedMemory(_Direct):
     """Device memory whose allocation and freeing are ordered on a stream, so that neither waits.
 
     Raises UnsupportedError when it is bound to a device without such a pool.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        The only device that it may be bound to.
+    release_threshold : int or str, optional
+        Bytes, used and unused, from which on the driver's pool gives what is unused back to the system whenever somebody
+        waits for a stream, an event or the device: a number, ``"1GiB"``, or a share of the device's memory, ``"25%"``.
+        By default it keeps all that it has until `trim`, or until memory runs out. A device has one such pool, which every
+        `StreamOrderedMemory` of it draws on: the last one to be bound that says a threshold has set it.
     """
 
     stream_ordered = True
+
+    def __init__(self, device: object = None, *, release_threshold: int | str | None = None) -> None:
+        super().__init__(device)
+        self.release_threshold = None if release_threshold is None else check_size(release_threshold)
 
     @property
     def cached_bytes(self) -> int:
@@ -32,6 +47,8 @@ class StreamOrderedMemory(_Direct):
 
     def _take_verbs(self, driver: Driver) -> None:
         pool = self._pool()
+        if self.release_threshold is not None:
+            pool.pool_threshold(bytes_of(self.release_threshold, driver.info.total_bytes))
         self.allocate = pool.alloc_async
         self.deallocate = pool.free_async
 

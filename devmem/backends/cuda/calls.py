@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cuda.bindings import driver as cu
-
 from ...spi.errors import DeviceLost
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .library import NOT_READY, fail
+from .library import NOT_READY, cu, fail
 
 
 class Handles(dict[int, Any]):
@@ -21,11 +19,11 @@ class Handles(dict[int, Any]):
     def __init__(self, kind: Callable[[int], Any], *known: int) -> None:
         super().__init__({handle: kind(handle) for handle in known})
         self.kind = kind
-        #: Whether a handle was ever used that is not one of ours.
-        self.foreign = False
+        #: Whether some stream may not wait for the legacy stream by itself: one of ours, or a foreign one.
+        self.apart = False
 
     def __missing__(self, handle: int) -> Any:
-        self.foreign = True
+        self.apart = True
         return self.kind(handle)
 
     def take(self, handle: int) -> Any:
@@ -43,8 +41,6 @@ class Calls:
         self.events = Handles(cu.CUevent)
         #: Memory that the host can see and that is out.
         self.host_blocks: set[int] = set()
-        #: Whether some stream does not wait for the legacy stream by itself.
-        self.unsynchronised = False
         self.device: Any = None
         self.pool: Any = None
 

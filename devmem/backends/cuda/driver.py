@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from cuda.bindings import driver as cu
+from cuda.bindings import driver as binding
 
+from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, AllocFlags, CopyKind, MemoryKind
 from .extras import Extras
 from .info import describe
-from .library import checked
+from .library import checked, code_of, cu
 
 _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
+
+# Called as they are, because a frame more would be felt; each call looks after statuses that the binding does not know.
+_get_current, _set_current = binding.cuCtxGetCurrent, binding.cuCtxSetCurrent
+_alloc_async, _free_async = binding.cuMemAllocFromPoolAsync, binding.cuMemFreeAsync
+_upload, _download = binding.cuMemcpyHtoD, binding.cuMemcpyDtoH
 
 #: Keep what was freed: with the driver's own threshold of zero every synchronisation gives the pool's memory back to the
 #: system, which costs milliseconds a gigabyte at the next allocation.
@@ -29,7 +36,6 @@ class CudaDriver(Extras):
         super().__init__(ordinal)
         self.device = checked("cuDeviceGet", cu.cuDeviceGet(ordinal))
         self.primary = checked("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(self.device))
-        self._primary_address = int(self.primary)
         try:
             token = self.enter()
             try:
@@ -38,9 +44,11 @@ class CudaDriver(Extras):
             finally:
                 self.exit(token)
         except BaseException:
-            if self.pool is not None:
-                cu.cuMemPoolDestroy(self.pool)
-            cu.cuDevicePrimaryCtxRelease(self.device)
+            with suppress(BackendError):
+                if self.pool is not None:
+                    cu.cuMemPoolDestroy(self.pool)
+            with suppress(BackendError):
+                cu.cuDevicePrimaryCtxRelease(self.device)
             raise
 
     # -- current -------------------------------------------------------------------------------------------------------
@@ -49,21 +57,27 @@ class CudaDriver(Extras):
         """Make the primary context current, unless it is: another library may have switched since."""
         if self.lost is not None:
             raise self.lost.with_traceback(None)
-        error, current = cu.cuCtxGetCurrent()
-        if error:
-            self.fail("cuCtxGetCurrent", error)
+        try:
+            error, current = _get_current()
+        except ValueError as unknown:
+            error, current = code_of(unknown), None
         if current == self.primary:
             return None
-        (error,) = cu.cuCtxSetCurrent(self.primary)
         if error:
-            self.fail("cuCtxSetCurrent", error)
+            self.fail("cuCtxGetCurrent", error)
+        self._make_current(self.primary)
         return current
 
     def exit(self, token: Any) -> None:
         """Make current what was current before; None stands for nothing to do."""
-        if token is None:
-            return
-        (error,) = cu.cuCtxSetCurrent(token)
+        if token is not None:
+            self._make_current(token)
+
+    def _make_current(self, context: Any) -> None:
+        try:
+            (error,) = _set_current(context)
+        except ValueError as unknown:
+            error = code_of(unknown)
         if error:
             self.fail("cuCtxSetCurrent", error)
 
@@ -110,7 +124,10 @@ class CudaDriver(Extras):
 
     def alloc_async(self, nbytes: int, stream: int) -> int:
         """Memory of our own pool, valid in stream order."""
-        error, ptr = cu.cuMemAllocFromPoolAsync(nbytes, self.pool, self.streams[stream])
+        try:
+            error, ptr = _alloc_async(nbytes, self.pool, self.streams[stream])
+        except ValueError as unknown:
+            error = code_of(unknown)
         if error:
             if not nbytes:
                 return 0
@@ -121,7 +138,10 @@ class CudaDriver(Extras):
         """Back to the pool, in stream order."""
         if not ptr:
             return
-        (error,) = cu.cuMemFreeAsync(ptr, self.streams[stream])
+        try:
+            (error,) = _free_async(ptr, self.streams[stream])
+        except ValueError as unknown:
+            error = code_of(unknown)
         if error:
             self.fail("cuMemFreeAsync", error)
 
@@ -136,13 +156,13 @@ class CudaDriver(Extras):
         """Copy bytes. Whether host memory is pinned is not asked, so any asynchronous copy may still touch the host."""
         if blocking and stream == LEGACY_STREAM and kind is not _D2D:
             # The synchronous verbs are ordered on the legacy stream: one call instead of two.
-            if kind is _H2D:
-                (error,) = cu.cuMemcpyHtoD(dst, src, nbytes)
-            else:
-                (error,) = cu.cuMemcpyDtoH(dst, src, nbytes)
+            try:
+                (error,) = _upload(dst, src, nbytes) if kind is _H2D else _download(dst, src, nbytes)
+            except ValueError as unknown:
+                error = code_of(unknown)
             if error:
                 self.fail("cuMemcpyHtoD" if kind is _H2D else "cuMemcpyDtoH", error)
-            if kind is _H2D and (self.unsynchronised or self.streams.foreign):
+            if kind is _H2D and self.streams.apart:
                 # It returns when pageable memory was read, which may be before the device has it. Streams that wait for the
                 # legacy stream cannot tell; where there are others the copy has to be waited for.
                 self.stream_synchronize(stream)
@@ -175,7 +195,7 @@ class CudaDriver(Extras):
         made = self.check("cuStreamCreateWithPriority", cu.cuStreamCreateWithPriority(int(non_blocking), priority))
         handle = int(made)
         self.streams[handle] = made
-        self.unsynchronised |= non_blocking
+        self.streams.apart |= non_blocking
         return handle
 
     def stream_destroy(self, stream: int) -> None:
@@ -239,14 +259,15 @@ class CudaDriver(Extras):
         would unmap buffers that ndarrays point to.
         """
         pool, self.pool = self.pool, None
-        results = {}
-        if pool is not None:
-            results["cuMemPoolDestroy"] = cu.cuMemPoolDestroy(pool)
-        if not self.host_blocks:
-            results["cuDevicePrimaryCtxRelease"] = cu.cuDevicePrimaryCtxRelease(self.device)
-        if self.lost is None:  # else everything fails, and that has been said
-            for call, result in results.items():
-                self.check(call, result)
+        said = () if self.lost is None else (BackendError,)  # everything fails then
+        try:
+            with suppress(*said):
+                if pool is not None:
+                    self.check("cuMemPoolDestroy", cu.cuMemPoolDestroy(pool))
+        finally:
+            with suppress(*said):
+                if not self.host_blocks:
+                    self.check("cuDevicePrimaryCtxRelease", cu.cuDevicePrimaryCtxRelease(self.device))
 
     def _make_pool(self) -> None:
         """A pool of our own: the device's default pool is shared, and its threshold is everybody's."""
@@ -258,7 +279,4 @@ class CudaDriver(Extras):
         properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = self.ordinal
         self.pool = self.check("cuMemPoolCreate", cu.cuMemPoolCreate(properties))
-        attribute = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        self.check(
-            "cuMemPoolSetAttribute", cu.cuMemPoolSetAttribute(self.pool, attribute, cu.cuuint64_t(KEEP_EVERYTHING))
-        )
+        self.pool_threshold(KEEP_EVERYTHING)

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cuda.bindings import driver as cu
-
 from ...spi.errors import BackendError, LayoutError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 from .calls import Calls
-from .library import checked
+from .library import checked, cu
 
 #: CUDA_ERROR_INVALID_VALUE, and the statuses that say that a stream cannot be asked because some other is capturing.
 INVALID_VALUE = 1
@@ -38,6 +36,11 @@ class Extras(Calls):
         """Give back what the pool keeps; the driver counts memory in use among what is kept."""
         keep = self._pool_bytes("USED_MEM_CURRENT") + keep_bytes
         self.check("cuMemPoolTrimTo", cu.cuMemPoolTrimTo(self.pool, keep))
+
+    def pool_threshold(self, nbytes: int) -> None:
+        """From how many bytes on the pool gives back what is unused, whenever a stream, an event or the device is waited for."""
+        attribute = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        self.check("cuMemPoolSetAttribute", cu.cuMemPoolSetAttribute(self.pool, attribute, cu.cuuint64_t(nbytes)))
 
     def _pool_bytes(self, what: str) -> int:
         attribute = getattr(cu.CUmemPool_attribute, f"CU_MEMPOOL_ATTR_{what}")

@@ -6,10 +6,8 @@ import uuid
 from types import MappingProxyType
 from typing import Any
 
-from cuda.bindings import driver as cu
-
 from ...spi.types import Capability, DeviceInfo, MemoryKind
-from .library import checked
+from .library import checked, cu
 
 _A = cu.CUdevice_attribute
 _FACTS = {

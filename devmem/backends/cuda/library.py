@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, NoReturn
 
-from cuda.bindings import driver as cu
+from cuda.bindings import driver as binding
 
 from ...spi.errors import BackendError, DeviceLost, OutOfMemory
 
 #: The driver of the binding's own major version: newer ones are looked up under names that older ones have not got.
-OLDEST_DRIVER = max(12000, getattr(cu, "CUDA_VERSION", 0) // 1000 * 1000)
+OLDEST_DRIVER = max(12000, getattr(binding, "CUDA_VERSION", 0) // 1000 * 1000)
 
 OUT_OF_MEMORY = 2
 NOT_READY = 600
@@ -19,25 +20,47 @@ NOT_READY = 600
 STICKY = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
 
 
+class Binding:
+    """The binding, where a function that meets a status newer than the binding raises BackendError instead of ValueError."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(binding, name)
+        if isinstance(found, type) or not callable(found):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return found(*arguments)
+            except ValueError as unknown:
+                code = code_of(unknown)
+            fail(name, code)
+
+        setattr(self, name, call)
+        return call
+
+
+cu = Binding()
+
+
 def reason() -> str | None:
     """Why the driver cannot be used, or None."""
-    if getattr(cu, "HIP_PYTHON", False):
+    if getattr(binding, "HIP_PYTHON", False):
         return (
             "the installed cuda.bindings is AMD's imitation (hip-python-interop), not NVIDIA's: "
             "pip uninstall hip-python-interop, then pip install --force-reinstall 'cuda-bindings>=13,<14'"
         )
     try:
-        (error,) = cu.cuInit(0)
-        unknown, version = cu.cuDriverGetVersion()
+        (error,) = binding.cuInit(0)
+        unknown, version = binding.cuDriverGetVersion()
     except ValueError as status:  # the binding does not know the number
         return f"cuInit failed with a status that this cuda.bindings is too old for ({status}): update cuda-bindings"
     except Exception as missing:  # DynamicLibNotFoundError, or RuntimeError from older bindings
         return f"no NVIDIA driver library was found ({_one_line(missing)}): install the NVIDIA driver (nvidia-smi shows it)"
-    if error == cu.CUresult.CUDA_ERROR_NO_DEVICE:
+    if error == binding.CUresult.CUDA_ERROR_NO_DEVICE:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hint = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible!r} hides devices"
         return f"the NVIDIA driver sees no device{hint}: check nvidia-smi"
-    if error == cu.CUresult.CUDA_ERROR_NOT_INITIALIZED:
+    if error == binding.CUresult.CUDA_ERROR_NOT_INITIALIZED:
         return "CUDA was initialised before this process was forked: start processes with the 'spawn' method"
     if error:
         return f"cuInit failed with {name_of(error)}: check nvidia-smi, and that the driver fits the kernel"
@@ -68,8 +91,16 @@ def checked(call: str, result: tuple[Any, ...]) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
+def code_of(unknown: ValueError) -> int:
+    """The status for which the binding has no name, and raises this instead of returning it."""
+    found = re.match(r"(\d+) is not a valid CUresult", str(unknown))
+    if found is None:
+        raise unknown
+    return int(found[1])
+
+
 def fail(call: str, error: Any) -> NoReturn:
-    """Raise the error that a status stands for."""
+    """Raise the error that a status of the binding's stands for, or the number of one that it does not know."""
     code = int(error)
     kind = OutOfMemory if code == OUT_OF_MEMORY else DeviceLost if code in STICKY else BackendError
     message = f"{call} failed with {name_of(error)} ({code}): {_sentence(error)}"
@@ -80,11 +111,15 @@ def fail(call: str, error: Any) -> NoReturn:
 
 def name_of(error: Any) -> str:
     """The driver's name for a status."""
+    if type(error) is int:
+        return str(error)
     failed, name = cu.cuGetErrorName(error)
     return str(int(error)) if failed else name.decode()
 
 
 def _sentence(error: Any) -> str:
+    if type(error) is int:
+        return "a status that this cuda.bindings is too old to know: update cuda-bindings"
     failed, text = cu.cuGetErrorString(error)
     return "unknown to this driver" if failed else text.decode()
 

@@ -134,6 +134,9 @@ class HostDriver:
     def pool_trim(self, keep_bytes: int) -> None:
         self._check("pool_trim")
 
+    def pool_threshold(self, nbytes: int) -> None:
+        self._check("pool_threshold")  # nothing unused is ever held
+
     # -- copies and fills --------------------------------------------------------------------------------------------
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:

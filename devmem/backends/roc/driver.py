@@ -15,6 +15,7 @@ from .info import describe
 from .runtime import Runtime
 from .selftest import pool_is_sound
 
+_H2D, _D2D = CopyKind.H2D, CopyKind.D2D
 ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 DISABLE_TIMING, RELEASE_TO_SYSTEM = 2, 0x8000_0000
 
@@ -117,12 +118,15 @@ class RocDriver(Extras):
         """
         on = self.streams[stream]
         if self.patience is not None:
-            self.patience.before_copy(stream, src if kind is CopyKind.H2D else dst, nbytes, kind)
+            self.patience.before_copy(stream, src if kind is _H2D else dst, nbytes, kind)
+        elif blocking and kind is not _D2D:  # within a device it would not wait
+            self.hip.hipMemcpyWithStream(dst, src, nbytes, self.kinds[kind], on)
+            return False
         self.hip.hipMemcpyAsync(dst, src, nbytes, self.kinds[kind], on)
         if blocking:
             self.stream_synchronize(stream)
             return False
-        return kind is not CopyKind.D2D
+        return kind is not _D2D
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         """Store values of 8, 16 or 32 bits."""

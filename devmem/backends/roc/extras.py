@@ -149,6 +149,10 @@ class Extras:
         """Give back what the pool keeps; the runtime counts memory in use among what is kept."""
         self.hip.hipMemPoolTrimTo(self.pool, self._pool_bytes(USED_BYTES) + keep_bytes)
 
+    def pool_threshold(self, nbytes: int) -> None:
+        """From how many bytes on the pool gives back what is unused, whenever a stream, an event or the device is waited for."""
+        self.hip.hipMemPoolSetAttribute(self.pool, self._attribute(RELEASE_THRESHOLD), nbytes)
+
     def can_pool(self) -> bool:
         """Whether the runtime has all that it takes."""
         names = [name for name in FUNCTIONS if "Pool" in name or name == "hipFreeAsync"]
@@ -158,7 +162,7 @@ class Extras:
         """A pool of our own: the device's default pool is shared, and its threshold is everybody's."""
         wanted = PoolProperties(allocation_type=1, location_type=1, location_id=self.ordinal)
         self.pool = self.hip.hipMemPoolCreate(ctypes.addressof(wanted))
-        self.hip.hipMemPoolSetAttribute(self.pool, self._attribute(RELEASE_THRESHOLD), KEEP_EVERYTHING)
+        self.pool_threshold(KEEP_EVERYTHING)
 
     def drop_pool(self) -> None:
         """Let go of the pool."""

@@ -33,6 +33,7 @@ REQUIRED = {
     "hipHostUnregister": "p",
     "hipHostGetDevicePointer": "Ppu",
     "hipMemcpyAsync": "ppnep",
+    "hipMemcpyWithStream": "ppnep",
     "hipMemcpy2DAsync": "pnpnnnep",
     "hipMemsetD8Async": "pbnp",
     "hipMemsetD16Async": "psnp",

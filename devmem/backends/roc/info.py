@@ -10,7 +10,7 @@ from typing import Any
 from ...spi.errors import BackendError
 from ...spi.types import Capability, DeviceInfo, MemoryKind
 from .functions import INVALID_VALUE
-from .runtime import Calls, Runtime, hiding
+from .runtime import UPGRADE, Calls, Runtime, hiding
 
 #: Device attributes, by their numbers.
 _FACTS = {
@@ -70,6 +70,14 @@ def describe(found: Runtime, hip: Calls, ordinal: int) -> DeviceInfo:
 
 def _circumstances(found: Runtime, hip: Calls, features: str) -> dict[str, str | int | bool]:
     """What is worth knowing when something is slow or strange."""
+    sdma = os.environ.get("HSA_ENABLE_SDMA", "1") != "0"
+    notes = [hiding(), found.passed_over]
+    if found.provider.holds_gil:
+        notes.append(
+            f"{found.provider.version} holds the GIL in every call, so devmem polls instead of waiting: {UPGRADE}"
+        )
+    if not sdma:
+        notes.append("HSA_ENABLE_SDMA=0: copies compete with kernels; unset it, unless it is there to cure a fault")
     return {
         "xnack": "xnack+" in features,
         "features": features,
@@ -79,9 +87,8 @@ def _circumstances(found: Runtime, hip: Calls, features: str) -> dict[str, str |
         "provider": found.provider.version,
         "provider_passed_over": found.passed_over,
         "holds_gil": found.provider.holds_gil,
-        # Copy engines that hang or corrupt are switched off with it; copies then compete with kernels.
-        "sdma": os.environ.get("HSA_ENABLE_SDMA", "on") != "0",
-        "visible_devices": hiding(),
+        "sdma": sdma,
+        "notes": "; ".join(filter(None, notes)),
     }
 
 

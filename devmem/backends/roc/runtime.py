@@ -24,7 +24,8 @@ from .functions import (
 
 #: In the order in which they are tried.
 PROVIDERS = ("rocm", "hip", "ctypes")
-_INSTALL = {"rocm": "pip install 'hip-python>=10,<11'", "hip": "pip install 'hip-python>=7,<8'"}
+UPGRADE = "pip install 'hip-python>=10,<11'"
+_INSTALL = {"rocm": UPGRADE, "hip": "pip install 'hip-python>=7,<8'"}
 
 #: Kept also where it was of no use: it cannot be unloaded, and would be found as one that somebody else has loaded.
 _libraries: dict[str, Library] = {}

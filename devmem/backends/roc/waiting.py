@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ...spi.types import CopyKind
+from ...spi.types import LEGACY_STREAM, CopyKind
 from .handles import Streams, page_locked
 
 SHORTEST, LONGEST = 10e-6, 1e-3
@@ -29,7 +29,8 @@ class Patience:
 
     def stream(self, stream: int) -> None:
         """Until the stream is done; one that somebody destroys meanwhile is done with."""
-        self.until(lambda: self._done(stream))
+        if not self._done(stream):
+            self.until(lambda: self._done(stream))
 
     def every_stream(self) -> None:
         """Until all that this driver made are, and the default streams of this thread."""
@@ -41,8 +42,8 @@ class Patience:
         if kind is CopyKind.D2D or page_locked.covers(host, nbytes):
             return
         self.stream(stream)
-        if stream not in self.streams.non_blocking:
-            self.until(lambda: self.query(0))
+        if stream != LEGACY_STREAM and stream not in self.streams.non_blocking:
+            self.stream(LEGACY_STREAM)
 
     def _done(self, stream: int) -> bool:
         with self.lock:

@@ -1,0 +1,132 @@
+"""Running test files under pytest, past whatever kills it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from .process import child, ended
+from .seen import Seen
+from .step import LONGEST_TAIL, ROOT, SCRIPT, Run, Step, clean
+
+#: Seconds after which a test is taken for hung: by pytest-timeout where there is one, then by ending its process.
+PATIENCE, LAST_PATIENCE = 30, 45
+#: How often the tests after one that killed its process go on in another.
+RESTARTS = 8
+QUICK_TESTS = 6
+
+
+def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool) -> None:
+    """Run test files and folders under pytest, in as many processes as it takes, and count."""
+    until = time.monotonic() + run.left(step.name)
+    seen = Seen()
+    endings = [pytest_to_the_end(run, step, seen, args, until, only_backend) for args in invocations(run, step, paths)]
+    seen.into(step)
+    step.notes += [each for each in endings if each]
+    if not seen.outcomes and not seen.broken:
+        step.status = "broken" if endings else "skipped"
+    elif seen.bad():
+        step.status = "failed"
+    else:
+        step.status = "unfinished" if any(endings) else "passed"
+
+
+def pytest_to_the_end(run: Run, step: Step, seen: Seen, args: list[str], until: float, only_backend: bool) -> str:
+    """One run of pytest, gone on with after whatever kills it. How it ended, if not well."""
+    first = QUICK_TESTS if run.quick else 0
+    settings = {"done": [], "first": first, "only_backend": only_backend, "patience": LAST_PATIENCE}
+    told = ""
+    for attempt in range(RESTARTS + 1):
+        left = until - time.monotonic()
+        if left < 2:
+            return "its time was up"
+        events = run.work / f"{step.name}-{len(list(run.work.glob('*.jsonl')))}.jsonl"
+        settings["done"] = sorted(seen.started)
+        asked = run.work / f"{step.name}.settings.json"
+        asked.write_text(json.dumps(settings), encoding="utf-8")
+        command = [sys.executable, str(SCRIPT), "--child", "pytest", str(events), str(asked), *args]
+        code, text = child(run, step, command, left)
+        before = len(seen.started)
+        finished = seen.take(events)
+        if finished is not None and not seen.lost:
+            return "" if finished in (0, 1, 5) else f"pytest ended with status {finished}: {clean(text)[-800:]}"
+        if code is None:
+            return f"its time was up{seen.cut()}"
+        told = f"the process was lost {attempt + 1} times ({ended(code)}); the tests after that went on in another"
+        last_words = max(text.rfind("Fatal Python error"), text.rfind("Timeout ("))
+        hung = last_words >= 0 and text.startswith("Timeout (", last_words)
+        how = f"hung, and was ended after {LAST_PATIENCE} seconds" if hung else ended(code)
+        tail = clean(text[last_words:] if last_words >= 0 else text[-LONGEST_TAIL:])[:LONGEST_TAIL]
+        seen.crash("the device was lost" if seen.lost else how, tail)
+        if len(seen.started) == before:
+            return f"pytest did not start ({ended(code)}): {clean(text)[-800:]}"
+        seen.lost = False
+        step.notes = [note for note in step.notes if not note.startswith("the process was lost")] + [told]
+    return "given up: " + told
+
+
+def invocations(run: Run, step: Step, paths: list[Path]) -> Iterator[list[str]]:
+    """The arguments of each run of pytest: one, or where hypothesis is missing one for each folder with a conftest.py."""
+    have = {name: importlib.util.find_spec(name) is not None for name in ("_hypothesis_pytestplugin", "pytest_timeout")}
+    common = ["-c", str(settings_file(run, have["pytest_timeout"])), "--rootdir", str(ROOT), "--import-mode=importlib"]
+    common += [
+        "-q",
+        "--tb=short",
+        "--continue-on-collection-errors",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "devmem.testing.plugin",
+    ]
+    for name, there in have.items():
+        common += ["-p", name] if there else []
+    common += ["--devmem-backend", run.vendor.backend]
+    present = []
+    for path in paths:
+        if path.is_file() or (path.is_dir() and any(path.rglob("test_*.py"))):
+            present.append(path)
+        else:
+            step.notes.append(f"{path.relative_to(ROOT)} has no tests")
+    if have["_hypothesis_pytestplugin"]:
+        if present:
+            yield [*common, *map(str, present)]
+        return
+    # tests/conftest.py needs it for what it sets up, and nothing else there is needed here.
+    for path in present:
+        folder = path if path.is_dir() else path.parent
+        needing = [each for each in folder.rglob("*.py") if needs_hypothesis(each)] if path.is_dir() else []
+        if folder / "conftest.py" in needing:
+            step.notes.append(f"{path.relative_to(ROOT)} left out: it needs hypothesis, which is not installed")
+            continue
+        for each in needing:
+            step.notes.append(f"{each.relative_to(ROOT)} left out: it needs hypothesis, which is not installed")
+        yield [*common, "--confcutdir", str(folder), *[f"--ignore={each}" for each in needing], str(path)]
+
+
+def needs_hypothesis(path: Path) -> bool:
+    """Whether a file imports it."""
+    return re.search(r"^\s*(?:from|import) hypothesis", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
+def settings_file(run: Run, has_timeout: bool) -> Path:
+    """The project's pytest settings, without what the plugins and the pytest of this machine may not know."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    markers = [
+        *project.get("markers", []),
+        *([] if has_timeout else ["timeout: not enforced, pytest-timeout is missing"]),
+    ]
+    # What a version of somebody's package has deprecated is no failure of ours; warnings that tell of our own faults are.
+    later = [f"default::{kind}Warning" for kind in ("Deprecation", "PendingDeprecation", "Future")]
+    lines = ["[pytest]", "xfail_strict = true", "addopts ="]
+    lines += ["markers =", *[f"    {marker}" for marker in markers]]
+    lines += ["filterwarnings =", *[f"    {each}" for each in [*project.get("filterwarnings", []), *later]]]
+    lines += [f"timeout = {PATIENCE}"] if has_timeout else []
+    path = run.work / "pytest.ini"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

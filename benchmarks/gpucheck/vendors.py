@@ -1,0 +1,118 @@
+"""What differs between the GPUs that can be checked: names, files, and who can be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """One backend: how its things are called, which tests are its own, and its tool."""
+
+    backend: str
+    gpu: str
+    driver: str
+    look: str
+    hooks: str
+    suite: str
+    truth: str
+    versions: tuple[str, ...]
+    tool: Callable[[], dict[str, str]]
+    #: Whether rates can be measured, and memory be watched by the vendor's own checker.
+    measures: bool
+
+    def resources(self) -> str:
+        """A file of tests: devmem's own memory resources on this driver, against the published suite."""
+        module, _, name = self.hooks.partition(":")
+        return RESOURCES.format(module=module, name=name, driver=self.driver)
+
+
+RESOURCES = '''"""devmem's own memory resources on the {driver}, against the published suite."""
+
+from devmem import memory
+from {module} import {name}
+from devmem.testing import MemoryResourceTests
+
+
+class OnDevice(MemoryResourceTests):
+    def make_backend(self):
+        return {name}()
+
+
+class TestDriverMemory(OnDevice):
+    def make_resource(self, driver):
+        return memory.DriverMemory()
+
+
+class TestStreamOrderedMemory(OnDevice):
+    def make_resource(self, driver):
+        return memory.StreamOrderedMemory()
+
+
+class TestPoolMemory(OnDevice):
+    def make_resource(self, driver):
+        return memory.PoolMemory()
+'''
+
+
+def nvidia_smi() -> dict[str, str]:
+    """What the driver's own tool says: the version of the driver, and the bus."""
+    asked = [
+        "driver_version",
+        "pcie.link.gen.max",
+        "pcie.link.gen.current",
+        "pcie.link.width.current",
+        "persistence_mode",
+    ]
+    lines = _said("nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits", "--id=0")
+    return dict(zip(asked, (part.strip() for part in lines[0].split(",")), strict=False)) if lines else {}
+
+
+def rocm() -> dict[str, str]:
+    """The kernel's driver and the release of ROCm, from files that every installation has."""
+    found = {}
+    for name, path in {"driver_version": "/sys/module/amdgpu/version", "rocm": "/opt/rocm/.info/version"}.items():
+        with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:  # noqa: PTH123
+            found[name] = file.read().strip()
+    return found
+
+
+def _said(tool: str, *arguments: str) -> list[str]:
+    found = shutil.which(tool)
+    if found is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=20, check=True)
+            return done.stdout.splitlines()
+    return []
+
+
+VENDORS = {
+    "cuda": Vendor(
+        backend="cuda",
+        gpu="NVIDIA GPU",
+        driver="CUDA driver",
+        look="check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        hooks="devmem.backends.cuda.hooks:CudaBackend",
+        suite="tests/contract/test_driver_cuda.py",
+        truth="tests/contract/test_emulator_truth.py",
+        versions=("cuda-bindings", "cuda-core", "numba-cuda", "numba", "cupy-cuda13x", "cupy-cuda12x", "torch"),
+        tool=nvidia_smi,
+        measures=True,
+    ),
+    "roc": Vendor(
+        backend="roc",
+        gpu="AMD GPU",
+        driver="HIP runtime",
+        look="check rocminfo, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+        hooks="devmem.backends.roc.hooks:RocBackend",
+        suite="tests/contract/test_driver_roc.py",
+        truth="tests/contract/test_emulator_truth_roc.py",
+        versions=("hip-python", "rocm-bindings-hip", "numba-hip", "cupy-rocm-7-0", "torch"),
+        tool=rocm,
+        measures=False,
+    ),
+}

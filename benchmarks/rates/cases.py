@@ -1,0 +1,201 @@
+"""The rows of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .libraries import Array, Devmem, Library
+from .sizes import KiB, shown
+from .tasks import Case, Data, Effort, Task, on_device, poison, same
+
+
+def cases(effort: Effort, data: Data) -> Iterator[Case]:
+    """All rows: the quick ones, then the most wanted, because time may run out."""
+    largest = effort.sizes[0]
+    yield from calls(effort)
+    if 4 * KiB in effort.sizes:
+        yield from contiguous(4 * KiB, data, "-4KiB")
+    yield from many(effort, data)
+    yield from contiguous(largest, data, "")
+    yield from strided(effort, data)
+    for nbytes in effort.sizes[1:]:
+        if nbytes != 4 * KiB:
+            yield from contiguous(nbytes, data, f"-{shown(nbytes).replace(' ', '')}")
+    for nbytes in effort.sizes:
+        yield device_to_device(nbytes, data, "" if nbytes == largest else f"-{shown(nbytes).replace(' ', '')}")
+
+
+def contiguous(nbytes: int, data: Data, suffix: str) -> Iterator[Case]:
+    """Plain arrays, both ways, into new and into old memory, pageable and pinned."""
+    unit = "us" if nbytes <= 4 * KiB else "GB/s"
+
+    def upload(library: Library) -> Task:
+        src = data.src(nbytes)
+        return Task(
+            lambda: library.upload(src), lambda made: on_device(library, made, src), prepare=lambda: data.renew(src)
+        )
+
+    def write(pinned: bool) -> Callable[[Library], Task]:
+        def build(library: Library) -> Task:
+            src, device = data.src(nbytes, pinned), library.allocate((nbytes // 4,))
+            return Task(
+                lambda: library.write(device, src),
+                lambda _: on_device(library, device, src),
+                prepare=lambda: data.renew(src),
+            )
+
+        return build
+
+    def download(library: Library) -> Task:
+        src = data.src(nbytes)
+        device = library.upload(src)
+        return Task(lambda: library.download(device), lambda made: same(made, src))
+
+    def read(pinned: bool) -> Callable[[Library], Task]:
+        def build(library: Library) -> Task:
+            src, out = data.src(nbytes), data.out(nbytes, pinned)
+            device = library.upload(src)
+            return Task(lambda: library.read(device, out), lambda _: same(out, src), prepare=lambda: poison(out))
+
+        return build
+
+    size = shown(nbytes)
+    rows: list[tuple[str, str, Callable[[Library], Task]]] = [
+        ("h2d-into", "up, pageable, into an existing array", write(False)),
+        ("d2h-into", "down, pageable, into an existing array", read(False)),
+        ("h2d-new", "up, pageable, into a new array", upload),
+        ("d2h-new", "down, into a new array", download),
+        ("h2d-into-pinned", "up, pinned, into an existing array", write(True)),
+        ("d2h-into-pinned", "down, pinned, into an existing array", read(True)),
+    ]
+    for name, title, build in rows:
+        yield Case(name + suffix, f"{size} {title}", f"Contiguous, {size}", nbytes, unit, build, name[:3])
+
+
+def device_to_device(nbytes: int, data: Data, suffix: str) -> Case:
+    """Within one device."""
+
+    def build(library: Library) -> Task:
+        src = data.src(nbytes)
+        data.renew(src)
+        origin, target = library.upload(src), library.allocate((nbytes // 4,))
+        return Task(lambda: library.move(target, origin), lambda _: on_device(library, target, src))
+
+    title = f"{shown(nbytes)} within the device (bytes copied; its memory moves twice that)"
+    return Case(f"d2d{suffix}", title, "Within the device", nbytes, "GB/s", build)
+
+
+def strided(effort: Effort, data: Data) -> Iterator[Case]:
+    """Layouts that no single copy moves."""
+    n = effort.square
+    nbytes = n * n * 4
+    square = (n, n)
+
+    def write_transposed(library: Library) -> Task:
+        src, device = data.src(nbytes).reshape(square), library.allocate(square)
+        return Task(
+            lambda: library.write_transposed(device, src),
+            lambda _: on_device(library, device, np.ascontiguousarray(src.T)),
+            prepare=lambda: data.renew(src),
+        )
+
+    def read_transposed(library: Library) -> Task:
+        src, out = data.src(nbytes).reshape(square), data.out(nbytes).reshape(square)
+        device = library.upload(src)
+        return Task(
+            lambda: library.read_transposed(device, out),
+            lambda _: same(out, np.ascontiguousarray(src.T)),
+            prepare=lambda: poison(out),
+        )
+
+    def upload_half(library: Library) -> Task:
+        src = data.src(nbytes).reshape(square)
+        half = src[:, ::2]
+        return Task(
+            lambda: library.upload(half),
+            lambda made: on_device(library, made, np.ascontiguousarray(half)),
+            prepare=lambda: data.renew(src),
+        )
+
+    def download_half(library: Library) -> Task:
+        src = data.src(nbytes).reshape(square)
+        device = library.upload(src)
+        return Task(lambda: library.download_every_second(device), lambda made: same(made, src[:, ::2]))
+
+    group = f"Strided, of {n} x {n} f4"
+    yield Case("h2d-transposed", "up: host.T into a C-contiguous array", group, nbytes, "GB/s", write_transposed)
+    yield Case("d2h-transposed", "down: device.T into a C-contiguous array", group, nbytes, "GB/s", read_transposed)
+    yield Case("h2d-every-second", "up: host[:, ::2] into a new array", group, nbytes // 2, "GB/s", upload_half)
+    yield Case("d2h-every-second", "down: device[:, ::2] into a new array", group, nbytes // 2, "GB/s", download_half)
+
+
+def many(effort: Effort, data: Data) -> Iterator[Case]:
+    """Many small arrays."""
+    count, each = effort.many, 4 * KiB
+
+    def hosts() -> list[Array]:
+        # Arrays of their own, as a program has them, and not neighbours in one block.
+        return [data.src(each).copy() for _ in range(count)]
+
+    def upload(library: Library) -> Task:
+        sources = hosts()
+
+        def renew() -> None:
+            for source in sources:
+                data.renew(source)
+
+        def verify(made: Any) -> None:
+            for device, source in zip(made, sources, strict=True):
+                on_device(library, device, source)
+
+        note = "to_device_many" if isinstance(library, Devmem) and library.many_up else "a loop"
+        return Task(lambda: library.upload_many(sources), verify, renew, uses=count, note=note)
+
+    def download(library: Library) -> Task:
+        sources = hosts()
+        for source in sources:
+            data.renew(source)
+        devices = library.upload_many(sources)
+
+        def verify(made: Any) -> None:
+            for found, source in zip(made, sources, strict=True):
+                same(found, source)
+
+        note = "to_host_many" if isinstance(library, Devmem) and library.many_down else "a loop"
+        return Task(lambda: library.download_many(devices), verify, uses=count, note=note)
+
+    group = f"{count:,} arrays of 4 KiB, each (every library's fastest way; a loop where it has no other)"
+    yield Case("h2d-many", "up, into new arrays", group, each, "us", upload)
+    yield Case("d2h-many", "down, into new arrays", group, each, "us", download)
+
+
+def calls(effort: Effort) -> Iterator[Case]:
+    """What a call costs at 16 elements: until it returns, with one wait for the device after many of them."""
+    titles = {
+        "upload": "to_device + free",
+        "read": "copy_to_host(out)",
+        "create": "device_array + free",
+    }
+    for verb, title in titles.items():
+
+        def build(library: Library, verb: str = verb) -> Task:
+            host, out = np.random.default_rng().random(16, np.float32), np.empty(16, np.float32)
+            device = library.upload(host)
+            once = library.calls(host, device, out)[verb]
+            poison(out)
+
+            def run() -> None:
+                for _ in range(effort.calls):
+                    once()
+
+            def verify(_: Any) -> None:
+                on_device(library, device, host)
+                if verb == "read":
+                    same(out, host)
+
+            return Task(run, verify, uses=effort.calls)
+
+        yield Case(f"call-{verb}", title, "One call at 16 elements", 0, "us", build)

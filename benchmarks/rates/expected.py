@@ -1,0 +1,89 @@
+"""What was predicted and what is asked for, beside what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LIMIT = "pinned limit"
+PEERS = "peers.md"
+#: (case, library) -> (from, to, where the numbers come from), in the unit of the case, for a PCIe Gen5 x16 machine (H100, H200).
+PREDICTED: dict[tuple[str, str], tuple[float, float, str]] = {
+    ("h2d-into-pinned", LIMIT): (50, 57, f"{PEERS} 4.2: 55.6 in NVIDIA's nvbandwidth, 63 on the wire"),
+    ("d2h-into-pinned", LIMIT): (50, 57, f"{PEERS} 4.2: 56 inside a JAX trace (xla#12452)"),
+    ("h2d-into-pinned", "devmem"): (48, 57, "one cuMemcpyHtoD from pinned memory: the limit, less a few us"),
+    ("d2h-into-pinned", "devmem"): (48, 57, "one cuMemcpyDtoH into pinned memory: the limit, less a few us"),
+    ("h2d-new", "devmem"): (8, 9, f"{PEERS} 4.2: pageable by the driver, kvikio#456 and #629"),
+    ("h2d-into", "devmem"): (8, 9, f"{PEERS} 4.2: pageable by the driver, kvikio#456 and #629"),
+    ("h2d-new", "numba-cuda"): (4.8, 9, f"{PEERS} 4.2: numba#4336 on a V100; the driver's 8-9 on newer machines"),
+    ("d2h-into", "devmem"): (8, 12, "the driver's own staging, as for uploads; no published number"),
+    ("d2h-new", "numba-cuda"): (1.7, 2.7, f"{PEERS} 4.2: numba#4336, jax#21438: pages touched for the first time"),
+    ("d2h-new", "devmem"): (
+        1.7,
+        5,
+        f"{PEERS} 4.2: 1.7-2.7 on 4 KiB pages; up to 6.8 where NumPy's huge pages are granted",
+    ),
+    ("d2d", "devmem"): (
+        1400,
+        2300,
+        "datasheets: 3.35 (H100), 4.8 (H200) TB/s, of which a copy takes half, at about 90 %",
+    ),
+    ("h2d-transposed", "devmem"): (
+        0.4,
+        0.8,
+        f"{PEERS} 4.2: NumPy packs a transpose at 0.41-0.47 GB/s on a small machine",
+    ),
+    ("d2h-transposed", "devmem"): (0.4, 0.8, f"{PEERS} 4.2: as above, on the way back"),
+    ("h2d-every-second", "devmem"): (3, 5, f"{PEERS} 4.2: packing at 8.4, then pageable at 8.5: 1/(1/8.4 + 1/8.5)"),
+    ("h2d-many", "devmem"): (4, 12, "a guess: 1-2 us in Python, and one small pageable copy"),
+    ("d2h-many", "devmem"): (8, 16, "a guess: each waits for its copy"),
+    ("h2d-new-4KiB", "devmem"): (5, 14, "a guess: one small pageable copy, and the wait for it"),
+    ("call-create", "devmem"): (1, 3, f"{PEERS} 4.1: a hit in a pool, at most 2 us"),
+    ("call-create", "CuPy"): (1, 2, f"{PEERS} 4.1: cp.empty(10) 1.48 us (cuda-python#756)"),
+    ("call-create", "bare bindings"): (0.7, 2, f"{PEERS} 4.1: malloc and free, asynchronous, 1.94 us with the wait"),
+    ("call-upload", "devmem"): (3, 10, f"{PEERS} 4.1: at most 1.5 times the bare calls"),
+}
+#: What the transfer engine is asked for: (case, against, at least so many times as fast). "largest" sizes only, where several.
+ASKED = [
+    *[(case, LIMIT, 0.80) for case in ("h2d-new", "h2d-into", "d2h-into")],
+    *[(case, peer, 2.0) for case in ("h2d-new", "h2d-into", "d2h-into") for peer in ("CuPy", "PyTorch", "numba-cuda")],
+    ("d2h-new", "numba-cuda", 5.0),
+    *[(case, peer, 5.0) for case in ("h2d-many", "d2h-many") for peer in ("CuPy", "PyTorch")],
+    *[(f"{case}-4KiB", "CuPy", 1.0) for case in ("h2d-new", "h2d-into", "d2h-new", "d2h-into")],
+]
+
+
+def speed(row: dict[str, Any], name: str) -> float | None:
+    """Uses in a second, in the median."""
+    seconds = row["cells"].get(name, {}).get("median_s")
+    return None if not seconds else 1 / seconds
+
+
+def judged(rows: list[dict[str, Any]], quick: bool) -> list[dict[str, Any]]:
+    """What was asked for against what was measured; of a quick run only told."""
+    by_id = {row["id"]: row for row in rows}
+    found = []
+    for case, against, at_least in ASKED:
+        if case in by_id:
+            ours, theirs = speed(by_id[case], "devmem"), speed(by_id[case], against)
+            ratio = ours / theirs if ours and theirs else None
+            verdict = "met" if ratio is not None and ratio >= at_least else "not met"
+            verdict = "not measured" if ratio is None else "not judged" if quick else verdict
+            title = by_id[case]["title"]
+            found.append({"case": case, "title": title, "against": against, "asked": at_least, "ratio": ratio})
+            found[-1]["verdict"] = verdict
+    return found
+
+
+def predicted(rows: list[dict[str, Any]], quick: bool) -> list[dict[str, Any]]:
+    """What was written down beforehand, beside what was measured; of a quick run only told."""
+    by_id = {row["id"]: row for row in rows}
+    found = []
+    for (case, library), (low, high, source) in PREDICTED.items():
+        cell = by_id.get(case, {}).get("cells", {}).get(library, {})
+        if "median" in cell:
+            row = by_id[case]
+            verdict = "as predicted" if low <= cell["median"] <= high else "lower" if cell["median"] < low else "higher"
+            verdict = "not judged" if quick else verdict
+            found.append({"title": row["title"], "library": library, "low": low, "high": high, "unit": row["unit"]})
+            found[-1] |= {"measured": cell["median"], "verdict": verdict, "source": source}
+    return found

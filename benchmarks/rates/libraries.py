@@ -1,0 +1,216 @@
+"""Who moves arrays: the interface, devmem, and the driver with nothing around it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import devmem as dm
+
+from .driver import checked, cu
+
+ROOT = Path(__file__).resolve().parents[2]
+Array = npt.NDArray[Any]
+
+
+class Library:
+    """One way of moving arrays. Every array is of float32; what is not overridden is not offered."""
+
+    name = ""
+
+    def version(self) -> str:
+        raise NotImplementedError
+
+    def upload(self, host: Array) -> Any:
+        """A new device array."""
+        raise NotImplementedError
+
+    def allocate(self, shape: tuple[int, ...]) -> Any:
+        raise NotImplementedError
+
+    def write(self, device: Any, host: Array) -> None:
+        """Into a device array that exists."""
+        raise NotImplementedError
+
+    def download(self, device: Any) -> Array:
+        """A new host array."""
+        raise NotImplementedError
+
+    def read(self, device: Any, out: Array) -> None:
+        """Into a host array that exists."""
+        raise NotImplementedError
+
+    def move(self, dst: Any, src: Any) -> None:
+        """Device to device."""
+        raise NotImplementedError
+
+    def write_transposed(self, device: Any, host: Array) -> None:
+        """``host.T`` into a C-contiguous device array."""
+        raise NotImplementedError
+
+    def read_transposed(self, device: Any, out: Array) -> None:
+        """``device.T`` into a C-contiguous host array."""
+        raise NotImplementedError
+
+    def download_every_second(self, device: Any) -> Array:
+        """``device[:, ::2]`` as a new host array."""
+        raise NotImplementedError
+
+    def upload_many(self, hosts: list[Array]) -> Any:
+        return [self.upload(host) for host in hosts]
+
+    def download_many(self, devices: Any) -> Any:
+        return [self.download(device) for device in devices]
+
+    def pointer(self, device: Any) -> int:
+        return int(device.__cuda_array_interface__["data"][0])
+
+    def calls(self, host: Array, device: Any, out: Array) -> dict[str, Callable[[], object]]:
+        """Small calls, with as little around them as can be: what they return is dropped, which frees it."""
+        raise NotImplementedError
+
+
+class Devmem(Library):
+    """Its verbs."""
+
+    name = "devmem"
+    # More than one verb may be fastest for many arrays: that of the newest is taken.
+    many_up, many_down = getattr(dm, "to_device_many", None), getattr(dm, "to_host_many", None)
+
+    def version(self) -> str:
+        return devmem_version()
+
+    def upload(self, host: Array) -> Any:
+        return dm.to_device(host)
+
+    def allocate(self, shape: tuple[int, ...]) -> Any:
+        return dm.device_array(shape, np.float32)
+
+    def write(self, device: Any, host: Array) -> None:
+        device.copy_to_device(host)
+
+    def download(self, device: Any) -> Array:
+        made: Array = device.copy_to_host()
+        return made
+
+    def read(self, device: Any, out: Array) -> None:
+        device.copy_to_host(out)
+
+    def move(self, dst: Any, src: Any) -> None:
+        dst.copy_to_device(src)
+
+    def write_transposed(self, device: Any, host: Array) -> None:
+        device.copy_to_device(host.T)
+
+    def read_transposed(self, device: Any, out: Array) -> None:
+        device.T.copy_to_host(out)
+
+    def download_every_second(self, device: Any) -> Array:
+        made: Array = device[:, ::2].copy_to_host()
+        return made
+
+    def upload_many(self, hosts: list[Array]) -> Any:
+        return super().upload_many(hosts) if self.many_up is None else self.many_up(hosts)
+
+    def download_many(self, devices: Any) -> Any:
+        return super().download_many(devices) if self.many_down is None else self.many_down(devices)
+
+    def pointer(self, device: Any) -> int:
+        return int(device.ptr)
+
+    def calls(self, host: Array, device: Any, out: Array) -> dict[str, Callable[[], object]]:
+        shape = host.shape
+        return {
+            "upload": lambda: dm.to_device(host).free(),
+            "read": lambda: device.copy_to_host(out),
+            "create": lambda: dm.device_array(shape, np.float32).free(),
+        }
+
+
+class Block:
+    """Device memory of the driver's default pool."""
+
+    def __init__(self, pool: Any, stream: Any, nbytes: int, shape: tuple[int, ...]) -> None:
+        self.ptr = int(checked(cu.cuMemAllocFromPoolAsync(nbytes, pool, stream)))
+        self.stream, self.nbytes, self.shape = stream, nbytes, shape
+
+    def __del__(self) -> None:
+        if hasattr(self, "ptr"):
+            cu.cuMemFreeAsync(self.ptr, self.stream)
+
+
+class Bare(Library):
+    """The driver's calls and nothing else: where its own pool is kept warm, as devmem keeps its."""
+
+    name = "bare bindings"
+
+    def __init__(self) -> None:
+        self.stream = cu.CUstream(1)  # legacy, as everybody's default
+        self.pool = checked(cu.cuDeviceGetDefaultMemPool(checked(cu.cuDeviceGet(0))))
+        threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        checked(cu.cuMemPoolSetAttribute(self.pool, threshold, cu.cuuint64_t((1 << 64) - 1)))
+
+    def version(self) -> str:
+        return f"cuda-bindings {importlib.metadata.version('cuda-bindings')}"
+
+    def upload(self, host: Array) -> Any:
+        if not host.flags.c_contiguous:
+            raise NotImplementedError
+        made = Block(self.pool, self.stream, host.nbytes, host.shape)
+        checked(cu.cuMemcpyHtoD(made.ptr, host.ctypes.data, host.nbytes))
+        return made
+
+    def allocate(self, shape: tuple[int, ...]) -> Any:
+        return Block(self.pool, self.stream, int(np.prod(shape)) * 4, shape)
+
+    def write(self, device: Any, host: Array) -> None:
+        checked(cu.cuMemcpyHtoD(device.ptr, host.ctypes.data, host.nbytes))
+
+    def download(self, device: Any) -> Array:
+        out = np.empty(device.shape, np.float32)
+        checked(cu.cuMemcpyDtoH(out.ctypes.data, device.ptr, device.nbytes))
+        return out
+
+    def read(self, device: Any, out: Array) -> None:
+        checked(cu.cuMemcpyDtoH(out.ctypes.data, device.ptr, out.nbytes))
+
+    def move(self, dst: Any, src: Any) -> None:
+        checked(cu.cuMemcpyDtoDAsync(dst.ptr, src.ptr, src.nbytes, self.stream))
+
+    def pointer(self, device: Any) -> int:
+        return int(device.ptr)
+
+    def calls(self, host: Array, device: Any, out: Array) -> dict[str, Callable[[], object]]:
+        pool, stream, nbytes = self.pool, self.stream, host.nbytes
+        source, target, ptr = host.ctypes.data, out.ctypes.data, device.ptr
+
+        def upload() -> None:
+            no_memory, made = cu.cuMemAllocFromPoolAsync(nbytes, pool, stream)
+            (not_copied,) = cu.cuMemcpyHtoD(made, source, nbytes)
+            (not_freed,) = cu.cuMemFreeAsync(made, stream)
+            if no_memory or not_copied or not_freed:
+                raise RuntimeError(f"{no_memory!r} {not_copied!r} {not_freed!r}")
+
+        def read() -> None:
+            (not_copied,) = cu.cuMemcpyDtoH(target, ptr, nbytes)
+            if not_copied:
+                raise RuntimeError(repr(not_copied))
+
+        def create() -> None:
+            no_memory, made = cu.cuMemAllocFromPoolAsync(nbytes, pool, stream)
+            (not_freed,) = cu.cuMemFreeAsync(made, stream)
+            if no_memory or not_freed:
+                raise RuntimeError(f"{no_memory!r} {not_freed!r}")
+
+        return {"upload": upload, "read": read, "create": create}
+
+
+def devmem_version() -> str:
+    """Of the sources that lie here, since it is they that are imported."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return next(line.split('"')[1] for line in text.splitlines() if line.startswith("version"))

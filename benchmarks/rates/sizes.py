@@ -1,0 +1,10 @@
+"""Sizes, and how people write them."""
+
+from __future__ import annotations
+
+KiB, MiB = 1 << 10, 1 << 20
+
+
+def shown(nbytes: int) -> str:
+    """A size as people write it."""
+    return f"{nbytes // MiB} MiB" if nbytes >= MiB else f"{nbytes // KiB} KiB"
