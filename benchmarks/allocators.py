@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ import devmem as dm
 from devmem import memory
 from devmem._core.memory.trace import Record, read, replay
 from devmem.spi.driver import PROTOCOLS, Driver
-from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 
 HERE = Path(__file__).parent
 TRACES = HERE / "traces"
@@ -112,7 +113,10 @@ class Place:
                 self.null or Capability.STREAM_ORDERED not in self.driver.info.capabilities
             ):
                 continue
-            yield name, lambda make=make: make(self.bottom())
+            yield name, partial(self._made, make)
+
+    def _made(self, make: Callable[[Any], Any]) -> Any:
+        return make(self.bottom())
 
     def stream(self, handle: int) -> int:
         """A stream for a recorded one."""
@@ -248,7 +252,7 @@ def replays(place: Place, rounds: int) -> Iterator[Row]:
 
 def hits(place: Place, rounds: int) -> Iterator[Row]:
     """A block that comes back and is handed out again: time of the two calls together, and their driver calls."""
-    counting = Counting(place.driver)
+    counting: Any = Counting(place.driver)
     pool = memory.PoolMemory(place.bottom())
     pool.bind(counting)
     sizes = [1000, 70_000, 5 << 20]
@@ -279,9 +283,13 @@ def many(place: Place, rounds: int, levels: tuple[int, int]) -> Iterator[Row]:
     live: list[int] = []
     found: dict[tuple[str, int], float] = {}
     chance = random.Random(1)
+    first = 0.0
     for level in (*levels, *reversed(levels)):
+        began, missing = time.perf_counter(), level - len(live)
         while len(live) < level:
             live.append(pool.allocate(64, LEGACY_STREAM))
+        if missing > 0:
+            first = (time.perf_counter() - began) / missing
         while len(live) > level:
             pool.deallocate(live.pop(), 64, LEGACY_STREAM)
         for _ in range(5 * rounds):
@@ -295,6 +303,9 @@ def many(place: Place, rounds: int, levels: tuple[int, int]) -> Iterator[Row]:
         told = ", ".join(f"{us:.2f} us with {level:,}" for level, us in zip(levels, numbers.values(), strict=True))
         row = Row(f"{lots:,} live / {few:,}: {what}", place.where, ratio, "x", told, numbers=numbers)
         yield row.judged(MANY, f"{MANY:g} x") if what.startswith("last") else row
+    yield Row(f"the first {lots:,}, cut from chunks, each", place.where, first * 1e6, "us")
+    while len(live) < lots:
+        live.append(pool.allocate(64, LEGACY_STREAM))
     chance.shuffle(live)
     began = time.perf_counter()
     for ptr in live:
@@ -320,7 +331,7 @@ def in_order(pool: Any, live: list[int], chance: random.Random | None) -> float:
             live[at] = pool.allocate(64, LEGACY_STREAM)
     else:
         for _ in range(count):
-            live.append(pool.allocate(64, LEGACY_STREAM))
+            live.append(pool.allocate(64, LEGACY_STREAM))  # noqa: PERF401 -- each append is what a program does
         for _ in range(count):
             pool.deallocate(live.pop(), 64, LEGACY_STREAM)
     return (time.perf_counter() - began) / (2 * count)
@@ -396,8 +407,9 @@ def write(where: str, rows: list[Row]) -> None:
     about["devmem"] = dm.__version__
     notes = [
         "Written by `python benchmarks/allocators.py`. Traces: `benchmarks/traces`, recorded by `--record`.",
-        "Microseconds are for one call of the stack, allocation or deallocation alike, the least of five replays. Peak live is counted "
-        f"in units of {UNIT} bytes. The emulated driver is in its null mode: its calls cost nearly nothing, a GPU's do not.",
+        "Microseconds are for one call of the stack, allocation or deallocation alike, the least of five replays. Peak live is "
+        f"counted in units of {UNIT} bytes. The emulated driver is in its null mode: its calls cost nearly "
+        "nothing, a GPU's do not.",
     ]
     stem = HERE / "results" / f"allocators-{where}"
     found = {"about": about, "rows": [vars(row) for row in rows]}

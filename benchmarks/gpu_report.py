@@ -1,4 +1,4 @@
-"""What ``scripts/gpu-check`` runs: tests and benchmarks on a CUDA or ROCm device, each in a process of its own, into JSON and Markdown.
+"""What ``scripts/gpu-check`` runs: tests and benchmarks on a GPU, each in a process of its own, into JSON and Markdown.
 
 Each step has a share of the time. What a step does not use is left to those after it; a step that is cut off, hangs or
 crashes keeps what it had shown, and the tests after the one that killed the process go on in another. The files are written
@@ -30,6 +30,8 @@ from gpucheck.suites import tests
 from gpucheck.vendors import VENDORS, Vendor
 
 RESULTS = ROOT / "benchmarks" / "results"
+#: Tests with other people's libraries, each in a process of its own: apart, so that what is not installed shows.
+ALLOCATORS = [ROOT / "tests/integration" / name for name in ("test_adapters_gpu.py", "test_adapters_peers.py")]
 
 
 def main() -> int:
@@ -82,7 +84,7 @@ def main() -> int:
 
 
 def find_device(wanted: str | None, emulated: bool) -> tuple[Vendor, dict[str, str], dict[str, Any]]:
-    """The vendor that was asked for, else the first with a GPU that can be used, else the first; and what is known of its device."""
+    """The vendor that was asked for, else the first whose GPU can be used, else the first; and what its driver says."""
     tried = []
     for vendor in [VENDORS[wanted]] if wanted else VENDORS.values():
         env = child_environment(emulated, vendor.backend)
@@ -103,7 +105,13 @@ def contract(run: Run, step: Step) -> None:
 
 def api(run: Run, step: Step) -> None:
     """The suites of the API, those tests that take a backend."""
-    tests(run, step, [ROOT / "tests" / folder for folder in ("integration", "leaks", "property")], only_backend=True)
+    folders = [ROOT / "tests" / folder for folder in ("integration", "leaks", "property")]
+    tests(run, step, folders, only_backend=True, without=ALLOCATORS)
+
+
+def allocators(run: Run, step: Step) -> None:
+    """RMM, CuPy, PyTorch, cuda.core and numba-cuda themselves, those that are installed."""
+    tests(run, step, ALLOCATORS, only_backend=False)
 
 
 def truth(run: Run, step: Step) -> None:
@@ -176,6 +184,7 @@ STEPS: dict[str, Callable[[Run, Step], None]] = {
     "contract": contract,
     "api": api,
     "truth": truth,
+    "allocators": allocators,
     "memcheck": memcheck,
     "bandwidth": bandwidth,
     "overhead": overhead,
@@ -184,7 +193,8 @@ TITLES = {
     "contract": "The contract: drivers and memory resources",
     "api": "The API: integration, leaks, property",
     "truth": "What the emulator claims",
-    "memcheck": "Every verb under compute-sanitizer memcheck",
+    "allocators": "Other libraries' allocators",
+    "memcheck": "Every verb, under a memory checker where there is one",
     "bandwidth": "Rates against the peers and the limit",
     "overhead": "What devmem itself costs",
 }

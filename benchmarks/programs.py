@@ -22,13 +22,13 @@ def logged(device: Any) -> Any:
     return dm.memory.Log(path=Path(os.environ[FOLDER], f"{next(_numbers):06}.jsonl"))
 
 
-def array(nbytes: int, stream: Any = 0) -> Any:
+def array(nbytes: float, stream: Any = 0) -> Any:
     """Device memory of so many bytes."""
     return dm.device_array(max(1, int(nbytes)), "u1", stream=stream)
 
 
 def training(steps: int = 24) -> None:
-    """Train a small transformer: parameters for good, activations last in first out, texts of every length, an evaluation at times."""
+    """Train a small transformer: parameters for good, activations last in first out, texts of every length, some evaluations."""
     chance = random.Random(1)
     width, layers, vocabulary = 512, 12, 8000
     shapes = [vocabulary * width] + [3 * width * width, width * width, 4 * width * width, 4 * width * width] * layers
@@ -86,8 +86,7 @@ def serving(requests: int = 2500) -> None:
     for now in range(requests):
         stream = chance.choice(streams)
         held = [array(2 ** chance.uniform(8, 25), stream)]
-        for _ in range(chance.randrange(4)):
-            held.append(array(2 ** chance.uniform(12, 22), stream))
+        held += [array(2 ** chance.uniform(12, 22), stream) for _ in range(chance.randrange(4))]
         scratch = array(2 ** chance.uniform(16, 24), stream)
         scratch.free()
         open_requests.append((now + int(chance.expovariate(1 / 120)) + 1, stream, held))

@@ -13,15 +13,7 @@ from ._core.device import Device, current_device
 from ._core.hostarray import ManagedNDArray, MappedNDArray
 from ._core.record import DeviceRecord
 from ._core.stream import Event, Stream
-from .api.arrays import (
-    as_device_array,
-    device_array,
-    device_array_like,
-    full,
-    is_device_array,
-    to_device,
-    zeros,
-)
+from .api.arrays import device_array, device_array_like, full, to_device, zeros
 from .api.devices import (
     backends,
     close,
@@ -34,6 +26,7 @@ from .api.devices import (
     unregister_backend,
     use_backend,
 )
+from .api.interop import as_device_array, from_dlpack, is_device_array
 from .api.memory import memory_info, transfer_stats, trim, use_memory
 from .api.registration import (
     deregister,
@@ -117,6 +110,7 @@ __all__ = [
     "event",
     "event_elapsed_time",
     "external_stream",
+    "from_dlpack",
     "full",
     "is_device_array",
     "legacy_default_stream",

@@ -92,7 +92,7 @@ def child_facts() -> int:
     return 0
 
 
-def version_of(facts: Mapping[str, str | int | bool]) -> str:
+def version_of(facts: Mapping[str, str | int | float | bool]) -> str:
     """The version that the driver or the runtime says it has, as people write it."""
     if "driver_version" in facts:
         version = int(facts["driver_version"])

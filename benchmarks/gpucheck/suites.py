@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .process import child, ended
@@ -22,11 +22,15 @@ RESTARTS = 8
 QUICK_TESTS = 6
 
 
-def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool) -> None:
+def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool, without: Sequence[Path] = ()) -> None:
     """Run test files and folders under pytest, in as many processes as it takes, and count."""
     until = time.monotonic() + run.left(step.name)
     seen = Seen()
-    endings = [pytest_to_the_end(run, step, seen, args, until, only_backend) for args in invocations(run, step, paths)]
+    ignored = [f"--ignore={path}" for path in without]
+    endings = [
+        pytest_to_the_end(run, step, seen, [*args, *ignored], until, only_backend)
+        for args in invocations(run, step, paths)
+    ]
     seen.into(step)
     step.notes += [each for each in endings if each]
     if not seen.outcomes and not seen.broken:

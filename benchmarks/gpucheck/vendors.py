@@ -56,6 +56,21 @@ class TestStreamOrderedMemory(OnDevice):
 class TestPoolMemory(OnDevice):
     def make_resource(self, driver):
         return memory.PoolMemory()
+
+
+class TestPinnedPool(OnDevice):
+    def make_resource(self, driver):
+        return memory.PinnedPool()
+
+
+class TestAdaptorsOverPoolMemory(OnDevice):
+    def make_resource(self, driver):
+        return memory.Limit(memory.Statistics(memory.Scrub(memory.PoolMemory()), owners=True), "50%")
+
+
+class TestGuardOverDriverMemory(OnDevice):
+    def make_resource(self, driver):
+        return memory.Guard(memory.DriverMemory(), quarantine_bytes="1MiB")
 '''
 
 
@@ -99,7 +114,8 @@ VENDORS = {
         hooks="devmem.backends.cuda.hooks:CudaBackend",
         suite="tests/contract/test_driver_cuda.py",
         truth="tests/contract/test_emulator_truth.py",
-        versions=("cuda-bindings", "cuda-core", "numba-cuda", "numba", "cupy-cuda13x", "cupy-cuda12x", "torch"),
+        versions=("cuda-bindings", "cuda-core", "numba-cuda", "numba", "cupy-cuda13x", "cupy-cuda12x", "torch")
+        + ("rmm-cu13", "rmm-cu12"),
         tool=nvidia_smi,
         measures=True,
     ),

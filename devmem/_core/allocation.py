@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from ..spi.errors import ClosedError, DevmemError
+from ..spi.errors import ClosedError, DevmemError, LayoutError
 from ..spi.types import MemoryKind
 from .memory.foreign import check_address, explain, is_ours
 from .scopes import deferral
@@ -30,6 +30,9 @@ class Allocation:
     """
 
     __slots__ = ("__weakref__", "context", "freed", "heap", "home", "nbytes", "ptr", "streams", "unnamed")
+
+    #: Whether somebody lent the memory to be read only.
+    read_only = False
 
     def __init__(
         self, context: Context, heap: Heap, ptr: int, nbytes: int, home: Stream, unnamed: bool = False
@@ -60,6 +63,15 @@ class Allocation:
         if self.freed or self.context.dead:
             self.refuse()
 
+    def check_writable(self) -> None:
+        """Raise if the block is gone, or is only to be read."""
+        if self.freed or self.context.dead:
+            self.refuse()
+        if self.read_only:
+            raise LayoutError(
+                "this array is read-only, as whoever lent its memory has it: write to a copy of your own, array.copy()"
+            )
+
     def refuse(self) -> NoReturn:
         """Say why the block is gone."""
         self.context.check()
@@ -78,11 +90,7 @@ class Allocation:
             return
         if self.unnamed and not stream.waits_for(self.home):
             self.context.reclaim.order(stream.handle, self.home.order_handle())
-        if self.streams is None:
-            self.streams = {}
-        elif len(self.streams) >= MANY_STREAMS:
-            self._forget_passed(self.streams)
-        self.streams[stream] = None
+        self._note(stream)
 
     def after_use(self, stream: Stream) -> None:
         """Called after the work is enqueued. Of a foreign stream, which may be gone by the time, an event is kept."""
@@ -92,6 +100,49 @@ class Allocation:
             self.streams[stream] = self.context.reclaim.mark(stream, self)
         elif self.streams is not None and stream is not self.home:
             self.streams[stream] = None  # again: another thread may have taken it for one that has passed
+
+    def uses(self) -> dict[Stream, Event | None]:
+        """Every stream that devmem's work on the block may still be on."""
+        return {self.home: None, **(self.streams or {})}
+
+    def hand_to(self, stream: Stream) -> None:
+        """Make a stream's later work come after all that devmem enqueued on the block, and count it among those that use it.
+
+        For work of others, which the stream's own calls do not announce. The device is entered.
+        """
+        if self.streams is not None or stream is not self.home:
+            self.order_behind(stream)
+            self._note(stream)
+        if stream.external:
+            self.after_use(stream)
+
+    def order_behind(self, stream: Stream) -> None:
+        """Make a stream's later work come after all that devmem enqueued on the block. The device is entered."""
+        reclaim, handle = self.context.reclaim, stream.handle
+        for other, last_use in self.uses().items():
+            if other is stream:
+                continue
+            if last_use is not None:
+                self.context.driver.stream_wait(handle, last_use.handle)
+            elif not stream.waits_for(other):
+                reclaim.order(handle, other.order_handle())
+
+    def wait(self) -> None:
+        """Wait until all that devmem enqueued on the block is done. The device is entered."""
+        for other, last_use in self.uses().items():
+            if last_use is not None:
+                last_use.synchronize()
+            elif not other.closed:
+                self.context.driver.stream_synchronize(other.order_handle())
+
+    def _note(self, stream: Stream) -> None:
+        if stream is self.home or (self.streams is not None and stream in self.streams):
+            return
+        if self.streams is None:
+            self.streams = {}
+        elif len(self.streams) >= MANY_STREAMS:
+            self._forget_passed(self.streams)
+        self.streams[stream] = None
 
     def _forget_passed(self, streams: dict[Stream, Event | None]) -> None:
         """Let go of streams that have passed, or a block that lives long would keep every stream of its life from dying."""
@@ -184,24 +235,57 @@ class Using:
 
 
 class Borrowed(Allocation):
-    """Memory of somebody else, kept alive by a reference to its owner; freeing it only lets go."""
+    """Memory of somebody else, kept alive by a reference to its owner; freeing it only lets go.
 
-    __slots__ = ("owner",)
+    ``ready`` is the stream that its owner has made to wait for the memory; None where the owner orders each use by itself.
+    """
 
-    def __init__(self, context: Context, ptr: int, nbytes: int, owner: object) -> None:
-        # Nobody's home stream: then every use is told to `after_use`.
-        super().__init__(context, context.heap, ptr, nbytes, None)  # type: ignore[arg-type]
+    __slots__ = ("owner", "read_only", "ready")
+
+    def __init__(
+        self,
+        context: Context,
+        ptr: int,
+        nbytes: int,
+        owner: object,
+        ready: Stream | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.context = context
+        self.heap = context.heap
+        self.unnamed = True
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.home = None  # type: ignore[assignment]  # nobody's: then every use is told to `after_use`
+        self.streams = None
+        self.freed = False
         self.owner = owner
+        self.ready = ready
+        self.read_only = read_only
 
     def __del__(self) -> None:
         pass  # nothing of ours to give back
 
     def before_use(self, stream: Stream) -> None:
-        """Nothing: whoever lent the memory orders it."""
+        """A stream that the memory was not made ready for is made to wait until it is, once."""
+        ready = self.ready
+        if ready is None or stream is ready or (self.streams is not None and stream in self.streams):
+            return
+        if not stream.waits_for(ready):
+            self.context.reclaim.order(stream.handle, ready.order_handle())
+        self._note(stream)
 
     def after_use(self, stream: Stream) -> None:
         """Keep the owner alive until the stream has passed this use."""
         self.context.reclaim.retire(stream, self.owner)
+        if self.ready is not None:
+            super().after_use(stream)
+
+    def uses(self) -> dict[Stream, Event | None]:
+        """Where it was made ready, and where it was used; what only lent it a device's address is asked for all its copies."""
+        if self.ready is not None:
+            return {self.ready: None, **(self.streams or {})}
+        return dict.fromkeys(self.context.reclaim.busy)
 
     def free(self) -> None:
         """Let go of the owner, once the work that uses its memory has passed."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..spi.errors import LayoutError
 from ..spi.types import CopyKind
-from . import transfer
+from . import adopt, transfer
 from .allocation import Allocation, Using
 from .args import assignable, check_destination, check_same, dtype_of, host_array, new_shape_of, order_of
 from .device import current_context
@@ -28,6 +28,7 @@ from .layout import (
     slice_indices,
     span,
 )
+from .exports import Exports
 from .operators import Operators
 from .record import DeviceRecord
 
@@ -44,7 +45,7 @@ D = TypeVar("D", bound=np.generic)
 StreamLike = Any
 
 
-class DeviceNDArray(Operators, Generic[D]):
+class DeviceNDArray(Operators, Exports, Generic[D]):
     """An n-dimensional array in device memory.
 
     Made by ``to_device``, ``device_array`` and their kin, not by its constructor. Indexing with ints, slices, Ellipsis and None,
@@ -137,8 +138,12 @@ class DeviceNDArray(Operators, Generic[D]):
 
     @property
     def flags(self) -> dict[str, bool]:
-        """``C_CONTIGUOUS``, ``F_CONTIGUOUS`` and ``WRITEABLE`` (always), as of an ndarray."""
-        return {"C_CONTIGUOUS": self.is_c_contiguous(), "F_CONTIGUOUS": self.is_f_contiguous(), "WRITEABLE": True}
+        """``C_CONTIGUOUS``, ``F_CONTIGUOUS`` and ``WRITEABLE``, as of an ndarray; only memory of others may not be writeable."""
+        return {
+            "C_CONTIGUOUS": self.is_c_contiguous(),
+            "F_CONTIGUOUS": self.is_f_contiguous(),
+            "WRITEABLE": not self.allocation.read_only,
+        }
 
     def is_c_contiguous(self) -> bool:
         """Whether the elements lie one behind the other, the last axis fastest."""
@@ -251,7 +256,7 @@ class DeviceNDArray(Operators, Generic[D]):
 
     def fill(self, value: object, stream: StreamLike = 0) -> None:
         """Store one value in every element, cast as in ``d[...] = value``."""
-        self.allocation.check()
+        self.allocation.check_writable()
         chosen = self._ordered_on(stream)
         with Entered(self.context), Using(chosen, self.allocation):
             transfer.fill(self, value, chosen, blocking=not stream)
@@ -520,7 +525,7 @@ class DeviceNDArray(Operators, Generic[D]):
 
     def put(self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike, *, host_copy: bool = True) -> None:
         """Copy from an array of the same shape and dtype; ``host_copy`` as for `transfer.write`."""
-        self.allocation.check()
+        self.allocation.check_writable()
         chosen = self._ordered_on(stream)
         context = self.allocation.context
         with Entered(context):
@@ -573,11 +578,14 @@ def new(
 
 
 def device_view(obj: object) -> DeviceNDArray[Any] | None:
-    """The device's view of an object that has one (a device array is its own), else None."""
+    """The device's view of an object that has one, else None: a device array is its own, others may lend device memory."""
     if isinstance(obj, DeviceNDArray):
         return obj
     view = getattr(type(obj), "__devmem_view__", None)
-    return None if view is None else cast("DeviceNDArray[Any] | None", view(obj))
+    if view is not None:
+        return cast("DeviceNDArray[Any] | None", view(obj))
+    lent = adopt.device_memory(obj)
+    return None if lent is None else DeviceNDArray(*lent)
 
 
 def _unpickled(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:

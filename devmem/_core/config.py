@@ -147,6 +147,12 @@ class Settings:
     roc_stream_ordered: bool = _setting(
         False, _flag, "0 | 1", "roc backend: allocate from HIP's pool, in stream order, if it passes a self-test"
     )
+    roc_cuda_array_interface: bool = _setting(
+        False, _flag, "0 | 1", "roc backend: arrays say __cuda_array_interface__, which was not made for HIP, besides DLPack"
+    )
+    cuda_array_interface_sync: bool = _setting(
+        True, _flag, "0 | 1", "wait, on the device, for the stream that a foreign array's __cuda_array_interface__ names"
+    )
     transfer_guard: TransferGuard = _setting(
         TransferGuard.ALLOW, *_choice(TransferGuard), "what to do at an implicit copy to the host"
     )

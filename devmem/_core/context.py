@@ -16,6 +16,7 @@ from . import scopes
 from .allocation import Allocation, Heap
 from .args import priority_of
 from .config import DefaultStream, settings
+from .dlpack import DeviceType
 from .entered import Entered
 from .memory import default_host_resource, default_resource, of_kind, prepare
 from .memory.adaptor import chain
@@ -44,6 +45,12 @@ class Context:
         self.info = driver.info
         self.dead: DevmemError | None = None
         self.capabilities = _checked_capabilities(driver)
+        #: How DLPack names the device, and other libraries its default streams.
+        exchange = self.info.exchange
+        # Of host memory that everybody can read there is one, however many devices it plays.
+        on_host = exchange.device_type == DeviceType.CPU
+        self.dlpack_device = exchange.device_type, 0 if on_host else self.info.ordinal
+        self.stream_names = {handle: number for number, handle in (exchange.streams or {}).items()}
         #: Copies and bytes by path. The two commonest are looked up once.
         self.stats: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.uploads, self.downloads = self.stats["h2d direct"], self.stats["d2h direct"]

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .layout import Shape, contiguous_strides, pointer_in, span
+from .layout import Shape, contiguous_strides, normal_strides, pointer_in, span
 
 #: The version whose meaning this code knows; a consumer may read any with the same major number.
 VERSION = (1, 1)
@@ -53,6 +53,9 @@ _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)((
 _get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _api))
 _deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
+_probe = np.empty(1).__dlpack__()
+if pointer_in(_probe) != _pointer(_probe, _LEGACY):
+    raise ImportError(f"Python {sys.version} keeps pointers in capsules where devmem does not know: please report it")
 #: NumPy before 2.1 makes unversioned capsules only.
 _numpy_is_versioned = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 #: Where addresses end.
@@ -286,7 +289,13 @@ def _axes(ndim: int, shape_at: int, strides_at: int) -> tuple[Shape, Shape | Non
     for count in shape:
         if count < 0:
             raise BufferError(f"the capsule describes an array of negative length: shape {shape}")
-    return shape, None if strides is None or strides == contiguous_strides(shape, 1) else strides
+    if strides is None or strides == contiguous_strides(shape, 1) or 0 in shape:
+        return shape, None
+    if 1 in shape:  # whose strides mean nothing, and are anything
+        strides = normal_strides(shape, strides, 1)
+        if strides == contiguous_strides(shape, 1):
+            return shape, None
+    return shape, strides
 
 
 @lru_cache(maxsize=MOST_AXES)

@@ -89,6 +89,17 @@ def is_contiguous(shape: Shape, strides: Shape, itemsize: int, order: str = "C")
     return True
 
 
+def normal_strides(shape: Shape, strides: Shape, unit: int) -> Shape:
+    """The same strides, with those of axes of length one as a contiguous array would have them; ``unit``: bytes of an element."""
+    result = list(strides)
+    following = unit
+    for axis in reversed(range(len(shape))):
+        if shape[axis] == 1:
+            result[axis] = following
+        following = abs(result[axis]) * shape[axis]
+    return tuple(result)
+
+
 def like_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:
     """Contiguous strides in the order of somebody else's: what ``numpy.empty_like(order='K')`` gives."""
     result = [0] * len(shape)

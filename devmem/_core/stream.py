@@ -80,6 +80,11 @@ class Stream:
     def __int__(self) -> int:
         return self.handle
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """(version, handle), for libraries that take any stream: the handle is the vendor's, where default streams have other numbers."""
+        self.context.check()
+        return 0, self.context.stream_names.get(self.handle, self.handle)
+
     def __enter__(self) -> Stream:
         self.context.check()
         self.handle  # noqa: B018  (raises if closed)
@@ -185,6 +190,10 @@ class Stream:
         if self.external or self.closed or self is not self.context.per_thread:
             return LEGACY_STREAM
         return self.handle
+
+    def stand_in(self) -> Stream:
+        """The stream of `order_handle`."""
+        return self if self.order_handle() != LEGACY_STREAM else self.context.legacy
 
     def passed(self) -> bool:
         """Whether nothing of devmem's runs on the stream any more."""

@@ -21,6 +21,8 @@ from .loans import Loans, tell
 
 INSTALL = "torch"
 SHIM = Path(__file__).with_name("torch_shim.c")
+#: An exception of C++ has to pass through it.
+SHIM_FLAGS = ("-fexceptions", "-ldl")
 
 #: PyTorch's own allocators, as it names them: both order the reuse of memory by stream, and count what they hold.
 OWN = ("native", "cudaMallocAsync")
@@ -94,7 +96,7 @@ class Shim:
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
-        self.path = native.shared_library(SHIM)
+        self.path = native.shared_library("torch_shim.so", [SHIM], SHIM_FLAGS)
         self._loans: dict[int, Loans] = {}
         self._lock = threading.Lock()
         # Kept for as long as the process lives, as C keeps their addresses.

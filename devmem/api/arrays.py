@@ -13,7 +13,7 @@ from .._core.array import DeviceNDArray, device_view
 from .._core.device import context_of, current_context
 from .._core.layout import contiguous_strides, like_strides
 from .._core.record import DeviceRecord
-from ..spi.errors import LayoutError, UnsupportedError
+from ..spi.errors import LayoutError
 
 
 def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, device: Any = None) -> Any:
@@ -23,7 +23,7 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, d
     ----------
     obj : array_like or DeviceNDArray
         A host object is always copied, in any layout; lists and scalars go through ``numpy.asarray``. A device array is returned
-        as it is if it is on the device already, else copied there. A NumPy record (``np.void``) gives a `DeviceRecord`.
+        as it is if it is on the device already, else copied there; one of another library as `as_device_array` has it. A NumPy record (``np.void``) gives a `DeviceRecord`.
     stream : stream, optional
         0 or None, a `Stream`, its int handle, or an object with ``__cuda_stream__``. Given, the copy is ordered on it and may
         still run on return; both sides are kept alive until it is done, and the result is bound to it. Not given, the copy is
@@ -67,6 +67,9 @@ def _to_device(obj: Any, stream: Any, copy: bool, to: Any, device: Any) -> Any:
     if isinstance(obj, DeviceNDArray):
         wanted = current_context() if device is None else context_of(device)
         return obj if obj.context is wanted else _across(obj, wanted, stream)
+    lent = None if isinstance(obj, np.ndarray) else device_view(obj)
+    if lent is not None:
+        return _to_device(lent, stream, copy, to, lent.device if device is None else device)
     context = context_of(device)
     uploaded = _upload.upload(context, host_array(obj), stream, copy)
     return DeviceRecord(uploaded) if isinstance(obj, np.void) and obj.dtype.fields is not None else uploaded
@@ -156,29 +159,4 @@ def like(ary: Any) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...], int
     return model.shape, model.dtype, strides, model.size * itemsize
 
 
-def as_device_array(obj: Any) -> DeviceNDArray[Any]:
-    """The device's view of an object, without a copy; it keeps the object's memory alive.
-
-    Takes device arrays and records (as they are) and mapped and managed arrays.
-
-    Raises
-    ------
-    UnsupportedError
-        The object has no memory that a device can use in place; `to_device` copies it.
-    """
-    if isinstance(obj, DeviceNDArray):
-        return obj
-    view = device_view(obj)
-    if view is None:
-        raise UnsupportedError(
-            f"a {type(obj).__name__} has no memory that the device can use in place: copy it with devmem.to_device()"
-        )
-    return view
-
-
-def is_device_array(obj: Any) -> bool:
-    """Whether `as_device_array` takes the object."""
-    return isinstance(obj, DeviceNDArray) or device_view(obj) is not None
-
-
-__all__ = ["as_device_array", "device_array", "device_array_like", "full", "is_device_array", "to_device", "zeros"]
+__all__ = ["device_array", "device_array_like", "full", "to_device", "zeros"]

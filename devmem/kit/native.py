@@ -1,4 +1,4 @@
-"""A C compiler, where there is one: for the few lines that cannot be Python."""
+"""A C compiler, where there is one: for what cannot be Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..spi.errors import BackendUnavailable
 
-FLAGS = ("-std=c11", "-O2", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-Wall", "-Wextra", "-shared")
+FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-shared")
 
 
 def compiler() -> list[str]:
@@ -39,34 +39,69 @@ def compiler() -> list[str]:
     raise BackendUnavailable("no C compiler was found: install one (cc), or `pip install ziglang`")
 
 
-def shared_library(source: Path, flags: Sequence[str] = FLAGS) -> Path:
-    """The shared library of one C file, compiled into the user's cache where that lacks it.
+def shared_library(
+    target: str,
+    sources: Sequence[Path],
+    flags: Sequence[str] = (),
+    *,
+    headers: Sequence[Path] = (),
+    links: Sequence[str] = (),
+    cache: str = "native",
+) -> Path:
+    """The shared library of some C files, compiled into the user's cache where that lacks it.
+
+    Each state of the sources and of the command has a folder of its own there.
+
+    Parameters
+    ----------
+    target : str
+        Where in its folder the library lies: ``lib/libone.so``.
+    sources, headers : sequence of Path
+        What is compiled, and what it includes.
+    flags : sequence of str
+        What the compiler is told besides `FLAGS`, behind the sources.
+    links : sequence of str
+        Further names for it, beside it.
+    cache : str
+        Which part of devmem's cache.
 
     Raises
     ------
     BackendUnavailable
         There is no compiler, or it failed; the message has its output.
     """
-    command = compiler()
-    parts = repr((command, tuple(flags), platform.machine())).encode() + source.read_bytes()
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "devmem" / "native"
-    target = base / f"{source.stem}-{hashlib.sha256(parts).hexdigest()[:20]}.so"
-    if not target.exists():
-        _compile([*command, *flags, str(source)], target)
-    return target
+    command = [*compiler(), *FLAGS]
+    digest = hashlib.sha256(repr((command, target, *flags, *links, platform.machine())).encode())
+    for path in (*sources, *headers):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "devmem" / cache
+    folder = base / digest.hexdigest()[:20]
+    if not (folder / target).exists():
+        try:
+            _compile([*command, *map(str, sources), *flags], folder, target, links)
+        except OSError as error:
+            raise BackendUnavailable(f"{target} cannot be built with {command[0]}: {error}") from error
+    return folder / target
 
 
-def _compile(command: list[str], target: Path) -> None:
-    """Compile beside the final place, then rename: another process sees the whole library or none."""
+def _compile(command: list[str], folder: Path, target: str, links: Sequence[str]) -> None:
+    """Compile beside the final place, then rename: another process sees the whole folder or none."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="building-", dir=target.parent) as scratch:
-            built = Path(scratch) / target.name
-            command = [*command, "-o", str(built), "-ldl"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode or not built.exists():
-                said = done.stderr.strip()
-                raise BackendUnavailable(f"{shlex.join(command)}\nfailed with exit status {done.returncode}:\n{said}")
-            built.replace(target)
-    except OSError as error:
-        raise BackendUnavailable(f"{target.name} cannot be built with {command[0]}: {error}") from error
+        built = scratch / target
+        built.parent.mkdir(parents=True, exist_ok=True)
+        command = [*command, "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not built.exists():
+            said = done.stderr.strip()
+            raise BackendUnavailable(f"{shlex.join(command)}\nfailed with exit status {done.returncode}:\n{said}")
+        for link in links:
+            (built.parent / link).symlink_to(built.name)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if not folder.exists():  # not simply another process that was faster
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

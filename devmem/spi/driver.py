@@ -294,6 +294,17 @@ class SupportsHold(Protocol):
     def release(self, hold: int) -> None: ...
 
 
+@runtime_checkable
+class SupportsPointerInfo(Protocol):
+    """Saying what an address is, whoever allocated the memory."""
+
+    def pointer_info(self, ptr: int) -> tuple[int, int, int] | None:
+        """(ordinal of the device, first address, bytes) of the allocation around an address that work of this backend's devices can
+        use in place: memory of any of its devices, managed memory, and host memory that a device reaches by that very address.
+        None for every other address. Asked for each array that comes from elsewhere: it has to be cheap.
+        """
+
+
 #: The protocol behind each capability; a device that declares one without its methods is refused when it opens.
 PROTOCOLS: Mapping[Capability, type] = {
     Capability.STREAM_ORDERED: SupportsStreamOrdered,
@@ -308,4 +319,5 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.CAPTURE: SupportsCapture,
     Capability.LAUNCH: SupportsLaunch,
     Capability.HOLD: SupportsHold,
+    Capability.POINTER_INFO: SupportsPointerInfo,
 }

@@ -57,6 +57,7 @@ class Capability(StrEnum):
     CAPTURE = "capture"
     LAUNCH = "launch"
     HOLD = "hold"
+    POINTER_INFO = "pointer_info"
 
 
 class MemoryInfo(NamedTuple):
@@ -70,12 +71,30 @@ class MemoryInfo(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """How other libraries know a device's memory and streams: the numbers that its vendor and DLPack have agreed on.
+
+    ``device_type``, ``host_type`` and ``managed_type`` are DLPack's numbers for memory of the device, for page-locked and for managed
+    memory. ``streams`` is what a consumer's small numbers mean, by our handles: CUDA says ``{1: 1, 2: 2}``, HIP ``{0: 1}``; numbers
+    greater than 2 are handles. None where other libraries have no streams: they are given memory that is ready.
+    ``array_interface``: arrays say ``__cuda_array_interface__``.
+    """
+
+    device_type: int = 12
+    host_type: int = 1
+    managed_type: int = 1
+    streams: Mapping[int, int] | None = None
+    array_interface: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """What a device is; fixed from the moment it is opened.
 
     ``uuid`` identifies the physical device across processes and orderings, ``pci_id`` its slot (empty where there is
     none). ``stream_priorities`` is (least, greatest): smaller numbers run first, and (0, 0) means no priorities.
     ``default_memory`` is the memory stack that suits the device, as text (``pool``); empty: devmem chooses.
+    ``exchange``: how other libraries know its memory and streams.
     ``strided_pitch_multiple``: strided copies are worth having for pitches that are multiples of it; others are right, and slow.
     ``facts`` is everything else worth printing, by name; ``notes`` among them is what `devmem doctor` tells the user.
     """
@@ -93,4 +112,5 @@ class DeviceInfo:
     stream_priorities: tuple[int, int] = (0, 0)
     default_memory: str = ""
     strided_pitch_multiple: int = 1
+    exchange: Exchange = Exchange()
     facts: Mapping[str, str | int | float | bool] = field(default_factory=lambda: MappingProxyType({}))

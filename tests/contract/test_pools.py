@@ -6,7 +6,9 @@ import pytest
 
 from devmem._core.memory.pinned_pool import PinnedPool
 from devmem._core.memory.pool import PoolMemory
+from devmem.backends.cuda.hooks import CudaBackend
 from devmem.backends.host.hooks import HostBackend
+from devmem.backends.roc.hooks import RocBackend
 from devmem.memory import DriverMemory, Limit, Statistics, StreamOrderedMemory
 from devmem.spi.driver import Backend, Driver
 from devmem.spi.memory import MemoryResource
@@ -63,3 +65,33 @@ class TestPinnedPool(OnHost):
 class TestPinnedPoolWithLimit(OnHost):
     def make_resource(self, driver: Driver) -> MemoryResource:
         return PinnedPool(max_bytes="64MiB")
+
+
+class OnCuda(MemoryResourceTests):
+    def make_backend(self) -> Backend:
+        return CudaBackend()
+
+
+class OnRoc(MemoryResourceTests):
+    def make_backend(self) -> Backend:
+        return RocBackend()
+
+
+class TestPoolOnCuda(OnCuda):
+    def make_resource(self, driver: Driver) -> MemoryResource:
+        return PoolMemory()
+
+
+class TestPinnedPoolOnCuda(OnCuda):
+    def make_resource(self, driver: Driver) -> MemoryResource:
+        return PinnedPool()
+
+
+class TestPoolOnRoc(OnRoc):
+    def make_resource(self, driver: Driver) -> MemoryResource:
+        return PoolMemory()
+
+
+class TestPinnedPoolOnRoc(OnRoc):
+    def make_resource(self, driver: Driver) -> MemoryResource:
+        return PinnedPool()

@@ -693,7 +693,7 @@ library.devmem_allocate.restype = ctypes.c_void_p
 library.devmem_allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
 ptr = library.devmem_allocate(1000, 0, None)
 assert ptr
-last = ctypes.CDLL(str(native.shared_library(Path({str(last)!r}))))
+last = ctypes.CDLL(str(native.shared_library("last.so", [Path({str(last)!r})])))
 cast = lambda function: ctypes.cast(function, ctypes.c_void_p)
 last.remember(cast(library.devmem_allocate), cast(library.devmem_free), ctypes.c_void_p(ptr))
 print("fine", flush=True)
@@ -745,7 +745,7 @@ def test_a_failed_allocation_is_an_exception_in_cplusplus(tmp_path):
     binary = tmp_path / "caller"
     subprocess.run(["c++", "-std=c++11", str(program), "-o", str(binary), "-ldl"], check=True, timeout=50)
     done = subprocess.run(
-        [str(binary), str(native.shared_library(torch.SHIM))], capture_output=True, text=True, timeout=20, check=False
+        [str(binary), str(native.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS))], capture_output=True, text=True, timeout=20, check=False
     )
     assert (done.returncode, done.stdout) == (0, "2 1\n"), done.stderr
 
@@ -756,10 +756,10 @@ def test_a_failed_allocation_is_an_exception_in_cplusplus(tmp_path):
 @needs_compiler
 def test_the_library_is_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = native.shared_library(torch.SHIM)
+    path = native.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS)
     assert path.is_relative_to(tmp_path)
     made = path.stat().st_mtime_ns
-    assert native.shared_library(torch.SHIM) == path
+    assert native.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS) == path
     assert path.stat().st_mtime_ns == made
     assert [each.name for each in path.parent.iterdir()] == [path.name]
     ctypes.CDLL(str(path)).devmem_disconnect()
@@ -779,10 +779,10 @@ def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
     broken = tmp_path / "broken.c"
     broken.write_text("int f( {")
     with pytest.raises(dm.BackendUnavailable, match=r"(?s)failed with exit status 1.*error"):
-        native.shared_library(broken)
+        native.shared_library("broken.so", [broken])
     monkeypatch.setenv("CC", str(tmp_path / "no-such-compiler"))
     with pytest.raises(dm.BackendUnavailable, match="cannot be built with"):
-        native.shared_library(broken)
+        native.shared_library("broken.so", [broken])
     assert list((tmp_path / "devmem" / "native").iterdir()) == []
 
 

@@ -394,8 +394,8 @@ def test_one_vendors_lost_device_leaves_the_other_working(failing: str, both: Bo
     [good] = [side for side in both if side is not bad]
     array = dm.to_device(data(), device=good.device)
     doomed = dm.to_device(data(), device=bad.device)
-    for function in ("hipMemcpyAsync", "cuMemcpyDtoH"):
-        if function.startswith(bad.prefix()):
+    for function in functions(bad, doomed.copy_to_host):
+        if "Memcpy" in function:
             bad.control.fail(function, 1, lost)
     for call in (doomed.copy_to_host, functools.partial(dm.to_device, array, device=bad.device)):
         with pytest.raises(DeviceLost) as told:

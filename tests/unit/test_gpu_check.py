@@ -106,7 +106,7 @@ def test_a_run_over_the_emulated_driver_writes_everything_down(environment, tmp_
     del environment["CUDA_VISIBLE_DEVICES"]
     results, out = tmp_path / "results", tmp_path / "out"
     environment |= {"OUT": str(out), "GIT_COMMIT": "c0ffee"}
-    steps = ["contract", "truth", "memcheck", "bandwidth"]
+    steps = ["contract", "truth", "allocators", "memcheck", "bandwidth"]
     done = check(environment, "--emulated", "--quick", "--results", str(results), "--only", *steps)
     assert done.returncode in (0, 1), done.stderr
 
@@ -119,8 +119,8 @@ def test_a_run_over_the_emulated_driver_writes_everything_down(environment, tmp_
     assert found["emulated"] and found["device"]["emulated"] and "EMULATED" in text
     assert found["devmem"]["commit"] == "c0ffee" and "c0ffee" in text
     assert found["packages"]["numpy"] and found["host"]["cpus"] and found["device"]["compute_capability"]
-    contract, truth, memcheck, bandwidth = found["steps"]
-    for step in (contract, truth):
+    contract, truth, allocators, memcheck, bandwidth = found["steps"]
+    for step in (contract, truth, allocators):
         assert sum(step["counts"].get(how, 0) for how in ("passed", "failed", "skipped", "error")) >= 6, step
     assert "no memcheck" in memcheck["notes"][0]
     assert bandwidth["status"] == "passed", bandwidth["failures"]
@@ -133,6 +133,39 @@ def test_a_run_over_the_emulated_driver_writes_everything_down(environment, tmp_
 
     copied = sorted(each.suffix for each in out.iterdir())
     assert copied == [".json", ".log", ".md"]
+
+
+@pytest.mark.timeout(300)
+def test_an_amd_gpu_is_checked_by_the_same_command(environment, tmp_path):
+    try:
+        emulator.library("roc")
+    except emulator.BuildError as error:
+        pytest.skip(f"no emulator: {error}")
+    results = tmp_path / "results"
+    steps = ["contract", "truth", "memcheck", "bandwidth"]
+    chosen = ["--backend", "roc", "--emulated", "--quick", "--only", *steps]
+    done = check({**environment, "CUDA_VISIBLE_DEVICES": "0"}, *chosen, "--results", str(results))
+    assert done.returncode == 0, done.stdout + done.stderr
+    [kept] = results.glob("roc-emulated-*.json")
+    found = json.loads(kept.read_text())
+    assert found["backend"] == "roc" and found["device"]["arch"].startswith("gfx")
+    assert {step["name"]: step["status"] for step in found["steps"]} == {
+        **dict.fromkeys(steps, "passed"),
+        "bandwidth": "skipped",
+    }
+    for step in found["steps"][:2]:
+        assert step["counts"]["passed"] >= 1 and sum(step["counts"].values()) >= 6, step
+    text = kept.with_suffix(".md").read_text()
+    assert "Emulated HIP runtime" in text and "HIP 7." in text
+    assert str(ROOT) not in text + kept.read_text()
+
+
+def test_without_an_amd_gpu_it_refuses(environment, tmp_path):
+    done = check({**environment, "CUDA_VISIBLE_DEVICES": "0"}, "--backend", "roc", "--results", str(tmp_path))
+    if done.returncode != 2:
+        pytest.skip("there is an AMD GPU")
+    assert done.stderr.startswith("gpu-check: no AMD GPU can be used here: "), done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- what goes wrong in a test process ---------------------------------------------------------------------------------
@@ -240,7 +273,7 @@ def test_the_commit_is_read_from_a_branch_a_packed_branch_or_a_bare_head(tmp_pat
 
 def test_an_earlier_run_of_the_day_keeps_its_files(tmp_path):
     free_name = importlib.import_module("gpucheck.report").free_name
-    about = {"emulated": False, "date": "2026-01-02", "device": {"name": "NVIDIA H100 80GB HBM3"}}
+    about = {"backend": "cuda", "emulated": False, "date": "2026-01-02", "device": {"name": "NVIDIA H100 80GB HBM3"}}
     assert free_name([tmp_path], about) == "cuda-nvidia-h100-80gb-hbm3-2026-01-02"
     (tmp_path / "cuda-nvidia-h100-80gb-hbm3-2026-01-02.json").write_text("{}")
     assert free_name([tmp_path], about) == "cuda-nvidia-h100-80gb-hbm3-2026-01-02-2"

@@ -82,7 +82,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
     "devmem.testing": rule("devmem api spi errors memory", "numpy pytest hypothesis"),
-    "devmem.testing.emulator": rule("spi"),
+    "devmem.testing.emulator": rule("spi kit"),
 }
 
 #: The vendor binding of each backend: out of reach until ``open()`` has been called.

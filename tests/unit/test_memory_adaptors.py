@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -110,6 +111,41 @@ def test_what_is_passed_on() -> None:
     assert (stack.cached_bytes, stack.largest_free_block, stack.shared_cache) == (100, 60, below)
     stack.trim(7)
     assert below.kept == 7
+
+
+@pytest.mark.parametrize("device", ["host:0", "host", "0", 0])
+def test_a_resource_may_name_its_device(driver: FaultyDriver, device: object) -> None:
+    DriverMemory(device).bind(driver)
+
+
+@pytest.mark.parametrize("device", ["host:1", "cuda:0", "cuda", 1])
+def test_a_resource_of_another_device_is_refused(driver: FaultyDriver, device: object) -> None:
+    for resource in (DriverMemory(device), StreamOrderedMemory(device), PinnedMemory(device)):
+        with pytest.raises(dm.ConfigError, match=rf"\(device='{device}'\) cannot serve host:0: name the same device in"):
+            resource.bind(driver)
+        assert resource.driver is None
+
+
+def test_a_threshold_reaches_the_drivers_pool(driver: FaultyDriver) -> None:
+    asked: list[int] = []
+    driver.pool_threshold = asked.append  # type: ignore[method-assign, attr-defined]
+    half = driver.info.total_bytes // 2
+    for threshold in (None, 0, "1MiB", "50%"):
+        stack = Statistics(StreamOrderedMemory(release_threshold=threshold))  # type: ignore[arg-type]
+        assert (stack.cached_bytes, stack.trim(0)) == (0, None)  # without a device yet
+        stack.bind(driver)
+        stack.bind(driver)
+    assert asked == [0, 1 << 20, half]
+    with pytest.raises(dm.ConfigError, match="'some' is not a size"):
+        StreamOrderedMemory(release_threshold="some")
+
+
+def test_a_device_that_cannot_is_named_and_nothing_is_bound(driver: FaultyDriver) -> None:
+    driver._info = dataclasses.replace(driver.info, capabilities=frozenset())
+    resource = StreamOrderedMemory()
+    with pytest.raises(dm.UnsupportedError, match=rf"which {driver.info.name} has not: use devmem.memory.DriverMemory"):
+        resource.bind(driver)
+    assert resource.driver is None
 
 
 @pytest.mark.parametrize("upstream", [object(), DriverMemory, 4096, "pool"])

@@ -14,6 +14,8 @@ from .blocks import FreeSet, Shelf, class_of, rounded
 
 #: How many requested sizes a stream remembers the class of.
 REMEMBERED = 4096
+#: Each time so many streams are known those are forgotten that only ever allocated.
+MANY_STREAMS = 64
 #: So many small blocks are cut at once, but not more than so many bytes.
 MORE, FEW_BYTES = 16, 16 << 10
 
@@ -127,6 +129,8 @@ class Books:
             return found
         found = self.streams.get(stream)
         if found is None:
+            if len(self.streams) % MANY_STREAMS == MANY_STREAMS - 1:
+                self.drop_empty_homes()
             found = self.streams[stream] = Home(stream, self.chunks)
             if found.trusted:
                 self.ready[stream] = found.ready

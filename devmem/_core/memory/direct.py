@@ -30,8 +30,10 @@ class _Direct:
         return f"{type(self).__name__}({self.driver.info.name if self.driver else 'not bound'})"
 
     def bind(self, driver: Driver) -> None:
-        """Take the device that the memory comes from; a resource serves one."""
-        if self.driver is not None and self.driver is not driver:
+        """Take the device that the memory comes from; a resource serves one. Again with the same one: nothing."""
+        if self.driver is driver:
+            return
+        if self.driver is not None:
             raise DevmemError(f"{self!r} is bound to a device already: make one resource for each device")
         info = driver.info
         names = [f"{info.backend}:{info.ordinal}", str(info.ordinal), *([] if info.ordinal else [info.backend])]

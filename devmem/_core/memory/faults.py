@@ -47,7 +47,7 @@ class FailNth(Adaptor):
         self.error = error
         #: Allocations asked for, those that failed too.
         self.calls = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _facts(self) -> dict[str, object]:
         return {"n": self.n, "repeat": self.repeat}

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...spi.driver import Driver
-from ...spi.errors import DevmemError, DevmemWarning, GuardError
+from ...spi.errors import DevmemWarning, GuardError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM
 from .adaptor import Adaptor
@@ -81,8 +81,8 @@ class Guard(Adaptor):
         self._kept: OrderedDict[int, _Block] = OrderedDict()
         self._kept_bytes = 0
         self._gone: OrderedDict[int, _Block] = OrderedDict()
-        self._checks = 0
-        self._lock = threading.Lock()
+        self._checks: set[object] = set()
+        self._lock = threading.RLock()
         self._waits = True
         self._touch: Touch
 
@@ -109,7 +109,7 @@ class Guard(Adaptor):
                 # The memory may be used on every stream at once, so the fill must not come behind somebody's write.
                 self._touch.driver.stream_synchronize(stream)
         except BaseException:
-            with suppress(DevmemError):  # the failure that is told is the first
+            with suppress(Exception):  # the failure that is told is the first
                 self._deallocate(base, size, stream)
             raise
         block = _Block(base, size, base + self.redzone, nbytes, _stack())
@@ -143,23 +143,29 @@ class Guard(Adaptor):
             self._touch.fill(block.base, FREED, block.size, stream)
             self._touch.driver.stream_synchronize(stream)
         except BaseException:
-            self._deallocate(block.base, block.size, stream)
+            with suppress(Exception):
+                self._deallocate(block.base, block.size, stream)
             raise
-        keep = block.size <= self.quarantine_bytes
         with self._lock:
             self.reports += wrong
+            # What is being looked at by `check` is not let go of, however large.
+            keep = block.size <= self.quarantine_bytes or bool(self._checks)
             if keep:
                 self._kept[ptr] = block
                 self._kept_bytes += block.size
             else:
                 self._gone[ptr] = block
+        problem: Exception | None = None
         try:
             if not keep:
                 self._deallocate(block.base, block.size, stream)
             self._release(self.quarantine_bytes, stream)
-        finally:
-            if wrong:
-                raise GuardError("\n".join(wrong))
+        except Exception as error:
+            problem = error
+        if wrong:
+            raise GuardError("\n".join(wrong)) from problem
+        if problem is not None:
+            raise problem
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -173,19 +179,22 @@ class Guard(Adaptor):
         """
         if self.driver is None:
             return
-        with self._lock:
-            self._checks += 1  # from here on nothing leaves the quarantine: what is looked at stays ours
-            live, kept = list(self._live.values()), list(self._kept.values())
-        token = None
+        check, token = object(), None
         try:
+            with self._lock:
+                self._checks.add(check)  # from here on nothing leaves the quarantine: what is looked at stays ours
+                live, kept = list(self._live.values()), list(self._kept.values())
             token = self.driver.enter()
             self.driver.synchronize()
-            # A block that another thread gives back meanwhile is poisoned by it, and looked at there.
-            wrong = [each for block in live for each in self._damage(block, LEGACY_STREAM) if block.ptr in self._live]
+            wrong = []
+            for block in live:
+                damage = self._damage(block, LEGACY_STREAM)
+                # One that another thread gives back meanwhile is poisoned by it, and looked at there.
+                wrong += damage if self._live.get(block.ptr) is block else []
             wrong += [each for block in kept for each in self._late_writes(block, LEGACY_STREAM)]
         finally:
             with self._lock:
-                self._checks -= 1
+                self._checks.discard(check)
             if token is not None:
                 self.driver.exit(token)
         if wrong:

@@ -31,15 +31,15 @@ class Limit(Adaptor):
         #: Bytes in use.
         self.current_bytes = 0
         self._most = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _facts(self) -> dict[str, object]:
         return {"max_bytes": self.max_bytes}
 
     def bind(self, driver: Driver) -> None:
         """Take the device; a share of its memory becomes a number of bytes."""
-        self._most = bytes_of(self.max_bytes, driver.info.total_bytes)
         super().bind(driver)
+        self._most = bytes_of(self.max_bytes, driver.info.total_bytes)
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Allocate, if it fits below the limit."""

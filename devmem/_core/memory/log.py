@@ -35,7 +35,7 @@ class Log(Adaptor):
         super().__init__(upstream)
         self.path = os.fspath(path)
         self._file: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._began = 0.0
 
     def _facts(self) -> dict[str, object]:
@@ -46,11 +46,15 @@ class Log(Adaptor):
         if self.driver is None:
             device = f"{driver.info.backend}-{driver.info.ordinal}"
             path = self.path.replace("{device}", device).replace("{pid}", str(os.getpid()))
-            file = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644
-            )
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+            try:
+                file = os.open(path, flags, 0o644)
+            except OSError as error:
+                error.add_note(f"devmem: the log {path!r} of a memory stack cannot be made: name another path")
+                raise
             try:
                 super().bind(driver)
+                os.truncate(file, 0)  # last: what another run wrote is not lost to a stack that cannot be used
             except BaseException:
                 os.close(file)
                 raise
@@ -68,22 +72,30 @@ class Log(Adaptor):
         if not nbytes:
             return 0
         ptr = self._allocate(nbytes, stream)
-        self._write("allocate", ptr, nbytes, stream)
+        try:
+            self._write("allocate", ptr, nbytes, stream)
+        except BaseException:  # a warning that somebody has made an error of
+            self._deallocate(ptr, nbytes, stream)
+            raise
         return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Write it down, then deallocate: the other way round another thread's allocation of the address could come first."""
         if ptr:
-            self._write("deallocate", ptr, nbytes, stream)
-            self._deallocate(ptr, nbytes, stream)
+            try:
+                self._write("deallocate", ptr, nbytes, stream)
+            finally:
+                self._deallocate(ptr, nbytes, stream)
 
     def _write(self, op: str, ptr: int, nbytes: int, stream: int) -> None:
         with self._lock:  # keeps the times in order; one write to a file does not wait for a device
             if self._file is None:
                 return
+            line = Record(op, ptr, nbytes, stream, time.perf_counter() - self._began).line()
             try:
-                os.write(self._file, Record(op, ptr, nbytes, stream, time.perf_counter() - self._began).line())
-                return
+                if os.write(self._file, line) == len(line):
+                    return
+                problem = OSError("only a part of a line could be written")
             except OSError as error:
                 problem = error
                 os.close(self._file)

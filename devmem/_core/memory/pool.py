@@ -181,6 +181,9 @@ class PoolMemory(Adaptor):
         ) and not self._crossing.any_capturing():
             self._crossing.wait_for_all()
             self._release(self._cached() - keep_bytes)
+        with self._books.open() as ours:
+            if ours:
+                self._books.drop_empty_homes()
         super().trim(max(0, keep_bytes - self._cached()))
 
     def _cached(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ...spi.driver import Driver, SupportsManaged
-from ...spi.errors import DevmemError, UnsupportedError
+from ...spi.errors import UnsupportedError
 from ...spi.memory import MemoryResource
 from ...spi.types import Capability, MemoryKind
 from .adaptor import Adaptor, kind_of
@@ -47,7 +47,7 @@ class Prefetch(Adaptor):
         try:
             self._prefetch(ptr, nbytes, False, stream)
         except BaseException:
-            with suppress(DevmemError):  # the failure that is told is the first
+            with suppress(Exception):  # the failure that is told is the first
                 self._deallocate(ptr, nbytes, stream)
             raise
         return ptr

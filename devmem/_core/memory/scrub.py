@@ -39,7 +39,7 @@ class Scrub(Adaptor):
         self.byte = byte
         #: Blocks that could not be filled: address and bytes.
         self.withheld: list[tuple[int, int]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waits = True
         self._touch: Touch
 
@@ -51,7 +51,8 @@ class Scrub(Adaptor):
         super().bind(driver)
         self._touch = Touch(driver, self.kind)
         # The driver's own free leaves work that was enqueued before valid. The host's own fill needs no waiting for.
-        self._waits = not (self.stream_ordered or self._touch.host or isinstance(self.upstream, DriverMemory))
+        # Of a class that somebody made of DriverMemory nothing is known.
+        self._waits = not (self.stream_ordered or self._touch.host or type(self.upstream) is DriverMemory)
 
     @property
     def stream_ordered(self) -> bool:
@@ -61,7 +62,7 @@ class Scrub(Adaptor):
     @property
     def cached_bytes(self) -> int:
         """Bytes that the stack keeps; what is withheld among them."""
-        return super().cached_bytes + sum(nbytes for _, nbytes in self.withheld)
+        return super().cached_bytes + sum(nbytes for _, nbytes in list(self.withheld))
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Fill the block, then give it back."""
@@ -71,17 +72,18 @@ class Scrub(Adaptor):
 
     def trim(self, keep_bytes: int) -> None:
         """Give kept memory back; what was withheld is filled first."""
-        with self._lock:
-            blocks, self.withheld = self.withheld, []
-        for at, (ptr, nbytes) in enumerate(blocks):
-            try:
-                self._wipe(ptr, nbytes, LEGACY_STREAM)
-            except BaseException:
+        try:
+            if self.withheld:
+                self._touch.driver.synchronize()  # its own stream may be gone, and is not ordered with the one used here
+            while self.withheld:
                 with self._lock:
-                    self.withheld += blocks[at + 1 :]
-                raise
-            self._deallocate(ptr, nbytes, LEGACY_STREAM)
-        super().trim(keep_bytes)
+                    if not self.withheld:  # another thread was faster
+                        break
+                    ptr, nbytes = self.withheld.pop()
+                self._wipe(ptr, nbytes, LEGACY_STREAM)
+                self._deallocate(ptr, nbytes, LEGACY_STREAM)
+        finally:
+            super().trim(keep_bytes)
 
     def _wipe(self, ptr: int, nbytes: int, stream: int) -> None:
         try:

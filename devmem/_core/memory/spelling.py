@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ...plugins import ADAPTERS
@@ -67,16 +67,17 @@ def _whole(text: str) -> int:
 
 
 SIZE = Argument(parse_size, ALLOWED)
+SHARE = Argument(check_size, ALLOWED_SHARE)
 HOST_SHARE = Argument(check_size, f"{ALLOWED}, or a share of the host's memory (25%)")
 FLAG = Argument(lambda text: {"1": True, "0": False}[text], "the name alone, or 1 or 0 behind =")
 
 NAMED: dict[str, Part] = {
     "driver": Part(DriverMemory, over=False),
-    "stream_ordered": Part(StreamOrderedMemory, over=False),
+    "stream_ordered": Part(StreamOrderedMemory, {"release_threshold": SHARE}, over=False),
     "managed": Part(ManagedMemory, over=False),
     "pinned": Part(PinnedMemory, over=False),
     "mapped": Part(MappedMemory, over=False),
-    "limit": Part(Limit, {"max_bytes": Argument(check_size, ALLOWED_SHARE, required=True)}),
+    "limit": Part(Limit, {"max_bytes": replace(SHARE, required=True)}),
     "statistics": Part(Statistics, {"owners": FLAG}),
     "log": Part(Log, {"path": Argument(str, "a path", required=True)}),
     "guard": Part(Guard, {"redzone": SIZE, "quarantine_bytes": SIZE}),

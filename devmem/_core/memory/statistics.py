@@ -60,7 +60,7 @@ class Statistics(Adaptor):
         self.current_bytes = self.current_count = 0
         self.total_bytes = self.total_count = 0
         self._scopes = [_Scope(0, 0, 0, 0)]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sites: dict[int, tuple[int, Site]] | None = {} if owners else None
 
     @property

@@ -30,11 +30,12 @@ class StreamOrderedMemory(_Direct):
     def __init__(self, device: object = None, *, release_threshold: int | str | None = None) -> None:
         super().__init__(device)
         self.release_threshold = None if release_threshold is None else check_size(release_threshold)
+        self._pool: SupportsStreamOrdered | None = None
 
     @property
     def cached_bytes(self) -> int:
         """Bytes that the driver's pool holds and nobody uses."""
-        return self._pool().pool_cached()
+        return 0 if self._pool is None else self._pool.pool_cached()
 
     @property
     def shared_cache(self) -> object:
@@ -43,24 +44,18 @@ class StreamOrderedMemory(_Direct):
 
     def trim(self, keep_bytes: int) -> None:
         """Give the driver's unused memory back until at most ``keep_bytes`` are held."""
-        self._pool().pool_trim(keep_bytes)
+        if self._pool is not None:
+            self._pool.pool_trim(keep_bytes)
 
     def _take_verbs(self, driver: Driver) -> None:
-        pool = self._pool()
-        if self.release_threshold is not None:
-            pool.pool_threshold(bytes_of(self.release_threshold, driver.info.total_bytes))
-        self.allocate = pool.alloc_async
-        self.deallocate = pool.free_async
-
-    def _pool(self) -> SupportsStreamOrdered:
         # Of a backend that can, a device need not: it is the device that has to declare it.
-        driver = self.driver
-        if (
-            driver is None
-            or Capability.STREAM_ORDERED not in driver.info.capabilities
-            or not isinstance(driver, SupportsStreamOrdered)
-        ):
+        if Capability.STREAM_ORDERED not in driver.info.capabilities or not isinstance(driver, SupportsStreamOrdered):
             raise UnsupportedError(
-                f"{self!r} needs a device with stream-ordered allocation: use devmem.memory.DriverMemory()"
+                f"StreamOrderedMemory needs a device with stream-ordered allocation, which {driver.info.name} has not: use "
+                f"devmem.memory.DriverMemory(), or devmem.memory.PoolMemory()"
             )
-        return driver
+        if self.release_threshold is not None:
+            driver.pool_threshold(bytes_of(self.release_threshold, driver.info.total_bytes))
+        self._pool = driver
+        self.allocate = driver.alloc_async
+        self.deallocate = driver.free_async

@@ -13,10 +13,11 @@ from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 from .calls import Calls
 from .library import checked, cu
 
-#: CUDA_ERROR_INVALID_VALUE, and the statuses that say that a stream cannot be asked because some other is capturing.
-INVALID_VALUE = 1
+#: CUDA_ERROR_INVALID_VALUE and _NOT_FOUND, and the statuses that say that a stream cannot be asked because some other is capturing.
+INVALID_VALUE, NOT_FOUND = 1, 500
 CAPTURE_ELSEWHERE = range(900, 910)
 IPC_HANDLE_BYTES = 64
+_ORDINAL = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 # The versioned verbs are spelled _v2 in cuda-bindings 12 and have taken the plain name over in 13.
 _prefetch = getattr(cu, "cuMemPrefetchAsync_v2", None) or cu.cuMemPrefetchAsync
@@ -34,8 +35,11 @@ class Extras(Calls):
 
     def pool_trim(self, keep_bytes: int) -> None:
         """Give back what the pool keeps; the driver counts memory in use among what is kept."""
-        keep = self._pool_bytes("USED_MEM_CURRENT") + keep_bytes
-        self.check("cuMemPoolTrimTo", cu.cuMemPoolTrimTo(self.pool, keep))
+        used = self._pool_bytes("USED_MEM_CURRENT")
+        self.check("cuMemPoolTrimTo", cu.cuMemPoolTrimTo(self.pool, used + keep_bytes))
+        # It keeps at least that, in pieces of its own size: then all, as more was not to be kept.
+        if keep_bytes and self.pool_cached() > keep_bytes:
+            self.check("cuMemPoolTrimTo", cu.cuMemPoolTrimTo(self.pool, used))
 
     def pool_threshold(self, nbytes: int) -> None:
         """From how many bytes on the pool gives back what is unused, whenever a stream, an event or the device is waited for."""
@@ -226,6 +230,21 @@ class Extras(Calls):
     def release(self, hold: int) -> None:
         """Let the stream go on. The word is small, and left to the driver: the stream may not have read it yet."""
         ctypes.c_uint32.from_address(hold).value = 1
+
+
+    def pointer_info(self, ptr: int) -> tuple[int, int, int] | None:
+        """Where an address belongs. All memory is in one address space, so what the driver knows a device can use."""
+        error, ordinal = cu.cuPointerGetAttribute(_ORDINAL, ptr)
+        if error:
+            if int(error) == INVALID_VALUE:
+                return None
+            self.fail("cuPointerGetAttribute", error)
+        error, base, nbytes = cu.cuMemGetAddressRange(ptr)
+        if error:
+            if int(error) == NOT_FOUND:
+                return None
+            self.fail("cuMemGetAddressRange", error)
+        return ordinal, int(base), nbytes
 
 
 def _sides(plan: Any, dst: int, src: int, kind: CopyKind) -> Any:

@@ -6,7 +6,7 @@ import uuid
 from types import MappingProxyType
 from typing import Any
 
-from ...spi.types import Capability, DeviceInfo, MemoryKind
+from ...spi.types import Capability, DeviceInfo, Exchange, MemoryKind
 from .library import checked, cu
 
 _A = cu.CUdevice_attribute
@@ -27,6 +27,8 @@ BATCH_COPIES_SINCE = 12080
 HINTS_SINCE = 12020
 #: Facts that count something; all others are yes or no.
 _COUNTS = {"copy_engines"}
+#: DLPack's kDLCUDA, kDLCUDAHost and kDLCUDAManaged. Of streams, 0 could mean either default stream, so it is not allowed.
+_EXCHANGE = Exchange(2, 3, 13, MappingProxyType({1: 1, 2: 2}), array_interface=True)
 
 
 def describe(device: Any, ordinal: int) -> DeviceInfo:
@@ -49,6 +51,7 @@ def describe(device: Any, ordinal: int) -> DeviceInfo:
         memory_kinds=_kinds(facts),
         capabilities=_capabilities(facts, int(version)),
         stream_priorities=(int(least), int(greatest)),
+        exchange=_EXCHANGE,
         facts=MappingProxyType({"compute_capability": f"{major}.{minor}", "driver_version": int(version), **facts}),
     )
 
@@ -71,6 +74,7 @@ def _capabilities(facts: dict[str, int], driver_version: int) -> frozenset[Capab
         Capability.CAPTURE,
         Capability.IPC,
         Capability.HOLD,
+        Capability.POINTER_INFO,
     }
     if hasattr(cu, "cuMemcpyBatchAsync") and driver_version >= BATCH_COPIES_SINCE:
         found.add(Capability.BATCH_COPY)

@@ -116,6 +116,15 @@ class Arena:
             size = self.live.get(ptr - offset, 0) - offset
         return ptr + self.shift if nbytes <= size else 0
 
+    def block_around(self, ptr: int) -> tuple[int, int] | None:
+        """(first address, bytes) of the live block that an address lies in."""
+        slab = self._chunks.get((ptr - self.base) >> _CHUNK_SHIFT)
+        if slab is None:
+            return None
+        base = ptr - (ptr - slab.base) % slab.step
+        size = self.live.get(base, 0)
+        return (base, size) if ptr < base + size else None
+
     def overlaps(self, ptr: int, nbytes: int) -> bool:
         """Whether any of the bytes lies in the range, live or not."""
         return ptr < self.end and ptr + nbytes > self.base

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from devmem.spi.errors import BackendError
-from devmem.spi.types import AllocFlags, Capability, CopyKind, DeviceInfo, MemoryKind
+from devmem.spi.types import AllocFlags, Capability, CopyKind, DeviceInfo, Exchange, MemoryKind
 
 from .faults import fault
 from .jobs import copy_rows, fill_words, memmove, memset, nothing, snapshot, snapshot_rows
@@ -30,8 +30,11 @@ _CAPABILITIES = frozenset(
         Capability.MANAGED,
         Capability.PEER,
         Capability.HOLD,
+        Capability.POINTER_INFO,
     }
 )
+#: DLPack's kDLCPU for memory that everybody can read; strict devices say kDLExtDev.
+_READABLE, _HIDDEN = Exchange(device_type=1), Exchange(device_type=12)
 _ADVICE = frozenset(
     prefix + word for prefix in ("set_", "unset_") for word in ("read_mostly", "preferred_location", "accessed_by")
 )
@@ -300,6 +303,14 @@ class HostDriver:
         self._check("device_pointer")
         return self._space.device_pointer(host)
 
+    def pointer_info(self, ptr: int) -> tuple[int, int, int] | None:
+        self._check("pointer_info")
+        for device in [self, *_open]:
+            found = device._space.block_around(ptr)
+            if found is not None:
+                return device._ordinal, *found
+        return None
+
     # -- streams and events ------------------------------------------------------------------------------------------
 
     def stream_create(self, priority: int, non_blocking: bool) -> int:
@@ -403,6 +414,7 @@ class HostDriver:
             arch=platform.machine(),
             memory_kinds=frozenset(MemoryKind),
             capabilities=_CAPABILITIES,
+            exchange=_HIDDEN if self._space.strict else _READABLE,
             facts=MappingProxyType({"strict": self._space.strict, "cores": os.cpu_count() or 1}),
         )
 

@@ -83,6 +83,12 @@ class Registry:
         host = self._host_of.get(window, 0) if window else 0
         return host + ptr - window if host else 0
 
+    def block_around(self, ptr: int, hidden: bool) -> tuple[int, int] | None:
+        """(first address, bytes) of the range that a device's address lies in, as `device_pointer` gives it; None if in none."""
+        ranges = self._windows if hidden else self._ranges
+        start = ranges.find(ptr, 1)
+        return (start, ranges.sizes[start]) if start and (hidden or self._owners[start][1]) else None
+
     def _check(self, owner: object, ptr: int, nbytes: int) -> None:
         if self._ranges.sizes.get(ptr) != nbytes:
             why = f"{nbytes} bytes at {ptr:#x} are not a range that was registered"

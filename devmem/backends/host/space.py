@@ -129,6 +129,14 @@ class Space:
             raise fault(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not memory of the device")
         return at or ptr
 
+    def block_around(self, ptr: int) -> tuple[int, int] | None:
+        """(first address, bytes) of the live block that an address of the device's lies in; None if it lies in none."""
+        for kind, arena in self.arenas.items():
+            found = None if self.strict and kind is MemoryKind.PINNED else arena.block_around(ptr)
+            if found is not None:
+                return found
+        return registered.block_around(ptr, self.strict)
+
     def pinned(self, ptr: int, nbytes: int) -> bool:
         """Whether the copy engine may read or write these bytes of the host after the call."""
         for kind, arena in self.arenas.items():

@@ -22,6 +22,8 @@ _UNKNOWN_STATUS = re.compile(r"(-?\d+) is not a valid (?:\w+\.)*hipError_t")
 _UNUSABLE = frozenset({"hipMemcpyBatchAsync"})
 #: Functions with an output that a binding makes a member of an enum even if the call failed and wrote none: the status is lost.
 _STATUS_LOST = frozenset({"hipStreamIsCapturing"})
+#: Functions whose output is a struct that each binding hands out in a way of its own, where bytes are wanted.
+_STRUCT = frozenset({"hipPointerGetAttributes"})
 #: The symbol's suffix names the layout of its struct; the bindings always mean this one.
 _LAYOUT = "R0600"
 
@@ -51,7 +53,7 @@ class ByBinding:
 
     def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
         """A function of the table, checked."""
-        if function in _STATUS_LOST:
+        if function in _STATUS_LOST or function in _STRUCT:
             return ByCtypes(self.library).bind(function, fail)
         spec = FUNCTIONS[function]
         raw = getattr(self.module, function.removesuffix(_LAYOUT))

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from .finder import Library
-from .functions import FUNCTIONS, IPC_HANDLE_BYTES, NOT_READY, PROPERTIES_BYTES, TEXT_BYTES, UUID_BYTES, Fail
+from .functions import (
+    FUNCTIONS,
+    IPC_HANDLE_BYTES,
+    NOT_READY,
+    POINTER_BYTES,
+    PROPERTIES_BYTES,
+    TEXT_BYTES,
+    UUID_BYTES,
+    Fail,
+)
 
 
 class _Handle(ctypes.Structure):
@@ -35,6 +44,7 @@ _GIVEN: dict[str, Any] = {
     "U": ctypes.c_ubyte * UUID_BYTES,
     "H": ctypes.c_ubyte * IPC_HANDLE_BYTES,
     "D": ctypes.c_ubyte * PROPERTIES_BYTES,
+    "A": ctypes.c_ubyte * POINTER_BYTES,
 }
 
 
@@ -147,4 +157,4 @@ def _any(function: str, raw: Any, fail: Fail) -> Callable[..., Any]:
 def _value(letter: str, out: Any) -> Any:
     if letter == "T":
         return out.value.decode(errors="replace")
-    return bytes(out) if letter in "UHD" else out.value
+    return bytes(out) if letter in "UHDA" else out.value

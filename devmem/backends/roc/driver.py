@@ -26,11 +26,17 @@ class RocDriver(Extras):
     The runtime trusts its caller, and crashes on what is gone. So a driver remembers what it handed out, and refuses the rest.
     """
 
-    def __init__(self, found: Runtime, ordinal: int, stream_ordered: bool = False) -> None:
+    def __init__(
+        self, found: Runtime, ordinal: int, stream_ordered: bool = False, array_interface: bool = False
+    ) -> None:
         super().__init__(found, ordinal)
         token = self.enter()
         try:
             self.info = describe(found, self.hip, ordinal)
+            if array_interface:
+                self.info = dataclasses.replace(
+                    self.info, exchange=dataclasses.replace(self.info.exchange, array_interface=True)
+                )
             if stream_ordered and self.info.facts["memory_pools"] and self.can_pool():
                 self._try_pool()
         except BaseException:

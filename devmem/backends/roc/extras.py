@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import struct
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from .functions import (
     CAPTURE_ELSEWHERE,
     FUNCTIONS,
     INVALID_HANDLE,
+    INVALID_VALUE,
     IPC_HANDLE_BYTES,
+    NOT_FOUND,
     NOT_REGISTERED,
     NOT_SUPPORTED,
     PEER_ACCESS_ALREADY_ENABLED,
@@ -35,6 +38,8 @@ _ADVICE = {
     "unset_accessed_by": 6,
 }
 HOST = -1
+#: What is known of an address: kind, device, the device's address and the host's; flags follow. Kinds have changed their numbers.
+_POINTER = struct.Struct("=iiQQ")
 PORTABLE, MAPPED, WRITE_COMBINED, COHERENT, NON_COHERENT = 1, 2, 4, 0x4000_0000, 0x8000_0000
 WAIT_UNTIL_EQUAL, ALL_BITS = 1, 0xFFFF_FFFF
 RELEASE_THRESHOLD, RESERVED_BYTES, USED_BYTES = 4, 5, 7
@@ -147,7 +152,11 @@ class Extras:
 
     def pool_trim(self, keep_bytes: int) -> None:
         """Give back what the pool keeps; the runtime counts memory in use among what is kept."""
-        self.hip.hipMemPoolTrimTo(self.pool, self._pool_bytes(USED_BYTES) + keep_bytes)
+        used = self._pool_bytes(USED_BYTES)
+        self.hip.hipMemPoolTrimTo(self.pool, used + keep_bytes)
+        # It keeps at least that, in pieces of its own size: then all, as more was not to be kept.
+        if keep_bytes and self.pool_cached() > keep_bytes:
+            self.hip.hipMemPoolTrimTo(self.pool, used)
 
     def pool_threshold(self, nbytes: int) -> None:
         """From how many bytes on the pool gives back what is unused, whenever a stream, an event or the device is waited for."""
@@ -334,6 +343,19 @@ class Extras:
     def ipc_close(self, ptr: int) -> None:
         """Let go of what ``ipc_open`` returned."""
         self.hip.hipIpcCloseMemHandle(ptr)
+
+    def pointer_info(self, ptr: int) -> tuple[int, int, int] | None:
+        """Where an address belongs; of host memory the device may have another address. Unknown ones are an error before ROCm 7."""
+        try:
+            _, ordinal, seen, _ = _POINTER.unpack_from(self.hip.hipPointerGetAttributes(ptr))
+            if seen != ptr:
+                return None
+            base, nbytes = self.hip.hipMemGetAddressRange(ptr)
+        except BackendError as error:
+            if error.code in (INVALID_VALUE, NOT_FOUND):
+                return None
+            raise
+        return ordinal, base, nbytes
 
     def capturing(self, stream: int) -> bool:
         """Whether the stream records a graph, or cannot be asked because another does."""

@@ -3,7 +3,7 @@
 One letter for each argument of the C function, in its order. Small letters are given by the caller, capitals come back:
 ``p`` address or handle, ``n`` size, ``i`` int, ``u`` unsigned, ``b`` byte, ``s`` 16 bits, ``e`` a member of an enum, ``h`` 64
 bytes by value, ``q`` 64 bits by address; ``F`` float, ``T`` text, ``U`` the 16 bytes of an UUID, ``H`` the 64 of an IPC handle,
-``D`` the properties of a device, ``Q`` 64 bits by an untyped address. A ``?`` at the end: answers a question, not ready is False.
+``D`` the properties of a device, ``A`` the 32 bytes of what is known of an address, ``Q`` 64 bits by an untyped address. A ``?`` at the end: answers a question, not ready is False.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ OPTIONAL = {
     "hipIpcGetMemHandle": "Hp",
     "hipIpcOpenMemHandle": "Phu",
     "hipIpcCloseMemHandle": "p",
+    "hipPointerGetAttributes": "Ap",
+    "hipMemGetAddressRange": "PNp",
     "hipStreamIsCapturing": "pI",
     "hipStreamWaitValue32": "ppuuu",
     "hipMemPoolCreate": "Pp",
@@ -77,12 +79,12 @@ OPTIONAL = {
 }
 FUNCTIONS = REQUIRED | OPTIONAL
 
-TEXT_BYTES, UUID_BYTES, IPC_HANDLE_BYTES, PROPERTIES_BYTES = 256, 16, 64, 1472
+TEXT_BYTES, UUID_BYTES, IPC_HANDLE_BYTES, PROPERTIES_BYTES, POINTER_BYTES = 256, 16, 64, 1472, 32
 
 #: Statuses.
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 1, 2, 3, 35, 100, 101
 INVALID_HANDLE, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, NOT_SUPPORTED = 400, 600, 704, 801
-ALREADY_REGISTERED, NOT_REGISTERED = 712, 713
+ALREADY_REGISTERED, NOT_REGISTERED, NOT_FOUND = 712, 713, 500
 CAPTURE_ELSEWHERE = range(900, 910)
 #: After one of these every call on the device fails, as far as is known: the process has to let go of it.
 STICKY = frozenset({4, 214, 700, 702, 709, 710, 719})

@@ -18,12 +18,14 @@ class RocBackend:
         self._provider = "auto"
         self._library = ""
         self._stream_ordered = False
+        self._array_interface = False
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Take ``provider``, ``library`` and ``stream_ordered``, the settings ``DEVMEM_ROC_*``."""
+        """Take ``provider``, ``library``, ``stream_ordered`` and ``cuda_array_interface``, the settings ``DEVMEM_ROC_*``."""
         self._provider = str(options.get("provider", self._provider))
         self._library = str(options.get("library", self._library))
         self._stream_ordered = bool(options.get("stream_ordered", self._stream_ordered))
+        self._array_interface = bool(options.get("cuda_array_interface", self._array_interface))
 
     def unavailable(self) -> str | None:
         """Why HIP cannot be used here, with what would help; ``None`` if it can."""
@@ -47,7 +49,7 @@ class RocBackend:
 
         found = runtime(self._provider, self._library)
         found.warn_of_copies()
-        return RocDriver(found, ordinal, self._stream_ordered)
+        return RocDriver(found, ordinal, self._stream_ordered, self._array_interface)
 
 
 def devmem_backends() -> list[RocBackend]:

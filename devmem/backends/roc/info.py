@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...spi.errors import BackendError
-from ...spi.types import Capability, DeviceInfo, MemoryKind
+from ...spi.types import Capability, DeviceInfo, Exchange, MemoryKind
 from .functions import INVALID_VALUE
 from .runtime import UPGRADE, Calls, Runtime, hiding
 
@@ -31,6 +31,8 @@ _COUNTS = {"copy_engines"}
 _ARCH_AT = slice(1160, 1416)
 #: Copies of rows whose pitch is no multiple of this are done by a slow path of the runtime.
 PITCH_MULTIPLE = 4
+#: DLPack's kDLROCM and kDLROCMHost; managed memory has no number of its own. Of streams, 1 and 2 mean nothing here.
+EXCHANGE = Exchange(10, 11, 10, MappingProxyType({0: 1}))
 
 _NEEDS = {
     Capability.VOLUME_COPY: ("hipMemcpy3DAsync",),
@@ -38,6 +40,7 @@ _NEEDS = {
     Capability.PEER: ("hipMemcpyPeerAsync", "hipDeviceCanAccessPeer"),
     Capability.IPC: ("hipIpcGetMemHandle", "hipIpcOpenMemHandle", "hipIpcCloseMemHandle"),
     Capability.CAPTURE: ("hipStreamIsCapturing",),
+    Capability.POINTER_INFO: ("hipPointerGetAttributes", "hipMemGetAddressRange"),
     Capability.HOLD: ("hipStreamWaitValue32",),
     Capability.MANAGED: ("hipMallocManaged", "hipMemPrefetchAsync", "hipMemAdvise"),
 }
@@ -65,6 +68,7 @@ def describe(found: Runtime, hip: Calls, ordinal: int) -> DeviceInfo:
         facts=MappingProxyType({**facts, **_circumstances(found, hip, features)}),
         default_memory="pool",
         strided_pitch_multiple=PITCH_MULTIPLE,
+        exchange=EXCHANGE,
     )
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import importlib.util
 import os
-import platform
 import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from devmem.kit import native
+from devmem.spi.errors import BackendUnavailable
 
 SOURCES = Path(__file__).parent
 CORE = (
@@ -29,7 +26,7 @@ CORE = (
     "fault.c",
     "coherence.c",
 )
-FLAGS = ("-std=c11", "-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-shared")
+FLAGS = ("-g", "-pthread")
 # Bound within the library: two emulated drivers in one process must not find each other's core.
 LINK = ("-Wl,-Bsymbolic", "-Wl,-z,nodelete")
 
@@ -49,9 +46,10 @@ class Front:
     home: tuple[str, ...] = ()  # variables that name the folder
     flags: tuple[str, ...] = ()
 
-    def within(self, folder: Path) -> Path:
-        """Return where the library lies in a folder of this front."""
-        return folder / self.below / self.soname
+    @property
+    def target(self) -> str:
+        """Where the library lies in its folder."""
+        return str(Path(self.below, self.soname))
 
 
 _HIP = Front(
@@ -121,11 +119,18 @@ def library(backend: str, layout: str = "full") -> Path:
         raise BuildError(f"there is no emulated driver for {backend!r}: choose from {', '.join(FRONTS)}")
     if layout not in FRONTS[backend]:
         raise BuildError(f"no layout {layout!r} of the emulated {backend}: choose from {', '.join(FRONTS[backend])}")
-    front, compiler = FRONTS[backend][layout], _compiler()
-    folder = _cache() / _fingerprint(front, compiler)
-    if not front.within(folder).exists():
-        _build(front, compiler, folder)
-    return front.within(folder)
+    front = FRONTS[backend][layout]
+    try:
+        return native.shared_library(
+            front.target,
+            [SOURCES / name for name in (*CORE, *front.sources)],
+            [*FLAGS, *front.flags, *_extra_flags(), f"-Wl,-soname,{front.soname}", *LINK],
+            headers=sorted(SOURCES.glob("*.h")),
+            links=front.links,
+            cache="emulator",
+        )
+    except BackendUnavailable as error:
+        raise BuildError(f"the emulated driver for {backend!r} cannot be built: {error}") from error
 
 
 def load(backend: str) -> Path:
@@ -138,64 +143,6 @@ def load(backend: str) -> Path:
     return path
 
 
-def _compiler() -> list[str]:
-    chosen = os.environ.get("CC")
-    if chosen:
-        return shlex.split(chosen)
-    for name in ("cc", "gcc", "clang"):
-        if shutil.which(name):
-            return [name]
-    if importlib.util.find_spec("ziglang"):
-        # zig turns undefined-behaviour traps on, which need a runtime that a shared library has not got
-        return [sys.executable, "-m", "ziglang", "cc", "-fno-sanitize=all"]
-    raise BuildError("no C compiler for the emulated driver: install one (cc), or `pip install ziglang`")
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "devmem" / "emulator"
-
-
 def _extra_flags() -> list[str]:
     """Read further compiler flags, for sanitizers."""
     return shlex.split(os.environ.get("DEVMEM_EMULATOR_CFLAGS", ""))
-
-
-def _fingerprint(front: Front, compiler: list[str]) -> str:
-    digest = hashlib.sha256(repr((front, compiler, FLAGS, LINK, _extra_flags(), platform.machine())).encode())
-    for path in sorted(SOURCES.glob("*.[ch]")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:20]
-
-
-def _build(front: Front, compiler: list[str], folder: Path) -> None:
-    """Compile beside the final place, then rename: another process sees the whole library or none."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
-    try:
-        target = front.within(scratch)
-        target.parent.mkdir(exist_ok=True)
-        sources = [str(SOURCES / name) for name in (*CORE, *front.sources)]
-        linked = [f"-Wl,-soname,{front.soname}", *LINK, "-o", str(target)]
-        command = [*compiler, *FLAGS, *front.flags, *_extra_flags(), *sources, *linked]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not target.exists():
-            said = done.stderr.strip()
-            raise BuildError(f"{shlex.join(command)}\nfailed with exit status {done.returncode}:\n{said}")
-        for link in front.links:
-            (target.parent / link).symlink_to(front.soname)
-        _publish(scratch, folder)
-    except BuildError:
-        raise
-    except OSError as error:
-        raise BuildError(f"cannot build the emulated driver with {shlex.join(compiler)}: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _publish(scratch: Path, folder: Path) -> None:
-    try:
-        scratch.rename(folder)
-    except OSError:
-        if not folder.exists():  # not simply another process that was faster
-            raise

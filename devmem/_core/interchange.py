@@ -1,0 +1,68 @@
+"""Arrays of other libraries as device arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..spi.errors import UnsupportedError
+from . import adopt
+from .array import DeviceNDArray, device_view
+from .device import context_of, current_context
+from .dlpack import HOST_TYPES, DeviceType
+from .layout import like_strides
+from .upload import empty, upload
+
+
+def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
+    """The memory that an object exports by DLPack, or a copy of it on the device that was asked for."""
+    kind, _ = adopt.device_of_tensor(obj)
+    wanted = None if device is None else context_of(device)
+    if kind in HOST_TYPES:
+        context = current_context() if wanted is None else wanted
+        if context.info.exchange.device_type != DeviceType.CPU:
+            return _from_host(obj, context, copy)
+    found = DeviceNDArray[Any](*adopt.by_dlpack(obj, copy))
+    if wanted is not None and found.context is not wanted:
+        if copy is False:
+            raise BufferError(f"memory of {found.device} gets to {wanted.device} by a copy only, and copy=False")
+        strides = like_strides(found.shape, found.strides, found.itemsize)
+        result = empty(wanted, found.shape, found.dtype, strides, found.nbytes, 0)
+        result.copy_to_device(found)
+        return result
+    return found.copy() if copy else found
+
+
+def as_device_array(obj: Any) -> DeviceNDArray[Any]:
+    """An object's memory, in place."""
+    view = device_view(obj)
+    if view is None and _is_readable(obj):
+        view = DeviceNDArray[Any](*adopt.by_dlpack(obj))
+    if view is None:
+        raise UnsupportedError(
+            f"a {type(obj).__name__} has no memory that the device can use in place: copy it with devmem.to_device()"
+        )
+    return view
+
+
+def is_device_array(obj: Any) -> bool:
+    """Whether an object says that it has memory that the device can use in place."""
+    if isinstance(obj, DeviceNDArray):
+        return True
+    if hasattr(type(obj), "__devmem_view__"):
+        return device_view(obj) is not None
+    return adopt.has_device_memory(obj) or _is_readable(obj)
+
+
+def _is_readable(obj: object) -> bool:
+    """Whether it has host memory, and the host is the device."""
+    return (
+        current_context().info.exchange.device_type == DeviceType.CPU
+        and hasattr(type(obj), "__dlpack_device__")
+        and adopt.device_of_tensor(obj)[0] in HOST_TYPES
+    )
+
+
+def _from_host(obj: Any, context: Any, copy: bool | None) -> DeviceNDArray[Any]:
+    if copy is False:
+        raise BufferError(f"host memory gets to {context.device} by a copy only, and copy=False")
+    return upload(context, adopt.host_tensor(obj), 0, True)
