@@ -10,7 +10,8 @@ from ._core.array import DeviceNDArray
 from ._core.backends import BackendStatus
 from ._core.config import Setting
 from ._core.device import Device, current_device
-from ._core.hostarray import ManagedNDArray, MappedNDArray
+from ._core.hostarray import ManagedNDArray, MappedNDArray, PinnedNDArray
+from ._core.ipc import IpcHandle
 from ._core.record import DeviceRecord
 from ._core.stream import Event, Stream
 from .api.arrays import device_array, device_array_like, full, to_device, zeros
@@ -26,7 +27,7 @@ from .api.devices import (
     unregister_backend,
     use_backend,
 )
-from .api.interop import as_device_array, from_dlpack, is_device_array
+from .api.interop import as_device_array, from_dlpack, is_device_array, open_ipc_array
 from .api.memory import memory_info, transfer_stats, trim, use_memory
 from .api.registration import (
     deregister,
@@ -85,11 +86,13 @@ __all__ = [
     "Event",
     "ForkedError",
     "GuardError",
+    "IpcHandle",
     "LayoutError",
     "ManagedNDArray",
     "MappedNDArray",
     "MemoryInfo",
     "OutOfMemory",
+    "PinnedNDArray",
     "PluginError",
     "Setting",
     "Stream",
@@ -121,6 +124,7 @@ __all__ = [
     "mapped_array_like",
     "memory",
     "memory_info",
+    "open_ipc_array",
     "per_thread_default_stream",
     "pinned",
     "pinned_array",

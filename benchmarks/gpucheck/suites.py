@@ -22,7 +22,7 @@ RESTARTS = 8
 QUICK_TESTS = 6
 
 
-def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool, without: Sequence[Path] = ()) -> None:
+def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool, without: Sequence[Path] = ()) -> None:  # noqa: PT028
     """Run test files and folders under pytest, in as many processes as it takes, and count."""
     until = time.monotonic() + run.left(step.name)
     seen = Seen()

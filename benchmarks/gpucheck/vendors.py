@@ -114,8 +114,10 @@ VENDORS = {
         hooks="devmem.backends.cuda.hooks:CudaBackend",
         suite="tests/contract/test_driver_cuda.py",
         truth="tests/contract/test_emulator_truth.py",
-        versions=("cuda-bindings", "cuda-core", "numba-cuda", "numba", "cupy-cuda13x", "cupy-cuda12x", "torch")
-        + ("rmm-cu13", "rmm-cu12"),
+        versions=(
+            *("cuda-bindings", "cuda-core", "numba-cuda", "numba", "torch"),
+            *("cupy-cuda13x", "cupy-cuda12x", "rmm-cu13", "rmm-cu12"),
+        ),
         tool=nvidia_smi,
         measures=True,
     ),

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..spi.errors import ConfigError, LayoutError, UnsupportedError
-from ..spi.types import Capability
+from ..spi.types import PER_THREAD_STREAM
 from . import dlpack
 from .allocation import Borrowed
 from .config import settings
 from .device import checked_device, current_context, open_contexts
-from .dlpack import HOST_TYPES, IS_COPIED, READ_ONLY, DeviceType
+from .dlpack import HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, take
+from .entered import Entered
 from .layout import Shape, contiguous_strides, span
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ Parts = tuple[Borrowed, int, Shape, "np.dtype[Any]", Shape | None]
 
 #: The newest version of the CUDA Array Interface whose meaning this code knows.
 INTERFACE_VERSION = 3
+#: What producers are asked besides: to copy is our own affair, not to is not.
+_ASKED: dict[bool | None, dict[str, bool]] = {None: {}, True: {}, False: {"copy": False}}
 
 
 def device_memory(obj: object) -> Parts | None:
@@ -35,14 +38,14 @@ def device_memory(obj: object) -> Parts | None:
     if isinstance(obj, np.ndarray):
         return None
     if hasattr(type(obj), "__dlpack_device__"):
-        if device_of_tensor(obj)[0] in HOST_TYPES:
+        said = device_of_tensor(obj)
+        if said[0] in HOST_TYPES:
             return None
-        if not hasattr(obj, "__cuda_array_interface__"):
-            return by_dlpack(obj)
         try:
-            return by_dlpack(obj)
+            return by_dlpack(obj, said)
         except BufferError:  # DLPack has no records, and some have both
-            return by_interface(obj)
+            if not hasattr(obj, "__cuda_array_interface__"):
+                raise
     return by_interface(obj) if hasattr(obj, "__cuda_array_interface__") else None
 
 
@@ -60,79 +63,71 @@ def has_device_memory(obj: object) -> bool:
 
 def device_of_tensor(obj: Any) -> tuple[int, int]:
     """(type, number) of the device that an object says it is on."""
+    if not hasattr(obj, "__dlpack_device__") or not hasattr(obj, "__dlpack__"):
+        raise TypeError(f"{_a(obj)} has no __dlpack__ and __dlpack_device__: copy it with devmem.to_device()")
+    said = obj.__dlpack_device__()
     try:
-        kind, number = said = obj.__dlpack_device__()
+        kind, number = said
+        if type(kind) is int and type(number) is int:
+            return kind, number
         return operator.index(kind), operator.index(number)
-    except AttributeError:
-        raise TypeError(
-            f"a {type(obj).__name__} has no __dlpack__ and __dlpack_device__: copy it with devmem.to_device()"
-        ) from None
     except (TypeError, ValueError):
-        said = locals().get("said", "what is no pair")
-        raise BufferError(f"__dlpack_device__ of a {type(obj).__name__} returned {said!r}, not two integers") from None
+        raise BufferError(f"__dlpack_device__ of {_a(obj)} returned {said!r}, not two integers") from None
 
 
-def by_dlpack(obj: Any, copy: bool | None = None) -> Parts:
-    """The memory of an object on a device of ours, made ready for the stream that is current there.
+def by_dlpack(obj: Any, said: tuple[int, int], copy: bool | None = None) -> Parts:
+    """The memory of an object on a device of ours, made ready for the stream that is current there; ``said``: its DLPack device.
 
     Raises
     ------
     BufferError
         It is on no device of ours; its producer refuses; what it hands over cannot be.
     """
-    kind, number = device_of_tensor(obj)
     context = current_context()
-    if (kind, number) != context.dlpack_device:
-        context = _context_of(kind, number, context)
+    if said != context.dlpack_device:
+        context = _context_of(*said, context)
     ours = context.stream_of(None)
-    handle = ours.handle
+    name = None
+    if context.stream_names:
+        name = context.stream_names.get(ours.handle, ours.handle)
+        if name == PER_THREAD_STREAM and name not in context.stream_names:
+            # The vendor has no number for the thread's own default stream, which waits for the legacy one.
+            ours = context.legacy
+            name = context.stream_names[ours.handle]
     driver = context.driver
     token = driver.enter()  # producers refuse tensors of a device that is not current
     try:
-        if context.info.exchange.streams is None:
-            name = None
-        else:
-            name = context.stream_names.get(handle, handle)
-            if name == 2 and handle not in context.stream_names:
-                # The vendor has no number for the thread's own default stream, which waits for the legacy one.
-                ours = context.legacy
-                name = context.stream_names[ours.handle]
-        ptr, device, shape, steps, dtype, flags, owner = dlpack.take(_capsule_of(obj, name, copy))
-        if device != (kind, number) and (device[0] != kind or kind not in HOST_TYPES):
-            raise BufferError(
-                f"a {type(obj).__name__} says that it is on DLPack device {(kind, number)} and hands over memory of {device}"
-            )
+        try:
+            capsule = obj.__dlpack__(stream=name, max_version=VERSION, **_ASKED[copy])
+        except TypeError:
+            capsule = _older_capsule_of(obj, name)
+        ptr, device, layout, dtype, flags, owner = take(capsule)
+        shape, strides, low, nbytes = layout
+        if device != said and (device[0] != said[0] or device[0] not in HOST_TYPES):
+            raise BufferError(f"{_a(obj)} says that it is on DLPack device {said} and hands over memory of {device}")
         if copy is False and flags & IS_COPIED:
-            raise BufferError(f"a {type(obj).__name__} was asked for its memory, copy=False, and hands over a copy")
-        itemsize = dtype.itemsize
-        strides = None if steps is None else tuple([step * itemsize for step in steps])
-        nbytes = 0
-        if ptr:
-            low, high = span(shape, contiguous_strides(shape, itemsize) if strides is None else strides, itemsize)
-            nbytes = high - low
-            if Capability.POINTER_INFO in context.capabilities and kind not in HOST_TYPES:
-                _check_memory(context, ptr + low, nbytes, obj)
+            raise BufferError(f"{_a(obj)} was asked for its memory, copy=False, and hands over a copy")
+        if ptr and context.knows_pointers and not context.is_host:
+            low += ptr
+            found = driver.pointer_range(low)
+            if found is None or low + nbytes > found[0] + found[1]:
+                _check_memory(driver, low, nbytes, obj, BufferError)
     finally:
         if token is not None:
             driver.exit(token)
-    borrowed = Borrowed(context, ptr, nbytes, owner, ours, bool(flags & READ_ONLY))
-    return borrowed, ptr, shape, dtype, strides
+    return Borrowed(context, ptr, nbytes, owner, ours, flags & READ_ONLY != 0), ptr, shape, dtype, strides
 
 
 def host_tensor(obj: Any, copy: bool | None = None) -> npt.NDArray[Any]:
     """An ndarray of the host memory that an object exports by DLPack, of any type that DLPack has; it keeps the memory alive."""
     kind, _ = device_of_tensor(obj)
-    tensor = dlpack.take(_capsule_of(obj, None, copy))
-    ptr, device, shape, steps, dtype, flags, _ = tensor
+    ptr, device, layout, dtype, flags, owner = take(_capsule_of(obj, copy))
     if device[0] != kind:
-        raise BufferError(
-            f"a {type(obj).__name__} says that its memory is of DLPack type {kind} and hands over {device[0]}"
-        )
+        raise BufferError(f"{_a(obj)} says that its memory is of DLPack type {kind} and hands over {device[0]}")
+    shape, strides, low, nbytes = layout
     if not ptr:
         return np.empty(shape, dtype)
-    strides = tuple(step * dtype.itemsize for step in (contiguous_strides(shape, 1) if steps is None else steps))
-    low, high = span(shape, strides, dtype.itemsize)
-    raw = np.asarray(_HostMemory(ptr + low, high - low, bool(flags & READ_ONLY), tensor))
+    raw = np.asarray(_HostMemory(ptr + low, nbytes, bool(flags & READ_ONLY), owner))
     return np.ndarray(shape, dtype, raw, -low, strides)
 
 
@@ -144,14 +139,17 @@ class _HostMemory:
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (ptr, read_only), "version": 3}
 
 
-def _capsule_of(obj: Any, stream: int | None, copy: bool | None) -> Any:
-    """Ask for a capsule, as new as the producer can be asked for."""
+def _capsule_of(obj: Any, copy: bool | None) -> Any:
+    """Ask for a capsule of host memory."""
     try:
-        if copy is False:
-            return obj.__dlpack__(stream=stream, max_version=dlpack.VERSION, copy=False)
-        return obj.__dlpack__(stream=stream, max_version=dlpack.VERSION)
-    except TypeError:  # from before DLPack 1.0, when nobody copied
-        return obj.__dlpack__(stream=stream) if stream is not None else obj.__dlpack__()
+        return obj.__dlpack__(max_version=VERSION, **_ASKED[copy])
+    except TypeError:
+        return _older_capsule_of(obj, None)
+
+
+def _older_capsule_of(obj: Any, stream: int | None) -> Any:
+    """Ask as before DLPack 1.0, when nobody copied."""
+    return obj.__dlpack__() if stream is None else obj.__dlpack__(stream=stream)
 
 
 def _context_of(kind: int, number: int, current: Context) -> Context:
@@ -160,15 +158,15 @@ def _context_of(kind: int, number: int, current: Context) -> Context:
         exchange = context.info.exchange
         if kind not in (exchange.device_type, exchange.managed_type):
             continue
-        if exchange.device_type == DeviceType.CPU or number == context.info.ordinal:
+        if context.is_host or number == context.info.ordinal:
             return context
         try:
             return checked_device(context.info.backend, number, f"{context.info.backend}:{number}").context()
         except ConfigError as error:
             raise BufferError(f"the memory is on DLPack device {(kind, number)}, but {error}") from None
-    if kind in HOST_TYPES and current.info.exchange.device_type == DeviceType.CPU:
+    if kind in HOST_TYPES and current.is_host:
         return current
-    name = DeviceType(kind).name if kind in DeviceType._value2member_map_ else "a type that devmem does not know"
+    name = dlpack.DEVICE_NAMES.get(kind, "of a type that devmem does not know")
     raise BufferError(
         f"the memory is on DLPack device {(kind, number)} ({name}), and no device that devmem has open is that one: the current "
         f"one is {current.device}; choose its backend with devmem.use_backend(), or copy through the host"
@@ -281,16 +279,17 @@ def _context_around(low: int, nbytes: int, current: Context, obj: object) -> Con
     """The open device whose memory it is, by asking the drivers: the interface does not say."""
     asked = [current, *(context for context in open_contexts() if context is not current)]
     for context in asked:
-        if Capability.POINTER_INFO not in context.capabilities:
+        if not context.knows_pointers:
             if context.info.exchange.array_interface:
                 return context  # nobody can be asked: the object is believed
             continue
-        found = _info(context, low)
-        if found is None:
-            continue
-        ordinal, base, size = found
-        if low + nbytes > base + size:
-            _check_end(context, base + size, low + nbytes, obj)
+        with Entered(context) as driver:
+            ordinal = driver.pointer_device(low)
+            if ordinal is None:
+                continue
+            found = driver.pointer_range(low)
+            if found is None or low + nbytes > found[0] + found[1]:
+                _check_memory(driver, low, nbytes, obj, LayoutError)
         if ordinal == context.info.ordinal:
             return context
         return checked_device(context.info.backend, ordinal, ordinal).context()
@@ -301,40 +300,20 @@ def _context_around(low: int, nbytes: int, current: Context, obj: object) -> Con
     )
 
 
-def _check_memory(context: Context, low: int, nbytes: int, obj: object) -> None:
-    """Raise BufferError unless a driver knows all of the memory; the device is entered."""
-    found = context.driver.pointer_info(low)
-    if found is None:
-        raise BufferError(f"a {type(obj).__name__} hands over an address, {low:#x}, that is no memory of {context.device}")
-    _, base, size = found
-    if low + nbytes > base + size:
-        try:
-            _check_end(context, base + size, low + nbytes, obj)
-        except LayoutError as error:
-            raise BufferError(str(error)) from None
+def _check_memory(driver: Any, low: int, nbytes: int, obj: object, kind: type[Exception]) -> None:
+    """Raise unless the entered driver knows all of the memory; one range of addresses may be of several allocations."""
+    at = low
+    while at < low + nbytes:
+        found = driver.pointer_range(at)
+        if found is None or found[0] + found[1] <= at:
+            beyond = f"reaches {low + nbytes - at} bytes further than that" if at > low else "is no memory"
+            raise kind(f"{_a(obj)} says that it has {nbytes} bytes at {low:#x}, which {beyond} on {driver.info.name}")
+        at = found[0] + found[1]
 
 
-def _check_end(context: Context, at: int, end: int, obj: object) -> None:
-    """Raise LayoutError unless the memory goes on to the end: what is one range of addresses may be several allocations."""
-    while at < end:
-        found = _info(context, at)
-        if found is None or found[1] > at:
-            raise LayoutError(
-                f"a {type(obj).__name__} says that it reaches {end - at} bytes further than its memory on {context.device} does"
-            )
-        at = found[1] + found[2]
-
-
-def _info(context: Context, ptr: int) -> tuple[int, int, int] | None:
-    driver = context.driver
-    token = driver.enter()
-    try:
-        found: tuple[int, int, int] | None = driver.pointer_info(ptr)
-        return found
-    finally:
-        if token is not None:
-            driver.exit(token)
+def _a(obj: object) -> str:
+    return f"a {type(obj).__name__}"
 
 
 def _of(obj: object) -> str:
-    return f"the __cuda_array_interface__ of a {type(obj).__name__}"
+    return f"the __cuda_array_interface__ of {_a(obj)}"

@@ -129,6 +129,9 @@ class Allocation:
 
     def wait(self) -> None:
         """Wait until all that devmem enqueued on the block is done. The device is entered."""
+        if self.streams is None and self.home is not None and self.home.plain:
+            self.context.driver.stream_synchronize(self.home.handle)
+            return
         for other, last_use in self.uses().items():
             if last_use is not None:
                 last_use.synchronize()

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..spi.errors import LayoutError
+from ..spi.errors import BackendError, LayoutError
 from ..spi.types import CopyKind
 from . import adopt, transfer
 from .allocation import Allocation, Using
 from .args import assignable, check_destination, check_same, dtype_of, host_array, new_shape_of, order_of
 from .device import current_context
 from .entered import Entered
+from .exports import Exports
 from .layout import (
     Shape,
     address,
@@ -28,7 +29,6 @@ from .layout import (
     slice_indices,
     span,
 )
-from .exports import Exports
 from .operators import Operators
 from .record import DeviceRecord
 
@@ -212,6 +212,8 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
         try:
             if context.reclaim.dropped or context.reclaim.busy:
                 context.reclaim.examine()
+            if not stream and not chosen.simple:
+                chosen.check_waitable(driver)
             if chosen is allocation.home and not chosen.external:
                 self._read(ary, chosen, direct, not stream)
             else:
@@ -247,7 +249,9 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
         """A new array on the same device with the same elements, contiguous in the same order of axes."""
         self.allocation.check()
         chosen = self._ordered_on(stream)
-        with Entered(self.context):
+        with Entered(self.context) as driver:
+            if not stream:
+                chosen.check_waitable(driver)
             result = self.like(chosen)
             with Using(chosen, self.allocation, result.allocation):
                 transfer.move(result, self, chosen, blocking=not stream)
@@ -258,8 +262,11 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
         """Store one value in every element, cast as in ``d[...] = value``."""
         self.allocation.check_writable()
         chosen = self._ordered_on(stream)
-        with Entered(self.context), Using(chosen, self.allocation):
-            transfer.fill(self, value, chosen, blocking=not stream)
+        with Entered(self.context) as driver:
+            if not stream:
+                chosen.check_waitable(driver)
+            with Using(chosen, self.allocation):
+                transfer.fill(self, value, chosen, blocking=not stream)
 
     def item(self, *at: int) -> object:
         """The only element, or the one at these indices, as a Python scalar."""
@@ -331,7 +338,8 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
                 f"let it copy"
             )
         chosen = self._ordered_on(0)
-        with Entered(self.context):
+        with Entered(self.context) as driver:
+            chosen.check_waitable(driver)
             packed = new(
                 self.context, self.shape, self.dtype, contiguous_strides(self.shape, self.itemsize, order), chosen
             )
@@ -460,12 +468,20 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
     def _read(self, ary: npt.NDArray[D], stream: Stream, direct: bool, blocking: bool) -> None:
         """The copy of `copy_to_host` itself."""
         context = self.allocation.context
-        if not direct or context.registry.segments:
+        locked = context.registry.segments
+        if not direct or locked:
             transfer.read(self, ary, stream, blocking=blocking)
         elif ary.nbytes:
             nbytes = ary.nbytes
-            if context.driver.copy(address(ary), self._ptr, nbytes, D2H, stream.handle, blocking=blocking):
-                context.reclaim.retire(stream, ary, self.allocation)
+            try:
+                if context.driver.copy(address(ary), self._ptr, nbytes, D2H, stream.handle, blocking=blocking):
+                    context.reclaim.retire(stream, ary, self.allocation)
+            except BackendError:
+                if context.registry.segments is locked:
+                    raise
+                # As in `transfer`: cut at what was locked meanwhile.
+                transfer.read(self, ary, stream, blocking=blocking)
+                return
             counter = context.downloads
             counter[0] += 1
             counter[1] += nbytes
@@ -528,9 +544,11 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
         self.allocation.check_writable()
         chosen = self._ordered_on(stream)
         context = self.allocation.context
-        with Entered(context):
+        with Entered(context) as driver:
             if context.reclaim.dropped or context.reclaim.busy:
                 context.reclaim.examine()
+            if not stream:
+                chosen.check_waitable(driver)
             if not isinstance(source, DeviceNDArray):
                 with Using(chosen, self.allocation):
                     transfer.write(self, source, chosen, blocking=not stream, host_copy=host_copy)

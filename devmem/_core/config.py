@@ -16,6 +16,8 @@ from ..spi.errors import ConfigError, DevmemWarning
 PREFIX = "DEVMEM_"
 #: Variables that others read: the emulated drivers, which are started before Python is.
 ELSEWHERE = "DEVMEM_EMULATOR"
+#: Settings that are called after something with a vendor's name in it, and are every backend's.
+SHARED = frozenset({"cuda_array_interface_sync"})
 
 
 class DefaultStream(StrEnum):
@@ -105,7 +107,7 @@ def _setting(default: object, parse: Callable[[str], object], allowed: str, help
 class Settings:
     """Every setting with its default; the variable is the name in capitals behind ``DEVMEM_``.
 
-    A setting whose name starts with a backend's name belongs to that backend and is handed to it.
+    A setting whose name starts with a backend's name belongs to that backend and is handed to it; `SHARED` are nobody's own.
     """
 
     backend: str = _setting("", str.strip, "a backend's name", "backend to use; empty: the first usable GPU backend")
@@ -148,10 +150,16 @@ class Settings:
         False, _flag, "0 | 1", "roc backend: allocate from HIP's pool, in stream order, if it passes a self-test"
     )
     roc_cuda_array_interface: bool = _setting(
-        False, _flag, "0 | 1", "roc backend: arrays say __cuda_array_interface__, which was not made for HIP, besides DLPack"
+        False,
+        _flag,
+        "0 | 1",
+        "roc backend: arrays say __cuda_array_interface__, which was not made for HIP, besides DLPack",
     )
     cuda_array_interface_sync: bool = _setting(
-        True, _flag, "0 | 1", "wait, on the device, for the stream that a foreign array's __cuda_array_interface__ names"
+        True,
+        _flag,
+        "0 | 1",
+        "wait, on the device, for the stream that a foreign array's __cuda_array_interface__ names",
     )
     transfer_guard: TransferGuard = _setting(
         TransferGuard.ALLOW, *_choice(TransferGuard), "what to do at an implicit copy to the host"
@@ -162,7 +170,9 @@ class Settings:
         """The settings that belong to one backend, under their names without the prefix."""
         prefix = name + "_"
         return {
-            item.name[len(prefix) :]: getattr(self, item.name) for item in fields(self) if item.name.startswith(prefix)
+            item.name[len(prefix) :]: getattr(self, item.name)
+            for item in fields(self)
+            if item.name.startswith(prefix) and item.name not in SHARED
         }
 
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..spi.driver import PROTOCOLS, Driver
 from ..spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError, LayoutError, PluginError, UnsupportedError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, MemoryInfo, MemoryKind
-from . import scopes
+from . import dlpack, scopes
 from .allocation import Allocation, Heap
 from .args import priority_of
 from .config import DefaultStream, settings
-from .dlpack import DeviceType
 from .entered import Entered
 from .memory import default_host_resource, default_resource, of_kind, prepare
 from .memory.adaptor import chain
@@ -45,11 +44,12 @@ class Context:
         self.info = driver.info
         self.dead: DevmemError | None = None
         self.capabilities = _checked_capabilities(driver)
+        self.knows_pointers = Capability.POINTER_INFO in self.capabilities
         #: How DLPack names the device, and other libraries its default streams.
         exchange = self.info.exchange
         # Of host memory that everybody can read there is one, however many devices it plays.
-        on_host = exchange.device_type == DeviceType.CPU
-        self.dlpack_device = exchange.device_type, 0 if on_host else self.info.ordinal
+        self.is_host = exchange.device_type == dlpack.CPU
+        self.dlpack_device = exchange.device_type, 0 if self.is_host else self.info.ordinal
         self.stream_names = {handle: number for number, handle in (exchange.streams or {}).items()}
         #: Copies and bytes by path. The two commonest are looked up once.
         self.stats: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -234,17 +234,27 @@ class Context:
     def install(self, heap: Heap) -> None:
         """Make a heap the one that the whole device allocates its kind of memory from."""
         with self.heaps_lock:
+            self._remember(heap)
             before = self._installed(heap.kind)
-            self.installed[heap.kind] = [*before[-7:], heap]  # what came before those can no longer be uncovered
+            # The first is what the device had to begin with; what came between it and the last few cannot be uncovered any more.
+            self.installed[heap.kind] = [*before[:1], *before[1:][-6:], heap]
             self.heap = self.installed[MemoryKind.DEVICE][-1]
 
     def uninstall(self, heap: Heap) -> None:
-        """Take back one `install`, in whatever order they are taken back."""
+        """Take back one `install`, in whatever order they are taken back; nothing, if later ones have pushed it out."""
         with self.heaps_lock:
+            self._remember(heap)
             installed = self.installed[heap.kind]
-            at = len(installed) - 1 - installed[::-1].index(heap)
-            self.installed[heap.kind] = installed[:at] + installed[at + 1 :]
+            first = 1 if heap.kind is MemoryKind.DEVICE else 0
+            places = [at for at, other in enumerate(installed) if other is heap and at >= first]
+            if places:
+                del installed[places[-1]]
             self.heap = self.installed[MemoryKind.DEVICE][-1]
+
+    def _remember(self, heap: Heap) -> None:
+        """Count a heap among the device's, although it was idle, and forgotten, between being made and being used."""
+        if heap not in self.heaps:
+            self.heaps.append(heap)
 
     def _installed(self, kind: MemoryKind) -> list[Heap]:
         """The stacks that are installed for a kind of memory; what the settings name is the first, looked up at first use."""
@@ -262,9 +272,9 @@ class Context:
     def current_heap(self) -> Heap:
         """The heap that new arrays come from, here."""
         if self.scoped_heaps:
-            chosen = scopes.heaps.get()
-            if chosen is not None and self in chosen:
-                return chosen[self]
+            chosen = (scopes.heaps.get() or {}).get(self)
+            if chosen is not None and chosen.scopes:  # else a task that was begun in a block goes on after its end
+                return chosen
         return self.heap
 
     def allocate(self, nbytes: int, stream: Stream, unnamed: bool = False) -> Allocation:
@@ -322,7 +332,8 @@ class Context:
         installed = self._installed(kind)
         heap = installed[-1] if installed else None
         if self.scoped_heaps:
-            heap = (scopes.heaps.get() or {}).get(self.scope_key(kind), heap)
+            chosen = (scopes.heaps.get() or {}).get(self.scope_key(kind))
+            heap = chosen if chosen is not None and chosen.scopes else heap
         if heap is None:
             return None
         # A stack hands out one sort of memory, whatever is asked: that of the resource at its bottom.

@@ -285,7 +285,7 @@ def _close(device: Device, why: str) -> None:
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
-    pass  # MUT
+    scopes.deferral.lock = threading.Lock()
     scopes.deferral.depth = 0  # blocks of threads that do not exist here
     plugins.registry.lock = threading.RLock()
     registry.leave_behind()

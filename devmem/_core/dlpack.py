@@ -10,19 +10,16 @@ are there.
 
 from __future__ import annotations
 
-import array
 import ctypes
 import struct
 import sys
-from enum import IntEnum
+from collections.abc import Callable
 from functools import lru_cache
-from math import prod
-from operator import mul
 from typing import Any, NoReturn
 
 import numpy as np
 
-from .layout import Shape, contiguous_strides, normal_strides, pointer_in, span
+from .layout import Shape, contiguous_strides, normal_strides, span
 
 #: The version whose meaning this code knows; a consumer may read any with the same major number.
 VERSION = (1, 1)
@@ -30,60 +27,77 @@ READ_ONLY, IS_COPIED = 1, 2
 #: More axes than any array library has.
 MOST_AXES = 64
 
-_LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
-_USED_LEGACY, _USED_VERSIONED = b"used_dltensor", b"used_dltensor_versioned"
+#: ``DLDeviceType``, those that matter here. Not an enum, whose members take five times as long to compare.
+CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, EXT_DEV, CUDA_MANAGED = 1, 2, 3, 10, 11, 12, 13
+DEVICE_NAMES = {
+    CPU: "CPU",
+    CUDA: "CUDA",
+    CUDA_HOST: "page-locked memory of CUDA",
+    4: "OpenCL",
+    7: "Vulkan",
+    8: "Metal",
+    ROCM: "ROCm",
+    ROCM_HOST: "page-locked memory of ROCm",
+    EXT_DEV: "a device of somebody's own kind",
+    CUDA_MANAGED: "managed memory of CUDA",
+    14: "oneAPI",
+}
+#: What the host can read.
+HOST_TYPES = frozenset({CPU, CUDA_HOST, ROCM_HOST})
 
 # A tensor: data, device type and number, axes, dtype (code, bits, lanes), shape, strides, byte offset.
 _TENSOR = "QiiiBBHQQQ"
 # Unversioned: the tensor, context, deleter. Versioned: major, minor, context, deleter, flags, the tensor.
-_legacy_fields = struct.Struct("=" + _TENSOR + "QQ")
-_versioned_fields = struct.Struct("=IIQQQ" + _TENSOR)
-_write_tensor = struct.Struct("=" + _TENSOR).pack_into
-_write_flagged = struct.Struct("=Q" + _TENSOR).pack_into
-_FLAGS_AT = 24
-_raw = (ctypes.c_char * 80).from_address
+_read_legacy = struct.Struct("=" + _TENSOR + "QQ").unpack_from
+_read_versioned = struct.Struct("=IIQQQ" + _TENSOR).unpack_from
+# What is rewritten: address and device, behind the flags where there are any; types that NumPy has not got; strides.
+_write_legacy = struct.Struct("=Qii").pack_into
+_write_versioned = struct.Struct("=QQii").pack_into
+_write_type = struct.Struct("=BB").pack_into
+_FLAGS_AT, _TENSOR_AT, _TYPE_AT, _SHAPE_AT, _STRIDES_AT = 24, 32, 20, 24, 32
+_WORD = ctypes.sizeof(ctypes.c_size_t)
+#: All addresses, as bytes and as words.
+_memory = (ctypes.c_char * sys.maxsize).from_address(0)
+_words = (ctypes.c_size_t * (sys.maxsize // _WORD)).from_address(0)
+#: Where a capsule keeps its pointer and its name: first behind the object header, in words.
+_POINTER, _NAME = object.__basicsize__ // _WORD, object.__basicsize__ // _WORD + 1
 
 _Capsule = type(np.zeros(1).__dlpack__())
-_INT64 = np.dtype(np.int64)
-_new_array = np.ndarray.__new__
+_new = object.__new__
 _is_finalizing = sys.is_finalizing
 _api = ctypes.pythonapi
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _api))
 _get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _api))
 _deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
+_LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
+# The names of what was taken. Capsules refer to their names, so these live as long as the process.
+_used_names = [ctypes.create_string_buffer(b"used_" + name) for name in (_LEGACY, _VERSIONED)]
+for _each in _used_names:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_each))
+_USED_LEGACY, _USED_VERSIONED = map(ctypes.addressof, _used_names)
+
 _probe = np.empty(1).__dlpack__()
-if pointer_in(_probe) != _pointer(_probe, _LEGACY):
-    raise ImportError(f"Python {sys.version} keeps pointers in capsules where devmem does not know: please report it")
+_at = id(_probe) // _WORD
+if _words[_at + _POINTER] != _pointer(_probe, _LEGACY) or ctypes.string_at(_words[_at + _NAME]) != _LEGACY:
+    raise ImportError(f"Python {sys.version} keeps what is in a capsule where devmem does not know: please report it")
 #: NumPy before 2.1 makes unversioned capsules only.
 _numpy_is_versioned = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+_probe = np.empty(1).__dlpack__(max_version=VERSION) if _numpy_is_versioned else _probe
+#: Where NumPy keeps the name that it gives versioned capsules, for as long as it is loaded.
+_numpy_name = _words[id(_probe) // _WORD + _NAME] if _numpy_is_versioned else 0
 #: Where addresses end.
 _END = 1 << 64
 
-#: What `take` finds: address, (device type, number), shape, strides (None: contiguous), dtype, flags, and the owner, which keeps the
-#: memory alive and lets go of it when it dies.
-Tensor = tuple[int, tuple[int, int], Shape, Shape | None, "np.dtype[Any]", int, object]
-
-
-class DeviceType(IntEnum):
-    """``DLDeviceType``, those that matter here."""
-
-    CPU = 1
-    CUDA = 2
-    CUDA_HOST = 3
-    ROCM = 10
-    ROCM_HOST = 11
-    EXT_DEV = 12
-    CUDA_MANAGED = 13
-
-
-#: What the host can read.
-HOST_TYPES = frozenset({DeviceType.CPU, DeviceType.CUDA_HOST, DeviceType.ROCM_HOST})
+#: What `take` finds: address, (device type, number), layout, dtype, flags, and the owner, which keeps the memory
+#: alive and lets go of it when it dies. A layout is (shape, strides in bytes or None for contiguous, offset of the lowest
+#: byte, bytes from there to the end).
+Layout = tuple[Shape, Shape | None, int, int]
+Tensor = tuple[int, tuple[int, int], Layout, "np.dtype[Any]", int, object]
 
 
 class _Carrier(np.ndarray[Any, Any]):
-    """Shape and strides of an exported tensor; what it must keep alive hangs on it as an attribute."""
+    """What stands for an exported tensor; what the tensor must keep alive hangs on it as an attribute."""
 
     owner: object
 
@@ -92,39 +106,83 @@ def export(
     ptr: int,
     device: tuple[int, int],
     shape: Shape,
-    strides: Shape,
+    strides: Shape | None,
     dtype: np.dtype[Any],
     flags: int,
     owner: object,
     versioned: bool,
 ) -> Any:
-    """A capsule for a tensor, which keeps ``owner`` alive until its consumer is done.
+    """A capsule for a tensor, which keeps ``owner`` alive until its consumer is done. Strides in bytes; None: contiguous.
 
     Raises
     ------
     BufferError
-        DLPack has no such dtype, or the tensor is read-only, which an unversioned capsule cannot say.
+        DLPack has no such dtype or strides, or the tensor is read-only, which an unversioned capsule cannot say.
     """
-    code, bits = dtype_code(dtype)
-    ndim = len(shape)
-    words = array.array("q", shape + strides if ndim else (0,))
-    carrier = _new_array(_Carrier, (2 * ndim or 1,), _INT64, words)  # type: ignore[type-var]
+    model, patch = _model(shape, strides, dtype)
+    carrier = model.view()
     carrier.owner = owner
-    at = words.buffer_info()[0] if ndim else 0
+    kind, number = device
     if versioned and _numpy_is_versioned:
         capsule = carrier.__dlpack__(max_version=VERSION)
-        raw = _raw(pointer_in(capsule))
-        _write_flagged(raw, _FLAGS_AT, flags, ptr, *device, ndim, code, bits, 1, at, at + 8 * ndim, 0)
-        return capsule
-    if flags & READ_ONLY:
-        raise BufferError(
-            "a read-only array needs a versioned DLPack capsule: the consumer has to ask with max_version=(1, 0)"
-            if _numpy_is_versioned
-            else "a read-only array needs a versioned DLPack capsule, which takes NumPy 2.1 or newer"
-        )
-    capsule = carrier.__dlpack__()
-    _write_tensor(_raw(pointer_in(capsule)), 0, ptr, *device, ndim, code, bits, 1, at, at + 8 * ndim, 0)
+        at = _words[id(capsule) // _WORD + _POINTER]
+        _write_versioned(_memory, at + _FLAGS_AT, flags, ptr, kind, number)
+        at += _TENSOR_AT
+    else:
+        if flags & READ_ONLY:
+            _refuse_unversioned()
+        capsule = carrier.__dlpack__()
+        at = _words[id(capsule) // _WORD + _POINTER]
+        _write_legacy(_memory, at, ptr, kind, number)
+    if patch is not None:
+        patch(at)
     return capsule
+
+
+@lru_cache(maxsize=512)
+def _model(shape: Shape, strides: Shape | None, dtype: np.dtype[Any]) -> tuple[Any, Callable[[int], None] | None]:
+    """An array that NumPy makes the right capsule of, and what is still to be done to the tensor in it."""
+    code, bits = dtype_code(dtype)
+    steps = contiguous_strides(shape, 1) if strides is None else element_strides(shape, strides, dtype.itemsize)
+    stand_in = dtype if code in _KINDS else np.dtype(f"u{dtype.itemsize}")
+    model = np.lib.stride_tricks.as_strided(
+        np.zeros(1, stand_in), shape, tuple(step * dtype.itemsize for step in steps)
+    ).view(_Carrier)
+
+    def patch(at: int) -> None:
+        _write_type(_memory, at + _TYPE_AT, code, bits)
+        # NumPy 1 has those of contiguous arrays written, and does not say where.
+        if shape and not _words[(at + _STRIDES_AT) // _WORD]:
+            _words[(at + _STRIDES_AT) // _WORD] = _words[(at + _SHAPE_AT) // _WORD] + 8 * len(shape)
+
+    return model, None if stand_in is dtype and _numpy_is_versioned else patch
+
+
+def element_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:
+    """Strides in elements; those of axes of length one, and of empty arrays, as contiguous arrays have them.
+
+    Raises
+    ------
+    BufferError
+        Elements do not lie whole elements apart.
+    """
+    if 0 in shape:
+        return contiguous_strides(shape, 1)
+    for count, step in zip(shape, strides, strict=True):
+        if count > 1 and step % itemsize:
+            raise BufferError(
+                f"DLPack counts strides in elements, and elements of {itemsize} bytes that lie {strides} bytes apart are no "
+                f"whole elements apart: export a copy(), or the whole record as bytes"
+            )
+    return normal_strides(shape, tuple(step // itemsize for step in strides), 1)
+
+
+def _refuse_unversioned() -> NoReturn:
+    raise BufferError(
+        "a read-only array needs a versioned DLPack capsule: the consumer has to ask with max_version=(1, 0)"
+        if _numpy_is_versioned
+        else "a read-only array needs a versioned DLPack capsule, which takes NumPy 2.1 or newer"
+    )
 
 
 def take(capsule: Any) -> Tensor:
@@ -139,45 +197,53 @@ def take(capsule: Any) -> Tensor:
     """
     if type(capsule) is not _Capsule:
         raise BufferError(f"__dlpack__ returned {capsule!r}, not a DLPack capsule")
+    word = id(capsule) // _WORD
     try:
-        at = _pointer(capsule, _VERSIONED)
+        # Python is asked, which compares the name, unless it is the very one that NumPy gives its own.
+        at = _words[word + _POINTER] if _words[word + _NAME] == _numpy_name else _pointer(capsule, _VERSIONED)
     except ValueError:
         at, used, flags = _legacy(capsule), _USED_LEGACY, 0
-        fields = _legacy_fields.unpack_from(_raw(at))
+        fields = _read_legacy(_memory, at)
         ptr, kind, number, ndim, code, bits, lanes, shape_at, strides_at, offset, _, deleter = fields
     else:
-        fields = _versioned_fields.unpack_from(_raw(at))
-        major, minor, _, deleter, flags, ptr, kind, number, ndim, code, bits, lanes, shape_at, strides_at, offset = fields
-        used = _USED_VERSIONED
+        used, fields = _USED_VERSIONED, _read_versioned(_memory, at)
+        major, minor, _, deleter, flags, ptr, kind, number, ndim, code, bits, lanes, shape_at, strides_at, offset = (
+            fields
+        )
         if major != VERSION[0]:
             raise BufferError(f"the capsule is of DLPack {major}.{minor}, this devmem reads {VERSION[0]}.x")
     dtype = _dtype_of(code, bits, lanes)
-    shape, strides = _axes(ndim, shape_at, strides_at) if ndim else ((), None)
-    if 0 in shape:
+    if ndim:
+        layout = _layout(_axes(ndim, shape_at, strides_at), ndim, dtype.itemsize)
+    else:
+        layout = (), None, 0, dtype.itemsize
+    if not layout[3]:
         ptr = 0
     elif not ptr:
-        raise BufferError(f"the capsule describes an array of shape {shape} at address 0")
+        raise BufferError(f"the capsule describes an array of shape {layout[0]} at address 0")
     else:
         ptr += offset
-        # Contiguous, the first axis says how far it reaches; to have room to spare is all that most are asked for.
-        reach = shape[0] * contiguous_strides(shape, dtype.itemsize)[0] if ndim else dtype.itemsize
-        if strides is not None or ptr + reach > _END:
-            _check_range(ptr, shape, strides, dtype.itemsize)
-    _set_name(capsule, used)
-    return ptr, (kind, number), shape, strides, dtype, flags, _Taken(at, deleter, capsule)
+        low = ptr + layout[2]
+        if low <= 0 or low + layout[3] > _END:
+            raise BufferError(f"the capsule describes an array beyond all addresses: {layout} at {ptr:#x}")
+    # What everybody calls to take a capsule; Python's own PyCapsule_SetName does the same through a slow door.
+    _words[word + _NAME] = used
+    owner = _new(_Taken)
+    owner.at = at
+    # Made now: at the end of the interpreter there may be nothing left to make it with.
+    owner.deleter = _callable(deleter) if deleter else None
+    owner.capsule = capsule
+    return ptr, (kind, number), layout, dtype, flags, owner
 
 
 class _Taken:
-    """A tensor that was taken: its deleter runs, once, when this dies."""
+    """A tensor that was taken: its deleter runs, once, when this dies. Some producers hang what they need on the capsule."""
 
     __slots__ = ("at", "capsule", "deleter")
 
-    def __init__(self, at: int, deleter: int, capsule: object) -> None:
-        self.at = at
-        # Made now: at the end of the interpreter there may be nothing left to make it with.
-        self.deleter = _callable(deleter) if deleter else None
-        # Some producers hang what they need on the capsule itself.
-        self.capsule = capsule
+    at: int
+    deleter: Any
+    capsule: object
 
     def __del__(self) -> None:
         # The interpreter's end is left to itself: a leak is preferred.
@@ -222,7 +288,8 @@ def dtype_code(dtype: np.dtype[Any]) -> tuple[int, int]:
         DLPack has none: records, dates, text, long doubles, foreign byte order.
     """
     if dtype.isnative:
-        code = _CODES.get(dtype.kind)
+        # Types that others have registered may say that they are of NumPy's kinds.
+        code = _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None
         if code is not None and 8 * dtype.itemsize in _WIDTHS[code]:
             return code, 8 * dtype.itemsize
         if dtype.name in _EXTENSION_CODES and dtype.fields is None and dtype.subdtype is None:
@@ -255,7 +322,8 @@ def _extension(name: str) -> np.dtype[Any]:
         raise BufferError(
             f"the capsule holds elements of type {name}, which this ml_dtypes has not got: update ml_dtypes"
         )
-    return np.dtype(found)
+    dtype: np.dtype[Any] = np.dtype(found)
+    return dtype
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -267,58 +335,40 @@ def _legacy(capsule: object) -> int:
         at: int = _pointer(capsule, _LEGACY)
     except ValueError:
         name: bytes = _get_name(capsule) or b""
-        if name in (_USED_LEGACY, _USED_VERSIONED):
+        if name in (b"used_" + _LEGACY, b"used_" + _VERSIONED):
             raise BufferError("the DLPack capsule was taken before: ask its producer for another one") from None
         raise BufferError(f"a capsule with the name {name.decode(errors='replace')!r} is not DLPack's") from None
     return at
 
 
-def _axes(ndim: int, shape_at: int, strides_at: int) -> tuple[Shape, Shape | None]:
-    """Shape and strides; None for those of a C-contiguous array, and where there are none, as DLPack before 1.2 allowed."""
+def _axes(ndim: int, shape_at: int, strides_at: int) -> Shape:
+    """Lengths, and behind them the strides in elements, if there are any: before DLPack 1.2 contiguous ones need not be said."""
     if not 0 < ndim <= MOST_AXES:
         raise BufferError(f"the capsule describes an array with {ndim} axes")
     if not shape_at:
         raise BufferError(f"the capsule describes an array with {ndim} axes and no shape")
-    one, both, room, two_rooms = _readers(ndim)
+    one, both = _readers[ndim]
     if strides_at == shape_at + 8 * ndim:  # as most write them: one behind the other
-        words = both(two_rooms(shape_at))
-        shape, strides = words[:ndim], words[ndim:]
-    else:
-        shape = one(room(shape_at))
-        strides = one(room(strides_at)) if strides_at else None
-    for count in shape:
-        if count < 0:
-            raise BufferError(f"the capsule describes an array of negative length: shape {shape}")
-    if strides is None or strides == contiguous_strides(shape, 1) or 0 in shape:
-        return shape, None
-    if 1 in shape:  # whose strides mean nothing, and are anything
-        strides = normal_strides(shape, strides, 1)
-        if strides == contiguous_strides(shape, 1):
-            return shape, None
-    return shape, strides
+        words: Shape = both(_memory, shape_at)
+        return words
+    words = one(_memory, shape_at)
+    return words + one(_memory, strides_at) if strides_at else words
 
 
-@lru_cache(maxsize=MOST_AXES)
-def _readers(ndim: int) -> tuple[Any, Any, Any, Any]:
-    """What reads a number of 64-bit words, and twice as many, and what gives it the memory at an address."""
-    one, both = struct.Struct(f"={ndim}q"), struct.Struct(f"={2 * ndim}q")
-    room, two_rooms = ctypes.c_char * one.size, ctypes.c_char * both.size
-    return one.unpack_from, both.unpack_from, room.from_address, two_rooms.from_address
+_readers = [
+    (struct.Struct(f"={n}q").unpack_from, struct.Struct(f"={2 * n}q").unpack_from) for n in range(MOST_AXES + 1)
+]
 
 
-def _check_range(ptr: int, shape: Shape, strides: Shape | None, itemsize: int) -> None:
-    if strides is None:
-        low, high = 0, prod(shape)
-    else:
-        reach = sum(map(mul, shape, map(abs, strides))) * itemsize
-        if reach < ptr and ptr + reach < _END:
-            return  # with room to spare
-        low, high = span(shape, strides, 1)
-    if ptr + low * itemsize < 0 or ptr + high * itemsize > _END:
-        _refuse_range(ptr, shape, strides)
-
-
-def _refuse_range(ptr: int, shape: Shape, strides: Shape | None) -> NoReturn:
-    raise BufferError(
-        f"the capsule describes an array beyond all addresses: shape {shape} and strides {strides} at {ptr:#x}"
-    )
+@lru_cache(maxsize=1024)
+def _layout(words: Shape, ndim: int, itemsize: int) -> Layout:
+    """Shape and strides, checked; strides in bytes. Most programs exchange few layouts, so they are looked up."""
+    shape = words[:ndim]
+    if min(shape) < 0:
+        raise BufferError(f"the capsule describes an array of negative length: shape {shape}")
+    if 0 in shape:
+        return shape, None, 0, 0
+    strides = tuple(step * itemsize for step in words[ndim:]) or contiguous_strides(shape, itemsize)
+    strides = normal_strides(shape, strides, itemsize)  # those of axes of length one mean nothing, and are anything
+    low, high = span(shape, strides, itemsize)
+    return shape, None if strides == contiguous_strides(shape, itemsize) else strides, low, high - low

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..spi.errors import LayoutError
-from . import dlpack
-from .dlpack import IS_COPIED, READ_ONLY, DeviceType
+from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from . import dlpack, ipc
+from .dlpack import IS_COPIED, READ_ONLY
 from .entered import Entered
-from .layout import Shape, address, contiguous_strides, is_contiguous, normal_strides
+from .layout import Shape, address, is_contiguous
 
 if TYPE_CHECKING:
     from .allocation import Allocation
@@ -88,7 +89,24 @@ class Exports:
                     else:
                         allocation.hand_to(consumer)
         flags = READ_ONLY if allocation.read_only else 0
-        return _capsule(self._ptr, context.dlpack_device, self, flags, allocation, versioned)
+        return dlpack.export(
+            self._ptr, context.dlpack_device, self._shape, self._strides, self._dtype, flags, allocation, versioned
+        )
+
+    def get_ipc_handle(self) -> ipc.IpcHandle:
+        """What another process opens the memory with, by `open_ipc_array`; it pickles. What devmem enqueued is waited for.
+
+        The memory stays this process's: keep the array until the other process has let go of its own.
+
+        Raises
+        ------
+        UnsupportedError
+            The device cannot share memory; or the memory came from a pool, or from somebody else: what can be shared is allocated
+            under ``use_memory(devmem.memory.DriverMemory())``.
+        LayoutError
+            The array is empty.
+        """
+        return ipc.handle_of(self)  # type: ignore[arg-type]
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -101,7 +119,9 @@ class Exports:
             allocation.refuse()
         context = allocation.context
         if not context.info.exchange.array_interface:
-            raise AttributeError(f"arrays on {context.device} have no __cuda_array_interface__: exchange them by DLPack")
+            raise AttributeError(
+                f"arrays on {context.device} have no __cuda_array_interface__: exchange them by DLPack"
+            )
         ptr, shape, strides, dtype = self._ptr, self._shape, self._strides, self._dtype
         if strides is not None and is_contiguous(shape, strides, dtype.itemsize):
             strides = None
@@ -136,8 +156,12 @@ def consumer_of(context: Context, stream: object) -> Stream | None:
     except TypeError:
         raise TypeError(f"DLPack names streams by integers or None, not {stream!r}") from None
     if names is None:
-        raise LayoutError(f"arrays on {context.device} are exported with stream=None or -1, not {number}: it has no streams")
-    handle = names.get(number, number if number > 2 else 0)
+        raise LayoutError(
+            f"arrays on {context.device} are exported with stream=None or -1, not {number}: it has no streams"
+        )
+    handle = names.get(number, number if number > PER_THREAD_STREAM else 0)
+    if handle == LEGACY_STREAM:
+        return context.legacy
     if not handle:
         known = ", ".join(map(str, names))
         raise LayoutError(
@@ -147,39 +171,23 @@ def consumer_of(context: Context, stream: object) -> Stream | None:
     return context.external_stream(handle)
 
 
-def element_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:
-    """Strides in elements, as DLPack has them; those of axes of length one as in a contiguous array.
-
-    Raises
-    ------
-    BufferError
-        Elements do not lie whole elements apart.
-    """
-    if 0 in shape:
-        return contiguous_strides(shape, 1)
-    for count, step in zip(shape, strides, strict=True):
-        if count > 1 and step % itemsize:
-            raise BufferError(
-                f"DLPack counts strides in elements, and elements of {itemsize} bytes that lie {strides} bytes apart are no whole "
-                f"elements apart: export a copy(), or the whole record as bytes"
-            )
-    return normal_strides(shape, tuple(step // itemsize for step in strides), 1)
+def make_ready(context: Context, stream: int | None) -> None:
+    """Wait for the copies to and from host memory that are still running, where the consumer of such memory wants it."""
+    if stream == NO_ORDER:
+        return
+    consumer = None if stream is None else consumer_of(context, stream)
+    if not context.reclaim.busy:
+        return
+    with Entered(context):
+        if consumer is None:
+            context.reclaim.settle()
+            return
+        for other in list(context.reclaim.busy):
+            if other is not consumer and not consumer.waits_for(other):
+                context.reclaim.order(consumer.handle, other.order_handle())
 
 
-_element_strides = lru_cache(maxsize=256)(element_strides)
-
-
-def _capsule(
-    ptr: int, device: tuple[int, int], array: Exports, flags: int, owner: object, versioned: bool
-) -> Any:
-    shape, strides, dtype = array._shape, array._strides, array._dtype
-    steps = contiguous_strides(shape, 1) if strides is None else _element_strides(shape, strides, dtype.itemsize)
-    return dlpack.export(ptr, device, shape, steps, dtype, flags, owner, versioned)
-
-
-def _elsewhere(
-    array: DeviceNDArray[Any], stream: object, versioned: bool, dl_device: object, copy: bool | None
-) -> Any:
+def _elsewhere(array: DeviceNDArray[Any], stream: object, versioned: bool, dl_device: object, copy: bool | None) -> Any:
     """A capsule of a copy; or of the array itself, where that is what the consumer turns out to want."""
     context = array.allocation.context
     wanted = context.dlpack_device if dl_device is None else _device_pair(dl_device)
@@ -188,11 +196,12 @@ def _elsewhere(
             return array.__dlpack__(stream=stream, max_version=dlpack.VERSION if versioned else None)  # type: ignore[arg-type]
         dlpack.dtype_code(array._dtype)
         copied = _copied(array, context, stream)
-        return _capsule(copied._ptr, wanted, copied, IS_COPIED, copied.allocation, versioned)
-    if wanted != (DeviceType.CPU, 0):
+        layout = copied._shape, copied._strides, copied._dtype
+        return dlpack.export(copied._ptr, wanted, *layout, IS_COPIED, copied.allocation, versioned)
+    if wanted != (dlpack.CPU, 0):
         raise BufferError(
-            f"an array on {context.device} (DLPack device {context.dlpack_device}) is exported there or to the host, (1, 0), not to "
-            f"{wanted}: copy it with devmem.to_device(array, device=...) first"
+            f"an array on {context.device} (DLPack device {context.dlpack_device}) is exported there or to the host, (1, 0), "
+            f"not to {wanted}: copy it with devmem.to_device(array, device=...) first"
         )
     if copy is False:
         raise BufferError(f"an array on {context.device} gets to the host by a copy only, and copy=False")
@@ -202,10 +211,8 @@ def _elsewhere(
     with Entered(context):
         array.allocation.wait()
     host = array.copy_to_host()
-    steps = _element_strides(host.shape, host.strides, host.itemsize)
-    return dlpack.export(
-        address(host) if host.size else 0, wanted, host.shape, steps, host.dtype, IS_COPIED, host, versioned
-    )
+    ptr = address(host) if host.size else 0
+    return dlpack.export(ptr, wanted, host.shape, host.strides, host.dtype, IS_COPIED, host, versioned)
 
 
 def _copied(array: DeviceNDArray[Any], context: Context, stream: object) -> DeviceNDArray[Any]:
@@ -222,6 +229,8 @@ def _copied(array: DeviceNDArray[Any], context: Context, stream: object) -> Devi
 
 def _device_pair(device: object) -> tuple[int, int]:
     try:
+        kind: Any
+        number: Any
         kind, number = device  # type: ignore[misc]
         return operator.index(kind), operator.index(number)
     except (TypeError, ValueError):
@@ -236,7 +245,7 @@ def _stream_to_wait_for(allocation: Allocation, context: Context) -> int | None:
         with Entered(context):
             allocation.order_behind(named)
     handle = named.handle
-    if handle > 2 or context.stream_names.get(handle) == handle:
+    if handle > PER_THREAD_STREAM or context.stream_names.get(handle) == handle:
         return handle
     with Entered(context) as driver:  # a default stream whose number means something else to consumers
         driver.stream_synchronize(handle)

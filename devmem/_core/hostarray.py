@@ -9,8 +9,10 @@ import numpy.typing as npt
 
 from ..spi.errors import LayoutError
 from ..spi.types import AllocFlags, Capability, MemoryKind
+from . import dlpack, exports
 from .allocation import Allocation, Borrowed
 from .array import DeviceNDArray
+from .dlpack import CPU, IS_COPIED, READ_ONLY
 from .entered import Entered
 from .layout import Shape, address, extent, span
 from .registration import Registration
@@ -41,7 +43,71 @@ class Buffer:
         }
 
 
-class HostVisible(np.ndarray[Any, Any]):
+class DriverArray(np.ndarray[Any, Any]):
+    """An ndarray in memory that the driver made."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.asarray(self).copy().__reduce__()  # type: ignore[return-value]
+
+    def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
+        allocation = self._driver_memory()
+        return (CPU, 0) if allocation is None else self._dlpack_device_of(allocation)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule with the array, as what its memory is, page-locked or managed; as ordinary with ``dl_device=(1, 0)``.
+
+        Copies of devmem's that are still running are waited for: by the stream that the consumer names, else by the host.
+        """
+        allocation = self._driver_memory()
+        device = (CPU, 0) if allocation is None else self._dlpack_device_of(allocation)
+        if dl_device is not None and dl_device != device:
+            if tuple(dl_device) != (CPU, 0):
+                raise BufferError(
+                    f"host memory is exported as {device} or as ordinary memory, (1, 0), not as {dl_device}"
+                )
+            if stream is not None:
+                raise LayoutError(
+                    f"ordinary memory is exported ready: with dl_device=(1, 0) give stream=None, not {stream!r}"
+                )
+            device = CPU, 0
+        if allocation is not None:
+            exports.make_ready(allocation.context, stream)
+        array = np.array(self, subok=False) if copy else self
+        flags = (0 if array.flags.writeable else READ_ONLY) | (IS_COPIED if copy else 0)
+        ptr = address(array) if array.size else 0
+        layout = array.shape, array.strides, array.dtype
+        versioned = max_version is not None and max_version[0] >= 1
+        return dlpack.export(ptr, (CPU, 0) if copy else device, *layout, flags, array, versioned)
+
+    def _driver_memory(self) -> Allocation | None:
+        """The driver's memory that the elements lie in, while its device is open; None if they lie elsewhere."""
+        base: Any = self
+        while isinstance(base, np.ndarray):
+            base = base.base
+        found = base.allocation if type(base) is Buffer else None
+        return found if found is not None and found.context.dead is None else None
+
+    def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
+        return allocation.context.info.exchange.host_type, 0
+
+
+class PinnedNDArray(DriverArray):
+    """A host array in page-locked memory, which copies reach directly; what is computed from it is an ndarray."""
+
+    def __array_wrap__(self, array: npt.NDArray[Any], context: Any = None, return_scalar: bool = False) -> Any:
+        if array is self or not array.shape:
+            return array if array is self else array[()]
+        return np.asarray(array)
+
+
+class HostVisible(DriverArray):
     """An ndarray whose memory a device can reach too. Views keep their device address; results of arithmetic have none."""
 
     _allocation: Allocation | None
@@ -111,13 +177,11 @@ class HostVisible(np.ndarray[Any, Any]):
         # The result of a computation is an ordinary array like any other, and uploaded like one.
         return self._on_device() if self._reached() else None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return np.asarray(self).copy().__reduce__()  # type: ignore[return-value]
-
     def _on_device(self) -> DeviceNDArray[Any]:
         # Borrowed: freeing the view must not take the memory from under the array.
         allocation = self._owner()
-        borrowed = Borrowed(allocation.context, allocation.ptr, allocation.nbytes, self)
+        read_only = not self.flags.writeable
+        borrowed = Borrowed(allocation.context, allocation.ptr, allocation.nbytes, self, None, read_only)
         return DeviceNDArray(borrowed, self.ptr, self.shape, self.dtype, self.strides, self._stream)
 
     def _reached(self) -> bool:
@@ -140,6 +204,11 @@ class MappedNDArray(HostVisible):
 
 class ManagedNDArray(HostVisible):
     """An array with one address for host and device, moved or shared by the driver."""
+
+    def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
+        context = allocation.context
+        kind = context.info.exchange.managed_type
+        return kind, 0 if kind == CPU else context.info.ordinal
 
     def prefetch(self, to_host: bool = False, stream: Any = 0) -> None:
         """Move the pages to the device (or the host) ahead of use, ordered on the stream. A hint.
@@ -185,7 +254,7 @@ def host_visible(
     flags: AllocFlags = AllocFlags.NONE,
     stream: Stream | None = None,
 ) -> npt.NDArray[Any]:
-    """An uninitialised ndarray in driver memory of a kind; pinned ones are plain ndarrays."""
+    """An uninitialised ndarray in driver memory of a kind."""
     context.require_kind(kind)
     if not nbytes:
         allocation, raw, base = Allocation(context, context.heap, 0, 0, context.legacy), np.empty(0, np.uint8), 0
@@ -197,7 +266,7 @@ def host_visible(
     # An empty shape still wants a buffer of at least its offset.
     array = np.ndarray(shape, dtype, raw, 0, strides) if nbytes else np.empty(shape, dtype)
     if kind is MemoryKind.PINNED:
-        return array
+        return array.view(PinnedNDArray)
     visible: HostVisible = array.view(MappedNDArray if kind is MemoryKind.MAPPED else ManagedNDArray)
     visible._allocation = allocation
     visible._device_base = base
@@ -226,7 +295,7 @@ class Mapping:
                 for array in arrays:
                     pointer = context.registry.device_pointer(context, array)
                     size = span(array.shape, array.strides, array.itemsize)[1]
-                    borrowed = Borrowed(context, pointer, size, array)
+                    borrowed = Borrowed(context, pointer, size, array, None, not array.flags.writeable)
                     self.views.append(DeviceNDArray(borrowed, pointer, array.shape, array.dtype, array.strides, stream))
         except BaseException:
             self.registration.close()

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..spi.errors import UnsupportedError
-from . import adopt
+from . import adopt, ipc
 from .array import DeviceNDArray, device_view
 from .device import context_of, current_context
-from .dlpack import HOST_TYPES, DeviceType
+from .dlpack import HOST_TYPES
 from .layout import like_strides
 from .upload import empty, upload
+
+if TYPE_CHECKING:
+    from .context import Context
 
 
 def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
     """The memory that an object exports by DLPack, or a copy of it on the device that was asked for."""
-    kind, _ = adopt.device_of_tensor(obj)
+    if type(obj) is not np.ndarray and isinstance(
+        obj, np.ndarray
+    ):  # memory of ours that a device can reach is known by more than that
+        view = device_view(obj)
+        if view is not None:
+            return _placed(view, None if device is None else context_of(device), copy)
+    said = adopt.device_of_tensor(obj)
     wanted = None if device is None else context_of(device)
-    if kind in HOST_TYPES:
+    if said[0] in HOST_TYPES:
         context = current_context() if wanted is None else wanted
-        if context.info.exchange.device_type != DeviceType.CPU:
+        if not context.is_host:
             return _from_host(obj, context, copy)
-    found = DeviceNDArray[Any](*adopt.by_dlpack(obj, copy))
+    return _placed(DeviceNDArray(*adopt.by_dlpack(obj, said, copy)), wanted, copy)
+
+
+def _placed(found: DeviceNDArray[Any], wanted: Context | None, copy: bool | None) -> DeviceNDArray[Any]:
+    """The array, or a copy of it where that was asked for, or it is needed elsewhere."""
     if wanted is not None and found.context is not wanted:
         if copy is False:
             raise BufferError(f"memory of {found.device} gets to {wanted.device} by a copy only, and copy=False")
@@ -36,7 +51,7 @@ def as_device_array(obj: Any) -> DeviceNDArray[Any]:
     """An object's memory, in place."""
     view = device_view(obj)
     if view is None and _is_readable(obj):
-        view = DeviceNDArray[Any](*adopt.by_dlpack(obj))
+        view = DeviceNDArray(*adopt.by_dlpack(obj, adopt.device_of_tensor(obj)))
     if view is None:
         raise UnsupportedError(
             f"a {type(obj).__name__} has no memory that the device can use in place: copy it with devmem.to_device()"
@@ -53,16 +68,21 @@ def is_device_array(obj: Any) -> bool:
     return adopt.has_device_memory(obj) or _is_readable(obj)
 
 
+def open_ipc_array(handle: Any, shape: Any, dtype: Any, strides: Any) -> DeviceNDArray[Any]:
+    """Memory of another process."""
+    return DeviceNDArray(*ipc.opened(handle, shape, dtype, strides))
+
+
 def _is_readable(obj: object) -> bool:
     """Whether it has host memory, and the host is the device."""
     return (
-        current_context().info.exchange.device_type == DeviceType.CPU
+        current_context().is_host
         and hasattr(type(obj), "__dlpack_device__")
         and adopt.device_of_tensor(obj)[0] in HOST_TYPES
     )
 
 
-def _from_host(obj: Any, context: Any, copy: bool | None) -> DeviceNDArray[Any]:
+def _from_host(obj: Any, context: Context, copy: bool | None) -> DeviceNDArray[Any]:
     if copy is False:
         raise BufferError(f"host memory gets to {context.device} by a copy only, and copy=False")
     return upload(context, adopt.host_tensor(obj), 0, True)

@@ -34,11 +34,6 @@ def address(array: npt.NDArray[Any]) -> int:
     return _words[(id(array) + _DATA) // _WORD]
 
 
-def pointer_in(capsule: object) -> int:
-    """The pointer in a capsule that was just made, whatever its name: asking Python's own function takes three times as long."""
-    return _words[(id(capsule) + _DATA) // _WORD]
-
-
 _probe = np.empty(1)
 if address(_probe) != _probe.__array_interface__["data"][0]:
     raise ImportError(f"NumPy {np.__version__} keeps array addresses where devmem does not know: please report it")

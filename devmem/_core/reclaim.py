@@ -91,12 +91,18 @@ class Reclaimer:
                 self._put_back(batch)
 
     def rescue(self, heap: Heap, nbytes: int, stream: Stream, first: MemoryError) -> int:
-        """The one answer to memory that ran out: drain, wait, trim, collect once, trim again, try once more."""
+        """The one answer to memory that ran out: drain, wait, collect once, drain and wait again, trim, try once more.
+
+        While a graph is captured nothing of it may be done: then the answer is the error.
+        """
         if isinstance(first, OutOfMemory) or not isinstance(first, DevmemError):
+            if self._capturing():
+                raise self._out_of_memory(heap, nbytes, first) from first
             self.drain()
             self._wait_for_everything()
-            gc.collect()
+            gc.collect()  # also what finished copies held until then
             self.drain()
+            self._wait_for_everything()  # what was freed in stream order can be trimmed only when its stream has passed
             self._trim_for_rescue()
             try:
                 return heap.allocate(nbytes, stream.handle)
@@ -378,7 +384,7 @@ class Reclaimer:
         context = self.context
         info = context.memory_info()
         count = sum(len(each.live) for each in [*context.heaps, *context.host_heaps.values()])
-        count -= sum(isinstance(item, Allocation) for item in self.pending)
+        count -= sum(isinstance(item, Allocation) for item in list(self.pending))  # others may be dropping theirs
         message = (
             f"out of memory on {context.device}: asked for {nbytes} bytes; free {info.free} of {info.total}, "
             f"cached {info.cached}, pending {info.pending}, live {info.live} bytes in {count} blocks"
@@ -388,6 +394,8 @@ class Reclaimer:
             message += f", largest free block {largest} bytes"
         if deferral.depth and self.pending:
             message += f"; {self.pending_bytes} bytes cannot be freed inside defer_cleanup(): leave it"
+        if self._capturing():
+            message += "; nothing can be given back while a graph is captured: allocate before the capture begins"
         message += f" ({cause})"
         counting = [part for part in chain(heap.resource) if isinstance(part, Statistics)]
         owners = [owner for part in counting[:1] for owner in part.owners(LARGEST_OWNERS)]

@@ -30,12 +30,14 @@ class Registry:
     can only undo exactly what was registered. So devmem gives them disjoint runs of pages, and counts over all devices.
     The driver that locked a run unlocks it: one whose device is closed meanwhile is kept until it has (`close_driver`).
 
-    No lock of ours is held while a driver works. A run that a driver is busy with is marked; who wants its pages waits.
+    No lock of ours is held while a driver works. A run that a driver is busy with is marked; who wants its pages waits, and so
+    does a copy that would touch them (`steady`), as the driver waits for copies that do.
 
     Attributes
     ----------
-    segments : tuple of Segment
-        What is locked, by address. Replaced and never changed, so that copies may look at it without a lock.
+    segments : list of Segment
+        What is locked, by address. Replaced and never changed, so that copies may look at it without a lock, and tell by its
+        identity whether something was locked or unlocked in between.
     held : dict
         Of each open device, what is registered on it.
     closing : list
@@ -43,10 +45,12 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self.segments: tuple[Segment, ...] = ()
+        self.segments: list[Segment] = []
         self._edges: list[int] = []
         self.held: dict[Context, Held] = {}
         self.closing: list[Any] = []
+        #: Ranges of addresses that copies are touching, each with its thread.
+        self._copies: list[tuple[int, int, int]] = []
         self._changed = threading.Condition()
 
     def join(self, context: Context) -> None:
@@ -89,7 +93,7 @@ class Registry:
             An array is not registered, or the wait failed: nothing is touched. Or the driver complained when it let go.
         """
         self.check_held(context, arrays)
-        self._settle(context)
+        self._settle(context.driver)
         segments: list[Segment] = []
         with self._changed:
             self.check_held(context, arrays)
@@ -117,11 +121,7 @@ class Registry:
                     segments.append(each)
             if lost:
                 self._show(each for each in self.segments if each.driver is not context.driver)
-        try:
-            if segments:
-                self._settle(None)
-        finally:
-            self._let_go(segments, None if lost else context.driver)
+        self._let_go(segments, None if lost else context.driver)
 
     def close_driver(self, driver: Any) -> None:
         """Close the driver of a device that has left: now, or when the last run of pages that it locked is let go."""
@@ -150,6 +150,23 @@ class Registry:
         edges = self._edges
         return edges[bisect_right(edges, low) : bisect_left(edges, high)]
 
+    @contextmanager
+    def steady(self, low: int, high: int) -> Iterator[None]:
+        """Within the block no other thread has pages of a range of addresses locked or unlocked.
+
+        For copies: `cuts` stays true, and what they leave running can be waited for (`Reclaimer.retire`) before the block ends.
+        """
+        copy = low, high, threading.get_ident()
+        with self._changed:
+            self._wait_for_drivers(low, high)
+            self._copies.append(copy)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._copies.remove(copy)
+                self._changed.notify_all()
+
     def device_pointer(self, context: Context, array: npt.NDArray[Any]) -> int:
         """A device's address of the lowest byte of an array that is registered on it; the device is entered."""
         low, high = extent(array)
@@ -172,8 +189,7 @@ class Registry:
         """The segments that make up [start, end), each counted once more, after locking what is missing for some arrays."""
         covering, fresh, at = [], [], start
         with self._changed:
-            while any(each.busy for each in self._between(start, end)):
-                self._changed.wait()
+            self._wait_for_drivers(start, end)
             for segment in self._between(start, end):
                 if segment.start > at:
                     fresh.append(Segment(at, segment.start, context.driver, arrays))
@@ -187,6 +203,7 @@ class Registry:
                 segment.count += 1
             self._show([*self.segments, *fresh])
         try:
+            self._wait_for_copies(fresh)
             for segment in fresh:
                 segment.lock(context.has(Capability.MAPPED))
         except BaseException:
@@ -195,21 +212,31 @@ class Registry:
             raise
         with self._changed:
             for segment in fresh:
-                segment.busy = False
+                segment.busy = 0
             self._changed.notify_all()
         return covering
 
     def _let_go(self, segments: Iterable[Segment], entered: Any) -> None:
-        """Count each down; those that nobody leans on any more are unlocked by the driver that locked them."""
+        """Count each down; those that nobody leans on any more are unlocked by the driver that locked them.
+
+        After the copies that touch them, on any device. If those cannot be waited for nothing is unlocked.
+        """
         with self._changed:
             ending = []
             for segment in segments:
                 segment.count -= 1
                 if not segment.count:
-                    segment.busy = True
+                    segment.busy = threading.get_ident()
                     ending.append(segment)
+        if not ending:
+            return
         problem: BaseException | None = None
-        for segment in ending:
+        try:
+            self._wait_for_copies(ending)
+            self._settle(entered)
+        except BaseException as error:  # nobody may be left waiting for what is marked
+            problem = error
+        for segment in ending if problem is None else ():
             try:
                 segment.unlock(entered)
             except BaseException as error:  # the others must still be let go
@@ -225,22 +252,43 @@ class Registry:
     def _forget(self, ending: list[Segment]) -> list[Any]:
         """Take out what was unlocked. The drivers that nothing keeps from closing any more.
 
-        What is locked still, because its driver could not be entered, stays: to be used again, and asked for again.
+        What is locked still, because its driver could not be entered or copies not be waited for, stays: to be used again, and
+        asked for again.
         """
         with self._changed:
             self._show([each for each in self.segments if each not in ending or each.locked])
             for segment in ending:
-                segment.busy = False
+                segment.busy = 0
             self._changed.notify_all()
             needed = [each.driver for each in self.segments]
             done = [each for each in self.closing if each not in needed]
             self.closing = [each for each in self.closing if each in needed]
             return done
 
-    def _settle(self, entered: Context | None) -> None:
-        """Wait for the copies in flight on every device of the backend; a driver may read any locked memory."""
+    def _wait_for_drivers(self, low: int, high: int) -> None:
+        """Wait until no other thread's driver locks or unlocks pages of a range; the lock is held, and let go of meanwhile."""
+        me = threading.get_ident()  # a finalizer run by the collector would wait for its own thread for ever
+        while any(each.busy not in (0, me) for each in self._between(low, high)):
+            self._changed.wait()
+
+    def _wait_for_copies(self, segments: list[Segment]) -> None:
+        """Wait for other threads' copies that touch these pages, to which new ones do not come any more: they are marked."""
+        me = threading.get_ident()
+        with self._changed:
+            while any(
+                low < each.end and high > each.start and thread != me
+                for low, high, thread in self._copies
+                for each in segments
+            ):
+                self._changed.wait()
+
+    def _settle(self, entered: Any) -> None:
+        """Wait for the copies in flight on every device of the backend: any driver may read locked memory.
+
+        ``entered`` is the driver that needs not be entered for it.
+        """
         for context in list(self.held):
-            if context is entered:
+            if context.driver is entered:
                 context.reclaim.settle()
             elif context.reclaim.busy:
                 # A lost device runs nothing any more, nor does one that was closed meanwhile.
@@ -251,7 +299,7 @@ class Registry:
         return [each for each in self.segments if each.start < end and each.end > start]
 
     def _show(self, segments: Iterable[Segment]) -> None:
-        self.segments = tuple(sorted(segments, key=lambda each: each.start))
+        self.segments = sorted(segments, key=lambda each: each.start)
         self._edges = sorted({edge for each in self.segments for edge in (each.start, each.end)})
 
 
@@ -269,7 +317,8 @@ class Segment:
         #: Who locks it and will unlock it; not the context's own, which may be replaced by then.
         self.driver = driver
         self.count = 0
-        self.busy = True
+        #: The thread whose driver locks or unlocks it just now, or 0.
+        self.busy = threading.get_ident()
         self.locked = False
 
     def lock(self, mapped: bool) -> None:

@@ -70,8 +70,8 @@ class MemoryScope(Scope[Any]):
         super().__init__(heap.resource, lambda: None)
 
     def __enter__(self) -> Any:
+        self.heap.scopes += 1  # first, or another thread may take the heap for one that nobody uses
         self.context.uninstall(self.heap)
-        self.heap.scopes += 1
         before = heaps.get()
         heaps.set({**(before or {}), self.context.scope_key(self.heap.kind): self.heap})
         self.context.scoped_heaps += 1

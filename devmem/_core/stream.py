@@ -6,9 +6,9 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..spi.errors import BackendError, ClosedError, LayoutError
+from ..spi.errors import BackendError, ClosedError, LayoutError, UnsupportedError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 from . import scopes
 from .entered import Entered
@@ -81,7 +81,7 @@ class Stream:
         return self.handle
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """(version, handle), for libraries that take any stream: the handle is the vendor's, where default streams have other numbers."""
+        """(version, handle), for libraries that take any stream; default streams have the vendor's numbers."""
         self.context.check()
         return 0, self.context.stream_names.get(self.handle, self.handle)
 
@@ -177,6 +177,17 @@ class Stream:
         Of a closed stream all work has passed; blocking streams wait for the legacy one.
         """
         return other.closed or (other.handle == LEGACY_STREAM and not self.non_blocking)
+
+    def check_waitable(self, driver: Any) -> None:
+        """Raise where a graph is captured on the stream: to wait for it would end the capture. The device is entered.
+
+        Called by whatever waits for what it enqueues, before it enqueues anything.
+        """
+        if not self.simple and Capability.CAPTURE in self.context.capabilities and driver.capturing(self.handle):
+            raise UnsupportedError(
+                f"{self!r} is capturing a graph, which a call that waits would end: name the stream in the call, give it arrays "
+                f"that need no gathering on the host, or call it outside of the capture"
+            )
 
     def order_handle(self) -> int:
         """A handle of this context on which work is ordered behind all that this stream was given.

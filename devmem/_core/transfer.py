@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..spi.errors import DevmemError, LayoutError, TransferGuardError
+from ..spi.errors import BackendError, DevmemError, LayoutError, TransferGuardError
 from ..spi.types import Capability, CopyKind
 from .allocation import Using
 from .args import assignable
@@ -29,7 +29,6 @@ from .layout import (
     Rows,
     Shape,
     address,
-    contiguous_strides,
     extent,
     is_contiguous,
     memory_order,
@@ -67,9 +66,12 @@ def write(
     """
     if not dst.nbytes:
         return
+    _steadily(dst.context, src, partial(_write, dst, src, stream, blocking, host_copy))
+
+
+def _write(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool) -> None:
     context = dst.context
-    locked = context.registry.segments
-    if not locked and src.flags.c_contiguous and dst.strides == contiguous_strides(dst.shape, dst.itemsize):
+    if not context.registry.segments and src.flags.c_contiguous and dst.is_c_contiguous():
         # The commonest copy by far; what follows would find the same at ten times the price.
         nbytes = src.nbytes
         if context.driver.copy(dst.ptr, address(src), nbytes, H2D, stream.handle, blocking=blocking):
@@ -87,7 +89,7 @@ def write(
                 f"copy=False, but a source of shape {src.shape} with strides {src.strides} has to be gathered on the host "
                 f"first: give numpy.ascontiguousarray(source), or copy=True"
             )
-        packed = _scratch(context, source.shape, source.dtype)
+        packed = _scratch(source.shape, source.dtype)
         packed[...] = source
         source = packed
         plan = rows(target[0], dst.itemsize, target[1], source.strides)
@@ -104,6 +106,10 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
     """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable."""
     if not src.nbytes:
         return
+    _steadily(src.context, dst, partial(_read, src, dst, stream, blocking))
+
+
+def _read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
     context = src.context
     axes, flipped = memory_order(src.shape, src.strides)
     origin = _in_memory_order(src.shape, src.strides, axes, flipped)
@@ -117,7 +123,8 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
             context.reclaim.retire(stream, dst)
         _count(context, f"d2h {'direct' if plan.height == 1 else '2d'}", src.nbytes)
         return
-    packed = _scratch(context, origin[0], src.dtype)
+    stream.check_waitable(context.driver)
+    packed = _scratch(origin[0], src.dtype)
     plan = rows(origin[0], src.itemsize, packed.strides, origin[1])
     if (
         plan.calls == plan.height == 1
@@ -127,7 +134,7 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
         _run(context, plan, address(packed), low, D2H, stream, True)
         path = "packed"
     else:
-        fetched = _scratch(context, (reach[1] - reach[0],), np.dtype(np.uint8))
+        fetched = _scratch((reach[1] - reach[0],), np.dtype(np.uint8))
         context.driver.copy(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
         packed = np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])
         path = "span"
@@ -216,10 +223,27 @@ def _rows_pay(context: Context, plan: Rows, host: npt.NDArray[Any]) -> bool:
     )
 
 
-def _scratch(context: Context, shape: Shape, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A contiguous buffer of our own; on pages of its own, where neighbours on the heap may be page-locked."""
-    if not context.registry.segments:
-        return np.empty(shape, dtype)
+def _steadily(context: Context, host: npt.NDArray[Any], copy: Callable[[], None]) -> None:
+    """Make a copy from or to host memory, in which nobody locks or unlocks pages meanwhile.
+
+    Where nothing is locked, which is nearly always, nobody is asked to wait. If memory beside it is locked before the driver
+    looks, CUDA refuses the copy, which now lies half in locked memory: then it is made again, cut there.
+    """
+    registry = context.registry
+    locked = registry.segments
+    if not locked:
+        try:
+            copy()
+            return
+        except BackendError:
+            if registry.segments is locked:
+                raise
+    with registry.steady(*extent(host)):
+        copy()
+
+
+def _scratch(shape: Shape, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A contiguous buffer of our own, on pages of its own: neighbours on the heap may be page-locked at any time."""
     nbytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + 2 * PAGE, np.uint8)
     return np.ndarray(shape, dtype, raw, -address(raw) % PAGE)
@@ -312,6 +336,7 @@ def _range(array: DeviceNDArray[Any]) -> tuple[int, int]:
 
 
 def _fetched(src: DeviceNDArray[Any], stream: Stream) -> npt.NDArray[Any]:
+    stream.check_waitable(src.context.driver)
     host = np.empty(src.shape, src.dtype)
     read(src, host, stream, blocking=True)
     return host
@@ -319,6 +344,7 @@ def _fetched(src: DeviceNDArray[Any], stream: Stream) -> npt.NDArray[Any]:
 
 def _move_across(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> None:
     """Between two devices, by way of the host unless one backend can do it directly."""
+    stream.check_waitable(dst.context.driver)
     origin = src.stream_in_force()
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
     direct = plan.calls == plan.height == 1 and dst.context.info.backend == src.context.info.backend
@@ -357,7 +383,7 @@ def _repeats(pattern: bytes, width: int) -> bool:
 def _double(context: Context, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
     """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
     repeats = max(1, min(PATTERN_BYTES, nbytes) // len(pattern))
-    first = _scratch(context, (repeats * len(pattern),), np.dtype(np.uint8))
+    first = _scratch((repeats * len(pattern),), np.dtype(np.uint8))
     first[:] = np.frombuffer(pattern * repeats, np.uint8)
     driver, handle = context.driver, stream.handle
     if driver.copy(ptr, address(first), first.nbytes, H2D, handle, blocking=False):

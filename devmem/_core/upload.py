@@ -1,4 +1,4 @@
-"""New device arrays: uninitialised, or with the elements of a host array."""
+"""New device arrays: uninitialised, of one value, or with the elements of whatever the user has."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..spi.errors import DevmemError
+from ..spi.errors import BackendError, DevmemError, LayoutError
 from . import scopes, transfer
 from .allocation import Allocation
-from .array import H2D, DeviceNDArray, StreamLike
-from .layout import Shape, address, like_strides
+from .args import check_same, host_array
+from .array import H2D, DeviceNDArray, StreamLike, device_view
+from .device import context_of, current_context
+from .layout import Shape, address, contiguous_strides, like_strides
+from .record import DeviceRecord
 
 if TYPE_CHECKING:
     from .context import Context
@@ -65,6 +68,8 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
     driver = context.driver
     token = driver.enter()
     try:
+        if bound is None and not chosen.simple:
+            chosen.check_waitable(driver)
         allocation = context.allocate(nbytes, chosen, bound is None)
         ptr = allocation.ptr
         # What DeviceNDArray(...) does, without the call, which takes longer than all of it.
@@ -76,14 +81,21 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
         array._strides = strides
         array._stream = bound
         try:
-            if not direct or context.registry.segments:
+            locked = context.registry.segments
+            if not direct or locked:
                 transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
             else:
-                if driver.copy(ptr, address(src), nbytes, H2D, chosen.handle, blocking=bound is None):
-                    context.reclaim.retire(chosen, src)
-                counter = context.uploads
-                counter[0] += 1
-                counter[1] += nbytes
+                try:
+                    if driver.copy(ptr, address(src), nbytes, H2D, chosen.handle, blocking=bound is None):
+                        context.reclaim.retire(chosen, src)
+                    counter = context.uploads
+                    counter[0] += 1
+                    counter[1] += nbytes
+                except BackendError:
+                    if context.registry.segments is locked:
+                        raise
+                    # As in `transfer`: cut at what was locked meanwhile.
+                    transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
             if chosen.external:
                 allocation.after_use(chosen)
         except BaseException:
@@ -95,3 +107,69 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
     finally:
         if token is not None:
             driver.exit(token)
+
+
+def to_device(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) -> Any:
+    """The rarer cases of the verb: device arrays, of others too, records, what NumPy makes an array of, and ``to=``."""
+    if to is not None:
+        return _into(obj, stream, copy, to, device)
+    if isinstance(obj, DeviceRecord):
+        view = obj.__devmem_view__()
+        moved = to_device(view, stream, copy, to, device)
+        return obj if moved is view else DeviceRecord(moved)
+    if isinstance(obj, DeviceNDArray):
+        wanted = current_context() if device is None else context_of(device)
+        return obj if obj.context is wanted else _across(obj, wanted, stream)
+    lent = None if isinstance(obj, np.ndarray) else device_view(obj)
+    if lent is not None:
+        return to_device(lent, stream, copy, to, lent.device if device is None else device)
+    context = context_of(device)
+    uploaded = upload(context, host_array(obj), stream, copy)
+    return DeviceRecord(uploaded) if isinstance(obj, np.void) and obj.dtype.fields is not None else uploaded
+
+
+def filled(
+    context: Context,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    strides: Shape | None,
+    nbytes: int,
+    value: npt.NDArray[Any],
+    stream: StreamLike,
+) -> DeviceNDArray[Any]:
+    """A new array with one value in every element."""
+    result = empty(context, shape, dtype, strides, nbytes, stream)
+    result.fill(value, stream)
+    return result
+
+
+def like(ary: Any) -> tuple[Shape, np.dtype[Any], Shape, int]:
+    """(shape, dtype, strides, bytes) of an array like this one, contiguous in its order of axes."""
+    model = ary if isinstance(ary, DeviceNDArray) else host_array(ary)
+    itemsize = model.dtype.itemsize
+    strides = (
+        like_strides(model.shape, model.strides, itemsize)
+        if model.ndim > 1
+        else contiguous_strides(model.shape, itemsize)
+    )
+    return model.shape, model.dtype, strides, model.size * itemsize
+
+
+def _into(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) -> Any:
+    target = to.__devmem_view__() if isinstance(to, DeviceRecord) else to
+    if not isinstance(target, DeviceNDArray):
+        raise TypeError(f"to= takes a device array to copy into, not a {type(to).__name__}")
+    if device is not None and context_of(device) is not target.context:
+        raise LayoutError(f"device={device!s} is not where to= is ({target.device}): leave one of them out")
+    view = device_view(obj)
+    source = host_array(obj) if view is None else view
+    check_same("to_device(to=)", target.shape, target.dtype, source.shape, source.dtype)
+    target.put(source, stream, host_copy=copy)
+    return to
+
+
+def _across(obj: DeviceNDArray[Any], context: Context, stream: StreamLike) -> DeviceNDArray[Any]:
+    strides = like_strides(obj.shape, obj.strides, obj.itemsize)
+    result = empty(context, obj.shape, obj.dtype, strides, obj.nbytes, stream)
+    result.put(obj, stream)
+    return result

@@ -48,12 +48,7 @@ class Held:
             return
         if self.driver is not None:
             raise DevmemError(f"{self!r} is bound to a device already: make one resource for each device")
-        token = driver.enter()
-        try:
-            self._open(driver)
-        finally:
-            if token is not None:
-                driver.exit(token)
+        self._open(driver)
         self.driver = driver
 
     def allocate(self, nbytes: int, stream: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from ..api.devices import device as device_of
 from ..kit import native
 from ..spi.driver import Driver
+from ..spi.errors import ConfigError
 from .held import Held, load, raw
 from .loans import Loans, tell
 
@@ -145,6 +146,8 @@ def pluggable_allocator(device: Any = None) -> Any:
     ------
     BackendUnavailable
         PyTorch is not installed, or there is no C compiler.
+    ConfigError
+        This process serves PyTorch from the devices of another backend already.
     """
     memory = load("torch.cuda.memory", INSTALL, "devmem.adapters.torch.pluggable_allocator()")
     found = shim(device_of(device).backend)
@@ -158,5 +161,5 @@ def shim(backend: str) -> Shim:
         if _shim is None:
             _shim = Shim(backend)
         elif _shim.backend != backend:
-            raise ValueError(f"PyTorch is served from {_shim.backend!r} in this process already, not from {backend!r}")
+            raise ConfigError(f"PyTorch is served from {_shim.backend!r} in this process already, not from {backend!r}")
         return _shim

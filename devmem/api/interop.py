@@ -6,6 +6,7 @@ from typing import Any
 
 from .._core import interchange
 from .._core.array import DeviceNDArray
+from .._core.ipc import IpcHandle
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> DeviceNDArray[Any]:
@@ -24,8 +25,8 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> D
     Returns
     -------
     DeviceNDArray
-        Ready for the current stream (`with stream:`), or the default one; other streams of the device wait for that one at their first
-        use. Read-only if ``x`` says so. ``free()`` lets go of ``x``, and frees nothing.
+        Ready for the current stream (`with stream:`), or the default one; other streams of the device wait for that one at
+        their first use. Read-only if ``x`` says so. ``free()`` lets go of ``x``, and frees nothing.
 
     Raises
     ------
@@ -41,9 +42,9 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> D
 def as_device_array(obj: Any) -> DeviceNDArray[Any]:
     """The device's view of an object, without a copy; it keeps the object's memory alive.
 
-    Takes device arrays and records (as they are), mapped and managed arrays, and arrays of other libraries in device memory that speak
-    DLPack or the CUDA Array Interface, DLPack before the other. What of another library's work has to be waited for, the current
-    stream waits for; DEVMEM_CUDA_ARRAY_INTERFACE_SYNC=0 leaves that to you where the array has no DLPack.
+    Takes device arrays and records (as they are), mapped and managed arrays, and arrays of other libraries in device memory that
+    speak DLPack or the CUDA Array Interface, DLPack before the other. What of another library's work has to be waited for, the
+    current stream waits for; DEVMEM_CUDA_ARRAY_INTERFACE_SYNC=0 leaves that to you where the array has no DLPack.
 
     Raises
     ------
@@ -62,4 +63,33 @@ def is_device_array(obj: Any) -> bool:
     return interchange.is_device_array(obj)
 
 
-__all__ = ["as_device_array", "from_dlpack", "is_device_array"]
+def open_ipc_array(handle: IpcHandle, shape: Any = None, dtype: Any = None, strides: Any = None) -> DeviceNDArray[Any]:
+    """Device memory of another process, in place.
+
+    Parameters
+    ----------
+    handle : IpcHandle
+        What ``get_ipc_handle()`` of the array returned in that process.
+    shape, dtype, strides : optional
+        Of the array here, which begins where the other one does; that one's own, if none of them is given. They have to fit into
+        the memory.
+
+    Returns
+    -------
+    DeviceNDArray
+        On the device that the handle names. It is the one owner of what was opened here, with its views: the last one that is
+        dropped, or ``free()``, lets go of it, after the work that uses it. The memory itself ends with the other process's array.
+
+    Raises
+    ------
+    LayoutError
+        The array does not fit into the memory.
+    UnsupportedError
+        The handle was made in this process, or its device is none of this process's.
+    BackendError
+        The driver refuses; the array may be gone.
+    """
+    return interchange.open_ipc_array(handle, shape, dtype, strides)
+
+
+__all__ = ["as_device_array", "from_dlpack", "is_device_array", "open_ipc_array"]

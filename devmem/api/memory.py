@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from .._core import scopes
 from .._core.device import context_of, open_contexts
 from .._core.entered import Entered
 from .._core.memory import fresh, resource_of, trace
-from .._core.memory.foreign import bind_down
+from .._core.memory.foreign import Boundary, bind_down, is_ours
 from ..spi.errors import ConfigError, DevmemError, PluginError
 from ..spi.memory import SupportsTrim
 from ..spi.types import MemoryInfo, MemoryKind
@@ -96,19 +97,16 @@ def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]
     context = context_of(device)
     records = list(trace.read(log))
     stack = fresh(resource.strip(), context)
-    with Entered(context) as driver:
+    with Entered(context) as driver, ExitStack() as after:
         meter, streams = trace.Meter(driver), trace.Streams(driver)
+        after.callback(streams.close)
         bind_down(stack, meter)
-        try:
-            result = trace.replay(records, stack, stream=streams)
-            shown = repr(stack)
-        finally:
-            driver.synchronize()
-            if isinstance(stack, SupportsTrim):
-                stack.trim(0)
-            streams.close()
+        if isinstance(stack, SupportsTrim):
+            after.callback(stack.trim, 0)
+        after.callback(driver.synchronize)
+        result = trace.replay(records, stack if is_ours(stack) else Boundary(stack), stream=streams)
     return {
-        "stack": shown,
+        "stack": repr(stack),
         "device": str(context.device),
         "calls": result.calls,
         "seconds": result.seconds,
@@ -129,6 +127,8 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
 
     Of every open device, unless one is named. Frees nothing inside ``defer_cleanup()``.
     """
+    if keep_bytes < 0:
+        raise ConfigError(f"trim(keep_bytes={keep_bytes}): what is kept is a number of bytes, from 0 on")
     problem: DevmemError | None = None
     for context in open_contexts() if device is None else [context_of(device)]:
         try:

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from .._core.args import alloc_flags, layout_of, pinnable
 from .._core.device import current_context
 from .._core.entered import Entered
-from .._core.hostarray import ManagedNDArray, MappedNDArray, Mapping, host_visible
+from .._core.hostarray import ManagedNDArray, MappedNDArray, Mapping, PinnedNDArray, host_visible
 from .._core.registration import Registration
+from .._core.upload import like
 from ..spi.types import AllocFlags, MemoryKind
-from .arrays import like
 
 
 def pinned_array(
@@ -25,7 +25,7 @@ def pinned_array(
     portable: bool = False,
     wc: bool = False,
     coherence: str = "fine",
-) -> npt.NDArray[Any]:
+) -> PinnedNDArray:
     """Allocate an uninitialised ndarray in page-locked memory, which copies reach directly and asynchronously.
 
     Parameters
@@ -41,21 +41,23 @@ def pinned_array(
 
     Returns
     -------
-    ndarray
-        A plain ndarray; its memory is given back when the last view of it is dropped, after copies that use it.
+    PinnedNDArray
+        An ndarray; its memory is given back when the last view of it is dropped, after copies that use it.
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
     flags = alloc_flags(portable, wc, coherence)
-    return host_visible(current_context(), MemoryKind.PINNED, lengths, kind, steps, nbytes, flags)
+    array = host_visible(current_context(), MemoryKind.PINNED, lengths, kind, steps, nbytes, flags)
+    assert isinstance(array, PinnedNDArray)
+    return array
 
 
-def pinned_array_like(
-    ary: Any, *, portable: bool = False, wc: bool = False, coherence: str = "fine"
-) -> npt.NDArray[Any]:
+def pinned_array_like(ary: Any, *, portable: bool = False, wc: bool = False, coherence: str = "fine") -> PinnedNDArray:
     """Allocate a `pinned_array` with the shape, dtype and order of axes of an array."""
     shape, dtype, strides, nbytes = like(ary)
     flags = alloc_flags(portable, wc, coherence)
-    return host_visible(current_context(), MemoryKind.PINNED, shape, dtype, strides, nbytes, flags)
+    array = host_visible(current_context(), MemoryKind.PINNED, shape, dtype, strides, nbytes, flags)
+    assert isinstance(array, PinnedNDArray)
+    return array
 
 
 def mapped_array(

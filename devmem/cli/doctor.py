@@ -102,6 +102,8 @@ def _backends(report: Report) -> Iterator[Check]:
 def _devices(report: Report) -> Iterator[Check]:
     for device in report.devices:
         facts = device["facts"]
+        if isinstance(facts, dict) and facts.get("remarks"):
+            yield Check(f"driver of {device['device']}", Verdict.INFO, str(facts["remarks"]))
         if isinstance(facts, dict) and facts.get("notes"):
             yield Check(f"device {device['device']}", Verdict.WARN, str(facts["notes"]))
 

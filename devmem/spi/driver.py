@@ -98,7 +98,7 @@ class Driver(Protocol):
         """A new stream. A non-blocking one does not wait for the legacy default stream, nor that one for it."""
 
     def stream_destroy(self, stream: int) -> None:
-        """Destroy a stream; what was enqueued on it still runs."""
+        """Destroy a stream; what was enqueued on it still runs, and may be waited for."""
 
     def stream_synchronize(self, stream: int) -> None:
         """Wait until all that was enqueued on the stream is done."""
@@ -296,13 +296,17 @@ class SupportsHold(Protocol):
 
 @runtime_checkable
 class SupportsPointerInfo(Protocol):
-    """Saying what an address is, whoever allocated the memory."""
+    """Saying what an address is, whoever allocated the memory.
 
-    def pointer_info(self, ptr: int) -> tuple[int, int, int] | None:
-        """(ordinal of the device, first address, bytes) of the allocation around an address that work of this backend's devices can
-        use in place: memory of any of its devices, managed memory, and host memory that a device reaches by that very address.
-        None for every other address. Asked for each array that comes from elsewhere: it has to be cheap.
-        """
+    It is about addresses that work of this backend's devices can use in place: memory of any of its devices, managed memory, and
+    host memory that a device reaches by that very address. Asked for each array that comes from elsewhere: it has to be cheap.
+    """
+
+    def pointer_range(self, ptr: int) -> tuple[int, int] | None:
+        """(first address, bytes) of the allocation around an address; None where there is none."""
+
+    def pointer_device(self, ptr: int) -> int | None:
+        """The ordinal of the device whose memory it is, or that made it; None where there is none."""
 
 
 #: The protocol behind each capability; a device that declares one without its methods is refused when it opens.

@@ -27,7 +27,9 @@ class MemoryResource(Protocol):
 
 @runtime_checkable
 class SupportsBind(Protocol):
-    """A resource that needs its device. Called once, before the first allocation, from the outermost resource down."""
+    """A resource that needs its device. Called once, before the first allocation, from the outermost resource down; the device
+    is entered, as it is for every call of a resource.
+    """
 
     def bind(self, driver: Driver) -> None: ...
 
@@ -52,7 +54,7 @@ class SupportsForgetStream(Protocol):
         """Take note that a stream is about to be destroyed; it is still there during the call. Raises nothing."""
 
 
-#: How a plugin names a resource. Called for each device that uses it. In a stack that is spelled as text (``mine:4GiB,pool``): with
-#: what stands behind the colon, a str that may be empty, and the resource below, which is None for the last. Without arguments
-#: where there is neither.
+#: How a plugin names a resource. Called for each device that uses it. In a stack that is spelled as text (``mine:4GiB,pool``):
+#: with what stands behind the colon, a str that may be empty, and the resource below, which is None for the last. Without
+#: arguments where there is neither.
 ResourceFactory = Callable[..., MemoryResource]

@@ -74,9 +74,10 @@ class MemoryInfo(NamedTuple):
 class Exchange:
     """How other libraries know a device's memory and streams: the numbers that its vendor and DLPack have agreed on.
 
-    ``device_type``, ``host_type`` and ``managed_type`` are DLPack's numbers for memory of the device, for page-locked and for managed
-    memory. ``streams`` is what a consumer's small numbers mean, by our handles: CUDA says ``{1: 1, 2: 2}``, HIP ``{0: 1}``; numbers
-    greater than 2 are handles. None where other libraries have no streams: they are given memory that is ready.
+    ``device_type``, ``host_type`` and ``managed_type`` are DLPack's numbers for memory of the device, for page-locked and for
+    managed memory. ``streams`` is what a consumer's small numbers mean, by our handles: CUDA says ``{1: 1, 2: 2}``, HIP
+    ``{0: 1}``; numbers greater than 2 are handles. None where other libraries have no streams: they are given memory that is
+    ready.
     ``array_interface``: arrays say ``__cuda_array_interface__``.
     """
 
@@ -96,7 +97,7 @@ class DeviceInfo:
     ``default_memory`` is the memory stack that suits the device, as text (``pool``); empty: devmem chooses.
     ``exchange``: how other libraries know its memory and streams.
     ``strided_pitch_multiple``: strided copies are worth having for pitches that are multiples of it; others are right, and slow.
-    ``facts`` is everything else worth printing, by name; ``notes`` among them is what `devmem doctor` tells the user.
+    ``facts`` is everything else worth printing, by name; of these `devmem doctor` warns of ``notes`` and tells ``remarks``.
     """
 
     backend: str

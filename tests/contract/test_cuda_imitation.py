@@ -75,6 +75,7 @@ def advises(reason: str) -> bool:
     """What the user of either vendor's GPU is to do, on one line."""
     assert "\n" not in reason
     assert reason.startswith("the installed cuda.bindings is AMD's imitation (hip-python-interop), not NVIDIA's")
+    assert "on AMD GPUs use the backend roc" in reason
     return "pip uninstall hip-python-interop" in reason and "--force-reinstall 'cuda-bindings" in reason
 
 

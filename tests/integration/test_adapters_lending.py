@@ -655,7 +655,7 @@ def test_pytorch_is_told_that_memory_ran_out(pluggable, device):
 
 @needs_compiler
 def test_one_process_serves_pytorch_from_one_backend(pluggable, device):
-    with pytest.raises(ValueError, match=f"from '{device.backend}' in this process already"):
+    with pytest.raises(dm.ConfigError, match=f"from '{device.backend}' in this process already"):
         torch.shim("another")
 
 
@@ -744,9 +744,8 @@ def test_a_failed_allocation_is_an_exception_in_cplusplus(tmp_path):
     )
     binary = tmp_path / "caller"
     subprocess.run(["c++", "-std=c++11", str(program), "-o", str(binary), "-ldl"], check=True, timeout=50)
-    done = subprocess.run(
-        [str(binary), str(native.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS))], capture_output=True, text=True, timeout=20, check=False
-    )
+    built = native.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS)
+    done = subprocess.run([str(binary), str(built)], capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stdout) == (0, "2 1\n"), done.stderr
 
 

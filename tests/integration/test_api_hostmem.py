@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("tidy")
 
 MAKE = {"pinned": dm.pinned_array, "mapped": dm.mapped_array, "managed": dm.managed_array}
 LIKE = {"pinned": dm.pinned_array_like, "mapped": dm.mapped_array_like, "managed": dm.managed_array_like}
-CLASS = {"pinned": np.ndarray, "mapped": dm.MappedNDArray, "managed": dm.ManagedNDArray}
+CLASS = {"pinned": dm.PinnedNDArray, "mapped": dm.MappedNDArray, "managed": dm.ManagedNDArray}
 
 
 @pytest.fixture(params=["pinned", "mapped", "managed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import gc
 import re
@@ -13,6 +14,8 @@ import pytest
 
 import devmem as dm
 from devmem import memory, plugins
+from devmem._core import scopes
+from devmem.spi.types import Capability
 from devmem.testing import FaultyBackend, FaultyDriver
 
 pytestmark = pytest.mark.usefixtures("tidy")
@@ -128,6 +131,16 @@ def test_one_stack_for_a_text_and_device(second):
         ("statistics,,driver", "no memory resource is named ''"),
         ("statistics,nonsense", "no memory resource is named 'nonsense': give one of .*driver, fail_nth, guard"),
         ("scrub:256", "filled with a byte from 0 to 255"),
+        ("limit:4GiB;max_bytes=8GiB", r"'limit' is given max_bytes twice: limit:MAX_BYTES"),
+        ("statistics:owners;owners", "'statistics' is given owners twice"),
+        ("pool()", r"no memory resource is named 'pool\(\)', did you mean 'pool'\?: give one of"),
+        ("DriverMemory", "is named 'DriverMemory', did you mean 'driver'"),
+        ("devmem.memory:PoolMemory", r"'devmem.memory:PoolMemory' is written 'pool' in a stack as text: pool:\["),
+        (
+            "statistics,pinned",
+            r"Statistics\(PinnedMemory.*has pinned memory, so it cannot serve device memory.*kind='pinned'",
+        ),
+        ("mapped", "has mapped memory, so it cannot serve device memory: let it stand over devmem.memory.DriverMemory"),
     ],
 )
 def test_a_text_that_is_wrong(text, what):
@@ -176,10 +189,19 @@ def test_an_instance_and_a_module_alone(package):
 
 
 BROKEN = {
-    "import error": ("import no_such_module_at_all\n", "make", "cannot be loaded from module .*no_such_module_at_all"),
+    "import error": (
+        "x = 1\nimport no_such_module_at_all\n",
+        "make",
+        r"cannot be loaded from module .*No module named 'no_such_module_at_all', .*\.py:2$",
+    ),
+    "attribute error": (
+        "import math\nmath.nothing\n",
+        "make",
+        r"cannot be loaded.*has no attribute 'nothing', .*\.py:2$",
+    ),
     "raises": ("x = 1\nraise ValueError('inside')\n", "make", r"cannot be loaded.*ValueError: inside, .*\.py:2"),
     "syntax": ("def (:\n", "make", "cannot be loaded.*SyntaxError"),
-    "missing": ("x = 1\n", "make", "cannot be loaded.*has no attribute 'make'"),
+    "missing": ("x = 1\n", "make", "cannot be loaded.*has no attribute 'make'$"),
     "a number": ("make = 5\n", "make", "is not a memory resource: it needs allocate"),
     "no arguments": (
         "def make():\n    return 5\n",
@@ -219,6 +241,17 @@ def test_a_module_that_is_broken_is_named_with_the_line(package, source, attribu
         dm.use_memory(f"{name}:{attribute}")
     assert name in str(caught.value)
     assert dm.zeros(2).tolist() == [0, 0]
+
+
+def test_a_name_that_is_misspelt_and_a_package_that_is_broken(package, tmp_path):
+    with pytest.raises(dm.PluginError, match=r"from module limt, did you mean 'limit'\?: .*No module named 'limt'$"):
+        dm.use_memory("limt:4GiB")
+    name = f"broken_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("x = 1\nraise RuntimeError('boom')\n")
+    for text in (f"{name}.part", f"{name}.part:make", name):
+        with pytest.raises(dm.PluginError, match=rf"cannot be loaded from module {name}.*: boom, .*__init__\.py:2$"):
+            dm.use_memory(text)
 
 
 @pytest.mark.parametrize("text", ["os:path", "math", "json:loads", "devmem:__doc__"])
@@ -261,13 +294,13 @@ def test_a_name_of_a_plugin(plugin):
 
 
 def test_a_factory_that_does_not_fit(monkeypatch):
-    monkeypatch.setitem(plugins.registry.resources, "mine", (lambda: 5, "somebody 1.0"))
+    monkeypatch.setitem(plugins.registry.resources, "misfit", (lambda: 5, "somebody 1.0"))
     with pytest.raises(
-        dm.PluginError, match=r"'mine' from somebody 1.0 failed when it was made, called with \('4', None\)"
+        dm.PluginError, match=r"'misfit' from somebody 1.0 failed when it was made, called with \('4', None\)"
     ):
-        dm.use_memory("mine:4")
-    with pytest.raises(dm.PluginError, match=r"'mine' .from somebody 1.0. is not a memory resource"):
-        dm.use_memory("mine")
+        dm.use_memory("misfit:4")
+    with pytest.raises(dm.PluginError, match=r"'misfit' .from somebody 1.0. is not a memory resource"):
+        dm.use_memory("misfit")
 
 
 def test_an_exception_of_a_plugin_says_whose_it_is(package):
@@ -478,6 +511,113 @@ def test_a_third_partys_memory_error_counts_as_out_of_memory(package):
     for stack in (__import__(name).Mine(), memory.Limit(__import__(name).Mine(), "1GiB")):
         with dm.use_memory(stack), pytest.raises(dm.OutOfMemory, match=r"asked for 24 bytes.*all gone"):
             dm.zeros(3)
+
+
+def test_while_a_graph_is_captured_nothing_is_given_back_to_make_room(device, monkeypatch):
+    context, stream = device.context(), dm.stream()
+    asked = []
+
+    class Capturing:
+        def __getattr__(self, name):
+            asked.append(name)
+            return getattr(driver, name)
+
+        def capturing(self, handle):
+            return handle == stream.handle
+
+    driver = context.driver
+    with dm.use_memory(memory.FailNth(None, 1)), monkeypatch.context() as patch:
+        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
+        patch.setattr(context, "driver", Capturing())
+        with pytest.raises(dm.OutOfMemory, match="nothing can be given back while a graph is captured"):
+            dm.zeros(3)
+    assert not {"synchronize", "stream_synchronize", "event_synchronize", "free"} & set(asked)
+    stream.close()
+
+
+def test_what_only_the_collector_finds_is_waited_for_before_it_is_trimmed(recorded: FaultyDriver):
+    with dm.use_memory(memory.FailNth(None, 2)):
+        kept = [dm.device_array(100)]
+        kept.append(kept)
+        del kept
+        with recorded.during() as seen:
+            dm.device_array(200).free()
+    names = [call.method for call in seen]
+    freed = next(at for at, name in enumerate(names) if name.startswith("free"))
+    assert "synchronize" in names[:freed]
+    assert "synchronize" in names[freed : names.index("alloc", freed)]
+
+
+# -- stacks that come and go -------------------------------------------------------------------------------------------
+
+
+def test_a_stack_that_later_ones_pushed_out_can_still_be_used():
+    early, context = memory.Statistics(), dm.current_device().context()
+    before = context.heap
+    scope = dm.use_memory(early)
+    later = [dm.use_memory(memory.Statistics()) for _ in range(12)]
+    try:
+        with scope:
+            array = dm.device_array(100, "u1")
+            assert early.current_bytes == 100
+            assert dm.memory_info().live == 100
+            array.free()
+    finally:
+        for each in reversed(later):
+            with each:
+                pass
+    assert context.heap is before
+
+
+def test_a_stack_is_known_from_its_installation_on():
+    """Whatever other threads do between the making of its heap and its first use."""
+    context = dm.current_device().context()
+    stack = memory.Statistics()
+    heap = context.bind(stack)
+    context.forget_idle_heaps()
+    assert heap not in context.heaps
+    scope = scopes.MemoryScope(context, heap)
+    assert heap in context.heaps
+    with scope:
+        context.forget_idle_heaps()
+        array = dm.device_array(100, "u1")
+        assert dm.memory_info().live == 100
+    del array
+    dm.trim()
+    assert stack.current_bytes == 0
+
+
+def test_work_that_was_begun_in_a_block_and_outlives_it_takes_what_is_in_force_then():
+    inner, outer = memory.Statistics(), memory.Statistics()
+    with dm.use_memory(inner):
+        begun = contextvars.copy_context()
+        begun.run(lambda: dm.device_array(1).free())
+    assert inner.total_count == 1
+    with dm.use_memory(outer):
+        begun.run(lambda: dm.device_array(1).free())
+    assert inner.total_count == 1
+    dm.trim()
+
+
+@pytest.mark.parametrize("keep", [-1, -(1 << 40)])
+def test_fewer_than_no_bytes_cannot_be_kept(keep):
+    with pytest.raises(dm.ConfigError, match=f"keep_bytes={keep}"):
+        dm.trim(keep)
+
+
+def test_a_threshold_of_the_drivers_pool(need):
+    need("stream_ordered")
+    with dm.use_memory("statistics,stream_ordered:0") as stack:
+        stream = dm.stream()
+        arrays = [dm.device_array(1 << 20, "u1", stream=stream) for _ in range(4)]
+        for each in arrays:
+            each.free()
+        stream.synchronize()
+        dm.synchronize()
+        with dm.current_device().entered():
+            assert stack.cached_bytes == 0
+    with dm.use_memory(memory.StreamOrderedMemory(release_threshold=(1 << 64) - 1)):
+        dm.zeros(3).free()
 
 
 # -- when memory goes back ---------------------------------------------------------------------------------------------

@@ -243,7 +243,11 @@ class Roc:
     def _anyway(self, bind: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(provider: Any, function: str, fail: Any) -> Any:
             made = bind(provider, function, fail)
-            return raises_anyway(made) if function in self.give_back else made
+            if function not in self.give_back or hasattr(made, "anyway"):  # one provider may have asked the other
+                return made
+            anyway = raises_anyway(made)
+            anyway.anyway = True  # type: ignore[attr-defined]
+            return anyway
 
         return wrapper
 

@@ -28,6 +28,8 @@ DEFAULTS = {
     "ROC_PROVIDER": "auto",
     "ROC_LIBRARY": "",
     "ROC_STREAM_ORDERED": False,
+    "ROC_CUDA_ARRAY_INTERFACE": False,
+    "CUDA_ARRAY_INTERFACE_SYNC": True,
     "TRANSFER_GUARD": "allow",
     "LOG_LEVEL": "WARNING",
 }
@@ -49,6 +51,8 @@ GOOD = [
     *(("HOST_STRICT", text, True) for text in ("1", "true", "Yes", "ON")),
     *(("HOST_STRICT", text, False) for text in ("0", "false", "No", "OFF")),
     ("HOST_DEVICES", "4", 4),
+    ("ROC_CUDA_ARRAY_INTERFACE", "1", True),
+    ("CUDA_ARRAY_INTERFACE_SYNC", "0", False),
     ("TRANSFER_GUARD", "log", "log"),
     ("TRANSFER_GUARD", "DISALLOW", "disallow"),
     ("LOG_LEVEL", "debug", "DEBUG"),
@@ -72,6 +76,7 @@ BAD = [
     ("HOST_DEVICES", "two", "1 or more"),
     ("ROC_PROVIDER", "hip-python", r"auto \| rocm \| hip \| ctypes"),
     ("ROC_STREAM_ORDERED", "perhaps", r"0 \| 1"),
+    ("CUDA_ARRAY_INTERFACE_SYNC", "often", r"0 \| 1"),
     ("TRANSFER_GUARD", "deny", r"allow \| log \| disallow"),
     ("LOG_LEVEL", "loud", "level of the logging module"),
 ]

@@ -66,7 +66,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.spi": rule(),
     "devmem.kit": rule("spi"),
     "devmem.plugins": rule("spi", "pluggy"),
-    "devmem._core": rule("spi plugins", "numpy"),
+    "devmem._core": rule("spi plugins", "numpy", lazily="ml_dtypes"),  # a capsule of bfloat16 asks for it
     "devmem.kernels": rule("spi _core", "numpy"),
     "devmem.kernels.compilers.numba_cuda": rule("spi _core kernels", "numpy numba"),
     "devmem.kernels.compilers.numba_hip": rule("spi _core kernels", "numpy numba"),

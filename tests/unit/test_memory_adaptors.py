@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.memory import trace
 from devmem.backends.host.hooks import HostBackend
 from devmem.memory import (
     DriverMemory,
@@ -29,7 +32,7 @@ from devmem.memory import (
 )
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, CopyKind, MemoryKind
-from devmem.testing import FaultyDriver
+from devmem.testing import FaultyDriver, Latch
 
 S = LEGACY_STREAM
 
@@ -121,7 +124,9 @@ def test_a_resource_may_name_its_device(driver: FaultyDriver, device: object) ->
 @pytest.mark.parametrize("device", ["host:1", "cuda:0", "cuda", 1])
 def test_a_resource_of_another_device_is_refused(driver: FaultyDriver, device: object) -> None:
     for resource in (DriverMemory(device), StreamOrderedMemory(device), PinnedMemory(device)):
-        with pytest.raises(dm.ConfigError, match=rf"\(device='{device}'\) cannot serve host:0: name the same device in"):
+        with pytest.raises(
+            dm.ConfigError, match=rf"\(device='{device}'\) cannot serve host:0: name the same device in"
+        ):
             resource.bind(driver)
         assert resource.driver is None
 
@@ -388,6 +393,43 @@ def test_a_full_disk_is_told_once_and_stops_nothing(driver: FaultyDriver) -> Non
     log.deallocate(ptr, 5, S)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.filterwarnings("error::devmem.DevmemWarning")
+def test_a_warning_that_is_an_error_loses_no_block(driver: FaultyDriver) -> None:
+    for full in ("allocate", "deallocate"):
+        log = Log(DriverMemory(), "/dev/full" if full == "allocate" else "/dev/null")
+        log.bind(driver)
+        if full == "deallocate":
+            ptr = log.allocate(5, S)
+            with Path("/dev/full").open("wb") as file:
+                os.dup2(file.fileno(), log._file)  # type: ignore[arg-type]
+        with pytest.raises(dm.DevmemWarning, match="the log ends here"):
+            log.deallocate(ptr, 5, S) if full == "deallocate" else log.allocate(5, S)
+        assert driver.blocks() == {}
+
+
+def test_a_line_that_is_cut_short_ends_the_log(driver: FaultyDriver, tmp_path: Path) -> None:
+    log = Log(DriverMemory(), tmp_path / "log")
+    log.bind(driver)
+    write = os.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", lambda file, line: write(file, line[:10]))
+        with pytest.warns(dm.DevmemWarning, match="the log ends here: only a part of a line"):
+            ptr = log.allocate(5, S)
+    log.deallocate(ptr, 5, S)
+    assert list(trace.read(tmp_path / "log")) == []
+
+
+def test_a_log_is_not_emptied_for_a_stack_that_cannot_be_used(driver: FaultyDriver, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("of another run")
+    with pytest.raises(dm.UnsupportedError):
+        Log(Prefetch(DriverMemory()), tmp_path / "log").bind(driver)
+    assert (tmp_path / "log").read_text() == "of another run"
+    with pytest.raises(OSError, match="missing") as caught:
+        Log(DriverMemory(), tmp_path / "missing" / "log").bind(driver)
+    assert "of a memory stack cannot be made: name another path" in caught.value.__notes__[0]
+
+
 def test_lines_of_many_threads_replay(driver: FaultyDriver, tmp_path: Path) -> None:
     """An address is never handed out in the log before the line that gave it back."""
     log = Log(DriverMemory(), tmp_path / "log")
@@ -554,11 +596,48 @@ def test_a_block_that_cannot_be_wiped_is_withheld(driver: FaultyDriver) -> None:
     assert stack.cached_bytes == 0
 
 
-def test_it_waits_only_where_the_memory_may_go_anywhere(driver: FaultyDriver) -> None:
-    class Elsewhere(Below):
-        pass
+def test_no_block_that_was_withheld_is_lost_when_another_fails(driver: FaultyDriver) -> None:
+    stack = Scrub(DriverMemory())
+    stack.bind(driver)
+    blocks = [stack.allocate(1000, S) for _ in range(3)]
+    driver.fail_at(1, "fill", repeat=True)
+    for ptr in blocks:
+        with pytest.raises(BackendError):
+            stack.deallocate(ptr, 1000, S)
+    driver.fail_at(2, "free")
+    with pytest.raises(BackendError, match="free"):
+        stack.trim(0)  # one of them goes, one is given back with an error, one stays
+    assert stack.cached_bytes == 1000
+    assert len(driver.blocks()) == 1
+    stack.trim(0)
+    assert driver.blocks() == {}
 
-    for below, waits in ((DriverMemory(), 0), (StreamOrderedMemory(), 0), (Statistics(DriverMemory()), 1)):
+
+def test_what_was_withheld_is_wiped_behind_the_work_of_its_stream(driver: FaultyDriver) -> None:
+    stack = Scrub(DriverMemory())
+    stack.bind(driver)
+    stream = driver.stream_create(0, True)
+    ptr = stack.allocate(1000, stream)
+    back = driver.alloc(1000, S, MemoryKind.PINNED)
+    driver.fill(ptr, 7, 1, 1000, stream)
+    driver.stream_synchronize(stream)
+    with Latch(driver, stream, patience=0.3, tolerant=True):
+        driver.copy(back, ptr, 1000, CopyKind.D2H, stream, blocking=False)
+        driver.fail_at(1, "fill")
+        with pytest.raises(BackendError):
+            stack.deallocate(ptr, 1000, stream)
+        stack.trim(0)  # waits until the latch gives way
+    assert ctypes.string_at(back, 1000) == b"\7" * 1000
+    driver.free(back, 1000, S, MemoryKind.PINNED)
+    driver.stream_destroy(stream)
+
+
+def test_it_waits_only_where_the_memory_may_go_anywhere(driver: FaultyDriver) -> None:
+    class Recycling(DriverMemory):
+        """Of a class of somebody else's nothing is known."""
+
+    bottoms = ((DriverMemory(), 0), (StreamOrderedMemory(), 0), (Statistics(DriverMemory()), 1), (Recycling(), 1))
+    for below, waits in bottoms:
         stack = Scrub(below)
         stack.bind(driver)
         ptr = stack.allocate(100, S)
@@ -586,6 +665,45 @@ def test_managed_memory_is_moved_when_it_is_allocated(driver: FaultyDriver) -> N
     assert driver.blocks() == {}
     with pytest.raises(dm.UnsupportedError, match="stands over managed memory"):
         Prefetch(DriverMemory()).bind(driver)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Statistics,
+        Scrub,
+        Limit,
+        lambda below: FailNth(below, 100),
+        dm.memory.Guard,
+        lambda below: Log(below, os.devnull),
+    ],
+)
+def test_a_finalizer_that_frees_in_the_middle_of_a_call_does_not_hang(driver: FaultyDriver, make: object) -> None:
+    """The collector may run a program's own finalizer at any time, in this very thread, with a lock taken."""
+    stack = make(DriverMemory())  # type: ignore[operator]
+    stack.bind(driver)
+
+    def work() -> None:
+        token = driver.enter()
+        ptr = stack.allocate(100, S)
+        with stack._lock:
+            stack.deallocate(ptr, 100, S)
+            stack.deallocate(stack.allocate(100, S), 100, S)
+        driver.exit(token)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits for itself"
+    stack.trim(0)
+
+
+def test_a_kind_that_there_is_not_is_refused() -> None:
+    class Odd(Below):
+        kind = "huge"
+
+    with pytest.raises(dm.PluginError, match=r"Below\(\) says that its kind is 'huge': it is one of device, pinned"):
+        Statistics(Odd()).kind  # noqa: B018
 
 
 def run(count: int, work: object) -> None:

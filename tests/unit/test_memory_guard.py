@@ -239,6 +239,56 @@ def test_blocks_freed_by_other_threads_while_it_checks(driver: FaultyDriver) -> 
     assert driver.blocks() == {}
 
 
+def test_a_large_block_freed_while_it_is_looked_at_stays_until_then(driver: FaultyDriver) -> None:
+    guard = Guard(DriverMemory(), quarantine_bytes=0)
+    guard.bind(driver)
+    ptr, look = owner(guard), guard._touch.first_other
+    freed = []
+
+    def as_another_thread_frees_it(*where: int) -> tuple[int, int] | None:
+        if not freed:
+            freed.append(ptr)
+            killer(guard, ptr)
+            assert len(driver.blocks()) == 1
+        return look(*where)
+
+    guard._touch.first_other = as_another_thread_frees_it  # type: ignore[method-assign]
+    guard.check()
+    assert guard.reports == []
+    killer(guard, owner(guard))  # what left has pushed it out
+    assert driver.blocks() == {}
+
+
+def test_a_check_that_fails_leaves_the_quarantine_free_to_go(driver: FaultyDriver) -> None:
+    guard = Guard(DriverMemory())
+    guard.bind(driver)
+    killer(guard, owner(guard))
+    for call in ("synchronize", "copy"):
+        driver.fail_at(1, call, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            guard.check()
+    driver.disarm()
+    guard.trim(0)
+    assert driver.blocks() == {}
+
+
+def test_damage_is_told_also_where_the_block_cannot_go_back(driver: FaultyDriver) -> None:
+    guard = Guard(DriverMemory(), quarantine_bytes=0)
+    guard.bind(driver)
+    ptr = owner(guard)
+    poke(driver, ptr + 1000)
+    driver.fail_at(1, "free")
+    with pytest.raises(dm.GuardError, match="overrun") as caught:
+        killer(guard, ptr)
+    assert isinstance(caught.value.__cause__, BackendError)
+    ptr = owner(guard)
+    poke(driver, ptr + 1000)
+    driver.fail_at(1, "free", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        killer(guard, ptr)
+    assert len(guard.reports) == 2
+
+
 # -- through arrays ----------------------------------------------------------------------------------------------------
 
 

@@ -12,10 +12,12 @@ from click.testing import CliRunner
 import devmem as dm
 from devmem._core.memory import trace
 from devmem._core.memory.trace import Meter, Record, Streams
+from devmem.api.memory import replay
 from devmem.backends.host.hooks import HostBackend
 from devmem.cli.commands import commands
 from devmem.memory import DriverMemory, FailIf, Limit, Log, StreamOrderedMemory
 from devmem.spi.driver import SupportsManaged, SupportsStreamOrdered
+from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from devmem.testing import FaultyDriver
 
@@ -67,7 +69,8 @@ def test_a_log_comes_back_as_it_was_written(driver: FaultyDriver, tmp_path: Path
 @pytest.mark.parametrize(
     "line",
     ["nonsense", "5", "{}", '{"op": "other", "address": 1, "nbytes": 1, "stream": 1, "t": 0}',
-     '{"op": "allocate", "address": 1, "nbytes": -1, "stream": 1, "t": 0}'],
+     '{"op": "allocate", "address": 1, "nbytes": -1, "stream": 1, "t": 0}',
+     '{"op": "allocate", "address": 1e999, "nbytes": 1, "stream": 1, "t": 0}'],
 )  # fmt: skip
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "log"
@@ -110,6 +113,32 @@ def test_nothing_is_left_out_when_a_replay_fails(driver: FaultyDriver) -> None:
     with pytest.raises(KeyError):
         trace.replay(RECORDS, bound(DriverMemory(), driver), stream=lambda handle: S)
     driver.disarm()
+
+
+def test_everything_goes_back_also_where_that_fails(driver: FaultyDriver) -> None:
+    driver.fail_at(1, "free")
+    records = [Record("allocate", address, 100, 1, 0.0) for address in range(1, 6)]
+    with pytest.raises(BackendError, match="injected"):
+        trace.replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
+    assert driver.blocks() == {}
+
+
+def test_an_address_that_a_trace_hands_out_twice_counts_once(driver: FaultyDriver) -> None:
+    records = [Record("allocate", 1, 100, 1, 0.0)] * 3 + [Record("deallocate", 1, 100, 1, 0.0)]
+    result = trace.replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
+    assert (result.peak_live_bytes, result.left_over) == (100, 0)
+    assert driver.blocks() == {}
+
+
+def test_nonsense_of_a_plugin_is_caught_in_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nonsense_in_a_replay.py").write_text(
+        "class Nonsense:\n    def __init__(self, device): pass\n    def allocate(self, nbytes, stream): return None\n"
+        "    def deallocate(self, ptr, nbytes, stream): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "log").write_bytes(RECORDS[0].line())
+    with dm.use_backend("host"), pytest.raises(dm.PluginError, match="returned None for"):
+        replay(tmp_path / "log", "nonsense_in_a_replay:Nonsense")
 
 
 @pytest.mark.parametrize("resource", [DriverMemory, StreamOrderedMemory])

@@ -134,6 +134,13 @@ def test_versioned_names_will_do(make: Callable[..., Path], name: str, variable:
     assert found["how"] == ("the loader's search path" if variable == "LD_LIBRARY_PATH" else variable)
 
 
+@pytest.mark.parametrize(("name", "told"), [("libamdhip64.so", False), ("libamdhip64.so.6", True)])
+def test_a_versioned_name_only_is_told(make: Callable[..., Path], name: str, told: bool) -> None:
+    reason = refusal(ROCM_PATH=str(make(name=name, count=0, status=100).parents[1]))
+    assert "sees no AMD GPU" in reason
+    assert ("under its versioned name only (libamdhip64.so.6)" in reason) is told
+
+
 def test_order_of_the_places(make: Callable[..., Path]) -> None:
     by_path, by_loader, by_setting = (make(folder=f"{name}/lib") for name in ("one", "two", "three"))
     world = {"ROCM_PATH": str(by_path.parents[1]), "LD_LIBRARY_PATH": str(by_loader.parent)}

@@ -8,6 +8,7 @@ from ...spi.errors import ConfigError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..config import settings
+from ..entered import Entered
 from .adaptor import Adaptor, kind_of
 from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory
 from .faults import FailIf, FailNth, OnOutOfMemory
@@ -15,7 +16,7 @@ from .foreign import bind_down, check_resource
 from .guard import Guard
 from .limit import Limit
 from .log import Log
-from .pinned_pool import PinnedPool
+from .pinned_pool import PinnedPool, PinnedReport
 from .pool import PoolMemory, PoolReport
 from .prefetch import Prefetch
 from .scrub import Scrub
@@ -40,6 +41,7 @@ __all__ = [
     "Owner",
     "PinnedMemory",
     "PinnedPool",
+    "PinnedReport",
     "PoolMemory",
     "PoolReport",
     "Prefetch",
@@ -86,13 +88,14 @@ def resource_of(what: object, context: Context, kind: MemoryKind = MemoryKind.DE
         # One for each device: a text that is used ten thousand times must not make as many resources.
         key = kind, what.strip()
         if key not in context.named_resources:
-            context.named_resources[key] = fresh(key[1], context, kind)
+            context.named_resources.setdefault(key, fresh(key[1], context, kind))
         found = context.named_resources[key]
     has = kind_of(found)
-    if kind is not MemoryKind.DEVICE and has is not kind:
+    # Managed memory may serve as device memory; page-locked memory of the host is not the device's.
+    if has is not kind and (kind, has) != (MemoryKind.DEVICE, MemoryKind.MANAGED):
         raise ConfigError(
-            f"{found!r} has {has.value} memory, so it cannot serve {kind.value} memory: "
-            f"let it stand over devmem.memory.{PLAIN[kind].__name__}(), or say kind={kind.value!r} on it"
+            f"{found!r} has {has.value} memory, so it cannot serve {kind.value} memory: let it stand over "
+            f"devmem.memory.{PLAIN[kind].__name__}(), or install it with use_memory(..., kind={has.value!r})"
         )
     return found
 
@@ -105,8 +108,9 @@ def fresh(text: str, context: Context, kind: MemoryKind = MemoryKind.DEVICE) -> 
 
 
 def prepare(resource: MemoryResource, context: Context) -> MemoryResource:
-    """Give a resource its device."""
-    bind_down(resource, context.driver)
+    """Give a resource its device, which is entered meanwhile: a resource may reserve memory at once."""
+    with Entered(context) as driver:
+        bind_down(resource, driver)
     return resource
 
 

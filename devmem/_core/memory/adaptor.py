@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...spi.driver import Driver
-from ...spi.errors import DevmemError
+from ...spi.errors import DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
 from .direct import DriverMemory, _unbound
@@ -98,8 +98,14 @@ class Adaptor:
 
 
 def kind_of(resource: object) -> MemoryKind:
-    """The kind of memory that a resource says it has; device memory, if it says nothing."""
-    return MemoryKind(getattr(resource, "kind", MemoryKind.DEVICE))
+    """The kind of memory that a resource says it has; device memory, if it says nothing. PluginError if there is no such kind."""
+    says = getattr(resource, "kind", MemoryKind.DEVICE)
+    try:
+        return MemoryKind(says)
+    except ValueError:
+        raise PluginError(
+            f"{resource!r} says that its kind is {says!r}: it is one of {', '.join(MemoryKind)}"
+        ) from None
 
 
 def chain(resource: object) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import CodeType, TracebackType
 
 from ...spi import SPI_VERSION
@@ -142,9 +142,10 @@ def package_of(module: str) -> str:
         return f"module {module}"
 
 
-def where(trace: TracebackType | None) -> str:
-    """The file and line where an exception was raised, as a phrase."""
-    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<frozen")]
+def where(trace: TracebackType | None, but: Collection[str] = ()) -> str:
+    """The file and line where an exception was raised, as a phrase; none of the files ``but``."""
+    found = traceback.extract_tb(trace)
+    frames = [frame for frame in found if not frame.filename.startswith("<frozen") and frame.filename not in but]
     return f", {frames[-1].filename}:{frames[-1].lineno}," if frames else ""
 
 

@@ -155,17 +155,17 @@ class Guard(Adaptor):
                 self._kept_bytes += block.size
             else:
                 self._gone[ptr] = block
-        problem: Exception | None = None
+        failed: Exception | None = None
         try:
             if not keep:
                 self._deallocate(block.base, block.size, stream)
             self._release(self.quarantine_bytes, stream)
         except Exception as error:
-            problem = error
+            failed = error
         if wrong:
-            raise GuardError("\n".join(wrong)) from problem
-        if problem is not None:
-            raise problem
+            raise GuardError("\n".join(wrong)) from failed
+        if failed is not None:
+            raise failed
 
     # -- looking -------------------------------------------------------------------------------------------------------
 

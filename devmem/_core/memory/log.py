@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from ...spi.driver import Driver
@@ -54,10 +55,11 @@ class Log(Adaptor):
                 raise
             try:
                 super().bind(driver)
-                os.truncate(file, 0)  # last: what another run wrote is not lost to a stack that cannot be used
             except BaseException:
                 os.close(file)
                 raise
+            with suppress(OSError):  # a device, say, that has no length
+                os.truncate(file, 0)  # last: what another run wrote is not lost to a stack that cannot be used
             self._file, self._began = file, time.perf_counter()
         else:
             super().bind(driver)
@@ -98,6 +100,6 @@ class Log(Adaptor):
                 problem = OSError("only a part of a line could be written")
             except OSError as error:
                 problem = error
-                os.close(self._file)
-                self._file = None
+            os.close(self._file)
+            self._file = None
         warnings.warn(f"{self.path} cannot be written to, the log ends here: {problem}", DevmemWarning, stacklevel=3)

@@ -7,6 +7,7 @@ semicolon in an argument, cannot be spelled: build such a stack in Python.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import types
@@ -135,9 +136,16 @@ def _part(
         return _of_module(text, name, ATTRIBUTE, upstream, context)
     failed = "; ".join(failure.message for failure in registry().failures.values())
     raise ConfigError(
-        f"no memory resource is named {text!r}: give {allowed()}"
+        f"no memory resource is named {text!r}{_closest(name)}: give {allowed()}"
         + (f" (could not be loaded: {failed})" if failed else "")
     )
+
+
+def _closest(name: str) -> str:
+    """The name that was probably meant, as the end of a phrase."""
+    known = [*NAMED, *ADAPTERS, *registry().resources]
+    close = difflib.get_close_matches(name.lower().removesuffix("memory"), known, 1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 # -- devmem's own ------------------------------------------------------------------------------------------------------
@@ -173,6 +181,8 @@ def _arguments(name: str, part: Part, text: str) -> dict[str, object]:
             if not free:
                 raise ConfigError(f"{name!r} does not take {piece!r}: {_usage(name, part)}")
             key, value = free[0], piece
+        if key in values:
+            raise ConfigError(f"{name!r} is given {key} twice: {_usage(name, part)}")
         try:
             values[key] = part.arguments[key].parse(value.strip())
         except (ValueError, KeyError):
@@ -216,10 +226,16 @@ def _of_module(
         for step in attribute.split("."):
             found = getattr(found, step)
     except Exception as error:  # whatever a module does when it is imported
-        place = where(error.__traceback__) if not isinstance(error, AttributeError | ModuleNotFoundError) else ""
+        # The module's own line, if it has one to blame: not ours, that looked for what is not there.
+        place = where(error.__traceback__, (__file__, importlib.__file__)).rstrip(",")
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         raise PluginError(
-            f"the memory resource {text!r} cannot be loaded from {origin}: {type(error).__name__}: {error}{place.rstrip(',')}"
+            f"the memory resource {text!r} cannot be loaded from {origin}{_closest(module) if missing else ''}: "
+            f"{type(error).__name__}: {error}{place}"
         ) from error
+    own = next((name for name, part in NAMED.items() if part.over and part.make is found), None)
+    if own is not None:
+        raise ConfigError(f"{text!r} is written {own!r} in a stack as text: {_usage(own, NAMED[own])}")
     if isinstance(found, types.ModuleType) or not (callable(found) or isinstance(found, MemoryResource)):
         check_resource(None if isinstance(found, types.ModuleType) else found, repr(text), origin)
     if isinstance(found, MemoryResource) and not isinstance(found, type):
@@ -256,8 +272,10 @@ def _is_module(name: str) -> bool:
         return False
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
+    except (ModuleNotFoundError, ValueError):
         return False
+    except Exception:  # the package around it: it is there, and importing it again tells what is wrong
+        return True
 
 
 #: What a stack stands on for each kind of memory, where its text does not say.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ def read(path: str | Path) -> Iterator[Record]:
                 )
                 if record.op not in OPS or record.nbytes < 0:
                     raise ValueError(record.op)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
                 if not line.endswith(b"\n"):
                     return
                 raise ConfigError(
@@ -128,7 +129,8 @@ def replay(
                 result.seconds += clock() - began
                 result.allocations += 1
                 if record.address in live:  # handed out twice: the trace misses a line
-                    _give_back(resource, live.pop(record.address))
+                    bytes_live -= live[record.address][1]
+                    _give_back(resource, live, record.address)
                 live[record.address] = ptr, record.nbytes, handle
                 bytes_live += record.nbytes
                 result.peak_live_bytes = max(result.peak_live_bytes, bytes_live)
@@ -143,8 +145,9 @@ def replay(
                 after(record)
     finally:
         result.left_over = len(live)
-        for block in live.values():
-            _give_back(resource, block)
+        with ExitStack() as rest:  # all of them, also where one fails
+            for address in live:
+                rest.callback(_give_back, resource, live, address)
     return result
 
 
@@ -230,6 +233,6 @@ class Streams:
         self.made.clear()
 
 
-def _give_back(resource: MemoryResource, block: tuple[int, int, int]) -> None:
-    ptr, nbytes, handle = block
+def _give_back(resource: MemoryResource, live: dict[int, tuple[int, int, int]], address: int) -> None:
+    ptr, nbytes, handle = live.pop(address)
     resource.deallocate(ptr, nbytes, handle)

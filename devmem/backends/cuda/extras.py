@@ -8,16 +8,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from cuda.bindings import driver as binding
+
 from ...spi.errors import BackendError, LayoutError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 from .calls import Calls
-from .library import checked, cu
+from .library import checked, code_of, cu
 
-#: CUDA_ERROR_INVALID_VALUE and _NOT_FOUND, and the statuses that say that a stream cannot be asked because some other is capturing.
+#: CUDA_ERROR_INVALID_VALUE and _NOT_FOUND, and the statuses of a stream that cannot be asked, as some other is capturing.
 INVALID_VALUE, NOT_FOUND = 1, 500
 CAPTURE_ELSEWHERE = range(900, 910)
 IPC_HANDLE_BYTES = 64
 _ORDINAL = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+# Called as it is, because a frame more would be felt.
+_range_around = binding.cuMemGetAddressRange
 
 # The versioned verbs are spelled _v2 in cuda-bindings 12 and have taken the plain name over in 13.
 _prefetch = getattr(cu, "cuMemPrefetchAsync_v2", None) or cu.cuMemPrefetchAsync
@@ -231,20 +235,26 @@ class Extras(Calls):
         """Let the stream go on. The word is small, and left to the driver: the stream may not have read it yet."""
         ctypes.c_uint32.from_address(hold).value = 1
 
+    def pointer_range(self, ptr: int) -> tuple[int, int] | None:
+        """The allocation around an address. All memory is in one address space, so what the driver knows a device can use."""
+        try:
+            error, base, nbytes = _range_around(ptr)
+        except ValueError as unknown:
+            error = code_of(unknown)
+        if error:
+            if int(error) in (INVALID_VALUE, NOT_FOUND):
+                return None
+            self.fail("cuMemGetAddressRange", error)
+        return int(base), nbytes
 
-    def pointer_info(self, ptr: int) -> tuple[int, int, int] | None:
-        """Where an address belongs. All memory is in one address space, so what the driver knows a device can use."""
+    def pointer_device(self, ptr: int) -> int | None:
+        """Whose memory it is."""
         error, ordinal = cu.cuPointerGetAttribute(_ORDINAL, ptr)
         if error:
             if int(error) == INVALID_VALUE:
                 return None
             self.fail("cuPointerGetAttribute", error)
-        error, base, nbytes = cu.cuMemGetAddressRange(ptr)
-        if error:
-            if int(error) == NOT_FOUND:
-                return None
-            self.fail("cuMemGetAddressRange", error)
-        return ordinal, int(base), nbytes
+        return int(ordinal)
 
 
 def _sides(plan: Any, dst: int, src: int, kind: CopyKind) -> Any:

@@ -303,13 +303,18 @@ class HostDriver:
         self._check("device_pointer")
         return self._space.device_pointer(host)
 
-    def pointer_info(self, ptr: int) -> tuple[int, int, int] | None:
-        self._check("pointer_info")
-        for device in [self, *_open]:
-            found = device._space.block_around(ptr)
-            if found is not None:
-                return device._ordinal, *found
-        return None
+    def pointer_range(self, ptr: int) -> tuple[int, int] | None:
+        self._check("pointer_range")
+        found = self._space.block_around(ptr)
+        if found is None:
+            others = [device._space.block_around(ptr) for device in list(_open)]
+            found = next((each for each in others if each is not None), None)
+        return found
+
+    def pointer_device(self, ptr: int) -> int | None:
+        self._check("pointer_device")
+        holders = (device for device in [self, *_open] if device._space.block_around(ptr) is not None)
+        return next((device._ordinal for device in holders), None)
 
     # -- streams and events ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 from ...spi.errors import BackendUnavailable, UnsupportedError
 from .by_ctypes import ByCtypes
 from .finder import Library
-from .functions import FUNCTIONS, IPC_HANDLE_BYTES, NOT_READY, PROPERTIES_BYTES, TEXT_BYTES, UUID_BYTES, Fail
+from .functions import FUNCTIONS, IPC_HANDLE_BYTES, NOT_READY, PROPERTIES_BYTES, TEXT_BYTES, UUID_BYTES, WAITING, Fail
 
 #: How a binding reports a status that its enum has not got: by not returning it.
 _UNKNOWN_STATUS = re.compile(r"(-?\d+) is not a valid (?:\w+\.)*hipError_t")
@@ -37,6 +37,8 @@ class ByBinding:
         self.holds_gil = name == "hip"
         self.module: Any = importlib.import_module("rocm.bindings.hip" if name == "rocm" else "hip.hip")
         self.version = f"hip-python {_version(name)}"
+        #: Called without the binding: the library is the same.
+        self.direct = _STATUS_LOST | _STRUCT | (WAITING if self.holds_gil else frozenset())
         if not _point_at(name, library.path):
             raise BackendUnavailable(
                 f"{self.version} cannot be pointed at {library.path}: it has changed inside; "
@@ -53,7 +55,7 @@ class ByBinding:
 
     def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
         """A function of the table, checked."""
-        if function in _STATUS_LOST or function in _STRUCT:
+        if function in self.direct:
             return ByCtypes(self.library).bind(function, fail)
         spec = FUNCTIONS[function]
         raw = getattr(self.module, function.removesuffix(_LAYOUT))

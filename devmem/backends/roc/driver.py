@@ -15,7 +15,7 @@ from .info import describe
 from .runtime import Runtime
 from .selftest import pool_is_sound
 
-_H2D, _D2D = CopyKind.H2D, CopyKind.D2D
+_D2D = CopyKind.D2D
 ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 DISABLE_TIMING, RELEASE_TO_SYSTEM = 2, 0x8000_0000
 
@@ -37,8 +37,9 @@ class RocDriver(Extras):
                 self.info = dataclasses.replace(
                     self.info, exchange=dataclasses.replace(self.info.exchange, array_interface=True)
                 )
-            if stream_ordered and self.info.facts["memory_pools"] and self.can_pool():
-                self._try_pool()
+            if stream_ordered and self.info.facts["memory_pools"] and self.can_pool() and pool_is_sound(self):
+                capabilities = self.info.capabilities | {Capability.STREAM_ORDERED}
+                self.info = dataclasses.replace(self.info, capabilities=capabilities, default_memory="")
         except BaseException:
             self.drop_pool()
             raise
@@ -101,7 +102,6 @@ class RocDriver(Extras):
         mine = self.host_blocks if on_host else self.managed if kind is MemoryKind.MANAGED else self.blocks
         if ptr not in mine:
             self.refuse("hipFree", INVALID_VALUE, f"{ptr:#x} is no {kind} memory of this device, or was freed")
-        self.settle()
         mine.discard(ptr)
         if on_host:
             page_locked.remove(ptr)
@@ -123,9 +123,7 @@ class RocDriver(Extras):
         does not know for host memory on both sides.
         """
         on = self.streams[stream]
-        if self.patience is not None:
-            self.patience.before_copy(stream, src if kind is _H2D else dst, nbytes, kind)
-        elif blocking and kind is not _D2D:  # within a device it would not wait
+        if blocking and kind is not _D2D:  # within a device it would not wait
             self.hip.hipMemcpyWithStream(dst, src, nbytes, self.kinds[kind], on)
             return False
         self.hip.hipMemcpyAsync(dst, src, nbytes, self.kinds[kind], on)
@@ -148,21 +146,17 @@ class RocDriver(Extras):
 
     def stream_create(self, priority: int, non_blocking: bool) -> int:
         """A new stream."""
-        return self.streams.add(self.hip.hipStreamCreateWithPriority(int(non_blocking), priority), non_blocking)
+        return self.streams.add(self.hip.hipStreamCreateWithPriority(int(non_blocking), priority))
 
     def stream_destroy(self, stream: int) -> None:
         """Destroy, after what is on it: the runtime promises neither to wait nor to go on."""
         try:
             self.stream_synchronize(stream)
         finally:  # the caller has let go of it, whatever the wait met
-            with self.guard:
-                handle = self.streams.take(stream)
-            self.hip.hipStreamDestroy(handle)
+            self.hip.hipStreamDestroy(self.streams.take(stream))
 
     def stream_synchronize(self, stream: int) -> None:
         """Wait for the stream."""
-        if self.patience is not None:
-            self.patience.stream(stream)
         self.hip.hipStreamSynchronize(self.streams[stream])
 
     def stream_query(self, stream: int) -> bool:
@@ -197,8 +191,6 @@ class RocDriver(Extras):
 
     def event_synchronize(self, event: int) -> None:
         """Wait for the captured work."""
-        if self.patience is not None:
-            self.patience.until(lambda: self.event_query(event))
         self.hip.hipEventSynchronize(self.event(event))
 
     def event_elapsed(self, start: int, end: int) -> float:
@@ -208,7 +200,6 @@ class RocDriver(Extras):
 
     def synchronize(self) -> None:
         """Wait for the whole device."""
-        self.settle()
         self.hip.hipDeviceSynchronize()
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -219,17 +210,21 @@ class RocDriver(Extras):
         Memory that the host can see stays, because ndarrays may point to it.
         """
         streams = [stream for stream in self.streams if stream > PER_THREAD_STREAM]
-        if self.lost is not None:  # everything fails, and that has been said
+        problem: BaseException | None = None
+        try:
+            token = self.enter()
+        except DevmemError:
             for start in self.registered:
                 page_locked.remove(start)
-            return
-        problem: BaseException | None = None
-        token = self.enter()
+            if self.lost is not None:  # everything fails, and that has been said
+                return
+            raise
         steps: list[tuple[Callable[[int], object], int]] = [(lambda _: self.synchronize(), 0)]
         steps += [(lambda start: self.host_unregister(start, 0), start) for start in self.registered]
         steps += [(self.stream_destroy, stream) for stream in streams]
         steps += [(self.event_destroy, event) for event in self.events]
         steps += [(lambda ptr: self.free(ptr, 0, LEGACY_STREAM), ptr) for ptr in self.blocks]
+        steps += [(self.hip.hipHostFree, word) for word in self.words]
         for give_back, what in [*steps, (lambda _: self.drop_pool(), 0)]:
             try:
                 give_back(what)
@@ -238,12 +233,3 @@ class RocDriver(Extras):
         self.exit(token)
         if problem is not None:
             raise problem
-
-    def _try_pool(self) -> None:
-        """A pool of our own, and the capability with it, if it gives memory that can be trusted."""
-        self.make_pool()
-        if pool_is_sound(self):
-            capabilities = self.info.capabilities | {Capability.STREAM_ORDERED}
-            self.info = dataclasses.replace(self.info, capabilities=capabilities, default_memory="")
-        else:
-            self.drop_pool()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import struct
-import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -26,7 +24,6 @@ from .functions import (
 )
 from .handles import Streams, page_locked
 from .runtime import Calls, Runtime
-from .waiting import Patience
 
 _KINDS = {CopyKind.H2D: 1, CopyKind.D2H: 2, CopyKind.D2D: 3}
 _ADVICE = {
@@ -91,8 +88,7 @@ class Extras:
         self.registered: set[int] = set()
         self.peers: set[int] = set()
         self.pool = 0
-        self.patience = Patience(self.hip.hipStreamQuery, self.streams) if found.provider.holds_gil else None
-        self.guard = self.patience.lock if self.patience is not None else threading.Lock()
+        self.words: set[int] = set()
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
@@ -114,12 +110,6 @@ class Extras:
         if event not in self.events:
             self.refuse("hipEvent", INVALID_HANDLE, f"the event {event:#x} was destroyed, or never made here")
         return event
-
-    def settle(self) -> None:
-        """Wait as calls that follow would, but without stopping other threads. What goes wrong is theirs to find and to tell."""
-        if self.patience is not None:
-            with contextlib.suppress(BackendError):
-                self.patience.every_stream()
 
     @abstractmethod
     def stream_synchronize(self, stream: int) -> None:
@@ -202,8 +192,6 @@ class Extras:
         blocking: bool,
     ) -> bool:
         """Rows a pitch apart."""
-        host, pitch = (src, src_pitch) if kind is CopyKind.H2D else (dst, dst_pitch)
-        self._before_copy(stream, host, pitch * (height - 1) + width, kind, blocking)
         on = self.streams[stream]
         self.hip.hipMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, self.kinds[kind], on)
         return self._after_copy(stream, kind, blocking)
@@ -228,8 +216,6 @@ class Extras:
         plan = Volume(extent=(width, height, depth), kind=_KINDS[kind])
         plan.src_ptr[:] = src, src_pitch, src_pitch, src_rows
         plan.dst_ptr[:] = dst, dst_pitch, dst_pitch, dst_rows
-        host, pitch, rows = (src, src_pitch, src_rows) if kind is CopyKind.H2D else (dst, dst_pitch, dst_rows)
-        self._before_copy(stream, host, pitch * (rows * (depth - 1) + height - 1) + width, kind, blocking)
         self.hip.hipMemcpy3DAsync(ctypes.addressof(plan), self.streams[stream])
         return self._after_copy(stream, kind, blocking)
 
@@ -275,10 +261,6 @@ class Extras:
                     raise
         self.peers.add(other)
 
-    def _before_copy(self, stream: int, host: int, nbytes: int, kind: CopyKind, blocking: bool) -> None:
-        if self.patience is not None:
-            self.patience.before_copy(stream, host, nbytes, kind)
-
     def _after_copy(self, stream: int, kind: CopyKind, blocking: bool) -> bool:
         if blocking:
             self.stream_synchronize(stream)
@@ -303,7 +285,6 @@ class Extras:
         """Undo ``host_register``; any other address never gets to the runtime, which aborts on one inside of a range."""
         if ptr not in self.registered:
             self.refuse("hipHostUnregister", NOT_REGISTERED, f"no range that starts at {ptr:#x} is registered")
-        self.settle()
         self.registered.discard(ptr)
         try:
             self.hip.hipHostUnregister(ptr)
@@ -344,18 +325,25 @@ class Extras:
         """Let go of what ``ipc_open`` returned."""
         self.hip.hipIpcCloseMemHandle(ptr)
 
-    def pointer_info(self, ptr: int) -> tuple[int, int, int] | None:
-        """Where an address belongs; of host memory the device may have another address. Unknown ones are an error before ROCm 7."""
+    def pointer_range(self, ptr: int) -> tuple[int, int] | None:
+        """The allocation around an address."""
         try:
-            _, ordinal, seen, _ = _POINTER.unpack_from(self.hip.hipPointerGetAttributes(ptr))
-            if seen != ptr:
-                return None
             base, nbytes = self.hip.hipMemGetAddressRange(ptr)
         except BackendError as error:
             if error.code in (INVALID_VALUE, NOT_FOUND):
                 return None
             raise
-        return ordinal, base, nbytes
+        return base, nbytes
+
+    def pointer_device(self, ptr: int) -> int | None:
+        """Whose memory it is; not of host memory that a device calls otherwise. An unknown address is an error before ROCm 7."""
+        try:
+            _, ordinal, seen, _ = _POINTER.unpack_from(self.hip.hipPointerGetAttributes(ptr))
+        except BackendError as error:
+            if error.code == INVALID_VALUE:
+                return None
+            raise
+        return ordinal if seen == ptr else None
 
     def capturing(self, stream: int) -> bool:
         """Whether the stream records a graph, or cannot be asked because another does."""
@@ -376,8 +364,9 @@ class Extras:
         except BackendError:
             self.hip.hipHostFree(word)
             raise
+        self.words.add(word)
         return word
 
     def release(self, hold: int) -> None:
-        """Let the stream go on. The word is small, and left to the runtime: the stream may not have read it yet."""
+        """Let the stream go on. The word stays until the end: the stream may not have read it yet."""
         ctypes.c_uint32.from_address(hold).value = 1

@@ -38,6 +38,17 @@ class Library:
         """Whether the runtime has a function."""
         return hasattr(self.handle, name)
 
+    @property
+    def versioned_only(self) -> str:
+        """What to know where the library has no unversioned name, under which others look for it; else nothing."""
+        path = Path(self.path)
+        if path.name == NAME or path.with_name(NAME).exists():
+            return ""
+        return (
+            f"the library is there under its versioned name only ({path.name}), as without ROCm's development files: enough for "
+            f"devmem, not for programs that look for {NAME}"
+        )
+
 
 def find(setting: str = "") -> Library:
     """Load the runtime, or find the one that is loaded.

@@ -3,7 +3,8 @@
 One letter for each argument of the C function, in its order. Small letters are given by the caller, capitals come back:
 ``p`` address or handle, ``n`` size, ``i`` int, ``u`` unsigned, ``b`` byte, ``s`` 16 bits, ``e`` a member of an enum, ``h`` 64
 bytes by value, ``q`` 64 bits by address; ``F`` float, ``T`` text, ``U`` the 16 bytes of an UUID, ``H`` the 64 of an IPC handle,
-``D`` the properties of a device, ``A`` the 32 bytes of what is known of an address, ``Q`` 64 bits by an untyped address. A ``?`` at the end: answers a question, not ready is False.
+``D`` the properties of a device, ``A`` the 32 bytes of what is known of an address, ``Q`` 64 bits by an untyped address. A ``?``
+at the end: answers a question, not ready is False.
 """
 
 from __future__ import annotations
@@ -78,6 +79,31 @@ OPTIONAL = {
     "hipFreeAsync": "pp",
 }
 FUNCTIONS = REQUIRED | OPTIONAL
+#: Those that may wait for a device, or for much else: pages that are locked, work of other libraries.
+WAITING = frozenset(
+    {
+        "hipDeviceSynchronize",
+        "hipStreamSynchronize",
+        "hipEventSynchronize",
+        "hipStreamDestroy",
+        "hipEventDestroy",
+        "hipMalloc",
+        "hipMallocManaged",
+        "hipFree",
+        "hipHostMalloc",
+        "hipHostFree",
+        "hipHostRegister",
+        "hipHostUnregister",
+        "hipMemcpyAsync",
+        "hipMemcpyWithStream",
+        "hipMemcpy2DAsync",
+        "hipMemcpy3DAsync",
+        "hipMemcpyPeerAsync",
+        "hipIpcCloseMemHandle",
+        "hipMemPoolTrimTo",
+        "hipMemPoolDestroy",
+    }
+)
 
 TEXT_BYTES, UUID_BYTES, IPC_HANDLE_BYTES, PROPERTIES_BYTES, POINTER_BYTES = 256, 16, 64, 1472, 32
 
@@ -99,7 +125,7 @@ class Provider(Protocol):
     name: str
     #: What it is, with its version.
     version: str
-    #: Whether other Python threads stand still during a call, so that nothing that can wait may be called.
+    #: Whether other Python threads stand still during its own calls, so that those of `WAITING` go another way.
     holds_gil: bool
 
     def has(self, function: str) -> bool:

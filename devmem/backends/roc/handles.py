@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -23,7 +23,7 @@ class Streams(dict[int, int]):
         super().__init__({LEGACY_STREAM: 0, PER_THREAD_STREAM: PER_THREAD_STREAM})
         #: Those destroyed last, in order: of older ones the addresses are in use again.
         self.gone: dict[int, None] = {}
-        self.non_blocking: set[int] = set()
+        self.lock = threading.Lock()
         self.refuse = refuse
 
     def __missing__(self, stream: int) -> int:
@@ -32,23 +32,22 @@ class Streams(dict[int, int]):
             self.refuse(stream)
         return stream
 
-    def add(self, stream: int, non_blocking: bool) -> int:
+    def add(self, stream: int) -> int:
         """Take a new stream, which may lie where an old one lay."""
-        self.gone.pop(stream, None)
-        self[stream] = stream
-        if non_blocking:
-            self.non_blocking.add(stream)
+        with self.lock:
+            self[stream] = stream
+            self.gone.pop(stream, None)
         return stream
 
     def take(self, stream: int) -> int:
         """A stream that is about to go."""
-        if stream not in self or stream in (LEGACY_STREAM, PER_THREAD_STREAM):
-            self.refuse(stream)
-        self.gone[stream] = None
-        if len(self.gone) > REMEMBERED:
-            del self.gone[next(iter(self.gone))]
-        self.non_blocking.discard(stream)
-        return self.pop(stream)
+        with self.lock:
+            if stream not in self or stream in (LEGACY_STREAM, PER_THREAD_STREAM):
+                self.refuse(stream)
+            self.gone[stream] = None  # first: who looks it up meanwhile finds it here or there
+            if len(self.gone) > REMEMBERED:
+                del self.gone[next(iter(self.gone))]
+            return self.pop(stream)
 
 
 class Ranges:
@@ -77,12 +76,6 @@ class Ranges:
         with self.lock:
             if self.ends.pop(start, None) is not None:
                 del self.starts[bisect_left(self.starts, start)]
-
-    def covers(self, start: int, nbytes: int) -> bool:
-        """Whether one range holds all of these bytes."""
-        with self.lock:
-            at = bisect_right(self.starts, start) - 1
-            return at >= 0 and start + nbytes <= self.ends[self.starts[at]]
 
 
 #: Host memory that is page-locked, by any device: HIP locks it for the whole process, and for all devices.

@@ -75,10 +75,15 @@ def describe(found: Runtime, hip: Calls, ordinal: int) -> DeviceInfo:
 def _circumstances(found: Runtime, hip: Calls, features: str) -> dict[str, str | int | bool]:
     """What is worth knowing when something is slow or strange."""
     sdma = os.environ.get("HSA_ENABLE_SDMA", "1") != "0"
+    library = found.library
     notes = [hiding(), found.passed_over]
+    remarks = [
+        f"HIP is called in {library.path} ({library.how}), through {found.provider.version}",
+        library.versioned_only,
+    ]
     if found.provider.holds_gil:
         notes.append(
-            f"{found.provider.version} holds the GIL in every call, so devmem polls instead of waiting: {UPGRADE}"
+            f"{found.provider.version} holds the GIL, so calls that can wait are made through ctypes: {UPGRADE}"
         )
     if not sdma:
         notes.append("HSA_ENABLE_SDMA=0: copies compete with kernels; unset it, unless it is there to cure a fault")
@@ -86,13 +91,14 @@ def _circumstances(found: Runtime, hip: Calls, features: str) -> dict[str, str |
         "xnack": "xnack+" in features,
         "features": features,
         "hip_version": int(hip.hipRuntimeGetVersion()),
-        "library": found.library.path,
-        "found_by": found.library.how,
+        "library": library.path,
+        "found_by": library.how,
         "provider": found.provider.version,
         "provider_passed_over": found.passed_over,
         "holds_gil": found.provider.holds_gil,
         "sdma": sdma,
         "notes": "; ".join(filter(None, notes)),
+        "remarks": "; ".join(filter(None, remarks)),
     }
 
 

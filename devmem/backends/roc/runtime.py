@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ...spi.errors import BackendError, BackendUnavailable, DeviceLost, DevmemError, DevmemWarning, OutOfMemory
+from ...spi.errors import BackendError, BackendUnavailable, DeviceLost, DevmemWarning, OutOfMemory, UnsupportedError
 from . import by_binding, by_ctypes, finder
 from .finder import Library, Missing
 from .functions import (
@@ -31,6 +31,8 @@ _INSTALL = {"rocm": UPGRADE, "hip": "pip install 'hip-python>=7,<8'"}
 _libraries: dict[str, Library] = {}
 _found: dict[tuple[str, str], Runtime] = {}
 _lock = threading.Lock()
+#: Whether a parent of this process had called the runtime when it forked: AMD calls the state that is left undefined.
+_inherited = False
 
 
 class Runtime:
@@ -90,7 +92,8 @@ def reason(provider: str = "auto", library: str = "") -> str | None:
     }
     said = sentences.get(code) or f"hipGetDeviceCount failed with {found.provider.describe(code)[0]} ({code})"
     hidden = "" if code in (NOT_INITIALIZED, INSUFFICIENT_DRIVER) else hiding()
-    return f"the HIP runtime {found.library.path} is there, but {said}{hidden and '; ' + hidden}"
+    parts = (f"the HIP runtime {found.library.path} is there, but {said}", hidden, found.library.versioned_only)
+    return "; ".join(filter(None, parts))
 
 
 def runtime(provider: str = "auto", library: str = "") -> Runtime:
@@ -101,6 +104,8 @@ def runtime(provider: str = "auto", library: str = "") -> Runtime:
     Missing, BackendUnavailable
         There is none, or it cannot be called; the text says why and what would help.
     """
+    if _inherited:
+        raise BackendUnavailable("HIP was used before this process was forked: start processes with the 'spawn' method")
     with _lock:
         if library not in _libraries:
             _libraries[library] = finder.find(library)
@@ -179,4 +184,13 @@ class Calls:
                 setattr(self, name, found.provider.bind(name, fail))
 
     def __getattr__(self, name: str) -> Any:
-        raise DevmemError(f"this HIP runtime has no {name}")
+        raise UnsupportedError(f"this HIP runtime has no {name}: it needs a newer ROCm")
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _inherited
+    _lock, _inherited = threading.Lock(), bool(_found)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,9 +1,10 @@
-"""Whether the runtime's pool can be trusted with data: some versions hand out memory that they zero afterwards."""
+"""Whether a pool of the runtime can be trusted with data: some versions hand out memory that they zero afterwards."""
 
 from __future__ import annotations
 
 import ctypes
 import warnings
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ...spi.errors import DevmemError, DevmemWarning
@@ -17,9 +18,10 @@ SIZES = (4 << 10, 192 << 10, 96 << 10)
 
 
 def pool_is_sound(driver: RocDriver) -> bool:
-    """Fill, read back and free blocks of several sizes in turn; where a byte is wrong, say so, and do without."""
+    """Make the pool; fill, read back and free blocks of several sizes in turn. Where a byte is wrong, say so, and do without."""
     found = ""
     try:
+        driver.make_pool()
         stream = driver.stream_create(0, True)
         try:
             found = next(filter(None, (_turn(driver, stream, turn) for turn in range(TURNS))), "")
@@ -29,6 +31,7 @@ def pool_is_sound(driver: RocDriver) -> bool:
     except DevmemError as error:
         found = str(error)
     if found:
+        driver.drop_pool()
         warnings.warn(
             f"DEVMEM_ROC_STREAM_ORDERED=1, but the pool of this HIP runtime cannot be used ({found}): plain memory and devmem's "
             f"own pool are used instead",
@@ -41,16 +44,18 @@ def pool_is_sound(driver: RocDriver) -> bool:
 def _turn(driver: RocDriver, stream: int, turn: int) -> str:
     """What is wrong, or nothing."""
     wrong = ""
-    blocks = [(driver.alloc_async(nbytes, stream), nbytes) for nbytes in SIZES]
-    for at, (ptr, nbytes) in enumerate(blocks):
-        driver.fill(ptr, (turn + 85 * at + 1) % 256, 1, nbytes, stream)
-    for at, (ptr, nbytes) in enumerate(blocks):
-        back = (ctypes.c_ubyte * nbytes)()
-        driver.copy(ctypes.addressof(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
-        if bytes(back) != bytes([(turn + 85 * at + 1) % 256]) * nbytes:
-            wrong = f"{nbytes} bytes at {ptr:#x} did not hold what was stored"
-    for ptr, nbytes in blocks:
-        driver.free_async(ptr, nbytes, stream)
+    blocks: list[tuple[int, int]] = []
+    with ExitStack() as given_back:
+        for nbytes in SIZES:
+            blocks.append((driver.alloc_async(nbytes, stream), nbytes))
+            given_back.callback(driver.free_async, *blocks[-1], stream)
+        for at, (ptr, nbytes) in enumerate(blocks):
+            driver.fill(ptr, (turn + 85 * at + 1) % 256, 1, nbytes, stream)
+        for at, (ptr, nbytes) in enumerate(blocks):
+            back = (ctypes.c_ubyte * nbytes)()
+            driver.copy(ctypes.addressof(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
+            if bytes(back) != bytes([(turn + 85 * at + 1) % 256]) * nbytes:
+                wrong = f"{nbytes} bytes at {ptr:#x} did not hold what was stored"
     if turn % 2:
         driver.stream_synchronize(stream)
     return wrong

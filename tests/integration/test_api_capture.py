@@ -1,0 +1,125 @@
+"""A call that would wait for a stream on which a graph is captured is refused before it enqueues anything."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.spi.types import Capability
+
+DATA = np.arange(24, dtype="f4")
+
+
+class Capturing:
+    """A driver on one of whose streams a graph is captured; writes down what it is asked."""
+
+    def __init__(self, driver):
+        self.driver = driver
+        self.stream = None
+        self.asked = []
+
+    def __getattr__(self, name):
+        found = getattr(self.driver, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments, **options):
+            self.asked.append(name)
+            return found(*arguments, **options)
+
+        return call
+
+    def capturing(self, stream):
+        return stream == self.stream
+
+
+@pytest.fixture
+def captured(device, monkeypatch):
+    """A stream that is capturing, and what its driver was asked from then on."""
+    context = device.context()
+    driver = Capturing(context.driver)
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
+        patch.setattr(context, "driver", driver)
+        stream = dm.stream()
+        yield stream, driver
+        driver.stream = None
+        dm.trim()
+
+
+def begin(driver, stream):
+    driver.stream = stream.handle
+    driver.asked.clear()
+
+
+CALLS = {
+    "to_device": lambda array, out: dm.to_device(DATA),
+    "to_device strided": lambda array, out: dm.to_device(DATA[::2]),
+    "to_device into": lambda array, out: dm.to_device(DATA, to=array),
+    "copy_to_host": lambda array, out: array.copy_to_host(),
+    "copy_to_host into": lambda array, out: array.copy_to_host(out),
+    "copy_to_device": lambda array, out: array.copy_to_device(DATA),
+    "assign": lambda array, out: array.__setitem__(slice(0, 3), 1.0),
+    "fill": lambda array, out: array.fill(1.0),
+    "zeros": lambda array, out: dm.zeros(5),
+    "copy": lambda array, out: array.copy(),
+    "reshape that copies": lambda array, out: array.reshape(4, 6).T.reshape(24),
+    "item": lambda array, out: array.item(3),
+}
+#: What touches the device without the stream's having anything of it.
+HARMLESS = {"enter", "exit", "event_query", "alloc", "alloc_async", "free", "free_async"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("how", ["current", "bound"])
+def test_a_call_that_waits_is_refused_before_it_begins(captured, name, how):
+    stream, driver = captured
+    array, out = dm.to_device(DATA), np.empty_like(DATA)
+    if how == "bound":
+        array = array.bind(stream)
+        if name in ("to_device", "to_device strided", "zeros"):
+            pytest.skip("makes an array of its own")
+    begin(driver, stream)
+    with pytest.raises(dm.UnsupportedError, match=r"is capturing a graph.*name the stream in the call"):
+        if how == "current":
+            with stream:
+                CALLS[name](array, out)
+        else:
+            CALLS[name](array, out)
+    assert set(driver.asked) <= HARMLESS
+    if name != "zeros":
+        assert not any(asked.startswith("alloc") for asked in driver.asked)
+    driver.stream = None
+    assert np.array_equal(array.copy_to_host(), DATA)
+
+
+def test_work_on_the_named_stream_goes_on(captured):
+    stream, driver = captured
+    array, pinned = dm.to_device(DATA), dm.pinned_array(24, "f4")
+    pinned[...] = 7
+    begin(driver, stream)
+    array.copy_to_device(pinned, stream=stream)
+    array.copy_to_host(pinned, stream=stream)
+    array.fill(3, stream=stream)
+    assert "stream_synchronize" not in driver.asked
+    driver.stream = None
+    stream.synchronize()
+    assert set(array.tolist()) == {3.0}
+
+
+def test_what_is_gathered_on_the_host_cannot_be_captured_even_if_the_stream_is_named(captured):
+    stream, driver = captured
+    array = dm.to_device(np.arange(4096, dtype="u1"))
+    begin(driver, stream)
+    with pytest.raises(dm.UnsupportedError, match="need no gathering"):
+        array[::3].copy_to_host(stream=stream)
+    assert set(driver.asked) <= HARMLESS
+
+
+def test_other_streams_and_the_default_are_not_asked_about_it(captured):
+    stream, driver = captured
+    begin(driver, stream)
+    array = dm.to_device(DATA)
+    with dm.stream():
+        assert np.array_equal(array.copy_to_host(), DATA)
