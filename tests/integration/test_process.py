@@ -63,6 +63,7 @@ import faulthandler
 
 def in_child(work):
     sys.stdout.flush()
+    faulthandler.cancel_dump_traceback_later()   # a child of a child would wait for a watchdog that it has not got
     pid = os.fork()
     if pid == 0:
         # A child that hangs says where, and goes: it would keep the pipes open that the test reads to their end.
