@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""How fast arrays move between host and CUDA device: devmem, its peers and the machine's own limit, in one run.
+"""How fast arrays move between host and device, NVIDIA's or AMD's: devmem, its peers and the machine's own limit, in one run.
 
-    python benchmarks/bandwidth.py [--quick] [--budget SECONDS] [--json FILE]
+    python benchmarks/bandwidth.py [--backend NAME] [--quick] [--budget SECONDS] [--json FILE]
 
 Everything compared takes turns in every round, in an order that changes; medians are told, and the best. Each cell's bytes are
 compared once before it is timed: uploads are read back through the driver, downloads go into poisoned memory. Every clock
-stops when the device has finished (``cuCtxSynchronize`` for everybody, also for those that promise it anyway), and what a call
-returned is dropped after that. The limit is timed by events around ``cuMemcpy*Async`` on page-locked memory, in the same rounds.
+stops when the device has finished (the driver waits for the whole device after everybody, also after those that promise it
+anyway), and what a call returned is dropped after that. The limit is timed by events around the driver's asynchronous copies of
+page-locked memory, in the same rounds.
 
 Over the emulated driver it runs with --quick, which shows that the script works and says nothing about speed.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rates.cases import cases
-from rates.driver import checked, cu
+from rates.driver import MODULES, use
 from rates.expected import LIMIT, judged, predicted
 from rates.libraries import Devmem
 from rates.measure import measure
@@ -41,6 +42,7 @@ MMAP_THRESHOLD = 128 * KiB
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--backend", choices=list(MODULES), default="cuda", help="whose device (default: cuda)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
     parser.add_argument("--budget", type=float, default=110, metavar="SECONDS", help="to end within (default: 110)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, after every row")
@@ -48,27 +50,27 @@ def main() -> int:
     started = time.perf_counter()
 
     try:
-        dm.use_backend("cuda")
+        dm.use_backend(options.backend)
         device = dm.current_device()
-    except dm.DevmemError as error:
+        driver = use(options.backend, device.info.ordinal)
+    except (dm.DevmemError, ImportError) as error:
         print(f"bandwidth: {error}", file=sys.stderr)
         return 2
-    emulated = is_emulated()
+    emulated = is_emulated(options.backend)
     if emulated and not options.quick:
         print(
             "bandwidth: this is the emulated driver, whose speed means nothing: --quick shows that it runs",
             file=sys.stderr,
         )
         return 2
-    primary = checked(cu.cuDevicePrimaryCtxRetain(checked(cu.cuDeviceGet(device.info.ordinal))))
-    checked(cu.cuCtxSetCurrent(primary))
     effort = QUICK if options.quick else Effort()
     fresh = always_fresh()
-    libraries, states = find_libraries(emulated)
+    libraries, states = find_libraries(options.backend, emulated)
     if not any(isinstance(each, Devmem) for each in libraries):
         print(f"bandwidth: devmem itself cannot be used: {states[Devmem.name]}", file=sys.stderr)
         return 1
     found: dict[str, Any] = {
+        "backend": options.backend,
         "device": device.info.name,
         "emulated": emulated,
         "quick": options.quick,
@@ -85,12 +87,13 @@ def main() -> int:
         if left <= 0:
             found["unfinished"].append(case.title)
             continue
-        checked(cu.cuCtxSetCurrent(primary))  # some leave another behind
+        driver.enter()  # some leave another behind
         row = measure(case, libraries, data, effort, min(left, 2.5 * left / (len(rows) - at)))
         found["rows"].append(asdict(row))
         print(f"{time.perf_counter() - started:6.1f} s  {row.title}", file=sys.stderr, flush=True)
         write(options.json, found)
-    found |= {"asked": judged(found["rows"], found["quick"]), "predicted": predicted(found["rows"], found["quick"])}
+    found["asked"] = judged(found["rows"], found["quick"])
+    found["predicted"] = predicted(found["rows"], found["quick"], options.backend)
     found["seconds"] = time.perf_counter() - started
     write(options.json, found)
     print(markdown(found))
@@ -98,12 +101,12 @@ def main() -> int:
     return 1 if any("error" in row["cells"].get(name, {}) for row in found["rows"] for name in ("devmem", LIMIT)) else 0
 
 
-def is_emulated() -> bool:
+def is_emulated(backend: str) -> bool:
     """Whether the driver in this process is the emulated one."""
     from devmem.testing import emulator
 
     try:
-        emulator.control("cuda")
+        emulator.control(backend)
     except emulator.EmulatorNotLoaded:
         return False
     return True

@@ -122,13 +122,13 @@ def truth(run: Run, step: Step) -> None:
 def memcheck(run: Run, step: Step) -> None:
     """Every verb once, under compute-sanitizer where there is one."""
     verbs = [sys.executable, str(SCRIPT), "--child", "verbs"]
-    tool = sanitizer() if run.vendor.measures and not run.emulated else None
+    tool = sanitizer() if run.vendor.sanitizer and not run.emulated else None
     if tool is None:
         why = (
             "the driver is emulated"
             if run.emulated
             else "compute-sanitizer is not installed (PATH, /usr/local/cuda/bin)"
-            if run.vendor.measures
+            if run.vendor.sanitizer
             else f"there is none for an {run.vendor.gpu}"
         )
         step.notes.append(f"no memcheck: {why}; the verbs were run without it")
@@ -147,13 +147,16 @@ def memcheck(run: Run, step: Step) -> None:
 
 def bandwidth(run: Run, step: Step) -> None:
     """Rates, against the peers and the limit."""
-    if not run.vendor.measures:
-        step.status = "skipped"
-        step.notes.append(f"rates are measured through NVIDIA's bindings, and not on an {run.vendor.gpu} yet")
-        return
     target = run.work / "bandwidth.json"
     seconds = run.left(step.name)
-    command = [sys.executable, str(ROOT / "benchmarks/bandwidth.py"), "--json", str(target)]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks/bandwidth.py"),
+        "--backend",
+        run.vendor.backend,
+        "--json",
+        str(target),
+    ]
     command += ["--quick"] if run.quick or run.emulated else []
     code, text = child(run, step, [*command, "--budget", f"{max(5.0, seconds - 15):.0f}"], seconds)
     finish(step, code, text)

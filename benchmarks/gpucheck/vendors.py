@@ -22,8 +22,8 @@ class Vendor:
     truth: str
     versions: tuple[str, ...]
     tool: Callable[[], dict[str, str]]
-    #: Whether rates can be measured, and memory be watched by the vendor's own checker.
-    measures: bool
+    #: Whether memory can be watched by the vendor's own checker.
+    sanitizer: bool
 
     def resources(self) -> str:
         """A file of tests: devmem's own memory resources on this driver, against the published suite."""
@@ -119,7 +119,7 @@ VENDORS = {
             *("cupy-cuda13x", "cupy-cuda12x", "rmm-cu13", "rmm-cu12"),
         ),
         tool=nvidia_smi,
-        measures=True,
+        sanitizer=True,
     ),
     "roc": Vendor(
         backend="roc",
@@ -131,6 +131,6 @@ VENDORS = {
         truth="tests/contract/test_emulator_truth_roc.py",
         versions=("hip-python", "rocm-bindings-hip", "numba-hip", "cupy-rocm-7-0", "torch"),
         tool=rocm,
-        measures=False,
+        sanitizer=False,
     ),
 }

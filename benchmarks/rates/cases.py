@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .libraries import Array, Devmem, Library
+from .driver import Array
+from .libraries import Devmem, Library
 from .sizes import KiB, shown
 from .tasks import Case, Data, Effort, Task, on_device, poison, same
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import devmem as dm
 
-from .driver import checked, cu
+from .driver import Array, driver
 
 ROOT = Path(__file__).resolve().parents[2]
-Array = npt.NDArray[Any]
 
 
 class Library:
     """One way of moving arrays. Every array is of float32; what is not overridden is not offered."""
 
     name = ""
+    #: On whose devices it can be measured, if it is installed.
+    backends: tuple[str, ...] = ("cuda", "roc")
 
     def version(self) -> str:
         raise NotImplementedError
@@ -133,81 +132,56 @@ class Devmem(Library):
 
 
 class Block:
-    """Device memory of the driver's default pool."""
+    """Device memory of the driver's own."""
 
-    def __init__(self, pool: Any, stream: Any, nbytes: int, shape: tuple[int, ...]) -> None:
-        self.ptr = int(checked(cu.cuMemAllocFromPoolAsync(nbytes, pool, stream)))
-        self.stream, self.nbytes, self.shape = stream, nbytes, shape
+    def __init__(self, nbytes: int, shape: tuple[int, ...]) -> None:
+        self.ptr = driver().allocate(nbytes)
+        self.nbytes, self.shape = nbytes, shape
 
     def __del__(self) -> None:
         if hasattr(self, "ptr"):
-            cu.cuMemFreeAsync(self.ptr, self.stream)
+            driver().free(self.ptr)
 
 
 class Bare(Library):
-    """The driver's calls and nothing else: where its own pool is kept warm, as devmem keeps its."""
-
-    name = "bare bindings"
+    """The driver's calls and nothing else."""
 
     def __init__(self) -> None:
-        self.stream = cu.CUstream(1)  # legacy, as everybody's default
-        self.pool = checked(cu.cuDeviceGetDefaultMemPool(checked(cu.cuDeviceGet(0))))
-        threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        checked(cu.cuMemPoolSetAttribute(self.pool, threshold, cu.cuuint64_t((1 << 64) - 1)))
+        self.driver = driver()
+        self.name = self.driver.bare
 
     def version(self) -> str:
-        return f"cuda-bindings {importlib.metadata.version('cuda-bindings')}"
+        return self.driver.version
 
     def upload(self, host: Array) -> Any:
         if not host.flags.c_contiguous:
             raise NotImplementedError
-        made = Block(self.pool, self.stream, host.nbytes, host.shape)
-        checked(cu.cuMemcpyHtoD(made.ptr, host.ctypes.data, host.nbytes))
+        made = Block(host.nbytes, host.shape)
+        self.driver.write(made.ptr, host.ctypes.data, host.nbytes)
         return made
 
     def allocate(self, shape: tuple[int, ...]) -> Any:
-        return Block(self.pool, self.stream, int(np.prod(shape)) * 4, shape)
+        return Block(int(np.prod(shape)) * 4, shape)
 
     def write(self, device: Any, host: Array) -> None:
-        checked(cu.cuMemcpyHtoD(device.ptr, host.ctypes.data, host.nbytes))
+        self.driver.write(device.ptr, host.ctypes.data, host.nbytes)
 
     def download(self, device: Any) -> Array:
         out = np.empty(device.shape, np.float32)
-        checked(cu.cuMemcpyDtoH(out.ctypes.data, device.ptr, device.nbytes))
+        self.driver.read(out.ctypes.data, device.ptr, device.nbytes)
         return out
 
     def read(self, device: Any, out: Array) -> None:
-        checked(cu.cuMemcpyDtoH(out.ctypes.data, device.ptr, out.nbytes))
+        self.driver.read(out.ctypes.data, device.ptr, out.nbytes)
 
     def move(self, dst: Any, src: Any) -> None:
-        checked(cu.cuMemcpyDtoDAsync(dst.ptr, src.ptr, src.nbytes, self.stream))
+        self.driver.move(dst.ptr, src.ptr, src.nbytes)
 
     def pointer(self, device: Any) -> int:
         return int(device.ptr)
 
     def calls(self, host: Array, device: Any, out: Array) -> dict[str, Callable[[], object]]:
-        pool, stream, nbytes = self.pool, self.stream, host.nbytes
-        source, target, ptr = host.ctypes.data, out.ctypes.data, device.ptr
-
-        def upload() -> None:
-            no_memory, made = cu.cuMemAllocFromPoolAsync(nbytes, pool, stream)
-            (not_copied,) = cu.cuMemcpyHtoD(made, source, nbytes)
-            (not_freed,) = cu.cuMemFreeAsync(made, stream)
-            if no_memory or not_copied or not_freed:
-                raise RuntimeError(f"{no_memory!r} {not_copied!r} {not_freed!r}")
-
-        def read() -> None:
-            (not_copied,) = cu.cuMemcpyDtoH(target, ptr, nbytes)
-            if not_copied:
-                raise RuntimeError(repr(not_copied))
-
-        def create() -> None:
-            no_memory, made = cu.cuMemAllocFromPoolAsync(nbytes, pool, stream)
-            (not_freed,) = cu.cuMemFreeAsync(made, stream)
-            if no_memory or not_freed:
-                raise RuntimeError(f"{no_memory!r} {not_freed!r}")
-
-        return {"upload": upload, "read": read, "create": create}
+        return self.driver.calls(host, device.ptr, out)
 
 
 def devmem_version() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .driver import wait
+from .driver import driver
 from .expected import LIMIT
 from .libraries import Library
 from .limit import limit
@@ -42,11 +42,11 @@ def measure(case: Case, libraries: list[Library], data: Data, effort: Effort, se
             task = build()
             task.prepare()
             outcome = task.run()
-            wait()
+            driver().wait()
             task.verify(outcome)
             del outcome
             task.run()
-            wait()
+            driver().wait()
             tasks[name] = task
         except NotImplementedError:
             row.cells[name] = {"absent": "not offered"}
@@ -81,6 +81,7 @@ def measure(case: Case, libraries: list[Library], data: Data, effort: Effort, se
 
 def timed(task: Task) -> float:
     """Seconds for one use; what came of it is dropped after the clock has stopped."""
+    wait = driver().wait
     start = time.perf_counter()
     outcome = task.run()
     if task.waits:

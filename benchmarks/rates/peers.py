@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .libraries import Array, Bare, Devmem, Library
+from .driver import Array
+from .libraries import Bare, Devmem, Library
 from .tables import one_line
 from .tasks import same
 
@@ -122,6 +123,7 @@ class NumbaCuda(Library):
     """numba-cuda takes contiguous arrays only: where one is not, NumPy packs or unpacks it, as its users have to."""
 
     name = "numba-cuda"
+    backends = ("cuda",)
 
     def __init__(self) -> None:
         self.cuda = importlib.import_module("numba.cuda")
@@ -167,20 +169,22 @@ class NumbaCuda(Library):
         }
 
 
-def find_libraries(emulated: bool) -> tuple[list[Library], dict[str, str]]:
+def find_libraries(backend: str, emulated: bool) -> tuple[list[Library], dict[str, str]]:
     """Those that can be used, and for each its version or the reason why not."""
     usable: list[Library] = []
     states: dict[str, str] = {}
     for kind in (Devmem, Bare, Cupy, Torch, NumbaCuda):
+        if backend not in kind.backends:
+            continue
         if emulated and kind in (Cupy, Torch):
             states[kind.name] = "not used: it launches kernels, which the emulated driver refuses"
             continue
         try:
             library = kind()
-            states[kind.name] = library.version()
+            states[library.name] = library.version()
             device = library.upload(np.ones(16, np.float32))  # whatever it does once, it does now
             same(np.asarray(library.download(device)), np.ones(16, np.float32))
             usable.append(library)
         except Exception as error:
-            states[kind.name] = f"not used: {one_line(error)}"
+            states[kind.name or kind.__name__] = f"not used: {one_line(error)}"
     return usable, states

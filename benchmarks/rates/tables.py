@@ -33,7 +33,7 @@ def markdown(found: dict[str, Any]) -> str:
         for each in asked:
             ratio = "-" if each["ratio"] is None else f"{each['ratio']:.2f}x"
             lines.append(table_row([each["title"], each["against"], f"{each['asked']:g}x", ratio, each["verdict"]]))
-    if told := predicted(found["rows"], found["quick"]):
+    if told := predicted(found["rows"], found["quick"], found["backend"]):
         lines += ["", "### Predicted and measured", "", "Predictions are for a PCIe Gen5 x16 machine (H100, H200).", ""]
         lines += ["| | library | predicted | measured | unit | | source |", "|---|---|---|---|---|---|---|"]
         for each in told:

@@ -10,8 +10,8 @@ import numpy as np
 
 import devmem as dm
 
-from .driver import checked, cu, wait
-from .libraries import Array, Library
+from .driver import Array, driver
+from .libraries import Library
 from .sizes import KiB, MiB
 
 POISON = 0xA5
@@ -106,8 +106,8 @@ def same(found: Array, wanted: Array) -> None:
 
 def on_device(library: Library, device: Any, wanted: Array) -> None:
     """Read through the driver, whatever the library would say."""
-    wait()
+    driver().wait()
     found = np.empty(wanted.shape, wanted.dtype)
     poison(found)
-    checked(cu.cuMemcpyDtoH(found.ctypes.data, library.pointer(device), found.nbytes))
+    driver().read(found.ctypes.data, library.pointer(device), found.nbytes)
     same(found, wanted)

@@ -7,6 +7,7 @@ arrays, so that arrays can ask it.
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from . import dlpack
 from .allocation import Borrowed
 from .config import settings
 from .device import checked_device, current_context, open_contexts
-from .dlpack import HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, take
+from .dlpack import HOST_TYPES, IS_COPIED, MOST_AXES, READ_ONLY, VERSION, Layout, take
 from .entered import Entered
-from .layout import Shape, contiguous_strides, span
+from .layout import Shape, contiguous_strides, normal_strides, span
 
 if TYPE_CHECKING:
     from .context import Context
@@ -29,8 +30,6 @@ Parts = tuple[Borrowed, int, Shape, "np.dtype[Any]", Shape | None]
 
 #: The newest version of the CUDA Array Interface whose meaning this code knows.
 INTERFACE_VERSION = 3
-#: What producers are asked besides: to copy is our own affair, not to is not.
-_ASKED: dict[bool | None, dict[str, bool]] = {None: {}, True: {}, False: {"copy": False}}
 
 
 def device_memory(obj: object) -> Parts | None:
@@ -63,9 +62,11 @@ def has_device_memory(obj: object) -> bool:
 
 def device_of_tensor(obj: Any) -> tuple[int, int]:
     """(type, number) of the device that an object says it is on."""
-    if not hasattr(obj, "__dlpack_device__") or not hasattr(obj, "__dlpack__"):
-        raise TypeError(f"{_a(obj)} has no __dlpack__ and __dlpack_device__: copy it with devmem.to_device()")
-    said = obj.__dlpack_device__()
+    try:
+        ask, _ = obj.__dlpack_device__, obj.__dlpack__
+    except AttributeError:
+        raise TypeError(f"{_a(obj)} has no __dlpack__ and __dlpack_device__: copy it with devmem.to_device()") from None
+    said = ask()
     try:
         kind, number = said
         if type(kind) is int and type(number) is int:
@@ -75,17 +76,20 @@ def device_of_tensor(obj: Any) -> tuple[int, int]:
         raise BufferError(f"__dlpack_device__ of {_a(obj)} returned {said!r}, not two integers") from None
 
 
-def by_dlpack(obj: Any, said: tuple[int, int], copy: bool | None = None) -> Parts:
+def by_dlpack(obj: Any, said: tuple[int, int], copy: bool | None = None, context: Context | None = None) -> Parts:
     """The memory of an object on a device of ours, made ready for the stream that is current there; ``said``: its DLPack device.
+
+    ``context``: the device, where it is known already.
 
     Raises
     ------
     BufferError
         It is on no device of ours; its producer refuses; what it hands over cannot be.
     """
-    context = current_context()
-    if said != context.dlpack_device:
-        context = _context_of(*said, context)
+    if context is None:
+        context = current_context()
+        if said != context.dlpack_device:
+            context = _context_of(*said, context)
     ours = context.stream_of(None)
     name = None
     if context.stream_names:
@@ -98,7 +102,10 @@ def by_dlpack(obj: Any, said: tuple[int, int], copy: bool | None = None) -> Part
     token = driver.enter()  # producers refuse tensors of a device that is not current
     try:
         try:
-            capsule = obj.__dlpack__(stream=name, max_version=VERSION, **_ASKED[copy])
+            if copy is False:
+                capsule = obj.__dlpack__(stream=name, max_version=VERSION, copy=False)
+            else:  # to copy is our own affair
+                capsule = obj.__dlpack__(stream=name, max_version=VERSION)
         except TypeError:
             capsule = _older_capsule_of(obj, name)
         ptr, device, layout, dtype, flags, owner = take(capsule)
@@ -142,7 +149,7 @@ class _HostMemory:
 def _capsule_of(obj: Any, copy: bool | None) -> Any:
     """Ask for a capsule of host memory."""
     try:
-        return obj.__dlpack__(max_version=VERSION, **_ASKED[copy])
+        return obj.__dlpack__(max_version=VERSION, **({"copy": False} if copy is False else {}))
     except TypeError:
         return _older_capsule_of(obj, None)
 
@@ -186,60 +193,90 @@ def by_interface(obj: Any) -> Parts:
     UnsupportedError
         It has a mask, is of an unknown version, or the memory is of no device that devmem has open.
     """
-    interface = obj.__cuda_array_interface__
-    ptr, read_only, shape, dtype, strides, stream = _parsed(interface, obj)
-    itemsize = dtype.itemsize
-    current = current_context()
-    if 0 in shape or not itemsize:
-        return Borrowed(current, 0, 0, obj, None, read_only), 0, shape, dtype, None
+    ptr, read_only, dtype, layout, stream = _parsed(obj.__cuda_array_interface__, obj)
+    shape, strides, low, nbytes = layout
+    context = current_context()
+    if not nbytes:
+        return Borrowed(context, 0, 0, obj, None, read_only), 0, shape, dtype, None
     if not ptr:
         raise LayoutError(f"{_of(obj)} describes an array of shape {shape} at address 0")
-    low, high = span(shape, contiguous_strides(shape, itemsize) if strides is None else strides, itemsize)
-    context = _context_around(ptr + low, high - low, current, obj)
+    if ptr + low <= 0 or ptr + low + nbytes > dlpack.END:
+        raise LayoutError(f"{_of(obj)} describes an array beyond all addresses: {shape} at {ptr:#x}, strides {strides}")
+    if not _is_on(context, ptr + low, nbytes, obj):
+        context = _context_around(ptr + low, nbytes, context, obj)
     ours = context.stream_of(None)
     if stream is not None and settings().cuda_array_interface_sync:
         theirs = _handle_of(context, stream, obj)
         if theirs != ours.handle:
             _order(context, ours.handle, theirs)
-    return Borrowed(context, ptr, high - low, obj, ours, read_only), ptr, shape, dtype, strides
+    return Borrowed(context, ptr, nbytes, obj, ours, read_only), ptr, shape, dtype, strides
 
 
-def _parsed(interface: Any, obj: object) -> tuple[int, bool, Shape, np.dtype[Any], Shape | None, object]:
-    """Address, whether it is read-only, shape, dtype, strides and stream."""
+def _parsed(interface: Any, obj: object) -> tuple[int, bool, np.dtype[Any], Layout, object]:
+    """Address, whether it is read-only, dtype, layout and stream."""
     try:
         version = interface["version"]
-        shape, (ptr, read_only), typestr = interface["shape"], interface["data"], interface["typestr"]
-        shape = tuple(map(operator.index, shape))
-        ptr = operator.index(ptr) if ptr is not None else 0
-        strides = interface.get("strides")
+        ptr, read_only = interface["data"]
+        ptr = 0 if ptr is None else operator.index(ptr)
+        shape = tuple(map(operator.index, interface["shape"]))
+        more = interface.get
+        strides = more("strides")
         if strides is not None:
             strides = tuple(map(operator.index, strides))
-        dtype = _dtype_of(typestr, interface.get("descr"))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        dtype = _dtype_of(interface["typestr"])
+        if dtype.kind == "V":
+            dtype = _with_fields(dtype, more("descr"))
+        stream, mask = more("stream"), more("mask")
+    except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
         raise LayoutError(f"{_of(obj)} is not one: {type(error).__name__}: {error}") from None
-    if not isinstance(version, int) or version > INTERFACE_VERSION:
+    if type(version) is not int or not 0 <= version <= INTERFACE_VERSION:
         raise UnsupportedError(f"{_of(obj)} has version {version!r}, this devmem reads up to {INTERFACE_VERSION}")
-    if interface.get("mask") is not None:
+    if mask is not None:
         raise UnsupportedError(f"{_of(obj)} has a mask, which would be lost: give its data and its mask by themselves")
+    try:
+        layout = _layout(shape, strides, dtype.itemsize)
+    except ValueError as error:
+        raise LayoutError(f"{_of(obj)} {error}") from None
+    return ptr, bool(read_only), dtype, layout, stream if version >= 3 else None
+
+
+@lru_cache(maxsize=1024)
+def _layout(shape: Shape, strides: Shape | None, itemsize: int) -> Layout:
+    """Shape, strides (None: contiguous), offset of the lowest byte, and bytes from there on. Most programs have few."""
+    if len(shape) > MOST_AXES:
+        raise ValueError(f"has {len(shape)} axes")
     if shape and min(shape) < 0:
-        raise LayoutError(f"{_of(obj)} has a negative length: shape {shape}")
-    if strides is not None:
-        if len(strides) != len(shape):
-            raise LayoutError(f"{_of(obj)} has {len(shape)} axes and {len(strides)} strides")
-        if strides == contiguous_strides(shape, dtype.itemsize):
-            strides = None
-    return ptr, bool(read_only), shape, dtype, strides, interface.get("stream") if version >= 3 else None
+        raise ValueError(f"has a negative length: shape {shape}")
+    if strides is not None and len(strides) != len(shape):
+        raise ValueError(f"has {len(shape)} axes and {len(strides)} strides")
+    if 0 in shape or not itemsize:
+        return shape, None, 0, 0
+    contiguous = contiguous_strides(shape, itemsize)
+    strides = contiguous if strides is None else normal_strides(shape, strides, itemsize)
+    low, high = span(shape, strides, itemsize)
+    return shape, None if strides == contiguous else strides, low, high - low
 
 
-def _dtype_of(typestr: str, descr: Any) -> np.dtype[Any]:
+@lru_cache(maxsize=256)
+def _dtype_of(typestr: str) -> np.dtype[Any]:
+    if type(typestr) is not str:
+        raise TypeError(f"a typestr is text, not {typestr!r}")
     dtype = np.dtype(typestr)
-    if dtype.kind == "V" and descr:
-        fields = np.dtype(descr)
-        if fields.fields is not None and fields.names != ("",) and fields.itemsize == dtype.itemsize:
-            dtype = fields
     if dtype.hasobject:
         raise TypeError("Python objects mean nothing on a device")
+    if dtype.subdtype is not None or dtype.fields is not None:
+        raise TypeError(f"a typestr is one type, not {typestr!r}")
     return dtype
+
+
+def _with_fields(dtype: np.dtype[Any], descr: Any) -> np.dtype[Any]:
+    """The record that the fields make, if they make one of that size."""
+    if not descr:
+        return dtype
+    fields = np.lib.format.descr_to_dtype(descr)  # as of a file: nameless fields are gaps
+    if fields.hasobject:
+        raise TypeError("Python objects mean nothing on a device")
+    return fields if fields.fields is not None and fields.itemsize == dtype.itemsize else dtype
 
 
 def _handle_of(context: Context, stream: object, obj: object) -> int:
@@ -275,24 +312,38 @@ def _order(context: Context, later: int, earlier: int) -> None:
 # -- whose memory is it? -----------------------------------------------------------------------------------------------
 
 
+def _is_on(context: Context, low: int, nbytes: int, obj: object) -> bool:
+    """Whether it is memory of that very device; raises if some is, and not all.
+
+    Where nobody can be asked, the object is believed if the device's arrays speak its language.
+    """
+    if not context.knows_pointers:
+        return context.info.exchange.array_interface
+    driver = context.driver
+    token = driver.enter()
+    try:
+        if driver.pointer_device(low) != context.info.ordinal:
+            return False
+        found = driver.pointer_range(low)
+        if found is None or low + nbytes > found[0] + found[1]:
+            _check_memory(driver, low, nbytes, obj, LayoutError)
+    finally:
+        if token is not None:
+            driver.exit(token)
+    return True
+
+
 def _context_around(low: int, nbytes: int, current: Context, obj: object) -> Context:
-    """The open device whose memory it is, by asking the drivers: the interface does not say."""
+    """The device whose memory it is, by asking the drivers of those that are open: the interface does not say."""
     asked = [current, *(context for context in open_contexts() if context is not current)]
     for context in asked:
-        if not context.knows_pointers:
-            if context.info.exchange.array_interface:
-                return context  # nobody can be asked: the object is believed
-            continue
-        with Entered(context) as driver:
-            ordinal = driver.pointer_device(low)
-            if ordinal is None:
-                continue
-            found = driver.pointer_range(low)
-            if found is None or low + nbytes > found[0] + found[1]:
-                _check_memory(driver, low, nbytes, obj, LayoutError)
-        if ordinal == context.info.ordinal:
+        if context.knows_pointers:
+            with Entered(context) as driver:
+                ordinal = driver.pointer_device(low)
+            if ordinal is not None and ordinal != context.info.ordinal:
+                context = checked_device(context.info.backend, ordinal, ordinal).context()
+        if _is_on(context, low, nbytes, obj):
             return context
-        return checked_device(context.info.backend, ordinal, ordinal).context()
     names = ", ".join(str(context.device) for context in asked)
     raise UnsupportedError(
         f"{_of(obj)} has memory at {low:#x} that no device of devmem's knows (asked: {names}): choose the backend of the library "

@@ -185,7 +185,8 @@ class Allocation:
             token = driver.enter()
             self.ptr = 0
             if heap.live.pop(ptr, None) is not None:  # erased before it is freed: see Heap.give_back
-                heap.deallocate(ptr, self.nbytes, home.handle)
+                give = heap.deallocate  # a field: see Context.allocate
+                give(ptr, self.nbytes, home.handle)
         except BaseException:
             context.reclaim.keep(self)
             raise

@@ -469,7 +469,7 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
         """The copy of `copy_to_host` itself."""
         context = self.allocation.context
         locked = context.registry.segments
-        if not direct or locked:
+        if not direct or locked or ary.nbytes >= context.staged_from:
             transfer.read(self, ary, stream, blocking=blocking)
         elif ary.nbytes:
             nbytes = ary.nbytes

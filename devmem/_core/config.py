@@ -133,6 +133,19 @@ class Settings:
     default_stream: DefaultStream = _setting(
         DefaultStream.LEGACY, *_choice(DefaultStream), "stream that orders work for which none was named"
     )
+    staging_slots: int = _setting(
+        4, _count, "a whole number, 0 or more", "page-locked slots that large pageable copies pass through; 0: none do"
+    )
+    staging_slot_bytes: int = _setting(16 << 20, _positive, "bytes, 1 or more", "size of a slot")
+    staging_threads: int = _setting(
+        min(4, os.cpu_count() or 1), _positive, "a whole number, 1 or more", "threads that fill and empty the slots"
+    )
+    staging_threshold: int | None = _setting(
+        None,
+        _count,
+        "bytes, 0 or more",
+        "size from which pageable copies pass through the slots; unset: what suits the device",
+    )
     block_plugins: tuple[str, ...] = _setting(
         (), _names, "names separated by commas, or *", "entry points that are not loaded"
     )

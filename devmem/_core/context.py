@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import threading
 import weakref
 from collections import defaultdict
@@ -11,17 +12,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..spi.driver import PROTOCOLS, Driver
 from ..spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError, LayoutError, PluginError, UnsupportedError
-from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, MemoryInfo, MemoryKind
+from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from . import dlpack, scopes
 from .allocation import Allocation, Heap
 from .args import priority_of
 from .config import DefaultStream, settings
 from .entered import Entered
 from .memory import default_host_resource, default_resource, of_kind, prepare
-from .memory.adaptor import chain
+from .memory.adaptor import cached_in, chain
 from .reclaim import Reclaimer
 from .registry import registry_of
-from .stream import Stream
+from .staging import Ring
+from .stream import Stream, foreign_handle
 
 if TYPE_CHECKING:
     from ..spi.memory import MemoryResource
@@ -63,6 +65,9 @@ class Context:
         # None where each thread has a default stream of its own.
         self.shared_default = self.legacy if settings().default_stream is DefaultStream.LEGACY else None
         self.registry = registry_of(device.backend)
+        self.ring: Ring = Ring(self)
+        #: Bytes from which a copy of pageable memory goes through the ring.
+        self.staged_from = _staged_from(self.info)
         self.heaps: list[Heap] = []
         self.heaps_lock = threading.RLock()
         self.named_resources: dict[tuple[MemoryKind, str], MemoryResource] = {}
@@ -148,6 +153,8 @@ class Context:
                 raise TypeError
             handle = operator.index(stream)  # type: ignore[arg-type]
         except TypeError:
+            if foreign_handle(stream) is not None:
+                return self.external_stream(stream)
             raise TypeError(
                 f"a stream is 0, None, a devmem.Stream, the int handle of one, or an object with __cuda_stream__, "
                 f"not {stream!r}"
@@ -185,20 +192,11 @@ class Context:
 
         It is known by its number as long as somebody refers to it or work of ours is on it.
         """
-        protocol = getattr(stream, "__cuda_stream__", None)
-        if protocol is not None:
-            version, handle = protocol()
-            if version != 0:
-                raise UnsupportedError(f"{stream!r} speaks version {version} of __cuda_stream__, this devmem version 0")
-        else:
-            try:
-                if isinstance(stream, bool):
-                    raise TypeError
-                handle = operator.index(stream)  # type: ignore[arg-type]
-            except TypeError:
-                raise TypeError(
-                    f"a foreign stream is given by its address, an int, or as an object with __cuda_stream__, not as {stream!r}"
-                ) from None
+        handle = foreign_handle(stream)
+        if handle is None:
+            raise TypeError(
+                f"a foreign stream is given by its address, an int, or as an object with __cuda_stream__, not as {stream!r}"
+            )
         if handle < 0:
             raise LayoutError(f"a stream's address is not negative, got {handle}")
         if handle in (0, LEGACY_STREAM, PER_THREAD_STREAM) or handle in self.streams:
@@ -289,8 +287,9 @@ class Context:
         reclaim = self.reclaim
         if reclaim.dropped or reclaim.busy:
             reclaim.examine()
+        obtain = heap.allocate  # a field, not a method: called as one, it would be looked for in the class each time
         try:
-            ptr = heap.allocate(nbytes, stream.handle)
+            ptr = obtain(nbytes, stream.handle)
         except MemoryError as error:
             ptr = reclaim.rescue(heap, nbytes, stream, error)
         except Exception as error:
@@ -351,9 +350,7 @@ class Context:
         """Bytes free and in all as the driver says; live, pending and cached as devmem counts."""
         with Entered(self) as driver:
             free, total = driver.memory_info()
-            # Resources over one cache, the driver's pool say, count it once.
-            caches = {id(getattr(each.resource, "shared_cache", each)): each for each in self.heaps}
-            cached = sum(heap.cached_bytes for heap in caches.values())
+            cached = cached_in(each.resource for each in self.heaps)
         live = sum(sum(list(heap.live.values())) for heap in [*self.heaps, *self.host_heaps.values()])
         pending = self.reclaim.waiting_bytes()
         return MemoryInfo(free, total, live - pending, pending, cached)
@@ -391,7 +388,7 @@ class Context:
                 driver.close()
             return
         try:
-            for step in (driver.synchronize, leave, self.reclaim.clear):
+            for step in (driver.synchronize, leave, self.ring.close, self.reclaim.clear):
                 try:
                     step()
                 except DevmemError as error:  # the rest must still be given back
@@ -440,6 +437,13 @@ class DeadDriver:
 def again(error: DevmemError) -> DevmemError:
     """The same error to be raised once more: a new object, as the traceback of one that is kept would keep its frames alive."""
     return type(error)(*error.args)
+
+
+def _staged_from(info: DeviceInfo) -> int:
+    chosen = settings()
+    threshold = info.staging_threshold if chosen.staging_threshold is None else chosen.staging_threshold
+    never = not chosen.staging_slots or (not threshold and chosen.staging_threshold is None)
+    return sys.maxsize if never else threshold
 
 
 def _checked_capabilities(driver: Driver) -> frozenset[Capability]:

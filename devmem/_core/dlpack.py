@@ -87,7 +87,7 @@ _probe = np.empty(1).__dlpack__(max_version=VERSION) if _numpy_is_versioned else
 #: Where NumPy keeps the name that it gives versioned capsules, for as long as it is loaded.
 _numpy_name = _words[id(_probe) // _WORD + _NAME] if _numpy_is_versioned else 0
 #: Where addresses end.
-_END = 1 << 64
+END = 1 << 64
 
 #: What `take` finds: address, (device type, number), layout, dtype, flags, and the owner, which keeps the memory
 #: alive and lets go of it when it dies. A layout is (shape, strides in bytes or None for contiguous, offset of the lowest
@@ -198,9 +198,10 @@ def take(capsule: Any) -> Tensor:
     if type(capsule) is not _Capsule:
         raise BufferError(f"__dlpack__ returned {capsule!r}, not a DLPack capsule")
     word = id(capsule) // _WORD
+    named = _words[word + _NAME]
     try:
         # Python is asked, which compares the name, unless it is the very one that NumPy gives its own.
-        at = _words[word + _POINTER] if _words[word + _NAME] == _numpy_name else _pointer(capsule, _VERSIONED)
+        at = _words[word + _POINTER] if named == _numpy_name else _pointer(capsule, _VERSIONED)
     except ValueError:
         at, used, flags = _legacy(capsule), _USED_LEGACY, 0
         fields = _read_legacy(_memory, at)
@@ -224,9 +225,12 @@ def take(capsule: Any) -> Tensor:
     else:
         ptr += offset
         low = ptr + layout[2]
-        if low <= 0 or low + layout[3] > _END:
+        if low <= 0 or low + layout[3] > END:
             raise BufferError(f"the capsule describes an array beyond all addresses: {layout} at {ptr:#x}")
-    # What everybody calls to take a capsule; Python's own PyCapsule_SetName does the same through a slow door.
+    # Looked at again, with no call in between at which Python may run another thread: one of two takes it.
+    if _words[word + _NAME] != named:
+        raise BufferError("the DLPack capsule was taken by another thread: ask its producer for one for each")
+    # What everybody does to take a capsule; Python's own PyCapsule_SetName does the same through a slow door.
     _words[word + _NAME] = used
     owner = _new(_Taken)
     owner.at = at

@@ -32,6 +32,7 @@ def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
         context = current_context() if wanted is None else wanted
         if not context.is_host:
             return _from_host(obj, context, copy)
+        return _placed(DeviceNDArray(*adopt.by_dlpack(obj, said, copy, context)), wanted, copy)
     return _placed(DeviceNDArray(*adopt.by_dlpack(obj, said, copy)), wanted, copy)
 
 

@@ -18,11 +18,13 @@ from ..spi.errors import LayoutError
 
 Shape = tuple[int, ...]
 
-_WORD = ctypes.sizeof(ctypes.c_size_t)
-#: All addresses as words, to be read from.
-_words = (ctypes.c_size_t * (sys.maxsize // _WORD)).from_address(0)
 #: Where an ndarray object keeps the address of its data: first behind the object header, by NumPy's stable ABI.
 _DATA = object.__basicsize__
+_WORD = ctypes.sizeof(ctypes.c_size_t)
+#: Halvings that make a word's number of an address; a division takes longer.
+_TO_WORDS = _WORD.bit_length() - 1
+#: All memory as words, to be read from, shifted so that an ndarray object's own number finds the address of its data.
+_words = (ctypes.c_size_t * ((sys.maxsize - _DATA) // _WORD)).from_address(_DATA)
 
 
 def address(array: npt.NDArray[Any]) -> int:
@@ -31,7 +33,7 @@ def address(array: npt.NDArray[Any]) -> int:
     Read from the array object itself: ``array.ctypes.data`` takes ten times as long. Nothing but this function hands out
     host addresses.
     """
-    return _words[(id(array) + _DATA) // _WORD]
+    return _words[id(array) >> _TO_WORDS]
 
 
 _probe = np.empty(1)

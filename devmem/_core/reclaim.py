@@ -343,6 +343,7 @@ class Reclaimer:
                 heap.trim(0)
             except Exception as error:  # one stack that fails must not keep the memory of the others
                 warnings.warn(f"while trimming {heap.resource!r}: {error}", DevmemWarning, stacklevel=5)
+        self.context.ring.trim()
 
     def _wait_for_everything(self) -> None:
         self.context.driver.synchronize()

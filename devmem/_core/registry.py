@@ -150,6 +150,14 @@ class Registry:
         edges = self._edges
         return edges[bisect_right(edges, low) : bisect_left(edges, high)]
 
+    def covers(self, low: int, high: int) -> bool:
+        """Whether all of a range of addresses is locked."""
+        for segment in self._between(low, high):
+            if segment.start > low:
+                return False
+            low = segment.end
+        return low >= high
+
     @contextmanager
     def steady(self, low: int, high: int) -> Iterator[None]:
         """Within the block no other thread has pages of a range of addresses locked or unlocked.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -382,3 +383,32 @@ class ClosedEvent(Event):
     def handle(self) -> NoReturn:  # type: ignore[override]
         """Say that the event is closed."""
         raise ClosedError(f"this event of {self.context.device} is closed: make another with devmem.event()")
+
+
+def foreign_handle(stream: object) -> int | None:
+    """The address of another library's stream, or the number of a default one; None of what is no stream.
+
+    Most speak ``__cuda_stream__``. PyTorch's on AMD name it ``cuda_stream``; the vendors' own bindings have types that are turned
+    into integers, and into no other numbers.
+
+    Raises
+    ------
+    UnsupportedError
+        It speaks a newer protocol.
+    """
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version, handle = protocol()
+        if version != 0:
+            raise UnsupportedError(f"{stream!r} speaks version {version} of __cuda_stream__, this devmem version 0")
+        return operator.index(handle)
+    if isinstance(stream, bool):
+        return None
+    try:
+        return operator.index(stream)  # type: ignore[arg-type]
+    except TypeError:
+        named = getattr(stream, "cuda_stream", None)
+        if type(named) is int:
+            return named
+        kind = type(stream)
+        return int(stream) if hasattr(kind, "__int__") and not hasattr(kind, "__float__") else None  # type: ignore[call-overload]

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..spi.errors import BackendError, DevmemError, LayoutError, TransferGuardError
+from ..spi.errors import BackendError, LayoutError, TransferGuardError
 from ..spi.types import Capability, CopyKind
+from . import staging
 from .allocation import Using
 from .args import assignable
 from .config import TransferGuard, settings
@@ -36,6 +35,8 @@ from .layout import (
     rows,
     span,
 )
+from .paths import Path, choose
+from .plans import calls, run, strided
 from .registry import PAGE
 
 if TYPE_CHECKING:
@@ -66,7 +67,21 @@ def write(
     """
     if not dst.nbytes:
         return
-    _steadily(dst.context, src, partial(_write, dst, src, stream, blocking, host_copy))
+    if dst.nbytes >= dst.context.staged_from and host_copy and choose(dst.context, src, stream).path is Path.STAGED:
+        _write_staged(dst, src, stream, blocking)
+    else:
+        _steadily(dst.context, src, partial(_write, dst, src, stream, blocking, host_copy))
+
+
+def _write_staged(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
+    axes, flipped = memory_order(dst.shape, dst.strides)
+    shape, strides = _in_memory_order(dst.shape, dst.strides, axes, flipped)
+    source = _view(_raw(src), axes, flipped)
+    low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
+    if source.flags.c_contiguous and is_contiguous(shape, strides, dst.itemsize):
+        source, strides = _bytes(source), (1,)
+    staging.upload(dst.context, low, strides, source, stream, blocking)
+    _count(dst.context, "h2d staged", dst.nbytes)
 
 
 def _write(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool) -> None:
@@ -96,7 +111,7 @@ def _write(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, block
         path = "packed"
     else:
         path = "direct" if plan.height == 1 else "2d"
-    running = _run(context, plan, low, address(source), H2D, stream, blocking)
+    running = run(context, plan, low, address(source), H2D, stream, blocking)
     if running:
         context.reclaim.retire(stream, source)
     _count(context, f"h2d {path}", dst.nbytes)
@@ -106,7 +121,24 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
     """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable."""
     if not src.nbytes:
         return
-    _steadily(src.context, dst, partial(_read, src, dst, stream, blocking))
+    if src.nbytes >= src.context.staged_from and choose(src.context, dst, stream).path is Path.STAGED:
+        begin(src, dst, stream).finish()
+    else:
+        _steadily(src.context, dst, partial(_read, src, dst, stream, blocking))
+
+
+def begin(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> staging.Download:
+    """Enqueue a copy of many device elements to the host by way of the ring: they are there when it is finished."""
+    axes, flipped = memory_order(src.shape, src.strides)
+    shape, strides = _in_memory_order(src.shape, src.strides, axes, flipped)
+    target = _view(_raw(dst), axes, flipped)
+    low = src.ptr + span(src.shape, src.strides, src.itemsize)[0]
+    if target.flags.c_contiguous and is_contiguous(shape, strides, src.itemsize):
+        target, strides = _bytes(target), (1,)
+    download = staging.Download(src.context, target)
+    download.start(low, strides, stream)
+    _count(src.context, "d2h staged", src.nbytes)
+    return download
 
 
 def _read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
@@ -118,7 +150,7 @@ def _read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocki
     low = src.ptr + reach[0]
     plan = rows(origin[0], src.itemsize, target.strides, origin[1])
     if plan.calls == plan.height == 1 or _rows_pay(context, plan, target):
-        running = _run(context, plan, address(target), low, D2H, stream, blocking)
+        running = run(context, plan, address(target), low, D2H, stream, blocking)
         if running:
             context.reclaim.retire(stream, dst)
         _count(context, f"d2h {'direct' if plan.height == 1 else '2d'}", src.nbytes)
@@ -131,7 +163,7 @@ def _read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocki
         or _rows_pay(context, plan, packed)
         or reach[1] - reach[0] > DENSE_SPAN * src.nbytes
     ):
-        _run(context, plan, address(packed), low, D2H, stream, True)
+        run(context, plan, address(packed), low, D2H, stream, True)
         path = "packed"
     else:
         fetched = _scratch((reach[1] - reach[0],), np.dtype(np.uint8))
@@ -155,11 +187,11 @@ def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, bl
             _move_overlapping(dst, src, stream, blocking)
         return
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
-    if _calls(context, plan) > MANY_CALLS:
+    if calls(context, plan) > MANY_CALLS:
         write(dst, _fetched(src, stream), stream, blocking=blocking)
         path = "staged"
     else:
-        _run(context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
+        run(context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
         path = "direct" if plan.calls == plan.height == 1 else "2d"
     _count(context, f"d2d {path}", dst.nbytes)
 
@@ -217,8 +249,8 @@ def guard(what: str) -> None:
 def _rows_pay(context: Context, plan: Rows, host: npt.NDArray[Any]) -> bool:
     return (
         plan.width >= WIDE_ROW
-        and _calls(context, plan) <= MANY_CALLS
-        and _strided(context, plan)
+        and calls(context, plan) <= MANY_CALLS
+        and strided(context, plan)
         and not context.registry.cuts(*extent(host))
     )
 
@@ -249,71 +281,6 @@ def _scratch(shape: Shape, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.ndarray(shape, dtype, raw, -address(raw) % PAGE)
 
 
-def _calls(context: Context, plan: Rows) -> int:
-    """Driver calls that a plan takes on this device."""
-    if not _strided(context, plan):
-        return plan.calls * plan.height
-    slices = plan.slices() if context.has(Capability.VOLUME_COPY) else None
-    return plan.calls if slices is None else len(slices.offsets)
-
-
-def _strided(context: Context, plan: Rows) -> bool:
-    """Whether the device copies these rows in one call, and better so than one by one."""
-    multiple = context.info.strided_pitch_multiple
-    return context.has(Capability.STRIDED_COPY) and not (plan.dst_pitch % multiple or plan.src_pitch % multiple)
-
-
-def _run(context: Context, plan: Rows, dst: int, src: int, kind: CopyKind, stream: Stream, blocking: bool) -> bool:
-    """Do what the plan says. Whether the host side may still be touched."""
-    calls = list(_copies(context, plan, dst, src, kind, stream.handle))
-    running = False
-    # Only the last has to wait: those before it are on the same stream.
-    try:
-        for call in calls[:-1]:
-            running |= call(blocking=False)
-        running |= calls[-1](blocking=blocking)
-    except BaseException:
-        if len(calls) > 1:  # some of it may be on its way, and the caller is about to let go of both sides
-            with suppress(DevmemError):
-                context.driver.stream_synchronize(stream.handle)
-        raise
-    return running and not blocking
-
-
-def _copies(
-    context: Context, plan: Rows, dst: int, src: int, kind: CopyKind, handle: int
-) -> Iterator[Callable[..., bool]]:
-    """The driver calls of a plan, in as many dimensions as the device copies in."""
-    driver, width, height, pitches = context.driver, plan.width, plan.height, (plan.dst_pitch, plan.src_pitch)
-    strided = _strided(context, plan)
-    slices = plan.slices() if plan.outer and strided and context.has(Capability.VOLUME_COPY) else None
-    if slices is not None:
-        depth, dst_rows, src_rows, offsets = slices
-        for to, origin in offsets:
-            sides = (dst + to, pitches[0], dst_rows, src + origin, pitches[1], src_rows)
-            yield partial(driver.copy_3d, *sides, width, height, depth, kind, handle)
-    elif height > 1 and strided:
-        for to, origin in plan.offsets():
-            yield partial(driver.copy_2d, dst + to, pitches[0], src + origin, pitches[1], width, height, kind, handle)
-    else:
-        for to, origin in plan.offsets():
-            for row in range(height):
-                there, here = dst + to + row * pitches[0], src + origin + row * pitches[1]
-                for offset, nbytes in _pieces(context, there, here, width, kind):
-                    yield partial(driver.copy, there + offset, here + offset, nbytes, kind, handle)
-
-
-def _pieces(context: Context, dst: int, src: int, nbytes: int, kind: CopyKind) -> list[tuple[int, int]]:
-    """(offset, bytes) of the parts of a run; cut where page-locked memory begins or ends, because CUDA refuses a copy that
-    lies half in it.
-    """
-    if kind is D2D or not context.registry.segments:
-        return [(0, nbytes)]
-    host = src if kind is H2D else dst
-    ends = [0, *(cut - host for cut in context.registry.cuts(host, host + nbytes)), nbytes]
-    return [(start, end - start) for start, end in pairwise(ends)]
-
-
 def _in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:
     steps = [-stride if axis in flipped else stride for axis, stride in enumerate(strides)]
     return tuple(shape[axis] for axis in axes), tuple(steps[axis] for axis in axes)
@@ -328,6 +295,11 @@ def _view(array: npt.NDArray[Any], axes: list[int], flipped: list[int]) -> npt.N
 def _raw(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     # Bytes and not values: assigning records, NumPy leaves padding behind.
     return array.view(f"V{array.itemsize}") if array.dtype.fields is not None and array.itemsize else array
+
+
+def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of a C-contiguous array."""
+    return np.ndarray((array.nbytes,), np.uint8, array) if array.flags.writeable else array.reshape(-1).view(np.uint8)
 
 
 def _range(array: DeviceNDArray[Any]) -> tuple[int, int]:

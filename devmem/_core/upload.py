@@ -59,6 +59,8 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
         if stream:
             bound = chosen
     shape, dtype, nbytes = src.shape, src.dtype, src.nbytes
+    if dtype.hasobject:
+        host_array(src)  # says why not
     if not nbytes:
         return empty(context, shape, dtype, None, 0, stream)
     direct, strides = True, None
@@ -82,7 +84,7 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
         array._stream = bound
         try:
             locked = context.registry.segments
-            if not direct or locked:
+            if not direct or locked or nbytes >= context.staged_from:
                 transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
             else:
                 try:

@@ -16,7 +16,7 @@ from typing import Any
 from ..api.devices import device as device_of
 from ..kit import native
 from ..spi.driver import Driver
-from ..spi.errors import ConfigError
+from ..spi.errors import BackendUnavailable, ConfigError
 from .held import Held, load, raw
 from .loans import Loans, tell
 
@@ -74,7 +74,7 @@ class TorchMemory(Held):
             self._cuda.empty_cache()
 
     def _open(self, driver: Driver) -> None:
-        cuda = self._load("torch").cuda
+        cuda = built(self._load("torch"), f"the memory resource {type(self).__name__}").cuda
         self._check_default(driver)
         self._cuda, self._ordinal = cuda, driver.info.ordinal
         self._own = cuda.get_allocator_backend() in OWN
@@ -145,11 +145,13 @@ def pluggable_allocator(device: Any = None) -> Any:
     Raises
     ------
     BackendUnavailable
-        PyTorch is not installed, or there is no C compiler.
+        PyTorch is not installed, or was built for no GPU, or there is no C compiler.
     ConfigError
         This process serves PyTorch from the devices of another backend already.
     """
-    memory = load("torch.cuda.memory", INSTALL, "devmem.adapters.torch.pluggable_allocator()")
+    purpose = "devmem.adapters.torch.pluggable_allocator()"
+    built(load("torch", INSTALL, purpose), purpose)
+    memory = load("torch.cuda.memory", INSTALL, purpose)
     found = shim(device_of(device).backend)
     return memory.CUDAPluggableAllocator(str(found.path), "devmem_allocate", "devmem_free")
 
@@ -163,3 +165,19 @@ def shim(backend: str) -> Shim:
         elif _shim.backend != backend:
             raise ConfigError(f"PyTorch is served from {_shim.backend!r} in this process already, not from {backend!r}")
         return _shim
+
+
+def built(torch: Any, purpose: str) -> Any:
+    """PyTorch, if it was built for GPUs at all.
+
+    Raises
+    ------
+    BackendUnavailable
+        It was built for the host alone: its allocator, and what one is plugged into, are missing.
+    """
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise BackendUnavailable(
+            f"{purpose} needs a PyTorch that was built for CUDA or ROCm; the one that is installed, {torch.__version__}, "
+            f"knows the host only: install the build for your GPU, as pytorch.org says"
+        )
+    return torch

@@ -27,12 +27,18 @@ EXPORTED void devmem_disconnect(void)
 }
 
 /* PyTorch takes a null pointer for memory. What it understands is std::bad_alloc, which the C++ library that it has loaded can
- * throw for us; without one there is nobody to catch it. */
+ * throw for us; without one there is nobody to catch it. Python loads PyTorch, and with it that library, so that its symbols are
+ * seen by nobody else: it has to be asked for by its name. */
 static void out_of_memory(void)
 {
-    void (*throw_bad_alloc)(void) = (void (*)(void))dlsym(RTLD_DEFAULT, "_ZSt17__throw_bad_allocv");
-    if (throw_bad_alloc)
-        throw_bad_alloc();
+    static const char name[] = "_ZSt17__throw_bad_allocv";
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    if (!symbol) {
+        void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+        symbol = library ? dlsym(library, name) : NULL;
+    }
+    if (symbol)
+        ((void (*)(void))symbol)();
 }
 
 EXPORTED void *devmem_allocate(ssize_t nbytes, int device, void *stream)

@@ -88,7 +88,15 @@ class TransferGuardError(DevmemError, RuntimeError):
 
 
 class GuardError(DevmemError, RuntimeError):
-    """Memory that a `Guard` watches was misused; the message says how, and where the memory was allocated."""
+    """Memory that a `Guard` watches was misused; the message says how, and where the memory was allocated.
+
+    Attributes
+    ----------
+    taken : int or None
+        Bytes that were given back in spite of it, where that is not what was said: 0 for a second or a foreign free. None: all.
+    """
+
+    taken: int | None = None
 
 
 class PluginError(DevmemError, RuntimeError):

@@ -97,6 +97,7 @@ class DeviceInfo:
     ``default_memory`` is the memory stack that suits the device, as text (``pool``); empty: devmem chooses.
     ``exchange``: how other libraries know its memory and streams.
     ``strided_pitch_multiple``: strided copies are worth having for pitches that are multiples of it; others are right, and slow.
+    ``staging_threshold``: bytes from which a copy of pageable host memory is faster by way of page-locked memory; 0: none is.
     ``facts`` is everything else worth printing, by name; of these `devmem doctor` warns of ``notes`` and tells ``remarks``.
     """
 
@@ -113,5 +114,6 @@ class DeviceInfo:
     stream_priorities: tuple[int, int] = (0, 0)
     default_memory: str = ""
     strided_pitch_multiple: int = 1
+    staging_threshold: int = 0
     exchange: Exchange = Exchange()
     facts: Mapping[str, str | int | float | bool] = field(default_factory=lambda: MappingProxyType({}))

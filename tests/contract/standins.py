@@ -281,7 +281,8 @@ class TorchCuda:
 
 
 def torch(cuda: Any) -> dict[str, Any]:
-    return {"torch": module("torch", cuda=cuda, OutOfMemoryError=TorchOutOfMemoryError)}
+    version = module("torch.version", cuda="13.0", hip=None)
+    return {"torch": module("torch", cuda=cuda, version=version, OutOfMemoryError=TorchOutOfMemoryError)}
 
 
 class CUDAPluggableAllocator:

@@ -1098,6 +1098,54 @@ class TestCopies:
         assert (back == 8).all()
 
 
+def batch(stream, *copies, count=None, attributes=0):
+    """``hipMemcpyBatchAsync`` of (to, source, bytes)."""
+    words = [(ctypes.c_size_t * len(copies))(*column) for column in zip(*copies, strict=True)]
+    one = (ctypes.c_uint64 * 8)(1)  # in the order of the stream
+    given = (ctypes.byref(one), ctypes.byref(ctypes.c_size_t(0))) if attributes else (None, None)
+    count = len(copies) if count is None else count
+    return hip.hipMemcpyBatchAsync(*words, ctypes.c_size_t(count), *given, ctypes.c_size_t(attributes), None, stream)
+
+
+class TestBatches:
+    @since(7, 1)
+    def test_each_copy_goes_its_own_way(self, block, stream):
+        up, back = flat(2048, 7), flat(2048)
+        ok(batch(stream, (block, at(up), 2048)))
+        ok(batch(stream, (block + 2048, block, 1000), (at(back), block, 2048)))
+        ok(hip.hipStreamSynchronize(stream))
+        assert (back == 7).all()
+        assert (read(block + 2048, 1000) == 7).all()
+
+    @since(7, 1)
+    def test_they_are_in_the_order_of_the_stream(self, block, stream):
+        source, host = pinned(4096)
+        host[:] = 1
+        with Gate(stream) as gate:
+            ok(batch(stream, (block, source, 2048), (block + 2048, source, 2048)))
+            standing(stream)
+            host[:] = 2
+            gate.open()
+            ok(hip.hipStreamSynchronize(stream))
+        assert (read(block, 4096) == 2).all()
+        ok(hip.hipHostFree(source))
+
+    @since(7, 1)
+    def test_nothing_to_copy_is_an_error(self, block, stream):
+        refused(batch(stream, (block, at(flat()), 16), count=0), INVALID_VALUE)
+        refused(batch(stream, (block, at(flat()), 16), (block, at(flat()), 0)), INVALID_VALUE)
+
+    @since(7, 1)
+    @before(7, 3)
+    def test_attributes_came_later(self, block, stream):
+        refused(batch(stream, (block, at(flat()), 16), attributes=1), NOT_SUPPORTED)
+
+    @emulator_only
+    @before(7, 1)
+    def test_an_older_runtime_has_none(self, block, stream):
+        refused(batch(stream, (block, at(flat()), 16)), NOT_SUPPORTED)
+
+
 @statements
 class TestBoxes:
     def test_rows_with_a_pitch(self, block):

@@ -31,12 +31,14 @@ def device(devmem_backend: str) -> dm.Device:
 
 
 @pytest.fixture
-def tidy(devmem_backend: str) -> Iterator[None]:
+def tidy(devmem_backend: str, request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves device memory behind. Collects garbage only where something is left, to stay cheap."""
     before = _in_use()
     yield
+    request.node.funcargs.clear()  # pytest keeps what other fixtures gave until all of them are torn down
     if _in_use() > before:
         gc.collect()
+        dm.synchronize()  # what is borrowed is kept until an event behind its last use has passed
         after = _in_use()
         assert after <= before, f"{after - before} bytes of device memory are left behind"
 

@@ -34,7 +34,7 @@ def run(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[...
 
     def run(script: str, *packages: str, **settings: str) -> str:
         for package in packages:
-            if importlib.util.find_spec(package) is None:
+            if not installed(package):
                 pytest.skip(f"{package} is not installed")
         status = next(each for each in dm.backends() if each.name == "cuda")
         if not status.usable:
@@ -44,6 +44,14 @@ def run(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[...
         return done.stdout
 
     return run
+
+
+def installed(package: str) -> bool:
+    """Whether a package is there, without importing it; of one inside another, the outer one may be missing too."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 NUMBA_MEMORY = """

@@ -227,6 +227,11 @@ def test_records_with_objects_are_refused():
         dm.to_device(np.zeros(2, [("a", "i4"), ("b", object)]))
 
 
+def test_no_objects_are_refused_too():
+    with pytest.raises(dm.LayoutError, match="Python objects"):
+        dm.to_device(np.empty(0, object))
+
+
 def test_ragged_lists_are_refused_by_numpy():
     with pytest.raises(ValueError, match="inhomogeneous"):
         dm.to_device([[1], [1, 2]])

@@ -220,6 +220,14 @@ def _(env: Env) -> None:
     assert dm.is_device_array(env.array)
 
 
+@entry("from_dlpack")
+def _(env: Env) -> None:
+    dm.from_dlpack(env.array).copy_to_host(stream=env.stream)
+    dm.from_dlpack(env.array, copy=True)
+    dm.from_dlpack(env.array, device=1)
+    dm.from_dlpack(env.plain)
+
+
 @entry("device_array")
 def _(env: Env) -> None:
     dm.device_array(env.shape, np.int32, stream=env.stream)
@@ -523,6 +531,13 @@ def _(env: Env) -> None:
     assert np.array_equal(np.asarray(env.array), env.host)
 
 
+@entry("DeviceNDArray.__dlpack__")
+def _(env: Env) -> None:
+    env.array.__dlpack__()
+    env.array.__dlpack__(stream=-1, copy=True)
+    env.array.__dlpack__(dl_device=(1, 0), max_version=(1, 0))
+
+
 @entry("DeviceNDArray.__bool__")
 def _(env: Env) -> None:
     assert env.one
@@ -677,6 +692,14 @@ def _visible(kind: str) -> None:
     def _(env: Env) -> None:
         for part in getattr(env, kind.lower()).split(40):
             dm.to_device(part)
+
+    @entry(f"{kind}NDArray.__dlpack__")
+    def _(env: Env) -> None:
+        array = getattr(env, kind.lower())
+        env.target.reshape(-1)[:64].copy_to_host(array, stream=env.side)
+        array.__dlpack__()
+        array.__dlpack__(dl_device=(1, 0), copy=True)
+        array[:] = 0
 
     @entry(f"{kind}NDArray.__reduce__")
     def _(env: Env) -> None:
@@ -835,6 +858,7 @@ def _(env: Env) -> None:
 #: Public names that make no driver call which could fail, and why.
 EXCLUDED = {
     "register_backend": "adds a name to a table",
+    "open_ipc_array": "needs two processes: its loop is in test_api_ipc.py",
     "errors": "a module",
     "memory": "a module",
     "DeviceNDArray.shape": "a field",
@@ -849,6 +873,8 @@ EXCLUDED = {
     "DeviceNDArray.nbytes": "arithmetic",
     "DeviceNDArray.ndim": "arithmetic",
     "DeviceNDArray.size": "arithmetic",
+    "DeviceNDArray.__dlpack_device__": "a field",
+    "DeviceNDArray.get_ipc_handle": "needs two processes: its loop is in test_api_ipc.py",
     "DeviceNDArray.like": "for the machinery; copy() goes through it",
     "DeviceNDArray.stream_in_force": "for the machinery",
     "DeviceNDArray.put": "for the machinery; copy_to_device() and assignment go through it",
@@ -857,19 +883,24 @@ EXCLUDED = {
     "DeviceRecord.dtype": "a field",
     "DeviceRecord.nbytes": "arithmetic",
     "DeviceRecord.ptr": "a field, checked",
+    "MappedNDArray.__dlpack_device__": "a field",
     "MappedNDArray.device": "a field",
     "MappedNDArray.ptr": "arithmetic",
     "MappedNDArray.free": "always refuses",
+    "ManagedNDArray.__dlpack_device__": "a field",
     "ManagedNDArray.device": "a field",
     "ManagedNDArray.ptr": "arithmetic",
     "ManagedNDArray.free": "always refuses",
     "Stream.__int__": "a field",
+    "Stream.__cuda_stream__": "a field",
+    "Stream.check_waitable": "for the machinery; every call that waits goes through it",
     "Stream.closed": "a field",
     "Stream.destroy": "for the queue; close() and trim() go through it",
     "Stream.device": "a field",
     "Stream.is_out": "for the queue",
     "Stream.order_handle": "for the queue",
     "Stream.passed": "for the queue; trim() goes through it",
+    "Stream.stand_in": "for the machinery; __cuda_array_interface__ goes through it",
     "Stream.waits_for": "a fact",
     "Event.is_out": "for the queue",
     "Event.destroy": "for the queue; close() and trim() go through it",

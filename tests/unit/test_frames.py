@@ -241,8 +241,8 @@ def test_one_more_frame_for_each_of_devmems_own_adaptors(witness):
 def test_the_count_of_frames_can_fail(witness, monkeypatch):
     from devmem.api import arrays
 
-    upload = arrays._upload.upload
-    monkeypatch.setattr(arrays._upload, "upload", lambda *args: (lambda: (lambda: upload(*args))())())
+    upload = arrays.upload
+    monkeypatch.setattr(arrays, "upload", lambda *args: (lambda: (lambda: upload(*args))())())
     array = dm.to_device(SOURCES["1-D"])
     assert len(witness.between("alloc", dm.to_device)) > FRAMES
     array.free()

@@ -15,6 +15,7 @@ import pytest
 
 import devmem as dm
 from devmem._core.memory import trace
+from devmem._core.memory.adaptor import cached_in
 from devmem.backends.host.hooks import HostBackend
 from devmem.memory import (
     DriverMemory,
@@ -111,9 +112,39 @@ def test_what_is_passed_on() -> None:
 
     below = Caching()
     stack = Statistics(Limit(below, 5))
-    assert (stack.cached_bytes, stack.largest_free_block, stack.shared_cache) == (100, 60, below)
+    assert (stack.cached_bytes, stack.largest_free_block) == (100, 60)
     stack.trim(7)
     assert below.kept == 7
+
+
+def test_what_several_stacks_keep_is_counted_once(driver: FaultyDriver) -> None:
+    class Foreign(Below):
+        cached_bytes = 100
+
+    driver.pool_cached = lambda: 1000  # type: ignore[method-assign]
+    drivers_own = [StreamOrderedMemory(), Statistics(StreamOrderedMemory()), dm.memory.Guard(StreamOrderedMemory())]
+    pool = dm.memory.PoolMemory()
+    on_one_pool = [pool, Limit(pool, "1GiB"), dm.memory.Guard(pool), Scrub(pool)]
+    foreign = Foreign()
+    on_foreign = [foreign, Statistics(foreign), dm.memory.PoolMemory(foreign)]
+    for stack in (*drivers_own, *on_one_pool, *on_foreign):
+        stack.bind(driver) if stack is not foreign else None
+    assert cached_in(drivers_own) == 1000
+    guard = drivers_own[2]
+    guard.deallocate(guard.allocate(100, S), 100, S)  # in quarantine, between red zones
+    assert cached_in(drivers_own) == 1000 + 100 + 512
+    pool.deallocate(pool.allocate(5000, S), 5000, S)
+    kept = pool.cached_bytes
+    assert kept >= 5000
+    assert cached_in(on_one_pool) == kept
+    on_one_pool[3].withheld.append((256, 70))
+    assert cached_in(on_one_pool) == kept + 70
+    on_one_pool[3].withheld.clear()
+    assert cached_in(on_foreign) == 100
+    assert cached_in([*drivers_own, *on_one_pool, *on_foreign]) == 1612 + kept + 100
+    del driver.pool_cached
+    for stack in (*drivers_own, *on_one_pool):
+        stack.trim(0)
 
 
 @pytest.mark.parametrize("device", ["host:0", "host", "0", 0])

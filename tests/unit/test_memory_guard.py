@@ -11,7 +11,7 @@ import pytest
 
 import devmem as dm
 from devmem.backends.host.hooks import HostBackend
-from devmem.memory import DriverMemory, Guard, PinnedMemory, StreamOrderedMemory
+from devmem.memory import DriverMemory, Guard, Limit, PinnedMemory, Statistics, StreamOrderedMemory
 from devmem.spi.driver import Driver
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, CopyKind
@@ -120,6 +120,28 @@ def test_a_wrong_size(guard: Guard) -> None:
     with pytest.raises(dm.GuardError, match=r"999 bytes were given back at .* where the block of 1000 bytes"):
         killer(guard, ptr, 999)
     assert guard.cached_bytes > 0
+
+
+def test_what_it_refuses_is_not_counted_as_given_back(guard: Guard, driver: Driver) -> None:
+    """Whatever stands above reckons with what is out, not with what was said."""
+    stack = Limit(Statistics(guard, owners=True), 5000)
+    stack.bind(driver)
+    counting = stack.upstream
+    ptr, other = stack.allocate(1000, LEGACY_STREAM), stack.allocate(300, LEGACY_STREAM)
+    stack.deallocate(ptr, 1000, LEGACY_STREAM)
+    for wrong in (ptr, other + 8, 123):
+        with pytest.raises(dm.GuardError, match="free"):
+            stack.deallocate(wrong, 1000, LEGACY_STREAM)
+        assert (stack.current_bytes, counting.current_bytes, counting.current_count) == (300, 300, 1)
+        assert [(each.nbytes, each.count) for each in counting.owners()] == [(300, 1)]
+    with pytest.raises(dm.GuardError, match="299 bytes were given back"):
+        stack.deallocate(other, 299, LEGACY_STREAM)
+    assert (stack.current_bytes, counting.current_bytes, counting.current_count) == (0, 0, 0)
+    damaged = stack.allocate(100, LEGACY_STREAM)
+    poke(driver, damaged + 100)
+    with pytest.raises(dm.GuardError, match="overrun"):
+        stack.deallocate(damaged, 100, LEGACY_STREAM)
+    assert (stack.current_bytes, counting.current_bytes, counting.current_count) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("at", [-256, 0, 999, 1255])

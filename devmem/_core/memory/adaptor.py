@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...spi.driver import Driver
@@ -79,11 +79,6 @@ class Adaptor:
         """Bytes of the largest block that the stack could hand out of what it keeps."""
         return int(getattr(self.upstream, "largest_free_block", 0))
 
-    @property
-    def shared_cache(self) -> object:
-        """Whose memory `cached_bytes` counts."""
-        return getattr(self.upstream, "shared_cache", self.upstream)
-
     def trim(self, keep_bytes: int) -> None:
         """Give kept memory back until at most ``keep_bytes`` are kept."""
         trim = getattr(self.upstream, "trim", None)
@@ -116,6 +111,25 @@ def chain(resource: object) -> list[Any]:
         found.append(each)
         each = getattr(each, "upstream", None)
     return found
+
+
+def cached_in(stacks: Iterable[object]) -> int:
+    """Bytes that some stacks keep for reuse, each of their parts counted once: two may stand on one pool, or on the driver's.
+
+    A part of ours tells what it keeps together with what is below it. What somebody else's tells counts as its own, and what that
+    stands on is not asked. A part whose cache is not its own alone says whose it is, as ``shared_cache``.
+    """
+    caches: dict[int, int] = {}
+    for stack in stacks:
+        for each in chain(stack):
+            kept = int(getattr(each, "cached_bytes", 0))
+            ours = isinstance(each, Adaptor)
+            if ours:
+                kept -= int(getattr(each.upstream, "cached_bytes", 0))
+            caches[id(getattr(each, "shared_cache", each))] = max(0, kept)
+            if not ours:
+                break
+    return sum(caches.values())
 
 
 def largest_free_block(resource: object) -> int | None:

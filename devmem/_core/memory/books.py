@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from types import TracebackType
 from typing import NamedTuple
 
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .blocks import FreeSet, Shelf, class_of, rounded
+from .blocks import SMALL, FreeSet, Reach, Shelf, class_of, rounded
 
 #: How many requested sizes a stream remembers the class of.
 REMEMBERED = 4096
@@ -18,6 +20,12 @@ REMEMBERED = 4096
 MANY_STREAMS = 64
 #: So many small blocks are cut at once, but not more than so many bytes.
 MORE, FEW_BYTES = 16, 16 << 10
+#: Whole chunks are not broken below this part of what is held, nor while parts of chunks lie idle that make up this part of the
+#: most that was live.
+F=0
+G=0
+VAR = 64
+KEPT_WHOLE, IN_PARTS = 0.06, 0.12
 
 
 class Books:
@@ -91,17 +99,15 @@ class Books:
         self.held += size
 
     def strike_idle_chunks(self, nbytes: int) -> list[Chunk]:
-        """Take out chunks that nobody uses, the largest first, until they make up so many bytes; pledged until they are gone."""
+        """Take out chunks that nobody uses until they make up so many bytes: few, and little more than that; pledged until gone."""
         struck: list[Chunk] = []
-        found = (
-            [(free, start) for free in (self.idle.small, self.idle.large) for start in free.whole()]
-            if nbytes > 0
-            else []
-        )
-        for free, start in sorted(found, key=lambda each: self.chunks[each[1]], reverse=True):
-            if nbytes <= 0:
-                break
-            size = free.remove(start)
+        idle = [self.idle.small, self.idle.large]
+        chunks = sorted((self.chunks[start], start, free) for free in idle for start in free.whole.starts()) if nbytes > 0 else []
+        while nbytes > 0 and chunks:
+            # The smallest that is enough alone, else the largest.
+            enough = bisect_left(chunks, nbytes, key=itemgetter(0))
+            size, start, free = chunks.pop(min(enough, len(chunks) - 1))
+            free.remove(start)
             del self.chunks[start]
             self.held -= size
             self.pledged += size
@@ -168,30 +174,59 @@ class Books:
             made.home = None
         return made, recordings
 
-    def cut(self, home: Home, nbytes: int, *, near: bool = True) -> int:
-        """A block out of what the stream may use now; 0 if nothing serves. Without ``near`` it may come from a far larger one."""
+    def cut(self, home: Home, nbytes: int, *, sparing: bool = True, far: bool = True) -> int:
+        """A block out of what the stream may use now; 0 if nothing serves. If it is sparing, chunks are kept whole for others."""
         size = rounded(nbytes)
         # A stream that is not trusted may be another one than the chunk was made for, with its number. Where chunks are made in
         # no stream's order that is the same: what is left of a new one was used by nobody.
         own = home.trusted or not self.ordered
-        fenced = [fence.free for fence in self.fences if fence.home is home] if own else []
-        while True:
-            for free in (home.free, *fenced, self.idle):
-                ptr = free.cut(size, near)
-                if ptr:
-                    stack = home.stack(nbytes, size)
-                    if size <= FEW_BYTES and home.trusted:
+        sets = [home.free, *[fence.free for fence in self.fences if fence.home is home and own], self.idle]
+        ptr = self._cut_from(sets, size, Reach.NEAR)
+        # Only now: what is gathered has to be cut again, which the next hit pays for.
+        if not ptr and home.gather():
+            ptr = self._cut_from(sets, size, Reach.NEAR)
+        if not ptr and size >= SMALL and (far or not sparing or size * VAR <= self.peak_live):
+            ptr = self._cut_from(sets, size, Reach.PARTS)
+            if not ptr and (far or not sparing) and (not sparing or self.may_break(size)):
+                ptr = self._cut_from(sets, size, Reach.WHOLE)
+        if ptr:
+            stack = home.stack(nbytes, size)
+            if size <= FEW_BYTES and home.trusted:
+                for free in sets:
+                    if free.small.nbytes:
                         self._cut_more(free.small, size, stack)
-                    return ptr
-            # Only now: what is gathered has to be cut again, which the next hit pays for.
-            if not home.gather():
-                return 0
+                        break
+        return ptr
+
+    def _cut_from(self, sets: list[Shelf], size: int, reach: Reach) -> int:
+        for free in sets:
+            ptr = free.cut(size, reach)
+            if ptr:
+                return ptr
+        return 0
+
+    def may_break(self, size: int) -> bool:
+        """Whether a whole chunk may be broken for a large block: if enough others stay whole, and not too much lies in parts.
+
+        Whole chunks can go back to make room for one that fits. Parts cannot, and when all memory is in use but them, all of
+        them is held beyond what is live.
+        """
+        shelves = self.shelves()
+        whole = sum(each.large.whole.nbytes for each in shelves)
+        parts = sum(each.nbytes for each in shelves) - whole
+        return whole - size >= KEPT_WHOLE * self.held and parts <= IN_PARTS * self.peak_live
+
+    def shelves(self) -> list[Shelf]:
+        """All sets of free blocks."""
+        return [self.idle, *[home.free for home in self.homes()], *[fence.free for fence in self.fences]]
 
     def _cut_more(self, free: FreeSet, size: int, stack: list[int]) -> None:
         """Cut more small blocks than are asked for, so that the next ones are hits."""
         count = min(MORE, FEW_BYTES // size)
-        ptr = free.take(class_of(rounded(count * size)), count * size)
-        if ptr:
+        number = class_of(rounded(count * size))
+        start = free.parts.find(number) or free.whole.find(number)
+        if start:
+            ptr = free.take(start, count * size)
             stack.extend(range(ptr + (count - 1) * size, ptr - 1, -size))
 
     def fence(self, home: Home, *, recording: bool) -> Fence | None:

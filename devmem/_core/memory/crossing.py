@@ -21,7 +21,7 @@ class Crossing:
         self.driver = driver
         self.captures = Capability.CAPTURE in driver.info.capabilities
 
-    def open_to_all(self, stream: int, *, tight: bool) -> None:
+    def open_to_all(self, stream: int, size: int, *, tight: bool) -> None:
         """Make everyone's what streams have passed, for the sake of one that found nothing of its own.
 
         Its own blocks as well, if there are others that they may merge with; and if it is tight, as only what is everyone's can
@@ -37,6 +37,9 @@ class Crossing:
             own = tight or bool(books.idle.nbytes) or any(home.free.nbytes for home in homes if home is not mine)
             for home in homes:
                 if home.trusted and not home.lost and id(home) not in fenced and (own or home is not mine):
+                    import devmem._core.memory.books as bb
+                    if not tight and (home.cached() < bb.F * size or home.cached() < bb.G * books.held):
+                        continue
                     fence = books.fence(home, recording=True)
                     if fence is not None:
                         made.append((fence, self._handle(home)))

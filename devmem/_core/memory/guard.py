@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...spi.driver import Driver
-from ...spi.errors import DevmemWarning, GuardError
+from ...spi.errors import DevmemWarning, GuardError, UnsupportedError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM
 from .adaptor import Adaptor
@@ -46,7 +46,7 @@ class Guard(Adaptor):
     For finding mistakes, not for speed. ``deallocate`` waits for the stream, to read; so the stack does not count as
     stream-ordered, and devmem hands blocks back only when every stream that it knows of has passed them. ``allocate`` waits for
     the stream unless the upstream is stream-ordered. Writes by streams that devmem does not know of are found if they have
-    happened by then. Put it outermost: an adaptor above would count a second free that never happens.
+    happened by then. Put it outermost: what a `Scrub` above it writes into a block that comes back twice looks like a use after free.
 
     Parameters
     ----------
@@ -98,9 +98,20 @@ class Guard(Adaptor):
     # -- the two verbs -------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """A block between red zones; what is in it looks like nothing that a program means."""
+        """A block between red zones; what is in it looks like nothing that a program means.
+
+        Raises
+        ------
+        UnsupportedError
+            The stream is capturing a graph.
+        """
         if not nbytes:
             return 0
+        if self._touch.capturing(stream):
+            raise UnsupportedError(
+                f"{self!r} cannot allocate {nbytes} bytes for a stream that is capturing a graph, which would fill the red zones "
+                f"whenever it runs: allocate before the capture, or leave the Guard out"
+            )
         size = nbytes + 2 * self.redzone
         base = self._allocate(size, stream)
         try:
@@ -125,16 +136,22 @@ class Guard(Adaptor):
         ------
         GuardError
             Something wrote outside of the block, or it has another size (then it was given back all the same); it was given
-            back before, or never handed out (then nothing was).
+            back before, or never handed out, or the stream is capturing a graph (then nothing was).
         """
         if not ptr:
             return
         with self._lock:
-            block = self._live.pop(ptr, None)
+            block = self._live.get(ptr)
             if block is None:
                 problem = self._unknown(ptr, nbytes)
                 self.reports.append(problem)
-                raise GuardError(problem)
+                raise _refusal(problem)
+            if self._touch.capturing(stream):
+                raise _refusal(
+                    f"{block} was given back on a stream that is capturing a graph, where it cannot be looked at: give it back "
+                    f"when the capture has ended" + block.history()
+                )
+            del self._live[ptr]
         block.freed = _stack()
         try:
             wrong = self._damage(block, stream)
@@ -163,7 +180,9 @@ class Guard(Adaptor):
         except Exception as error:
             failed = error
         if wrong:
-            raise GuardError("\n".join(wrong)) from failed
+            found = GuardError("\n".join(wrong))
+            found.taken = block.nbytes
+            raise found from failed
         if failed is not None:
             raise failed
 
@@ -176,9 +195,13 @@ class Guard(Adaptor):
         ------
         GuardError
             Something was written where nothing should have been; it stays in `reports`, and is found again.
+        UnsupportedError
+            A graph is being captured, which waiting would end.
         """
         if self.driver is None:
             return
+        if self._touch.capturing(LEGACY_STREAM):
+            raise UnsupportedError(f"{self!r} cannot look at its blocks while a graph is captured: check before, or after")
         check, token = object(), None
         try:
             with self._lock:
@@ -209,15 +232,14 @@ class Guard(Adaptor):
         """Bytes that the stack keeps; what is in quarantine among them."""
         return super().cached_bytes + self._kept_bytes
 
-    @property
-    def shared_cache(self) -> object:
-        """The quarantine is nobody else's."""
-        return self
-
     def trim(self, keep_bytes: int) -> None:
-        """Let blocks out of quarantine, oldest first, and the upstream trim, until at most ``keep_bytes`` are kept."""
+        """Let blocks out of quarantine, oldest first, and the upstream trim, until at most ``keep_bytes`` are kept.
+
+        While a graph is captured no block leaves, as it cannot be looked at.
+        """
         try:
-            self._release(keep_bytes, LEGACY_STREAM)
+            if not self._touch.capturing(LEGACY_STREAM):
+                self._release(keep_bytes, LEGACY_STREAM)
         finally:
             super().trim(max(0, keep_bytes - self._kept_bytes))
 
@@ -308,6 +330,12 @@ class _Block:
         if self.freed is not None:
             text += "freed at (most recent call last):\n" + "".join(_lines(self.freed))
         return text.rstrip()
+
+
+def _refusal(problem: str) -> GuardError:
+    refused = GuardError(problem)
+    refused.taken = 0
+    return refused
 
 
 def _stack() -> traceback.StackSummary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from ...spi.driver import Driver
-from ...spi.errors import OutOfMemory
+from ...spi.errors import GuardError, OutOfMemory
 from ...spi.memory import MemoryResource
 from .adaptor import Adaptor
 from .sizes import bytes_of, check_size
@@ -61,10 +61,17 @@ class Limit(Adaptor):
             raise
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
-        """Deallocate; then the bytes may be handed out again, also where the upstream raises: it has the block."""
+        """Deallocate; then the bytes may be handed out again, also where the upstream raises: it has the block.
+
+        What a `Guard` below refuses was not in use.
+        """
         if ptr:
+            taken = nbytes
             try:
                 self._deallocate(ptr, nbytes, stream)
+            except GuardError as error:
+                taken = nbytes if error.taken is None else error.taken
+                raise
             finally:
                 with self._lock:
-                    self.current_bytes -= nbytes
+                    self.current_bytes -= taken

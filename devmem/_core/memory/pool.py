@@ -19,8 +19,9 @@ from .sizes import bytes_of, check_size
 MIB = 1 << 20
 #: Small blocks are cut from chunks of this size at least, and of this part of what is reserved, up to `MAX_SLAB`.
 SLAB, GROWTH, MAX_SLAB = 2 * MIB, 32, 64 * MIB
-#: What may be reserved before idle chunks go back to make room for a new one: the most that ever was live, and so much more.
-SLACK, SLACK_BYTES = 1.06, 12 * MIB
+#: What may be reserved before idle chunks go back to make room for a new one: the most that ever was live, and so much more,
+#: whichever is greater.
+SLACK, SLACK_BYTES = 0.11, 28 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,24 +198,30 @@ class PoolMemory(Adaptor):
             if nbytes == 0:
                 return 0
             raise LayoutError(f"{self!r} cannot allocate {nbytes} bytes")
-        ptr = self._cut(nbytes, stream)
+        ptr = self._cut(nbytes, stream, far=False)
         if ptr:
             return ptr
         if self._crossing.capturing(stream):
-            ptr = self._cut(nbytes, stream, near=False)
+            ptr = self._cut(nbytes, stream, sparing=False)
             if ptr:
                 return ptr
             raise UnsupportedError(
                 f"{self!r} has no block of {nbytes} bytes for a stream that is capturing a graph, where the driver must not be "
                 f"asked for more: run the same work once before it is captured"
             )
-        chunk, over = self._plan(rounded(nbytes), stream)
-        self._crossing.open_to_all(stream, tight=over > 0)
-        return self._cut(nbytes, stream) or self._grow(chunk, over, nbytes, stream)
+        size = rounded(nbytes)
+        self._crossing.open_to_all(stream, size, tight=False)
+        ptr = self._cut(nbytes, stream)
+        if ptr:
+            return ptr
+        chunk, over = self._plan(size, stream)
+        if over > 0:
+            self._crossing.open_to_all(stream, size, tight=True)
+        return (self._cut(nbytes, stream) if over > 0 else 0) or self._grow(chunk, over, nbytes, stream)
 
-    def _cut(self, nbytes: int, stream: int, *, near: bool = True) -> int:
+    def _cut(self, nbytes: int, stream: int, *, sparing: bool = True, far: bool = True) -> int:
         with self._books.open() as ours:
-            return self._books.cut(self._books.home(stream), nbytes, near=near) if ours else 0
+            return self._books.cut(self._books.home(stream), nbytes, sparing=sparing, far=far) if ours else 0
 
     def _file(self, ptr: int, nbytes: int, stream: int) -> None:
         """Take back the first block of its size on a stream."""
@@ -241,7 +248,7 @@ class PoolMemory(Adaptor):
             if not self._cached() or self._crossing.any_capturing():
                 raise
         self._crossing.wait_for_all()
-        ptr = self._cut(nbytes, stream, near=False)
+        ptr = self._cut(nbytes, stream, sparing=False)
         if ptr:
             return ptr
         self._release(self._cached())
@@ -254,7 +261,7 @@ class PoolMemory(Adaptor):
             held = books.reserved
             free = books.gathered() if ours else books.cached()
             books.peak_live = max(books.peak_live, books.held - free + size)
-            allowed = int(books.peak_live * SLACK) + SLACK_BYTES
+            allowed = books.peak_live + max(int(books.peak_live * SLACK), SLACK_BYTES)
             known = not books.ordered or books.home(stream).trusted
         allowed = min(allowed, self._most)
         chunk = size

@@ -22,7 +22,7 @@ class Scrub(Adaptor):
     what passes from one tenant of the pool to the next.
 
     A block that cannot be filled (the driver failed) raises, and is withheld: tried again at the next ``trim``, never handed
-    on as it is.
+    on as it is. So is one that comes back on a stream that is capturing a graph, where nothing is filled before the graph runs.
 
     Parameters
     ----------
@@ -66,16 +66,20 @@ class Scrub(Adaptor):
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Fill the block, then give it back."""
-        if ptr:
+        if ptr and self._touch.capturing(stream):
+            with self._lock:
+                self.withheld.append((ptr, nbytes))
+        elif ptr:
             self._wipe(ptr, nbytes, stream)
             self._deallocate(ptr, nbytes, stream)
 
     def trim(self, keep_bytes: int) -> None:
-        """Give kept memory back; what was withheld is filled first."""
+        """Give kept memory back; what was withheld is filled first, unless a graph is being captured."""
         try:
-            if self.withheld:
+            capturing = bool(self.withheld) and self._touch.capturing(LEGACY_STREAM)
+            if self.withheld and not capturing:
                 self._touch.driver.synchronize()  # its own stream may be gone, and is not ordered with the one used here
-            while self.withheld:
+            while self.withheld and not capturing:
                 with self._lock:
                     if not self.withheld:  # another thread was faster
                         break

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
-from ...spi.errors import DevmemError
+from ...spi.errors import DevmemError, GuardError
 from ...spi.memory import MemoryResource
 from .adaptor import Adaptor
 
@@ -138,7 +138,7 @@ class Statistics(Adaptor):
         return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
-        """Count it, then deallocate: it counts as given back also where the upstream raises."""
+        """Count it, then deallocate: it counts as given back also where the upstream raises, but not what a `Guard` refuses."""
         if not ptr:
             return
         with self._lock:
@@ -146,7 +146,14 @@ class Statistics(Adaptor):
             self.current_count -= 1
             if self._sites is not None:
                 self._sites.pop(ptr, None)
-        self._deallocate(ptr, nbytes, stream)
+        try:
+            self._deallocate(ptr, nbytes, stream)
+        except GuardError as error:
+            if error.taken is not None:
+                with self._lock:
+                    self.current_bytes += nbytes - error.taken
+                    self.current_count += error.taken == 0
+            raise
 
 
 class _Scope:

@@ -156,16 +156,24 @@ class CudaDriver(Extras):
         """Copy bytes. Whether host memory is pinned is not asked, so any asynchronous copy may still touch the host."""
         if blocking and stream == LEGACY_STREAM and kind is not _D2D:
             # The synchronous verbs are ordered on the legacy stream: one call instead of two.
+            if kind is _H2D:
+                try:
+                    (error,) = _upload(dst, src, nbytes)
+                except ValueError as unknown:
+                    error = code_of(unknown)
+                if error:
+                    self.fail("cuMemcpyHtoD", error)
+                if self.streams.apart:
+                    # It returns when pageable memory was read, which may be before the device has it. Streams that wait for
+                    # the legacy stream cannot tell; where there are others the copy has to be waited for.
+                    self.stream_synchronize(stream)
+                return False
             try:
-                (error,) = _upload(dst, src, nbytes) if kind is _H2D else _download(dst, src, nbytes)
+                (error,) = _download(dst, src, nbytes)
             except ValueError as unknown:
                 error = code_of(unknown)
             if error:
-                self.fail("cuMemcpyHtoD" if kind is _H2D else "cuMemcpyDtoH", error)
-            if kind is _H2D and self.streams.apart:
-                # It returns when pageable memory was read, which may be before the device has it. Streams that wait for the
-                # legacy stream cannot tell; where there are others the copy has to be waited for.
-                self.stream_synchronize(stream)
+                self.fail("cuMemcpyDtoH", error)
             return False
         on = self.streams[stream]
         if kind is _H2D:

@@ -20,8 +20,8 @@ INVALID_VALUE, NOT_FOUND = 1, 500
 CAPTURE_ELSEWHERE = range(900, 910)
 IPC_HANDLE_BYTES = 64
 _ORDINAL = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-# Called as it is, because a frame more would be felt.
-_range_around = binding.cuMemGetAddressRange
+# Called as they are, because a frame more would be felt.
+_range_around, _pointer_attribute = binding.cuMemGetAddressRange, binding.cuPointerGetAttribute
 
 # The versioned verbs are spelled _v2 in cuda-bindings 12 and have taken the plain name over in 13.
 _prefetch = getattr(cu, "cuMemPrefetchAsync_v2", None) or cu.cuMemPrefetchAsync
@@ -249,7 +249,10 @@ class Extras(Calls):
 
     def pointer_device(self, ptr: int) -> int | None:
         """Whose memory it is."""
-        error, ordinal = cu.cuPointerGetAttribute(_ORDINAL, ptr)
+        try:
+            error, ordinal = _pointer_attribute(_ORDINAL, ptr)
+        except ValueError as unknown:
+            error = code_of(unknown)
         if error:
             if int(error) == INVALID_VALUE:
                 return None

@@ -25,6 +25,9 @@ _FACTS = {
 #: The driver versions that brought cuMemcpyBatchAsync, and the forms of cuMemPrefetchAsync and cuMemAdvise that are used.
 BATCH_COPIES_SINCE = 12080
 HINTS_SINCE = 12020
+#: Bytes from which the driver's own way with pageable memory, one small buffer after the other, leaves the bus idle most of the time.
+#: Where the device reads the host's memory in place, or shares it, there is nothing to win.
+STAGED_FROM = 1 << 20
 #: Facts that count something; all others are yes or no.
 _COUNTS = {"copy_engines"}
 #: DLPack's kDLCUDA, kDLCUDAHost and kDLCUDAManaged. Of streams, 0 could mean either default stream, so it is not allowed.
@@ -51,6 +54,7 @@ def describe(device: Any, ordinal: int) -> DeviceInfo:
         memory_kinds=_kinds(facts),
         capabilities=_capabilities(facts, int(version)),
         stream_priorities=(int(least), int(greatest)),
+        staging_threshold=0 if facts["integrated"] or facts["host_page_tables"] else STAGED_FROM,
         exchange=_EXCHANGE,
         facts=MappingProxyType({"compute_capability": f"{major}.{minor}", "driver_version": int(version), **facts}),
     )

@@ -46,8 +46,8 @@ def reason() -> str | None:
     """Why the driver cannot be used, or None."""
     if getattr(binding, "HIP_PYTHON", False):
         return (
-            "the installed cuda.bindings is AMD's imitation (hip-python-interop), not NVIDIA's: on AMD GPUs use the backend roc, which "
-            "does without it; on NVIDIA's: pip uninstall hip-python-interop, then "
+            "the installed cuda.bindings is AMD's imitation (hip-python-interop), not NVIDIA's: on AMD GPUs use the backend "
+            "roc, which does without it; on NVIDIA's: pip uninstall hip-python-interop, then "
             "pip install --force-reinstall 'cuda-bindings>=13,<14'"
         )
     try:

@@ -18,12 +18,14 @@ from .functions import FUNCTIONS, IPC_HANDLE_BYTES, NOT_READY, PROPERTIES_BYTES,
 
 #: How a binding reports a status that its enum has not got: by not returning it.
 _UNKNOWN_STATUS = re.compile(r"(-?\d+) is not a valid (?:\w+\.)*hipError_t")
-#: Functions that a binding has with arguments of which nothing can be made: outputs where inputs belong.
-_UNUSABLE = frozenset({"hipMemcpyBatchAsync"})
-#: Functions with an output that a binding makes a member of an enum even if the call failed and wrote none: the status is lost.
-_STATUS_LOST = frozenset({"hipStreamIsCapturing"})
-#: Functions whose output is a struct that each binding hands out in a way of its own, where bytes are wanted.
-_STRUCT = frozenset({"hipPointerGetAttributes"})
+#: Functions that are called without the binding, in the same library, because of what it makes of them.
+_DIRECT = frozenset(
+    {
+        "hipMemcpyBatchAsync",  # outputs where inputs belong
+        "hipStreamIsCapturing",  # of a failed call, that wrote no output, it makes an enum's member: the status is lost
+        "hipPointerGetAttributes",  # a struct, which each series hands out in a way of its own
+    }
+)
 #: The symbol's suffix names the layout of its struct; the bindings always mean this one.
 _LAYOUT = "R0600"
 
@@ -37,8 +39,7 @@ class ByBinding:
         self.holds_gil = name == "hip"
         self.module: Any = importlib.import_module("rocm.bindings.hip" if name == "rocm" else "hip.hip")
         self.version = f"hip-python {_version(name)}"
-        #: Called without the binding: the library is the same.
-        self.direct = _STATUS_LOST | _STRUCT | (WAITING if self.holds_gil else frozenset())
+        self.direct = _DIRECT | WAITING if self.holds_gil else _DIRECT
         if not _point_at(name, library.path):
             raise BackendUnavailable(
                 f"{self.version} cannot be pointed at {library.path}: it has changed inside; "
@@ -46,12 +47,9 @@ class ByBinding:
             )
 
     def has(self, function: str) -> bool:
-        """Whether both have it; asking does not call it, as the call of a missing one would load or raise."""
-        return (
-            function not in _UNUSABLE
-            and hasattr(self.module, function.removesuffix(_LAYOUT))
-            and self.library.exports(function)
-        )
+        """Whether it can be called; asking does not call it, as the call of a missing one would load or raise."""
+        callable_there = function in self.direct or hasattr(self.module, function.removesuffix(_LAYOUT))
+        return callable_there and self.library.exports(function)
 
     def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
         """A function of the table, checked."""

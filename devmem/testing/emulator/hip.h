@@ -157,7 +157,7 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
 /* What older runtimes lack, some more and some less of it; the layout "old" exports none. */
 #define HIP_NEWER(X) \
     X(hipGetDevicePropertiesR0600) X(hipExtGetLastError) X(hipHostAlloc) X(hipStreamGetDevice) X(hipStreamGetId) \
-    X(hipEventRecordWithFlags) X(hipMemPrefetchAsync_v2) X(hipMemAdvise_v2) \
+    X(hipEventRecordWithFlags) X(hipMemPrefetchAsync_v2) X(hipMemAdvise_v2) X(hipMemcpyBatchAsync) \
     X(hipMallocAsync) X(hipMallocFromPoolAsync) X(hipFreeAsync) X(hipMemPoolCreate) X(hipMemPoolDestroy) \
     X(hipMemPoolSetAttribute) X(hipMemPoolGetAttribute) X(hipMemPoolTrimTo) X(hipMemPoolSetAccess) X(hipMemPoolGetAccess) \
     X(hipDeviceGetDefaultMemPool) X(hipDeviceGetMemPool) X(hipDeviceSetMemPool)
@@ -177,7 +177,7 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipFuncSetAttribute) X(hipStreamAddCallback) X(hipStreamBeginCapture) X(hipStreamEndCapture) X(hipStreamGetCaptureInfo) \
     X(hipStreamGetCaptureInfo_v2) X(hipStreamUpdateCaptureDependencies) X(hipGraphCreate) X(hipGraphInstantiate) \
     X(hipGraphLaunch) X(hipExtStreamCreateWithCUMask) X(hipStreamAttachMemAsync) X(hipIpcGetEventHandle) \
-    X(hipIpcOpenEventHandle) X(hipMemRangeGetAttribute) X(hipMemcpyBatchAsync) X(hipMemcpy3DBatchAsync) X(hipMallocArray) \
+    X(hipIpcOpenEventHandle) X(hipMemRangeGetAttribute) X(hipMemcpy3DBatchAsync) X(hipMallocArray) \
     X(hipFreeArray) X(hipMemcpyToArray) X(hipMemAddressReserve) X(hipMemCreate) X(hipMemMap) \
     X(hipMemPoolExportToShareableHandle) X(hipMemPoolImportFromShareableHandle) X(hipMemPoolExportPointer) \
     X(hipMemPoolImportPointer) X(hipPointerSetAttribute) X(hipGetDevicePropertiesR0000) X(hipGetDeviceProperties) \

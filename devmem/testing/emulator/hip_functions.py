@@ -137,6 +137,12 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipMemcpyDtoDAsync": _COPY + _LATER,
         "hipMemcpyPeer": "devices (101), which are not compared with the addresses; " + _COPY + _ENDED,
         "hipMemcpyPeerAsync": "devices (101), which are not compared with the addresses; " + _COPY + _LATER,
+        "hipMemcpyBatchAsync": (
+            "before ROCm 7.1, attributes before 7.3 (801); nothing to copy, no bytes, a default stream (1), the last a guess; "
+            + _COPY
+            + _LATER
+            + "; not in the layout `old`"
+        ),
         "hipMemcpy2D": _COPY + _WAYS + _PITCH,
         "hipMemcpy2DAsync": _COPY + _WAYS + _PITCH,
         "hipMemcpyParam2D": _COPY + _PITCH + "; types (1), arrays (801)",
@@ -245,7 +251,6 @@ UNSUPPORTED = [
     "hipIpcGetEventHandle",
     "hipIpcOpenEventHandle",
     "hipMemRangeGetAttribute",
-    "hipMemcpyBatchAsync",
     "hipMemcpy3DBatchAsync",
     "hipMallocArray",
     "hipFreeArray",

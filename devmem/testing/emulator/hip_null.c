@@ -48,8 +48,8 @@ static void *host_memory(void)
     X(hipIpcGetMemHandle) X(hipIpcCloseMemHandle) X(hipMemcpy) X(hipMemcpyAsync) X(hipMemcpyWithStream) X(hipMemcpyHtoD) \
     X(hipMemcpyHtoDAsync) X(hipMemcpyDtoH) X(hipMemcpyDtoHAsync) X(hipMemcpyDtoD) X(hipMemcpyDtoDAsync) X(hipMemcpyPeer) \
     X(hipMemcpyPeerAsync) X(hipMemcpy2D) X(hipMemcpy2DAsync) X(hipMemcpyParam2D) X(hipMemcpyParam2DAsync) X(hipMemcpy3D) \
-    X(hipMemcpy3DAsync) X(hipDrvMemcpy3D) X(hipDrvMemcpy3DAsync) X(hipMemset) X(hipMemsetAsync) X(hipMemsetD8) \
-    X(hipMemsetD8Async) X(hipMemsetD16) X(hipMemsetD16Async) X(hipMemsetD32) X(hipMemsetD32Async) X(hipMemset2D) \
+    X(hipMemcpy3DAsync) X(hipMemcpyBatchAsync) X(hipDrvMemcpy3D) X(hipDrvMemcpy3DAsync) X(hipMemset) X(hipMemsetAsync) \
+    X(hipMemsetD8) X(hipMemsetD8Async) X(hipMemsetD16) X(hipMemsetD16Async) X(hipMemsetD32) X(hipMemsetD32Async) X(hipMemset2D) \
     X(hipMemset2DAsync) X(hipMemset3D) X(hipMemset3DAsync) X(hipStreamDestroy) X(hipStreamQuery) X(hipStreamSynchronize) \
     X(hipStreamWaitEvent) X(hipStreamWaitValue32) X(hipStreamWaitValue64) X(hipStreamWriteValue32) X(hipStreamWriteValue64) \
     X(hipLaunchHostFunc) X(hipEventDestroy) X(hipEventRecord) X(hipEventRecordWithFlags) X(hipEventQuery) \

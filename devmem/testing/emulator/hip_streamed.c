@@ -95,6 +95,35 @@ HIP(hipMemcpyPeerAsync)(uint64_t to, int to_device, uint64_t from, int from_devi
     REQUIRE(is_device(to_device) && is_device(from_device), INVALID_DEVICE);
     END(linear(context, stream, to, from, bytes, KIND_DEVICE_TO_DEVICE, false));
 }
+
+static status run_batch(struct context *context, handle stream, const uint64_t *to, const uint64_t *from, const size_t *sizes,
+                        size_t count, size_t *failed)
+{
+    struct box *boxes = calloc(count, sizeof *boxes);
+    enum when *whens = calloc(count, sizeof *whens); /* zeros: each source is read when a copy of its own would read it */
+    if (!boxes || !whens) abort();
+    for (size_t index = 0; index < count; index++)
+        boxes[index] = (struct box){{to[index], sizes[index], sizes[index], SIDE_ANY},
+                                    {from[index], sizes[index], sizes[index], SIDE_ANY}, sizes[index], 1, 1};
+    status result = copy_batch(context, STREAM_OF(stream), boxes, whens, count, failed);
+    free(boxes);
+    free(whens);
+    return result;
+}
+
+/* New in 7.1; attributes of copies only since they are more than a loop. Whether a default stream will do, nobody says. */
+HIP(hipMemcpyBatchAsync)(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count, const void *attributes,
+                         const size_t *firsts, size_t kinds, size_t *failed, handle stream)
+{
+    BEGIN(hipMemcpyBatchAsync, NEED_CONTEXT);
+    (void)attributes, (void)firsts;
+    REQUIRE(hip_rocm() >= 701 && (!kinds || hip_rocm() >= 703), NOT_SUPPORTED);
+    REQUIRE(to && from && sizes && count && stream > STREAM_PER_THREAD, INVALID_VALUE);
+    size_t index = SIZE_MAX;
+    status result = run_batch(context, stream, to, from, sizes, count, &index);
+    if (failed && index != SIZE_MAX) *failed = index;
+    END(result);
+}
 #endif
 
 /* --- boxes -------------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,7 @@
+"""Large copies of memory that the driver cannot reach directly, by way of a few page-locked slots."""
+
+from .download import Download
+from .ring import Ring
+from .upload import upload
+
+__all__ = ["Download", "Ring", "upload"]

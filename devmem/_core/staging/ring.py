@@ -1,0 +1,237 @@
+"""Page-locked slots that large copies pass through, a few for each device."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...spi.errors import DevmemError, OutOfMemory
+from ...spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
+from ..config import settings
+from ..layout import Shape, address
+from .crew import Crew
+
+if TYPE_CHECKING:
+    from ..context import Context
+    from ..stream import Stream
+    from .download import Download
+
+
+class Ring:
+    """The slots of one open device, and the crew that fills and empties them.
+
+    A slot is taken, given a copy to do, and put back behind the others at once; who takes it next waits for the event behind that
+    copy. So the engine drains some slots while the crew fills another, and the ring's memory bounds what is under way.
+
+    Only whoever copies calls the driver, on its own thread. Nobody waits for another stream's copies: where all slots are
+    busy on others, a block goes through ordinary memory, as it would without a ring. A slot whose elements were not fetched yet
+    is emptied by whoever needs it first. Slots are made when they are needed, and stay: `devmem.trim` leaves them alone, because
+    giving page-locked memory back may wait for the whole device. They go where memory runs out, and when the device is closed.
+    """
+
+    def __init__(self, context: Context) -> None:
+        chosen = settings()
+        self.context = context
+        self.slot_bytes: int = chosen.staging_slot_bytes
+        self.most: int = chosen.staging_slots
+        self.crew = Crew(chosen.staging_threads)
+        self.made: dict[Slot, None] = {}
+        self.waited_seconds = 0.0
+        self._free: deque[Slot] = deque()
+        self._making = 0
+        self._lock = threading.Lock()
+
+    def take(self, stream: Stream, nbytes: int) -> Slot:
+        """A slot for a copy of so many bytes on a stream, with nothing in it any more; the device is entered.
+
+        Raises
+        ------
+        DevmemError
+            The wait for the copy before failed.
+        """
+        slot = self._idle() or self._make() or self._oldest_on(stream)
+        if slot is None:
+            raw = np.empty(nbytes, np.uint8)
+            return Slot(raw, address(raw), 0)
+        try:
+            self.settle(slot)
+        except BaseException:
+            self.put_back(slot)
+            raise
+        return slot
+
+    def settle(self, slot: Slot) -> None:
+        """Wait for the copy in a slot that is the caller's, and have what it fetched taken out."""
+        download = None if slot.fetched is None else slot.fetched()
+        if slot.stream is not None:
+            before = perf_counter()
+            try:
+                self.context.driver.event_synchronize(slot.event)
+            except BaseException as error:
+                slot.fetched = None
+                if download is not None:
+                    download.fail(error)
+                raise
+            self.waited_seconds += perf_counter() - before
+            slot.stream = None
+        slot.fetched = None
+        if download is not None:
+            download.take_out(slot)
+
+    def enqueued(self, slot: Slot, stream: Stream) -> None:
+        """Take note that a copy with a slot is on the stream, and put it behind the others."""
+        try:
+            self.context.driver.event_record(slot.event, stream.handle)
+        except BaseException:
+            self.abandon(slot, stream)
+            raise
+        slot.stream = weakref.ref(stream)
+        self.put_back(slot)
+
+    def abandon(self, slot: Slot, stream: Stream) -> None:
+        """Put back a slot whose copy went wrong: when the stream has passed it, or, where that cannot be told, never."""
+        slot.fetched = None
+        with suppress(DevmemError):
+            self.context.driver.stream_synchronize(stream.handle)
+            slot.stream = None
+            self.put_back(slot)
+
+    def put_back(self, slot: Slot) -> None:
+        """Let others have a slot."""
+        if slot.in_ring:
+            with self._lock:
+                self._free.append(slot)
+
+    def claim(self, slot: Slot) -> bool:
+        """Take this slot, unless somebody has it: who has it settles it."""
+        with self._lock:
+            try:
+                self._free.remove(slot)
+            except ValueError:
+                return False
+            return True
+
+    def trim(self) -> None:
+        """Give back the slots that nothing is in; the device is entered, and may be waited for."""
+        with self._lock:
+            idle = [slot for slot in self._free if slot.fetched is None and self._is_idle(slot)]
+            for slot in idle:
+                self._free.remove(slot)
+        self._destroy(idle)
+        self.most = settings().staging_slots
+
+    def close(self) -> None:
+        """Give all slots back; the device is idle and entered, and nobody copies."""
+        with self._lock:
+            self._free.clear()
+        self._destroy(list(self.made))
+
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    def _is_idle(self, slot: Slot) -> bool:
+        return slot.stream is None or bool(self.context.driver.event_query(slot.event))
+
+    def _idle(self) -> Slot | None:
+        """A slot that need not be waited for: the one that has been free for the longest."""
+        with self._lock:
+            found = next((slot for slot in self._free if self._is_idle(slot)), None)
+            if found is not None:
+                self._free.remove(found)
+            return found
+
+    def _oldest_on(self, stream: Stream) -> Slot | None:
+        """The slot that this stream passes first. What is enqueued on it now comes later anyway."""
+        with self._lock:
+            mine = (slot for slot in self._free if slot.stream is not None and slot.stream() is stream)
+            found = next(mine, None)
+            if found is not None:
+                self._free.remove(found)
+            return found
+
+    def _make(self) -> Slot | None:
+        """One slot more, unless there are enough, or page-locked memory has run out."""
+        with self._lock:
+            if len(self.made) + self._making >= self.most:
+                return None
+            self._making += 1
+        driver = self.context.driver
+        try:
+            event = driver.event_create(False)
+            try:
+                ptr = driver.alloc(self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED, AllocFlags.NONE)
+            except BaseException:
+                driver.event_destroy(event)
+                raise
+        except OutOfMemory:
+            self.most = len(self.made)  # not tried again for each block; `trim` forgets it
+            return None
+        finally:
+            with self._lock:
+                self._making -= 1
+        slot = Slot(np.asarray(_Memory(ptr, self.slot_bytes)), ptr, event)
+        self.made[slot] = None
+        return slot
+
+    def _destroy(self, slots: list[Slot]) -> None:
+        driver = self.context.driver
+        problem: DevmemError | None = None
+        for slot in slots:
+            self.made.pop(slot, None)
+            for give_back, what in (
+                (driver.event_destroy, (slot.event,)),
+                (driver.free, (slot.ptr, self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED)),
+            ):
+                try:
+                    give_back(*what)
+                except DevmemError as error:  # the others must still be given back
+                    problem = problem or error
+        if problem is not None:
+            raise problem
+
+
+class Slot:
+    """Host memory for one block of a copy: page-locked, or ordinary where the ring had none to give.
+
+    Attributes
+    ----------
+    ptr : int
+        The address.
+    event : int
+        Behind the copy that the slot is in; 0 for ordinary memory.
+    stream : weakref to Stream, or None
+        What that copy is on; None when it has passed.
+    fetched : weakref to Download, or None
+        Who wants what the copy brings.
+    """
+
+    __slots__ = ("_raw", "event", "fetched", "ptr", "stream")
+
+    def __init__(self, raw: npt.NDArray[np.uint8], ptr: int, event: int) -> None:
+        self._raw = raw
+        self.ptr = ptr
+        self.event = event
+        self.stream: weakref.ref[Stream] | None = None
+        self.fetched: weakref.ref[Download] | None = None
+
+    @property
+    def in_ring(self) -> bool:
+        """Whether the memory is the ring's, and comes back to it."""
+        return self.event != 0
+
+    def array(self, shape: Shape, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """The memory as a C-contiguous array."""
+        return np.ndarray(shape, dtype, self._raw)
+
+
+class _Memory:
+    """What NumPy makes an array of."""
+
+    def __init__(self, ptr: int, nbytes: int) -> None:
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (ptr, False), "version": 3}

@@ -1,0 +1,157 @@
+"""Every cell of docs/reference/exchange-matrix.md: the bytes are compared, and the outcome with what the page says.
+
+On the host backend with open memory, for libraries on the CPU; with ``devmem emulate cuda`` over the emulated driver, for those
+that speak to a driver. The page is the list of what is expected, refusals among it; ``EXCHANGE_MATRIX=write`` makes it anew.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import devmem as dm
+
+from .conftest import load
+
+libraries, page = load("libraries"), load("page")
+WAYS = ["takes", "gives"]
+CASES = [("layouts", case) for case in libraries.LAYOUTS] + [("types", case) for case in libraries.DTYPES]
+pytestmark = pytest.mark.usefixtures("open_memory")
+
+
+@pytest.fixture
+def place() -> str:
+    """The part of the page that tells of the device under test."""
+    device = dm.current_device()
+    found = libraries.PLACES.get(device.info.exchange.device_type)
+    if found is None:
+        pytest.skip(f"the page does not tell of devices like {device}")
+    return found
+
+
+@pytest.mark.parametrize(("kind", "case"), CASES, ids=[case for _, case in CASES])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("library", libraries.LIBRARIES, ids=lambda library: library.package.partition(".")[0])
+def test_cell(library, way, kind, case, place, book, installed):
+    if place not in library.places or (way == "gives" and place in library.gives_nothing):
+        pytest.skip(f"{library.name} {way} nothing there without a GPU")
+    version = installed(library.name, library.version())
+    peer = library(place)
+    if way == "takes" and case in library.deadly and place == "host":
+        outcome = died(library)
+    else:
+        outcome = (taken if way == "takes" else given)(peer, kind, case, place)
+    book.enter(page.Cell(place, kind, library.name, way, case), version, outcome)
+
+
+def taken(peer, kind, case, place) -> str:
+    """What becomes of an array of ours in a library."""
+    host, layout, array = ours(kind, case, place)
+    expected = layout(host)
+    try:
+        object_ = peer.take(array)
+    except Exception as error:
+        return refusal(error)
+    seen = peer.see(object_)
+    assert (seen.shape, seen.data) == (expected.shape, expected.tobytes())
+    if not array.size:
+        return "nothing in it"
+    if seen.address != array.ptr:
+        return "copied"
+    if not array.flags["WRITEABLE"]:
+        return "shared, writable" if seen.writable else "shared"
+    other = expected[..., ::-1].copy() if expected.shape else expected * 0
+    array.copy_to_device(other)
+    assert peer.see(object_).data == other.tobytes(), "it is told the address, and does not look there"
+    return "shared"
+
+
+def given(peer, kind, case, place) -> str:
+    """What becomes of a library's array with us."""
+    host = libraries.table(case) if kind == "layouts" else libraries.elements(case)
+    layout = libraries.LAYOUTS[case if kind == "layouts" else "C"]
+    try:
+        object_ = peer.give_read_only(host) if case == "read-only" else peer.give(host, layout)
+    except libraries.Absent:
+        return "–"
+    except Exception as error:
+        return refusal(error)
+    try:
+        array = peer.adopt(object_)
+    except Exception as error:
+        return refusal(error)
+    seen = peer.see(object_)
+    expected = layout(host)
+    assert (array.shape, array.copy_to_host().tobytes()) == (expected.shape, expected.tobytes())
+    assert (seen.shape, seen.data) == (expected.shape, expected.tobytes())
+    if not array.size:
+        return "nothing in it"
+    if seen.address != array.ptr:
+        return "copied"
+    if not array.flags["WRITEABLE"] or case == "read-only":
+        return "shared, writable" if array.flags["WRITEABLE"] else "shared"
+    return "shared"
+
+
+def ours(kind, case, place):
+    """An array of ours for a case: the elements, how they are laid out, and the array itself."""
+    host = libraries.table(case) if kind == "layouts" else libraries.elements(case)
+    layout = libraries.LAYOUTS[case if kind == "layouts" else "C"]
+    if case == "read-only":
+        return host, layout, libraries.read_only(host, place)
+    return host, layout, layout(dm.to_device(host))
+
+
+def refusal(error: Exception) -> str:
+    """How the page calls a refusal; one that nobody knows is a failure."""
+    said = f"{type(error).__name__}: {error}"
+    for reason in page.REASONS:
+        if re.search(reason.pattern, said):
+            return f"refused: {reason.key}"
+    raise AssertionError(f"refused, and no reason in page.py is that: {said}") from error
+
+
+def died(library) -> str:
+    """What a library does that may end the process, in a process of its own."""
+    script = f"""
+import numpy as np, {library.package} as library, devmem as dm
+made = library.from_dlpack(dm.to_device(np.arange(4.0))[::-1])
+assert made.tolist() == [3.0, 2.0, 1.0, 0.0]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode in (0, -signal.SIGABRT), done.stderr
+    return "ends the process" if done.returncode else "shared"
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_its_cells_make(book):
+    if book.mode == "write":
+        pytest.skip("it is being written")
+    assert page.render(book.cells, book.versions) == page.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_every_cell_and_no_other(book):
+    if book.mode == "write":
+        pytest.skip("it is being written")
+    asked = {
+        page.Cell(place, kind, library.name, way, case)
+        for library in libraries.LIBRARIES
+        for place in library.places
+        for way in WAYS
+        for kind, case in CASES
+        if way == "takes" or place not in library.gives_nothing
+    }
+    assert set(book.cells) == asked
+
+
+def test_a_wrong_cell_is_found(book):
+    cell = next(cell for cell in book.cells if cell.library == "NumPy" and book.cells[cell] == "shared")
+    with pytest.raises(AssertionError, match="the page says 'shared'"):
+        type(book)().enter(cell, book.versions["NumPy"], "copied")
