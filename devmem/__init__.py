@@ -10,6 +10,7 @@ from ._core.array import DeviceNDArray
 from ._core.backends import BackendStatus
 from ._core.config import Setting
 from ._core.device import Device, current_device
+from ._core.handle import Transfer
 from ._core.hostarray import ManagedNDArray, MappedNDArray, PinnedNDArray
 from ._core.ipc import IpcHandle
 from ._core.record import DeviceRecord
@@ -52,6 +53,7 @@ from .api.streams import (
     stream,
     synchronize,
 )
+from .api.transfers import copy_async
 from .errors import (
     BackendError,
     BackendUnavailable,
@@ -96,11 +98,13 @@ __all__ = [
     "PluginError",
     "Setting",
     "Stream",
+    "Transfer",
     "TransferGuardError",
     "UnsupportedError",
     "as_device_array",
     "backends",
     "close",
+    "copy_async",
     "current_device",
     "default_stream",
     "defer_cleanup",

@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import threading
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -176,7 +178,7 @@ class Registry:
             except Exception as error:
                 # One broken package must not take the others, nor the built-ins, with it. It is remembered, shown by
                 # `devmem info`, and raised to whoever asks for something that nobody else supplies.
-                message = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}"
+                message = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}{_place(error)}"
                 self.failures[entry.name] = Failure(origin, message)
                 broken.append(message)
         for message in broken:  # after all are loaded: a warning may be an error to somebody
@@ -204,6 +206,8 @@ class Registry:
             for backend in backends:
                 self.add_backend(backend, origin)
         for resources in manager.hook.devmem_memory_resources():
+            if not isinstance(resources, Mapping):
+                raise PluginError(f"devmem_memory_resources() returned {resources!r}: it returns a dict, factories by name")
             for name, factory in resources.items():
                 built_in = name in BUILT_IN_RESOURCES or name in ADAPTERS
                 owner = "built in" if built_in else self.resources.get(name, ("", ""))[1]
@@ -259,6 +263,16 @@ def _check_backend(backend: Backend, origin: str) -> None:
         )
     if backend.spi_version == SPI_VERSION - 1:
         _warn(f"the backend {backend.name!r} from {origin} is written for the previous contract: upgrade {origin}")
+
+
+def _place(error: BaseException) -> str:
+    """The line of the plugin where an exception was raised, as the end of a phrase; nothing where it was raised by who loads it."""
+    import traceback  # only where something is wrong
+
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    loaders = (__file__, importlib.__file__, str(Path(pluggy.__file__).parent), str(Path(importlib.__file__).parent))
+    theirs = bool(frames) and not frames[-1].filename.startswith(loaders)
+    return f", {frames[-1].filename}:{frames[-1].lineno}" if theirs else ""
 
 
 def _warn(message: str) -> None:

@@ -443,7 +443,7 @@ def _staged_from(info: DeviceInfo) -> int:
     chosen = settings()
     threshold = info.staging_threshold if chosen.staging_threshold is None else chosen.staging_threshold
     never = not chosen.staging_slots or (not threshold and chosen.staging_threshold is None)
-    return sys.maxsize if never else threshold
+    return sys.maxsize if never else max(threshold, 1)
 
 
 def _checked_capabilities(driver: Driver) -> frozenset[Capability]:

@@ -23,6 +23,7 @@ from .layout import Shape, contiguous_strides, normal_strides, span
 
 #: The version whose meaning this code knows; a consumer may read any with the same major number.
 VERSION = (1, 1)
+_MAJOR = VERSION[0]
 READ_ONLY, IS_COPIED = 1, 2
 #: More axes than any array library has.
 MOST_AXES = 64
@@ -64,7 +65,7 @@ _POINTER, _NAME = object.__basicsize__ // _WORD, object.__basicsize__ // _WORD +
 
 _Capsule = type(np.zeros(1).__dlpack__())
 _new = object.__new__
-_is_finalizing = sys.is_finalizing
+_is_finalizing, _references = sys.is_finalizing, sys.getrefcount
 _api = ctypes.pythonapi
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 _get_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", _api))
@@ -98,6 +99,8 @@ Tensor = tuple[int, tuple[int, int], Layout, "np.dtype[Any]", int, object]
 
 class _Carrier(np.ndarray[Any, Any]):
     """What stands for an exported tensor; what the tensor must keep alive hangs on it as an attribute."""
+
+    __slots__ = ("owner",)
 
     owner: object
 
@@ -211,13 +214,13 @@ def take(capsule: Any) -> Tensor:
         major, minor, _, deleter, flags, ptr, kind, number, ndim, code, bits, lanes, shape_at, strides_at, offset = (
             fields
         )
-        if major != VERSION[0]:
-            raise BufferError(f"the capsule is of DLPack {major}.{minor}, this devmem reads {VERSION[0]}.x")
-    dtype = _dtype_of(code, bits, lanes)
-    if ndim:
-        layout = _layout(_axes(ndim, shape_at, strides_at), ndim, dtype.itemsize)
+        if major != _MAJOR:
+            raise BufferError(f"the capsule is of DLPack {major}.{minor}, this devmem reads {_MAJOR}.x")
+    if strides_at == shape_at + 8 * ndim and 0 < ndim <= MOST_AXES:  # as most write them: one behind the other
+        words = _readers[ndim](_memory, shape_at) if shape_at else _no_shape(ndim)
     else:
-        layout = (), None, 0, dtype.itemsize
+        words = _axes(ndim, shape_at, strides_at)
+    layout, dtype = _layout(words, ndim, code, bits, lanes)
     if not layout[3]:
         ptr = 0
     elif not ptr:
@@ -232,6 +235,10 @@ def take(capsule: Any) -> Tensor:
         raise BufferError("the DLPack capsule was taken by another thread: ask its producer for one for each")
     # What everybody does to take a capsule; Python's own PyCapsule_SetName does the same through a slow door.
     _words[word + _NAME] = used
+    if named == _numpy_name:
+        lent = _new(_TakenFromNumpy)
+        lent.capsule = capsule
+        return ptr, (kind, number), layout, dtype, flags, lent
     owner = _new(_Taken)
     owner.at = at
     # Made now: at the end of the interpreter there may be nothing left to make it with.
@@ -256,9 +263,41 @@ class _Taken:
             deleter(self.at)
 
 
+class _TakenFromNumpy:
+    """A tensor in a capsule of NumPy's, of which it is known what its end does: it gives back the tensor, unless that is taken.
+
+    So it gets its name back when this dies, and nothing need be called; unless somebody else still has the capsule.
+    """
+
+    __slots__ = ("capsule",)
+
+    capsule: object
+
+    def __del__(self) -> None:
+        word = id(self.capsule) // _WORD
+        if _references(self.capsule) == _ALONE:
+            _words[word + _NAME] = _numpy_name
+        elif not _is_finalizing():
+            at = _words[word + _POINTER]
+            _callable(_read_versioned(_memory, at)[3])(at)
+
+
+class _Holder:
+    __slots__ = ("capsule",)
+
+
+def _count_alone(holder: Any) -> int:
+    holder.capsule = object()
+    return _references(holder.capsule)
+
+
+#: What counting the references to a slot's object gives, where the slot has the only one.
+_ALONE = _count_alone(_Holder())
+
+
 @lru_cache(maxsize=64)
 def _callable(address: int) -> Any:
-    return _deleter(address)
+    return _deleter(address)  # it lets go of the GIL: somebody's deleter may wait for a thread that wants it
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -303,7 +342,6 @@ def dtype_code(dtype: np.dtype[Any]) -> tuple[int, int]:
     )
 
 
-@lru_cache(maxsize=256)
 def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
     if lanes != 1:
         raise BufferError(f"the capsule holds vectors of {lanes} lanes as elements: give an array of single elements")
@@ -347,32 +385,37 @@ def _legacy(capsule: object) -> int:
 
 def _axes(ndim: int, shape_at: int, strides_at: int) -> Shape:
     """Lengths, and behind them the strides in elements, if there are any: before DLPack 1.2 contiguous ones need not be said."""
+    if not ndim:
+        return ()
     if not 0 < ndim <= MOST_AXES:
         raise BufferError(f"the capsule describes an array with {ndim} axes")
     if not shape_at:
-        raise BufferError(f"the capsule describes an array with {ndim} axes and no shape")
-    one, both = _readers[ndim]
-    if strides_at == shape_at + 8 * ndim:  # as most write them: one behind the other
-        words: Shape = both(_memory, shape_at)
+        _no_shape(ndim)
+    words: Shape = struct.unpack_from(f"={ndim}q", _memory, shape_at)
+    if not strides_at:
         return words
-    words = one(_memory, shape_at)
-    return words + one(_memory, strides_at) if strides_at else words
+    more: Shape = struct.unpack_from(f"={ndim}q", _memory, strides_at)
+    return words + more
 
 
-_readers = [
-    (struct.Struct(f"={n}q").unpack_from, struct.Struct(f"={2 * n}q").unpack_from) for n in range(MOST_AXES + 1)
-]
+def _no_shape(ndim: int) -> NoReturn:
+    raise BufferError(f"the capsule describes an array with {ndim} axes and no shape")
+
+
+#: Of shape and strides, by the number of axes.
+_readers = [struct.Struct(f"={2 * n}q").unpack_from for n in range(MOST_AXES + 1)]
 
 
 @lru_cache(maxsize=1024)
-def _layout(words: Shape, ndim: int, itemsize: int) -> Layout:
-    """Shape and strides, checked; strides in bytes. Most programs exchange few layouts, so they are looked up."""
-    shape = words[:ndim]
-    if min(shape) < 0:
+def _layout(words: Shape, ndim: int, code: int, bits: int, lanes: int) -> tuple[Layout, np.dtype[Any]]:
+    """Shape and strides, checked, strides in bytes; and the dtype. Most programs exchange few, so they are looked up."""
+    dtype = _dtype_of(code, bits, lanes)
+    itemsize, shape = dtype.itemsize, words[:ndim]
+    if shape and min(shape) < 0:
         raise BufferError(f"the capsule describes an array of negative length: shape {shape}")
     if 0 in shape:
-        return shape, None, 0, 0
+        return (shape, None, 0, 0), dtype
     strides = tuple(step * itemsize for step in words[ndim:]) or contiguous_strides(shape, itemsize)
     strides = normal_strides(shape, strides, itemsize)  # those of axes of length one mean nothing, and are anything
     low, high = span(shape, strides, itemsize)
-    return shape, None if strides == contiguous_strides(shape, itemsize) else strides, low, high - low
+    return (shape, None if strides == contiguous_strides(shape, itemsize) else strides, low, high - low), dtype

@@ -12,6 +12,7 @@ from ..spi.errors import LayoutError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from . import dlpack, ipc
 from .dlpack import IS_COPIED, READ_ONLY
+from .dlpack import export as capsule_of
 from .entered import Entered
 from .layout import Shape, address, is_contiguous
 
@@ -77,19 +78,15 @@ class Exports:
             return _elsewhere(self, stream, versioned, dl_device, copy)  # type: ignore[arg-type]
         if self._ptr and stream != NO_ORDER:
             consumer = consumer_of(context, stream)
-            if (
-                consumer is None
-                or consumer is not allocation.home
-                or consumer.external
-                or allocation.streams is not None
-            ):
+            # Nothing is to be done where the consumer's is the only stream that ever was.
+            if consumer is not allocation.home or consumer.external or allocation.streams is not None:
                 with Entered(context):
                     if consumer is None:
                         allocation.wait()
                     else:
                         allocation.hand_to(consumer)
         flags = READ_ONLY if allocation.read_only else 0
-        return dlpack.export(
+        return capsule_of(
             self._ptr, context.dlpack_device, self._shape, self._strides, self._dtype, flags, allocation, versioned
         )
 
@@ -147,6 +144,8 @@ def consumer_of(context: Context, stream: object) -> Stream | None:
         The vendor has no such stream.
     """
     names = context.info.exchange.streams
+    if type(stream) is int and names is not None and names.get(stream) == LEGACY_STREAM:
+        return context.legacy  # as most say it
     if stream is None:
         return context.legacy if names is not None else None
     try:
@@ -197,7 +196,7 @@ def _elsewhere(array: DeviceNDArray[Any], stream: object, versioned: bool, dl_de
         dlpack.dtype_code(array._dtype)
         copied = _copied(array, context, stream)
         layout = copied._shape, copied._strides, copied._dtype
-        return dlpack.export(copied._ptr, wanted, *layout, IS_COPIED, copied.allocation, versioned)
+        return capsule_of(copied._ptr, wanted, *layout, IS_COPIED, copied.allocation, versioned)
     if wanted != (dlpack.CPU, 0):
         raise BufferError(
             f"an array on {context.device} (DLPack device {context.dlpack_device}) is exported there or to the host, (1, 0), "
@@ -212,7 +211,7 @@ def _elsewhere(array: DeviceNDArray[Any], stream: object, versioned: bool, dl_de
         array.allocation.wait()
     host = array.copy_to_host()
     ptr = address(host) if host.size else 0
-    return dlpack.export(ptr, wanted, host.shape, host.strides, host.dtype, IS_COPIED, host, versioned)
+    return capsule_of(ptr, wanted, host.shape, host.strides, host.dtype, IS_COPIED, host, versioned)
 
 
 def _copied(array: DeviceNDArray[Any], context: Context, stream: object) -> DeviceNDArray[Any]:

@@ -17,14 +17,14 @@ from .upload import empty, upload
 if TYPE_CHECKING:
     from .context import Context
 
+_ndarray = np.ndarray
+
 
 def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
     """The memory that an object exports by DLPack, or a copy of it on the device that was asked for."""
-    if type(obj) is not np.ndarray and isinstance(
-        obj, np.ndarray
-    ):  # memory of ours that a device can reach is known by more than that
+    if isinstance(obj, _ndarray) and type(obj) is not _ndarray:
         view = device_view(obj)
-        if view is not None:
+        if view is not None:  # memory of ours that a device can reach is known by more than DLPack says
             return _placed(view, None if device is None else context_of(device), copy)
     said = adopt.device_of_tensor(obj)
     wanted = None if device is None else context_of(device)
@@ -33,7 +33,8 @@ def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
         if not context.is_host:
             return _from_host(obj, context, copy)
         return _placed(DeviceNDArray(*adopt.by_dlpack(obj, said, copy, context)), wanted, copy)
-    return _placed(DeviceNDArray(*adopt.by_dlpack(obj, said, copy)), wanted, copy)
+    found = DeviceNDArray(*adopt.by_dlpack(obj, said, copy))
+    return found if wanted is None and not copy else _placed(found, wanted, copy)
 
 
 def _placed(found: DeviceNDArray[Any], wanted: Context | None, copy: bool | None) -> DeviceNDArray[Any]:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from ..spi.errors import BackendError, LayoutError, TransferGuardError
 from ..spi.types import Capability, CopyKind
-from . import staging
 from .allocation import Using
 from .args import assignable
 from .config import TransferGuard, settings
@@ -38,6 +37,7 @@ from .layout import (
 from .paths import Path, choose
 from .plans import calls, run, strided
 from .registry import PAGE
+from .staging import Download, upload
 
 if TYPE_CHECKING:
     from .array import DeviceNDArray
@@ -80,7 +80,7 @@ def _write_staged(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream
     low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
     if source.flags.c_contiguous and is_contiguous(shape, strides, dst.itemsize):
         source, strides = _bytes(source), (1,)
-    staging.upload(dst.context, low, strides, source, stream, blocking)
+    upload(dst.context, low, strides, source, stream, blocking)
     _count(dst.context, "h2d staged", dst.nbytes)
 
 
@@ -119,23 +119,30 @@ def _write(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, block
 
 def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, blocking: bool) -> None:
     """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable."""
-    if not src.nbytes:
-        return
     if src.nbytes >= src.context.staged_from and choose(src.context, dst, stream).path is Path.STAGED:
-        begin(src, dst, stream).finish()
-    else:
+        _begin(src, dst, stream).finish()
+    elif src.nbytes:
         _steadily(src.context, dst, partial(_read, src, dst, stream, blocking))
 
 
-def begin(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> staging.Download:
-    """Enqueue a copy of many device elements to the host by way of the ring: they are there when it is finished."""
+def read_async(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> Download | None:
+    """Enqueue a copy into host elements that nobody reads yet; what has to be finished by hand, if anything."""
+    if src.nbytes >= src.context.staged_from and choose(src.context, dst, stream).path is Path.STAGED:
+        return _begin(src, dst, stream)
+    if src.nbytes:
+        _steadily(src.context, dst, partial(_read, src, dst, stream, False))
+    return None
+
+
+def _begin(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> Download:
+    """Enqueue a copy of many device elements to the host by way of the ring."""
     axes, flipped = memory_order(src.shape, src.strides)
     shape, strides = _in_memory_order(src.shape, src.strides, axes, flipped)
     target = _view(_raw(dst), axes, flipped)
     low = src.ptr + span(src.shape, src.strides, src.itemsize)[0]
     if target.flags.c_contiguous and is_contiguous(shape, strides, src.itemsize):
         target, strides = _bytes(target), (1,)
-    download = staging.Download(src.context, target)
+    download = Download(src.context, target)
     download.start(low, strides, stream)
     _count(src.context, "d2h staged", src.nbytes)
     return download

@@ -6,6 +6,7 @@ from typing import Any
 
 from .._core import interchange
 from .._core.array import DeviceNDArray
+from .._core.interchange import from_dlpack as _from_dlpack
 from .._core.ipc import IpcHandle
 
 
@@ -36,7 +37,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> D
     TypeError
         ``x`` does not speak DLPack.
     """
-    return interchange.from_dlpack(x, device, copy)
+    return _from_dlpack(x, device, copy)
 
 
 def as_device_array(obj: Any) -> DeviceNDArray[Any]:

@@ -1,12 +1,14 @@
 """The pytest plugin: devmem's backends and a leak check as fixtures.
 
 ``--devmem-backend NAME`` (may be given several times; ``host`` by default) names the backends that a test with the
-fixture ``devmem_backend`` runs on. Nothing of devmem is imported before a fixture is used.
+fixture ``devmem_backend`` runs on: on the machine's real devices, or, with ``--devmem-emulate NAME``, over that vendor's emulated
+driver. Nothing of devmem is imported before a fixture is used, but for that.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -23,13 +25,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=None,
         metavar="NAME",
-        help="backend for tests that use the fixture devmem_backend; may be given several times (default: host)",
+        help="backend for tests that use the fixture devmem_backend; may be given several times "
+        "(default: those that are emulated, else host)",
     )
+    group.addoption(
+        "--devmem-emulate",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="put an emulated driver in the place of a vendor's, here and in what the tests start: cuda or roc; may be given "
+        "several times (default: real devices)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    names = config.getoption("--devmem-emulate")
+    if not names:
+        return
+    from . import emulator
+
+    try:
+        os.environ.update(emulator.environment(",".join(names)))  # for processes that the tests start
+        for name in names:
+            emulator.load(name)  # for this one, whose loader has read its variables already
+    except emulator.BuildError as error:
+        raise pytest.UsageError(f"--devmem-emulate: {error}") from None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "devmem_backend" in metafunc.fixturenames:
-        names = list(dict.fromkeys(metafunc.config.getoption("--devmem-backend") or ["host"]))
+        option = metafunc.config.getoption
+        names = list(dict.fromkeys(option("--devmem-backend") or option("--devmem-emulate") or ["host"]))
         metafunc.parametrize("devmem_backend", names, indirect=True)
 
 

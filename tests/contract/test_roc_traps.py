@@ -255,14 +255,14 @@ driver = backend.open(0)
 from devmem.backends.roc.functions import OPTIONAL
 said = [each for each in OPTIONAL if not driver.found.provider.has(each)], driver.info.arch
 try:
-    driver.found.provider.bind("hipGetDevicePropertiesR0600", driver.fail)(0)
+    driver.found.provider.bind("hipMallocFromPoolAsync", driver.fail)(1, 1, 1)
 except UnsupportedError as error:
-    assert "hipGetDevicePropertiesR0600" in str(error) and "newer ROCm" in str(error)
+    assert "hipMallocFromPoolAsync" in str(error) and "newer ROCm" in str(error)
 else:
     raise AssertionError("no error")
 """
     lacking, arch = fresh(script, name, **emulator.environment("roc", "old"), DEVMEM_EMULATOR_ROCM="5.2")
-    assert "hipGetDevicePropertiesR0600" in lacking and arch == ""
+    assert {"hipMallocFromPoolAsync", "hipGetDevicePropertiesR0600"} <= set(lacking) and arch == ""
 
 
 @pytest.mark.parametrize("name", [each for each in PROVIDERS if each != "ctypes"])

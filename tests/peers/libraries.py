@@ -1,4 +1,4 @@
-"""Other array libraries, each as what a cell of the matrix asks of it: take an array of ours, give one of its own, and say what it sees.
+"""Other array libraries, as what a cell of the matrix asks of them: take an array of ours, give one of their own, say what they see.
 
 A library is imported when it is asked for something, never before: most environments have few of them.
 """
@@ -265,6 +265,10 @@ class NumbaCUDA(Library):
 
 class CudaCore(Library):
     name, package, distribution, places = "cuda.core", "cuda.core.utils", "cuda-core", ("cuda",)
+
+    def __init__(self, place):
+        super().__init__(place)
+        importlib.import_module("cuda.core").Device(0).set_current()  # as its users have to
 
     def take(self, array):
         view = self.module.StridedMemoryView.from_any_interface(array, stream_ptr=-1)

@@ -31,7 +31,7 @@ REASONS = [
     Reason(
         "no type",
         r"DLPack has no type for|DLPack only supports|for DLPack export|Unsupported floating dtype",
-        "DLPack has no such type: no records, dates, text, long doubles, foreign byte order. `array.view(\"u1\")` goes, and a copy "
+        'DLPack has no such type: no records, dates, text, long doubles, foreign byte order. `array.view("u1")` goes, and a copy '
         "through the host.",
     ),
     Reason(
@@ -62,19 +62,24 @@ PLACE_TITLES = {"host": "Host memory", "cuda": "CUDA devices"}
 KIND_TITLES = {"layouts": "Layouts", "types": "Types"}
 WAYS = ("takes", "gives")
 INTRODUCTIONS = {
-    "host": "The host backend with open memory (`DEVMEM_HOST_STRICT=0`), which it shares with libraries on the CPU. mpi4py *takes* what "
-    "is sent, and *gives* what is received: into the array itself, where it says shared.",
-    "cuda": "The CUDA backend, here over the emulated driver: libraries that ask the driver only, and libraries on the CPU, between "
-    "which and a device there are copies. mpi4py is shown the memory; whether its MPI can use it is that one's affair. CuPy needs a "
-    "GPU for more than this: its pointers, with an address of ours put in by hand. What a GPU is needed for, `scripts/gpu-check` runs.",
+    "host": """\
+The host backend with open memory (`DEVMEM_HOST_STRICT=0`), which it shares with libraries on the CPU. mpi4py *takes* what is sent,
+and *gives* what is received: into the array itself, where it says shared. JAX shares memory at multiples of 64 bytes, and copies
+other memory.""",
+    "cuda": """\
+The CUDA backend, here over the emulated driver: libraries that ask the driver only, and libraries on the CPU, between which and a
+device there are copies. mpi4py is shown the memory; whether its MPI can use it is that one's affair. CuPy needs a GPU for more
+than this: its pointers, with an address of ours put in by hand. What a GPU is needed for, `scripts/gpu-check` runs.""",
 }
 TEMPLATE = """\
 # What other libraries take and give
 
-Which arrays go to another library and come from it, found by running each: the tests in `tests/peers` compare the bytes of every cell, and fail where
-this page says anything else than what they find. How to hand over and take: [](../how-to/exchange-arrays.md).
+Which arrays go to another library and come from it, found by running each: the tests in `tests/peers` compare the bytes of every
+cell, and fail where this page says anything else than what they find. How to hand over and take:
+[](../how-to/exchange-arrays.md).
 
-*Takes* is the library's own `from_dlpack` of a device array, or what it has instead; *gives* is `devmem.from_dlpack` or `devmem.as_device_array` of its own.
+*Takes* is the library's own `from_dlpack` of a device array, or what it has instead; *gives* is `devmem.from_dlpack` or
+`devmem.as_device_array` of its own.
 
 | cell | meaning |
 | --- | --- |
@@ -126,7 +131,9 @@ def read(text: str) -> tuple[dict[Cell, str], dict[str, str]]:
                 columns = rest
             elif kind == "layouts":
                 library, _, way = first.rpartition(" ")
-                cells |= {Cell(place, kind, library, way, column): found for column, found in zip(columns, rest, strict=True)}
+                cells |= {
+                    Cell(place, kind, library, way, column): found for column, found in zip(columns, rest, strict=True)
+                }
             else:
                 for column, found in zip(columns, rest, strict=True):
                     library, _, way = column.rpartition(" ")
@@ -148,7 +155,9 @@ def _part(place: str, cells: dict[Cell, str]) -> str:
     there = {(cell.library, cell.way) for cell in found}
     rows = [(name, way) for name in ORDER["libraries"] for way in WAYS if (name, way) in there]
     layouts, types = ORDER["layouts"], ORDER["types"]
-    by_layout = [[f"{name} {way}", *(found[Cell(place, "layouts", name, way, case)] for case in layouts)] for name, way in rows]
+    by_layout = [
+        [f"{name} {way}", *(found[Cell(place, "layouts", name, way, case)] for case in layouts)] for name, way in rows
+    ]
     by_type = [[f"`{case}`", *(found[Cell(place, "types", name, way, case)] for name, way in rows)] for case in types]
     return "\n\n".join(
         [

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import devmem as dm
@@ -154,4 +153,6 @@ def test_the_page_has_every_cell_and_no_other(book):
 def test_a_wrong_cell_is_found(book):
     cell = next(cell for cell in book.cells if cell.library == "NumPy" and book.cells[cell] == "shared")
     with pytest.raises(AssertionError, match="the page says 'shared'"):
-        type(book)().enter(cell, book.versions["NumPy"], "copied")
+        type(book)("check").enter(cell, book.versions["NumPy"], "copied")
+    with pytest.raises(AssertionError, match=r"not 0\.1"):
+        type(book)("check").enter(cell, "0.1", "shared")

@@ -99,7 +99,7 @@ def test_types_of_ml_dtypes_go_both_ways(name, versioned):
 
 
 def test_a_type_that_is_not_installed_says_what_to_install(monkeypatch):
-    dlpack._dtype_of.cache_clear()
+    dlpack._layout.cache_clear()
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(BufferError, match="pip install ml_dtypes"):
         dlpack.take(Crafted(0x1000, dtype="u2", fields={"code": 4}).capsule)
@@ -226,6 +226,65 @@ print("done")
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
 
 
+IN_C = """
+import ctypes, sys, threading, weakref
+import numpy as np
+from devmem._core import dlpack
+
+class Owner: pass
+
+libc = ctypes.CDLL(None)
+versioned = {versioned}
+name = b"dltensor_versioned" if versioned else b"dltensor"
+
+def export(owner):
+    a = np.arange(3.0)
+    owner.array = a
+    return dlpack.export(a.ctypes.data, (1, 0), a.shape, a.strides, a.dtype, 0, owner, versioned)
+
+def taken_in_c(capsule):
+    "What a consumer in C does: it has the tensor and its deleter, and the capsule is of no use any more."
+    at = dlpack._pointer(capsule, name)
+    fields = (dlpack._read_versioned if versioned else dlpack._read_legacy)(dlpack._memory, at)
+    rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+    assert rename(capsule, used) == 0
+    return at, fields[3 if versioned else 11]
+
+used = b"used_" + name
+"""
+
+ON_ITS_OWN_THREAD = """
+owner = Owner(); seen = weakref.ref(owner)
+at, deleter = taken_in_c(export(owner))
+del owner
+assert seen() is not None
+thread = ctypes.c_size_t()
+libc.pthread_create.argtypes = [ctypes.c_void_p] * 4
+libc.pthread_join.argtypes = [ctypes.c_size_t, ctypes.c_void_p]
+assert libc.pthread_create(ctypes.addressof(thread), None, deleter, at) == 0
+assert libc.pthread_join(thread, None) == 0  # without the GIL, which the deleter takes
+assert seen() is None
+print("done")
+"""
+
+AFTER_THE_END = """
+libc.__cxa_atexit.argtypes = [ctypes.c_void_p] * 3
+for _ in range(3):
+    at, deleter = taken_in_c(export(Owner()))
+    assert libc.__cxa_atexit(deleter, at, None) == 0  # when the process ends, long after the interpreter has
+print("done")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reaches for the C library of Linux")
+@pytest.mark.parametrize("versioned", VERSIONS)
+@pytest.mark.parametrize("when", [ON_ITS_OWN_THREAD, AFTER_THE_END], ids=["on a thread of C", "after the interpreter"])
+def test_a_consumer_in_c_lets_go(versioned, when):
+    script = IN_C.replace("{versioned}", repr(versioned)) + when
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +304,49 @@ def test_a_capsule_is_taken_once_and_let_go_of_once(memory, versioned):
         assert tensor.deleted == 0
         del taken
     del tensor.capsule
+
+
+def test_a_capsule_that_somebody_keeps_stays_taken():
+    """Let go of, it is not there to be taken again, and its tensor has ended."""
+    for versioned in (VERSIONED, False):
+        owner = Owner()
+        seen = weakref.ref(owner)
+        capsule = Exported(np.arange(3.0), versioned, owner=owner).__dlpack__()
+        taken = dlpack.take(capsule)
+        del owner, taken
+        gc.collect()
+        assert seen() is None
+        with pytest.raises(BufferError, match="taken before"):
+            dlpack.take(capsule)
+
+
+def test_one_of_many_threads_takes_a_capsule(memory):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for versioned in (True, False):
+            for _ in range(50):
+                tensor = Crafted(address(memory), versioned=versioned)
+                taken, refused = [], []
+                start = threading.Barrier(4)
+
+                def take(tensor=tensor, taken=taken, refused=refused, start=start):
+                    start.wait()
+                    try:
+                        taken.append(dlpack.take(tensor.capsule))
+                    except BufferError as error:
+                        refused.append(str(error))
+
+                threads = [threading.Thread(target=take) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                assert (len(taken), len(refused)) == (1, 3)
+                taken.clear()
+                assert tensor.deleted == 1
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_tensor_may_have_no_deleter(memory):

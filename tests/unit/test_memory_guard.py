@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 from collections.abc import Iterator
@@ -11,10 +12,10 @@ import pytest
 
 import devmem as dm
 from devmem.backends.host.hooks import HostBackend
-from devmem.memory import DriverMemory, Guard, Limit, PinnedMemory, Statistics, StreamOrderedMemory
+from devmem.memory import DriverMemory, Guard, Limit, PinnedMemory, Scrub, Statistics, StreamOrderedMemory
 from devmem.spi.driver import Driver
 from devmem.spi.errors import BackendError
-from devmem.spi.types import LEGACY_STREAM, CopyKind
+from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind, DeviceInfo
 from devmem.testing import FaultyDriver
 
 BOTTOMS = {"driver": DriverMemory, "stream_ordered": StreamOrderedMemory}
@@ -380,6 +381,114 @@ def test_copies_on_streams_are_seen(guarded: Guard) -> None:
         array.free()
     guarded.check()
     assert guarded.reports == []
+
+
+# -- while a graph is captured -------------------------------------------------------------------------------------------
+
+
+class Capturing(FaultyDriver):
+    """A driver on one of whose streams a graph is captured, one that the legacy stream waits for; keeps what it is asked."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.captured: int | None = None
+        self.asked: list[str] = []
+        self.capturing = lambda stream: self.captured is not None and stream in (self.captured, LEGACY_STREAM)
+
+    @property
+    def info(self) -> DeviceInfo:
+        info = super().info
+        return dataclasses.replace(info, capabilities=info.capabilities | {Capability.CAPTURE})
+
+    def _call(self, method: str, *args: object, **keywords: object) -> object:
+        self.asked.append(method)
+        return super()._call(method, *args, **keywords)
+
+
+@pytest.fixture
+def capturing() -> Iterator[Capturing]:
+    backend = HostBackend()
+    backend.configure({"strict": True, "devices": 1})
+    opened = Capturing(backend.open(0))
+    token = opened.enter()
+    yield opened
+    assert opened.blocks() == {}
+    opened.exit(token)
+    opened.close()
+
+
+@pytest.mark.parametrize("below", BOTTOMS.values(), ids=BOTTOMS)
+def test_nothing_is_enqueued_or_waited_for_in_a_capture(capturing: Capturing, below: type) -> None:
+    guard = Guard(below())
+    stack = Limit(Statistics(guard), 5000)
+    stack.bind(capturing)
+    stream, other = capturing.stream_create(0, True), capturing.stream_create(0, True)
+    ptr, kept = stack.allocate(100, stream), stack.allocate(200, stream)
+    stack.deallocate(kept, 200, stream)
+    capturing.captured = stream
+    capturing.asked.clear()
+    with pytest.raises(dm.UnsupportedError, match="cannot allocate 100 bytes for a stream that is capturing a graph"):
+        stack.allocate(100, stream)
+    with pytest.raises(dm.GuardError, match=r"the block of 100 bytes at .* capturing a graph"):
+        stack.deallocate(ptr, 100, stream)
+    with pytest.raises(dm.GuardError, match="double free"):
+        stack.deallocate(kept, 200, stream)
+    with pytest.raises(dm.UnsupportedError, match="while a graph is captured"):
+        guard.check()
+    stack.trim(0)
+    assert guard.cached_bytes >= 200 + 512, "what cannot be looked at stays"
+    assert set(capturing.asked) <= {"pool_trim", "pool_cached"}, "only the upstream was asked to trim"
+    assert stack.current_bytes == 100
+    stack.deallocate(stack.allocate(50, other), 50, other)  # another stream goes on
+    capturing.captured = None
+    guard.check()
+    stack.deallocate(ptr, 100, stream)
+    stack.trim(0)
+    assert stack.current_bytes == 0
+    assert [text.split(":")[0] for text in guard.reports] == ["double free"]
+    for handle in (stream, other):
+        capturing.stream_destroy(handle)
+
+
+def test_what_comes_back_in_a_capture_is_wiped_when_it_has_ended(capturing: Capturing) -> None:
+    """A fill that is captured is none until the graph runs: the next tenant would read what was there."""
+    stack = Scrub(StreamOrderedMemory(), 0x5A)
+    stack.bind(capturing)
+    stream = capturing.stream_create(0, True)
+    ptr = stack.allocate(100, stream)
+    capturing.captured = stream
+    capturing.asked.clear()
+    stack.deallocate(ptr, 100, stream)
+    stack.trim(0)
+    assert set(capturing.asked) <= {"pool_trim", "pool_cached"}
+    assert stack.withheld == [(ptr, 100)]
+    capturing.captured = None
+    stack.trim(0)
+    assert stack.withheld == []
+    assert "fill" in capturing.asked
+    capturing.stream_destroy(stream)
+
+
+def test_arrays_of_a_captured_stream_are_looked_at_when_the_capture_has_ended(
+    guarded: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, stream = dm.current_device().context(), dm.stream()
+    first, second = dm.to_device(np.arange(10)), dm.to_device(np.arange(10), stream=stream)
+    stream.synchronize()
+    overrun(second)
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
+        patch.setattr(type(context.driver), "capturing", lambda _, handle: handle == stream.handle, raising=False)
+        del first
+        second.free()  # in the queue, as the capture has it
+        dm.trim()
+        assert guarded.reports == []
+        assert dm.memory_info().pending == 160
+    with pytest.warns(dm.DevmemWarning, match="overrun"):
+        dm.trim()
+    dm.trim()  # what came behind it in the queue
+    assert dm.memory_info()[2:] == (0, 0, 0)
+    stream.close()
 
 
 def test_the_report_is_short(guarded: Guard) -> None:

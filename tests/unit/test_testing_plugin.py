@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import devmem
-from devmem.testing import Latch
+from devmem.testing import Latch, emulator
 
 pytest_plugins = ["pytester"]
 
@@ -18,6 +18,13 @@ CONFTEST = (
     if any(entry.name == "devmem" for entry in importlib.metadata.entry_points(group="pytest11"))
     else ('pytest_plugins = ["devmem.testing.plugin"]')
 )
+
+
+def needs_a_compiler() -> None:
+    try:
+        emulator.library("roc")
+    except emulator.BuildError as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture
@@ -29,6 +36,7 @@ def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
         root = Path(devmem.__file__).parents[1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(root))
+            patch.delenv("DEVMEM_BACKEND", raising=False)
             return pytester.runpytest_subprocess("-p", "no:randomly", *options, timeout=50)
 
     return run
@@ -51,6 +59,34 @@ def test_chosen_backends_are_parameters(run: Callable[..., pytest.RunResult]) ->
     result = run("def test_one(devmem_backend): pass\n", "--devmem-backend=host", "--devmem-backend=nowhere", "-v")
     result.assert_outcomes(passed=1, errors=1)  # asked for by name and not there: no silent skip
     result.stdout.fnmatch_lines(["*test_one?host? PASSED*", "*nowhere*"])
+
+
+def test_drivers_are_emulated_on_request(run: Callable[..., pytest.RunResult]) -> None:
+    needs_a_compiler()
+    result = run(
+        """
+        import os, subprocess, sys
+        import devmem
+        from devmem.testing import emulator
+
+        def test_here(devmem_backend):
+            assert devmem_backend == "roc"
+            devmem.to_device([1.0]).free()
+            assert any(name.startswith("hipMemcpy") for name in emulator.control("roc").calls())
+
+        def test_below():
+            code = "import devmem; devmem.to_device([1.0]); print(devmem.current_device())"
+            assert subprocess.check_output([sys.executable, "-c", code], text=True) == "roc:0\\n"
+        """,
+        "--devmem-emulate=roc",
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_an_unknown_driver_cannot_be_emulated(run: Callable[..., pytest.RunResult]) -> None:
+    result = run("def test_one(): pass", "--devmem-emulate=quantum")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--devmem-emulate: *quantum*cuda, roc*"])
 
 
 def test_leaks_are_found(run: Callable[..., pytest.RunResult]) -> None:

@@ -162,8 +162,8 @@ class Bins:
 class Reach(Enum):
     """How far a large request may go, in this order. All that serves a small one is near.
 
-    What is cut off serves few, and as long as one part of a chunk is in use, the rest of it can neither go back nor serve a larger
-    request. So whole chunks are the last that are broken up; and a pool has to keep some of them: see `Books.may_break`.
+    What is cut off serves few, and as long as one part of a chunk is in use, the rest of it can neither go back nor serve a
+    larger request. So whole chunks are the last that are broken up.
     """
 
     NEAR = 1  #: blocks that are little larger
@@ -190,6 +190,11 @@ class Shelf:
     def nbytes(self) -> int:
         """Bytes of all blocks."""
         return self.small.nbytes + self.large.nbytes
+
+    @property
+    def whole(self) -> int:
+        """Bytes of all chunks that are free from end to end."""
+        return self.small.whole.nbytes + self.large.whole.nbytes
 
     @property
     def largest(self) -> int:

@@ -7,12 +7,14 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from enum import IntEnum
+from itertools import compress
 from operator import itemgetter
 from types import TracebackType
 from typing import NamedTuple
 
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .blocks import SMALL, FreeSet, Reach, Shelf, class_of, rounded
+from .blocks import SMALL, FreeSet, Reach, Shelf, rounded
 
 #: How many requested sizes a stream remembers the class of.
 REMEMBERED = 4096
@@ -22,10 +24,22 @@ MANY_STREAMS = 64
 MORE, FEW_BYTES = 16, 16 << 10
 #: Whole chunks are not broken below this part of what is held, nor while parts of chunks lie idle that make up this part of the
 #: most that was live.
-F=0
-G=0
-VAR = 64
-KEPT_WHOLE, IN_PARTS = 0.06, 0.12
+#: A whole chunk is broken for a large block only if this part of what is held stays whole; and that and large parts are cut only
+#: as long as what lies idle in parts is not more than this part of the most that was live.
+KEPT_WHOLE, IN_PARTS = 0.06, 0.08
+ALPHA = 0.5
+VAR = 0.04
+#: A block of which the most that was live would make so many may be cut from any part; so many more, and other streams are not
+#: asked before.
+MIDDLING, MINOR = 64, 256
+
+
+class Effort(IntEnum):
+    """What may be done to find a block, besides what costs nothing."""
+
+    FIRST = 1  #: other streams have not been asked yet
+    FULL = 2  #: all that leaves enough chunks whole
+    LAST = 3  #: whatever there is
 
 
 class Books:
@@ -54,6 +68,7 @@ class Books:
         self.ready: dict[int, dict[int, list[int]]] = {}
         self.mine = threading.local()
         self.chunks: dict[int, int] = {}
+        self.parts_at_peak = 0
         self.held = self.pledged = self.peak_live = self.peak_reserved = 0
         self.streams: dict[int, Home] = {}
         self.threads: list[Home] = []
@@ -99,10 +114,14 @@ class Books:
         self.held += size
 
     def strike_idle_chunks(self, nbytes: int) -> list[Chunk]:
-        """Take out chunks that nobody uses until they make up so many bytes: few, and little more than that; pledged until gone."""
+        """Take out chunks that nobody uses until they make up so many bytes, and little more; pledged until they are gone."""
         struck: list[Chunk] = []
         idle = [self.idle.small, self.idle.large]
-        chunks = sorted((self.chunks[start], start, free) for free in idle for start in free.whole.starts()) if nbytes > 0 else []
+        chunks = (
+            sorted((self.chunks[start], start, free) for free in idle for start in free.whole.starts())
+            if nbytes > 0
+            else []
+        )
         while nbytes > 0 and chunks:
             # The smallest that is enough alone, else the largest.
             enough = bisect_left(chunks, nbytes, key=itemgetter(0))
@@ -174,60 +193,59 @@ class Books:
             made.home = None
         return made, recordings
 
-    def cut(self, home: Home, nbytes: int, *, sparing: bool = True, far: bool = True) -> int:
-        """A block out of what the stream may use now; 0 if nothing serves. If it is sparing, chunks are kept whole for others."""
+    def cut(self, home: Home, nbytes: int, effort: Effort) -> int:
+        """A block out of what the stream may use now; 0 if nothing serves."""
         size = rounded(nbytes)
         # A stream that is not trusted may be another one than the chunk was made for, with its number. Where chunks are made in
         # no stream's order that is the same: what is left of a new one was used by nobody.
         own = home.trusted or not self.ordered
         sets = [home.free, *[fence.free for fence in self.fences if fence.home is home and own], self.idle]
-        ptr = self._cut_from(sets, size, Reach.NEAR)
+        ptr = _cut_from(sets, size, Reach.NEAR)
         # Only now: what is gathered has to be cut again, which the next hit pays for.
         if not ptr and home.gather():
-            ptr = self._cut_from(sets, size, Reach.NEAR)
-        if not ptr and size >= SMALL and (far or not sparing or size * VAR <= self.peak_live):
-            ptr = self._cut_from(sets, size, Reach.PARTS)
-            if not ptr and (far or not sparing) and (not sparing or self.may_break(size)):
-                ptr = self._cut_from(sets, size, Reach.WHOLE)
+            ptr = _cut_from(sets, size, Reach.NEAR)
+        if not ptr and size >= SMALL:
+            ptr = self._cut_far(sets, size, effort)
         if ptr:
             stack = home.stack(nbytes, size)
             if size <= FEW_BYTES and home.trusted:
-                for free in sets:
-                    if free.small.nbytes:
-                        self._cut_more(free.small, size, stack)
-                        break
+                self._cut_more(sets, size, stack)
         return ptr
 
-    def _cut_from(self, sets: list[Shelf], size: int, reach: Reach) -> int:
-        for free in sets:
-            ptr = free.cut(size, reach)
-            if ptr:
-                return ptr
-        return 0
+    def _cut_far(self, sets: list[Shelf], size: int, effort: Effort) -> int:
+        """Cut a large block from one that is far larger.
 
-    def may_break(self, size: int) -> bool:
-        """Whether a whole chunk may be broken for a large block: if enough others stay whole, and not too much lies in parts.
-
-        Whole chunks can go back to make room for one that fits. Parts cannot, and when all memory is in use but them, all of
-        them is held beyond what is live.
+        A whole chunk can go back to make room for one that fits; parts cannot. If all memory came into use but the parts, all of
+        them would be held beyond what is live: so their sum is bounded, and beyond it a chunk is changed for another instead.
         """
+        if effort is Effort.LAST:
+            return _cut_from(sets, size, Reach.PARTS) or _cut_from(sets, size, Reach.WHOLE)
+        times = self.peak_live // size
+        if effort is Effort.FIRST and times < MINOR:
+            return 0
         shelves = self.shelves()
         whole = sum(each.large.whole.nbytes for each in shelves)
         parts = sum(each.nbytes for each in shelves) - whole
-        return whole - size >= KEPT_WHOLE * self.held and parts <= IN_PARTS * self.peak_live
+        dip = max(0, self.peak_live - (self.held - whole - parts))
+        if dip <= 0.05 * self.peak_live:
+            self.parts_at_peak = parts
+        loose = self.parts_at_peak <= VAR * self.peak_live
+        few = parts <= IN_PARTS * self.peak_live + (ALPHA * dip if loose else 0)
+        ptr = _cut_from(sets, size, Reach.PARTS) if few or times >= MIDDLING else 0
+        if not ptr and few and effort is Effort.FULL and whole - size >= KEPT_WHOLE * self.held:
+            ptr = _cut_from(sets, size, Reach.WHOLE)
+        return ptr
 
     def shelves(self) -> list[Shelf]:
         """All sets of free blocks."""
         return [self.idle, *[home.free for home in self.homes()], *[fence.free for fence in self.fences]]
 
-    def _cut_more(self, free: FreeSet, size: int, stack: list[int]) -> None:
+    def _cut_more(self, sets: list[Shelf], size: int, stack: list[int]) -> None:
         """Cut more small blocks than are asked for, so that the next ones are hits."""
         count = min(MORE, FEW_BYTES // size)
-        number = class_of(rounded(count * size))
-        start = free.parts.find(number) or free.whole.find(number)
+        start = _cut_from(sets, rounded(count * size), Reach.NEAR)
         if start:
-            ptr = free.take(start, count * size)
-            stack.extend(range(ptr + (count - 1) * size, ptr - 1, -size))
+            stack.extend(range(start + (count - 1) * size, start - 1, -size))
 
     def fence(self, home: Home, *, recording: bool) -> Fence | None:
         """Put what is the stream's own behind a fence; None if it has nothing."""
@@ -328,8 +346,8 @@ class Home:
     def gather(self) -> bool:
         """Merge what lies ready, class by class, with its neighbours; False if there is nothing."""
         found = False
-        for size, stack in [each for each in self.stacks.items() if each[1]]:
-            free = self.free.of(size)
+        for size in self._filled():
+            free, stack = self.free.of(size), self.stacks[size]
             while stack:
                 try:
                     ptr = stack.pop()
@@ -341,7 +359,11 @@ class Home:
 
     def cached(self) -> int:
         """Bytes that are free here."""
-        return self.free.nbytes + sum(size * len(stack) for size, stack in list(self.stacks.items()))
+        return self.free.nbytes + sum(size * len(self.stacks[size]) for size in self._filled())
+
+    def _filled(self) -> list[int]:
+        # All in C: a stream that lives long knows a thousand classes, and most have nothing.
+        return list(compress(self.stacks, self.stacks.values()))
 
 
 class Fence:
@@ -379,6 +401,14 @@ class Fence:
         assert self.recording is not None
         lock, self.recording = self.recording, None
         lock.release()
+
+
+def _cut_from(sets: list[Shelf], size: int, reach: Reach) -> int:
+    for free in sets:
+        ptr = free.cut(size, reach)
+        if ptr:
+            return ptr
+    return 0
 
 
 class Chunk(NamedTuple):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from ...spi.driver import Driver
 from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, Capability
 from .books import Books, Fence, Home
+
+#: A stream is asked if what came back on it makes up one part in so many of what is looked for.
+WORTH = 2
+#: So many events are kept for the next time.
+SPARE = 64
 
 
 class Crossing:
@@ -19,13 +22,14 @@ class Crossing:
     def __init__(self, books: Books, driver: Driver) -> None:
         self.books = books
         self.driver = driver
+        self._spare: list[int] = []
         self.captures = Capability.CAPTURE in driver.info.capabilities
 
-    def open_to_all(self, stream: int, size: int, *, tight: bool) -> None:
-        """Make everyone's what streams have passed, for the sake of one that found nothing of its own.
+    def open_to_all(self, stream: int, size: int = 0) -> None:
+        """Make everyone's what streams have passed, for the sake of one that found no block of this size of its own.
 
-        Its own blocks as well, if there are others that they may merge with; and if it is tight, as only what is everyone's can
-        go back.
+        Streams that have little in comparison are not asked; and it itself only where there are others' blocks that its own may
+        merge with. Without a size all are asked: only what is everyone's can go back.
         """
         self.poll()
         books = self.books
@@ -34,12 +38,11 @@ class Crossing:
             mine = books.home(stream) if ours else None
             fenced = {id(fence.home) for fence in books.fences}
             homes = books.homes() if ours else []
-            own = tight or bool(books.idle.nbytes) or any(home.free.nbytes for home in homes if home is not mine)
+            own = not size or bool(books.idle.nbytes) or any(home.free.nbytes for home in homes if home is not mine)
             for home in homes:
-                if home.trusted and not home.lost and id(home) not in fenced and (own or home is not mine):
-                    import devmem._core.memory.books as bb
-                    if not tight and (home.cached() < bb.F * size or home.cached() < bb.G * books.held):
-                        continue
+                if not home.trusted or home.lost or id(home) in fenced or (home is mine and not own):
+                    continue
+                if home.cached() >= size // WORTH:
                     fence = books.fence(home, recording=True)
                     if fence is not None:
                         made.append((fence, self._handle(home)))
@@ -89,7 +92,10 @@ class Crossing:
     def _record(self, fence: Fence, handle: int) -> bool:
         """Record the event of a fence; False if the driver will not."""
         driver = self.driver
-        event = driver.event_create(False)
+        try:
+            event = self._spare.pop()
+        except IndexError:
+            event = driver.event_create(False)
         try:
             driver.event_record(event, handle)
         except BaseException as error:
@@ -122,7 +128,21 @@ class Crossing:
                     books.fences.remove(fence)
                     fence.pass_to(books.idle)
                 books.drop_empty_homes()
-        _each(driver.event_destroy, [(fence.event,) for fence in passed])
+            self._spare += [fence.event for fence in passed]
+        self.drop_events(SPARE)
+
+    def drop_events(self, keep: int = 0) -> None:
+        """Destroy events that nobody uses, but for so many."""
+        problem: Exception | None = None
+        while len(self._spare) > keep:
+            try:
+                self.driver.event_destroy(self._spare.pop())
+            except IndexError:  # another thread had it
+                break
+            except Exception as error:  # the others are still to be
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def wait_for_all(self) -> None:
         """Make everyone's all that is free by now, after the whole device has passed it."""
@@ -160,15 +180,3 @@ class Crossing:
             handles = [home.stream for home in self.books.streams.values() if home.trusted and not home.lost]
         # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
         return any(self.capturing(handle) for handle in (LEGACY_STREAM, *handles))
-
-
-def _each(call: Callable[..., object], arguments: Iterable[tuple[int, ...]]) -> None:
-    """Do all of it, and raise the first error then."""
-    problem: Exception | None = None
-    for each in arguments:
-        try:
-            call(*each)
-        except Exception as error:
-            problem = problem or error
-    if problem is not None:
-        raise problem

@@ -95,4 +95,7 @@ class ManagedMemory(_OfKind):
 
 
 def _unbound(*_: object) -> Any:
-    raise DevmemError("this memory resource is not bound to a device yet: install it with devmem.use_memory()")
+    raise DevmemError(
+        "this memory resource is not bound to a device yet: install it with devmem.use_memory(); where another stands over it, "
+        "that passes bind(driver) on"
+    )

@@ -14,6 +14,10 @@ from ...spi.memory import MemoryResource, SupportsBind
 
 #: What each verb must take, positionally.
 VERBS = {"allocate": ("nbytes", "stream"), "deallocate": ("ptr", "nbytes", "stream")}
+#: What each method must take that a resource need not have.
+OPTIONAL = {"bind": ("driver",), "trim": ("keep_bytes",), "forget_stream": ("stream",)}
+#: What is read, not called.
+FACTS = ("stream_ordered", "cached_bytes", "largest_free_block", "kind")
 
 
 class Boundary:
@@ -64,12 +68,12 @@ def check_address(resource: object, ptr: object, nbytes: int, live: dict[int, in
     """
     if not isinstance(ptr, int) or isinstance(ptr, bool) or ptr <= 0:
         raise PluginError(
-            f"the memory resource {resource!r} returned {ptr!r} for {nbytes} bytes: an address is a positive int"
+            f"the memory resource {resource!r} returned {ptr!r} for {nbytes} bytes: an address is a positive int{_from(resource)}"
         )
     if ptr in live:
         raise PluginError(
             f"the memory resource {resource!r} returned the address {ptr:#x} for {nbytes} bytes, which it gave "
-            f"out before ({live[ptr]} bytes) and which was not returned"
+            f"out before ({live[ptr]} bytes) and which was not returned{_from(resource)}"
         )
     return ptr
 
@@ -105,6 +109,13 @@ def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResou
     check_version(found, spelled, origin)
     for verb, parameters in VERBS.items():
         _check_verb(getattr(found, verb), f"{spelled}.{verb}", parameters, origin)
+    for name, parameters in OPTIONAL.items():
+        if hasattr(found, name):
+            _check_verb(getattr(found, name), f"{spelled}.{name}", parameters, origin)
+    for fact in FACTS:
+        value = inspect.getattr_static(found, fact, None)
+        if inspect.isfunction(value):
+            raise PluginError(f"{spelled}.{fact} is a method: make it a property (from {origin}{defined_at(value)})")
     return found
 
 
@@ -147,6 +158,12 @@ def where(trace: TracebackType | None, but: Collection[str] = ()) -> str:
     found = traceback.extract_tb(trace)
     frames = [frame for frame in found if not frame.filename.startswith("<frozen") and frame.filename not in but]
     return f", {frames[-1].filename}:{frames[-1].lineno}," if frames else ""
+
+
+def _from(resource: object) -> str:
+    """Where the ``allocate`` of a resource is written, as the end of a phrase."""
+    place = defined_at(getattr(resource, "allocate", None) or type(resource))
+    return f" (from {package_of(type(resource).__module__)}{place})"
 
 
 def _check_verb(function: object, spelled: str, parameters: tuple[str, ...], origin: str) -> None:

@@ -46,7 +46,7 @@ class Guard(Adaptor):
     For finding mistakes, not for speed. ``deallocate`` waits for the stream, to read; so the stack does not count as
     stream-ordered, and devmem hands blocks back only when every stream that it knows of has passed them. ``allocate`` waits for
     the stream unless the upstream is stream-ordered. Writes by streams that devmem does not know of are found if they have
-    happened by then. Put it outermost: what a `Scrub` above it writes into a block that comes back twice looks like a use after free.
+    happened by then. Put it outermost: a `Scrub` above it would write into a block that comes back twice.
 
     Parameters
     ----------
@@ -140,13 +140,14 @@ class Guard(Adaptor):
         """
         if not ptr:
             return
+        capturing = self._touch.capturing(stream)
         with self._lock:
             block = self._live.get(ptr)
             if block is None:
                 problem = self._unknown(ptr, nbytes)
                 self.reports.append(problem)
                 raise _refusal(problem)
-            if self._touch.capturing(stream):
+            if capturing:
                 raise _refusal(
                     f"{block} was given back on a stream that is capturing a graph, where it cannot be looked at: give it back "
                     f"when the capture has ended" + block.history()
@@ -201,7 +202,9 @@ class Guard(Adaptor):
         if self.driver is None:
             return
         if self._touch.capturing(LEGACY_STREAM):
-            raise UnsupportedError(f"{self!r} cannot look at its blocks while a graph is captured: check before, or after")
+            raise UnsupportedError(
+                f"{self!r} cannot look at its blocks while a graph is captured: check before, or after"
+            )
         check, token = object(), None
         try:
             with self._lock:
@@ -238,7 +241,7 @@ class Guard(Adaptor):
         While a graph is captured no block leaves, as it cannot be looked at.
         """
         try:
-            if not self._touch.capturing(LEGACY_STREAM):
+            if self._kept and not self._touch.capturing(LEGACY_STREAM):
                 self._release(keep_bytes, LEGACY_STREAM)
         finally:
             super().trim(max(0, keep_bytes - self._kept_bytes))

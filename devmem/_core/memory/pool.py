@@ -12,7 +12,7 @@ from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, MemoryKind
 from .adaptor import Adaptor
 from .blocks import SMALL, UNIT, Shelf, rounded
-from .books import Books, Fence
+from .books import Books, Effort, Fence
 from .crossing import Crossing
 from .sizes import bytes_of, check_size
 
@@ -185,6 +185,8 @@ class PoolMemory(Adaptor):
         with self._books.open() as ours:
             if ours:
                 self._books.drop_empty_homes()
+        if keep_bytes == 0:
+            self._crossing.drop_events()
         super().trim(max(0, keep_bytes - self._cached()))
 
     def _cached(self) -> int:
@@ -198,30 +200,23 @@ class PoolMemory(Adaptor):
             if nbytes == 0:
                 return 0
             raise LayoutError(f"{self!r} cannot allocate {nbytes} bytes")
-        ptr = self._cut(nbytes, stream, far=False)
+        ptr = self._cut(nbytes, stream, Effort.FIRST)
         if ptr:
             return ptr
         if self._crossing.capturing(stream):
-            ptr = self._cut(nbytes, stream, sparing=False)
+            ptr = self._cut(nbytes, stream, Effort.LAST)
             if ptr:
                 return ptr
             raise UnsupportedError(
                 f"{self!r} has no block of {nbytes} bytes for a stream that is capturing a graph, where the driver must not be "
                 f"asked for more: run the same work once before it is captured"
             )
-        size = rounded(nbytes)
-        self._crossing.open_to_all(stream, size, tight=False)
-        ptr = self._cut(nbytes, stream)
-        if ptr:
-            return ptr
-        chunk, over = self._plan(size, stream)
-        if over > 0:
-            self._crossing.open_to_all(stream, size, tight=True)
-        return (self._cut(nbytes, stream) if over > 0 else 0) or self._grow(chunk, over, nbytes, stream)
+        self._crossing.open_to_all(stream, rounded(nbytes))
+        return self._cut(nbytes, stream, Effort.FULL) or self._grow(nbytes, stream)
 
-    def _cut(self, nbytes: int, stream: int, *, sparing: bool = True, far: bool = True) -> int:
+    def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
         with self._books.open() as ours:
-            return self._books.cut(self._books.home(stream), nbytes, sparing=sparing, far=far) if ours else 0
+            return self._books.cut(self._books.home(stream), nbytes, effort) if ours else 0
 
     def _file(self, ptr: int, nbytes: int, stream: int) -> None:
         """Take back the first block of its size on a stream."""
@@ -239,20 +234,28 @@ class PoolMemory(Adaptor):
 
     # -- the upstream --------------------------------------------------------------------------------------------------
 
-    def _grow(self, chunk: int, over: int, nbytes: int, stream: int) -> int:
+    def _grow(self, nbytes: int, stream: int) -> int:
         """A block from a new chunk; if that cannot be had, from what is cached for others, after all have passed it."""
-        self._release(over)
+        size = rounded(nbytes)
+        chunk, over = self._plan(size, stream)
+        if over > 0:
+            self._crossing.open_to_all(stream)
+            # What goes back but does not make room is better used.
+            ptr = self._cut(nbytes, stream, Effort.FULL if over <= self._books.idle.whole else Effort.LAST)
+            if ptr:
+                return ptr
+            self._release(over)
         try:
             return self._from_new_chunk(chunk, nbytes, stream)
         except MemoryError:
             if not self._cached() or self._crossing.any_capturing():
                 raise
         self._crossing.wait_for_all()
-        ptr = self._cut(nbytes, stream, sparing=False)
+        ptr = self._cut(nbytes, stream, Effort.LAST)
         if ptr:
             return ptr
         self._release(self._cached())
-        return self._from_new_chunk(rounded(nbytes), nbytes, stream)
+        return self._from_new_chunk(size, nbytes, stream)
 
     def _plan(self, size: int, stream: int) -> tuple[int, int]:
         """How large the next chunk is, and by how much that is more than should be held without giving something back."""

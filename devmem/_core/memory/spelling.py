@@ -130,6 +130,9 @@ def _part(
     factory = registry().resource(name) if name else None
     if factory is not None:
         return _of_plugin(name, factory, argument, upstream)
+    broken = registry().failures.get(name)
+    if broken is not None and not (colon and _is_module(name)):
+        raise PluginError(f"the memory resource {text!r} cannot be had: {broken.message}")
     if colon and argument and name:
         return _of_module(text, name, argument.strip(), upstream, context)
     if name and _is_module(name):
@@ -212,6 +215,11 @@ def _of_plugin(
 ) -> MemoryResource:
     origin = registry().resources[name][1]
     check_version(factory, repr(name), origin)
+    if not callable(factory):
+        raise PluginError(
+            f"the memory resource {name!r} from {origin} is given as {factory!r}, which cannot be called: the hook "
+            f"devmem_memory_resources returns what makes a resource, by name"
+        )
     if argument or upstream is not None:
         return _called(factory, (argument, upstream), repr(name), origin)
     return _called(factory, (), repr(name), origin)

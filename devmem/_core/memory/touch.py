@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from ...spi.driver import Driver, SupportsCapture
+from ...spi.errors import BackendError
 from ...spi.types import Capability, CopyKind, MemoryKind
 from ..layout import address
 
@@ -24,15 +26,19 @@ class Touch:
         self.driver = driver
         #: Memory whose address is the host's: no driver is needed, and no device can order it.
         self.host = kind in (MemoryKind.PINNED, MemoryKind.MAPPED)
-        captures = Capability.CAPTURE in driver.info.capabilities and isinstance(driver, SupportsCapture)
-        self._asked = driver.capturing if captures else None
+        self._asked: Callable[[int], bool] | None = None
+        if Capability.CAPTURE in driver.info.capabilities and isinstance(driver, SupportsCapture):
+            self._asked = driver.capturing
 
     def capturing(self, stream: int) -> bool:
         """Whether a graph is captured on the stream: what is enqueued there is not done now, and waiting for it ends the capture.
 
         Of the legacy stream: whether one is captured on any that it waits for.
         """
-        return self._asked is not None and self._asked(stream)
+        try:
+            return self._asked is not None and self._asked(stream)
+        except BackendError:  # the next call of the driver tells, where it can be dealt with
+            return False
 
     def fill(self, ptr: int, byte: int, nbytes: int, stream: int) -> None:
         """Fill with a byte, ordered on the stream. Host memory is filled at once, after the stream has passed."""

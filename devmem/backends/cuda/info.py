@@ -25,7 +25,7 @@ _FACTS = {
 #: The driver versions that brought cuMemcpyBatchAsync, and the forms of cuMemPrefetchAsync and cuMemAdvise that are used.
 BATCH_COPIES_SINCE = 12080
 HINTS_SINCE = 12020
-#: Bytes from which the driver's own way with pageable memory, one small buffer after the other, leaves the bus idle most of the time.
+#: Bytes from which the driver's own way with pageable memory, small buffer by small buffer, leaves the bus idle most of the time.
 #: Where the device reads the host's memory in place, or shares it, there is nothing to win.
 STAGED_FROM = 1 << 20
 #: Facts that count something; all others are yes or no.

@@ -5,7 +5,6 @@ What the two do differently, and what both do that C does not, is known here and
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import re
 from collections.abc import Callable
@@ -14,20 +13,20 @@ from typing import Any
 from ...spi.errors import BackendUnavailable, UnsupportedError
 from .by_ctypes import ByCtypes
 from .finder import Library
-from .functions import FUNCTIONS, IPC_HANDLE_BYTES, NOT_READY, PROPERTIES_BYTES, TEXT_BYTES, UUID_BYTES, WAITING, Fail
+from .functions import FUNCTIONS, NOT_READY, WAITING, Fail
 
 #: How a binding reports a status that its enum has not got: by not returning it.
 _UNKNOWN_STATUS = re.compile(r"(-?\d+) is not a valid (?:\w+\.)*hipError_t")
-#: Functions that are called without the binding, in the same library, because of what it makes of them.
+#: Arguments and results that each series hands out in a way of its own: structs, text, untyped memory. Functions that have one
+#: are called without the binding, in the same library; it is asked for what is numbers only.
+_SHAPED = frozenset("TDUHhAQq")
+#: And so are these, because of what a binding makes of them.
 _DIRECT = frozenset(
     {
         "hipMemcpyBatchAsync",  # outputs where inputs belong
         "hipStreamIsCapturing",  # of a failed call, that wrote no output, it makes an enum's member: the status is lost
-        "hipPointerGetAttributes",  # a struct, which each series hands out in a way of its own
     }
 )
-#: The symbol's suffix names the layout of its struct; the bindings always mean this one.
-_LAYOUT = "R0600"
 
 
 class ByBinding:
@@ -39,7 +38,8 @@ class ByBinding:
         self.holds_gil = name == "hip"
         self.module: Any = importlib.import_module("rocm.bindings.hip" if name == "rocm" else "hip.hip")
         self.version = f"hip-python {_version(name)}"
-        self.direct = _DIRECT | WAITING if self.holds_gil else _DIRECT
+        shaped = {name for name, spec in FUNCTIONS.items() if _SHAPED.intersection(spec)}
+        self.direct = shaped | _DIRECT | (WAITING if self.holds_gil else frozenset())
         if not _point_at(name, library.path):
             raise BackendUnavailable(
                 f"{self.version} cannot be pointed at {library.path}: it has changed inside; "
@@ -48,26 +48,13 @@ class ByBinding:
 
     def has(self, function: str) -> bool:
         """Whether it can be called; asking does not call it, as the call of a missing one would load or raise."""
-        callable_there = function in self.direct or hasattr(self.module, function.removesuffix(_LAYOUT))
-        return callable_there and self.library.exports(function)
+        return (function in self.direct or hasattr(self.module, function)) and self.library.exports(function)
 
     def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
         """A function of the table, checked."""
         if function in self.direct:
             return ByCtypes(self.library).bind(function, fail)
-        spec = FUNCTIONS[function]
-        raw = getattr(self.module, function.removesuffix(_LAYOUT))
-        if "T" in spec:
-            return _call(function, lambda *args: raw(TEXT_BYTES, *args), fail, str)
-        if "D" in spec:
-            asked = raw if self.name == "rocm" else self._older_properties(raw)
-            return _call(function, asked, fail, lambda found: ctypes.string_at(int(found), PROPERTIES_BYTES))
-        if "Q" in spec or "q" in spec:
-            return _by_address(function, raw, fail)
-        sizes = {"U": UUID_BYTES, "H": IPC_HANDLE_BYTES}
-        for letter, size in sizes.items():
-            if letter in spec:
-                return _call(function, raw, fail, lambda found, size=size: ctypes.string_at(int(found), size))
+        spec, raw = FUNCTIONS[function], getattr(self.module, function)
         if spec.endswith("?"):
             return _question(function, raw, fail)
         given = sum(letter.isupper() for letter in spec)
@@ -85,13 +72,6 @@ class ByBinding:
             return status.name, str(self.module.hipGetErrorString(status)[-1])
         except ValueError:
             return str(code), f"{self.version} does not know this status"
-
-    def _older_properties(self, raw: Any) -> Callable[[int], tuple[Any, ...]]:
-        def ask(device: int) -> tuple[Any, ...]:
-            found = self.module.hipDeviceProp_t()
-            return *raw(found, device), found
-
-        return ask
 
 
 def installed(name: str) -> bool:
@@ -126,19 +106,6 @@ def _question(function: str, raw: Any, fail: Fail) -> Callable[..., bool]:
             fail(function, int(status))
         return not status
 
-    return call
-
-
-def _by_address(function: str, raw: Any, fail: Fail) -> Callable[..., Any]:
-    """Pool attributes: 64 bits at an address, whichever way they go."""
-    gives = "Q" in FUNCTIONS[function]
-
-    def call(pool: int, attribute: Any, value: int = 0) -> int | None:
-        word = ctypes.c_uint64(value)
-        checked(pool, attribute, word)
-        return word.value if gives else None
-
-    checked = _call(function, raw, fail, None)
     return call
 
 

@@ -31,8 +31,8 @@ _COUNTS = {"copy_engines"}
 _ARCH_AT = slice(1160, 1416)
 #: Copies of rows whose pitch is no multiple of this are done by a slow path of the runtime.
 PITCH_MULTIPLE = 4
-#: Bytes from which the runtime's own way with pageable memory, which locks it for each copy, costs more than slots that stay locked.
-#: Where device and host share memory, there is nothing to win.
+#: Bytes from which the runtime's own way with pageable memory, which locks it for each copy, costs more than slots that stay
+#: locked. Where device and host share memory, there is nothing to win.
 STAGED_FROM = 1 << 20
 #: DLPack's kDLROCM and kDLROCMHost; managed memory has no number of its own. Of streams, 1 and 2 mean nothing here.
 EXCHANGE = Exchange(10, 11, 10, MappingProxyType({0: 1}))

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""What exchanging arrays costs: DLPack capsules, the CUDA Array Interface, and wrapping what others made, beside numba-cuda.
+
+    python benchmarks/exchange.py [--quick] [--json FILE] [--markdown FILE]
+
+Needs no GPU: everything runs in a process of its own over the emulated CUDA driver in its null mode, where every call answers at
+once and does nothing. That takes a C compiler and cuda-bindings; numba-cuda is measured where it can be imported. All take turns
+within one run. Times are the least and the median of many turns. The exit code says that it ran, not that it was fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from emulated import unavailable
+from overhead import environment, machine
+from table import FULL, QUICK, Effort, Row, line, markdown
+from timing import interleaved, ratio, spread
+
+import devmem as dm
+from devmem.testing import emulator
+
+SECTION = "CUDA, over the emulated driver that does nothing"
+WHERE = "emulated"
+ELEMENTS = 16
+CAPSULE, INTERFACE, WRAP, WRAP_STREAM = (
+    "export and import a DLPack capsule",
+    "__cuda_array_interface__",
+    "wrap a foreign array",
+    "wrap a foreign array that names a stream",
+)
+#: Microseconds.
+AT_MOST = {CAPSULE: 5.0, INTERFACE: 1.0}
+#: numba-cuda takes at least so many times as long.
+AT_LEAST = {WRAP: 2.0}
+#: How often all take turns, in rounds of the effort.
+TURNS = 3
+NOTE = (
+    "Measured over the emulated CUDA driver in its null mode: every call of the driver answers at once and does nothing. No "
+    "GPU took part. The primary context is current, as the libraries that arrays are exchanged with leave it. Judged are the "
+    "least times; on a machine shared with others the ratios are what holds. A capsule is exported, imported, and let go of. "
+    "The foreign array is an object with a ready `__cuda_array_interface__`; `as_cuda_array` is numba-cuda's, which believes "
+    "what the interface says, while devmem asks the driver whose memory it is, and how long. Where it names a stream, "
+    "numba-cuda waits for that, and devmem orders its own stream behind it."
+)
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
+    parser.add_argument("--quick", action="store_true", help="a second instead of half a minute; more noise")
+    parser.add_argument("--child", nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        warnings.simplefilter("ignore")
+        child(int(options.child[0]), float(options.child[1]))
+        return 0
+    print(f"\n{SECTION}", flush=True)
+    versions: dict[str, object] = {}
+    rows = list(measured(QUICK if options.quick else FULL, versions))
+    for row in rows:
+        print(line(row), flush=True)
+    about = {"quick": options.quick, "elements": ELEMENTS, **machine(), **versions}
+    sections = {SECTION: rows}
+    if options.json:
+        tables = {name: [asdict(row) for row in found] for name, found in sections.items()}
+        options.json.write_text(json.dumps({"about": about, "sections": tables}, indent=1) + "\n", encoding="utf-8")
+    if options.markdown:
+        options.markdown.write_text(markdown("What exchanging arrays costs", about, [NOTE], sections), encoding="utf-8")
+    return 0
+
+
+def measured(effort: Effort, versions: dict[str, object]) -> Iterator[Row]:
+    """What the child measures, or the targets with the reason why they are not measured."""
+    try:
+        lacking = unavailable()
+        variables = {} if lacking else emulator.environment("cuda")
+    except OSError as error:
+        lacking = str(error).partition("\n")[0]
+    if not lacking:
+        told = {**environment(), **variables, "DEVMEM_BACKEND": "cuda", "DEVMEM_EMULATOR_MODE": "null"}
+        told.pop("NUMBA_ENABLE_CUDASIM", None)
+        command = [sys.executable, __file__, "--child", str(effort.rounds * TURNS), str(effort.seconds)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=told)
+        if not run.returncode:
+            found = json.loads(run.stdout.splitlines()[-1])
+            versions.update(found["versions"])
+            yield from (Row(**row) for row in found["rows"])
+            return
+        lacking = f"it ended: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
+    yield from (row.skipped(lacking) for row in targets({}))
+
+
+def targets(times: Mapping[str, Mapping[str, list[float]]]) -> list[Row]:
+    """The rows with targets, from the times by what was done and library; without times they have no value yet."""
+    found = []
+    for what, limit in AT_MOST.items():
+        ours = times.get(what, {}).get("devmem")
+        row = Row(f"{what}: devmem", WHERE, spread(ours).least * 1e6 if ours else None, "us")
+        if ours:
+            row.detail = f"median {spread(ours).median * 1e6:.2f}"
+        found.append(row.judged(limit, f"{limit:g} us"))
+    for what, factor in AT_LEAST.items():
+        ours, theirs = times.get(what, {}).get("devmem"), times.get(what, {}).get("numba-cuda")
+        row = Row(f"{what}: numba-cuda / devmem", WHERE, None, "x")
+        if ours and theirs:
+            row.value, median = spread(theirs).least / spread(ours).least, ratio(theirs, ours)
+            row.detail, row.numbers = f"median of the rounds {median:.2f}", {"least": row.value, "median": median}
+        row.judged_at_least(factor, f"{factor:g} x")
+        found.append(row if row.value is not None else row.skipped("numba-cuda is not installed"))
+    return found
+
+
+# -- in the process of its own -----------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """Somebody else's array, which has its interface ready."""
+
+    def __init__(self, interface: Mapping[str, object]) -> None:
+        self.__cuda_array_interface__ = dict(interface)
+
+
+def child(rounds: int, seconds: float) -> None:
+    """Measure where the emulated driver is, and print JSON."""
+    from cuda.bindings import driver
+
+    versions = {"cuda-bindings": importlib.metadata.version("cuda-bindings")}
+    primary = checked(driver.cuDevicePrimaryCtxRetain(checked(driver.cuInit(0), driver.cuDeviceGet(0))))
+    checked(driver.cuCtxSetCurrent(primary))
+    times = {what: interleaved(run, rounds, seconds, before=lambda _: None) for what, run in cases(versions).items()}
+    rows = [told(what, found) for what, found in times.items()] + targets(times)
+    print(json.dumps({"versions": versions, "rows": [asdict(row) for row in rows]}))
+
+
+def cases(versions: dict[str, str]) -> dict[str, dict[str, Callable[[], object]]]:
+    """What is timed, by what it does and whose it is."""
+    array: Any = dm.to_device(np.zeros(ELEMENTS, np.float32))
+    said = array.__cuda_array_interface__
+    plain, ordered = Foreign({**said, "stream": None}), Foreign({**said, "stream": 1})
+    found: dict[str, dict[str, Callable[[], object]]] = {
+        CAPSULE: {"devmem": lambda: dm.from_dlpack(array)},
+        "export a DLPack capsule": {"devmem": lambda: array.__dlpack__(stream=1, max_version=(1, 1))},
+        INTERFACE: {"devmem": lambda: array.__cuda_array_interface__},
+        WRAP: {"devmem": lambda: dm.as_device_array(plain)},
+        WRAP_STREAM: {"devmem": lambda: dm.as_device_array(ordered)},
+    }
+    try:
+        from numba import cuda as numba_cuda
+    except ImportError:
+        return found
+    versions["numba-cuda"] = importlib.metadata.version("numba-cuda")
+    theirs = numba_cuda.as_cuda_array(plain)
+    found[INTERFACE]["numba-cuda"] = lambda: theirs.__cuda_array_interface__
+    found[WRAP]["numba-cuda"] = lambda: numba_cuda.as_cuda_array(plain)
+    found[WRAP_STREAM]["numba-cuda"] = lambda: numba_cuda.as_cuda_array(ordered)
+    return found
+
+
+def told(what: str, times: Mapping[str, list[float]]) -> Row:
+    """One thing that was timed, in microseconds for each library: the least and the median."""
+    spreads = {library: spread(found) for library, found in times.items()}
+    numbers = {f"{lib} {key}": value * 1e6 for lib, found in spreads.items() for key, value in found._asdict().items()}
+    detail = f"median {numbers['devmem median']:.2f}"
+    if "numba-cuda" in spreads:
+        detail += f" · numba-cuda {numbers['numba-cuda least']:.2f} (median {numbers['numba-cuda median']:.2f})"
+    return Row(what, WHERE, numbers["devmem least"], "us", detail, numbers=numbers)
+
+
+def checked(*results: Any) -> Any:
+    """What the last driver call returned besides its status; none may have failed."""
+    for status, *_ in results:
+        if int(status):
+            raise RuntimeError(f"the driver refused: {status}")
+    return results[-1][1] if len(results[-1]) > 1 else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

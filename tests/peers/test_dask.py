@@ -1,0 +1,252 @@
+"""distributed moves device arrays as bytes: what is registered, what is sent, and two processes of a cluster."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import devmem as dm
+
+from .conftest import load
+
+libraries = load("libraries")
+RECORDS = np.zeros((2, 3), [("a", "i1"), ("b", "f8", (2,)), ("c", "M8[s]")])
+RECORDS["a"], RECORDS["b"] = np.arange(6).reshape(2, 3), 0.5
+HOST = np.arange(120.0).reshape(4, 5, 6)
+ARRAYS = {
+    "C": lambda: dm.to_device(HOST),
+    "F": lambda: dm.to_device(HOST.T),
+    "axes in another order": lambda: dm.to_device(HOST.transpose(1, 0, 2)),
+    "strided": lambda: dm.to_device(HOST)[::2, :, 1::2],
+    "negative strides": lambda: dm.to_device(HOST)[::-1, ::-2],
+    "a slice": lambda: dm.to_device(HOST)[1:3],
+    "axes of length one": lambda: dm.to_device(HOST)[:, None, 1:2].T,
+    "0-d": lambda: dm.to_device(HOST)[0, 0, 1:2].reshape(()),
+    "empty": lambda: dm.to_device(HOST)[:, :0].T,
+    "records": lambda: dm.to_device(RECORDS),
+    "a field": lambda: dm.to_device(RECORDS)["b"],
+    "dates": lambda: dm.to_device(HOST.astype("M8[s]")),
+    "foreign byte order": lambda: dm.to_device(HOST.astype(">i4")),
+    "text": lambda: dm.to_device(np.array(["ab", "c"])),
+}
+
+
+@pytest.fixture(autouse=True)
+def distributed(installed, devmem_backend):
+    """distributed, which devmem is registered with."""
+    there = importlib.util.find_spec("distributed") is not None
+    installed("distributed", importlib.metadata.version("distributed") if there else None)
+    from devmem.adapters import dask
+
+    dask.register()
+
+
+def same(array, other):
+    """Whether two arrays are the same in all that is sent, and lie in the same order of axes."""
+    assert (other.shape, other.dtype, other.device) == (array.shape, array.dtype, array.device)
+    assert other.copy_to_host().tobytes() == array.copy_to_host().tobytes()
+    steps = [
+        [step for count, step in zip(each.shape, each.strides, strict=True) if count > 1]
+        for each in (array.copy(), other)
+    ]
+    assert steps[0] == steps[1] or not array.size
+    return True
+
+
+@pytest.mark.parametrize("families", [("dask",), ("cuda", "dask")], ids=" ".join)
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_arrive(name, families):
+    from distributed.protocol import deserialize, serialize
+
+    array = ARRAYS[name]()
+    header, frames = serialize(array, serializers=families, on_error="raise")
+    by_device = "cuda" in families and array.device.info.exchange.array_interface
+    assert header["serializer"] == ("cuda" if by_device else "dask")
+    assert sum(frame.nbytes for frame in frames) == array.nbytes
+    assert same(array, deserialize(header, frames))
+
+
+def test_through_distributeds_own_protocol():
+    """Headers are packed by msgpack, and large frames cut."""
+    import dask
+    from distributed.protocol import dumps, loads, to_serialize
+
+    arrays = [make() for make in ARRAYS.values()]
+    with dask.config.set({"distributed.comm.shard": "100 B"}):
+        sent = [bytes(frame) for frame in dumps({"x": [to_serialize(each) for each in arrays]})]
+    assert all(map(same, arrays, loads(sent)["x"]))
+
+
+def test_what_is_sent_is_the_memory_itself():
+    """Family dask: one copy, to the host. Family cuda: none, of an array without gaps."""
+    from distributed.protocol import deserialize, serialize
+
+    array = dm.to_device(HOST).T
+    _, [frame] = serialize(array, serializers=("dask",), on_error="raise")
+    assert isinstance(frame, memoryview)
+    if not array.device.info.exchange.array_interface:
+        with pytest.raises(TypeError, match="Could not serialize"):
+            serialize(array, serializers=("cuda",), on_error="raise")
+        return
+    header, [frame] = serialize(array, serializers=("cuda",), on_error="raise")
+    assert frame.ptr == array.ptr
+    there = deserialize(header, [libraries.Described(frame)])
+    assert there.ptr == array.ptr
+    assert same(array, there)
+
+
+def test_what_is_sent_from_a_device_is_ready():
+    """Transports look at no stream, so there is nothing left to wait for."""
+    from distributed.protocol import serialize
+
+    array = dm.to_device(np.zeros(1000))
+    if not array.device.info.exchange.array_interface:
+        pytest.skip(f"{array.device} sends by the host")
+    with dm.stream(non_blocking=True) as stream:
+        array.fill(7.0, stream=stream)
+        _, [frame] = serialize(array, serializers=("cuda",), on_error="raise")
+        assert stream.query()
+    assert frame.ptr == array.ptr
+
+
+def test_a_read_only_array_arrives_as_one_of_its_own(open_memory):
+    from distributed.protocol import deserialize, serialize
+
+    place = libraries.PLACES.get(dm.current_device().info.exchange.device_type)
+    if place is None:
+        pytest.skip("there is no read-only memory of others")
+    array = libraries.read_only(HOST, place)
+    there = deserialize(*serialize(array, serializers=("dask",), on_error="raise"))
+    assert there.flags["WRITEABLE"]
+    assert same(array, there)
+
+
+def test_the_transfer_guard_knows_the_copy(monkeypatch):
+    from distributed.protocol import serialize
+
+    array = dm.to_device(HOST)
+    monkeypatch.setenv("DEVMEM_TRANSFER_GUARD", "disallow")
+    dm.close()
+    try:
+        array = dm.to_device(HOST)
+        with pytest.raises(TypeError) as raised:
+            serialize(array, serializers=("dask",), on_error="raise")
+        assert isinstance(raised.value.__cause__, dm.TransferGuardError)
+    finally:
+        monkeypatch.undo()
+        dm.close()
+
+
+def test_dask_knows_how_large_an_array_is():
+    from dask.sizeof import sizeof
+
+    from devmem.adapters import dask
+
+    dask.register_sizeof(sizeof)
+    assert sizeof(dm.to_device(HOST)[::2]) == HOST.nbytes // 2
+
+
+# -- in processes of their own -----------------------------------------------------------------------------------------
+
+NOTHING_ELSE = """
+import devmem, sys
+assert "dask" not in sys.modules and "distributed" not in sys.modules
+"""
+DASK_ALONE = """
+import dask.sizeof, sys
+assert "distributed" not in sys.modules
+"""
+REGISTERED = """
+import distributed.protocol
+from distributed.protocol import serialize
+import devmem as dm
+assert serialize(dm.zeros(3))[0]["serializer"] == "dask"
+assert not [each for each in sys.meta_path if type(each).__module__.startswith("devmem")]
+assert type(distributed.protocol.cuda.__loader__).__module__.startswith("_frozen_importlib")
+"""
+
+
+@pytest.mark.parametrize(
+    "first", [NOTHING_ELSE, DASK_ALONE, "import sys"], ids=["devmem first", "dask first", "distributed first"]
+)
+def test_whoever_is_imported_first(first):
+    if not [entry for entry in importlib.metadata.entry_points(group="dask.sizeof") if entry.name == "devmem"]:
+        pytest.skip("devmem is not installed, or by an older pyproject.toml: no entry point")
+    run(first + REGISTERED)
+
+
+CLUSTER = """
+import os
+import numpy as np
+import devmem as dm
+from distributed import Client, LocalCluster
+
+def described(array):
+    assert isinstance(array, dm.DeviceNDArray), type(array)
+    return os.getpid(), array.shape, array.strides, array.dtype, array.copy_to_host().tobytes()
+
+def twice(array):
+    result = dm.device_array_like(array)
+    result.copy_to_device(array.copy_to_host() * 2)
+    return result
+
+def count(dask_worker):
+    # distributed falls back to pickle in silence.
+    from distributed.protocol.serialize import dask_serialize
+    from devmem.adapters import dask as ours
+    dask_worker.sent_arrays = sent = []
+    def frames(array):
+        sent.append(array.shape)
+        return ours.to_host_frames(array)
+    dask_serialize.register(dm.DeviceNDArray, frames)
+
+if __name__ == "__main__":
+    host = np.arange(24.0).reshape(4, 6)
+    options = dict(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0)
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        one, other = client.scheduler_info()["workers"]
+        client.run(count)
+        for array in (dm.to_device(host), dm.to_device(host.T), dm.to_device(host)[::2, ::-1], dm.zeros((0, 3)),
+                      dm.full((), 4.0), dm.zeros(3, [("a", "i1"), ("b", "f8")])):
+            there = client.scatter(array, workers=[one], hash=False)
+            at_one = client.submit(described, there, workers=[one], pure=False).result()
+            at_other = client.submit(described, there, workers=[other], pure=False).result()
+            packed = array.copy()
+            assert at_one[1:] == at_other[1:] == (array.shape, packed.strides, array.dtype, array.copy_to_host().tobytes())
+            assert len({os.getpid(), at_one[0], at_other[0]}) == 3
+        made = client.submit(twice, client.scatter(dm.to_device(host.T), workers=[one], hash=False), workers=[other]).result()
+        assert made.strides == dm.to_device(host.T).strides
+        assert (made.copy_to_host() == host.T * 2).all()
+        sent = client.run(lambda dask_worker: dask_worker.sent_arrays)
+        assert len(sent[one]) >= 6 and sent[other], sent
+    print("moved")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_of_a_cluster(tmp_path):
+    script = tmp_path / "cluster.py"
+    script.write_text(CLUSTER)
+    assert run(script, DEVMEM_BACKEND="host", DEVMEM_HOST_STRICT="1").endswith("moved\n")
+
+
+def run(script: str | Path, **variables: str) -> str:
+    """What a process of its own prints."""
+    command = [str(script)] if isinstance(script, Path) else ["-c", script]
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "True"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
