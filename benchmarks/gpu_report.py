@@ -31,7 +31,10 @@ from gpucheck.vendors import VENDORS, Vendor
 
 RESULTS = ROOT / "benchmarks" / "results"
 #: Tests with other people's libraries, each in a process of its own: apart, so that what is not installed shows.
-ALLOCATORS = [ROOT / "tests/integration" / name for name in ("test_adapters_gpu.py", "test_adapters_peers.py")]
+PEERS = [
+    ROOT / "tests" / name
+    for name in ("integration/test_adapters_gpu.py", "integration/test_adapters_peers.py", "peers/test_gpu.py")
+]
 
 
 def main() -> int:
@@ -106,12 +109,12 @@ def contract(run: Run, step: Step) -> None:
 def api(run: Run, step: Step) -> None:
     """The suites of the API, those tests that take a backend."""
     folders = [ROOT / "tests" / folder for folder in ("integration", "leaks", "property")]
-    tests(run, step, folders, only_backend=True, without=ALLOCATORS)
+    tests(run, step, folders, only_backend=True, without=PEERS)
 
 
 def allocators(run: Run, step: Step) -> None:
-    """RMM, CuPy, PyTorch, cuda.core and numba-cuda themselves, those that are installed."""
-    tests(run, step, ALLOCATORS, only_backend=False)
+    """RMM, CuPy, PyTorch, JAX, cuda.core and numba-cuda themselves, those that are installed: allocators, and arrays."""
+    tests(run, step, PEERS, only_backend=False)
 
 
 def truth(run: Run, step: Step) -> None:
@@ -196,7 +199,7 @@ TITLES = {
     "contract": "The contract: drivers and memory resources",
     "api": "The API: integration, leaks, property",
     "truth": "What the emulator claims",
-    "allocators": "Other libraries' allocators",
+    "allocators": "Other libraries: their allocators, and their arrays",
     "memcheck": "Every verb, under a memory checker where there is one",
     "bandwidth": "Rates against the peers and the limit",
     "overhead": "What devmem itself costs",

@@ -53,7 +53,7 @@ from .api.streams import (
     stream,
     synchronize,
 )
-from .api.transfers import copy_async
+from .api.transfers import copy_async, to_device_many, to_host_many
 from .errors import (
     BackendError,
     BackendUnavailable,
@@ -141,6 +141,8 @@ __all__ = [
     "stream",
     "synchronize",
     "to_device",
+    "to_device_many",
+    "to_host_many",
     "transfer_stats",
     "trim",
     "unregister_backend",

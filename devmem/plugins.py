@@ -56,6 +56,8 @@ ADAPTERS = {
     "rmm": "devmem.adapters.rmm:RMMMemory",
     "torch": "devmem.adapters.torch:TorchMemory",
 }
+#: What a module has that is named as a memory resource without an attribute; no hook, although it begins like one.
+MANAGER = "devmem_memory_manager"
 #: Never chosen without being asked for: a GPU that is not there must not go unnoticed.
 LAST_RESORT = "host"
 
@@ -207,7 +209,9 @@ class Registry:
                 self.add_backend(backend, origin)
         for resources in manager.hook.devmem_memory_resources():
             if not isinstance(resources, Mapping):
-                raise PluginError(f"devmem_memory_resources() returned {resources!r}: it returns a dict, factories by name")
+                raise PluginError(
+                    f"devmem_memory_resources() returned {resources!r}: it returns a dict, factories by name"
+                )
             for name, factory in resources.items():
                 built_in = name in BUILT_IN_RESOURCES or name in ADAPTERS
                 owner = "built in" if built_in else self.resources.get(name, ("", ""))[1]
@@ -221,7 +225,12 @@ class _Manager(pluggy.PluginManager):
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
-        if options is None and name.startswith(f"{GROUP}_") and callable(getattr(plugin, name, None)):
+        if (
+            options is None
+            and name.startswith(f"{GROUP}_")
+            and name != MANAGER
+            and callable(getattr(plugin, name, None))
+        ):
             return {}
         return options
 
@@ -266,7 +275,7 @@ def _check_backend(backend: Backend, origin: str) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """The line of the plugin where an exception was raised, as the end of a phrase; nothing where it was raised by who loads it."""
+    """The line of the plugin where an exception was raised, as the end of a phrase; nothing if whoever loads it raised it."""
     import traceback  # only where something is wrong
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]

@@ -7,6 +7,7 @@ arrays, so that arrays can ask it.
 from __future__ import annotations
 
 import operator
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ Parts = tuple[Borrowed, int, Shape, "np.dtype[Any]", Shape | None]
 
 #: The newest version of the CUDA Array Interface whose meaning this code knows.
 INTERFACE_VERSION = 3
+_TYPE = re.compile(r"[<>|=][a-zA-Z][0-9]{1,9}(\[[0-9]*[a-z]+\])?")
 
 
 def device_memory(obj: object) -> Parts | None:
@@ -215,9 +217,9 @@ def by_interface(obj: Any) -> Parts:
 def _parsed(interface: Any, obj: object) -> tuple[int, bool, np.dtype[Any], Layout, object]:
     """Address, whether it is read-only, dtype, layout and stream."""
     try:
-        version = interface["version"]
+        version = operator.index(interface["version"])
         ptr, read_only = interface["data"]
-        ptr = 0 if ptr is None else operator.index(ptr)
+        ptr, read_only = 0 if ptr is None else operator.index(ptr), bool(read_only)
         shape = tuple(map(operator.index, interface["shape"]))
         more = interface.get
         strides = more("strides")
@@ -229,7 +231,7 @@ def _parsed(interface: Any, obj: object) -> tuple[int, bool, np.dtype[Any], Layo
         stream, mask = more("stream"), more("mask")
     except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
         raise LayoutError(f"{_of(obj)} is not one: {type(error).__name__}: {error}") from None
-    if type(version) is not int or not 0 <= version <= INTERFACE_VERSION:
+    if not 0 <= version <= INTERFACE_VERSION:
         raise UnsupportedError(f"{_of(obj)} has version {version!r}, this devmem reads up to {INTERFACE_VERSION}")
     if mask is not None:
         raise UnsupportedError(f"{_of(obj)} has a mask, which would be lost: give its data and its mask by themselves")
@@ -237,7 +239,7 @@ def _parsed(interface: Any, obj: object) -> tuple[int, bool, np.dtype[Any], Layo
         layout = _layout(shape, strides, dtype.itemsize)
     except ValueError as error:
         raise LayoutError(f"{_of(obj)} {error}") from None
-    return ptr, bool(read_only), dtype, layout, stream if version >= 3 else None
+    return ptr, read_only, dtype, layout, stream if version >= 3 else None
 
 
 @lru_cache(maxsize=1024)
@@ -259,13 +261,12 @@ def _layout(shape: Shape, strides: Shape | None, itemsize: int) -> Layout:
 
 @lru_cache(maxsize=256)
 def _dtype_of(typestr: str) -> np.dtype[Any]:
-    if type(typestr) is not str:
-        raise TypeError(f"a typestr is text, not {typestr!r}")
+    # NumPy would make a dtype of much more.
+    if not isinstance(typestr, str) or not _TYPE.fullmatch(typestr):
+        raise TypeError(f"a typestr is a byte order, a kind and a number of bytes, not {typestr!r}")
     dtype = np.dtype(typestr)
     if dtype.hasobject:
         raise TypeError("Python objects mean nothing on a device")
-    if dtype.subdtype is not None or dtype.fields is not None:
-        raise TypeError(f"a typestr is one type, not {typestr!r}")
     return dtype
 
 

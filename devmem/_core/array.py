@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from ..spi.errors import BackendError, LayoutError
 from ..spi.types import CopyKind
 from . import adopt, transfer
 from .allocation import Allocation, Using
-from .args import assignable, check_destination, check_same, dtype_of, host_array, new_shape_of, order_of
+from .args import assignable, check_destination, check_same, host_array, new_shape_of, order_of
 from .device import current_context
 from .entered import Entered
 from .exports import Exports
@@ -21,31 +21,29 @@ from .layout import (
     Shape,
     address,
     contiguous_strides,
-    index,
     is_contiguous,
     like_strides,
     reshape,
     resolve_shape,
-    slice_indices,
     span,
 )
 from .operators import Operators
 from .record import DeviceRecord
+from .region import D
+from .views import Views
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from .context import Context
-    from .device import Device
     from .stream import Stream
 
 H2D, D2H = CopyKind.H2D, CopyKind.D2H  # an enum's attribute takes as long as a call
 
-D = TypeVar("D", bound=np.generic)
 StreamLike = Any
 
 
-class DeviceNDArray(Operators, Exports, Generic[D]):
+class DeviceNDArray(Views[D], Operators, Exports):
     """An n-dimensional array in device memory.
 
     Made by ``to_device``, ``device_array`` and their kin, not by its constructor. Indexing with ints, slices, Ellipsis and None,
@@ -53,115 +51,7 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
     last of them is dropped, or at once by ``free()`` or at the end of ``with array:``.
     """
 
-    __slots__ = ("__weakref__", "_dtype", "_ptr", "_shape", "_stream", "_strides", "allocation")
-
-    def __init__(
-        self,
-        allocation: Allocation,
-        ptr: int,
-        shape: Shape,
-        dtype: np.dtype[D],
-        strides: Shape | None,
-        stream: Stream | None = None,
-    ) -> None:
-        self.allocation = allocation
-        self._ptr = ptr
-        self._shape = shape
-        self._dtype = dtype
-        #: None stands for those of a C-contiguous array, which are worked out when somebody asks.
-        self._strides = strides
-        self._stream = stream
-
-    # -- facts ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> Shape:
-        """Lengths of the axes. It cannot be set: `reshape` gives an array of another shape."""
-        return self._shape
-
-    @property
-    def strides(self) -> Shape:
-        """Bytes from one element to the next, along each axis."""
-        strides = self._strides
-        return contiguous_strides(self._shape, self._dtype.itemsize) if strides is None else strides
-
-    @property
-    def dtype(self) -> np.dtype[D]:
-        """Type of the elements. It cannot be set: `view` gives an array of another type."""
-        return self._dtype
-
-    @property
-    def context(self) -> Context:
-        """The open device that the array lives on."""
-        return self.allocation.context
-
-    @property
-    def device(self) -> Device:
-        """The device that the array lives on."""
-        return self.allocation.context.device
-
-    @property
-    def ptr(self) -> int:
-        """The device's address of the first element; 0 for an empty array. ClosedError once the memory is gone."""
-        allocation = self.allocation
-        if allocation.freed or allocation.context.dead is not None:
-            allocation.refuse()
-        return self._ptr
-
-    @property
-    def stream(self) -> Stream | None:
-        """The stream that the array is bound to, or None."""
-        return self._stream
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        size = 1
-        for count in self.shape:
-            size *= count
-        return size
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements, without gaps between them."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def flags(self) -> dict[str, bool]:
-        """``C_CONTIGUOUS``, ``F_CONTIGUOUS`` and ``WRITEABLE``, as of an ndarray; only memory of others may not be writeable."""
-        return {
-            "C_CONTIGUOUS": self.is_c_contiguous(),
-            "F_CONTIGUOUS": self.is_f_contiguous(),
-            "WRITEABLE": not self.allocation.read_only,
-        }
-
-    def is_c_contiguous(self) -> bool:
-        """Whether the elements lie one behind the other, the last axis fastest."""
-        return is_contiguous(self.shape, self.strides, self.dtype.itemsize)
-
-    def is_f_contiguous(self) -> bool:
-        """Whether the elements lie one behind the other, the first axis fastest."""
-        return is_contiguous(self.shape, self.strides, self.dtype.itemsize, "F")
-
-    def __repr__(self) -> str:
-        # Moves nothing: an array is shown by what it is, not by what it holds.
-        state = ", freed" if self.allocation.freed else ", closed" if self.allocation.context.dead is not None else ""
-        return f"<{type(self).__name__} shape={self.shape} dtype={self.dtype} on {self.device}{state}>"
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without axes")
-        return self.shape[0]
+    __slots__ = ()
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
@@ -279,7 +169,7 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
         """The elements as nested lists of Python scalars."""
         return self.copy_to_host().tolist()
 
-    # -- views ---------------------------------------------------------------------------------------------------------
+    # -- elements, and views that may copy -------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
         if type(key) is slice and self._shape:
@@ -299,24 +189,6 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
         if not self.shape:
             raise TypeError("iteration over an array without axes")
         return (self[i] for i in range(self.shape[0]))
-
-    def view(self, dtype: npt.DTypeLike) -> DeviceNDArray[Any]:
-        """The same bytes as elements of another type; with another size of element, the last axis must be contiguous."""
-        self.allocation.check()
-        kind = dtype_of(dtype)
-        if kind.itemsize == self.itemsize:
-            return self._view(self._ptr, self.shape, self.strides, kind)
-        if not self.shape or (self.strides[-1] != self.itemsize and self.shape[-1] != 1):
-            raise LayoutError(
-                f"a view with {kind.itemsize} instead of {self.itemsize} bytes an element needs a contiguous last axis; this "
-                f"array has shape {self.shape} and strides {self.strides}"
-            )
-        if not kind.itemsize or self.shape[-1] * self.itemsize % kind.itemsize:
-            raise LayoutError(
-                f"the last axis has {self.shape[-1] * self.itemsize} bytes, which {kind.itemsize}-byte elements do not divide"
-            )
-        shape = (*self.shape[:-1], self.shape[-1] * self.itemsize // kind.itemsize)
-        return self._view(self._ptr, shape, (*self.strides[:-1], kind.itemsize), kind)
 
     def reshape(self, *newshape: Any, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
         """The elements in another shape: a view where there is one, else a copy on the device.
@@ -351,54 +223,6 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
     def ravel(self, order: str = "C", stream: StreamLike = 0) -> DeviceNDArray[D]:
         """The elements along one axis: a view where there is one, else a copy on the device."""
         return (self.bind(stream) if stream else self).reshape(self.size, order=order)
-
-    def transpose(self, *axes: Any) -> DeviceNDArray[D]:
-        """A view with the axes in another order; reversed, if none is given."""
-        self.allocation.check()
-        given = axes
-        order = tuple(axes[0]) if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes
-        if not order or order == (None,):
-            order = tuple(reversed(range(self.ndim)))
-        order = tuple(axis + self.ndim if axis < 0 else axis for axis in map(operator.index, order))
-        if sorted(order) != list(range(self.ndim)):
-            raise LayoutError(f"axes {given} are not the axes of an array with {self.ndim}, in some order")
-        return self._view(
-            self._ptr, tuple(self.shape[axis] for axis in order), tuple(self.strides[axis] for axis in order)
-        )
-
-    @property
-    def T(self) -> DeviceNDArray[D]:
-        """The array with its axes reversed, a view."""
-        return self.transpose()
-
-    def squeeze(self, axis: Any = None, stream: StreamLike = 0) -> DeviceNDArray[D]:
-        """A view without axes of length one: all of them, or those named."""
-        self.allocation.check()
-        named = range(self.ndim) if axis is None else axis if hasattr(axis, "__iter__") else (axis,)
-        gone = {self._axis(each) for each in named if axis is not None or self.shape[each] == 1}
-        for each in gone:
-            if self.shape[each] != 1:
-                raise LayoutError(f"axis {each} has length {self.shape[each]}: only axes of length one can go")
-        kept = [each for each in range(self.ndim) if each not in gone]
-        view = self._view(self._ptr, tuple(self.shape[i] for i in kept), tuple(self.strides[i] for i in kept))
-        return view.bind(stream) if stream else view
-
-    def split(self, section: int, stream: StreamLike = 0) -> Iterator[DeviceNDArray[D]]:
-        """Views of ``section`` elements each along the first axis, the last one shorter; made as they are asked for."""
-        self.allocation.check()
-        length = operator.index(section)
-        if length < 1:
-            raise LayoutError(f"a section has at least one element, not {length}")
-        count = len(self)
-        source = self.bind(stream) if stream else self
-        return (source[start : start + length] for start in range(0, count, length))
-
-    def bind(self, stream: StreamLike) -> DeviceNDArray[D]:
-        """The same array on a stream: its work is ordered there where no other is named. Binding makes nothing asynchronous."""
-        self.allocation.check()
-        view = self._view(self._ptr, self._shape, self._strides)
-        view._stream = self.context.stream_of(stream) if stream else None
-        return view
 
     # -- lifetime ------------------------------------------------------------------------------------------------------
 
@@ -488,56 +312,6 @@ class DeviceNDArray(Operators, Exports, Generic[D]):
 
     def _ordered_on(self, stream: StreamLike) -> Stream:
         return self.context.stream_of(stream if self._stream is None else stream or self._stream)
-
-    def _view(
-        self, ptr: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any] | None = None
-    ) -> DeviceNDArray[Any]:
-        return DeviceNDArray(
-            self.allocation, ptr if 0 not in shape else 0, shape, dtype or self.dtype, strides, self._stream
-        )
-
-    def _slice(self, key: slice) -> DeviceNDArray[D]:
-        """What `_at` does, for the commonest index: one slice."""
-        allocation = self.allocation
-        if allocation.freed or allocation.context.dead is not None:
-            allocation.refuse()
-        shape, dtype = self._shape, self._dtype
-        strides = self._strides or contiguous_strides(shape, dtype.itemsize)
-        start, stop, step = slice_indices(key, shape[0])
-        count = len(range(start, stop, step))
-        stride = strides[0]
-        if len(shape) == 1:
-            shape, strides = (count,), (stride * step,)
-        else:
-            shape, strides = (count, *shape[1:]), (stride * step, *strides[1:])
-        ptr = self._ptr + start * stride if 0 not in shape else 0
-        return DeviceNDArray(allocation, ptr, shape, dtype, strides, self._stream)
-
-    def _at(self, key: object) -> DeviceNDArray[D]:
-        self.allocation.check()
-        offset, shape, strides = index(self.shape, self.strides, key)
-        return self._view(self._ptr + offset, shape, strides)
-
-    def _field(self, name: str) -> DeviceNDArray[Any]:
-        self.allocation.check()
-        fields = self.dtype.fields
-        if fields is None or name not in fields:
-            known = "it has no fields" if fields is None else f"its fields are {', '.join(map(repr, fields))}"
-            raise LayoutError(f"there is no field {name!r} in dtype {self.dtype}: {known}")
-        dtype, offset = fields[name][:2]
-        base, inner = dtype.subdtype or (dtype, ())
-        return self._view(
-            self._ptr + offset,
-            self.shape + inner,
-            self.strides + contiguous_strides(inner, base.itemsize),
-            base,
-        )
-
-    def _axis(self, axis: object) -> int:
-        at = operator.index(axis)  # type: ignore[arg-type]
-        if not -self.ndim <= at < self.ndim:
-            raise LayoutError(f"axis {at} is out of range for an array with {self.ndim} axes")
-        return at % self.ndim
 
     def put(self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike, *, host_copy: bool = True) -> None:
         """Copy from an array of the same shape and dtype; ``host_copy`` as for `transfer.write`."""

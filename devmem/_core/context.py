@@ -442,7 +442,8 @@ def again(error: DevmemError) -> DevmemError:
 def _staged_from(info: DeviceInfo) -> int:
     chosen = settings()
     threshold = info.staging_threshold if chosen.staging_threshold is None else chosen.staging_threshold
-    never = not chosen.staging_slots or (not threshold and chosen.staging_threshold is None)
+    able = bool(chosen.staging_slots) and MemoryKind.PINNED in info.memory_kinds
+    never = not able or (not threshold and chosen.staging_threshold is None)
     return sys.maxsize if never else max(threshold, 1)
 
 

@@ -79,7 +79,13 @@ class Exports:
         if self._ptr and stream != NO_ORDER:
             consumer = consumer_of(context, stream)
             # Nothing is to be done where the consumer's is the only stream that ever was.
-            if consumer is not allocation.home or consumer.external or allocation.streams is not None:
+            # Memory of somebody else's on the host has no home either.
+            if (
+                consumer is None
+                or consumer is not allocation.home
+                or consumer.external
+                or allocation.streams is not None
+            ):
                 with Entered(context):
                     if consumer is None:
                         allocation.wait()

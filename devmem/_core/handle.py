@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..spi.errors import LayoutError
+from ..spi.errors import DevmemError, LayoutError
 from . import transfer
 from .allocation import Using
 from .args import check_destination, check_same, host_array
@@ -55,9 +55,14 @@ class Transfer:
 
     def done(self) -> bool:
         """Whether the device has done its part, or failed: then ``wait`` and ``result`` do not wait for it any more."""
-        if self._event is None or self._error is not None:
+        event = self._event
+        if event is None or self._error is not None:
             return True
-        return self._event.query()
+        try:
+            return event.query()
+        except DevmemError as error:
+            self._error = error
+            return True
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the copy is complete on both sides, for so many seconds at most.
@@ -72,22 +77,25 @@ class Transfer:
         BackendError, ClosedError, ForkedError
             The copy failed; the same each time. What the destination holds then is undefined.
         """
+        # In this order, and cleared in the other: another thread that waits may be done with both first.
+        event, download = self._event, self._download
+        if event is not None and timeout is not None and not until(self.done, timeout):
+            return False
         if self._error is not None:
             raise self._error
-        if self._event is None:
+        if event is None:
             return True
-        if timeout is not None and not until(self.done, timeout):
-            return False
         try:
             with Entered(self._context):
-                if self._download is not None:
-                    self._download.finish()
-                self._event.synchronize()
+                if download is not None:
+                    download.finish()
+                event.synchronize()
                 self._context.reclaim.poll()
         except Exception as error:
             self._error = error
             raise
-        self._event = self._download = self._src = None
+        self._event = None
+        self._download = self._src = None
         return True
 
     def result(self, timeout: float | None = None) -> Any:
@@ -183,4 +191,10 @@ def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any) -> Transfer:
 
 def _behind(context: Context, stream: Any, src: Any, dst: Any, download: Download | None) -> Transfer:
     with Entered(context):
-        return Transfer(context, src, dst, context.reclaim.mark(stream, src, dst, download), download)
+        try:
+            event = context.reclaim.mark(stream, src, dst, download)
+        except BaseException as error:
+            if download is not None:
+                download.fail(error)
+            raise
+    return Transfer(context, src, dst, event, download)

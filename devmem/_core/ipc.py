@@ -87,6 +87,10 @@ class Counted(dict[int, int]):
         super().__init__()
         self.times: Counter[int] = Counter()
 
+    def items(self) -> Any:
+        """Each as often as it is out."""
+        return [pair for pair in super().items() for _ in range(self.times[pair[0]])]
+
     def __setitem__(self, ptr: int, nbytes: int) -> None:
         self.times[ptr] += 1
         super().__setitem__(ptr, nbytes)
@@ -165,12 +169,29 @@ def opened(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Any
     heap = context.bind(resource)
     if not isinstance(heap.live, Counted):
         heap.live = Counted()
+    home = context.stream_of(None)
     with Entered(context) as driver:
         context.reclaim.examine()
         base = driver.ipc_open(handle.raw)
+        try:
+            _check_size(context, base, handle)
+        except BaseException:
+            driver.ipc_close(base)
+            raise
         heap.live[base] = handle.nbytes
-    allocation = Allocation(context, heap, base, handle.nbytes, context.stream_of(None), unnamed=True)
+        # Made before the device is left, which can fail: then its end lets go of what was opened.
+        allocation = Allocation(context, heap, base, handle.nbytes, home, unnamed=True)
     return allocation, base + handle.offset, lengths, kind, steps
+
+
+def _check_size(context: Context, base: int, handle: IpcHandle) -> None:
+    """Raise unless the driver has opened as much as the handle says: it comes from elsewhere. The device is entered."""
+    found = context.driver.pointer_range(base) if context.knows_pointers else None
+    if found is not None and base + handle.nbytes > found[0] + found[1]:
+        raise LayoutError(
+            f"the handle says that {handle.nbytes} bytes are shared, and the driver has opened {found[0] + found[1] - base}: it "
+            f"was not made by get_ipc_handle(), or was damaged on its way"
+        )
 
 
 def _layout(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Shape, np.dtype[Any], Shape]:

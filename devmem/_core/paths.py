@@ -71,6 +71,7 @@ RULES = (
     Rule(
         Path.DIRECT, "elements do not fit into a slot", lambda case: case.host.itemsize > case.context.ring.slot_bytes
     ),
+    Rule(Path.DIRECT, "no page-locked memory was to be had", lambda case: not case.context.ring.most),
     # What a graph copies, it copies whenever it is launched: from where the user's array is, not from a slot.
     Rule(Path.DIRECT, "a graph is captured on the stream", lambda case: case.capturing),
     Rule(Path.DIRECT, "the device reaches the memory", lambda case: case.sort in (Sort.LOCKED, Sort.MANAGED)),
@@ -90,7 +91,8 @@ def sort_of(context: Context, host: npt.NDArray[Any]) -> Sort:
     while isinstance(base, np.ndarray):
         base = base.base
     allocation = getattr(base, "allocation", None)
-    if isinstance(allocation, Allocation):
+    # Another vendor's driver knows nothing of it.
+    if isinstance(allocation, Allocation) and allocation.context.registry is context.registry:
         return Sort.MANAGED if allocation.heap.kind is MemoryKind.MANAGED else Sort.LOCKED
     if isinstance(base, memoryview):
         base = base.obj

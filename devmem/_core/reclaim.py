@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
@@ -338,12 +339,12 @@ class Reclaimer:
             self.context.driver.stream_synchronize(handle)
 
     def _trim_for_rescue(self) -> None:
-        for heap in list(self.context.heaps):
+        heaps = [(repr(heap.resource), partial(heap.trim, 0)) for heap in list(self.context.heaps)]
+        for what, trim in [*heaps, ("the staging slots", self.context.ring.trim)]:
             try:
-                heap.trim(0)
+                trim()
             except Exception as error:  # one stack that fails must not keep the memory of the others
-                warnings.warn(f"while trimming {heap.resource!r}: {error}", DevmemWarning, stacklevel=5)
-        self.context.ring.trim()
+                warnings.warn(f"while trimming {what}: {error}", DevmemWarning, stacklevel=5)
 
     def _wait_for_everything(self) -> None:
         self.context.driver.synchronize()

@@ -120,7 +120,14 @@ def _write(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, block
 def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, blocking: bool) -> None:
     """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable."""
     if src.nbytes >= src.context.staged_from and choose(src.context, dst, stream).path is Path.STAGED:
-        _begin(src, dst, stream).finish()
+        download = _begin(src, dst, stream)
+        try:
+            download.finish()
+        except BaseException as error:
+            download.fail(
+                error
+            )  # if interrupted, the destination is the caller's again: nothing is written there later
+            raise
     elif src.nbytes:
         _steadily(src.context, dst, partial(_read, src, dst, stream, blocking))
 

@@ -1,8 +1,8 @@
 """Device arrays between the processes of a Dask cluster, as bytes and not as pickled Python objects.
 
-Dask loads this module by itself, by the entry point ``dask.sizeof`` of an installed devmem. What ``distributed`` is told, it is told
-when it is imported, and looks up when it meets the first array. From a checkout that is not installed, call `register` in every
-process.
+Dask loads this module by itself, by the entry point ``dask.sizeof`` of an installed devmem. ``distributed`` is told what
+it has to know when it is imported, and looks it up when it meets the first array. From a checkout that is not installed, call
+`register` in every process.
 
 Of distributed's families of serializers, ``cuda`` sends a device array's own memory, which takes a transport that knows devices
 (UCX); ``dask`` sends a copy on the host. A cluster uses the first that fits among those that it was told (``serializers=``).
@@ -13,6 +13,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -43,8 +44,13 @@ def register() -> None:
         distributed is not installed.
     """
     serialize, cuda = load("distributed.protocol.serialize", INSTALL, PURPOSE), load(_LAST, INSTALL, PURPOSE)
-    for family in (serialize.dask_serialize, serialize.dask_deserialize, cuda.cuda_serialize, cuda.cuda_deserialize):
-        family.register_lazy(_PACKAGE, _register_now)
+    for table, function in (
+        (serialize.dask_serialize, to_host_frames),
+        (serialize.dask_deserialize, from_host_frames),
+        (cuda.cuda_serialize, to_device_frames),
+        (cuda.cuda_deserialize, from_device_frames),
+    ):
+        table.register_lazy(_PACKAGE, partial(table.register, dm.DeviceNDArray, function))
 
 
 def register_sizeof(sizeof: Any) -> None:
@@ -87,14 +93,6 @@ class _Then(Loader):
         module.__loader__ = self.loader
         self.loader.exec_module(module)
         self.then()
-
-
-def _register_now() -> None:
-    serialize, cuda = load("distributed.protocol.serialize", INSTALL, PURPOSE), load(_LAST, INSTALL, PURPOSE)
-    serialize.dask_serialize.register(dm.DeviceNDArray, to_host_frames)
-    serialize.dask_deserialize.register(dm.DeviceNDArray, from_host_frames)
-    cuda.cuda_serialize.register(dm.DeviceNDArray, to_device_frames)
-    cuda.cuda_deserialize.register(dm.DeviceNDArray, from_device_frames)
 
 
 def _nbytes(array: dm.DeviceNDArray[Any]) -> int:

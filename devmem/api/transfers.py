@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core import handle
+from .._core import batch, handle
 from .._core.handle import Transfer
 
 
@@ -40,3 +40,53 @@ def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = N
         Nothing could be enqueued. What the driver says later is raised by ``wait`` and ``result``.
     """
     return handle.copy_async(src, dst, stream, device)
+
+
+def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:
+    """Copy many arrays to a device together: one block of memory, and one copy for all that are small.
+
+    Parameters
+    ----------
+    tree : list, tuple, dict or array_like
+        Arrays in lists, tuples, named tuples and dicts, in one another as deep as you like. Everything else is a leaf, copied as
+        by `to_device`; device arrays are taken as they are, or copied across.
+    stream : stream, optional
+        As for `to_device`: given, the copies may still run on return, and the arrays are bound to it.
+    device : Device, int or str, optional
+        Where to; the current device, if not given.
+
+    Returns
+    -------
+    list, tuple, dict or DeviceNDArray
+        The same structure. The arrays share the block: it is given back when the last of them is dropped, and ``free()`` of one
+        frees all.
+
+    Raises
+    ------
+    TypeError, LayoutError
+        A leaf cannot be copied; the message begins with where it is, ``tree['w'][2]``. Nothing was copied.
+    OutOfMemory, BackendError
+        As `to_device`; no array is made.
+    """
+    return batch.upload_many(tree, stream, device)
+
+
+def to_host_many(tree: Any, stream: Any = 0) -> Any:
+    """Copy many device arrays to the host together: one copy for all that are small.
+
+    Arrays that share a block are fetched as they lie in it; others are put into one on the device first. What is bound to
+    other streams is waited for, on the device.
+
+    Parameters
+    ----------
+    tree : list, tuple, dict or DeviceNDArray
+        Device arrays in lists, tuples, named tuples and dicts; other leaves are returned as they are.
+    stream : stream, optional
+        Orders the copies; the current or the default one, if not given.
+
+    Returns
+    -------
+    list, tuple, dict or ndarray
+        The same structure, complete on return. Small arrays are views of one host block, which lives as long as any of them.
+    """
+    return batch.download_many(tree, stream)

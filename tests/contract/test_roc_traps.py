@@ -12,6 +12,7 @@ import dataclasses
 import json
 import mmap
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -255,14 +256,14 @@ driver = backend.open(0)
 from devmem.backends.roc.functions import OPTIONAL
 said = [each for each in OPTIONAL if not driver.found.provider.has(each)], driver.info.arch
 try:
-    driver.found.provider.bind("hipMallocFromPoolAsync", driver.fail)(1, 1, 1)
+    driver.found.provider.bind("hipFreeAsync", driver.fail)(1, 1)
 except UnsupportedError as error:
-    assert "hipMallocFromPoolAsync" in str(error) and "newer ROCm" in str(error)
+    assert "hipFreeAsync" in str(error) and "newer ROCm" in str(error)
 else:
     raise AssertionError("no error")
 """
     lacking, arch = fresh(script, name, **emulator.environment("roc", "old"), DEVMEM_EMULATOR_ROCM="5.2")
-    assert {"hipMallocFromPoolAsync", "hipGetDevicePropertiesR0600"} <= set(lacking) and arch == ""
+    assert {"hipFreeAsync", "hipGetDevicePropertiesR0600"} <= set(lacking) and arch == ""
 
 
 @pytest.mark.parametrize("name", [each for each in PROVIDERS if each != "ctypes"])
@@ -800,3 +801,10 @@ for array in (image, odd):
     said += [control.calls().get("hipMemcpy2DAsync", 0) > 0, control.slow_copies()]
 """
     assert fresh(script, DEVMEM_BACKEND="roc") == [True, 0, False, 0]
+
+
+def test_the_page_and_the_tests_have_the_same_traps() -> None:
+    page = (ROOT / "docs/explanation/hip-is-not-cuda.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| (\d+\.\d+) \|", page, re.MULTILINE))
+    tested = {".".join(found.groups()) for name in globals() if (found := re.match(r"test_(\d+)_(\d+)_", name))}
+    assert told == tested

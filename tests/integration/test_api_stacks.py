@@ -548,6 +548,38 @@ def test_what_only_the_collector_finds_is_waited_for_before_it_is_trimmed(record
     assert "synchronize" in names[freed : names.index("alloc", freed)]
 
 
+def test_the_answer_to_memory_that_ran_out_is_given_once_and_in_order(monkeypatch):
+    """Freed what was dropped, waited, collected, trimmed, asked again: each once, but for what the collector finds."""
+    steps = []
+
+    class Scarce(memory.Adaptor):
+        def allocate(self, nbytes, stream):
+            steps.append("asked")
+            if nbytes > 1000:
+                raise MemoryError("scarce")
+            return super().allocate(nbytes, stream)
+
+        def deallocate(self, ptr, nbytes, stream):
+            steps.append("freed")
+            super().deallocate(ptr, nbytes, stream)
+
+        def trim(self, keep_bytes):
+            steps.append(f"trimmed to {keep_bytes}")
+
+    context, collect = dm.current_device().context(), gc.collect
+    wait = context.driver.synchronize
+    monkeypatch.setattr(gc, "collect", lambda *args: [steps.append("collected"), collect(*args)][1])
+    with dm.use_memory(Scarce()):
+        dropped = dm.device_array(100, "u1")
+        del dropped
+        steps.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(context.driver), "synchronize", lambda _: [steps.append("waited"), wait()][1])
+            with pytest.raises(dm.OutOfMemory, match=r"asked for 2000 bytes.*scarce"):
+                dm.device_array(2000, "u1")
+    assert steps == ["asked", "freed", "waited", "collected", "waited", "trimmed to 0", "asked"]
+
+
 # -- stacks that come and go -------------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ devmem_memory_manager = Plain
 
 #: Modules of distributions that are installed for these tests, each with the hook where it has a name.
 MODULES = {
-    "good": GOOD + 'def devmem_memory_resources():\n    return {"good": Plain}\n',
+    "good": GOOD + 'def devmem_memory_resources():\n    return {"good_one": Plain}\n',
     "wrong_signature": """
 class Wrong:
     def allocate(self, nbytes):
@@ -54,6 +54,30 @@ def devmem_memory_resources():
 """,
     "no_resource": 'def devmem_memory_resources():\n    return {"no_resource": dict}\n',
     "taken": 'def devmem_memory_resources():\n    return {"rmm": dict}\n',
+    "an_instance": GOOD + 'def devmem_memory_resources():\n    return {"an_instance": instance}\n',
+    "a_list": GOOD + "def devmem_memory_resources():\n    return [Plain]\n",
+    "wrong_bind": """
+class Wrong:
+    def bind(self):
+        pass
+    def allocate(self, nbytes, stream):
+        return 256
+    def deallocate(self, ptr, nbytes, stream):
+        pass
+def devmem_memory_resources():
+    return {"wrong_bind": Wrong}
+""",
+    "wrong_fact": """
+class Wrong:
+    def cached_bytes(self):
+        return 0
+    def allocate(self, nbytes, stream):
+        return 256
+    def deallocate(self, ptr, nbytes, stream):
+        pass
+def devmem_memory_resources():
+    return {"wrong_fact": Wrong}
+""",
     "raises": GOOD
     + """
 class Raises(Plain):
@@ -139,15 +163,17 @@ def test_by_instance_by_module_and_by_name(site: Path) -> None:
         for spelled in ("good:instance", "good:Plain", "limit:1GiB,good:Plain"):
             with dm.use_memory(spelled) as given:
                 works(getattr(given, "upstream", given))
-        with dm.use_memory("good") as given:
-            assert type(given).__name__ == "Plain"
-            works(given)
-            assert dm.use_memory("good").value is given, "one for each device"
+        for spelled, made_with in (("good_one", ()), ("good_one:4GiB", ("4GiB", None)), ("good", (dm.current_device(),))):
+            with dm.use_memory(spelled) as given:
+                assert type(given).__name__ == "Plain"
+                assert given.made_with == made_with, "by the hook with its argument, as a module with the device"
+                works(given)
+                assert dm.use_memory(spelled).value is given, "one for each device"
         """,
     )
 
 
-@pytest.mark.parametrize("spelled", ["good:instance", "good:Plain", "good"])
+@pytest.mark.parametrize("spelled", ["good:instance", "good:Plain", "good", "good_one"])
 def test_by_the_variable(site: Path, spelled: str) -> None:
     text = """
         assert "good" not in sys.modules
@@ -177,7 +203,12 @@ def test_what_is_wrong_is_told_with_its_package_and_line(site: Path) -> None:
         refused(dm.PluginError, "fails_when_made", "pkg-fails-when-made 1.2", "KeyError: 'inside'", "fails_when_made.py:4")
         refused(dm.PluginError, "no_resource", "pkg-no-resource 1.2", "is not a memory resource")
         refused(dm.PluginError, "good:nothing", "pkg-good 1.2", "nothing")
-        refused(dm.DevmemError, "not_importable", "a_library_that_nobody_has", "pkg-not-importable 1.2")
+        refused(dm.PluginError, "not_importable", "a_library_that_nobody_has", "pkg-not-importable 1.2", "not_importable.py:1")
+        refused(dm.PluginError, "not_importable:4GiB", "a_library_that_nobody_has", "pkg-not-importable 1.2")
+        refused(dm.PluginError, "an_instance", "pkg-an-instance 1.2", "returns what makes a resource, by name")
+        refused(dm.PluginError, "a_list", "pkg-a-list 1.2", "it returns a dict, factories by name")
+        refused(dm.PluginError, "wrong_bind", "wrong_bind.py:3", "'wrong_bind'.bind() cannot be called as (driver)")
+        refused(dm.PluginError, "wrong_fact", "wrong_fact.py:3", "'wrong_fact'.cached_bytes is a method: make it a property")
         """,
     )
 
@@ -235,11 +266,11 @@ def test_nonsense_is_caught(site: Path) -> None:
             resource.answer = answer
             for stack in (resource, dm.memory.Limit(resource, max_bytes=10000)):
                 with dm.use_memory(stack):
-                    caught(f"returned {answer!r} for 24 bytes")
+                    caught(f"returned {answer!r} for 24 bytes", "from pkg-nonsense 1.2", "nonsense.py:20")
             resource.answer = None
         with dm.use_memory(nonsense.Twice()):
             d = dm.device_array(3)
-            caught("gave out before (24 bytes)")
+            caught("gave out before (24 bytes)", "from pkg-nonsense 1.2", "nonsense.py:23")
             d.free()
     """
     run(site, text)

@@ -1,4 +1,4 @@
-"""Other array libraries, as what a cell of the matrix asks of them: take an array of ours, give one of their own, say what they see.
+"""Other array libraries, as what a cell of the matrix asks of them: take an array of ours, give one of theirs, say what they see.
 
 A library is imported when it is asked for something, never before: most environments have few of them.
 """

@@ -63,9 +63,9 @@ KIND_TITLES = {"layouts": "Layouts", "types": "Types"}
 WAYS = ("takes", "gives")
 INTRODUCTIONS = {
     "host": """\
-The host backend with open memory (`DEVMEM_HOST_STRICT=0`), which it shares with libraries on the CPU. mpi4py *takes* what is sent,
-and *gives* what is received: into the array itself, where it says shared. JAX shares memory at multiples of 64 bytes, and copies
-other memory.""",
+The host backend with open memory (`DEVMEM_HOST_STRICT=0`), which it shares with libraries on the CPU. mpi4py *takes* what is
+sent, and *gives* what is received: into the array itself, where it says shared. JAX shares memory at multiples of 64
+bytes, and copies other memory.""",
     "cuda": """\
 The CUDA backend, here over the emulated driver: libraries that ask the driver only, and libraries on the CPU, between which and a
 device there are copies. mpi4py is shown the memory; whether its MPI can use it is that one's affair. CuPy needs a GPU for more

@@ -25,10 +25,10 @@ MORE, FEW_BYTES = 16, 16 << 10
 #: Whole chunks are not broken below this part of what is held, nor while parts of chunks lie idle that make up this part of the
 #: most that was live.
 #: A whole chunk is broken for a large block only if this part of what is held stays whole; and that and large parts are cut only
-#: as long as what lies idle in parts is not more than this part of the most that was live.
+#: as long as what lies idle in parts is not more than this part of the most that was live: see `Books._cut_far`.
 KEPT_WHOLE, IN_PARTS = 0.06, 0.08
-ALPHA = 0.5
-VAR = 0.04
+#: Parts are used up if no more than this lay idle when last so nearly all was live, both as parts of the most that was.
+USED_UP, NEARLY = 0.05, 0.1
 #: A block of which the most that was live would make so many may be cut from any part; so many more, and other streams are not
 #: asked before.
 MIDDLING, MINOR = 64, 256
@@ -61,6 +61,8 @@ class Books:
         Bytes of all chunks.
     pledged : int
         Bytes being taken from the upstream or given back right now: they count for the limit.
+    parts_at_peak : int
+        Bytes that lay idle in parts of chunks when last nearly as much was live as ever.
     """
 
     def __init__(self, *, ordered: bool) -> None:
@@ -226,11 +228,12 @@ class Books:
         shelves = self.shelves()
         whole = sum(each.large.whole.nbytes for each in shelves)
         parts = sum(each.nbytes for each in shelves) - whole
-        dip = max(0, self.peak_live - (self.held - whole - parts))
-        if dip <= 0.05 * self.peak_live:
+        idle = max(0, self.peak_live - (self.held - whole - parts))
+        if idle <= NEARLY * self.peak_live:
             self.parts_at_peak = parts
-        loose = self.parts_at_peak <= VAR * self.peak_live
-        few = parts <= IN_PARTS * self.peak_live + (ALPHA * dip if loose else 0)
+        # Programs that do the same again use what they left in parts as they grow: what was live and is not may lie in parts too.
+        again = self.parts_at_peak <= USED_UP * self.peak_live
+        few = parts <= IN_PARTS * self.peak_live + (idle if again else 0)
         ptr = _cut_from(sets, size, Reach.PARTS) if few or times >= MIDDLING else 0
         if not ptr and few and effort is Effort.FULL and whole - size >= KEPT_WHOLE * self.held:
             ptr = _cut_from(sets, size, Reach.WHOLE)

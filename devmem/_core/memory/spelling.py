@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ...plugins import ADAPTERS
+from ...plugins import ADAPTERS, MANAGER
 from ...spi.errors import ConfigError, DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
@@ -36,9 +36,6 @@ from .stream_ordered import StreamOrderedMemory
 
 if TYPE_CHECKING:
     from ..context import Context
-
-#: What a module has that is named without an attribute.
-ATTRIBUTE = "devmem_memory_manager"
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def _part(
     if colon and argument and name:
         return _of_module(text, name, argument.strip(), upstream, context)
     if name and _is_module(name):
-        return _of_module(text, name, ATTRIBUTE, upstream, context)
+        return _of_module(text, name, MANAGER, upstream, context)
     failed = "; ".join(failure.message for failure in registry().failures.values())
     raise ConfigError(
         f"no memory resource is named {text!r}{_closest(name)}: give {allowed()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -33,9 +34,16 @@ class Crew:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._work: SimpleQueue[_Part] = SimpleQueue()
+        self._work: SimpleQueue[_Part | None] = SimpleQueue()
         self._started = threads <= 1
+        self._serving = 0
         self._starting = threading.Lock()
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except AttributeError:
+            pass  # never finished __init__
 
     def copy(self, dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> None:
         """Copy elements between arrays of one shape and dtype, in any layout; they do not overlap.
@@ -53,10 +61,22 @@ class Crew:
         for there, here in others:
             self._work.put((there, here, done))
         problem = _try(*first)
-        for _ in others:
-            problem = self._result(done) or problem
+        left = len(others)
+        while left:
+            # Whatever comes in between (a KeyboardInterrupt), nobody may go on while others still write there.
+            try:
+                problem = self._result(done) or problem
+                left -= 1
+            except BaseException as error:
+                problem = error
         if problem is not None:
             raise problem
+
+    def close(self) -> None:
+        """Let the threads end. A copy that is made later starts others."""
+        serving, self._serving, self._started = self._serving, 0, self.threads <= 1
+        for _ in range(serving):
+            self._work.put(None)
 
     def _result(self, done: SimpleQueue[BaseException | None]) -> BaseException | None:
         """How one of our parts went. While the others are busy with other callers' parts, we do some ourselves."""
@@ -66,25 +86,32 @@ class Crew:
             except Empty:
                 pass
             try:
-                there, here, whose = self._work.get_nowait()
+                part = self._work.get_nowait()
             except Empty:
                 return done.get()
+            if part is None:  # one thread's sign to end, which is not ours to take
+                self._work.put(None)
+                return done.get()
+            there, here, whose = part
             whose.put(_try(there, here))
 
     def _start(self) -> None:
         with self._starting:
             if not self._started:
-                for number in range(1, self.threads):
-                    name = f"devmem-staging-{number}"
-                    threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True).start()
+                # Where the system gives no more threads, those that there are do the work, or the caller alone.
+                with suppress(RuntimeError):
+                    for number in range(1, self.threads):
+                        name = f"devmem-staging-{number}"
+                        threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True).start()
+                        self._serving += 1
                 self._started = True
 
 
-def _serve(work: SimpleQueue[_Part]) -> None:
-    while True:
-        there, here, done = work.get()
+def _serve(work: SimpleQueue[_Part | None]) -> None:
+    while (part := work.get()) is not None:
+        there, here, done = part
         done.put(_try(there, here))
-        del there, here, done  # parked, it keeps nothing of the user's alive
+        del part, there, here, done  # parked, it keeps nothing of the user's alive
 
 
 def _try(dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> BaseException | None:

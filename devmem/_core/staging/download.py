@@ -23,20 +23,28 @@ class Download:
     """A copy from a device to a host array, block by block; the array holds the elements when `finish` has returned.
 
     `start` enqueues everything on the stream, on the caller's thread, so that nothing later overtakes a block. It returns when
-    the last block is enqueued; those that the ring is too small for were taken out on the way. A download that is dropped
-    leaves its blocks where they are.
+    the last block is enqueued; those that the ring is too small for were taken out on the way. A download that is dropped, or
+    has failed, leaves its blocks where they are: nothing is written to the destination any more.
     """
 
     def __init__(self, context: Context, dst: npt.NDArray[Any]) -> None:
         self.context = context
         self.dst = dst
         self._changed = threading.Condition()
+        self._emptying = threading.Lock()
         #: Slots with blocks of ours, each with the part of the destination that its elements belong in.
         self._slots: dict[Slot, npt.NDArray[Any]] = {}
         self._error: BaseException | None = None
 
     def start(self, src: int, strides: Shape, stream: Stream) -> None:
         """Enqueue the copy of what ``src`` and ``strides`` say; the device is entered."""
+        try:
+            self._start(src, strides, stream)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def _start(self, src: int, strides: Shape, stream: Stream) -> None:
         context, dst = self.context, self.dst
         ring = context.ring
         me = weakref.ref(self)
@@ -58,13 +66,6 @@ class Download:
             else:
                 ring.crew.copy(part, packed)
 
-    def passed(self) -> bool:
-        """Whether the device has done its part; it is entered."""
-        with self._changed:
-            slots = list(self._slots)
-        # One that is another thread's now has passed: taking a slot is waiting for it.
-        return self._error is not None or all(self.context.driver.event_query(slot.event) for slot in slots)
-
     def finish(self) -> None:
         """Wait for the blocks that are under way, and take them out; the device is entered.
 
@@ -79,7 +80,7 @@ class Download:
         for slot in slots:
             if ring.claim(slot):
                 try:
-                    if slot.fetched is not None and slot.fetched() is self:
+                    if slot.wanted_by() is self:
                         ring.settle(slot)
                 finally:
                     ring.put_back(slot)
@@ -92,7 +93,9 @@ class Download:
         """Put the elements in a slot where they belong. Called once for each block, by whoever has the slot."""
         part = self._slots[slot]
         try:
-            self.context.ring.crew.copy(part, slot.array(part.shape, part.dtype))
+            with self._emptying:
+                if self._error is None:
+                    self.context.ring.crew.copy(part, slot.array(part.shape, part.dtype))
         except BaseException as error:
             self.fail(error)
             raise
@@ -101,7 +104,9 @@ class Download:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Take note that a block will not come."""
+        """Take note that a block will not come, or is not wanted any more. Later nobody writes to the destination."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+        with self._emptying:
+            pass  # another thread may be writing there

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...spi.errors import DevmemError, OutOfMemory
+from ...spi.errors import ClosedError, DevmemError, OutOfMemory
 from ...spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
 from ..config import settings
 from ..layout import Shape, address
+from ..registry import PAGE
 from .crew import Crew
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Ring:
         self.made: dict[Slot, None] = {}
         self.waited_seconds = 0.0
         self._free: deque[Slot] = deque()
+        #: Slots that a device may still touch where nothing can tell any more.
+        self._stranded: list[Slot] = []
         self._making = 0
         self._lock = threading.Lock()
 
@@ -58,8 +60,7 @@ class Ring:
         """
         slot = self._idle() or self._make() or self._oldest_on(stream)
         if slot is None:
-            raw = np.empty(nbytes, np.uint8)
-            return Slot(raw, address(raw), 0)
+            return _ordinary(nbytes)
         try:
             self.settle(slot)
         except BaseException:
@@ -69,12 +70,12 @@ class Ring:
 
     def settle(self, slot: Slot) -> None:
         """Wait for the copy in a slot that is the caller's, and have what it fetched taken out."""
-        download = None if slot.fetched is None else slot.fetched()
+        download = slot.wanted_by()
         if slot.stream is not None:
             before = perf_counter()
             try:
                 self.context.driver.event_synchronize(slot.event)
-            except BaseException as error:
+            except DevmemError as error:
                 slot.fetched = None
                 if download is not None:
                     download.fail(error)
@@ -98,8 +99,11 @@ class Ring:
     def abandon(self, slot: Slot, stream: Stream) -> None:
         """Put back a slot whose copy went wrong: when the stream has passed it, or, where that cannot be told, never."""
         slot.fetched = None
-        with suppress(DevmemError):
+        try:
             self.context.driver.stream_synchronize(stream.handle)
+        except DevmemError:
+            self._stranded.append(slot)
+        else:
             slot.stream = None
             self.put_back(slot)
 
@@ -121,16 +125,26 @@ class Ring:
     def trim(self) -> None:
         """Give back the slots that nothing is in; the device is entered, and may be waited for."""
         with self._lock:
-            idle = [slot for slot in self._free if slot.fetched is None and self._is_idle(slot)]
+            idle = [slot for slot in self._free if slot.wanted_by() is None and self._is_idle(slot)]
             for slot in idle:
                 self._free.remove(slot)
         self._destroy(idle)
         self.most = settings().staging_slots
 
     def close(self) -> None:
-        """Give all slots back; the device is idle and entered, and nobody copies."""
+        """Give all slots back, and let the crew end; the device is idle and entered, and nobody copies.
+
+        Downloads that nobody waited for fail: what they fetched goes with the slots.
+        """
         with self._lock:
             self._free.clear()
+        for slot in self.made:
+            download = slot.wanted_by()
+            if download is not None:
+                download.fail(
+                    ClosedError(f"{self.context.device} was closed before the copy was waited for: make it anew")
+                )
+        self.crew.close()
         self._destroy(list(self.made))
 
     # -- below ---------------------------------------------------------------------------------------------------------
@@ -162,6 +176,7 @@ class Ring:
                 return None
             self._making += 1
         driver = self.context.driver
+        slot = None
         try:
             event = driver.event_create(False)
             try:
@@ -169,14 +184,14 @@ class Ring:
             except BaseException:
                 driver.event_destroy(event)
                 raise
+            slot = Slot(np.asarray(_Memory(ptr, self.slot_bytes)), ptr, event)
         except OutOfMemory:
             self.most = len(self.made)  # not tried again for each block; `trim` forgets it
-            return None
         finally:
-            with self._lock:
+            with self._lock:  # at once, or another thread would find room for one too many
                 self._making -= 1
-        slot = Slot(np.asarray(_Memory(ptr, self.slot_bytes)), ptr, event)
-        self.made[slot] = None
+                if slot is not None:
+                    self.made[slot] = None
         return slot
 
     def _destroy(self, slots: list[Slot]) -> None:
@@ -225,9 +240,20 @@ class Slot:
         """Whether the memory is the ring's, and comes back to it."""
         return self.event != 0
 
+    def wanted_by(self) -> Download | None:
+        """Who wants what the copy brings, unless it was dropped."""
+        return None if self.fetched is None else self.fetched()
+
     def array(self, shape: Shape, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """The memory as a C-contiguous array."""
         return np.ndarray(shape, dtype, self._raw)
+
+
+def _ordinary(nbytes: int) -> Slot:
+    """Pageable memory of our own, on pages of its own: neighbours on the heap may be page-locked at any time."""
+    raw = np.empty(nbytes + 2 * PAGE, np.uint8)
+    start = -address(raw) % PAGE
+    return Slot(raw[start : start + nbytes], address(raw) + start, 0)
 
 
 class _Memory:

@@ -89,6 +89,7 @@ WAITING = frozenset(
         "hipEventDestroy",
         "hipMalloc",
         "hipMallocManaged",
+        "hipMallocFromPoolAsync",
         "hipFree",
         "hipHostMalloc",
         "hipHostFree",

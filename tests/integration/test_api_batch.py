@@ -1,0 +1,159 @@
+"""Many arrays in one go: the same structure, the same elements, one block, few calls, and nothing half done."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict, defaultdict, namedtuple
+
+import numpy as np
+import pytest
+
+import devmem as dm
+
+pytestmark = pytest.mark.usefixtures("tidy", "device")
+
+Pair = namedtuple("Pair", "first second")
+
+
+def leaves():
+    data = np.arange(24.0)
+    return {
+        "c": data.reshape(2, 3, 4),
+        "f": np.asfortranarray(data.reshape(4, 6)),
+        "axes swapped": data.reshape(2, 3, 4).transpose(1, 0, 2),
+        "strided": data[::3],
+        "backwards": data[::-2],
+        "0-d": np.float32(7),
+        "empty": np.zeros((0, 3), "i2"),
+        "times": np.array(["2020-01-01", "NaT"], "M8[D]"),
+        "record": np.array([(1, 2.5)], [("a", "u1"), ("b", "f8")]),
+        "text": np.array(["abc", "de"]),
+        "scalar": 3,
+        "big endian": data.astype(">f4"),
+    }
+
+
+def same(mine, theirs):
+    if isinstance(mine, dict):
+        assert type(mine) is type(theirs) and list(mine) == list(theirs)
+        return all(same(mine[key], theirs[key]) for key in mine)
+    if isinstance(mine, (list, tuple)):
+        assert type(mine) is type(theirs) and len(mine) == len(theirs)
+        return all(map(same, mine, theirs))
+    found = theirs.copy_to_host() if isinstance(theirs, dm.DeviceNDArray) else theirs
+    wanted = np.asarray(mine)
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    return found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("staged", [False, True])
+def test_there_and_back(with_settings, staged, bound):
+    if staged:
+        with_settings(STAGING_THRESHOLD="64", STAGING_SLOT_BYTES="100")
+    stream = dm.stream() if bound else 0
+    tree = {"all": leaves(), "pair": Pair([np.arange(3)], (np.arange(5, dtype="u1"),)), "none": [], "more": [{}, ()]}
+    up = dm.to_device_many(tree, stream)
+    assert up["all"]["c"].stream is (stream or None)
+    assert same(tree, up)
+    down = dm.to_host_many(up, stream)
+    assert same(tree, down)
+    assert all(type(each) is np.ndarray for each in down["all"].values())
+
+
+def test_structures_keep_their_classes():
+    tree = OrderedDict(b=defaultdict(list, x=np.arange(2)), a=Pair(1.5, [2, (3,)]))
+    up = dm.to_device_many(tree)
+    assert up["b"].default_factory is list
+    assert same(tree, up)
+    assert same(tree, dm.to_host_many(up))
+
+
+def test_one_array_is_a_tree():
+    up = dm.to_device_many(np.arange(4))
+    assert isinstance(up, dm.DeviceNDArray)
+    np.testing.assert_array_equal(dm.to_host_many(up), np.arange(4))
+
+
+def test_other_leaves_stay_as_they_are_on_the_way_down():
+    host, text = np.arange(3), "text"
+    down = dm.to_host_many([dm.to_device(host), host, text, None])
+    assert down[1] is host and down[2] is text and down[3] is None
+    np.testing.assert_array_equal(down[0], host)
+
+
+def test_device_arrays_are_taken_as_they_are():
+    there = dm.to_device(np.arange(3))
+    up = dm.to_device_many([there, np.arange(4)])
+    assert up[0] is there
+
+
+def test_device_arrays_of_another_device_are_copied(second):
+    with second:
+        there = dm.to_device(np.arange(3))
+    up = dm.to_device_many([there, np.arange(4)])
+    assert up[0].device == up[1].device == dm.current_device()
+    np.testing.assert_array_equal(up[0].copy_to_host(), np.arange(3))
+    down = dm.to_host_many([there, up[1]])
+    np.testing.assert_array_equal(down[0], np.arange(3))
+    np.testing.assert_array_equal(down[1], np.arange(4))
+
+
+def test_they_share_one_block_as_long_as_one_of_them_lives():
+    before = dm.memory_info().live
+    arrays = dm.to_device_many([np.full(100, number, "u1") for number in range(10)])
+    assert dm.memory_info().live - before == 10 * 256
+    assert all(array.ptr % 256 == 0 for array in arrays)
+    last = arrays[7]
+    del arrays
+    gc.collect()
+    np.testing.assert_array_equal(last.copy_to_host(), np.full(100, 7, "u1"))
+    last.free()
+    assert dm.memory_info().live == before
+
+
+def test_arrays_of_their_own_come_down_together():
+    hosts = [np.random.default_rng(n).random((n, 5)) for n in range(12)]
+    arrays = [dm.to_device(host, stream=dm.stream() if n % 2 else 0) for n, host in enumerate(hosts)]
+    arrays += [arrays[7][:, ::2], arrays[6].T, arrays[5][::-1]]
+    hosts += [hosts[7][:, ::2], hosts[6].T, hosts[5][::-1]]
+    for found, wanted in zip(dm.to_host_many(arrays), hosts, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_bound_arrays_are_waited_for(recorded):
+    stream = dm.stream(non_blocking=True)
+    array = dm.to_device(np.arange(1000.0), stream=stream)
+    other = dm.to_device(np.arange(3))
+    with recorded.during() as seen:
+        dm.to_host_many([array, other])
+    names = [call.method for call in seen]
+    assert "stream_wait" in names
+    assert names.index("stream_wait") < names.index("copy")
+
+
+def test_a_leaf_that_cannot_be_copied_is_named():
+    before = dm.memory_info().live
+    with pytest.raises(dm.LayoutError, match=r"^tree\['w'\]\[2\]\[0\]: "):
+        dm.to_device_many({"x": np.arange(3), "w": [1, np.arange(2), (object(),)]})
+    assert dm.memory_info().live == before
+
+
+def test_freed_arrays_are_refused():
+    arrays = dm.to_device_many([np.arange(3), np.arange(4)])
+    arrays[0].free()
+    with pytest.raises(dm.ClosedError):
+        dm.to_host_many(arrays)
+
+
+def test_it_takes_one_allocation_and_one_copy(recorded):
+    hosts = [np.full(100, number, "f4") for number in range(50)]
+    dm.to_device_many(hosts)
+    with recorded.during() as seen:
+        up = dm.to_device_many(hosts)
+    names = [call.method for call in seen]
+    assert sum("alloc" in name for name in names) == 1
+    assert names.count("copy") == 1
+    with recorded.during() as seen:
+        dm.to_host_many(up)
+    assert [call.method for call in seen].count("copy") == 1
