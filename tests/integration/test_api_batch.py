@@ -152,7 +152,7 @@ def test_it_takes_one_allocation_and_one_copy(recorded):
     with recorded.during() as seen:
         up = dm.to_device_many(hosts)
     names = [call.method for call in seen]
-    assert sum("alloc" in name for name in names) == 1
+    assert sum("alloc" in name for name in names) <= 1  # none, from a pool
     assert names.count("copy") == 1
     with recorded.during() as seen:
         dm.to_host_many(up)

@@ -201,6 +201,22 @@ def backend() -> Iterator[Backend]:
 # -- the table: verbs --------------------------------------------------------------------------------------------------
 
 
+@entry("to_device_many")
+def _(env: Env) -> object:
+    up = dm.to_device_many({"a": env.host, "b": [env.host[0], 3]}, env.stream)
+    dm.synchronize()
+    np.testing.assert_array_equal(up["a"].copy_to_host(), env.host)
+    np.testing.assert_array_equal(up["b"][0].copy_to_host(), env.host[0])
+    return up
+
+
+@entry("to_host_many")
+def _(env: Env) -> object:
+    down = dm.to_host_many([env.array, env.target, env.one], env.stream)
+    np.testing.assert_array_equal(down[0], env.host)
+    return down
+
+
 @entry("to_device")
 def _(env: Env) -> None:
     dm.to_device(env.host, stream=env.stream)

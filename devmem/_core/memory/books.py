@@ -8,22 +8,17 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
-from itertools import compress
 from operator import itemgetter
 from types import TracebackType
-from typing import NamedTuple
 
-from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .blocks import SMALL, FreeSet, Reach, Shelf, rounded
+from ...spi.types import PER_THREAD_STREAM
+from .blocks import SMALL, Reach, Shelf, rounded
+from .homes import Chunk, Fence, Home, Token
 
-#: How many requested sizes a stream remembers the class of.
-REMEMBERED = 4096
 #: Each time so many streams are known those are forgotten that only ever allocated.
 MANY_STREAMS = 64
 #: So many small blocks are cut at once, but not more than so many bytes.
 MORE, FEW_BYTES = 16, 16 << 10
-#: Whole chunks are not broken below this part of what is held, nor while parts of chunks lie idle that make up this part of the
-#: most that was live.
 #: A whole chunk is broken for a large block only if this part of what is held stays whole; and that and large parts are cut only
 #: as long as what lies idle in parts is not more than this part of the most that was live: see `Books._cut_far`.
 KEPT_WHOLE, IN_PARTS = 0.06, 0.08
@@ -149,7 +144,7 @@ class Books:
             # Another stream in each thread, though the number is the same: told apart by what dies with the thread.
             found: Home | None = getattr(self.mine, "home", None)
             if found is None:
-                self.mine.token = token = _Token()
+                self.mine.token = token = Token()
                 found = self.mine.home = Home(stream, self.chunks, weakref.ref(token))
                 self.mine.ready = found.ready
                 self.threads.append(found)
@@ -312,117 +307,9 @@ class Opened:
             later.popleft()()
 
 
-class Home:
-    """What came back on one stream, and is that stream's to use again at once.
-
-    Attributes
-    ----------
-    trusted : bool
-        Blocks have come back on it, or it is a default stream. Of another it is not known how long its handle is good.
-    lost : bool
-        No event could be recorded on it: what it has is for others only when the whole device has passed.
-    """
-
-    __slots__ = ("__weakref__", "free", "lost", "ready", "stacks", "stream", "thread", "trusted")
-
-    def __init__(
-        self, stream: int, chunks: dict[int, int], thread: weakref.ReferenceType[_Token] | None = None
-    ) -> None:
-        self.stream = stream
-        self.thread = thread
-        self.trusted = stream in (LEGACY_STREAM, PER_THREAD_STREAM)
-        self.lost = False
-        self.ready: dict[int, list[int]] = {}
-        self.stacks: dict[int, list[int]] = {}
-        self.free = Shelf(chunks)
-
-    def stack(self, nbytes: int, size: int) -> list[int]:
-        """The blocks of a class, which requests of so many bytes come to from now on without the books."""
-        found = self.stacks.get(size)
-        if found is None:
-            found = self.stacks[size] = []
-        if len(self.ready) >= REMEMBERED:
-            self.ready.clear()
-        self.ready[nbytes] = found
-        return found
-
-    def gather(self) -> bool:
-        """Merge what lies ready, class by class, with its neighbours; False if there is nothing."""
-        found = False
-        for size in self._filled():
-            free, stack = self.free.of(size), self.stacks[size]
-            while stack:
-                try:
-                    ptr = stack.pop()
-                except IndexError:  # another thread had it first: hits do not ask
-                    break
-                free.add(ptr, size)
-                found = True
-        return found
-
-    def cached(self) -> int:
-        """Bytes that are free here."""
-        return self.free.nbytes + sum(size * len(self.stacks[size]) for size in self._filled())
-
-    def _filled(self) -> list[int]:
-        # All in C: a stream that lives long knows a thousand classes, and most have nothing.
-        return list(compress(self.stacks, self.stacks.values()))
-
-
-class Fence:
-    """Free blocks behind an event: its stream may use them before, everyone else when it has passed.
-
-    Attributes
-    ----------
-    event : int
-        The event's handle; 0 while it is being recorded, and where there is none: then the whole device is waited for.
-    recording : Lock or None
-        Held while the event is being recorded.
-    asked : bool
-        Somebody is asking the event.
-    """
-
-    __slots__ = ("asked", "event", "free", "home", "recording")
-
-    def __init__(self, home: Home, free: Shelf, *, recording: bool = False) -> None:
-        self.home: Home | None = home
-        self.free = free
-        self.event = 0
-        self.asked = False
-        self.recording: threading.Lock | None = None
-        if recording:
-            self.recording = threading.Lock()
-            self.recording.acquire()
-
-    def pass_to(self, free: Shelf) -> None:
-        """Let go of the blocks; the event, if it has one, is still to be destroyed."""
-        free.absorb(self.free)
-        self.home = None
-
-    def recorded(self) -> None:
-        """Let those go on who wait for the recording."""
-        assert self.recording is not None
-        lock, self.recording = self.recording, None
-        lock.release()
-
-
 def _cut_from(sets: list[Shelf], size: int, reach: Reach) -> int:
     for free in sets:
         ptr = free.cut(size, reach)
         if ptr:
             return ptr
     return 0
-
-
-class Chunk(NamedTuple):
-    """What came from the upstream, and where it was free."""
-
-    start: int
-    size: int
-    free: FreeSet
-
-
-class _Token:
-    """Dies with its thread."""
-
-    __slots__ = ("__weakref__",)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...spi.driver import Driver
 from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, Capability
-from .books import Books, Fence, Home
+from .books import Books
+from .homes import Fence, Home
 
 #: A stream is asked if what came back on it makes up one part in so many of what is looked for.
 WORTH = 2

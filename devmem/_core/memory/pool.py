@@ -12,8 +12,9 @@ from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, MemoryKind
 from .adaptor import Adaptor
 from .blocks import SMALL, UNIT, Shelf, rounded
-from .books import Books, Effort, Fence
+from .books import Books, Effort
 from .crossing import Crossing
+from .homes import Fence
 from .sizes import bytes_of, check_size
 
 MIB = 1 << 20
