@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["minimal", "lowest", "peers", "allocators", "cuda12", "rocm7", "rocm10", "interop"]
+nox.options.sessions = ["minimal", "lowest", "peers", "allocators", "exchange", "cuda12", "rocm7", "rocm10", "interop"]
 nox.options.reuse_venv = "yes"
 nox.needs_version = ">=2025"
 
@@ -67,6 +67,32 @@ def allocators(session: nox.Session) -> None:
     ours = "tests/integration/test_adapters_lending.py", "tests/integration/test_adapters_torch.py"
     session.run("python", "-m", "pytest", "-q", "tests/contract/test_adapters.py", *ours)
     emulated(session, "cuda", "tests/integration/test_adapters_peers.py", *ours)
+
+
+@nox.session
+def exchange(session: nox.Session) -> None:
+    """Other people's arrays: every cell of docs/reference/exchange-matrix.md; two ranks of MPI, two processes of Dask.
+
+    ``nox -s exchange -- write`` writes the page anew.
+    """
+    names = ["numpy==2.4.6", "jax==0.10.2", "ml_dtypes==0.6.0", "array-api-strict==2.6.1"]
+    names += ["mpi4py==4.1.2", "mpich==5.0.2", "distributed==2026.8.0", "numba-cuda==0.30.4", "cuda-core==1.2.2"]
+    # Where the index has the build for the CPU, it is this version's; the other one brings gigabytes of CUDA.
+    session.install("-e", ".[cli,dask,mpi]", *pinned("test"), *names, "torch==2.13.0")
+    session.install("--no-deps", "cupy-cuda13x==14.2.0", "fastrlock==0.8.4")
+    mode = {"EXCHANGE_MATRIX": "write" if "write" in session.posargs else "check"}
+    # Memory that is the host's, or libraries of the host could share nothing; then as strict as elsewhere.
+    session.run("python", "-m", "pytest", "-q", "tests/peers", env=mode | {"DEVMEM_HOST_STRICT": "0"})
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "tests/peers/test_dask.py",
+        "tests/peers/test_mpi.py",
+        env={"DEVMEM_HOST_STRICT": "1"},
+    )
+    emulated(session, "cuda", "tests/peers", **mode)
 
 
 @nox.session

@@ -16,7 +16,7 @@ os.environ.setdefault("DEVMEM_HOST_DEVICES", "2")
 if not any(entry.name == "devmem" for entry in importlib.metadata.entry_points(group="pytest11")):
     pytest_plugins = ["devmem.testing.plugin"]
 
-FOLDERS = frozenset({"unit", "contract", "property", "integration", "leaks", "docs"})
+FOLDERS = frozenset({"unit", "contract", "property", "integration", "leaks", "docs", "peers"})
 
 # No deadline: two slow cores under load are not a bug. Function-scoped fixtures of the leak plugin are meant to span examples.
 settings.register_profile("devmem", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

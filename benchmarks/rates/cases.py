@@ -152,7 +152,7 @@ def many(effort: Effort, data: Data) -> Iterator[Case]:
             for device, source in zip(made, sources, strict=True):
                 on_device(library, device, source)
 
-        note = "to_device_many" if isinstance(library, Devmem) and library.many_up else "a loop"
+        note = "to_device_many" if isinstance(library, Devmem) else "a loop"
         return Task(lambda: library.upload_many(sources), verify, renew, uses=count, note=note)
 
     def download(library: Library) -> Task:
@@ -165,7 +165,7 @@ def many(effort: Effort, data: Data) -> Iterator[Case]:
             for found, source in zip(made, sources, strict=True):
                 same(found, source)
 
-        note = "to_host_many" if isinstance(library, Devmem) and library.many_down else "a loop"
+        note = "to_host_many" if isinstance(library, Devmem) else "a loop"
         return Task(lambda: library.download_many(devices), verify, uses=count, note=note)
 
     group = f"{count:,} arrays of 4 KiB, each (every library's fastest way; a loop where it has no other)"

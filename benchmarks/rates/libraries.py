@@ -78,8 +78,6 @@ class Devmem(Library):
     """Its verbs."""
 
     name = "devmem"
-    # More than one verb may be fastest for many arrays: that of the newest is taken.
-    many_up, many_down = getattr(dm, "to_device_many", None), getattr(dm, "to_host_many", None)
 
     def version(self) -> str:
         return devmem_version()
@@ -114,10 +112,10 @@ class Devmem(Library):
         return made
 
     def upload_many(self, hosts: list[Array]) -> Any:
-        return super().upload_many(hosts) if self.many_up is None else self.many_up(hosts)
+        return dm.to_device_many(hosts)
 
     def download_many(self, devices: Any) -> Any:
-        return super().download_many(devices) if self.many_down is None else self.many_down(devices)
+        return dm.to_host_many(devices)
 
     def pointer(self, device: Any) -> int:
         return int(device.ptr)

@@ -137,8 +137,11 @@ class Settings:
         4, _count, "a whole number, 0 or more", "page-locked slots that large pageable copies pass through; 0: none do"
     )
     staging_slot_bytes: int = _setting(16 << 20, _positive, "bytes, 1 or more", "size of a slot")
-    staging_threads: int = _setting(
-        min(4, os.cpu_count() or 1), _positive, "a whole number, 1 or more", "threads that fill and empty the slots"
+    staging_threads: int | None = _setting(
+        None,
+        _positive,
+        "a whole number, 1 or more",
+        "threads that fill and empty the slots; unset: one for each processor, 4 at most",
     )
     staging_threshold: int | None = _setting(
         None,

@@ -124,9 +124,8 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
         try:
             download.finish()
         except BaseException as error:
-            download.fail(
-                error
-            )  # if interrupted, the destination is the caller's again: nothing is written there later
+            # Interrupted, say: the destination is the caller's again, and nobody may write there later.
+            download.fail(error)
             raise
     elif src.nbytes:
         _steadily(src.context, dst, partial(_read, src, dst, stream, blocking))

@@ -23,7 +23,7 @@ def test_every_setting_is_there_with_its_default(setting):
     [row] = [line for line in page("settings.md").splitlines() if line.startswith(f"| `{setting.name}` |")]
     default = row.split("|")[2].strip().strip("`")
     if setting.source == "default":
-        shown = {True: "1", False: "0", (): ""}.get(setting.value, str(setting.value))
+        shown = {True: "1", False: "0", (): "", None: ""}.get(setting.value, str(setting.value))
         assert default == shown
 
 

@@ -205,6 +205,7 @@ def count(dask_worker):
     def frames(array):
         sent.append(array.shape)
         return ours.to_host_frames(array)
+    dask_serialize.dispatch(dm.DeviceNDArray)  # what is registered lazily is, now
     dask_serialize.register(dm.DeviceNDArray, frames)
 
 if __name__ == "__main__":

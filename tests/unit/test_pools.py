@@ -304,7 +304,7 @@ def test_a_full_upstream_gets_what_is_cached(driver: Any) -> None:
     assert driver.live().blocks == 0
 
 
-#: By trace, the calls of the upstream that are allowed: while it fills and after its first half. The traces have 6,773, 13,808
+#: by trace, the calls of the upstream that are allowed: in all, and after its first half. The traces have 6,773, 13,808
 #: and 3,232 allocations.
 CALLS = {"training": (450, 110), "serving": (950, 320), "analysis": (200, 80)}
 

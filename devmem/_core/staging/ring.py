@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ..stream import Stream
     from .download import Download
 
+#: Threads that copy at once, where nobody said how many: more do not make one device's bus busier.
+MOST_THREADS = 4
+
 
 class Ring:
     """The slots of one open device, and the crew that fills and empties them.
@@ -41,7 +45,7 @@ class Ring:
         self.context = context
         self.slot_bytes: int = chosen.staging_slot_bytes
         self.most: int = chosen.staging_slots
-        self.crew = Crew(chosen.staging_threads)
+        self.crew = Crew(chosen.staging_threads or min(MOST_THREADS, os.cpu_count() or 1))
         self.made: dict[Slot, None] = {}
         self.waited_seconds = 0.0
         self._free: deque[Slot] = deque()

@@ -1,0 +1,145 @@
+"""Staged copies of any layout through slots of any size, against NumPy, byte by byte, gaps included."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
+
+import devmem as dm
+from devmem._core import config
+from devmem._core.staging import crew
+
+Array = np.ndarray[Any, Any]
+
+RECORD = np.dtype([("a", "u1"), ("b", ">i4"), ("c", "<f8", (2,))], align=True)
+DTYPES = ["?", "u1", "<i2", ">i4", "<f8", "<c16", "<M8[ns]", "S3", "V7", RECORD]
+SHAPES = array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_parts() -> Iterator[None]:
+    """Parts of a few bytes, so that several threads work on small arrays too; everything is staged, whatever its size."""
+    dm.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crew, "PART", 64)
+        patch.setenv("DEVMEM_STAGING_THRESHOLD", "0")
+        if dm.current_device().context().staged_from > 1:
+            pytest.skip("this device has no page-locked memory")
+        yield
+    dm.close()
+
+
+@contextlib.contextmanager
+def ring(slots: int, slot_bytes: int, threads: int) -> Iterator[None]:
+    """The device with a ring like this. Opening it anew for each example would take longer than all else."""
+    context = dm.current_device().context()
+    made = context.ring
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {"SLOTS": slots, "SLOT_BYTES": slot_bytes, "THREADS": threads}.items():
+                patch.setenv(f"DEVMEM_STAGING_{name}", str(value))
+            config.forget()
+            context.ring = type(made)(context)
+        config.forget()
+        yield
+        assert len(context.ring.made) <= slots
+        assert set(context.ring._free) == set(context.ring.made)
+    finally:
+        dm.synchronize()
+        with dm.current_device().entered():
+            context.ring.close()
+        context.ring = made
+
+
+rings = st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 4))
+
+
+@st.composite
+def views(draw: st.DrawFn, shape: tuple[int, ...] | None = None, dtype: Any = None) -> tuple[Any, Array]:
+    """How to take a view of this shape from a base, and the base, with arbitrary bytes."""
+    shape = draw(SHAPES) if shape is None else shape
+    dtype = np.dtype(draw(st.sampled_from(DTYPES))) if dtype is None else dtype
+    axes = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from([1, 1, 1, 2, 3, -1, -2])) for _ in shape]
+    before = [draw(st.sampled_from([0, 0, 1])) for _ in shape]
+    lengths = [start + length * abs(step) for start, length, step in zip(before, shape, steps, strict=True)]
+    base = random([lengths[axis] for axis in axes], dtype, draw(st.integers(0, 999)))
+
+    def take(array: Any) -> Any:
+        turned = array.transpose([axes.index(axis) for axis in range(len(shape))])
+        key = []
+        for start, length, step in zip(before, shape, steps, strict=True):
+            stop = start + (length - 1) * abs(step) + 1
+            key.append(slice(start, stop, step) if step > 0 else slice(stop - 1, start - 1 if start else None, step))
+        return turned[tuple(key)]
+
+    return take, base
+
+
+def random(shape: Any, dtype: np.dtype[Any], seed: int) -> Array:
+    nbytes = math.prod(shape) * dtype.itemsize
+    found = np.random.default_rng(seed).integers(0, 2 if dtype.kind == "b" else 256, nbytes, np.uint8)
+    return found.view(dtype).reshape(shape)
+
+
+def raw(array: Array) -> Array:
+    return array.view(f"V{array.itemsize}")
+
+
+def same(got: Array, expected: Array) -> bool:
+    return got.shape == expected.shape and raw(got).tobytes() == raw(expected).tobytes()
+
+
+@given(st.data(), rings)
+@settings(max_examples=150)
+def test_there_and_back(data: st.DataObject, how: tuple[int, int, int]) -> None:
+    take, base = data.draw(views())
+    host = take(base)
+    with ring(*how):
+        there = dm.to_device(host)
+        assert same(there.copy_to_host(), host)
+        assert same(dm.copy_async(there, stream=dm.stream()).result(), host)
+
+
+@given(st.data(), rings, st.booleans())
+@settings(max_examples=200)
+def test_up_into_any_layout(data: st.DataObject, how: tuple[int, int, int], named: bool) -> None:
+    take, base = data.draw(views())
+    shape = take(base).shape
+    from_take, from_base = data.draw(views(shape, base.dtype))
+    source = from_take(from_base)
+    expected = raw(base).copy()
+    take(expected)[...] = raw(source)
+    there = dm.to_device(base)
+    with ring(*how):
+        take(there).copy_to_device(source, stream=dm.stream() if named else 0)
+        source[...] = np.zeros((), base.dtype)  # it was read when the call returned
+        dm.synchronize()
+    assert same(there.copy_to_host(), expected.view(base.dtype))
+
+
+@given(st.data(), rings, st.sampled_from(["blocking", "named", "async"]))
+@settings(max_examples=200)
+def test_down_into_any_layout(data: st.DataObject, how: tuple[int, int, int], call: str) -> None:
+    take, base = data.draw(views())
+    shape = take(base).shape
+    to_take, to_base = data.draw(views(shape, base.dtype))
+    expected = raw(to_base).copy()
+    to_take(expected)[...] = raw(take(base))
+    there = dm.to_device(base)
+    with ring(*how):
+        target = to_take(to_base)
+        if call == "async":
+            dm.copy_async(take(there), target).wait()
+        else:
+            take(there).copy_to_host(target, stream=dm.stream() if call == "named" else 0)
+    assert same(to_base, expected.view(base.dtype))
+    assert same(there.copy_to_host(), base)

@@ -1,0 +1,516 @@
+"""The parts of staging, each over a driver that can be held and made to fail."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import devmem as dm
+from devmem._core.staging import crew as crew_module
+from devmem._core.staging.blocks import block_offset, block_shape, blocks
+from devmem._core.staging.crew import Crew
+from devmem._core.staging.download import Download
+from devmem.backends.host.hooks import HostBackend
+from devmem.spi.errors import BackendError, OutOfMemory
+from devmem.spi.types import MemoryKind
+from devmem.testing import FaultyBackend, hold
+
+SLOT, SLOTS = 256, 3
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+SHAPES = st.lists(st.integers(0, 7), max_size=4).map(tuple)
+
+
+@given(SHAPES, st.integers(1, 9), st.integers(1, 300))
+def test_blocks_are_the_array_in_order(shape, itemsize, limit):
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    found = []
+    for block in blocks(shape, itemsize, limit):
+        part = numbers[block]
+        assert part.size * itemsize <= max(limit, itemsize)
+        assert block_shape(shape, block) == np.shape(part)
+        if part.size:
+            assert block_offset(numbers.strides, block) == part.flat[0] * numbers.itemsize
+        found += np.ravel(part).tolist()
+    assert found == list(range(numbers.size))
+
+
+def test_blocks_are_of_much_the_same_size():
+    sizes = [numbers[0].stop - numbers[0].start for numbers in blocks((101,), 1, 25)]
+    assert len(sizes) == 5
+    assert max(sizes) - min(sizes) <= 1
+
+
+# -- the crew ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "PART", 16)
+
+
+@pytest.fixture
+def crew(small_parts: None) -> Iterator[Crew]:
+    made = Crew(4)
+    yield made
+    made.close()
+
+
+@given(st.data())
+def test_a_crew_copies_any_layout(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
+    axes = data.draw(st.permutations(range(len(shape))))
+    turned = [shape[axis] for axis in axes]
+    source = np.arange(math.prod(shape), dtype="u1").reshape(turned).transpose(np.argsort(axes))
+    flips = tuple(slice(None, None, data.draw(st.sampled_from([1, -1]))) for _ in shape)
+    source = source[flips]
+    room = np.full((*shape[:-1], 2 * shape[-1]), 99, "u1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crew_module, "PART", 16)
+        SHARED.copy(room[..., ::2], source)
+    assert np.array_equal(room[..., ::2], source)
+    assert np.all(room[..., 1::2] == 99)
+
+
+SHARED = Crew(3)
+
+
+def test_runs_of_bytes(crew):
+    for size in (1, 15, 16, 4096, 4097, 3 * 4096 + 5):
+        source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        there = np.zeros_like(source)
+        crew.copy(there, source)
+        assert np.array_equal(there, source)
+
+
+def test_one_thread_is_the_callers():
+    crew, before = Crew(1), threading.active_count()
+    crew.copy(np.zeros(10 << 20, "u1"), np.zeros(10 << 20, "u1"))
+    assert threading.active_count() == before
+
+
+def test_the_caller_does_what_nobody_else_has_time_for(small_parts, monkeypatch):
+    crew = Crew(4)
+    monkeypatch.setattr(crew, "_start", lambda: None)  # all of them are busy elsewhere, and stay so
+    source, there = np.arange(400), np.zeros(400, int)
+    crew.copy(there, source)
+    assert np.array_equal(there, source)
+
+
+def test_where_no_thread_is_to_be_had_the_caller_does_it(small_parts, monkeypatch):
+    crew = Crew(4)
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    source, there = np.arange(400), np.zeros(400, int)
+    crew.copy(there, source)
+    assert np.array_equal(there, source)
+
+
+@pytest.mark.parametrize("where", [0, 1, 3])
+def test_errors_come_out_when_all_are_done(crew, monkeypatch, where):
+    sound, lock, count = np.copyto, threading.Lock(), [0]
+
+    def copyto(dst, src, casting):
+        with lock:
+            at, count[0] = count[0], count[0] + 1
+        if at == where:
+            raise MemoryError("no")
+        sound(dst, src, casting=casting)
+
+    monkeypatch.setattr(crew_module.np, "copyto", copyto)
+    with pytest.raises(MemoryError, match="no"):
+        crew.copy(np.zeros(400, int), np.arange(400))
+    assert count[0] >= 4
+    monkeypatch.undo()
+    there = np.zeros(400, int)
+    crew.copy(there, np.arange(400))
+    assert np.array_equal(there, np.arange(400))
+
+
+def test_an_interrupt_waits_for_the_others(crew, monkeypatch):
+    """Nobody may give a slot away while a thread still writes to it."""
+    interrupted = []
+    sound = Crew._result
+
+    def once(self, done):
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return sound(self, done)
+
+    monkeypatch.setattr(Crew, "_result", once)
+    there = np.zeros(400, int)
+    with pytest.raises(KeyboardInterrupt):
+        crew.copy(there, np.arange(400))
+    assert np.array_equal(there, np.arange(400))
+
+
+def test_parked_threads_keep_nothing_alive(crew):
+    class Mine(np.ndarray):
+        pass
+
+    source, there = np.arange(400).view(Mine), np.zeros(400, int).view(Mine)
+    crew.copy(there, source)
+    gone = weakref.ref(source), weakref.ref(there)
+    del source, there
+    # A thread that has told its result lets go of the arrays next: the next part that it does comes after.
+    for _ in range(50):
+        crew.copy(np.zeros(400, int), np.arange(400))
+        gc.collect()
+        if not any(each() is not None for each in gone):
+            return
+    pytest.fail("a parked thread holds an array")
+
+
+def test_closing_lets_the_threads_end(small_parts):
+    names = {"devmem-staging-1", "devmem-staging-2"}
+
+    def mine():
+        return {thread for thread in threading.enumerate() if thread.name in names and thread not in before}
+
+    before = set(threading.enumerate())
+    crew = Crew(3)
+    crew.copy(np.zeros(400, int), np.arange(400))
+    threads = mine()
+    assert len(threads) == 2
+    assert all(thread.daemon for thread in threads)
+    crew.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    there = np.zeros(400, int)
+    crew.copy(there, np.arange(400))  # others are started
+    assert np.array_equal(there, np.arange(400))
+    threads = mine()
+    del crew
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "a crew that was dropped lets its threads end too"
+
+
+def test_several_callers_share_a_crew(crew):
+    failures: SimpleQueue[str] = SimpleQueue()
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(30):
+            source = rng.integers(0, 256, int(rng.integers(1, 3000)), np.uint8)
+            there = np.zeros_like(source)
+            crew.copy(there, source)
+            if not np.array_equal(there, source):
+                failures.put(f"{seed}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert failures.empty()
+
+
+# -- the ring ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBackend]:
+    """The strict host backend, which stages everything from 100 bytes on through three slots of 256 bytes."""
+    for name, value in {"SLOTS": SLOTS, "SLOT_BYTES": SLOT, "THRESHOLD": 100, "THREADS": 2}.items():
+        monkeypatch.setenv(f"DEVMEM_STAGING_{name}", str(value))
+    dm.close()
+    made = FaultyBackend(HostBackend())
+    made.configure({"strict": True, "devices": 1})
+    dm.register_backend(made)
+    try:
+        with dm.use_backend("faulty"):
+            yield made
+    finally:
+        made.disarm()
+        dm.unregister_backend("faulty")
+        monkeypatch.undo()
+        dm.close()
+    assert made.mistakes() == []
+
+
+@pytest.fixture
+def context(backend: FaultyBackend) -> Any:
+    return dm.current_device().context()
+
+
+def data(nbytes: int = 5 * SLOT + 17, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def pinned_bytes(backend: FaultyBackend) -> int:
+    blocks = backend.drivers[0].blocks().values()
+    return sum(nbytes for nbytes, kind in blocks if kind is MemoryKind.PINNED)
+
+
+def whole(context: Any) -> bool:
+    """Every slot that was made can be taken."""
+    ring = context.ring
+    return set(ring._free) == set(ring.made) and len(ring._free) == len(ring.made)
+
+
+def round_trip(context: Any) -> None:
+    sent = data(seed=9)
+    assert np.array_equal(dm.to_device(sent).copy_to_host(), sent)
+    assert whole(context)
+
+
+def test_slots_are_made_when_they_are_needed_and_no_more(backend, context):
+    assert pinned_bytes(backend) == 0
+    dm.to_device(data(SLOT))
+    assert pinned_bytes(backend) == SLOT
+    stream = dm.stream()
+    sent = data(20 * SLOT)
+    array = dm.device_array(sent.shape, "u1")
+    with hold(stream) as latch:
+        timer = threading.Timer(0.2, latch.release)
+        timer.start()
+        array.copy_to_device(sent, stream=stream)
+    stream.synchronize()
+    assert pinned_bytes(backend) == SLOTS * SLOT
+    assert np.array_equal(array.copy_to_host(), sent)
+    assert pinned_bytes(backend) == SLOTS * SLOT
+    assert whole(context)
+    dm.trim()
+    assert pinned_bytes(backend) == SLOTS * SLOT, "giving page-locked memory back may wait for the whole device"
+    dm.close()
+    assert pinned_bytes(backend) == 0
+
+
+def test_a_slot_is_used_again_only_after_its_event(backend, context):
+    stream = dm.stream()
+    first, second = data(SLOTS * SLOT, 1), data(SLOTS * SLOT, 2)
+    one, two = (dm.device_array(first.shape, "u1") for _ in range(2))
+    with hold(stream) as latch:
+        one.copy_to_device(first, stream=stream)  # the slots are full, and nothing of it has been copied yet
+        keep = first.copy()
+        first[...] = 0
+        done = threading.Event()
+
+        def more():
+            with dm.use_backend("faulty"):
+                two.copy_to_device(second, stream=stream)
+            done.set()
+
+        thread = threading.Thread(target=more)
+        thread.start()
+        assert not done.wait(0.2), "a slot was used again before the device had read it"
+        latch.release()
+        assert done.wait(20)
+        thread.join()
+    stream.synchronize()
+    assert np.array_equal(one.copy_to_host(), keep)
+    assert np.array_equal(two.copy_to_host(), second)
+
+
+def test_nobody_waits_for_another_stream(backend, context):
+    held, other = dm.stream(non_blocking=True), dm.stream(non_blocking=True)
+    sent, more = data(SLOTS * SLOT, 1), data(4 * SLOT, 2)
+    one, two = dm.device_array(sent.shape, "u1"), dm.device_array(more.shape, "u1")
+    dm.synchronize()
+    with hold(held) as latch:
+        one.copy_to_device(sent, stream=held)
+        two.copy_to_device(more, stream=other)
+        other.synchronize()
+        assert np.array_equal(two.copy_to_host(stream=other), more)
+        latch.release()
+    held.synchronize()
+    assert np.array_equal(one.copy_to_host(), sent)
+    assert whole(context)
+    assert len(context.ring.made) == SLOTS
+
+
+@pytest.mark.parametrize("made", [0, 1, 2])
+def test_page_locked_memory_runs_out(backend, context, made):
+    stream, sent = dm.stream(), data()
+    array = dm.device_array(sent.shape, "u1", stream=stream)
+
+    def refuse(method):
+        return OutOfMemory("no page-locked memory", backend="faulty", call=method, code=2, name="OUT")
+
+    backend.fail_at(made + 1, "alloc", refuse, repeat=True)
+    with hold(stream) as latch:
+        timer = threading.Timer(0.2, latch.release)
+        timer.start()
+        array.copy_to_device(sent, stream=stream)
+        timer.join()
+    stream.synchronize()
+    backend.disarm()
+    assert len(context.ring.made) == context.ring.most == made
+    assert backend.injected == ["alloc"], "it is not tried again for each block"
+    assert np.array_equal(array.copy_to_host(), sent)
+    with dm.current_device().entered():
+        context.ring.trim()
+    round_trip(context)
+    assert context.ring.most == SLOTS, "tried again when memory was given back"
+
+
+def test_memory_that_runs_out_takes_the_slots(backend, context):
+    dm.use_memory(dm.memory.DriverMemory())
+    round_trip(context)
+    assert pinned_bytes(backend)
+    backend.fail_at(1, "alloc")
+    array = dm.device_array(100)
+    assert backend.injected == ["alloc"]
+    assert pinned_bytes(backend) == 0
+    backend.disarm()
+    array.free()
+    round_trip(context)
+
+
+def test_a_slot_whose_download_waits_is_emptied_by_whoever_needs_it(backend, context):
+    sent = data(SLOTS * SLOT)
+    array = dm.to_device(sent)
+    stream = dm.stream()
+    back = np.zeros_like(sent)
+    under_way = dm.copy_async(array, back, stream=stream)
+    stream.synchronize()
+    assert not back.any(), "nobody has waited for it"
+    other = data(3 * SLOT, 4)
+    assert np.array_equal(dm.to_device(other).copy_to_host(), other)
+    assert np.array_equal(back, sent), "emptied on the way"
+    assert under_way.result() is back
+    assert whole(context)
+
+
+def test_a_dropped_download_leaves_its_destination_alone(backend, context):
+    sent = data(SLOTS * SLOT)
+    array = dm.to_device(sent)
+    stream, back = dm.stream(), np.zeros(SLOTS * SLOT, "u1")
+    under_way = dm.copy_async(array, back, stream=stream)
+    del under_way
+    gc.collect()
+    round_trip(context)
+    assert not back.any()
+
+
+def test_a_download_that_nobody_waited_for_when_the_device_is_closed(backend, context):
+    array = dm.to_device(data(2 * SLOT))
+    download = Download(context, np.zeros(2 * SLOT, "u1"))
+    with dm.current_device().entered():
+        download.start(array.ptr, (1,), context.default_stream)
+    dm.close()
+    assert isinstance(download._error, dm.ClosedError)
+
+
+@pytest.mark.parametrize("method", ["copy", "event_record", "event_synchronize", "event_query", "event_create", "alloc"])
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_failures_in_the_middle(backend, context, method, direction):
+    stream = dm.stream()
+    sent = data()
+    array = dm.to_device(sent)
+    back = np.zeros_like(sent)
+    dm.synchronize()
+    error = BackendError("injected", backend="faulty", call=method, code=5, name="INJECTED")
+
+    def copy():
+        if direction == "up":
+            array.copy_to_device(sent, stream=stream)
+        else:
+            array.copy_to_host(back, stream=stream)
+
+    failures = 0
+    for nth in range(1, 12):
+        with dm.current_device().entered():
+            context.ring.trim()
+        backend.fail_at(nth, method, error)
+        failed = False
+        try:
+            copy()
+            stream.synchronize()
+        except BackendError as found:
+            assert found is error
+            failed = True
+        backend.disarm()
+        if not backend.injected:
+            break
+        failures += failed
+        stream.synchronize()
+        dm.trim()
+        assert whole(context)
+        assert pinned_bytes(backend) == len(context.ring.made) * SLOT
+        copy()
+        stream.synchronize()
+        assert np.array_equal(array.copy_to_host(), sent)
+        assert np.array_equal(array.copy_to_host(back), sent)
+    assert nth > 1
+    assert failures or method in ("event_synchronize", "event_query")
+
+
+def test_after_a_failed_download_nobody_writes_to_the_destination(backend, context):
+    array = dm.to_device(data())
+    back = np.zeros(array.size, "u1")
+    backend.fail_at(3, "copy")
+    with pytest.raises(BackendError) as kept:
+        array.copy_to_host(back)
+    backend.disarm()
+    back[...] = 7  # the caller's again, although the error is kept, and with it every frame of the call
+    round_trip(context)
+    assert np.all(back == 7)
+    del kept
+
+
+def test_a_slot_whose_stream_cannot_be_waited_for_is_never_used_again(backend, context):
+    stream = dm.stream()
+    array = dm.device_array(2 * SLOT, "u1")
+    sound = context.driver
+    backend.fail_at(1, "copy")
+
+    class Broken:
+        def __getattr__(self, name):
+            return getattr(sound, name)
+
+        def stream_synchronize(self, handle):
+            raise BackendError("lost", backend="faulty", call="stream_synchronize", code=6, name="LOST")
+
+    context.driver = Broken()
+    try:
+        with pytest.raises(BackendError, match="injected"):
+            array.copy_to_device(data(2 * SLOT), stream=stream)
+    finally:
+        context.driver = sound
+    backend.disarm()
+    assert len(context.ring._stranded) == 1
+    assert context.ring._stranded[0] not in context.ring._free
+    sent = data()
+    assert np.array_equal(dm.to_device(sent).copy_to_host(), sent)
+    assert len(context.ring.made) <= SLOTS
+
+
+def test_threads_never_make_one_slot_too_many(backend, context):
+    """Each slot is counted from the moment on at which it is being made."""
+    barrier = threading.Barrier(6)
+    found: list[Any] = []
+
+    def take():
+        with dm.use_backend("faulty"), dm.current_device().entered():
+            barrier.wait(20)
+            found.append(context.ring.take(context.legacy, SLOT))
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(found) == 6
+    assert len(context.ring.made) == sum(slot.in_ring for slot in found) == SLOTS
+    for slot in found:
+        context.ring.put_back(slot)
+    round_trip(context)
