@@ -86,7 +86,7 @@ if _words[_at + _POINTER] != _pointer(_probe, _LEGACY) or ctypes.string_at(_word
 _numpy_is_versioned = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 _probe = np.empty(1).__dlpack__(max_version=VERSION) if _numpy_is_versioned else _probe
 #: Where NumPy keeps the name that it gives versioned capsules, for as long as it is loaded.
-_numpy_name = _words[id(_probe) // _WORD + _NAME] if _numpy_is_versioned else 0
+_numpy_name = _words[id(_probe) // _WORD + _NAME] if _numpy_is_versioned else -1
 #: Where addresses end.
 END = 1 << 64
 

@@ -50,6 +50,8 @@ class Exports:
     ) -> Any:
         """A capsule with the array, for a consumer: ``from_dlpack`` of a library, not you.
 
+        It keeps the memory alive when all arrays of ours are dropped; an explicit ``free()`` takes it from the consumer too.
+
         Parameters
         ----------
         stream : int, optional

@@ -970,6 +970,21 @@ def test_where_there_is_no_interface_there_is_no_attribute(exchange):
     assert not hasattr(dm.zeros(3), "__cuda_array_interface__")
 
 
+def test_the_interface_where_a_setting_gives_it(exchange, with_settings):
+    """On AMD. No number of a default stream is said, as there is none that everybody reads alike: the work is done instead."""
+    if exchange.array_interface:
+        pytest.skip("arrays have one without")
+    with_settings(ROC_CUDA_ARRAY_INTERFACE="1")
+    if not dm.current_device().info.exchange.array_interface:
+        pytest.skip("no setting gives one there")
+    array = dm.to_device(data())
+    said = array.__cuda_array_interface__
+    assert (said["data"], said["version"], said["stream"]) == ((array.ptr, False), 3, None)
+    stream = dm.stream()
+    assert dm.to_device(data(), stream=stream).__cuda_array_interface__["stream"] == stream.handle
+    np.testing.assert_array_equal(dm.as_device_array(Interface(array, **said)).copy_to_host(), data())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_the_interface_says(layout, interface):
     array = LAYOUTS[layout](dm.to_device(data()))

@@ -52,6 +52,14 @@ def test_blocks_are_of_much_the_same_size():
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("length", [64, 65, 129, 1000, 4096, 99_999])
+@pytest.mark.parametrize("limit", [64, 100, 2500, 4096])
+def test_runs_of_bytes_are_cut_at_cache_lines(length, limit):
+    ends = [part[0].stop for part in blocks((length,), 1, limit) if part[0].stop is not None]
+    assert all(end % 64 == 0 for end in ends[:-1])
+    assert all(0 < part[0].stop - part[0].start <= limit for part in blocks((length,), 1, limit) if part[0].stop)
+
+
 # -- the crew ----------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,9 @@ from itertools import product
 
 Block = tuple[slice, ...]
 
+#: Runs of bytes are cut at multiples of this: a cache line, in which elements end too.
+GRAIN = 64
+
 
 def blocks(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Block]:
     """Indices of blocks that make up an array of this shape, each of ``limit`` bytes at most, in C order.
@@ -23,9 +26,12 @@ def blocks(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Block]
         return
     axis -= 1
     length = shape[axis]
-    count = -(-length // max(1, limit // inner))
+    most = max(1, limit // inner)
+    grain = GRAIN if inner == 1 and most >= GRAIN else 1
+    most -= most % grain
+    count = -(-length // most)
     # Of much the same size: a last one of a few bytes would cost as much as the others.
-    ends = [length * at // count for at in range(count + 1)]
+    ends = [min(-(-length * at // (count * grain)) * grain, length) for at in range(count + 1)]
     cut = [slice(ends[at], ends[at + 1]) for at in range(count)]
     for outer in product(*map(range, shape[:axis])):
         for part in cut:

@@ -1,0 +1,221 @@
+"""What staging costs the host: the ring's own side over a driver whose copies cost nothing, against memcpy by the same threads.
+
+    python benchmarks/transfer.py                      measure, show, judge (exit status 1 if a target is missed)
+    python benchmarks/transfer.py --quick              fewer rounds
+    python benchmarks/transfer.py --json FILE --markdown FILE
+
+A memcpy is NumPy's copy, by as many threads, in parts of equal size, into pages as fresh as those of what it is compared with.
+All that is compared takes turns in every round, and ratios are the median of the rounds: the machine may be busy, and is for all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from null import NullBackend, NullDriver
+from table import Row, line, markdown
+from timing import interleaved, ratio, spread
+
+import devmem as dm
+from devmem.spi.types import AllocFlags, MemoryKind
+
+MIB = 1 << 20
+#: Bytes of the large copy, and of the small ones; from which size on the large ones are staged here.
+LARGE, SMALL, THRESHOLD = 256 * MIB, [8, 64, 512, 4096, 16384, 65536], 1 * MIB
+#: What is asked: rate over that of memcpy; time over that of the same call with a pinned source.
+RATE, PLAIN = 0.85, 1.15
+THREADS = min(4, os.cpu_count() or 1)
+
+Bytes = npt.NDArray[np.uint8]
+Call = Callable[[], object]
+
+
+class Double(NullDriver):
+    """Does nothing, but for page-locked memory, which is real: the host writes to it."""
+
+    def __init__(self, name: str, ordinal: int) -> None:
+        super().__init__(name, ordinal)
+        kinds = frozenset({MemoryKind.DEVICE, MemoryKind.PINNED})
+        self.info = replace(self.info, memory_kinds=kinds, staging_threshold=THRESHOLD)
+        self._pinned: dict[int, Bytes] = {}
+
+    def alloc(
+        self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
+    ) -> int:
+        """Memory that is there, where the host may see it."""
+        if kind is MemoryKind.DEVICE:
+            return super().alloc(nbytes, stream, kind, flags)
+        made = np.zeros(nbytes, np.uint8)
+        made[:: os.sysconf("SC_PAGESIZE")] = 1  # page-locked memory is all there from the beginning
+        self._pinned[made.ctypes.data] = made
+        return int(made.ctypes.data)
+
+    def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
+        """Give it back."""
+        self._pinned.pop(ptr, None)
+
+
+class Memcpy:
+    """NumPy's copy by several threads at once."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(max(1, threads - 1))
+        self._threads = threads
+
+    def __call__(self, dst: Bytes, src: Bytes) -> None:
+        """Copy; the caller takes the first part."""
+        ends = [dst.size * at // self._threads for at in range(self._threads + 1)]
+        others = [
+            self._pool.submit(np.copyto, dst[low:high], src[low:high])
+            for low, high in zip(ends[1:-1], ends[2:], strict=True)
+        ]
+        np.copyto(dst[: ends[1]], src[: ends[1]])
+        for each in others:
+            each.result()
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._pool.shutdown()
+
+
+def fresh(nbytes: int) -> Bytes:
+    """Memory that nobody has touched."""
+    return np.empty(nbytes, np.uint8)
+
+
+def large(rounds: int, nbytes: int) -> list[Row]:
+    """The ring's host side against memcpy."""
+    source, pinned = np.ones(nbytes, np.uint8), np.ones(64 * MIB, np.uint8)
+    array = dm.to_device(source)
+    back = np.ones(nbytes, np.uint8)
+    copy = Memcpy(THREADS)
+
+    def into_slots() -> None:
+        # What an upload cannot do without: the bytes go into page-locked memory, as large as the ring is.
+        for start in range(0, nbytes, pinned.size):
+            part = source[start : start + pinned.size]
+            copy(pinned[: part.size], part)
+
+    def out_of_slots(there: Bytes) -> None:
+        for start in range(0, nbytes, pinned.size):
+            part = there[start : start + pinned.size]
+            copy(part, pinned[: part.size])
+
+    calls: dict[str, Call] = {
+        "up": lambda: array.copy_to_device(source),
+        "up memcpy": into_slots,
+        "down": lambda: array.copy_to_host(back),
+        "down memcpy": lambda: out_of_slots(back),
+        "fresh": array.copy_to_host,
+        "fresh memcpy": lambda: out_of_slots(fresh(nbytes)),
+        "one thread": lambda: ctypes.memmove(back.ctypes.data, source.ctypes.data, nbytes),
+        "one numpy": lambda: np.copyto(back, source),
+    }
+    times = timed_once(calls, rounds)
+    copy.close()
+
+    def row(what: str, name: str, memcpy: str) -> Row:
+        best, other = spread(times[name]).least, spread(times[memcpy]).least
+        rate = ratio(times[memcpy], times[name])
+        detail = f"{nbytes / best / 1e9:.2f} GB/s, memcpy {nbytes / other / 1e9:.2f}"
+        return Row(what, "host", rate, "x", detail, numbers={"seconds": best, "memcpy seconds": other})
+
+    size = f"{nbytes // MIB} MiB"
+    return [
+        row(f"H2D {size}, pageable", "up", "up memcpy").judged_at_least(RATE, f"{RATE} of memcpy's rate"),
+        row(f"D2H {size} into a fresh array", "fresh", "fresh memcpy").judged_at_least(RATE, f"{RATE} of memcpy's rate"),
+        row(f"D2H {size} into an array that is there", "down", "down memcpy"),
+        row(f"NumPy's copy by one thread, against the C library's, {size}", "one numpy", "one thread"),
+    ]
+
+
+def small(rounds: int) -> list[Row]:
+    """Copies that are not staged, against the same calls with page-locked memory."""
+    rows = []
+    for nbytes in SMALL:
+        pinned, source = dm.pinned_array(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+        array = dm.to_device(source)
+
+        def up(host: Any = source, array: Any = array) -> None:
+            array.copy_to_device(host)
+
+        def down(host: Any = source, array: Any = array) -> None:
+            array.copy_to_host(host)
+
+        view = pinned[...].view(np.ndarray)  # NumPy's own class on both sides: a subclass costs what it costs
+        for what, call in (("H2D", up), ("D2H", down)):
+            calls: dict[str, Call] = {"pageable": call, "pinned": lambda call=call, view=view: call(view)}  # type: ignore[misc]
+            calls["pageable"] = lambda call=call, source=source: call(source)  # type: ignore[misc]
+            times = interleaved(calls, rounds, 0.004, lambda name: None)
+            value = ratio(times["pageable"], times["pinned"])
+            detail = f"{spread(times['pageable']).least * 1e6:.2f} us, pinned {spread(times['pinned']).least * 1e6:.2f}"
+            rows.append(Row(f"{what} {nbytes} B", "host", value, "x", detail).judged(PLAIN, f"{PLAIN} of pinned"))
+    return rows
+
+
+def timed_once(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call, round by round, one call in each: they take long enough."""
+    from time import perf_counter
+
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            start = perf_counter()
+            call()
+            if number:  # the first makes threads and slots
+                found[name].append(perf_counter() - start)
+    return found
+
+
+def main() -> int:
+    """Measure, show, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    dm.register_backend(NullBackend("double", Double))
+    with dm.use_backend("double"):
+        sections = {
+            "Large copies": large(5 if options.quick else 25, LARGE // 4 if options.quick else LARGE),
+            "Small copies": small(7 if options.quick else 40),
+        }
+    for rows in sections.values():
+        for row in rows:
+            print(line(row))
+    about: dict[str, object] = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": THREADS,
+        "devmem": dm.__version__,
+    }
+    if options.json:
+        found = {"about": about, "rows": [vars(row) for rows in sections.values() for row in rows]}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.markdown:
+        notes = [
+            "Written by `python benchmarks/transfer.py --json FILE --markdown FILE`. The driver is a double whose copies cost nothing, so "
+            "what is left is what the host does: no rate of a device. Ratios are medians of rounds in which both sides took turns."
+        ]
+        options.markdown.write_text(markdown("Transfers, the host's side", about, notes, sections), encoding="utf-8")
+    assert threading.active_count() >= 1
+    return int(any(row.verdict == "FALLS SHORT" for rows in sections.values() for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
