@@ -5,7 +5,8 @@
     python benchmarks/transfer.py --json FILE --markdown FILE
 
 A memcpy is NumPy's copy, by as many threads, in parts of equal size, into pages as fresh as those of what it is compared with.
-All that is compared takes turns in every round, and ratios are the median of the rounds: the machine may be busy, and is for all alike.
+All that is compared takes turns in every round, and ratios are the median of the rounds: what the machine does besides strikes
+both sides alike.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import json
 import os
 import platform
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,8 @@ from devmem.spi.types import AllocFlags, MemoryKind
 MIB = 1 << 20
 #: Bytes of the large copy, and of the small ones; from which size on the large ones are staged here.
 LARGE, SMALL, THRESHOLD = 256 * MIB, [8, 64, 512, 4096, 16384, 65536], 1 * MIB
+#: Bytes of a slot, as set by default.
+SLOT = 16 * MIB
 #: What is asked: rate over that of memcpy; time over that of the same call with a pinned source.
 RATE, PLAIN = 0.85, 1.15
 THREADS = min(4, os.cpu_count() or 1)
@@ -64,7 +68,7 @@ class Double(NullDriver):
         return int(made.ctypes.data)
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
-        """Give it back."""
+        """Let go of it."""
         self._pinned.pop(ptr, None)
 
 
@@ -78,10 +82,7 @@ class Memcpy:
     def __call__(self, dst: Bytes, src: Bytes) -> None:
         """Copy; the caller takes the first part."""
         ends = [dst.size * at // self._threads for at in range(self._threads + 1)]
-        others = [
-            self._pool.submit(np.copyto, dst[low:high], src[low:high])
-            for low, high in zip(ends[1:-1], ends[2:], strict=True)
-        ]
+        others = [self._pool.submit(np.copyto, dst[low:high], src[low:high]) for low, high in pairwise(ends[1:])]
         np.copyto(dst[: ends[1]], src[: ends[1]])
         for each in others:
             each.result()
@@ -98,13 +99,14 @@ def fresh(nbytes: int) -> Bytes:
 
 def large(rounds: int, nbytes: int) -> list[Row]:
     """The ring's host side against memcpy."""
-    source, pinned = np.ones(nbytes, np.uint8), np.ones(64 * MIB, np.uint8)
+    # As large as a slot: over this driver every slot is idle at once, so that there is never more than one.
+    source, pinned = np.ones(nbytes, np.uint8), np.ones(SLOT, np.uint8)
     array = dm.to_device(source)
     back = np.ones(nbytes, np.uint8)
     copy = Memcpy(THREADS)
 
     def into_slots() -> None:
-        # What an upload cannot do without: the bytes go into page-locked memory, as large as the ring is.
+        # What an upload cannot do without.
         for start in range(0, nbytes, pinned.size):
             part = source[start : start + pinned.size]
             copy(pinned[: part.size], part)
@@ -136,7 +138,9 @@ def large(rounds: int, nbytes: int) -> list[Row]:
     size = f"{nbytes // MIB} MiB"
     return [
         row(f"H2D {size}, pageable", "up", "up memcpy").judged_at_least(RATE, f"{RATE} of memcpy's rate"),
-        row(f"D2H {size} into a fresh array", "fresh", "fresh memcpy").judged_at_least(RATE, f"{RATE} of memcpy's rate"),
+        row(f"D2H {size} into a fresh array", "fresh", "fresh memcpy").judged_at_least(
+            RATE, f"{RATE} of memcpy's rate"
+        ),
         row(f"D2H {size} into an array that is there", "down", "down memcpy"),
         row(f"NumPy's copy by one thread, against the C library's, {size}", "one numpy", "one thread"),
     ]
@@ -148,17 +152,9 @@ def small(rounds: int) -> list[Row]:
     for nbytes in SMALL:
         pinned, source = dm.pinned_array(nbytes, np.uint8), np.ones(nbytes, np.uint8)
         array = dm.to_device(source)
-
-        def up(host: Any = source, array: Any = array) -> None:
-            array.copy_to_device(host)
-
-        def down(host: Any = source, array: Any = array) -> None:
-            array.copy_to_host(host)
-
-        view = pinned[...].view(np.ndarray)  # NumPy's own class on both sides: a subclass costs what it costs
-        for what, call in (("H2D", up), ("D2H", down)):
-            calls: dict[str, Call] = {"pageable": call, "pinned": lambda call=call, view=view: call(view)}  # type: ignore[misc]
-            calls["pageable"] = lambda call=call, source=source: call(source)  # type: ignore[misc]
+        view = pinned.view(np.ndarray)  # NumPy's own class on both sides
+        for what, verb in (("H2D", array.copy_to_device), ("D2H", array.copy_to_host)):
+            calls: dict[str, Call] = {"pageable": partial(verb, source), "pinned": partial(verb, view)}
             times = interleaved(calls, rounds, 0.004, lambda name: None)
             value = ratio(times["pageable"], times["pinned"])
             detail = f"{spread(times['pageable']).least * 1e6:.2f} us, pinned {spread(times['pinned']).least * 1e6:.2f}"
@@ -168,8 +164,6 @@ def small(rounds: int) -> list[Row]:
 
 def timed_once(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
     """Seconds of each call, round by round, one call in each: they take long enough."""
-    from time import perf_counter
-
     found: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name, call in calls.items():
@@ -209,11 +203,11 @@ def main() -> int:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         notes = [
-            "Written by `python benchmarks/transfer.py --json FILE --markdown FILE`. The driver is a double whose copies cost nothing, so "
-            "what is left is what the host does: no rate of a device. Ratios are medians of rounds in which both sides took turns."
+            "Written by `python benchmarks/transfer.py --json FILE --markdown FILE`. The driver is a double whose copies cost nothing: "
+            "what is left is what the host does, and no rate of a device. Ratios are medians of rounds in which both sides took "
+            "turns."
         ]
         options.markdown.write_text(markdown("Transfers, the host's side", about, notes, sections), encoding="utf-8")
-    assert threading.active_count() >= 1
     return int(any(row.verdict == "FALLS SHORT" for rows in sections.values() for row in rows))
 
 

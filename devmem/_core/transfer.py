@@ -27,6 +27,7 @@ from .layout import (
     Rows,
     Shape,
     address,
+    contiguous_strides,
     extent,
     is_contiguous,
     memory_order,
@@ -119,8 +120,8 @@ def _write(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, block
 
 def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, blocking: bool) -> None:
     """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable."""
-    if src.nbytes >= src.context.staged_from and choose(src.context, dst, stream).path is Path.STAGED:
-        download = _begin(src, dst, stream)
+    download = _begin(src, dst, stream)
+    if download is not None:
         try:
             download.finish()
         except BaseException as error:
@@ -133,24 +134,28 @@ def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, bloc
 
 def read_async(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> Download | None:
     """Enqueue a copy into host elements that nobody reads yet; what has to be finished by hand, if anything."""
-    if src.nbytes >= src.context.staged_from and choose(src.context, dst, stream).path is Path.STAGED:
-        return _begin(src, dst, stream)
-    if src.nbytes:
+    download = _begin(src, dst, stream)
+    if download is None and src.nbytes:
         _steadily(src.context, dst, partial(_read, src, dst, stream, False))
-    return None
+    return download
 
 
-def _begin(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> Download:
-    """Enqueue a copy of many device elements to the host by way of the ring."""
+def _begin(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> Download | None:
+    """Enqueue a large copy of device elements to the host by way of the ring, if that is its way."""
+    context = src.context
+    if src.nbytes < context.staged_from or choose(context, dst, stream).path is not Path.STAGED:
+        return None
     axes, flipped = memory_order(src.shape, src.strides)
     shape, strides = _in_memory_order(src.shape, src.strides, axes, flipped)
     target = _view(_raw(dst), axes, flipped)
     low = src.ptr + span(src.shape, src.strides, src.itemsize)[0]
     if target.flags.c_contiguous and is_contiguous(shape, strides, src.itemsize):
         target, strides = _bytes(target), (1,)
-    download = Download(src.context, target)
+    elif calls(context, rows(shape, src.itemsize, contiguous_strides(shape, src.itemsize), strides)) > MANY_CALLS:
+        return None  # narrow rows: cheaper to gather on the host
+    download = Download(context, target)
     download.start(low, strides, stream)
-    _count(src.context, "d2h staged", src.nbytes)
+    _count(context, "d2h staged", src.nbytes)
     return download
 
 
@@ -180,7 +185,12 @@ def _read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocki
         path = "packed"
     else:
         fetched = _scratch((reach[1] - reach[0],), np.dtype(np.uint8))
-        context.driver.copy(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
+        if fetched.nbytes < context.staged_from:
+            context.driver.copy(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
+        else:
+            whole = Download(context, fetched)
+            whole.start(low, (1,), stream)
+            whole.finish()
         packed = np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])
         path = "span"
     _raw(target)[...] = _raw(packed)

@@ -404,7 +404,6 @@ def test_what_the_driver_says_later_is_told_each_time(way, device, monkeypatch, 
         with pytest.raises(ZeroDivisionError), under_way:
             1 / 0  # noqa: B018
     gc.collect()
-    del under_way, calls
     assert np.array_equal(array.copy_to_host(), DATA)
 
 

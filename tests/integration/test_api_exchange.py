@@ -348,6 +348,21 @@ def test_a_device_of_host_memory_uses_it_in_place(with_settings):
     assert np.from_dlpack(dm.from_dlpack(host)).ctypes.data == host.ctypes.data
 
 
+@pytest.mark.parametrize("kind", [1, 3, 11])
+def test_host_memory_of_any_type_is_used_in_place_by_the_host_that_was_asked_for(kind, with_settings):
+    with_settings(HOST_STRICT="0")
+    host = data()
+    tensor = Crafted(host.ctypes.data, (4, 6), (6, 1), device=(kind, 0))
+    with everything_let_go(tensor):
+        seen = dm.from_dlpack(tensor, device="host:0")
+        assert (seen.ptr, seen.device.backend) == (host.ctypes.data, "host")
+        np.testing.assert_array_equal(seen.copy_to_host(), host)
+        del seen
+        dm.device("host:0").synchronize()
+        with dm.device("host:0"):
+            dm.trim()
+
+
 # -- streams: what others call them ------------------------------------------------------------------------------------
 
 

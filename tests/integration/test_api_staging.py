@@ -42,9 +42,7 @@ SOURCES = {
 def staged(with_settings, need_kind):
     """Everything from 100 bytes on passes through a few small slots."""
     need_kind("pinned")
-    with_settings(
-        STAGING_THRESHOLD="100", STAGING_SLOT_BYTES=str(SLOT), STAGING_SLOTS=str(SLOTS), STAGING_THREADS="2"
-    )
+    with_settings(STAGING_THRESHOLD="100", STAGING_SLOT_BYTES=str(SLOT), STAGING_SLOTS=str(SLOTS), STAGING_THREADS="2")
 
 
 def paths():
@@ -274,7 +272,9 @@ def test_bounded_page_locked_memory(recorded, with_settings):
     assert 0 < sum(pinned) <= SLOTS * SLOT
     assert set(pinned) == {SLOT}
     dm.close()
-    assert all(kind is not MemoryKind.PINNED for driver in recorded.drivers.values() for _, kind in driver.blocks().values())
+    assert all(
+        kind is not MemoryKind.PINNED for driver in recorded.drivers.values() for _, kind in driver.blocks().values()
+    )
 
 
 @pytest.mark.parametrize("end", ["close", "reset"])

@@ -378,6 +378,22 @@ def test_events_are_used_again(driver: Any) -> None:
     assert driver.live().events == 0
 
 
+def test_a_query_that_fails_loses_no_event_that_had_passed(driver: Any) -> None:
+    pool = bound(PoolMemory(), driver)
+    streams = [driver.stream_create(0, True) for _ in range(3)]
+    blocks = [pool.allocate(5 * MIB, stream) for stream in streams[:2]]
+    for ptr, stream in zip(blocks, streams, strict=False):
+        pool.deallocate(ptr, 5 * MIB, stream)
+    driver.synchronize()
+    driver.fail_at(2, "event_query")
+    with pytest.raises(BackendError):
+        pool.allocate(5 * MIB, streams[2])
+    driver.disarm()
+    pool.trim(0)
+    assert driver.live()[:2] == (0, 0)
+    assert driver.live().events == 0
+
+
 # -- several threads ---------------------------------------------------------------------------------------------------
 
 
@@ -472,6 +488,8 @@ def test_a_finalizer_in_the_middle_of_the_books(monkeypatch: pytest.MonkeyPatch)
     def cut(self: Shelf, size: int, reach: Any) -> int:
         if not inside:
             inside.append(0)
+            with pool._books.open() as ours:
+                assert not ours
             inside[0] = pool.allocate(5000, 7)
             pool.deallocate(kept.pop(), 3000, 7)
             pool.deallocate(pool.allocate(3 * MIB, 8), 3 * MIB, 8)

@@ -388,7 +388,9 @@ def test_a_slot_whose_download_waits_is_emptied_by_whoever_needs_it(backend, con
     array = dm.to_device(sent)
     stream = dm.stream()
     back = np.zeros_like(sent)
-    under_way = dm.copy_async(array, back, stream=stream)
+    dm.synchronize()
+    with hold(stream):  # or a block would be taken out on the way
+        under_way = dm.copy_async(array, back, stream=stream)
     stream.synchronize()
     assert not back.any(), "nobody has waited for it"
     other = data(3 * SLOT, 4)
@@ -402,8 +404,11 @@ def test_a_dropped_download_leaves_its_destination_alone(backend, context):
     sent = data(SLOTS * SLOT)
     array = dm.to_device(sent)
     stream, back = dm.stream(), np.zeros(SLOTS * SLOT, "u1")
-    under_way = dm.copy_async(array, back, stream=stream)
-    del under_way
+    dm.synchronize()
+    with hold(stream):
+        under_way = dm.copy_async(array, back, stream=stream)
+        del under_way
+    stream.synchronize()
     gc.collect()
     round_trip(context)
     assert not back.any()
@@ -418,7 +423,9 @@ def test_a_download_that_nobody_waited_for_when_the_device_is_closed(backend, co
     assert isinstance(download._error, dm.ClosedError)
 
 
-@pytest.mark.parametrize("method", ["copy", "event_record", "event_synchronize", "event_query", "event_create", "alloc"])
+@pytest.mark.parametrize(
+    "method", ["copy", "event_record", "event_synchronize", "event_query", "event_create", "alloc"]
+)
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_failures_in_the_middle(backend, context, method, direction):
     stream = dm.stream()
@@ -439,17 +446,17 @@ def test_failures_in_the_middle(backend, context, method, direction):
         with dm.current_device().entered():
             context.ring.trim()
         backend.fail_at(nth, method, error)
-        failed = False
+        failed = None
         try:
             copy()
             stream.synchronize()
         except BackendError as found:
-            assert found is error
-            failed = True
+            failed = found
+        assert failed in (None, error)
         backend.disarm()
         if not backend.injected:
             break
-        failures += failed
+        failures += failed is not None
         stream.synchronize()
         dm.trim()
         assert whole(context)
