@@ -203,9 +203,10 @@ def main() -> int:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         notes = [
-            "Written by `python benchmarks/transfer.py --json FILE --markdown FILE`. The driver is a double whose copies cost nothing: "
-            "what is left is what the host does, and no rate of a device. Ratios are medians of rounds in which both sides took "
-            "turns."
+            "Written by `python benchmarks/transfer.py --json FILE --markdown FILE`.",
+            "",
+            "The driver is a double whose copies cost nothing: what is left is what the host does, and no rate of a device. "
+            "Ratios are medians of rounds in which both took turns.",
         ]
         options.markdown.write_text(markdown("Transfers, the host's side", about, notes, sections), encoding="utf-8")
     return int(any(row.verdict == "FALLS SHORT" for rows in sections.values() for row in rows))

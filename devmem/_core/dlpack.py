@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .dltypes import KINDS, dtype_code, dtype_of
 from .layout import Shape, contiguous_strides, normal_strides, span
 
 #: The version whose meaning this code knows; a consumer may read any with the same major number.
@@ -147,7 +148,7 @@ def _model(shape: Shape, strides: Shape | None, dtype: np.dtype[Any]) -> tuple[A
     """An array that NumPy makes the right capsule of, and what is still to be done to the tensor in it."""
     code, bits = dtype_code(dtype)
     steps = contiguous_strides(shape, 1) if strides is None else element_strides(shape, strides, dtype.itemsize)
-    stand_in = dtype if code in _KINDS else np.dtype(f"u{dtype.itemsize}")
+    stand_in = dtype if code in KINDS else np.dtype(f"u{dtype.itemsize}")
     model = np.lib.stride_tricks.as_strided(
         np.zeros(1, stand_in), shape, tuple(step * dtype.itemsize for step in steps)
     ).view(_Carrier)
@@ -300,74 +301,6 @@ def _callable(address: int) -> Any:
     return _deleter(address)  # it lets go of the GIL: somebody's deleter may wait for a thread that wants it
 
 
-# -- types -------------------------------------------------------------------------------------------------------------
-
-_INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
-_CODES = {"i": _INT, "u": _UINT, "f": _FLOAT, "c": _COMPLEX, "b": _BOOL}
-_KINDS = {code: kind for kind, code in _CODES.items()}
-_WIDTHS = {_INT: (8, 16, 32, 64), _UINT: (8, 16, 32, 64), _FLOAT: (16, 32, 64), _COMPLEX: (64, 128), _BOOL: (8,)}
-#: Types that NumPy has only where ml_dtypes is installed, by (code, bits).
-_EXTENSIONS = {
-    (_BFLOAT, 16): "bfloat16",
-    (7, 8): "float8_e3m4",
-    (8, 8): "float8_e4m3",
-    (9, 8): "float8_e4m3b11fnuz",
-    (10, 8): "float8_e4m3fn",
-    (11, 8): "float8_e4m3fnuz",
-    (12, 8): "float8_e5m2",
-    (13, 8): "float8_e5m2fnuz",
-    (14, 8): "float8_e8m0fnu",
-}
-_EXTENSION_CODES = {name: pair for pair, name in _EXTENSIONS.items()}
-
-
-@lru_cache(maxsize=256)
-def dtype_code(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """DLPack's (code, bits) of a dtype.
-
-    Raises
-    ------
-    BufferError
-        DLPack has none: records, dates, text, long doubles, foreign byte order.
-    """
-    if dtype.isnative:
-        # Types that others have registered may say that they are of NumPy's kinds.
-        code = _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None
-        if code is not None and 8 * dtype.itemsize in _WIDTHS[code]:
-            return code, 8 * dtype.itemsize
-        if dtype.name in _EXTENSION_CODES and dtype.fields is None and dtype.subdtype is None:
-            return _EXTENSION_CODES[dtype.name]
-    raise BufferError(
-        f"DLPack has no type for dtype {dtype}: exchange it as bytes, array.view('u1'), or copy it through the host"
-    )
-
-
-def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
-    if lanes != 1:
-        raise BufferError(f"the capsule holds vectors of {lanes} lanes as elements: give an array of single elements")
-    if (code, bits) in _EXTENSIONS:
-        return _extension(_EXTENSIONS[code, bits])
-    if bits not in _WIDTHS.get(code, ()):
-        raise BufferError(
-            f"the capsule holds elements of DLPack type code {code} and {bits} bits, which NumPy has no dtype for"
-        )
-    return np.dtype(f"{_KINDS[code]}{bits // 8}")
-
-
-def _extension(name: str) -> np.dtype[Any]:
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise BufferError(f"the capsule holds elements of type {name}: pip install ml_dtypes") from None
-    found = getattr(ml_dtypes, name, None)
-    if found is None:
-        raise BufferError(
-            f"the capsule holds elements of type {name}, which this ml_dtypes has not got: update ml_dtypes"
-        )
-    dtype: np.dtype[Any] = np.dtype(found)
-    return dtype
-
-
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
@@ -409,7 +342,7 @@ _readers = [struct.Struct(f"={2 * n}q").unpack_from for n in range(MOST_AXES + 1
 @lru_cache(maxsize=1024)
 def _layout(words: Shape, ndim: int, code: int, bits: int, lanes: int) -> tuple[Layout, np.dtype[Any]]:
     """Shape and strides, checked, strides in bytes; and the dtype. Most programs exchange few, so they are looked up."""
-    dtype = _dtype_of(code, bits, lanes)
+    dtype = dtype_of(code, bits, lanes)
     itemsize, shape = dtype.itemsize, words[:ndim]
     if shape and min(shape) < 0:
         raise BufferError(f"the capsule describes an array of negative length: shape {shape}")

@@ -13,6 +13,7 @@ from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from . import dlpack, ipc
 from .dlpack import IS_COPIED, READ_ONLY
 from .dlpack import export as capsule_of
+from .dltypes import dtype_code
 from .entered import Entered
 from .layout import Shape, address, is_contiguous
 
@@ -201,7 +202,7 @@ def _elsewhere(array: DeviceNDArray[Any], stream: object, versioned: bool, dl_de
     if wanted == context.dlpack_device:
         if not copy:
             return array.__dlpack__(stream=stream, max_version=dlpack.VERSION if versioned else None)  # type: ignore[arg-type]
-        dlpack.dtype_code(array._dtype)
+        dtype_code(array._dtype)
         copied = _copied(array, context, stream)
         layout = copied._shape, copied._strides, copied._dtype
         return capsule_of(copied._ptr, wanted, *layout, IS_COPIED, copied.allocation, versioned)
@@ -214,7 +215,7 @@ def _elsewhere(array: DeviceNDArray[Any], stream: object, versioned: bool, dl_de
         raise BufferError(f"an array on {context.device} gets to the host by a copy only, and copy=False")
     if stream is not None:
         raise LayoutError(f"a copy in host memory is complete: with dl_device=(1, 0) give stream=None, not {stream!r}")
-    dlpack.dtype_code(array._dtype)
+    dtype_code(array._dtype)
     with Entered(context):
         array.allocation.wait()
     host = array.copy_to_host()

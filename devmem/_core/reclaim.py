@@ -339,8 +339,9 @@ class Reclaimer:
             self.context.driver.stream_synchronize(handle)
 
     def _trim_for_rescue(self) -> None:
-        heaps = [(repr(heap.resource), partial(heap.trim, 0)) for heap in list(self.context.heaps)]
-        for what, trim in [*heaps, ("the staging slots", self.context.ring.trim)]:
+        steps: list[tuple[str, Callable[[], object]]] = []
+        steps += [(repr(heap.resource), partial(heap.trim, 0)) for heap in list(self.context.heaps)]
+        for what, trim in [*steps, ("the staging slots", self.context.ring.trim)]:
             try:
                 trim()
             except Exception as error:  # one stack that fails must not keep the memory of the others

@@ -26,9 +26,10 @@ def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = N
     Returns
     -------
     Transfer
-        ``wait``, ``result``, ``done``; it can be awaited, and used in ``with``. Dropping it is safe: the copy runs, and both
-        sides live until it is done. A new host array is seen through ``result`` only. A large download into pageable memory
-        is put there by whoever waits; the call returns when all of it is enqueued, so later work on the stream comes after.
+        ``wait``, ``result``, ``done``; it can be awaited, and used in ``with``. Dropping it is safe: both sides live until the
+        stream has passed the copy. A new host array is seen through ``result`` only. The call returns when all is enqueued,
+        so later work on the stream comes after. A large download into pageable memory is put there by whoever waits; if it
+        is dropped before, what its destination holds is undefined.
 
     Raises
     ------

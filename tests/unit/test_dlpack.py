@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from devmem._core import dlpack
+from devmem._core.dltypes import dtype_code
 from devmem._core.layout import address
 
 _spec = importlib.util.spec_from_file_location("crafted", Path(__file__).parents[1] / "crafted.py")
@@ -86,7 +87,7 @@ def test_what_dlpack_has_no_type_for_is_a_buffer_error(dtype):
     if kind in (np.dtype("f8"), np.dtype("c16")):
         pytest.skip("a long double is a double here")
     with pytest.raises(BufferError, match="DLPack has no type for"):
-        dlpack.dtype_code(kind)
+        dtype_code(kind)
 
 
 @pytest.mark.parametrize("versioned", VERSIONS)
