@@ -133,7 +133,8 @@ class Exports:
             strides = None
         interface = {
             "shape": shape,
-            "typestr": dtype.str,
+            # NumPy has no text for types of extensions, float8 say, and gives one that means nothing: opaque bytes then.
+            "typestr": dtype.str if dtype.isbuiltin != 2 else f"|V{dtype.itemsize}",
             "data": (ptr, allocation.read_only),
             "strides": strides,
             "version": 3,

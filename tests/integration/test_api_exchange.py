@@ -109,6 +109,14 @@ def test_types_of_ml_dtypes_are_exchanged(name):
     np.testing.assert_array_equal(seen.copy_to_host().view("u1"), host.view("u1"))
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_types_of_ml_dtypes_are_opaque_bytes_in_the_array_interface(name, interface):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    typestr = dm.zeros(3, dtype).__cuda_array_interface__["typestr"]
+    assert np.dtype(typestr) == np.dtype(f"V{dtype.itemsize}")
+
+
 @pytest.mark.parametrize("dtype", ["M8[s]", "m8[s]", ">i4", "S3", "V5", [("a", "i4"), ("b", "f4")]], ids=str)
 def test_what_dlpack_has_no_type_for_is_a_buffer_error(dtype):
     array = dm.zeros(3, dtype)
