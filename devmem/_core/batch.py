@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Each array begins at a multiple of this in the block, as arrays of their own do.
 ALIGNMENT = 256
+#: Arrays of so many bytes are copied from where they are: to gather them would take longer than a call more.
+LARGE = 256 << 10
 #: How many times the wanted bytes a block may have, to be fetched whole.
 DENSE = 2
 
@@ -41,52 +43,35 @@ def upload_many(tree: Tree, stream: Any, device: Any) -> Tree:
     chosen = context.stream_of(stream)
     leaves: list[Any] = []
     _flatten(tree, leaves)
-    results: list[Any] = [None] * len(leaves)
-    small: list[int] = []
-    large: list[int] = []
-    for at, leaf in enumerate(leaves):
-        if type(leaf) is not np.ndarray or leaf.dtype.hasobject:
-            try:
-                if isinstance(leaf, DeviceNDArray) or device_view(leaf) is not None:
-                    results[at] = to_device(leaf, stream, True, None, context.device)
-                    continue
-                leaf = leaves[at] = host_array(leaf)
-            except (TypeError, LayoutError) as error:
-                raise type(error)(f"{_path(tree, at)}: {error}") from None
-        (small if leaf.nbytes < context.staged_from else large).append(at)
-    # Large ones are copied from where they are; the small ones, in front, are gathered and copied together.
-    places = _places(leaves, small + large)
+    there = _already_there(tree, leaves, stream, context)
+    order = list(range(len(leaves))) if not there else [at for at in range(len(leaves)) if at not in there]
+    sources: list[npt.NDArray[Any]] = leaves if not there else [leaves[at] for at in order]
+    sizes = [source.nbytes for source in sources]
+    if max(sizes, default=0) >= LARGE:  # these are copied from where they are, and stand behind the others
+        ranks = sorted(range(len(sources)), key=lambda rank: sizes[rank] >= LARGE)
+        order, sources = [order[rank] for rank in ranks], [sources[rank] for rank in ranks]
+        sizes = [sizes[rank] for rank in ranks]
     bound = chosen if stream else None
+    total = sum([_aligned(nbytes) for nbytes in sizes])
     with Entered(context) as driver:
         if bound is None:
             chosen.check_waitable(driver)
-        total = places[-1][2] if places else 0
         block = context.allocate(total, chosen, bound is None) if total else None
         try:
-            base = 0 if block is None else block.ptr
-            for at, offset, _ in places:
-                leaf = leaves[at]
-                if block is None or not leaf.nbytes or not leaf.flags.c_contiguous:
-                    results[at] = _array(context, block, offset, leaf, chosen, bound)
-                    continue
-                # What DeviceNDArray(...) does, without the call: most of what an array of a few bytes takes.
-                array = results[at] = _new(DeviceNDArray)
-                array.allocation = block
-                array._ptr = base + offset
-                array._shape = leaf.shape
-                array._dtype = leaf.dtype
-                array._strides = None
-                array._stream = bound
+            arrays = _arrays(context, block, sources, sizes, chosen, bound)
             if block is not None:
                 with Using(chosen, block):
-                    _fill(block, [leaves[at] for at in small], [(leaves[at], results[at]) for at in large], chosen)
+                    _fill(block, sources, sizes, arrays, chosen)
                 if bound is None:
                     driver.stream_synchronize(chosen.handle)
         except BaseException:
             if block is not None:
                 block.discard()
             raise
-    return _rebuild(tree, iter(results))
+    if order != sorted(order) or there:
+        there.update(zip(order, arrays, strict=True))
+        arrays = [there[at] for at in range(len(leaves))]
+    return _rebuild(tree, iter(arrays))
 
 
 def download_many(tree: Tree, stream: Any) -> Tree:
@@ -109,7 +94,7 @@ def download_many(tree: Tree, stream: Any) -> Tree:
             small: list[tuple[int, DeviceNDArray[Any], int]] = []
             for at, array in arrays:
                 nbytes = prod(array._shape) * array._dtype.itemsize
-                if nbytes < context.staged_from:
+                if nbytes < LARGE:
                     small.append((at, array, nbytes))
                 else:
                     leaves[at] = array.copy_to_host(stream=chosen)
@@ -118,6 +103,10 @@ def download_many(tree: Tree, stream: Any) -> Tree:
             for (at, *_), host in zip(small, fetched, strict=True):
                 leaves[at] = host
     return _rebuild(tree, iter(leaves))
+
+
+def _aligned(nbytes: int) -> int:
+    return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -166,49 +155,67 @@ def _path(tree: Tree, number: int) -> str:
 # -- up ----------------------------------------------------------------------------------------------------------------
 
 
-def _places(leaves: list[Any], order: list[int]) -> list[tuple[int, int, int]]:
-    """(which leaf, offset in the block, where the next may begin), one behind the other."""
-    places, offset = [], 0
-    for at in order:
-        end = offset + (leaves[at].nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-        places.append((at, offset, end))
-        offset = end
-    return places
+def _already_there(tree: Tree, leaves: list[Any], stream: Any, context: Context) -> dict[int, Any]:
+    """The leaves that are device arrays, of any library, by their number, on this device; all others become ndarrays in place."""
+    there: dict[int, Any] = {}
+    for at, leaf in enumerate(leaves):
+        if type(leaf) is not np.ndarray or leaf.dtype.hasobject:
+            try:
+                if isinstance(leaf, DeviceNDArray) or device_view(leaf) is not None:
+                    there[at] = to_device(leaf, stream, True, None, context.device)
+                else:
+                    leaves[at] = host_array(leaf)
+            except (TypeError, LayoutError) as error:
+                raise type(error)(f"{_path(tree, at)}: {error}") from None
+    return there
 
 
-def _array(
+def _arrays(
     context: Context,
     block: Allocation | None,
-    offset: int,
-    model: npt.NDArray[Any],
+    sources: list[npt.NDArray[Any]],
+    sizes: list[int],
     chosen: Stream,
     bound: Stream | None,
-) -> DeviceNDArray[Any]:
-    """A device array in the block, for the elements of a host array."""
-    shape, dtype = model.shape, model.dtype
-    if block is None or not model.nbytes:
-        return DeviceNDArray(Allocation(context, context.heap, 0, 0, chosen), 0, shape, dtype, None, bound)
-    strides = None if model.flags.c_contiguous else like_strides(shape, model.strides, dtype.itemsize)
-    return DeviceNDArray(block, block.ptr + offset, shape, dtype, strides, bound)
+) -> list[Any]:
+    """Device arrays for the elements of host arrays, one behind the other in the block."""
+    arrays = []
+    ptr = 0 if block is None else block.ptr
+    for source, nbytes in zip(sources, sizes, strict=True):
+        array: DeviceNDArray[Any] = _new(DeviceNDArray)
+        # What DeviceNDArray(...) does, without the call: most of what an array of a few bytes takes.
+        array.allocation = block if block is not None and nbytes else Allocation(context, context.heap, 0, 0, chosen)
+        array._ptr = ptr if nbytes else 0
+        array._shape = source.shape
+        array._dtype = source.dtype
+        array._strides = None
+        array._stream = bound
+        if nbytes and not source.flags.c_contiguous:
+            array._strides = like_strides(source.shape, source.strides, source.itemsize)
+        arrays.append(array)
+        ptr += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return arrays
 
 
 def _fill(
-    block: Allocation,
-    small: list[npt.NDArray[Any]],
-    large: list[tuple[npt.NDArray[Any], DeviceNDArray[Any]]],
-    stream: Stream,
+    block: Allocation, sources: list[npt.NDArray[Any]], sizes: list[int], arrays: list[Any], stream: Stream
 ) -> None:
-    packed = np.frombuffer(_joined(small), np.uint8)
-    transfer.write(DeviceNDArray(block, block.ptr, packed.shape, packed.dtype, None), packed, stream, blocking=False)
-    for source, array in large:
+    """Copy the small ones, which come first, together, and the others one by one."""
+    small = next((at for at, nbytes in enumerate(sizes) if nbytes >= LARGE), len(sizes))
+    joined = _joined(sources[:small], sizes[:small])
+    if joined:
+        packed = np.frombuffer(joined, np.uint8)
+        together: DeviceNDArray[Any] = DeviceNDArray(block, block.ptr, packed.shape, packed.dtype, None)
+        transfer.write(together, packed, stream, blocking=False)
+    for source, array in zip(sources[small:], arrays[small:], strict=True):
         transfer.write(array, source, stream, blocking=False)
 
 
-def _joined(leaves: list[npt.NDArray[Any]]) -> bytes:
+def _joined(leaves: list[npt.NDArray[Any]], sizes: list[int]) -> bytes:
     """All elements, with the gaps that their places in the block leave between them."""
     leaves = [leaf if leaf.flags.c_contiguous else _packed(leaf) for leaf in leaves]
     pieces: list[Any] = leaves
-    gaps = [-leaf.nbytes % ALIGNMENT for leaf in leaves]
+    gaps = [-nbytes % ALIGNMENT for nbytes in sizes]
     if any(gaps):
         pieces = [piece for leaf, gap in zip(leaves, gaps, strict=True) for piece in (leaf, bytes(gap))]
     try:
@@ -232,7 +239,7 @@ def _fetched(
 ) -> list[npt.NDArray[Any]]:
     """Host arrays of device arrays, by one copy: of the block that they lie in, or of one that they are put into first."""
     blocks = {id(array.allocation): array.allocation for array, nbytes in zip(arrays, sizes, strict=True) if nbytes}
-    wanted = sum([(nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT for nbytes in sizes])
+    wanted = sum([_aligned(nbytes) for nbytes in sizes])
     if len(blocks) == 1:
         [block] = blocks.values()
         reaches = [_reach(array, nbytes) for array, nbytes in zip(arrays, sizes, strict=True) if nbytes]
@@ -258,7 +265,7 @@ def _fetched(
                     packed: DeviceNDArray[Any] = DeviceNDArray(gathered, to, array._shape, array._dtype, strides)
                     transfer.move(packed, array, stream, blocking=False)
                 places.append((offset, strides))
-                offset += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+                offset += _aligned(nbytes)
             host = _host_bytes(gathered, gathered.ptr, offset, stream)
     finally:
         gathered.discard()

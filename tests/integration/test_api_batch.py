@@ -61,6 +61,16 @@ def test_there_and_back(with_settings, staged, bound):
     assert all(type(each) is np.ndarray for each in down["all"].values())
 
 
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_large_ones_among_small_ones(with_settings, strict):
+    with_settings(HOST_STRICT=strict)
+    large = np.arange(200_000.0).reshape(400, 500)
+    for tree in ([large], [1, large, 2, large.T, 3, large[:, ::2]], (large[::-1], np.zeros(0), np.arange(3))):
+        up = dm.to_device_many(tree)
+        assert same(tree, up)
+        assert same(tree, dm.to_host_many(up))
+
+
 def test_structures_keep_their_classes():
     tree = OrderedDict(b=defaultdict(list, x=np.arange(2)), a=Pair(1.5, [2, (3,)]))
     up = dm.to_device_many(tree)
