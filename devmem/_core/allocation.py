@@ -299,6 +299,35 @@ class Borrowed(Allocation):
             self.owner = None
 
 
+class Onward:
+    """Borrowed memory that was handed on: its owner stays until the consumer has let go, and the stream that it named has passed.
+
+    Of a foreign stream nothing is known by then: what is enqueued there at the export is all that is waited for.
+    """
+
+    __slots__ = ("context", "owner", "stream")
+
+    def __init__(self, allocation: Borrowed, stream: Stream | None) -> None:
+        self.context = allocation.context
+        self.owner = allocation.owner
+        self.stream = None if stream is None or stream.external else stream
+
+    def __del__(self) -> None:
+        # On any thread, whenever the consumer likes: as for blocks of ours, see `Allocation`.
+        try:
+            if self.stream is not None and not self.context.dead:
+                self.context.reclaim.parting.append(self)
+        except AttributeError:
+            pass
+
+    def part(self) -> None:
+        """Keep the owner behind what is on the stream now. The device is entered."""
+        if self.stream is not None:
+            stream = self.stream.stand_in()
+            if not self.context.driver.stream_query(stream.handle):
+                self.context.reclaim.retire(stream, self.owner)
+
+
 class Heap:
     """A memory resource, bound to a device, with the addresses that are out, for one kind of memory."""
 

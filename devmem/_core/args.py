@@ -133,9 +133,11 @@ def host_array(obj: object) -> npt.NDArray[Any]:
         )
     found = obj if type(obj) is np.ndarray else np.asarray(obj)
     if found.dtype.hasobject:
+        plain = "convert it to a dtype of plain bytes first"
+        capsules = not isinstance(obj, np.ndarray) and hasattr(obj, "__dlpack__")  # NumPy does not ask for it by itself
         raise LayoutError(
             f"{type(obj).__name__} gives an array of dtype {found.dtype}, whose items are references to Python objects: "
-            f"convert it to a dtype of plain bytes first"
+            f"{'take it with devmem.from_dlpack()' if capsules else plain}"
         )
     return found
 
@@ -214,10 +216,10 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any]) -> Any:
         check_same("copy_to_host", ary.shape, ary.dtype, shape, dtype)
     flags = ary.flags
     if not flags.writeable:
-        raise LayoutError("copy_to_host() cannot copy into a read-only array: give a writable one, or none")
+        raise LayoutError("a copy to the host cannot go into a read-only array: give a writable one, or none")
     if not flags.forc and ary.size and _overlaps_itself(ary.shape, ary.strides, ary.itemsize):
         raise LayoutError(
-            f"copy_to_host() cannot copy into an array whose elements overlap (shape {ary.shape}, strides {ary.strides}, "
+            f"a copy to the host cannot go into an array whose elements overlap (shape {ary.shape}, strides {ary.strides}, "
             f"{ary.itemsize} bytes an item): give one that has its own place for each, numpy.empty(...)"
         )
     return flags

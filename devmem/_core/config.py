@@ -136,7 +136,9 @@ class Settings:
     staging_slots: int = _setting(
         4, _count, "a whole number, 0 or more", "page-locked slots that large pageable copies pass through; 0: none do"
     )
-    staging_slot_bytes: int = _setting(16 << 20, _positive, "bytes, 1 or more", "size of a slot")
+    staging_slot_bytes: int = _setting(
+        16 << 20, _positive, "bytes as a number without a unit, 1 or more", "size of a slot"
+    )
     staging_threads: int | None = _setting(
         None,
         _positive,
@@ -146,7 +148,7 @@ class Settings:
     staging_threshold: int | None = _setting(
         None,
         _count,
-        "bytes, 0 or more",
+        "bytes as a number without a unit, 0 or more",
         "size from which pageable copies pass through the slots; unset: what suits the device",
     )
     block_plugins: tuple[str, ...] = _setting(

@@ -88,6 +88,9 @@ _numpy_is_versioned = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 _probe = np.empty(1).__dlpack__(max_version=VERSION) if _numpy_is_versioned else _probe
 #: Where NumPy keeps the name that it gives versioned capsules, for as long as it is loaded.
 _numpy_name = _words[id(_probe) // _WORD + _NAME] if _numpy_is_versioned else -1
+#: NumPy before 2.4 has the strides of contiguous arrays written, and does not say where.
+_at = _words[id(_probe) // _WORD + _POINTER] + (_TENSOR_AT if _numpy_is_versioned else 0)
+_numpy_says_strides = _words[(_at + _STRIDES_AT) // _WORD] != 0
 #: Where addresses end.
 END = 1 << 64
 
@@ -155,11 +158,10 @@ def _model(shape: Shape, strides: Shape | None, dtype: np.dtype[Any]) -> tuple[A
 
     def patch(at: int) -> None:
         _write_type(_memory, at + _TYPE_AT, code, bits)
-        # NumPy 1 has those of contiguous arrays written, and does not say where.
         if shape and not _words[(at + _STRIDES_AT) // _WORD]:
             _words[(at + _STRIDES_AT) // _WORD] = _words[(at + _SHAPE_AT) // _WORD] + 8 * len(shape)
 
-    return model, None if stand_in is dtype and _numpy_is_versioned else patch
+    return model, None if stand_in is dtype and _numpy_says_strides else patch
 
 
 def element_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:

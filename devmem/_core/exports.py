@@ -11,6 +11,7 @@ import numpy as np
 from ..spi.errors import LayoutError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from . import dlpack, ipc
+from .allocation import Onward
 from .dlpack import IS_COPIED, READ_ONLY
 from .dlpack import export as capsule_of
 from .dltypes import dtype_code
@@ -51,7 +52,8 @@ class Exports:
     ) -> Any:
         """A capsule with the array, for a consumer: ``from_dlpack`` of a library, not you.
 
-        It keeps the memory alive when all arrays of ours are dropped; an explicit ``free()`` takes it from the consumer too.
+        It keeps the memory alive when all arrays of ours are dropped; an explicit ``free()`` takes it from the consumer too,
+        except where the memory is borrowed, of which ``free()`` lets go for us alone.
 
         Parameters
         ----------
@@ -79,6 +81,7 @@ class Exports:
         versioned = max_version is not None and max_version[0] >= 1
         if dl_device is not None or copy:
             return _elsewhere(self, stream, versioned, dl_device, copy)  # type: ignore[arg-type]
+        consumer: Stream | None = None
         if self._ptr and stream != NO_ORDER:
             consumer = consumer_of(context, stream)
             # Nothing is to be done where the consumer's is the only stream that ever was.
@@ -94,9 +97,10 @@ class Exports:
                         allocation.wait()
                     else:
                         allocation.hand_to(consumer)
+        keep = Onward(allocation, consumer) if allocation.home is None else allocation
         flags = READ_ONLY if allocation.read_only else 0
         return capsule_of(
-            self._ptr, context.dlpack_device, self._shape, self._strides, self._dtype, flags, allocation, versioned
+            self._ptr, context.dlpack_device, self._shape, self._strides, self._dtype, flags, keep, versioned
         )
 
     def get_ipc_handle(self) -> ipc.IpcHandle:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
 from ..spi.types import LEGACY_STREAM, Capability, MemoryKind
-from .allocation import Allocation, Heap
+from .allocation import Allocation, Heap, Onward
 from .config import settings
 from .memory.adaptor import chain, largest_free_block
 from .memory.statistics import Statistics
@@ -45,6 +45,8 @@ class Reclaimer:
         self.dropped: deque[Allocation | Stream | Event] = deque()
         self.pending: deque[Allocation | Stream | Event] = deque()
         self.pending_bytes = 0
+        #: Memory of others that consumers of ours have let go of.
+        self.parting: deque[Onward] = deque()
         self.max_count = settings().max_pending_deallocs_count
         self.max_bytes = int(settings().max_pending_deallocs_ratio * context.info.total_bytes)
         self.lock = threading.RLock()
@@ -58,6 +60,8 @@ class Reclaimer:
     def examine(self) -> None:
         """Take stock of what was dropped; drain if that is too much. The device must be entered."""
         self._take_stock()
+        if self.parting:
+            self._part()
         if self.busy:
             self.poll()
         if len(self.pending) > self.max_count or self.pending_bytes > self.max_bytes:
@@ -139,6 +143,7 @@ class Reclaimer:
 
     def trim(self, keep_bytes: int) -> None:
         """Drain, then let every heap give back what it caches."""
+        self._part()
         self.poll()
         self.drain()
         if self.dropped:
@@ -259,6 +264,7 @@ class Reclaimer:
         for stream in list(self.busy):
             stream.inflight = deque()
         self.busy.clear()
+        self.parting.clear()
         for handle in list(self.context.handles):
             attempt(driver.stream_destroy, handle)
         self.context.handles.clear()
@@ -272,13 +278,14 @@ class Reclaimer:
     def strand(self) -> None:
         """Nobody can tell when the running copies are done: never let go of their host buffers."""
         _stranded.extend(stream.inflight for stream in self.busy)
+        _stranded.append(self.parting.copy())
 
     def abandon(self) -> None:
         """In the child of a fork: forget everything, free nothing, and take no lock that the parent may have held."""
         self.lock = threading.RLock()
         # Kept referenced on purpose: copies of the parent's host buffers die with this process, not before.
-        _stranded.extend((self.dropped, self.pending, self.busy))
-        self.dropped, self.pending, self.busy = deque(), deque(), {}
+        _stranded.extend((self.dropped, self.pending, self.busy, self.parting))
+        self.dropped, self.pending, self.busy, self.parting = deque(), deque(), {}, deque()
 
     def waiting_bytes(self) -> int:
         """Bytes that were dropped and not freed yet."""
@@ -296,6 +303,18 @@ class Reclaimer:
                     return
                 self.pending.append(item)
                 self.pending_bytes += item.nbytes
+
+    def _part(self) -> None:
+        """See to it that memory of others, which was handed on, is let go of behind those who used it."""
+        while self.parting and not self._capturing():
+            try:
+                self.parting.popleft().part()
+            except IndexError:  # another thread had it
+                return
+            except DevmemError as error:  # it was waited for then, or is kept for good
+                warnings.warn(
+                    f"while letting go of memory on {self.context.device}: {error}", DevmemWarning, stacklevel=4
+                )
 
     def _put_back(self, items: Iterable[Allocation | Stream | Event]) -> None:
         with self.lock:

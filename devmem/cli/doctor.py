@@ -87,6 +87,7 @@ def _settings(report: Report) -> Iterator[Check]:
 
 
 def _backends(report: Report) -> Iterator[Check]:
+    chosen = _chosen(report)
     for status in report.backends:
         name = f"backend {status.name}"
         if status.usable:
@@ -96,7 +97,9 @@ def _backends(report: Report) -> Iterator[Check]:
             advice = f"upgrade or uninstall it, or leave it out: DEVMEM_BLOCK_PLUGINS={status.name}"
             yield Check(name, Verdict.FAIL, str(status.reason), advice)
         else:
-            yield Check(name, Verdict.INFO, f"not usable: {status.reason}", "only needed for that hardware")
+            asked = "DEVMEM_BACKEND asks for it: mend this, or unset that"
+            advice = asked if status.name == chosen else "only needed for that hardware"
+            yield Check(name, Verdict.INFO, f"not usable: {status.reason}", advice)
 
 
 def _devices(report: Report) -> Iterator[Check]:
@@ -110,7 +113,7 @@ def _devices(report: Report) -> Iterator[Check]:
 
 def _choice(report: Report) -> Check:
     name = "choice of backend"
-    chosen = next((str(item.value) for item in report.settings if item.name == "DEVMEM_BACKEND"), "")
+    chosen = _chosen(report)
     usable = [status.name for status in report.backends if status.usable]
     gpus = [other for other in usable if other != WITHOUT_GPU]
     if chosen and chosen in usable:
@@ -132,6 +135,10 @@ def _choice(report: Report) -> Check:
         f"{usable[0]}: no GPU backend is usable, for the reasons above",
         f"nothing, if that is so; DEVMEM_BACKEND={WITHOUT_GPU} says that it is meant, and silences the warning",
     )
+
+
+def _chosen(report: Report) -> str:
+    return next((str(item.value) for item in report.settings if item.name == "DEVMEM_BACKEND"), "")
 
 
 def _transfer() -> Check:

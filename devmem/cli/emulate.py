@@ -22,7 +22,8 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126
 def emulate(context: click.Context, backend: str, command: tuple[str, ...]) -> None:
     """Run COMMAND, and all that it starts, with BACKEND over an emulated driver: devmem emulate cuda -- python x.py.
 
-    DEVMEM_BACKEND is set to BACKEND unless it is set. The exit code is the command's; 2 if there is no such emulator.
+    BACKEND is cuda, roc, or both (cuda,roc). DEVMEM_BACKEND is set to the first unless it is set.
+    The exit code is the command's; 2 if there is no such emulator.
     """
     try:
         emulator = importlib.import_module("devmem.testing.emulator")

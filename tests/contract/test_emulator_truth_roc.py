@@ -1107,6 +1107,7 @@ def batch(stream, *copies, count=None, attributes=0):
     return hip.hipMemcpyBatchAsync(*words, ctypes.c_size_t(count), *given, ctypes.c_size_t(attributes), None, stream)
 
 
+@statements
 class TestBatches:
     @since(7, 1)
     def test_each_copy_goes_its_own_way(self, block, stream):

@@ -672,6 +672,41 @@ def test_memory_that_a_consumer_uses_is_freed_behind_its_stream(race, streams, d
         assert all((other.copy_to_host() == 9).all() for other in others)
 
 
+def test_memory_of_others_that_was_handed_on_is_kept_behind_the_consumer_s_stream(race, streams):
+    """Imported and exported again: who let go of it may still be using it on the stream that it named."""
+    tensor = Crafted(race.array.ptr, (4096,), dtype="u1", device=race.array.__dlpack_device__())
+    seen = dm.from_dlpack(tensor)
+    capsule = seen.__dlpack__(stream=race.held.handle)
+    dm.synchronize()
+    with hold(race.held) as latch:
+        race.look(race.held.handle)
+        del seen, capsule
+        for _ in range(3):  # what was dropped is looked at by the verbs that come next
+            dm.zeros(3, stream=dm.stream(non_blocking=True))
+        assert tensor.deleted == 0, "given back while the consumer's work was still to come"
+        latch.release()
+    race.held.synchronize()
+    dm.trim()
+    assert tensor.deleted == 1
+
+
+@pytest.mark.parametrize("stream", [None, -1])
+def test_freeing_what_was_borrowed_takes_it_from_no_consumer(craft, stream):
+    tensor = craft(times=1)
+    seen = dm.from_dlpack(tensor)
+    held = Crafted(0, device=craft.array.__dlpack_device__())
+    held.capsule = seen.__dlpack__(stream=stream)
+    seen.free()
+    del seen
+    dm.trim()
+    assert tensor.deleted == 0
+    np.testing.assert_array_equal(dm.from_dlpack(held).copy_to_host(), [0, 1, 2, 3])
+    held.capsule = None
+    dm.synchronize()
+    dm.trim()
+    assert tensor.deleted == 1
+
+
 # -- read-only ---------------------------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ REASONS = [
     ),
     Reason(
         "not there",
-        r"Unsupported dtype in DLTensor|does not support the dtype|Unsupported dtype\. dtype code|'<f1' not understood",
+        r"Unsupported dtype in DLTensor|does not support the dtype|Unsupported dtype\. dtype code",
         "The library has no such type.",
     ),
     Reason(

@@ -99,6 +99,10 @@ def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResou
     """
     if isinstance(found, type) or not isinstance(found, MemoryResource):
         source = f" (from {origin})" if origin else ""
+        if isinstance(found, type) and issubclass(found, MemoryResource):
+            raise PluginError(
+                f"{found.__name__}{source} is not a memory resource but a class of them: give an instance"
+            )
         raise PluginError(
             f"{spelled}{source} is not a memory resource: it needs allocate(nbytes, stream) -> int and "
             f"deallocate(ptr, nbytes, stream) (see devmem.spi.memory)"

@@ -142,7 +142,11 @@ def _part(
 
 
 def _closest(name: str) -> str:
-    """The name that was probably meant, as the end of a phrase."""
+    """The name that was probably meant, or what else is wrong with this one, as the end of a phrase."""
+    if not name:
+        return " (a part of the stack is empty)"
+    if name.lower().replace("_", "") in ("failif", "onoutofmemory"):
+        return " (it takes a function: build that stack in Python)"
     known = [*NAMED, *ADAPTERS, *registry().resources]
     close = difflib.get_close_matches(name.lower().removesuffix("memory"), known, 1)
     return f", did you mean {close[0]!r}?" if close else ""
@@ -186,6 +190,9 @@ def _arguments(name: str, part: Part, text: str) -> dict[str, object]:
         try:
             values[key] = part.arguments[key].parse(value.strip())
         except (ValueError, KeyError):
+            if equals and value == piece:  # no argument has that name, so it was tried as a value
+                unknown = piece.partition("=")[0].strip()
+                raise ConfigError(f"{name!r} has no argument {unknown!r}: {_usage(name, part)}") from None
             raise ConfigError(
                 f"{name!r} does not take {value.strip()!r} as {key}: give {part.arguments[key].allowed} ({_usage(name, part)})"
             ) from None
