@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..spi.errors import ClosedError, DevmemError, LayoutError
 from ..spi.types import MemoryKind
+from .memory.adaptor import kept_by
 from .memory.foreign import check_address, explain, is_ours
 from .scopes import deferral
 
@@ -366,7 +367,7 @@ class Heap:
     @property
     def cached_bytes(self) -> int:
         """Bytes that the stack keeps for reuse."""
-        return int(getattr(self.resource, "cached_bytes", 0))
+        return kept_by(self.resource)
 
     def trim(self, keep_bytes: int) -> None:
         """Ask the stack to give cached memory back."""

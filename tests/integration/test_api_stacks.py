@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -680,3 +681,37 @@ def test_a_free_that_synchronises_is_put_off_and_done_at_once(recorded: FaultyDr
         done = recorded.calls - before
     assert done["free"] == 10
     assert done["stream_synchronize"] == 1  # once for all of them
+
+
+def test_a_resource_that_cannot_say_what_it_keeps_stops_nobody_else():
+    class Broken:
+        def __init__(self):
+            self.inner = dm.memory.DriverMemory()
+
+        def bind(self, driver):
+            self.inner.bind(driver)
+
+        def allocate(self, nbytes, stream):
+            raise MemoryError("no")
+
+        def deallocate(self, ptr, nbytes, stream):
+            self.inner.deallocate(ptr, nbytes, stream)
+
+        @property
+        def cached_bytes(self):
+            raise RuntimeError("the library is broken")
+
+    with (
+        pytest.warns(dm.DevmemWarning, match=r"cannot say what it keeps: RuntimeError\('the library is broken'\)"),
+        pytest.raises(dm.OutOfMemory, match="no"),
+        dm.use_memory(Broken()),
+    ):
+        dm.zeros(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dm.DevmemWarning)
+        with dm.use_memory("driver"):
+            assert dm.zeros(10).copy_to_host().sum() == 0
+        dm.memory_info()
+        gc.collect()
+        dm.trim()
+        dm.close()

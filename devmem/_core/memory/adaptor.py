@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...spi.driver import Driver
-from ...spi.errors import DevmemError, PluginError
+from ...spi.errors import DevmemError, DevmemWarning, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
 from .direct import DriverMemory, _unbound
@@ -72,7 +73,7 @@ class Adaptor:
     @property
     def cached_bytes(self) -> int:
         """Bytes that the stack keeps for reuse."""
-        return int(getattr(self.upstream, "cached_bytes", 0))
+        return kept_by(self.upstream)
 
     @property
     def largest_free_block(self) -> int:
@@ -113,6 +114,15 @@ def chain(resource: object) -> list[Any]:
     return found
 
 
+def kept_by(resource: object) -> int:
+    """Bytes that a resource says it keeps for reuse. One that cannot say must not stop who asks about all of them."""
+    try:
+        return int(getattr(resource, "cached_bytes", 0))
+    except Exception as error:
+        warnings.warn(f"{resource!r} cannot say what it keeps: {error!r}; counted as 0", DevmemWarning, stacklevel=2)
+        return 0
+
+
 def cached_in(stacks: Iterable[object]) -> int:
     """Bytes that some stacks keep for reuse, each of their parts counted once: two may stand on one pool, or on the driver's.
 
@@ -122,10 +132,10 @@ def cached_in(stacks: Iterable[object]) -> int:
     caches: dict[int, int] = {}
     for stack in stacks:
         for each in chain(stack):
-            kept = int(getattr(each, "cached_bytes", 0))
+            kept = kept_by(each)
             ours = isinstance(each, Adaptor)
             if ours:
-                kept -= int(getattr(each.upstream, "cached_bytes", 0))
+                kept -= kept_by(each.upstream)
             caches[id(getattr(each, "shared_cache", each))] = max(0, kept)
             if not ours:
                 break

@@ -7,7 +7,6 @@ semicolon in an argument, cannot be spelled: build such a stack in Python.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import types
@@ -147,6 +146,8 @@ def _closest(name: str) -> str:
         return " (a part of the stack is empty)"
     if name.lower().replace("_", "") in ("failif", "onoutofmemory"):
         return " (it takes a function: build that stack in Python)"
+    import difflib  # only for those who made a mistake
+
     known = [*NAMED, *ADAPTERS, *registry().resources]
     close = difflib.get_close_matches(name.lower().removesuffix("memory"), known, 1)
     return f", did you mean {close[0]!r}?" if close else ""
