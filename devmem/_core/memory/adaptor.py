@@ -115,9 +115,11 @@ def chain(resource: object) -> list[Any]:
 
 
 def kept_by(resource: object) -> int:
-    """Bytes that a resource says it keeps for reuse. One that cannot say must not stop who asks about all of them."""
+    """Bytes that a resource says it keeps for reuse. A broken one must not stop who asks about all; a failing driver does."""
     try:
         return int(getattr(resource, "cached_bytes", 0))
+    except DevmemError:
+        raise
     except Exception as error:
         warnings.warn(f"{resource!r} cannot say what it keeps: {error!r}; counted as 0", DevmemWarning, stacklevel=2)
         return 0
