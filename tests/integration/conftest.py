@@ -31,6 +31,14 @@ def device(devmem_backend: str) -> dm.Device:
 
 
 @pytest.fixture
+def still(device: dm.Device) -> dm.Device:
+    """The device, while nothing of earlier tests waits for the collector: for those that count what is live."""
+    gc.collect()
+    dm.trim()
+    return device
+
+
+@pytest.fixture
 def tidy(devmem_backend: str, request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves device memory behind. Collects garbage only where something is left, to stay cheap."""
     before = _in_use()

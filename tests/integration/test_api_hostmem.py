@@ -274,18 +274,18 @@ def test_pickle_makes_an_ordinary_array(visible):
 # -- lifetime ----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_is_counted_exactly_and_given_back_with_the_last_view(kind, device):
-    before = device.memory_info()
+def test_memory_is_counted_exactly_and_given_back_with_the_last_view(kind, still):
+    before = still.memory_info()
     a = MAKE[kind](1000, "u1")
-    assert device.memory_info().live == before.live + 1000
+    assert still.memory_info().live == before.live + 1000
     view = a[10:]
     del a
     gc.collect()
-    assert device.memory_info().live == before.live + 1000
+    assert still.memory_info().live == before.live + 1000
     del view
-    assert device.memory_info().live == before.live
+    assert still.memory_info().live == before.live
     dm.trim()
-    assert device.memory_info()[2:4] == (before.live, before.pending)
+    assert still.memory_info()[2:4] == (before.live, before.pending)
 
 
 def test_reset_leaves_referenced_arrays_readable(kind, device):

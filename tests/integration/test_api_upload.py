@@ -243,12 +243,12 @@ def test_masked_arrays_are_refused(mask):
         dm.to_device(np.ma.array([1, 2, 3], mask=mask))
 
 
-def test_nothing_is_left_of_a_refusal(device):
-    before = device.memory_info()
+def test_nothing_is_left_of_a_refusal(still):
+    before = still.memory_info()
     for bad in (None, np.ma.array([1]), np.array([None])):
         with pytest.raises(dm.LayoutError):
             dm.to_device(bad)
-    assert device.memory_info()[2:4] == before[2:4]
+    assert still.memory_info()[2:4] == before[2:4]
 
 
 # -- copy=False --------------------------------------------------------------------------------------------------------
@@ -259,11 +259,11 @@ def test_copy_false_is_no_matter_where_one_copy_will_do(host):
     same(dm.to_device(host, copy=False).copy_to_host(), np.ascontiguousarray(host))
 
 
-def test_copy_false_refuses_a_copy_on_the_host(device):
-    before = device.memory_info()
+def test_copy_false_refuses_a_copy_on_the_host(still):
+    before = still.memory_info()
     with pytest.raises(dm.LayoutError, match=r"copy=False.*\(4, 6, 4\).*ascontiguousarray"):
         dm.to_device(BASE[:, :, ::3], copy=False)
-    assert device.memory_info()[2:4] == before[2:4]
+    assert still.memory_info()[2:4] == before[2:4]
 
 
 def test_copy_false_counts_with_to_as_well():
@@ -410,8 +410,8 @@ def test_a_named_stream_binds_the_result():
 
 
 @pytest.mark.parametrize("bad", [True, False, 1.5, "x", "", object(), [], 0.0])
-def test_what_is_no_stream_is_refused(bad, device):
-    before = device.memory_info()
+def test_what_is_no_stream_is_refused(bad, still):
+    before = still.memory_info()
     for call in (
         lambda: dm.to_device(np.zeros(3), bad),
         lambda: dm.device_array(3, stream=bad),
@@ -419,4 +419,4 @@ def test_what_is_no_stream_is_refused(bad, device):
     ):
         with pytest.raises(TypeError, match="a stream is"):
             call()
-    assert device.memory_info()[2:4] == before[2:4]
+    assert still.memory_info()[2:4] == before[2:4]

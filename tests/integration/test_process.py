@@ -387,9 +387,9 @@ def test_exit_with_everything_alive(tmp_path: Path) -> None:
     array = dm.to_device(np.arange(10), stream=stream)
     view = array[::2]
     pinned, mapped, managed = dm.pinned_array(10), dm.mapped_array(10), dm.managed_array(10)
-    registered = dm.register(np.zeros(1000))
-    scope = dm.pinned(np.zeros(1000))
-    mapping = dm.mapped(np.zeros(1000))
+    registered = dm.register(np.zeros(1 << 20))
+    scope = dm.pinned(np.zeros(1 << 20))
+    mapping = dm.mapped(np.zeros(1 << 20))
     event.record(stream)
     with dm.device(1):
         far = dm.to_device(np.arange(10))
