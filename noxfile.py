@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["minimal", "lowest", "peers", "allocators", "exchange", "cuda12", "rocm7", "rocm10", "interop"]
+nox.options.sessions = ["minimal", "lowest", "numpy22", "peers", "allocators", "exchange", "cuda12", "rocm7", "rocm10", "interop"]
 nox.options.reuse_venv = "yes"
 nox.needs_version = ">=2025"
 
@@ -34,6 +34,17 @@ def lowest(session: nox.Session) -> None:
     pins.write_text("\n".join(lowest_pins()) + "\n")
     session.install("-c", str(pins), "-e", ".[demo,test]")
     session.run("python", "-m", "pytest", "-q", "tests/unit", "tests/contract", *session.posargs)
+
+
+@nox.session
+def numpy22(session: nox.Session) -> None:
+    """A NumPy of the middle: its capsules of DLPack are laid out like neither the oldest's nor the newest's."""
+    if sys.version_info >= (3, 14):
+        session.skip("NumPy 2.2 has no wheels for this Python")
+    session.install("-e", ".[cli]", *pinned("test"), "numpy==2.2.6")
+    about_numpy = ("exchange", "numpy", "upload", "download", "batch")
+    files = [f"tests/integration/test_api_{name}.py" for name in about_numpy]
+    session.run("python", "-m", "pytest", "-q", "tests/unit/test_dlpack.py", "tests/property/test_dlpack_fuzz.py", *files)
 
 
 @nox.session
