@@ -1,18 +1,20 @@
-"""What staging costs the host: the ring's own side over a driver whose copies cost nothing, against memcpy by the same threads.
+"""What transfers cost the host: staging, strided copies and small ones over a driver whose copies cost nothing; batches.
 
     python benchmarks/transfer.py                      measure, show, judge (exit status 1 if a target is missed)
     python benchmarks/transfer.py --quick              fewer rounds
     python benchmarks/transfer.py --json FILE --markdown FILE
 
 A memcpy is NumPy's copy, by as many threads, in parts of equal size, into pages as fresh as those of what it is compared with.
-All that is compared takes turns in every round, and ratios are the median of the rounds: what the machine does besides strikes
-both sides alike.
+Packing is NumPy's copy by one thread, between memory that is there. Batches are compared on the host backend with loops of the
+verb for one array; to free what was made is not counted, which takes the loop longer. All that is compared takes turns in every
+round, and ratios are the median of the rounds: what the machine does besides strikes both sides alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
 import os
 import platform
@@ -39,8 +41,13 @@ MIB = 1 << 20
 LARGE, SMALL, THRESHOLD = 256 * MIB, [8, 64, 512, 4096, 16384, 65536], 1 * MIB
 #: Bytes of a slot, as set by default.
 SLOT = 16 * MIB
-#: What is asked: rate over that of memcpy; time over that of the same call with a pinned source.
-RATE, PLAIN = 0.85, 1.15
+#: Arrays of a batch, and bytes of each; rows and columns of a strided copy.
+MANY, EACH, SIDE = 1000, 4096, 4096
+#: Times that a batch, or a loop, is made in its turn.
+REPEATED = 8
+#: What is asked: rate over that of memcpy; time over that of the same call with a pinned source; time over that of NumPy's
+#: packing; how many times as fast a batch is as a loop.
+RATE, PLAIN, PACKING, BATCH = 0.85, 1.15, 1.2, 8.0
 THREADS = min(4, os.cpu_count() or 1)
 
 Bytes = npt.NDArray[np.uint8]
@@ -162,6 +169,52 @@ def small(rounds: int) -> list[Row]:
     return rows
 
 
+def strided(rounds: int) -> list[Row]:
+    """Transposes and slices with a step, against NumPy's packing alone."""
+    host, packed = np.ones((SIDE, SIDE), np.float32), np.ones((SIDE, SIDE), np.float32)
+    narrow = np.ones((SIDE, SIDE // 2), np.float32)
+    array, half = dm.to_device(host), dm.to_device(narrow)
+    shown = f"{PACKING} of NumPy's packing"
+    rows = []
+    for what, call, packing in (
+        ("H2D, transposed", lambda: array.copy_to_device(host.T), lambda: np.copyto(packed, host.T)),
+        ("H2D, [:, ::2]", lambda: half.copy_to_device(host[:, ::2]), lambda: np.copyto(narrow, host[:, ::2])),
+        ("D2H, into a transposed array", lambda: array.copy_to_host(packed.T), lambda: np.copyto(packed.T, host)),
+        ("D2H, into [:, ::2]", lambda: half.copy_to_host(packed[:, ::2]), lambda: np.copyto(packed[:, ::2], narrow)),
+        ("D2H, of [:, ::2]", lambda: array[:, ::2].copy_to_host(narrow), lambda: np.copyto(narrow, host[:, ::2])),
+    ):
+        times = timed_once({"call": call, "packing": packing}, rounds)
+        value = ratio(times["call"], times["packing"])
+        best, other = spread(times["call"]).least, spread(times["packing"]).least
+        detail = f"{best * 1e3:.2f} ms, packing {other * 1e3:.2f}"
+        numbers = {"seconds": best, "packing seconds": other}
+        row = Row(f"{what}, {SIDE} x {SIDE} f4", "host", value, "x", detail, numbers=numbers)
+        rows.append(row.judged(PACKING, shown) if what.startswith("H2D") else row)
+    return rows
+
+
+def batches(rounds: int) -> list[Row]:
+    """A thousand small arrays in one call, against a loop."""
+    hosts = [np.full(EACH, number % 256, np.uint8) for number in range(MANY)]
+    block, own = dm.to_device_many(hosts), [dm.to_device(host) for host in hosts]
+    size = f"{MANY} x {EACH} B"
+    rows = []
+    for what, one_by_one, together in (
+        ("H2D", lambda: [dm.to_device(host) for host in hosts], lambda: dm.to_device_many(hosts)),
+        ("D2H of one block", lambda: [each.copy_to_host() for each in block], lambda: dm.to_host_many(block)),
+        ("D2H of blocks of their own", lambda: [each.copy_to_host() for each in own], lambda: dm.to_host_many(own)),
+    ):
+        calls: dict[str, Call] = {"loop": one_by_one, "batch": together}
+        times = timed_afresh(calls, rounds)
+        best, other = spread(times["batch"]).least, spread(times["loop"]).least
+        detail = f"{best * 1e6:.0f} us, loop {other * 1e6:.0f}"
+        numbers = {"seconds": best, "loop seconds": other}
+        value = ratio(times["loop"], times["batch"])
+        row = Row(f"{what}, {size}, faster than a loop by", "host", value, "x", detail, numbers=numbers)
+        rows.append(row.judged_at_least(BATCH, f"{BATCH:g} times as fast") if what == "H2D" else row)
+    return rows
+
+
 def timed_once(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
     """Seconds of each call, round by round, one call in each: they take long enough."""
     found: dict[str, list[float]] = {name: [] for name in calls}
@@ -171,6 +224,25 @@ def timed_once(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
             call()
             if number:  # the first makes threads and slots
                 found[name].append(perf_counter() - start)
+    return found
+
+
+def timed_afresh(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call, round by round, the least of several; what one made is dropped and freed before the next, untimed."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times = []
+            for _ in range(REPEATED):
+                dm.trim()
+                gc.collect(0)
+                gc.disable()
+                start = perf_counter()
+                made = call()
+                times.append(perf_counter() - start)
+                del made
+                gc.enable()
+            found[name].append(min(times))
     return found
 
 
@@ -185,8 +257,11 @@ def main() -> int:
     with dm.use_backend("double"):
         sections = {
             "Large copies": large(5 if options.quick else 25, LARGE // 4 if options.quick else LARGE),
+            "Strided copies": strided(5 if options.quick else 15),
             "Small copies": small(7 if options.quick else 40),
         }
+    with dm.use_backend("host"):
+        sections["Batches"] = batches(5 if options.quick else 15)
     for rows in sections.values():
         for row in rows:
             print(line(row))
@@ -206,7 +281,7 @@ def main() -> int:
             "Written by `python benchmarks/transfer.py --json FILE --markdown FILE`.",
             "",
             "The driver is a double whose copies cost nothing: what is left is what the host does, and no rate of a device. "
-            "Ratios are medians of rounds in which both took turns.",
+            "Batches are on the host backend. Ratios are medians of rounds in which both took turns.",
         ]
         options.markdown.write_text(markdown("Transfers, the host's side", about, notes, sections), encoding="utf-8")
     return int(any(row.verdict == "FALLS SHORT" for rows in sections.values() for row in rows))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..spi.errors import BackendError, LayoutError
 from ..spi.types import CopyKind
-from . import adopt, transfer
+from . import across, adopt, transfer
 from .allocation import Allocation, Using
 from .args import assignable, check_destination, check_same, host_array, new_shape_of, order_of
 from .device import current_context
@@ -28,8 +28,10 @@ from .layout import (
     span,
 )
 from .operators import Operators
+from .pinned import pinned_like
 from .record import DeviceRecord
 from .region import D
+from .telemetry import SAMPLED
 from .views import Views
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ class DeviceNDArray(Views[D], Operators, Exports):
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
-    def copy_to_host(self, ary: npt.NDArray[D] | None = None, stream: StreamLike = 0) -> npt.NDArray[D]:
+    def copy_to_host(
+        self, ary: npt.NDArray[D] | None = None, stream: StreamLike = 0, *, pinned: bool = False
+    ) -> npt.NDArray[D]:
         """Copy the elements to the host.
 
         Parameters
@@ -66,16 +70,21 @@ class DeviceNDArray(Views[D], Operators, Exports):
         stream : stream, optional
             Given, the copy is ordered on it and may still run on return: the result must not be read before the stream has
             been synchronized. Both sides are kept alive until then. Not given, the copy is complete on return.
+        pinned : bool
+            Make the new array in page-locked memory, which the device writes to directly, and which goes back to a pool when the
+            array is dropped: the device's stack for such memory (`use_memory`), or a pool of the device's own.
 
         Returns
         -------
         ndarray
-            ``ary``, or the new array.
+            ``ary``, or the new array; a `PinnedNDArray` if ``pinned``.
 
         Raises
         ------
         LayoutError
-            ``ary`` has another shape or dtype, or is read-only.
+            ``ary`` has another shape or dtype, or is read-only; or both ``ary`` and ``pinned`` are given.
+        OutOfMemory
+            There is no page-locked memory left.
         ClosedError, ForkedError
             The memory, or the device, is gone.
         BackendError
@@ -86,7 +95,9 @@ class DeviceNDArray(Views[D], Operators, Exports):
             allocation.refuse()
         context = allocation.context
         shape, dtype, strides = self._shape, self._dtype, self._strides
-        if ary is None:
+        if pinned:
+            ary, direct = self._pinned(ary), strides is None or self.is_c_contiguous() or self.is_f_contiguous()
+        elif ary is None:
             ary, direct = (np.empty(shape, dtype), True) if strides is None else _host_like(shape, dtype, strides)
         else:
             flags = check_destination(ary, shape, dtype)
@@ -292,11 +303,11 @@ class DeviceNDArray(Views[D], Operators, Exports):
     def _read(self, ary: npt.NDArray[D], stream: Stream, direct: bool, blocking: bool) -> None:
         """The copy of `copy_to_host` itself."""
         context = self.allocation.context
-        locked = context.registry.segments
-        if not direct or locked or ary.nbytes >= context.staged_from:
-            transfer.read(self, ary, stream, blocking=blocking)
-        elif ary.nbytes:
-            nbytes = ary.nbytes
+        locked, nbytes = context.registry.segments, ary.nbytes
+        counter = context.downloads
+        if not direct or locked or nbytes >= context.timed_from or not counter[0] & SAMPLED:
+            transfer.read(self, ary, stream, blocking=blocking, named=not blocking)
+        elif nbytes:
             try:
                 if context.driver.copy(address(ary), self._ptr, nbytes, D2H, stream.handle, blocking=blocking):
                     context.reclaim.retire(stream, ary, self.allocation)
@@ -304,17 +315,32 @@ class DeviceNDArray(Views[D], Operators, Exports):
                 if context.registry.segments is locked:
                     raise
                 # As in `transfer`: cut at what was locked meanwhile.
-                transfer.read(self, ary, stream, blocking=blocking)
+                transfer.read(self, ary, stream, blocking=blocking, named=not blocking)
                 return
-            counter = context.downloads
             counter[0] += 1
             counter[1] += nbytes
+
+    def _pinned(self, ary: object) -> npt.NDArray[D]:
+        """A new array in page-locked memory, instead of one that was given."""
+        if ary is not None:
+            raise LayoutError("pinned=True makes a new array: give none, or one that is page-locked without it")
+        return pinned_like(self.context, self._shape, self._dtype, self._strides)
 
     def _ordered_on(self, stream: StreamLike) -> Stream:
         return self.context.stream_of(stream if self._stream is None else stream or self._stream)
 
-    def put(self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike, *, host_copy: bool = True) -> None:
-        """Copy from an array of the same shape and dtype; ``host_copy`` as for `transfer.write`."""
+    def put(
+        self,
+        source: DeviceNDArray[Any] | npt.NDArray[Any],
+        stream: StreamLike,
+        *,
+        host_copy: bool = True,
+        named: bool | None = None,
+    ) -> None:
+        """Copy from an array of the same shape and dtype; ``host_copy`` as for `transfer.write`.
+
+        A stream that is given was ``named`` by the user, unless that is said otherwise.
+        """
         self.allocation.check_writable()
         chosen = self._ordered_on(stream)
         context = self.allocation.context
@@ -325,12 +351,17 @@ class DeviceNDArray(Views[D], Operators, Exports):
                 chosen.check_waitable(driver)
             if not isinstance(source, DeviceNDArray):
                 with Using(chosen, self.allocation):
-                    transfer.write(self, source, chosen, blocking=not stream, host_copy=host_copy)
+                    blocking = not stream
+                    told = not blocking if named is None else named
+                    transfer.write(self, source, chosen, blocking=blocking, host_copy=host_copy, named=told)
                 return
             source.allocation.check()
-            near = (source.allocation,) if source.context is context else ()
-            with Using(chosen, self.allocation, *near):
-                transfer.move(self, source, chosen, blocking=not stream)
+            if source.context is context:
+                with Using(chosen, self.allocation, source.allocation):
+                    transfer.move(self, source, chosen, blocking=not stream)
+            else:
+                with Using(chosen, self.allocation):
+                    across.move(self, source, chosen, blocking=not stream)
 
     def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
         """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""

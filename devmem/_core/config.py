@@ -182,6 +182,21 @@ class Settings:
     transfer_guard: TransferGuard = _setting(
         TransferGuard.ALLOW, *_choice(TransferGuard), "what to do at an implicit copy to the host"
     )
+    trace: str = _setting(
+        "", str.strip, "the path of a file", "write each copy to a file that Perfetto opens; empty: none is written"
+    )
+    sim_race_check: bool = _setting(
+        False, _flag, "0 | 1", "simulator: report data races of a block's threads on shared memory"
+    )
+    sim_shuffle: int | None = _setting(
+        None,
+        int,
+        "a whole number",
+        "simulator: a seed; threads and blocks run in an order drawn from it, and races are reported",
+    )
+    sim_wave_size: int = _setting(
+        32, _positive, "a whole number, 1 or more", "simulator: threads of a warp or wavefront"
+    )
     log_level: str = _setting("WARNING", _level, "a level of the logging module", "level of the logger 'devmem'")
 
     def for_backend(self, name: str) -> dict[str, object]:
@@ -246,6 +261,14 @@ def caller_level() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem":
         level, frame = level + 1, frame.f_back
     return level
+
+
+def call_site() -> tuple[str, int]:
+    """The file and the line outside devmem and NumPy that led to the caller."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("devmem", "numpy"):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _strangers() -> list[Setting]:

@@ -7,23 +7,25 @@ import os
 import sys
 import threading
 import weakref
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..spi.driver import PROTOCOLS, Driver
 from ..spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError, LayoutError, PluginError, UnsupportedError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from . import dlpack, scopes
+from .advice import Repeats
 from .allocation import Allocation, Heap
 from .args import priority_of
 from .config import DefaultStream, settings
 from .entered import Entered
-from .memory import default_host_resource, default_resource, of_kind, prepare
+from .memory import default_host_resource, default_resource, of_kind, prepare, resource_of
 from .memory.adaptor import cached_in, chain
 from .reclaim import Reclaimer
 from .registry import registry_of
 from .staging import Ring
 from .stream import Stream, foreign_handle
+from .telemetry import TIMED_FROM, Stats
+from .tracefile import tracefile
 
 if TYPE_CHECKING:
     from ..spi.memory import MemoryResource
@@ -53,9 +55,10 @@ class Context:
         self.is_host = exchange.device_type == dlpack.CPU
         self.dlpack_device = exchange.device_type, 0 if self.is_host else self.info.ordinal
         self.stream_names = {handle: number for number, handle in (exchange.streams or {}).items()}
-        #: Copies and bytes by path. The two commonest are looked up once.
-        self.stats: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self.uploads, self.downloads = self.stats["h2d direct"], self.stats["d2h direct"]
+        self.trace = tracefile(settings().trace)
+        #: What was copied, by path. The lists of the two commonest are looked up once.
+        self.stats = Stats()
+        self.uploads, self.downloads = self.stats.small["h2d direct"], self.stats.small["d2h direct"]
         self.streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self.handles: dict[int, None] = {}
         #: Streams of others, as long as somebody refers to them or work of ours is on them.
@@ -68,6 +71,11 @@ class Context:
         self.ring: Ring = Ring(self)
         #: Bytes from which a copy of pageable memory goes through the ring.
         self.staged_from = _staged_from(self.info)
+        #: Whether large copies of page-locked memory are faster here than those of other memory.
+        self.locking_pays = _locking_pays(self.info)
+        self.repeats = Repeats()
+        #: Bytes from which each copy is timed, and traced; smaller direct ones take the shortest way there is.
+        self.timed_from = 0 if self.trace is not None else min(self.staged_from, TIMED_FROM)
         self.heaps: list[Heap] = []
         self.heaps_lock = threading.RLock()
         self.named_resources: dict[tuple[MemoryKind, str], MemoryResource] = {}
@@ -310,9 +318,12 @@ class Context:
         block.freed = False
         return block
 
-    def allocate_host(self, nbytes: int, kind: MemoryKind, flags: AllocFlags) -> Allocation:
-        """Memory that the host can see, of a kind and with flags; through the queue like any other. The device is entered."""
-        heap = self._host_stack(kind, flags) or self._plain_heap(kind, flags)
+    def allocate_host(self, nbytes: int, kind: MemoryKind, flags: AllocFlags, pooled: bool = False) -> Allocation:
+        """Memory that the host can see, of a kind and with flags; through the queue like any other. The device is entered.
+
+        Where no stack is installed for the kind it is plain memory; or, ``pooled``, the device's pool of page-locked memory.
+        """
+        heap = self._host_stack(kind, flags) or (self._pinned_pool() if pooled else self._plain_heap(kind, flags))
         self.reclaim.examine()
         try:
             ptr = heap.allocate(nbytes, LEGACY_STREAM)
@@ -339,6 +350,10 @@ class Context:
         has = getattr(chain(heap.resource)[-1], "flags", AllocFlags.NONE)
         return heap if not flags & ~(has | AllocFlags.FINE) else None
 
+    def _pinned_pool(self) -> Heap:
+        """The pool that serves what is fetched into page-locked memory, where the user has chosen nothing else for it."""
+        return self.bind(resource_of("pinned_pool", self, MemoryKind.PINNED), MemoryKind.PINNED)
+
     def _plain_heap(self, kind: MemoryKind, flags: AllocFlags) -> Heap:
         heap = self.host_heaps.get((kind, flags))
         if heap is None:
@@ -354,15 +369,6 @@ class Context:
         live = sum(sum(list(heap.live.values())) for heap in [*self.heaps, *self.host_heaps.values()])
         pending = self.reclaim.waiting_bytes()
         return MemoryInfo(free, total, live - pending, pending, cached)
-
-    def transfer_stats(self, reset: bool) -> dict[str, dict[str, int]]:
-        """Copies and bytes by path, of the paths that were taken; ``reset`` starts them anew."""
-        counters = list(self.stats.items())
-        found = {path: {"copies": copies, "bytes": nbytes} for path, (copies, nbytes) in counters if copies}
-        if reset:
-            for _, counter in counters:
-                counter[:] = [0, 0]  # in place: the hottest paths keep hold of theirs
-        return found
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -442,9 +448,12 @@ def again(error: DevmemError) -> DevmemError:
 def _staged_from(info: DeviceInfo) -> int:
     chosen = settings()
     threshold = info.staging_threshold if chosen.staging_threshold is None else chosen.staging_threshold
-    able = bool(chosen.staging_slots) and MemoryKind.PINNED in info.memory_kinds
-    never = not able or (not threshold and chosen.staging_threshold is None)
-    return sys.maxsize if never else max(threshold, 1)
+    return max(threshold, 1) if chosen.staging_slots and _locking_pays(info) else sys.maxsize
+
+
+def _locking_pays(info: DeviceInfo) -> bool:
+    asked = settings().staging_threshold is not None
+    return MemoryKind.PINNED in info.memory_kinds and (asked or bool(info.staging_threshold))
 
 
 def _checked_capabilities(driver: Driver) -> frozenset[Capability]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from .array import DeviceNDArray, device_view
 from .device import context_of
 from .entered import Entered
 from .layout import like_strides
+from .pinned import pinned_like
 from .staging import Download
-from .upload import upload
+from .upload import empty
 from .wait import until
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class Transfer:
             return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the copy is complete on both sides, for so many seconds at most.
+        """Wait until the copy is complete on both sides, for so many seconds at most; None: for as long as it takes.
 
         Returns
         -------
@@ -76,7 +78,11 @@ class Transfer:
         ------
         BackendError, ClosedError, ForkedError
             The copy failed; the same each time. What the destination holds then is undefined.
+        TypeError, ValueError
+            The timeout is no number of seconds.
         """
+        if timeout is not None:
+            _check_seconds(timeout)
         # In this order, and cleared in the other: another thread that waits may be done with both first.
         event, download = self._event, self._download
         if event is not None and timeout is not None and not until(self.done, timeout):
@@ -88,7 +94,7 @@ class Transfer:
         try:
             with Entered(self._context):
                 if download is not None:
-                    download.finish()
+                    transfer.finish(download)
                 event.synchronize()
                 self._context.reclaim.poll()
         except Exception as error:
@@ -114,6 +120,11 @@ class Transfer:
             )
         return self._dst
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a transfer cannot be pickled or copied: it is under way in this process; send what result() gives"
+        )
+
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # who awaits has it; the others are spared the time that it takes to import
 
@@ -134,10 +145,21 @@ class Transfer:
                 raise
 
 
-def copy_async(src: Any, dst: Any, stream: Any, device: Any) -> Transfer:
+def _check_seconds(timeout: object) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(
+            f"timeout={timeout!r} is no number of seconds: give one, or None to wait for as long as it takes"
+        )
+    if timeout != timeout:
+        raise ValueError("timeout=nan would never be over: give a number of seconds, or None")
+
+
+def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = False) -> Transfer:
     """Begin a copy; see `devmem.copy_async`."""
     source = src if isinstance(src, DeviceNDArray) else device_view(src)
     target = None if dst is None else dst if isinstance(dst, DeviceNDArray) else device_view(dst)
+    if pinned and (source is None or dst is not None):
+        raise LayoutError("pinned=True is for a new host array: give a device array as source, and no destination")
     if target is not None:
         return _into_device(target, source, src, dst, stream, device)
     if source is None:
@@ -148,16 +170,16 @@ def copy_async(src: Any, dst: Any, stream: Any, device: Any) -> Transfer:
         return _new_on_device(src, stream, device)
     if device is not None and context_of(device) is not source.context:
         raise LayoutError(f"device={device!s} is not where the source is ({source.device}): leave it out")
-    return _to_host(source, dst, stream)
+    return _to_host(source, dst, stream, pinned)
 
 
 def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
     context = context_of(device)
     chosen = context.stream_of(stream)
     source = host_array(src)
-    made = upload(context, source, chosen, True)
-    if not stream:
-        made._stream = None
+    shape, strides = source.shape, like_strides(source.shape, source.strides, source.itemsize)
+    made = empty(context, shape, source.dtype, strides, source.nbytes, stream)
+    made.put(source, chosen, named=bool(stream))
     return _behind(context, chosen, source, made, None)
 
 
@@ -168,14 +190,16 @@ def _into_device(target: DeviceNDArray[Any], source: Any, src: Any, dst: Any, st
     origin = host_array(src) if source is None else source
     check_same("copy_async", target.shape, target.dtype, origin.shape, origin.dtype)
     chosen = context.stream_of(stream if target.stream is None else stream or target.stream)
-    target.put(origin, chosen)
+    target.put(origin, chosen, named=bool(stream))
     return _behind(context, chosen, origin, dst, None)
 
 
-def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any) -> Transfer:
+def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any, pinned: bool) -> Transfer:
     source.allocation.check()
     context = source.context
-    if dst is None:
+    if pinned:
+        target: Any = pinned_like(context, source.shape, source.dtype, source.strides)
+    elif dst is None:
         strides = like_strides(source.shape, source.strides, source.itemsize)
         target = np.ndarray(source.shape, source.dtype, np.empty(source.nbytes, np.uint8), 0, strides)
     else:
@@ -185,7 +209,7 @@ def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any) -> Transfer:
     with Entered(context):
         context.reclaim.examine()
         with Using(chosen, source.allocation):
-            download = transfer.read_async(source, target, chosen)
+            download = transfer.read_async(source, target, chosen, named=bool(stream))
     return _behind(context, chosen, source, target, download)
 
 

@@ -1,4 +1,4 @@
-"""Host arrays in memory that the driver made: pinned, mapped and managed."""
+"""Host arrays in memory that the driver made and a device can reach: mapped and managed; and how all of them are made."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from ..spi.errors import LayoutError
 from ..spi.types import AllocFlags, Capability, MemoryKind
-from . import dlpack, exports
 from .allocation import Allocation, Borrowed
 from .array import DeviceNDArray
-from .dlpack import CPU, IS_COPIED, READ_ONLY
+from .dlpack import CPU
 from .entered import Entered
 from .layout import Shape, address, extent, span
+from .pinned import Buffer, DriverArray, PinnedNDArray
 from .registration import Registration
 
 if TYPE_CHECKING:
@@ -23,88 +23,6 @@ if TYPE_CHECKING:
 
     from .context import Context
     from .stream import Stream
-
-
-class Buffer:
-    """Makes an ndarray of an allocation's bytes, and keeps the allocation as long as the ndarray lives."""
-
-    __slots__ = ("allocation",)
-
-    def __init__(self, allocation: Allocation) -> None:
-        self.allocation = allocation
-
-    @property
-    def __array_interface__(self) -> dict[str, object]:
-        return {
-            "shape": (self.allocation.nbytes,),
-            "typestr": "|u1",
-            "data": (self.allocation.ptr, False),
-            "version": 3,
-        }
-
-
-class DriverArray(np.ndarray[Any, Any]):
-    """An ndarray in memory that the driver made."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return np.asarray(self).copy().__reduce__()  # type: ignore[return-value]
-
-    def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
-        allocation = self._driver_memory()
-        return (CPU, 0) if allocation is None else self._dlpack_device_of(allocation)
-
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """A capsule with the array, as what its memory is, page-locked or managed; as ordinary with ``dl_device=(1, 0)``.
-
-        Copies of devmem's that are still running are waited for: by the stream that the consumer names, else by the host.
-        """
-        allocation = self._driver_memory()
-        device = (CPU, 0) if allocation is None else self._dlpack_device_of(allocation)
-        if dl_device is not None and dl_device != device:
-            if tuple(dl_device) != (CPU, 0):
-                raise BufferError(
-                    f"host memory is exported as {device} or as ordinary memory, (1, 0), not as {dl_device}"
-                )
-            if stream is not None:
-                raise LayoutError(
-                    f"ordinary memory is exported ready: with dl_device=(1, 0) give stream=None, not {stream!r}"
-                )
-            device = CPU, 0
-        if allocation is not None:
-            exports.make_ready(allocation.context, stream)
-        array = np.array(self, subok=False) if copy else self
-        flags = (0 if array.flags.writeable else READ_ONLY) | (IS_COPIED if copy else 0)
-        ptr = address(array) if array.size else 0
-        layout = array.shape, array.strides, array.dtype
-        versioned = max_version is not None and max_version[0] >= 1
-        return dlpack.export(ptr, (CPU, 0) if copy else device, *layout, flags, array, versioned)
-
-    def _driver_memory(self) -> Allocation | None:
-        """The driver's memory that the elements lie in, while its device is open; None if they lie elsewhere."""
-        base: Any = self
-        while isinstance(base, np.ndarray):
-            base = base.base
-        found = base.allocation if type(base) is Buffer else None
-        return found if found is not None and found.context.dead is None else None
-
-    def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
-        return allocation.context.info.exchange.host_type, 0
-
-
-class PinnedNDArray(DriverArray):
-    """A host array in page-locked memory, which copies reach directly; what is computed from it is an ndarray."""
-
-    def __array_wrap__(self, array: npt.NDArray[Any], context: Any = None, return_scalar: bool = False) -> Any:
-        if array is self or not array.shape:
-            return array if array is self else array[()]
-        return np.asarray(array)
 
 
 class HostVisible(DriverArray):

@@ -46,11 +46,14 @@ class Case:
     context: Context
     host: npt.NDArray[Any]
     stream: Stream
+    _sort: Sort | None = None
 
     @property
     def sort(self) -> Sort:
-        """What the host side is."""
-        return sort_of(self.context, self.host)
+        """What the host side is; found out once."""
+        if self._sort is None:
+            self._sort = sort_of(self.context, self.host)
+        return self._sort
 
     @property
     def capturing(self) -> bool:
@@ -67,6 +70,9 @@ class Rule(NamedTuple):
     holds: Callable[[Case], bool]
 
 
+#: Why smaller ones go directly.
+BELOW = "too small for the way through page-locked slots to pay"
+
 RULES = (
     Rule(
         Path.DIRECT, "elements do not fit into a slot", lambda case: case.host.itemsize > case.context.ring.slot_bytes
@@ -75,6 +81,7 @@ RULES = (
     # What a graph copies, it copies whenever it is launched: from where the user's array is, not from a slot.
     Rule(Path.DIRECT, "a graph is captured on the stream", lambda case: case.capturing),
     Rule(Path.DIRECT, "the device reaches the memory", lambda case: case.sort in (Sort.LOCKED, Sort.MANAGED)),
+    Rule(Path.STAGED, "a mapped file, whose pages several threads fetch", lambda case: case.sort is Sort.FILE),
     Rule(Path.STAGED, "pageable memory, copied by the driver, leaves most of the bus unused", lambda case: True),
 )
 
@@ -85,8 +92,11 @@ def choose(context: Context, host: npt.NDArray[Any], stream: Stream) -> Rule:
     return next(rule for rule in RULES if rule.holds(case))
 
 
-def sort_of(context: Context, host: npt.NDArray[Any]) -> Sort:
-    """What an array's memory is: by who made it, by what is registered, by what it is a view of, by asking the driver."""
+def sort_of(context: Context, host: npt.NDArray[Any], *, ask: bool = True) -> Sort:
+    """What an array's memory is: by who made it, by what is registered, by what it is a view of, by asking the driver.
+
+    Unless ``ask``, the driver is left alone: what only it knows counts as pageable.
+    """
     base: Any = host
     while isinstance(base, np.ndarray):
         base = base.base
@@ -102,7 +112,7 @@ def sort_of(context: Context, host: npt.NDArray[Any]) -> Sort:
     if isinstance(base, mmap.mmap):
         return Sort.FILE
     # Page-locked by another library: it is the driver who knows. Ordinary memory is in none of its allocations.
-    if context.knows_pointers:
+    if ask and context.knows_pointers:
         whose = context.driver.pointer_device
         if whose(low) is not None and whose(high - 1) is not None:
             return Sort.LOCKED

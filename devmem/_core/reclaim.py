@@ -21,7 +21,8 @@ from ..spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
 from ..spi.types import LEGACY_STREAM, Capability, MemoryKind
 from .allocation import Allocation, Heap, Onward
 from .config import settings
-from .memory.adaptor import chain, largest_free_block
+from .memory.adaptor import cached_in, chain, largest_free_block
+from .memory.machine import host_bytes
 from .memory.statistics import Statistics
 from .scopes import deferral
 from .stream import Event, Stream
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 SPARE_EVENTS = 64
 #: Lines of the program that the message of an OutOfMemory names, where something counts them.
 LARGEST_OWNERS = 5
+#: Kinds of memory that is the host's, with its pages locked.
+HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
 #: What a device may still touch where nothing can tell any more: kept until the process ends.
 _stranded: list[object] = []
 
@@ -402,15 +405,31 @@ class Reclaimer:
         except DevmemError:
             _stranded.append(keep)
 
+    def _what_there_is(self, kind: MemoryKind, nbytes: int) -> str:
+        """What was asked for, and where memory of that kind is. Of the host's, no driver tells how much more can be locked."""
+        context = self.context
+        waiting = [item for item in list(self.pending) if isinstance(item, Allocation)]  # others may be dropping theirs
+        heaps = [*context.heaps, *context.host_heaps.values()]
+        if kind not in HOST_KINDS:
+            info = context.memory_info()
+            count = sum(len(each.live) for each in heaps) - len(waiting)
+            return (
+                f"out of memory on {context.device}: asked for {nbytes} bytes; free {info.free} of {info.total}, "
+                f"cached {info.cached}, pending {info.pending}, live {info.live} bytes in {count} blocks"
+            )
+        heaps = [each for each in heaps if each.kind in HOST_KINDS]
+        waiting = [item for item in waiting if item.heap.kind in HOST_KINDS]
+        pending = sum(item.nbytes for item in waiting)
+        live = sum(sum(list(each.live.values())) for each in heaps) - pending
+        return (
+            f"out of page-locked host memory for {context.device}: asked for {nbytes} bytes of a host that has {host_bytes()}; "
+            f"devmem holds cached {cached_in(each.resource for each in heaps)}, pending {pending}, live {live} bytes in "
+            f"{sum(len(each.live) for each in heaps) - len(waiting)} blocks"
+        )
+
     def _out_of_memory(self, heap: Heap, nbytes: int, cause: MemoryError) -> OutOfMemory:
         context = self.context
-        info = context.memory_info()
-        count = sum(len(each.live) for each in [*context.heaps, *context.host_heaps.values()])
-        count -= sum(isinstance(item, Allocation) for item in list(self.pending))  # others may be dropping theirs
-        message = (
-            f"out of memory on {context.device}: asked for {nbytes} bytes; free {info.free} of {info.total}, "
-            f"cached {info.cached}, pending {info.pending}, live {info.live} bytes in {count} blocks"
-        )
+        message = self._what_there_is(heap.kind, nbytes)
         largest = largest_free_block(heap.resource)
         if largest is not None:
             message += f", largest free block {largest} bytes"

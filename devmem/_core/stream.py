@@ -81,6 +81,12 @@ class Stream:
     def __int__(self) -> int:
         return self.handle
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a stream cannot be pickled or copied: its handle means something in this process only, and is destroyed once; "
+            "make one where it is used, with devmem.stream()"
+        )
+
     def __cuda_stream__(self) -> tuple[int, int]:
         """(version, handle), for libraries that take any stream; default streams have the vendor's numbers."""
         self.context.check()
@@ -279,6 +285,12 @@ class Event:
 
     def __repr__(self) -> str:
         return f"<event of {self.context.device}{'' if self.timing else ', without timing'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an event cannot be pickled or copied: its handle means something in this process only, and is destroyed once; "
+            "wait for it here, synchronize(), before something else relies on it"
+        )
 
     @property
     def device(self) -> Device:

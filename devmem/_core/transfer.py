@@ -2,27 +2,27 @@
 
 Each function is called with the device entered, moves between two regions of the same shape and dtype, and picks a path:
 ``direct`` (one copy), ``2d`` (rows, by the driver), ``packed`` (gathered into a host buffer first), ``span`` (everything
-between the first and the last element is fetched and gathered on the host), ``staged`` (by way of the host). No path writes
-a byte that lies between the elements of its destination.
+between the first and the last element is fetched and gathered on the host), ``staged`` (by way of page-locked slots; on a
+device, by way of the host), ``aside`` (by way of a second array, where both sides overlap). No path writes a byte that lies
+between the elements of its destination. Each copy is counted once, under the path of the whole.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..spi.errors import BackendError, LayoutError, TransferGuardError
-from ..spi.types import Capability, CopyKind
+from ..spi.types import CopyKind
+from . import advice
 from .allocation import Using
 from .args import assignable
-from .config import TransferGuard, settings
-from .entered import Entered
+from .config import TransferGuard, call_site, settings
 from .layout import (
     Rows,
     Shape,
@@ -35,10 +35,12 @@ from .layout import (
     rows,
     span,
 )
-from .paths import Path, choose
+from .paths import BELOW, Path, choose
 from .plans import calls, run, strided
-from .registry import PAGE
+from .scratch import scratch
 from .staging import Download, upload
+from .strips import copy_elements
+from .telemetry import Waiting, begin, count, more
 
 if TYPE_CHECKING:
     from .array import DeviceNDArray
@@ -56,135 +58,235 @@ PATTERN_BYTES = 4096
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
 
+#: Why rows are not copied by the driver as they lie, or are; for the trace.
+NARROW = f"rows of less than {WIDE_ROW} bytes are cheaper to gather on the host"
+MANY = f"the driver would be called more than {MANY_CALLS} times"
+GAPS = f"{MANY}: rows are fetched with what lies between them"
+UNPITCHED = "the device does not copy rows so far apart in one call"
+CUT = "page-locked memory begins or ends within the host array"
+UNCOPIED = "copy=False: nothing is gathered on the host"
+ONE_RUN = "both sides are one run of bytes"
+ROWS = "rows are wide, and few calls of the driver copy them"
+
+#: The paths through the ring.
+UP, DOWN = "h2d staged", "d2h staged"
+
+T = TypeVar("T")
 _guarded_sites: set[tuple[str, int]] = set()
 
 
+class Way(NamedTuple):
+    """How a copy went: its path, why, and what it was cut into."""
+
+    path: str
+    why: str
+    plan: Rows | None = None
+
+
+UP_DIRECTLY, DOWN_DIRECTLY, UNDECIDED = Way("h2d direct", BELOW), Way("d2h direct", BELOW), Way("", BELOW)
+
+
 def write(
-    dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, *, blocking: bool, host_copy: bool = True
+    dst: DeviceNDArray[Any],
+    src: npt.NDArray[Any],
+    stream: Stream,
+    *,
+    blocking: bool,
+    host_copy: bool = True,
+    named: bool = False,
 ) -> None:
     """Copy host elements into device elements; shapes and dtypes are equal.
 
-    Without ``host_copy`` it raises LayoutError rather than gather the source on the host first.
+    Where the user ``named`` the stream, it is told if the call stood still nevertheless (`advice.copied`). Without
+    ``host_copy`` it raises LayoutError rather than gather the source on the host first.
     """
-    if not dst.nbytes:
+    nbytes = src.nbytes
+    if not nbytes:
         return
-    if dst.nbytes >= dst.context.staged_from and host_copy and choose(dst.context, src, stream).path is Path.STAGED:
-        _write_staged(dst, src, stream, blocking)
-    else:
-        _steadily(dst.context, src, partial(_write, dst, src, stream, blocking, host_copy))
+    context = dst.allocation.context
+    began = begin()
+    way = _put(dst, src, stream, blocking, host_copy)
+    seconds = count(context, way.path, nbytes, began, None, way.why, src, stream, way.plan)
+    if nbytes >= advice.LARGE:
+        # What is staged was read by now, and is enqueued; the driver reads pageable memory itself before it returns.
+        advice.copied(context, src, stream, seconds, stood=named and way.path != UP)
 
 
-def _write_staged(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
+def _put(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool = True) -> Way:
+    context = dst.allocation.context
+    why = BELOW if host_copy else UNCOPIED
+    if src.nbytes >= context.staged_from and host_copy:
+        rule = choose(context, src, stream)
+        if rule.path is Path.STAGED:
+            return _put_staged(dst, src, stream, blocking, rule.why)
+        why = rule.why
+    return _steadily(context, src, partial(_put_directly, dst, src, stream, blocking, host_copy, why))
+
+
+def _put_staged(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, why: str) -> Way:
     axes, flipped = memory_order(dst.shape, dst.strides)
     shape, strides = _in_memory_order(dst.shape, dst.strides, axes, flipped)
     source = _view(_raw(src), axes, flipped)
     low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
+    plan = None
     if source.flags.c_contiguous and is_contiguous(shape, strides, dst.itemsize):
         source, strides = _bytes(source), (1,)
+    elif dst.context.trace is not None:
+        plan = rows(shape, dst.itemsize, strides, source.strides)
     upload(dst.context, low, strides, source, stream, blocking)
-    _count(dst.context, "h2d staged", dst.nbytes)
+    return Way(UP, why, plan)
 
 
-def _write(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool) -> None:
+def _put_directly(
+    dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool, why: str
+) -> Way:
     context = dst.context
-    if not context.registry.segments and src.flags.c_contiguous and dst.is_c_contiguous():
+    if not context.registry.segments and src.flags.c_contiguous and (dst._strides is None or dst.is_c_contiguous()):
         # The commonest copy by far; what follows would find the same at ten times the price.
         nbytes = src.nbytes
         if context.driver.copy(dst.ptr, address(src), nbytes, H2D, stream.handle, blocking=blocking):
             context.reclaim.retire(stream, src)
-        _count(context, "h2d direct", nbytes)
-        return
+        return UP_DIRECTLY if why is BELOW else Way("h2d direct", why)
     axes, flipped = memory_order(dst.shape, dst.strides)
     target = _in_memory_order(dst.shape, dst.strides, axes, flipped)
     source = _view(_raw(src), axes, flipped)
     low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
     plan = rows(target[0], dst.itemsize, target[1], source.strides)
-    if not (plan.calls == plan.height == 1) and not _rows_pay(context, plan, source):
+    reason = "" if plan.calls == plan.height == 1 else _against_rows(context, plan, source)
+    if reason:
         if not host_copy:
             raise LayoutError(
                 f"copy=False, but a source of shape {src.shape} with strides {src.strides} has to be gathered on the host "
                 f"first: give numpy.ascontiguousarray(source), or copy=True"
             )
-        packed = _scratch(source.shape, source.dtype)
-        packed[...] = source
+        packed = scratch(source.shape, source.dtype)
+        copy_elements(packed, source)
         source = packed
+        way = Way("h2d packed", reason, plan)
         plan = rows(target[0], dst.itemsize, target[1], source.strides)
-        path = "packed"
     else:
-        path = "direct" if plan.height == 1 else "2d"
+        way = Way("h2d direct", why) if plan.height == 1 else Way("h2d 2d", ROWS, plan)
     running = run(context, plan, low, address(source), H2D, stream, blocking)
     if running:
         context.reclaim.retire(stream, source)
-    _count(context, f"h2d {path}", dst.nbytes)
+    return way
 
 
-def read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, blocking: bool) -> None:
-    """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable."""
-    download = _begin(src, dst, stream)
-    if download is not None:
-        try:
-            download.finish()
-        except BaseException as error:
-            # Interrupted, say: the destination is the caller's again, and nobody may write there later.
-            download.fail(error)
-            raise
-    elif src.nbytes:
-        _steadily(src.context, dst, partial(_read, src, dst, stream, blocking))
+def read(
+    src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, blocking: bool, named: bool = False
+) -> None:
+    """Copy device elements into host elements; shapes and dtypes are equal, and the destination is writable.
+
+    ``named`` as for `write`.
+    """
+    nbytes = dst.nbytes
+    if not nbytes:
+        return
+    context = src.allocation.context
+    began = begin()
+    way = _get(src, dst, stream, blocking)
+    seconds = count(context, way.path, nbytes, began, None, way.why, src, stream, way.plan)
+    if nbytes >= advice.LARGE:
+        advice.copied(context, dst, stream, seconds, stood=named, spared=way.path == DOWN)
 
 
-def read_async(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> Download | None:
-    """Enqueue a copy into host elements that nobody reads yet; what has to be finished by hand, if anything."""
-    download = _begin(src, dst, stream)
-    if download is None and src.nbytes:
-        _steadily(src.context, dst, partial(_read, src, dst, stream, False))
+def read_async(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *, named: bool) -> Download | None:
+    """Enqueue a copy into host elements that nobody reads yet; what has to be finished by hand (`finish`), if anything.
+
+    ``named`` as for `write`.
+    """
+    nbytes = dst.nbytes
+    if not nbytes:
+        return None
+    context = src.allocation.context
+    began = begin()
+    download, way = _start(src, dst, stream)
+    if download is None:
+        way = _steadily(context, dst, partial(_get_directly, src, dst, stream, False, way.why))
+    seconds = count(context, way.path, nbytes, began, None, way.why, src, stream, way.plan)
+    if nbytes >= advice.LARGE:
+        advice.copied(context, dst, stream, seconds, stood=named and download is None)
     return download
 
 
-def _begin(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> Download | None:
-    """Enqueue a large copy of device elements to the host by way of the ring, if that is its way."""
+def finish(download: Download) -> None:
+    """Put what `read_async` has under way where it belongs; the device is entered. What that takes is counted with the copy."""
+    began = begin()
+    download.finish()
+    more(download.context, DOWN, began)
+
+
+def _get(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> Way:
+    download, way = _start(src, dst, stream)
+    if download is None:
+        return _steadily(src.context, dst, partial(_get_directly, src, dst, stream, blocking, way.why))
+    try:
+        download.finish()
+    except BaseException as error:
+        # Interrupted, say: the destination is the caller's again, and nobody may write there later.
+        download.fail(error)
+        raise
+    return way
+
+
+def _start(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> tuple[Download | None, Way]:
+    """Enqueue a large copy of device elements to the host by way of the ring, if that is its way; else why it is not."""
     context = src.context
-    if src.nbytes < context.staged_from or choose(context, dst, stream).path is not Path.STAGED:
-        return None
+    if src.nbytes < context.staged_from:
+        return None, UNDECIDED
+    rule = choose(context, dst, stream)
+    if rule.path is not Path.STAGED:
+        return None, Way("", rule.why)
     axes, flipped = memory_order(src.shape, src.strides)
     shape, strides = _in_memory_order(src.shape, src.strides, axes, flipped)
     target = _view(_raw(dst), axes, flipped)
     low = src.ptr + span(src.shape, src.strides, src.itemsize)[0]
+    gaps, plan = False, None
     if target.flags.c_contiguous and is_contiguous(shape, strides, src.itemsize):
         target, strides = _bytes(target), (1,)
-    elif calls(context, rows(shape, src.itemsize, contiguous_strides(shape, src.itemsize), strides)) > MANY_CALLS:
-        return None  # narrow rows: cheaper to gather on the host
+    elif (
+        calls(context, plan := rows(shape, src.itemsize, contiguous_strides(shape, src.itemsize), strides)) > MANY_CALLS
+    ):
+        reach = span(shape, strides, src.itemsize)[1]
+        if reach > DENSE_SPAN * src.nbytes:
+            return None, Way("", MANY)
+        gaps = True  # fetched with what lies between them, and gathered on the host
     download = Download(context, target)
-    download.start(low, strides, stream)
-    _count(context, "d2h staged", src.nbytes)
-    return download
+    download.start(low, strides, stream, gaps)
+    return download, Way(DOWN, GAPS if gaps else rule.why, plan)
 
 
-def _read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
+def _get_directly(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool, why: str) -> Way:
     context = src.context
+    if not context.registry.segments and dst.flags.c_contiguous and (src._strides is None or src.is_c_contiguous()):
+        # As in `_put_directly`.
+        if context.driver.copy(address(dst), src.ptr, dst.nbytes, D2H, stream.handle, blocking=blocking):
+            context.reclaim.retire(stream, dst)
+        return DOWN_DIRECTLY if why is BELOW else Way("d2h direct", why)
     axes, flipped = memory_order(src.shape, src.strides)
     origin = _in_memory_order(src.shape, src.strides, axes, flipped)
     target = _view(dst, axes, flipped)
     reach = span(src.shape, src.strides, src.itemsize)
     low = src.ptr + reach[0]
     plan = rows(origin[0], src.itemsize, target.strides, origin[1])
-    if plan.calls == plan.height == 1 or _rows_pay(context, plan, target):
+    reason = "" if plan.calls == plan.height == 1 else _against_rows(context, plan, target)
+    if not reason:
         running = run(context, plan, address(target), low, D2H, stream, blocking)
         if running:
             context.reclaim.retire(stream, dst)
-        _count(context, f"d2h {'direct' if plan.height == 1 else '2d'}", src.nbytes)
-        return
+        return Way("d2h direct", why) if plan.height == 1 else Way("d2h 2d", ROWS, plan)
     stream.check_waitable(context.driver)
-    packed = _scratch(origin[0], src.dtype)
+    packed = scratch(origin[0], src.dtype)
+    way = Way("d2h packed", reason, plan)
     plan = rows(origin[0], src.itemsize, packed.strides, origin[1])
     if (
         plan.calls == plan.height == 1
-        or _rows_pay(context, plan, packed)
+        or not _against_rows(context, plan, packed)
         or reach[1] - reach[0] > DENSE_SPAN * src.nbytes
     ):
         run(context, plan, address(packed), low, D2H, stream, True)
-        path = "packed"
     else:
-        fetched = _scratch((reach[1] - reach[0],), np.dtype(np.uint8))
+        fetched = scratch((reach[1] - reach[0],), np.uint8)
         if fetched.nbytes < context.staged_from:
             context.driver.copy(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
         else:
@@ -192,31 +294,35 @@ def _read(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocki
             whole.start(low, (1,), stream)
             whole.finish()
         packed = np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])
-        path = "span"
-    _raw(target)[...] = _raw(packed)
-    _count(context, f"d2h {path}", src.nbytes)
+        way = Way("d2h span", reason, plan)
+    copy_elements(_raw(target), _raw(packed))
+    return way
 
 
 def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, blocking: bool) -> None:
-    """Copy between device arrays of one shape and dtype, on one device or two; right also where they overlap."""
+    """Copy between arrays of one shape and dtype on one device; right also where they overlap. `across.move`: on two."""
     if not dst.nbytes:
         return
-    if dst.context is not src.context:
-        _move_across(dst, src, stream, blocking)
-        return
+    if not overlap(_range(dst), _range(src)):
+        began = begin()
+        way = _move(dst, src, stream, blocking)
+    elif (dst.ptr, dst.strides) != (src.ptr, src.strides):
+        began = begin()
+        way = _move_overlapping(dst, src, stream, blocking)
+    else:
+        return  # onto itself
+    count(dst.context, way.path, dst.nbytes, began, None, way.why, src, stream, way.plan)
+
+
+def _move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
+    """Between two regions of one device that have no byte in common."""
     context = dst.context
-    if overlap(_range(dst), _range(src)):
-        if (dst.ptr, dst.strides) != (src.ptr, src.strides):
-            _move_overlapping(dst, src, stream, blocking)
-        return
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
     if calls(context, plan) > MANY_CALLS:
-        write(dst, _fetched(src, stream), stream, blocking=blocking)
-        path = "staged"
-    else:
-        run(context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
-        path = "direct" if plan.calls == plan.height == 1 else "2d"
-    _count(context, f"d2d {path}", dst.nbytes)
+        _put(dst, _fetched(src, stream), stream, blocking)
+        return Way("d2d staged", MANY, plan)
+    run(context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
+    return Way("d2d direct", ONE_RUN) if plan.calls == plan.height == 1 else Way("d2d 2d", ROWS, plan)
 
 
 def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bool) -> None:
@@ -224,6 +330,7 @@ def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bo
     if not dst.nbytes:
         return
     context = dst.context
+    began = begin()
     cast = assignable(value, dst.dtype)
     if cast.size != 1:
         raise LayoutError(
@@ -234,8 +341,8 @@ def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bo
     if not is_contiguous(dst.shape, dst.strides, dst.itemsize) and not is_contiguous(
         dst.shape, dst.strides, dst.itemsize, "F"
     ):
-        repeated = np.broadcast_to(item, dst.shape)
-        write(dst, repeated, stream, blocking=blocking)
+        way = _put(dst, np.broadcast_to(item, dst.shape), stream, blocking)
+        count(context, "fill", dst.nbytes, began, None, way.why, dst, stream, way.plan)
         return
     width = next((width for width in (1, 2, 4) if _repeats(pattern, width)), 0)
     if width and dst.ptr % width == 0:
@@ -244,8 +351,9 @@ def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bo
     else:
         _double(context, dst.ptr, pattern, dst.nbytes, stream)
     if blocking:
-        context.driver.stream_synchronize(stream.handle)
-    _count(context, "fill", dst.nbytes)
+        with Waiting(context, "the stream"):
+            context.driver.stream_synchronize(stream.handle)
+    count(context, "fill", dst.nbytes, began, None, ONE_RUN, dst, stream)
 
 
 def guard(what: str) -> None:
@@ -253,7 +361,7 @@ def guard(what: str) -> None:
     mode = settings().transfer_guard
     if mode is TransferGuard.ALLOW:
         return
-    site = _call_site()
+    site = call_site()
     message = f"implicit copy from device to host by {what} at {site[0]}:{site[1]}"
     if mode is TransferGuard.DISALLOW:
         raise TransferGuardError(
@@ -269,16 +377,18 @@ def guard(what: str) -> None:
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
-def _rows_pay(context: Context, plan: Rows, host: npt.NDArray[Any]) -> bool:
-    return (
-        plan.width >= WIDE_ROW
-        and calls(context, plan) <= MANY_CALLS
-        and strided(context, plan)
-        and not context.registry.cuts(*extent(host))
-    )
+def _against_rows(context: Context, plan: Rows, host: npt.NDArray[Any]) -> str:
+    """Why rows are not to be copied by the driver as they lie; nothing, if they are."""
+    if plan.width < WIDE_ROW:
+        return NARROW
+    if calls(context, plan) > MANY_CALLS:
+        return MANY
+    if not strided(context, plan):
+        return UNPITCHED
+    return CUT if context.registry.cuts(*extent(host)) else ""
 
 
-def _steadily(context: Context, host: npt.NDArray[Any], copy: Callable[[], None]) -> None:
+def _steadily(context: Context, host: npt.NDArray[Any], copy: Callable[[], T]) -> T:
     """Make a copy from or to host memory, in which nobody locks or unlocks pages meanwhile.
 
     Where nothing is locked, which is nearly always, nobody is asked to wait. If memory beside it is locked before the driver
@@ -288,20 +398,12 @@ def _steadily(context: Context, host: npt.NDArray[Any], copy: Callable[[], None]
     locked = registry.segments
     if not locked:
         try:
-            copy()
-            return
+            return copy()
         except BackendError:
             if registry.segments is locked:
                 raise
     with registry.steady(*extent(host)):
-        copy()
-
-
-def _scratch(shape: Shape, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A contiguous buffer of our own, on pages of its own: neighbours on the heap may be page-locked at any time."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + 2 * PAGE, np.uint8)
-    return np.ndarray(shape, dtype, raw, -address(raw) % PAGE)
+        return copy()
 
 
 def _in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:
@@ -333,42 +435,17 @@ def _range(array: DeviceNDArray[Any]) -> tuple[int, int]:
 def _fetched(src: DeviceNDArray[Any], stream: Stream) -> npt.NDArray[Any]:
     stream.check_waitable(src.context.driver)
     host = np.empty(src.shape, src.dtype)
-    read(src, host, stream, blocking=True)
+    _get(src, host, stream, True)
     return host
 
 
-def _move_across(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> None:
-    """Between two devices, by way of the host unless one backend can do it directly."""
-    stream.check_waitable(dst.context.driver)
-    origin = src.stream_in_force()
-    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
-    direct = plan.calls == plan.height == 1 and dst.context.info.backend == src.context.info.backend
-    if direct and dst.context.has(Capability.PEER) and dst.context.driver.can_access(src.context.info.ordinal):
-        # The source's stream knows nothing of the destination's: what was enqueued there has to be done first.
-        origin.synchronize()
-        dst.context.driver.copy_peer(
-            dst.ptr + plan.dst_offset,
-            dst.context.info.ordinal,
-            src.ptr + plan.src_offset,
-            src.context.info.ordinal,
-            plan.width,
-            stream.handle,
-            blocking=True,
-        )
-        _count(dst.context, "peer", dst.nbytes)
-        return
-    with Entered(src.context):
-        host = _fetched(src, origin)
-    write(dst, host, stream, blocking=blocking)
-    _count(dst.context, "peer staged", dst.nbytes)
-
-
-def _move_overlapping(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> None:
+def _move_overlapping(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
     """As if the source had been copied away first: it is."""
     aside = src.like(stream)
     with Using(stream, aside.allocation):
-        move(aside, src, stream, blocking=False)
-        move(dst, aside, stream, blocking=blocking)
+        _move(aside, src, stream, False)
+        _move(dst, aside, stream, blocking)
+    return Way("d2d aside", "source and destination overlap")
 
 
 def _repeats(pattern: bytes, width: int) -> bool:
@@ -378,7 +455,7 @@ def _repeats(pattern: bytes, width: int) -> bool:
 def _double(context: Context, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
     """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
     repeats = max(1, min(PATTERN_BYTES, nbytes) // len(pattern))
-    first = _scratch((repeats * len(pattern),), np.dtype(np.uint8))
+    first = scratch((repeats * len(pattern),), np.uint8)
     first[:] = np.frombuffer(pattern * repeats, np.uint8)
     driver, handle = context.driver, stream.handle
     if driver.copy(ptr, address(first), first.nbytes, H2D, handle, blocking=False):
@@ -388,16 +465,3 @@ def _double(context: Context, ptr: int, pattern: bytes, nbytes: int, stream: Str
         step = min(done, nbytes - done)
         driver.copy(ptr + done, ptr, step, D2D, handle, blocking=False)
         done += step
-
-
-def _count(context: Context, path: str, nbytes: int) -> None:
-    counter = context.stats[path]
-    counter[0] += 1
-    counter[1] += nbytes
-
-
-def _call_site() -> tuple[str, int]:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("devmem", "numpy"):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno

@@ -16,9 +16,11 @@ from .array import H2D, DeviceNDArray, StreamLike, device_view
 from .device import context_of, current_context
 from .layout import Shape, address, contiguous_strides, like_strides
 from .record import DeviceRecord
+from .telemetry import SAMPLED
 
 if TYPE_CHECKING:
     from .context import Context
+    from .stream import Stream
 
 _new = object.__new__
 _stream_in_scope = scopes.stream.get
@@ -84,20 +86,20 @@ def upload(context: Context, src: npt.NDArray[Any], stream: StreamLike, copy: bo
         array._stream = bound
         try:
             locked = context.registry.segments
-            if not direct or locked or nbytes >= context.staged_from:
-                transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
+            counter = context.uploads
+            if not direct or locked or nbytes >= context.timed_from or not counter[0] & SAMPLED:
+                _write(array, src, chosen, bound is not None, copy)
             else:
                 try:
                     if driver.copy(ptr, address(src), nbytes, H2D, chosen.handle, blocking=bound is None):
                         context.reclaim.retire(chosen, src)
-                    counter = context.uploads
                     counter[0] += 1
                     counter[1] += nbytes
                 except BackendError:
                     if context.registry.segments is locked:
                         raise
                     # As in `transfer`: cut at what was locked meanwhile.
-                    transfer.write(array, src, chosen, blocking=bound is None, host_copy=copy)
+                    _write(array, src, chosen, bound is not None, copy)
             if chosen.external:
                 allocation.after_use(chosen)
         except BaseException:
@@ -155,6 +157,10 @@ def like(ary: Any) -> tuple[Shape, np.dtype[Any], Shape, int]:
         else contiguous_strides(model.shape, itemsize)
     )
     return model.shape, model.dtype, strides, model.size * itemsize
+
+
+def _write(array: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, named: bool, copy: bool) -> None:
+    transfer.write(array, src, stream, blocking=not named, host_copy=copy, named=named)
 
 
 def _into(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) -> Any:

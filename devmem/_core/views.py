@@ -17,6 +17,8 @@ from .region import D, Region
 if TYPE_CHECKING:
     from .array import DeviceNDArray
 
+_new: Any = object.__new__
+
 
 class Views(Region[D]):
     """What gives another array over the same memory, which keeps it alive."""
@@ -94,10 +96,14 @@ class Views(Region[D]):
     def _view(
         self, ptr: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any] | None = None
     ) -> DeviceNDArray[Any]:
-        kind: Any = type(self)
-        view: DeviceNDArray[Any] = kind(
-            self.allocation, ptr if 0 not in shape else 0, shape, dtype or self.dtype, strides, self._stream
-        )
+        # As `Region` would make it: a class of somebody else's may have a constructor of its own.
+        view: DeviceNDArray[Any] = _new(type(self))
+        view.allocation = self.allocation
+        view._ptr = ptr if 0 not in shape else 0
+        view._shape = shape
+        view._dtype = dtype or self._dtype
+        view._strides = strides
+        view._stream = self._stream
         return view
 
     def _slice(self, key: slice) -> DeviceNDArray[D]:
@@ -114,9 +120,13 @@ class Views(Region[D]):
             shape, strides = (count,), (stride * step,)
         else:
             shape, strides = (count, *shape[1:]), (stride * step, *strides[1:])
-        ptr = self._ptr + start * stride if 0 not in shape else 0
-        kind: Any = type(self)
-        view: DeviceNDArray[D] = kind(allocation, ptr, shape, dtype, strides, self._stream)
+        view: DeviceNDArray[D] = _new(type(self))  # as in `_view`, without the call
+        view.allocation = allocation
+        view._ptr = self._ptr + start * stride if 0 not in shape else 0
+        view._shape = shape
+        view._dtype = dtype
+        view._strides = strides
+        view._stream = self._stream
         return view
 
     def _at(self, key: object) -> DeviceNDArray[D]:

@@ -11,7 +11,7 @@ from numpy import ndarray
 from .._core.args import layout_of
 from .._core.array import DeviceNDArray
 from .._core.device import context_of, current_context
-from .._core.hostarray import PinnedNDArray
+from .._core.pinned import PinnedNDArray
 from .._core.upload import empty, filled, like, upload
 from .._core.upload import to_device as _to_device
 

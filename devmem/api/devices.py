@@ -7,6 +7,7 @@ from typing import Any
 from .._core import scopes
 from .._core.backends import BackendStatus, registry, statuses
 from .._core.config import Setting, describe
+from .._core.config import settings as _settings
 from .._core.device import Device, close_all, default_device, device_at, device_of, select
 from ..spi.driver import Backend
 
@@ -45,6 +46,15 @@ def use_backend(name: str) -> scopes.Scope[str]:
         Nobody supplies a backend of that name.
     """
     return scopes.Scope(name, scopes.choose(scopes.device, default_device(name)))
+
+
+def chosen_backend() -> str | None:
+    """The backend that somebody chose, by a scope or by DEVMEM_BACKEND; None where devmem would pick one itself.
+
+    For namespaces that prefer another one then.
+    """
+    chosen = scopes.device.get()
+    return chosen.backend if chosen is not None else _settings().backend or None
 
 
 def register_backend(backend: Backend) -> None:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from .._core.args import alloc_flags, layout_of, pinnable
 from .._core.device import current_context
 from .._core.entered import Entered
-from .._core.hostarray import ManagedNDArray, MappedNDArray, Mapping, PinnedNDArray, host_visible
+from .._core.hostarray import ManagedNDArray, MappedNDArray, Mapping, host_visible
+from .._core.pinned import PinnedNDArray
 from .._core.registration import Registration
 from .._core.upload import like
 from ..spi.types import AllocFlags, MemoryKind

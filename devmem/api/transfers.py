@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy.typing as npt
+
 from .._core import batch, handle
+from .._core import scatter as pieces
+from .._core.array import DeviceNDArray
 from .._core.handle import Transfer
 
 
-def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = None) -> Transfer:
+def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = None, pinned: bool = False) -> Transfer:
     """Begin a copy between host and device, or on a device, and return at once a handle that owns both sides.
 
     Parameters
@@ -22,6 +26,9 @@ def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = N
         Orders the copy; the array's own, the current or the default one, if not given.
     device : Device, int or str, optional
         Where a new device array is made; the current device, if not given.
+    pinned : bool
+        Make a new host array in page-locked memory, as `DeviceNDArray.copy_to_host` does: nothing has to be put there by whoever
+        waits.
 
     Returns
     -------
@@ -40,7 +47,7 @@ def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = N
     BackendError
         Nothing could be enqueued. What the driver says later is raised by ``wait`` and ``result``.
     """
-    return handle.copy_async(src, dst, stream, device)
+    return handle.copy_async(src, dst, stream, device, pinned)
 
 
 def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:
@@ -91,3 +98,58 @@ def to_host_many(tree: Any, stream: Any = 0) -> Any:
         The same structure, complete on return. Small arrays are views of one host block, which lives as long as any of them.
     """
     return batch.download_many(tree, stream)
+
+
+def scatter(array: Any, devices: Any, axis: int = 0) -> list[DeviceNDArray[Any]]:
+    """Cut a host array along an axis, and copy the pieces to devices, to all of them at once.
+
+    Parameters
+    ----------
+    array : array_like
+        Any layout and memory; page-locked memory is read by the devices directly.
+    devices : sequence of Device, int or str
+        One for each piece, in order; a device may stand there several times, and they may be of several vendors.
+    axis : int
+        Which axis is cut, as evenly as it goes, as by ``numpy.array_split``: pieces may be empty.
+
+    Returns
+    -------
+    list of DeviceNDArray
+        The pieces, complete on return, each contiguous in the source's order of axes and owned by the caller. The copies are
+        ordered on each device's current or default stream.
+
+    Raises
+    ------
+    LayoutError
+        The array has no such axis or holds Python objects; there are no devices.
+    OutOfMemory, BackendError
+        A piece does not fit, or a driver refused; a note on the error tells which. Nothing is left allocated.
+    """
+    return pieces.scatter(array, devices, axis)
+
+
+def gather(arrays: Any, axis: int = 0, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """Copy device arrays into one host array, one behind the other along an axis, from all devices at once.
+
+    Parameters
+    ----------
+    arrays : sequence of DeviceNDArray
+        Of one dtype, and of one shape but for the axis; on any devices. What was enqueued on the stream of each comes before.
+    axis : int
+        Which axis they make up together, as in ``numpy.concatenate``.
+    out : ndarray, optional
+        Where to: of that shape and dtype, any strides, writable; a new array, if not given.
+
+    Returns
+    -------
+    ndarray
+        ``out`` or the new array, complete on return.
+
+    Raises
+    ------
+    LayoutError
+        The arrays do not fit together or into ``out``: nothing was copied.
+    BackendError, ClosedError
+        A driver refused, or an array is gone; a note on the error tells which. What ``out`` holds is undefined.
+    """
+    return pieces.gather(arrays, axis, out)

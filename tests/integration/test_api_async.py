@@ -430,3 +430,22 @@ def test_the_device_was_closed(way):
     assert np.array_equal(done.result(), DATA)
     with pytest.raises(ClosedError):
         dm.copy_async(array)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error", "words"),
+    [
+        ("x", TypeError, "timeout='x' is no number of seconds"),
+        ([1], TypeError, "no number of seconds"),
+        (True, TypeError, "no number of seconds"),
+        (float("nan"), ValueError, "would never be over"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["wait", "result"])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(verb, timeout, error, words):
+    copy = dm.copy_async(DATA)
+    for _ in range(2):  # under way, maybe; then complete
+        with pytest.raises(error, match=words):
+            getattr(copy, verb)(timeout=timeout)
+        assert copy.wait() is True
+    assert copy.wait(timeout=np.float32(1)) is True

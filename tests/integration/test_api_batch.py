@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem.testing import every_failure
 
 pytestmark = pytest.mark.usefixtures("tidy", "device")
 
@@ -167,3 +168,153 @@ def test_it_takes_one_allocation_and_one_copy(recorded):
     with recorded.during() as seen:
         dm.to_host_many(up)
     assert [call.method for call in seen].count("copy") == 1
+
+
+# -- page-locked leaves, and blocks of their own: the driver's batches ---------------------------------------------------
+
+KIB = 1 << 10
+
+
+def pinned(nbytes, seed=0):
+    array = dm.pinned_array(nbytes, np.uint8)
+    array[...] = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+    return array
+
+
+def test_page_locked_leaves_are_copied_from_where_they_are_by_one_call(need, recorded):
+    need("batch_copy")
+    leaves = [pinned(32 * KIB + number, number) for number in range(20)]
+    small, large = [np.arange(number) for number in range(10)], np.arange(10_000.0)
+    stream = dm.stream()
+    tree = [*leaves[:10], *small, large, large.reshape(100, 100).T[::-1], *leaves[10:]]
+    with recorded.during() as seen:
+        up = dm.to_device_many(tree, stream)
+    batches = [call for call in seen if call.method == "copy_batch"]
+    [batch] = batches
+    assert batch.args[1] == [leaf.ctypes.data for leaf in leaves]
+    assert batch.args[2] == [leaf.nbytes for leaf in leaves]
+    assert batch.args[0] == [array.ptr for array in (*up[:10], *up[-10:])]
+    assert [call.method for call in seen].count("copy") == 3  # the small ones together, and each of the large
+    assert same(tree, up)
+    assert dm.transfer_stats()["h2d batch"]["bytes"] == sum(leaf.nbytes for leaf in leaves)
+
+
+def test_sources_of_a_batch_live_until_the_stream_has_passed(need, hold):
+    need("batch_copy", "hold")
+    stream = dm.stream(non_blocking=True)
+    leaves = [pinned(32 * KIB, number) for number in range(4)]
+    wanted = [leaf.copy() for leaf in leaves]
+    with hold(stream) as latch:
+        up = dm.to_device_many(leaves, stream)
+        del leaves
+        gc.collect()
+        others = [
+            dm.pinned_array(32 * KIB, np.uint8) for _ in range(4)
+        ]  # where the sources were, if they were let go of
+        for other in others:
+            other[...] = 0
+        latch.release()
+    for found, expected in zip(dm.to_host_many(up), wanted, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_registered_leaves(need):
+    need("host_register")
+    host = np.arange(100_000.0)
+    leaves = [host[:20_000], host[20_000:40_000], host[30_000:90_000], host[::2]]
+    with dm.register(host[:50_000]):  # the third lies half in it
+        assert same(leaves, dm.to_device_many(leaves, dm.stream()))
+    assert same(leaves, dm.to_device_many(leaves))
+
+
+def test_memory_that_is_locked_meanwhile_is_looked_at_again(need, device, monkeypatch):
+    need("batch_copy", "host_register")
+    leaves, other = [pinned(40 * KIB, number) for number in range(3)], np.zeros(1 << 20, np.uint8)
+    context = device.context()
+    before = dm.transfer_stats().get("h2d batch", {"copies": 0})["copies"]
+    steady = type(context.registry).steady
+    registered = []
+
+    def first(self, low, high):
+        if not registered:
+            registered.append(dm.register(other))
+        return steady(self, low, high)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(context.registry), "steady", first)
+        up = dm.to_device_many(leaves, dm.stream())
+    assert registered
+    assert same(leaves, up)
+    assert dm.transfer_stats().get("h2d batch", {"copies": 0})["copies"] == before
+    dm.deregister(other)
+
+
+def test_arrays_of_their_own_are_put_together_by_one_call(need, recorded):
+    need("batch_copy")
+    hosts = [np.random.default_rng(number).random(100 + number) for number in range(20)]
+    arrays = [dm.to_device(host) for host in hosts]
+    with recorded.during() as seen:
+        down = dm.to_host_many(arrays)
+    names = [call.method for call in seen]
+    assert (names.count("copy_batch"), names.count("copy")) == (1, 1)
+    assert same(hosts, down)
+
+
+def test_where_a_graph_is_captured_everything_is_copied_from_where_it_is(device, monkeypatch):
+    context = device.context()
+    stream = dm.stream()
+    leaves = [np.arange(10), np.arange(20.0), np.zeros(0), np.arange(100_000)]
+    seen = []
+
+    class Capturing:
+        def __init__(self, driver):
+            self.driver = driver
+
+        def __getattr__(self, name):
+            return getattr(self.driver, name)
+
+        def capturing(self, handle):
+            return handle == stream.handle
+
+        def copy(self, dst, src, *rest, **options):
+            seen.append(src)
+            return self.driver.copy(dst, src, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "capabilities", context.capabilities | {dm.spi.types.Capability.CAPTURE})
+        patch.setattr(context, "driver", Capturing(context.driver))
+        patch.setattr(stream, "simple", False)
+        up = dm.to_device_many(leaves, stream)
+    assert seen == [leaf.ctypes.data for leaf in leaves if leaf.size]
+    stream.synchronize()
+    assert same(leaves, up)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_failure_leaves_nothing_behind(recorded, with_settings, named):
+    """Whichever call of the driver fails: the error is raised, no memory stays, and the next batch is right."""
+    with_settings(STAGING_THRESHOLD="20000", STAGING_SLOT_BYTES="20000")
+    leaves = [np.arange(10), pinned(33 * KIB), pinned(34 * KIB, 1), np.arange(5000.0), np.arange(5000.0)[::2]]
+    stream = dm.stream() if named else 0
+    own = [dm.to_device(leaf) for leaf in leaves]
+
+    def call():
+        up = dm.to_device_many(leaves, stream)
+        dm.to_host_many(up, stream)
+        dm.to_host_many(own, stream)
+
+    def check():
+        gc.collect()
+        dm.synchronize()
+        dm.trim()
+        assert dm.memory_info().live == live
+        assert same(leaves, dm.to_device_many(leaves, stream))
+        assert same(leaves, dm.to_host_many(own, stream))
+        dm.synchronize()
+        dm.trim()
+
+    call()
+    dm.synchronize()
+    dm.trim()
+    live = dm.memory_info().live
+    assert every_failure(call, recorded, check=check) > 10

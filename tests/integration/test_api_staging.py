@@ -46,7 +46,7 @@ def staged(with_settings, need_kind):
 
 
 def paths():
-    return {path: copies for path, (copies, _) in dm.current_device().context().stats.items() if copies}
+    return {path: numbers["copies"] for path, numbers in dm.transfer_stats().items()}
 
 
 # -- right -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Staged copies of any layout through slots of any size, against NumPy, byte by byte, gaps included."""
+"""Staged copies of any layout through slots of any size, on streams that are late, against NumPy, byte by byte, gaps included."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
 import devmem as dm
-from devmem._core import config
+from devmem._core import config, strips
 from devmem._core.staging import crew
+from devmem.spi.types import Capability
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +31,8 @@ def small_parts() -> Iterator[None]:
     dm.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crew, "PART", 64)
+        for name, value in {"LONG": 4, "STRIP": 3, "LINE": 8}.items():
+            patch.setattr(strips, name, value)
         patch.setenv("DEVMEM_STAGING_THRESHOLD", "0")
         if dm.current_device().context().staged_from > 1:
             pytest.skip("this device has no page-locked memory")
@@ -100,18 +103,21 @@ def same(got: Array, expected: Array) -> bool:
 
 @given(st.data(), rings)
 @settings(max_examples=150)
-def test_there_and_back(data: st.DataObject, how: tuple[int, int, int]) -> None:
+def test_there_and_back(late: Any, data: st.DataObject, how: tuple[int, int, int]) -> None:
     take, base = data.draw(views())
     host = take(base)
+    stream = dm.stream()
     with ring(*how):
-        there = dm.to_device(host)
-        assert same(there.copy_to_host(), host)
-        assert same(dm.copy_async(there, stream=dm.stream()).result(), host)
+        with late(0, data):
+            there = dm.to_device(host)
+            assert same(there.copy_to_host(), host)
+        with late(stream, data):
+            assert same(dm.copy_async(there, stream=stream).result(), host)
 
 
 @given(st.data(), rings, st.booleans())
 @settings(max_examples=200)
-def test_up_into_any_layout(data: st.DataObject, how: tuple[int, int, int], named: bool) -> None:
+def test_up_into_any_layout(late: Any, data: st.DataObject, how: tuple[int, int, int], named: bool) -> None:
     take, base = data.draw(views())
     shape = take(base).shape
     from_take, from_base = data.draw(views(shape, base.dtype))
@@ -119,8 +125,9 @@ def test_up_into_any_layout(data: st.DataObject, how: tuple[int, int, int], name
     expected = raw(base).copy()
     take(expected)[...] = raw(source)
     there = dm.to_device(base)
-    with ring(*how):
-        take(there).copy_to_device(source, stream=dm.stream() if named else 0)
+    stream = dm.stream() if named else 0
+    with ring(*how), late(stream, data):
+        take(there).copy_to_device(source, stream=stream)
         source[...] = np.zeros((), base.dtype)  # it was read when the call returned
         dm.synchronize()
     assert same(there.copy_to_host(), expected.view(base.dtype))
@@ -128,18 +135,58 @@ def test_up_into_any_layout(data: st.DataObject, how: tuple[int, int, int], name
 
 @given(st.data(), rings, st.sampled_from(["blocking", "named", "async"]))
 @settings(max_examples=200)
-def test_down_into_any_layout(data: st.DataObject, how: tuple[int, int, int], call: str) -> None:
+def test_down_into_any_layout(late: Any, data: st.DataObject, how: tuple[int, int, int], call: str) -> None:
     take, base = data.draw(views())
     shape = take(base).shape
     to_take, to_base = data.draw(views(shape, base.dtype))
     expected = raw(to_base).copy()
     to_take(expected)[...] = raw(take(base))
     there = dm.to_device(base)
-    with ring(*how):
+    stream = dm.stream() if call == "named" else 0
+    with ring(*how), late(stream, data):
         target = to_take(to_base)
         if call == "async":
             dm.copy_async(take(there), target).wait()
         else:
-            take(there).copy_to_host(target, stream=dm.stream() if call == "named" else 0)
+            take(there).copy_to_host(target, stream=stream)
     assert same(to_base, expected.view(base.dtype))
     assert same(there.copy_to_host(), base)
+
+
+@given(st.data(), rings)
+def test_files(late: Any, tmp_path_factory: Any, data: st.DataObject, how: tuple[int, int, int]) -> None:
+    take, base = data.draw(views())
+    host, there = take(base), dm.to_device(base)
+    path = tmp_path_factory.getbasetemp() / "a.npy"
+    stream = dm.stream()
+    with ring(*how):
+        with late(0, data):
+            dm.save(take(there), path)
+        assert same(np.load(path), host)
+        with late(stream, data):
+            again = dm.load(path, stream=stream)
+            path.unlink()
+            assert same(dm.copy_async(again, stream=stream).result(), host)
+
+
+@given(st.data(), rings, st.booleans())
+@settings(max_examples=200)
+def test_from_another_device(late: Any, data: st.DataObject, how: tuple[int, int, int], named: bool) -> None:
+    here = dm.current_device()
+    others = [each for each in dm.devices() if each.backend == here.backend and each != here]
+    if not others:
+        pytest.skip(f"{here.backend} has one device only")
+    take, base = data.draw(views())
+    from_take, from_base = data.draw(views(take(base).shape, base.dtype))
+    expected = raw(base).copy()
+    take(expected)[...] = raw(from_take(from_base))
+    target, source = dm.to_device(base), dm.to_device(from_base, device=others[0])
+    stream = dm.stream() if named else 0
+    context = here.context()
+    with ring(*how), pytest.MonkeyPatch.context() as patch, late(stream, data):
+        if data.draw(st.booleans()):  # neither reaches the other's memory
+            patch.setattr(context, "capabilities", context.capabilities - {Capability.PEER})
+        take(target).copy_to_device(from_take(source), stream=stream)
+        source.copy_to_device(np.zeros(source.shape, source.dtype))  # it was read when the call returned
+        dm.synchronize()
+    assert same(target.copy_to_host(), expected.view(base.dtype))

@@ -77,13 +77,15 @@ streams = st.sampled_from(["none", "named", "current"])
 
 
 class On:
-    """Run a block with no stream, a named one, or a current one; all is done at its end."""
+    """Run a block with no stream, a named one, or a current one, which is late; all is done at its end."""
 
-    def __init__(self, how: str) -> None:
-        self.stream: Any = dm.stream() if how != "none" else 0
+    def __init__(self, how: str, late: Any, data: st.DataObject) -> None:
         self.how = how
+        self.stream: Any = dm.stream() if how != "none" else 0
+        self.late = late(self.stream, data)
 
     def __enter__(self) -> Any:
+        self.late.__enter__()
         if self.how == "current":
             self.stream.__enter__()
             return 0
@@ -93,13 +95,14 @@ class On:
         if self.how == "current":
             self.stream.__exit__(*error)
         dm.synchronize()
+        self.late.__exit__(*error)
 
 
-@given(views(), streams)
+@given(st.data(), views(), streams)
 @settings(max_examples=200)
-def test_there_and_back(pair: tuple[Array, Array], how: str) -> None:
+def test_there_and_back(late: Any, data: st.DataObject, pair: tuple[Array, Array], how: str) -> None:
     array, _ = pair
-    with On(how) as stream:
+    with On(how, late, data) as stream:
         there = dm.to_device(array, stream=stream)
         back = there.copy_to_host(stream=stream)
     assert (there.shape, there.dtype) == (array.shape, array.dtype)
@@ -137,7 +140,7 @@ def test_views_of_a_device_array(data: st.DataObject) -> None:
 
 @given(st.data(), streams)
 @settings(max_examples=200)
-def test_into_a_strided_host_array(data: st.DataObject, how: str) -> None:
+def test_into_a_strided_host_array(late: Any, data: st.DataObject, how: str) -> None:
     """Only the elements are written; every byte between them stays."""
     target, base = data.draw(views(repeated=False))
     seed = data.draw(st.integers(0, 99))
@@ -151,14 +154,14 @@ def test_into_a_strided_host_array(data: st.DataObject, how: str) -> None:
     expected = in_bytes(base)
     at = place(target, base)
     at(expected)[...] = source.view(f"V{source.itemsize}")
-    with On(how) as stream:
+    with On(how, late, data) as stream:
         assert there.copy_to_host(target, stream=stream) is target
     assert np.array_equal(in_bytes(base), expected)
 
 
 @given(st.data(), streams)
 @settings(max_examples=200)
-def test_into_a_strided_device_array(data: st.DataObject, how: str) -> None:
+def test_into_a_strided_device_array(late: Any, data: st.DataObject, how: str) -> None:
     base = data.draw(bases())
     key = data.draw(keys(base.shape))
     there = dm.to_device(base)
@@ -166,7 +169,7 @@ def test_into_a_strided_device_array(data: st.DataObject, how: str) -> None:
     expected = raw(base).copy()
     expected[key] = raw(source)
     kind = data.draw(st.sampled_from(["host", "device", "other device", "pinned"]))
-    with On(how) as stream:
+    with On(how, late, data) as stream:
         there[key].copy_to_device(given_as(kind, source), stream=stream)
     assert same(there.copy_to_host(), expected)
 
@@ -219,14 +222,14 @@ def test_assignment_broadcasts_and_casts(data: st.DataObject) -> None:
 
 @given(st.data(), streams)
 @settings(max_examples=150)
-def test_fill(data: st.DataObject, how: str) -> None:
+def test_fill(late: Any, data: st.DataObject, how: str) -> None:
     base = data.draw(bases(array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=40)))
     assume(base.dtype.fields is None)
     value = fresh((), base.dtype, data.draw(st.integers(0, 99)))[()]
     key = data.draw(keys(base.shape))
     there, expected = dm.to_device(base), base.copy(order="K")
     expected[key] = value
-    with On(how) as stream:
+    with On(how, late, data) as stream:
         there[key].fill(value, stream=stream)
     assert same(there.copy_to_host(), expected)
 

@@ -17,6 +17,8 @@ from devmem.spi.types import AllocFlags, Capability, DeviceInfo, MemoryKind
 
 #: Frames that may stand between `to_device` and the driver.
 FRAMES = 2
+#: Small copies that are timed before the others go without.
+TIMED = 16
 
 
 class Witness:
@@ -154,7 +156,11 @@ def witness(request, monkeypatch):
     dm.register_backend(Backend(driver))
     try:
         with dm.use_backend("witness"):
-            dm.to_device(np.zeros(1)).free()  # opens the device
+            # Opens the device; and the first sixteen of every 4096 small copies are timed, by a longer way.
+            for _ in range(TIMED):
+                array = dm.to_device(np.zeros(1))
+                array.copy_to_host()
+                array.free()
             driver.calls.clear()
             yield driver
     finally:
@@ -280,6 +286,17 @@ def test_a_download_is_one_copy(witness, out):
     assert witness.counts() == {"enter": 1, "copy": 1}
     if out is None or out.flags.c_contiguous:
         assert len(witness.between("copy", dm.DeviceNDArray.copy_to_host)) <= FRAMES
+    array.free()
+
+
+def test_a_timed_copy_is_one_copy_too(witness):
+    counted = dm.current_device().context().uploads[0]
+    for _ in range(4096 - counted):
+        dm.to_device(SOURCES["1-D"]).free()
+    witness.calls.clear()
+    array = dm.to_device(SOURCES["1-D"])
+    assert len(witness.between("copy", dm.to_device)) > FRAMES, "this one was not timed"
+    assert witness.counts() == {"enter": 1, "alloc": 1, "copy": 1}
     array.free()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import devmem as dm
 from devmem._core import paths
 from devmem._core.paths import RULES, Case, Path, Rule, Sort, choose, sort_of
+from devmem.backends.host.driver import HostDriver
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.types import Capability
 from devmem.testing import FaultyBackend
@@ -192,6 +195,47 @@ def test_files(context, tmp_path: File):
     with dm.pinned(whole):
         assert sort_of(context, file) is Sort.LOCKED
     assert chosen(Context(), file).path is Path.STAGED
+
+
+def test_a_mapped_file_is_not_touched_to_find_out_what_it_is(context, tmp_path: File):
+    """Its pages come when they are copied, to whichever thread copies them."""
+    (tmp_path / "data").write_bytes(bytes(64 * PAGE))
+    file = np.memmap(tmp_path / "data", "u1", "r")
+    os.truncate(tmp_path / "data", 0)  # whoever touches a page now is killed
+    assert sort_of(context, file) is Sort.FILE
+    assert sort_of(context, file[PAGE:-5:3]) is Sort.FILE
+    rule = chosen(Context(), file)
+    assert (rule.path, place(rule)) == (Path.STAGED, 4)
+
+
+def test_what_memory_is_is_found_out_once(monkeypatch):
+    asked: list[object] = []
+    monkeypatch.setattr(paths, "sort_of", lambda *arguments: asked.append(arguments) or Sort.PAGEABLE)
+    assert chosen(Context(), PLAIN).path is Path.STAGED
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("threshold", "said"), [(0, None), (4096, None), (0, "100"), (4096, "0")])
+def test_memory_that_the_device_reads_through_the_hosts_page_tables(threshold, said, monkeypatch):
+    """A device says of itself that nothing is won by staging; a threshold that the user sets is what holds, though."""
+    dm.close()
+    if said is not None:
+        monkeypatch.setenv("DEVMEM_STAGING_THRESHOLD", said)
+    describe = HostDriver._describe
+    monkeypatch.setattr(
+        HostDriver, "_describe", lambda self: replace(describe(self), staging_threshold=threshold), raising=True
+    )
+    inner = HostBackend()
+    inner.configure({"strict": True, "devices": 1})
+    dm.register_backend(FaultyBackend(inner, "coherent"))
+    try:
+        with dm.use_backend("coherent"):
+            wanted = sys.maxsize if not threshold and said is None else max(threshold if said is None else int(said), 1)
+            assert dm.current_device().context().staged_from == wanted
+    finally:
+        dm.unregister_backend("coherent")
+        monkeypatch.undo()
+        dm.close()
 
 
 def test_memory_that_another_library_locked():

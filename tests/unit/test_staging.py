@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devmem as dm
+from devmem._core.layout import span
 from devmem._core.staging import crew as crew_module
+from devmem._core.staging import ring as ring_module
 from devmem._core.staging.blocks import block_offset, block_shape, blocks
 from devmem._core.staging.crew import Crew
 from devmem._core.staging.download import Download
@@ -44,6 +47,24 @@ def test_blocks_are_the_array_in_order(shape, itemsize, limit):
             assert block_offset(numbers.strides, block) == part.flat[0] * numbers.itemsize
         found += np.ravel(part).tolist()
     assert found == list(range(numbers.size))
+
+
+@given(st.data())
+def test_blocks_of_elements_that_lie_apart(data):
+    """Every element is in one block, and none reaches over more bytes than the limit, gaps among them."""
+    shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
+    itemsize, limit = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 300))
+    strides, reach = [], itemsize
+    for length in reversed(shape):
+        strides.insert(0, data.draw(st.sampled_from([reach, reach + 1, 3 * reach])))
+        reach += (length - 1) * strides[0]
+    numbers, seen = np.arange(math.prod(shape)).reshape(shape), []
+    for block in blocks(shape, itemsize, limit, tuple(strides)):
+        low, high = span(block_shape(shape, block), tuple(strides), itemsize)
+        assert low == 0
+        assert high <= max(limit, itemsize)
+        seen += np.ravel(numbers[block]).tolist()
+    assert seen == list(range(numbers.size))
 
 
 def test_blocks_are_of_much_the_same_size():
@@ -130,16 +151,16 @@ def test_where_no_thread_is_to_be_had_the_caller_does_it(small_parts, monkeypatc
 
 @pytest.mark.parametrize("where", [0, 1, 3])
 def test_errors_come_out_when_all_are_done(crew, monkeypatch, where):
-    sound, lock, count = np.copyto, threading.Lock(), [0]
+    sound, lock, count = crew_module.copy_elements, threading.Lock(), [0]
 
-    def copyto(dst, src, casting):
+    def copy(dst, src):
         with lock:
             at, count[0] = count[0], count[0] + 1
         if at == where:
             raise MemoryError("no")
-        sound(dst, src, casting=casting)
+        sound(dst, src)
 
-    monkeypatch.setattr(crew_module.np, "copyto", copyto)
+    monkeypatch.setattr(crew_module, "copy_elements", copy)
     with pytest.raises(MemoryError, match="no"):
         crew.copy(np.zeros(400, int), np.arange(400))
     assert count[0] >= 4
@@ -149,22 +170,55 @@ def test_errors_come_out_when_all_are_done(crew, monkeypatch, where):
     assert np.array_equal(there, np.arange(400))
 
 
-def test_an_interrupt_waits_for_the_others(crew, monkeypatch):
-    """Nobody may give a slot away while a thread still writes to it."""
-    interrupted = []
-    sound = Crew._result
+def test_an_interrupt_waits_for_the_others():
+    """At each line that the caller comes by: nobody may give a slot away while a thread still writes to it."""
+    caller, crew, left, interrupted = threading.current_thread(), Crew(3), 0, 0
 
-    def once(self, done):
-        if not interrupted:
-            interrupted.append(True)
-            raise KeyboardInterrupt
-        return sound(self, done)
+    def interrupt(frame, event, arg):
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return interrupt
 
-    monkeypatch.setattr(Crew, "_result", once)
-    there = np.zeros(400, int)
-    with pytest.raises(KeyboardInterrupt):
-        crew.copy(there, np.arange(400))
-    assert np.array_equal(there, np.arange(400))
+    def trace(frame, event, arg):
+        return interrupt if frame.f_code.co_filename == crew_module.__file__ else None
+
+    try:
+        crew.run([lambda: None] * 3)  # its threads are there
+        before = sys.gettrace()
+        for line in range(1, 1000):
+            left, begun, ended = line, [], []
+            at_work, go_on = threading.Event(), threading.Event()
+
+            def step(begun=begun, ended=ended, at_work=at_work, go_on=go_on):
+                begun.append(True)
+                if threading.current_thread() is caller:
+                    at_work.wait(20)
+                else:
+                    at_work.set()
+                    go_on.wait(20)
+                ended.append(True)
+
+            timer = threading.Timer(0.02, go_on.set)
+            timer.start()
+            sys.settrace(trace)
+            try:
+                crew.run([step] * 4)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                sys.settrace(before)
+            found = len(begun)
+            assert found == len(ended), f"after line {line}, it went on while others were at work"
+            timer.join()
+            assert len(begun) == found, f"after line {line}, a step was begun when it had gone on"
+            if left > 0:
+                break
+    finally:
+        crew.close()
+    assert interrupted > 20
 
 
 def test_parked_threads_keep_nothing_alive(crew):
@@ -182,6 +236,15 @@ def test_parked_threads_keep_nothing_alive(crew):
         if not any(each() is not None for each in gone):
             return
     pytest.fail("a parked thread holds an array")
+
+
+def test_steps_are_taken_at_the_same_time():
+    crew, together, met = Crew(3), threading.Barrier(3), []
+    crew.run([lambda: met.append(together.wait(20)) for _ in range(3)])
+    assert sorted(met) == [0, 1, 2]
+    with pytest.raises(OSError, match="disk"):
+        crew.run([lambda: None, lambda: (_ for _ in ()).throw(OSError("disk")), lambda: None])
+    crew.close()
 
 
 def test_closing_lets_the_threads_end(small_parts):
@@ -280,6 +343,19 @@ def round_trip(context: Any) -> None:
     assert whole(context)
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "blocks"),
+    [(1 << 20, 1), (4 << 20, 1), (10 << 20, 3), (16 << 20, 4), (40 << 20, 4), (64 << 20, 4), (1 << 30, 64)],
+)
+def test_a_copy_that_fits_into_a_few_slots_is_cut_into_several_blocks(nbytes, blocks):
+    """Or the device would wait until the host has filled all of it, and the other way round."""
+    ring = dm.current_device().context().ring
+    assert (ring.slot_bytes, ring.most) == (16 << 20, 4)
+    limit = ring.block_bytes(nbytes)
+    assert limit <= ring.slot_bytes
+    assert -(-nbytes // limit) == blocks
+
+
 def test_slots_are_made_when_they_are_needed_and_no_more(backend, context):
     assert pinned_bytes(backend) == 0
     dm.to_device(data(SLOT))
@@ -345,6 +421,67 @@ def test_nobody_waits_for_another_stream(backend, context):
     assert len(context.ring.made) == SLOTS
 
 
+def test_blocks_of_ordinary_memory_are_bounded_too(backend, context, monkeypatch):
+    """They are on the caller's own stream, which may be waited for: of a driver that reads them later, as here."""
+    held, other = dm.stream(non_blocking=True), dm.stream(non_blocking=True)
+    sent, more = data(SLOTS * SLOT, 1), data(20 * SLOT, 2)
+    one, two = dm.device_array(sent.shape, "u1"), dm.device_array(more.shape, "u1")
+    dm.synchronize()
+    sound, ordinary, in_flight = context.driver, ring_module._ordinary, []
+
+    class Late:
+        def __getattr__(self, name):
+            return getattr(sound, name)
+
+        def copy(self, *args, **named):
+            sound.copy(*args, **named)
+            return not named["blocking"]
+
+        def stream_synchronize(self, handle):
+            if handle == other.handle:
+                latch.release()
+            sound.stream_synchronize(handle)
+
+    def counted(nbytes):
+        in_flight.append(sum(kept.nbytes for _, keep in other.inflight for kept in keep))
+        return ordinary(nbytes)
+
+    monkeypatch.setattr(ring_module, "_ordinary", counted)
+    with hold(held):
+        one.copy_to_device(sent, stream=held)
+        with hold(other) as latch:
+            monkeypatch.setattr(context, "driver", Late())
+            two.copy_to_device(more, stream=other)
+            monkeypatch.setattr(context, "driver", sound)
+    dm.synchronize()
+    assert len(in_flight) == 20
+    assert 0 < max(in_flight) < SLOTS * SLOT
+    assert np.array_equal(two.copy_to_host(), more)
+    assert np.array_equal(one.copy_to_host(), sent)
+
+
+def test_a_finalizer_that_copies_while_a_slot_is_looked_for(backend, context, monkeypatch):
+    """The collector may run it at any time, on the thread that is in the middle of a copy."""
+    stream, sent, sound, nested = dm.stream(), data(), context.driver, []
+    array = dm.to_device(sent)
+
+    class Collecting:
+        def __getattr__(self, name):
+            return getattr(sound, name)
+
+        def event_query(self, event):
+            if not nested:
+                nested.append(True)
+                nested.append(np.array_equal(array.copy_to_host(), sent))
+            return sound.event_query(event)
+
+    monkeypatch.setattr(context, "driver", Collecting())
+    assert np.array_equal(dm.to_device(sent, stream=stream).copy_to_host(), sent)
+    monkeypatch.undo()
+    assert nested == [True, True]
+    round_trip(context)
+
+
 @pytest.mark.parametrize("made", [0, 1, 2])
 def test_page_locked_memory_runs_out(backend, context, made):
     stream, sent = dm.stream(), data()
@@ -398,6 +535,69 @@ def test_a_slot_whose_download_waits_is_emptied_by_whoever_needs_it(backend, con
     assert np.array_equal(back, sent), "emptied on the way"
     assert under_way.result() is back
     assert whole(context)
+
+
+@pytest.mark.parametrize("who", ["waits", "another copy"])
+def test_a_taking_out_that_is_interrupted_is_done_later(backend, context, monkeypatch, who):
+    """By Ctrl-C, in a wait that may be repeated, or in a copy that only needs the slot: the download has not failed."""
+    sent, stream = data(SLOTS * SLOT), dm.stream()
+    array = dm.to_device(sent)
+    with hold(stream):
+        under_way = dm.copy_async(array, stream=stream)
+    stream.synchronize()
+    interrupted, sound = [], Download.put
+
+    def put(download, block, elements):
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        sound(download, block, elements)
+
+    monkeypatch.setattr(Download, "put", put)
+    with pytest.raises(KeyboardInterrupt):
+        under_way.wait() if who == "waits" else dm.to_device(data())
+    assert whole(context)
+    assert np.array_equal(under_way.result(), sent)
+    round_trip(context)
+
+
+def test_who_waits_for_a_block_whose_taking_out_was_interrupted_takes_it_out(backend, context, monkeypatch):
+    """Another thread has the slot, is interrupted, and puts it back."""
+    sent, stream = data(SLOTS * SLOT), dm.stream()
+    array = dm.to_device(sent)
+    with hold(stream):
+        under_way = dm.copy_async(array, stream=stream)
+    stream.synchronize()
+    main, results, tried = threading.current_thread(), [], threading.Event()
+    thread = threading.Thread(target=lambda: results.append(under_way.result()))
+    sound_put, sound_claim, sound_back = Download.put, context.ring.claim, context.ring.put_back
+
+    def put(download, block, elements):
+        if threading.current_thread() is main and not thread.is_alive() and not results:
+            thread.start()
+            raise KeyboardInterrupt
+        sound_put(download, block, elements)
+
+    def claim(slot):
+        found = sound_claim(slot)
+        if threading.current_thread() is thread and not found:
+            tried.set()
+        return found
+
+    def put_back(slot):
+        if threading.current_thread() is main and thread.is_alive():
+            assert tried.wait(20), "the other thread wants this slot, and waits for it"
+        sound_back(slot)
+
+    monkeypatch.setattr(Download, "put", put)
+    monkeypatch.setattr(context.ring, "claim", claim)
+    monkeypatch.setattr(context.ring, "put_back", put_back)
+    with pytest.raises(KeyboardInterrupt):
+        dm.to_device(data())
+    thread.join(20)
+    assert not thread.is_alive()
+    assert np.array_equal(results[0], sent)
+    round_trip(context)
 
 
 def test_a_dropped_download_leaves_its_destination_alone(backend, context):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
-from .direct import DriverMemory, _unbound
+from .direct import NOT_PICKLED, DriverMemory, _unbound
 from .foreign import Boundary, bind_down, check_resource, is_ours
 
 
@@ -37,6 +37,9 @@ class Adaptor:
     def _facts(self) -> dict[str, object]:
         """What `repr` shows besides the upstream."""
         return {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_PICKLED.format(name=type(self).__name__))
 
     def bind(self, driver: Driver) -> None:
         """Take the device, and pass it down the chain; a stack serves one device. Again with the same one: nothing."""

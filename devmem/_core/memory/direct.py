@@ -9,6 +9,12 @@ from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DevmemError
 from ...spi.types import AllocFlags, MemoryKind
 
+#: What is said of a resource that has a device, or books of what it handed out.
+NOT_PICKLED = (
+    "a {name} cannot be pickled or copied: what it hands out is this process's own; send the stack as text "
+    '("limit:4GiB,pool"), and give it to devmem.use_memory() there'
+)
+
 
 class _Direct:
     """A resource over ``Driver.alloc`` and ``Driver.free``."""
@@ -28,6 +34,11 @@ class _Direct:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.driver.info.name if self.driver else 'not bound'})"
+
+    def __getstate__(self) -> object:
+        if self.driver is not None:
+            raise TypeError(NOT_PICKLED.format(name=type(self).__name__))
+        return super().__getstate__()
 
     def bind(self, driver: Driver) -> None:
         """Take the device that the memory comes from; a resource serves one. Again with the same one: nothing."""

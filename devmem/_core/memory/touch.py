@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable
 
 import numpy as np
@@ -13,10 +12,10 @@ from ...spi.driver import Driver, SupportsCapture
 from ...spi.errors import BackendError
 from ...spi.types import Capability, CopyKind, MemoryKind
 from ..layout import address
+from ..scratch import scratch
 
 #: Read at a time, in bytes.
 CHUNK = 1 << 20
-PAGE = mmap.PAGESIZE
 
 
 class Touch:
@@ -62,9 +61,7 @@ class Touch:
         return None
 
     def _read(self, ptr: int, nbytes: int, stream: int) -> npt.NDArray[np.uint8]:
-        # On pages of its own: drivers refuse a copy to memory that is page-locked in part, as a neighbour's pages may be.
-        raw = np.empty(nbytes + 2 * PAGE, np.uint8)
-        found: npt.NDArray[np.uint8] = np.ndarray(nbytes, np.uint8, raw, -address(raw) % PAGE)
+        found: npt.NDArray[np.uint8] = scratch((nbytes,), np.uint8)
         if self.host:
             ctypes.memmove(address(found), ptr, nbytes)
         else:

@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from ..layout import Shape, contiguous_strides
+
 Block = tuple[slice, ...]
 
 #: Runs of bytes are cut at multiples of this: a cache line, in which elements end too.
 GRAIN = 64
 
 
-def blocks(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Block]:
+def blocks(shape: Shape, itemsize: int, limit: int, strides: Shape | None = None) -> Iterator[Block]:
     """Indices of blocks that make up an array of this shape, each of ``limit`` bytes at most, in C order.
 
-    Inner axes stay whole as far as they fit. A block has one element at least, however large that is.
+    Inner axes stay whole as far as they fit. A block has one element at least, however large that is. With ``strides``, which
+    do not grow from one axis to the next, what counts are the bytes from a block's first to its last, gaps included.
     """
+    steps = contiguous_strides(shape, itemsize) if strides is None else strides
     axis, inner = len(shape), itemsize
-    while axis and inner * shape[axis - 1] <= limit:
+    while axis and (inner + (shape[axis - 1] - 1) * steps[axis - 1] <= limit or 0 in shape):
         axis -= 1
-        inner *= shape[axis]
+        inner += (shape[axis] - 1) * steps[axis]
     whole = (slice(None),) * (len(shape) - axis)
     if not axis:
         yield whole
         return
     axis -= 1
     length = shape[axis]
-    most = max(1, limit // inner)
-    grain = GRAIN if inner == 1 and most >= GRAIN else 1
+    most = max(1, (limit - inner) // steps[axis] + 1) if steps[axis] else length
+    grain = GRAIN if inner == steps[axis] == 1 and most >= GRAIN else 1
     most -= most % grain
     count = -(-length // most)
     # Of much the same size: a last one of a few bytes would cost as much as the others.
@@ -38,13 +42,13 @@ def blocks(shape: tuple[int, ...], itemsize: int, limit: int) -> Iterator[Block]
             yield (*(slice(at, at + 1) for at in outer), part, *whole)
 
 
-def block_shape(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
+def block_shape(shape: Shape, block: Block) -> Shape:
     """Lengths of a block's axes."""
     return tuple(
         length if part.stop is None else part.stop - part.start for length, part in zip(shape, block, strict=True)
     )
 
 
-def block_offset(strides: tuple[int, ...], block: Block) -> int:
+def block_offset(strides: Shape, block: Block) -> int:
     """Bytes from an array's first element to a block's."""
     return sum((part.start or 0) * stride for part, stride in zip(block, strides, strict=True))

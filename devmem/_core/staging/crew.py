@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
-from queue import Empty, SimpleQueue
-from typing import Any
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
+from ..strips import copy_elements
 from .blocks import blocks
+
+if TYPE_CHECKING:
+    from ..tracefile import TraceFile
 
 #: Below this many bytes for each thread, waking another takes longer than it saves.
 PART = 1 << 20
 _PAGE = 4096
 
-_Part = tuple[npt.NDArray[Any], npt.NDArray[Any], "SimpleQueue[BaseException | None]"]
+Step = Callable[[], object]
 
 
 class Crew:
-    """Copies between host arrays by several threads at once, the caller's among them.
+    """Moves host bytes by several threads at once, the caller's among them.
 
     NumPy lets go of the GIL while it copies, so no compiled code of our own is needed. The threads are daemons that are parked
     on a queue: at the interpreter's end, and in the child of a fork, nothing waits for them. They never call a driver.
@@ -30,14 +37,17 @@ class Crew:
     ----------
     threads : int
         How many copy at once; one means the caller alone.
+    trace : TraceFile, optional
+        Where what each does is written.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, trace: TraceFile | None = None) -> None:
         self.threads = threads
-        self._work: SimpleQueue[_Part | None] = SimpleQueue()
+        self._trace = trace
+        self._work: SimpleQueue[_Job | None] = SimpleQueue()
         self._started = threads <= 1
         self._serving = 0
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a finalizer of the user's, run by the collector in between, may copy
 
     def __del__(self) -> None:
         try:
@@ -50,27 +60,40 @@ class Crew:
 
         Pages of a fresh destination are touched first by the thread that copies there, so the system makes them in parallel.
         """
-        count = min(self.threads, dst.nbytes // PART)
-        if count <= 1:
-            np.copyto(dst, src, casting="no")
-            return
+        count = self.share(dst.nbytes)
+        if count <= 1 and self._trace is None:
+            copy_elements(dst, src)
+        else:
+            self.run([partial(copy_elements, there, here) for there, here in _parts(dst, src, count)])
+
+    def share(self, nbytes: int) -> int:
+        """How many threads so many bytes are worth; 1 at least."""
+        return max(1, min(self.threads, nbytes // PART))
+
+    def run(self, steps: list[Step]) -> None:
+        """Take steps at the same time, some of them on the calling thread, and return when all are done.
+
+        They must not call a driver, and do not wait for one another. The error of one is raised when the others are done.
+        Whatever comes in between (a KeyboardInterrupt), nobody may go on while others still write there.
+        """
         if not self._started:
             self._start()
-        first, *others = _parts(dst, src, count)
-        done: SimpleQueue[BaseException | None] = SimpleQueue()
-        for there, here in others:
-            self._work.put((there, here, done))
-        problem = _try(*first)
-        left = len(others)
-        while left:
-            # Whatever comes in between (a KeyboardInterrupt), nobody may go on while others still write there.
+        if self._trace is not None:
+            steps = [partial(_traced, self._trace, step) for step in steps]
+        job = _Job(steps)
+        try:
+            for _ in range(min(len(steps) - 1, self._serving)):
+                self._work.put(job)
+            job.work()
+            job.wait()
+        except BaseException:
+            job.abandon()
+            raise
+        if job.problem is not None:
             try:
-                problem = self._result(done) or problem
-                left -= 1
-            except BaseException as error:
-                problem = error
-        if problem is not None:
-            raise problem
+                raise job.problem
+            finally:
+                job.problem = None  # or it would keep this frame alive, and this frame it
 
     def close(self) -> None:
         """Let the threads end. A copy that is made later starts others."""
@@ -78,48 +101,86 @@ class Crew:
         for _ in range(serving):
             self._work.put(None)
 
-    def _result(self, done: SimpleQueue[BaseException | None]) -> BaseException | None:
-        """How one of our parts went. While the others are busy with other callers' parts, we do some ourselves."""
-        while True:
-            try:
-                return done.get_nowait()
-            except Empty:
-                pass
-            try:
-                part = self._work.get_nowait()
-            except Empty:
-                return done.get()
-            if part is None:  # one thread's sign to end, which is not ours to take
-                self._work.put(None)
-                return done.get()
-            there, here, whose = part
-            whose.put(_try(there, here))
-
     def _start(self) -> None:
         with self._starting:
-            if not self._started:
-                # Where the system gives no more threads, those that there are do the work, or the caller alone.
-                with suppress(RuntimeError):
-                    for number in range(1, self.threads):
-                        name = f"devmem-staging-{number}"
-                        threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True).start()
-                        self._serving += 1
-                self._started = True
+            if self._started:
+                return
+            self._started = True
+        # Where the system gives no more threads, those that there are do the work, or the caller alone.
+        with suppress(RuntimeError):
+            for number in range(1, self.threads):
+                name = f"devmem-staging-{number}"
+                threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True).start()
+                self._serving += 1
 
 
-def _serve(work: SimpleQueue[_Part | None]) -> None:
-    while (part := work.get()) is not None:
-        there, here, done = part
-        done.put(_try(there, here))
-        del part, there, here, done  # parked, it keeps nothing of the user's alive
+class _Job:
+    """The steps of one call. Whoever has time takes the next: the caller, and threads of the crew.
+
+    Of them only the caller can be interrupted, and that anywhere. So it takes no lock, and counts nothing: it looks at how many
+    others are at work, and a sign that it took and did not act upon is not missed.
+    """
+
+    __slots__ = ("_at_work", "_ended", "_lock", "_steps", "problem")
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.problem: BaseException | None = None
+        self._steps = deque(steps)
+        #: Threads of the crew that have come, and not gone; the lock is theirs.
+        self._at_work = 0
+        self._lock = threading.Lock()
+        #: One sign of each that has gone.
+        self._ended: SimpleQueue[None] = SimpleQueue()
+
+    def work(self) -> None:
+        """Take steps until none is left."""
+        while True:
+            try:
+                step = self._steps.popleft()
+            except IndexError:
+                return
+            try:
+                step()
+            except Exception as error:
+                self.problem = self.problem or error
+
+    def help(self) -> None:
+        """Take steps on a thread of the crew until none is left."""
+        with self._lock:
+            self._at_work += 1  # before the first is taken: who waits must not look in between
+        try:
+            self.work()
+        except BaseException as error:
+            self.problem = self.problem or error
+        with self._lock:
+            self._at_work -= 1
+        self._ended.put(None)
+
+    def wait(self) -> None:
+        """Wait for the steps that the crew has begun."""
+        while self._at_work:
+            self._ended.get()
+
+    def abandon(self) -> None:
+        """Let nobody begin another step, and wait for the others, come what may."""
+        while True:
+            try:
+                self._steps.clear()
+                return self.wait()
+            except BaseException:  # interrupted once more: the first is about to be raised
+                continue
 
 
-def _try(dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> BaseException | None:
-    try:
-        np.copyto(dst, src, casting="no")
-    except BaseException as error:
-        return error
-    return None
+def _serve(work: SimpleQueue[_Job | None]) -> None:
+    while (job := work.get()) is not None:
+        job.help()
+        del job  # parked, it keeps nothing of the user's alive
+
+
+def _traced(trace: TraceFile, step: Step) -> None:
+    began = perf_counter()
+    step()
+    trace.span("host copy", "staging", began, perf_counter(), {})
 
 
 def _parts(dst: npt.NDArray[Any], src: npt.NDArray[Any], count: int) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ...spi.types import CopyKind
-from ..layout import Shape, rows
+from ..layout import Shape, rows, span
 from ..plans import run
-from .blocks import block_offset, blocks
+from ..telemetry import Waiting
+from .blocks import Block, block_offset, block_shape, blocks
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 class Download:
     """A copy from a device to a host array, block by block; the array holds the elements when `finish` has returned.
 
+    A subclass may put them elsewhere: `layout` says what comes, `put` takes each block.
+
     `start` enqueues everything on the stream, on the caller's thread, so that nothing later overtakes a block. It returns when
     the last block is enqueued; those that the ring is too small for were taken out on the way. A download that is dropped, or
     has failed, leaves its blocks where they are: nothing is written to the destination any more.
@@ -31,28 +36,48 @@ class Download:
         self.context = context
         self.dst = dst
         self._changed = threading.Condition()
-        self._emptying = threading.Lock()
-        #: Slots with blocks of ours, each with the part of the destination that its elements belong in.
-        self._slots: dict[Slot, npt.NDArray[Any]] = {}
+        self._emptying = threading.RLock()  # a finalizer of the user's, run by the collector in between, may copy
+        #: Slots with blocks of ours: which, and its elements as they lie there.
+        self._slots: dict[Slot, tuple[Block, npt.NDArray[Any]]] = {}
+        #: How often a slot with a block of ours was put back.
+        self._returned = 0
         self._error: BaseException | None = None
 
-    def start(self, src: int, strides: Shape, stream: Stream) -> None:
-        """Enqueue the copy of what ``src`` and ``strides`` say; the device is entered."""
+    @property
+    def layout(self) -> tuple[Shape, np.dtype[Any]]:
+        """Shape and dtype of what comes."""
+        return self.dst.shape, self.dst.dtype
+
+    def put(self, block: Block, elements: npt.NDArray[Any]) -> None:
+        """Put a block's elements where they belong. Called in any order, on any thread, for one block at a time."""
+        self.context.ring.crew.copy(self.dst[block], elements)
+
+    def start(self, src: int, strides: Shape, stream: Stream, gaps: bool = False) -> None:
+        """Enqueue the copy of what ``src`` and ``strides`` say; the device is entered.
+
+        With ``gaps`` all that lies between a block's first and last element is fetched with it, in one run of bytes: for
+        rows that are too narrow to be fetched one by one. The strides then do not grow from one axis to the next.
+        """
         try:
-            self._start(src, strides, stream)
+            self._start(src, strides, stream, gaps)
         except BaseException as error:
             self.fail(error)
             raise
 
-    def _start(self, src: int, strides: Shape, stream: Stream) -> None:
-        context, dst = self.context, self.dst
-        ring = context.ring
+    def _start(self, src: int, strides: Shape, stream: Stream, gaps: bool) -> None:
+        context, (shape, dtype) = self.context, self.layout
+        ring, itemsize = context.ring, dtype.itemsize
         me = weakref.ref(self)
-        for block in blocks(dst.shape, dst.itemsize, ring.slot_bytes):
-            part = dst[block]
-            slot = ring.take(stream, part.nbytes)
-            packed = slot.array(part.shape, dst.dtype)
-            plan = rows(part.shape, dst.itemsize, packed.strides, strides)
+        limit = ring.block_bytes(math.prod(shape) * itemsize)
+        for block in blocks(shape, itemsize, limit, strides if gaps else None):
+            lengths = block_shape(shape, block)
+            nbytes = span(lengths, strides, itemsize)[1] if gaps else math.prod(lengths) * itemsize
+            slot = ring.take(stream, nbytes)
+            if self._error is not None:  # of a block that was taken out just now, here or by another thread
+                ring.put_back(slot)
+                raise self._error
+            elements = slot.array(lengths, dtype, strides if gaps else None)
+            plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(lengths, itemsize, elements.strides, strides)
             try:
                 run(context, plan, slot.ptr, src + block_offset(strides, block), CopyKind.D2H, stream, not slot.in_ring)
             except BaseException:
@@ -60,11 +85,11 @@ class Download:
                 raise
             if slot.in_ring:
                 with self._changed:
-                    self._slots[slot] = part
+                    self._slots[slot] = block, elements
                 slot.fetched = me
                 ring.enqueued(slot, stream)
             else:
-                ring.crew.copy(part, packed)
+                self.put(block, elements)
 
     def finish(self) -> None:
         """Wait for the blocks that are under way, and take them out; the device is entered.
@@ -73,34 +98,35 @@ class Download:
         ------
         DevmemError
             The wait for a block failed. The destination holds what came before.
+        OSError
+            The destination is a file, and cannot be written to.
         """
-        ring = self.context.ring
-        with self._changed:
-            slots = list(self._slots)
-        for slot in slots:
-            if ring.claim(slot):
-                try:
-                    if slot.wanted_by() is self:
-                        ring.settle(slot)
-                finally:
-                    ring.put_back(slot)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._slots or self._error is not None)
+        while self._take_out_more():
+            pass
         if self._error is not None:
             raise self._error
 
+    def returned(self) -> None:
+        """A slot with a block of ours was put back, perhaps by one who was interrupted: whoever waits for us may have it."""
+        with self._changed:
+            self._returned += 1
+            self._changed.notify_all()
+
     def take_out(self, slot: Slot) -> None:
-        """Put the elements in a slot where they belong. Called once for each block, by whoever has the slot."""
-        part = self._slots[slot]
+        """Put the elements in a slot where they belong. Called by whoever has the slot; again, if it was interrupted.
+
+        What goes wrong is told to who waits for the download; who only needs the slot has nothing to do with it.
+        """
         try:
             with self._emptying:
-                if self._error is None:
-                    self.context.ring.crew.copy(part, slot.array(part.shape, part.dtype))
-        except BaseException as error:
+                block = self._slots.get(slot)
+                if block is not None and self._error is None:
+                    self.put(*block)
+        except Exception as error:
             self.fail(error)
-            raise
+            return
         with self._changed:
-            del self._slots[slot]
+            self._slots.pop(slot, None)
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
@@ -110,3 +136,25 @@ class Download:
             self._changed.notify_all()
         with self._emptying:
             pass  # another thread may be writing there
+
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    def _take_out_more(self) -> bool:
+        """Take out what can be had, and wait for what others are at; whether there is more."""
+        ring = self.context.ring
+        with self._changed:
+            slots, returned = list(self._slots), self._returned
+        for slot in slots:
+            if ring.claim(slot):
+                try:
+                    if slot.wanted_by() is self:
+                        ring.settle(slot)
+                finally:
+                    ring.put_back(slot)
+        with self._changed:
+            if self._slots and self._error is None:
+                with Waiting(self.context, "a block that another thread takes out"):
+                    self._changed.wait_for(
+                        lambda: not self._slots or self._error is not None or self._returned != returned
+                    )
+            return bool(self._slots) and self._error is None

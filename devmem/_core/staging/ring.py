@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from ...spi.errors import ClosedError, DevmemError, OutOfMemory
 from ...spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
 from ..config import settings
 from ..layout import Shape, address
-from ..registry import PAGE
+from ..scratch import scratch
+from ..telemetry import Waiting
 from .crew import Crew
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Threads that copy at once, where nobody said how many: more do not make one device's bus busier.
 MOST_THREADS = 4
+#: Blocks of this size keep as many threads busy, and cost little besides: what fits into a few slots is not cut smaller.
+SMALL_BLOCK = 4 << 20
 
 
 class Ring:
@@ -45,14 +47,21 @@ class Ring:
         self.context = context
         self.slot_bytes: int = chosen.staging_slot_bytes
         self.most: int = chosen.staging_slots
-        self.crew = Crew(chosen.staging_threads or min(MOST_THREADS, os.cpu_count() or 1))
+        self.crew = Crew(chosen.staging_threads or min(MOST_THREADS, os.cpu_count() or 1), context.trace)
         self.made: dict[Slot, None] = {}
-        self.waited_seconds = 0.0
         self._free: deque[Slot] = deque()
         #: Slots that a device may still touch where nothing can tell any more.
         self._stranded: list[Slot] = []
         self._making = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer of the user's, run by the collector in between, may copy
+
+    def block_bytes(self, nbytes: int) -> int:
+        """The most that a block of a copy of so many bytes should have.
+
+        A slot's worth; or less, if the copy would then be a block or two: with nothing to fill while the device is busy, each
+        side would wait for the other.
+        """
+        return min(self.slot_bytes, max(-(-nbytes // max(self.most, 1)), SMALL_BLOCK))
 
     def take(self, stream: Stream, nbytes: int) -> Slot:
         """A slot for a copy of so many bytes on a stream, with nothing in it any more; the device is entered.
@@ -64,6 +73,7 @@ class Ring:
         """
         slot = self._idle() or self._make() or self._oldest_on(stream)
         if slot is None:
+            self._hold_back(stream)
             return _ordinary(nbytes)
         try:
             self.settle(slot)
@@ -76,19 +86,18 @@ class Ring:
         """Wait for the copy in a slot that is the caller's, and have what it fetched taken out."""
         download = slot.wanted_by()
         if slot.stream is not None:
-            before = perf_counter()
             try:
-                self.context.driver.event_synchronize(slot.event)
+                with Waiting(self.context, "a slot"):
+                    self.context.driver.event_synchronize(slot.event)
             except DevmemError as error:
                 slot.fetched = None
                 if download is not None:
                     download.fail(error)
                 raise
-            self.waited_seconds += perf_counter() - before
             slot.stream = None
-        slot.fetched = None
         if download is not None:
-            download.take_out(slot)
+            download.take_out(slot)  # if that is interrupted, whoever has the slot next does it
+        slot.fetched = None
 
     def enqueued(self, slot: Slot, stream: Stream) -> None:
         """Take note that a copy with a slot is on the stream, and put it behind the others."""
@@ -116,6 +125,9 @@ class Ring:
         if slot.in_ring:
             with self._lock:
                 self._free.append(slot)
+            download = slot.wanted_by()
+            if download is not None:
+                download.returned()
 
     def claim(self, slot: Slot) -> bool:
         """Take this slot, unless somebody has it: who has it settles it."""
@@ -129,9 +141,8 @@ class Ring:
     def trim(self) -> None:
         """Give back the slots that nothing is in; the device is entered, and may be waited for."""
         with self._lock:
-            idle = [slot for slot in self._free if slot.wanted_by() is None and self._is_idle(slot)]
-            for slot in idle:
-                self._free.remove(slot)
+            idle = [slot for slot in list(self._free) if slot.wanted_by() is None and self._is_idle(slot)]
+            idle = [slot for slot in idle if self.claim(slot)]
         self._destroy(idle)
         self.most = settings().staging_slots
 
@@ -159,19 +170,23 @@ class Ring:
     def _idle(self) -> Slot | None:
         """A slot that need not be waited for: the one that has been free for the longest."""
         with self._lock:
-            found = next((slot for slot in self._free if self._is_idle(slot)), None)
-            if found is not None:
-                self._free.remove(found)
-            return found
+            return next((slot for slot in list(self._free) if self._is_idle(slot) and self.claim(slot)), None)
 
     def _oldest_on(self, stream: Stream) -> Slot | None:
         """The slot that this stream passes first. What is enqueued on it now comes later anyway."""
         with self._lock:
-            mine = (slot for slot in self._free if slot.stream is not None and slot.stream() is stream)
-            found = next(mine, None)
-            if found is not None:
-                self._free.remove(found)
-            return found
+            mine = (slot for slot in list(self._free) if slot.stream is not None and slot.stream() is stream)
+            return next((slot for slot in mine if self.claim(slot)), None)
+
+    def _hold_back(self, stream: Stream) -> None:
+        """Wait for a stream with as many ordinary blocks on it as the ring has slots, or they would be without bound.
+
+        The stream is the caller's: to wait for it is not to wait for somebody else's.
+        """
+        if len(stream.inflight) >= max(self.most, 2):
+            with Waiting(self.context, "the stream"):
+                self.context.driver.stream_synchronize(stream.handle)
+            self.context.reclaim.poll()
 
     def _make(self) -> Slot | None:
         """One slot more, unless there are enough, or page-locked memory has run out."""
@@ -248,16 +263,15 @@ class Slot:
         """Who wants what the copy brings, unless it was dropped."""
         return None if self.fetched is None else self.fetched()
 
-    def array(self, shape: Shape, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """The memory as a C-contiguous array."""
-        return np.ndarray(shape, dtype, self._raw)
+    def array(self, shape: Shape, dtype: np.dtype[Any], strides: Shape | None = None) -> npt.NDArray[Any]:
+        """The memory as an array, C-contiguous or with other strides, none of them negative."""
+        return np.ndarray(shape, dtype, self._raw, 0, strides)
 
 
 def _ordinary(nbytes: int) -> Slot:
-    """Pageable memory of our own, on pages of its own: neighbours on the heap may be page-locked at any time."""
-    raw = np.empty(nbytes + 2 * PAGE, np.uint8)
-    start = -address(raw) % PAGE
-    return Slot(raw[start : start + nbytes], address(raw) + start, 0)
+    """Pageable memory of our own."""
+    raw = scratch((nbytes,), np.uint8)
+    return Slot(raw, address(raw), 0)
 
 
 class _Memory:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ...spi.types import CopyKind
 from ..layout import Shape, rows
 from ..plans import run
-from .blocks import block_offset, blocks
+from ..telemetry import Waiting
+from .blocks import Block, block_offset, block_shape, blocks
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -22,18 +26,38 @@ def upload(context: Context, dst: int, strides: Shape, src: npt.NDArray[Any], st
     It returns when the last block is enqueued, and the source may be changed or dropped; or, ``blocking``, when all is there.
     Whatever is enqueued on the stream later comes after it.
     """
+    crew = context.ring.crew
+    feed(context, dst, strides, src.shape, src.dtype, lambda block, slot: crew.copy(slot, src[block]), stream, blocking)
+
+
+def feed(
+    context: Context,
+    dst: int,
+    strides: Shape,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    fill: Callable[[Block, npt.NDArray[Any]], object],
+    stream: Stream,
+    blocking: bool,
+) -> None:
+    """Upload elements as `upload` does, wherever they come from: ``fill(block, slot)`` puts those of a block into a slot.
+
+    The blocks come in C order. ``fill`` is called on this thread, with this device entered, while the device copies the block
+    before. The slot is C-contiguous host memory: the ring's, or ordinary where that has none to give. No more of either is filled
+    ahead of the device than the ring holds.
+    """
     ring = context.ring
-    itemsize = src.itemsize
-    for block in blocks(src.shape, itemsize, ring.slot_bytes):
-        part = src[block]
-        slot = ring.take(stream, part.nbytes)
-        packed = slot.array(part.shape, src.dtype)
+    itemsize = dtype.itemsize
+    for block in blocks(shape, itemsize, ring.block_bytes(math.prod(shape) * itemsize)):
+        lengths = block_shape(shape, block)
+        slot = ring.take(stream, math.prod(lengths) * itemsize)
+        packed = slot.array(lengths, dtype)
         try:
-            ring.crew.copy(packed, part)
+            fill(block, packed)
         except BaseException:
             ring.put_back(slot)
             raise
-        plan = rows(part.shape, itemsize, strides, packed.strides)
+        plan = rows(lengths, itemsize, strides, packed.strides)
         try:
             running = run(context, plan, dst + block_offset(strides, block), slot.ptr, CopyKind.H2D, stream, False)
         except BaseException:
@@ -44,4 +68,5 @@ def upload(context: Context, dst: int, strides: Shape, src: npt.NDArray[Any], st
         elif running:
             context.reclaim.retire(stream, packed)
     if blocking:
-        context.driver.stream_synchronize(stream.handle)
+        with Waiting(context, "the stream"):
+            context.driver.stream_synchronize(stream.handle)

@@ -1,0 +1,191 @@
+"""Device arrays to the host: one copy for all that are small."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import prod
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...spi.types import CopyKind
+from .. import transfer
+from ..allocation import Allocation, Using
+from ..array import DeviceNDArray, device_view
+from ..entered import Entered
+from ..layout import Shape, address, like_strides, span
+from .calls import copy_many
+from .gather import steps
+from .trees import Tree, flatten, rebuild
+
+if TYPE_CHECKING:
+    from ..context import Context
+    from ..stream import Stream
+
+#: Arrays of so many bytes are copied on their own: nothing is saved by putting them into one block before.
+LARGE = 256 << 10
+#: How many times the wanted bytes a block may have, to be fetched whole.
+DENSE = 2
+
+Arrays = list[DeviceNDArray[Any]]
+D2H, D2D = CopyKind.D2H, CopyKind.D2D
+
+
+def download_many(tree: Tree, stream: Any) -> Tree:
+    """The same structure with host arrays; see `devmem.to_host_many`."""
+    leaves, classes, flat = flatten(tree)
+    views: list[Any] = leaves
+    if classes != {DeviceNDArray}:
+        views = [leaf if type(leaf) is DeviceNDArray else device_view(leaf) for leaf in leaves]
+    numbers = [at for at, view in enumerate(views) if view is not None]
+    arrays: Arrays = [views[at] for at in numbers]
+    blocks = {id(array.allocation): array.allocation for array in arrays}.values()
+    for block in blocks:
+        block.check()
+    contexts = dict.fromkeys(block.context for block in blocks)
+    found = list(leaves)
+    for context in contexts:
+        if len(contexts) > 1:
+            numbers = [at for at, view in enumerate(views) if view is not None and view.context is context]
+            arrays = [views[at] for at in numbers]
+        for at, host in zip(numbers, _downloaded(context, arrays, stream), strict=True):
+            found[at] = host
+    return found if flat else rebuild(tree, iter(found))
+
+
+def _downloaded(context: Context, arrays: Arrays, on: Any) -> list[npt.NDArray[Any]]:
+    """Host arrays of arrays of one device."""
+    stream = context.stream_of(on)
+    sizes = [prod(array._shape) * array._dtype.itemsize for array in arrays]
+    with Entered(context) as driver:
+        stream.check_waitable(driver)
+        for bound in {array._stream for array in arrays} - {None, stream}:
+            assert bound is not None
+            stream.wait(bound)
+        if max(sizes) < LARGE:
+            return _fetched(context, arrays, sizes, stream)
+        small = [at for at, nbytes in enumerate(sizes) if nbytes < LARGE]
+        fetched = _fetched(context, [arrays[at] for at in small], [sizes[at] for at in small], stream)
+        found = dict(zip(small, fetched, strict=True))
+        for at, array in enumerate(arrays):
+            if at not in found:
+                found[at] = array.bind(stream).copy_to_host()
+    return [found[at] for at in range(len(arrays))]
+
+
+def _fetched(context: Context, arrays: Arrays, sizes: list[int], stream: Stream) -> list[npt.NDArray[Any]]:
+    """Host arrays of small device arrays, views of one buffer: their block as it is, or one that they are put into."""
+    wanted = steps(sizes, set(sizes))
+    total = sum(wanted)
+    if not total:
+        return [np.empty(array._shape, array._dtype) for array in arrays]
+    blocks = {id(array.allocation): array.allocation for array, nbytes in zip(arrays, sizes, strict=True) if nbytes}
+    strided = [at for at, array in enumerate(arrays) if array._strides is not None and sizes[at]]
+    if len(blocks) == 1:
+        low, high = _reach(arrays, sizes, strided)
+        if high - low <= DENSE * total:
+            [block] = blocks.values()
+            with Using(stream, block):
+                host = _host_bytes(block, low, high - low, stream)
+            places = [array._ptr - low for array in arrays]
+            return _views(host, arrays, places, {at: arrays[at].strides for at in strided})
+    places = [*accumulate(wanted, initial=0)][:-1]
+    layouts = {at: like_strides(arrays[at].shape, arrays[at].strides, arrays[at].itemsize) for at in strided}
+    with Using(stream, *blocks.values()):
+        # Where pageable memory is as good as any, nothing is put into a block on the way.
+        gather = _gathered if context.info.staging_threshold else _one_by_one
+        return gather(context, arrays, sizes, places, layouts, total, stream)
+
+
+def _one_by_one(
+    context: Context,
+    arrays: Arrays,
+    sizes: list[int],
+    places: list[int],
+    layouts: dict[int, Shape],
+    total: int,
+    stream: Stream,
+) -> list[npt.NDArray[Any]]:
+    """Copy each array to its place in a host buffer."""
+    host = np.empty(total, np.uint8)
+    views = _views(host, arrays, places, layouts)
+    for at in layouts:
+        transfer.read(arrays[at], views[at], stream, blocking=True)
+    _copy_whole(context, address(host), arrays, sizes, places, layouts, D2H, stream, host)
+    context.driver.stream_synchronize(stream.handle)
+    return views
+
+
+def _gathered(
+    context: Context,
+    arrays: Arrays,
+    sizes: list[int],
+    places: list[int],
+    layouts: dict[int, Shape],
+    total: int,
+    stream: Stream,
+) -> list[npt.NDArray[Any]]:
+    """Put the arrays into one block on the device, and fetch that."""
+    block = context.allocate(total, stream, False)
+    try:
+        with Using(stream, block):
+            for at, strides in layouts.items():
+                array, ptr = arrays[at], block.ptr + places[at]
+                packed: DeviceNDArray[Any] = DeviceNDArray(block, ptr, array._shape, array._dtype, strides)
+                transfer.move(packed, array, stream, blocking=False)
+            _copy_whole(context, block.ptr, arrays, sizes, places, layouts, D2D, stream)
+            host = _host_bytes(block, block.ptr, total, stream)
+    finally:
+        block.discard()
+    return _views(host, arrays, places, layouts)
+
+
+def _copy_whole(
+    context: Context,
+    base: int,
+    arrays: Arrays,
+    sizes: list[int],
+    places: list[int],
+    layouts: dict[int, Shape],
+    kind: CopyKind,
+    stream: Stream,
+    *keep: object,
+) -> None:
+    """Enqueue copies of those that are runs of bytes."""
+    whole = [at for at, nbytes in enumerate(sizes) if nbytes and at not in layouts]
+    if whole:
+        dsts, srcs = [base + places[at] for at in whole], [arrays[at]._ptr for at in whole]
+        copy_many(context, dsts, srcs, [sizes[at] for at in whole], kind, stream, keep)
+
+
+def _reach(arrays: Arrays, sizes: list[int], strided: list[int]) -> tuple[int, int]:
+    """Addresses of the lowest byte of all arrays and of the byte behind the highest; empty ones are nowhere."""
+    ptrs = [array._ptr for array in arrays]
+    if strided or 0 in sizes:
+        reaches = [span(array.shape, array.strides, array.itemsize) for array in arrays]
+        ends = [(ptr + low, ptr + high) for ptr, (low, high) in zip(ptrs, reaches, strict=True) if low != high]
+        return min(low for low, _ in ends), max(high for _, high in ends)
+    return min(ptrs), max(map(add, ptrs, sizes))
+
+
+def _host_bytes(block: Allocation, low: int, nbytes: int, stream: Stream) -> npt.NDArray[Any]:
+    host = np.empty(nbytes, np.uint8)
+    transfer.read(DeviceNDArray(block, low, host.shape, host.dtype, None), host, stream, blocking=True)
+    return host
+
+
+def _views(
+    host: npt.NDArray[Any], arrays: Arrays, places: list[int], layouts: dict[int, Shape]
+) -> list[npt.NDArray[Any]]:
+    """Arrays like these in a buffer, at these places; C-contiguous, where no strides are said."""
+    if layouts or any(0 in array._shape or not array._dtype.itemsize for array in arrays):
+        return [
+            np.empty(array._shape, array._dtype)
+            if 0 in array._shape or not array._dtype.itemsize
+            else np.ndarray(array._shape, array._dtype, host, place, layouts.get(at))
+            for at, (array, place) in enumerate(zip(arrays, places, strict=True))
+        ]
+    make = np.ndarray
+    return [make(array._shape, array._dtype, host, at) for array, at in zip(arrays, places, strict=True)]

@@ -1,0 +1,205 @@
+"""Files to device arrays and back, in bounded host memory."""
+
+from __future__ import annotations
+
+import operator
+import os
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import plugins
+from ..spi.errors import LayoutError
+from . import npy, telemetry, transfer
+from .allocation import Using
+from .args import dtype_of, shape_of
+from .array import DeviceNDArray, device_view
+from .device import context_of
+from .disk import Disk, opened, replacing
+from .entered import Entered
+from .layout import Shape, check_size, contiguous_strides
+from .npy import Elements
+from .staging import Download
+from .staging.blocks import Block
+from .staging.upload import feed
+from .upload import empty
+
+if TYPE_CHECKING:
+    from ..spi.files import DirectFiles
+    from .context import Context
+    from .stream import Stream
+
+_BYTE = np.dtype(np.uint8)
+
+
+def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: Any) -> DeviceNDArray[Any]:
+    """A device array of what is in a file; see `devmem.load`."""
+    context = context_of(device)
+    chosen = context.stream_of(stream)
+    with opened(_name(path)) as file:
+        elements = _elements(file, dtype, shape, offset)
+        dtype, lengths = elements.dtype, elements.shape
+        nbytes = check_size(lengths, dtype.itemsize)
+        file.check_holds(elements.start, nbytes)
+        strides = contiguous_strides(lengths, dtype.itemsize, "F") if elements.fortran else None
+        with Entered(context) as driver:
+            chosen.check_waitable(
+                driver
+            )  # no graph: it would copy again from memory that is used for something else by then
+            array = empty(context, lengths, dtype, strides, nbytes, stream)
+            try:
+                if nbytes:
+                    with Using(chosen, array.allocation):
+                        _fill(array, file, elements.start, chosen, not stream)
+            except BaseException:
+                array.allocation.discard()
+                raise
+    return array
+
+
+def save(array: Any, path: Any) -> None:
+    """Write a device array to a .npy file; see `devmem.save`."""
+    source = device_view(array)
+    if source is None:
+        raise TypeError(f"save() writes device arrays, not a {type(array).__name__}: that is numpy.save()")
+    source.allocation.check()
+    stream = source.stream_in_force()
+    fortran = source.is_f_contiguous() and not source.is_c_contiguous()
+    header = npy.header(source.dtype, source.shape, fortran)
+    with replacing(_name(path)) as (file, beside):
+        file.write(header, 0)
+        if source.nbytes:
+            with Entered(source.context) as driver:
+                stream.check_waitable(driver)
+                source.context.reclaim.examine()
+                with Using(stream, source.allocation):
+                    if fortran or source.is_c_contiguous():
+                        _drain(source, file, beside, len(header), stream)
+                    else:
+                        _gather(source, file, beside, len(header), stream)
+
+
+class ToFile(Download):
+    """A copy of a device's bytes to a file, from an offset on."""
+
+    def __init__(self, context: Context, file: Disk, start: int, nbytes: int) -> None:
+        super().__init__(context, np.empty(0, _BYTE))
+        self.file = file
+        self.begin = start
+        self.nbytes = nbytes
+
+    @property
+    def layout(self) -> tuple[Shape, np.dtype[Any]]:
+        """As many bytes."""
+        return (self.nbytes,), _BYTE
+
+    def put(self, block: Block, elements: npt.NDArray[Any]) -> None:
+        """Write a block where it belongs."""
+        self.file.write(elements, self.begin + (block[0].start or 0))
+
+
+# -- below -------------------------------------------------------------------------------------------------------------
+
+
+def _name(path: Any) -> str:
+    if isinstance(path, (str, bytes, os.PathLike)):
+        return os.fsdecode(path)
+    raise TypeError(f"a file is given by its path, not as a {type(path).__name__}")
+
+
+def _elements(file: Disk, dtype: Any, shape: Any, offset: Any) -> Elements:
+    """What is to be loaded: as the file says, or as the caller does."""
+    start = operator.index(offset)
+    if start < 0:
+        raise LayoutError(f"load(offset={start}): an offset is a number of bytes from the file's beginning")
+    if (dtype is None) is not (shape is None):
+        given, missing = ("dtype", "shape") if shape is None else ("shape", "dtype")
+        raise LayoutError(f"load({given}=) without {missing}=: of a raw file say both, of a .npy file neither")
+    with BufferedReader(FileIO(os.dup(file.raw.fileno()))) as reader:
+        reader.seek(start)
+        if dtype is None:
+            return npy.read(reader, file.path)
+        if not start and reader.peek(len(npy.MAGIC)).startswith(npy.MAGIC):
+            raise LayoutError(
+                f"{file.path}: a .npy file, which says its dtype and shape by itself: leave out dtype= and shape=, or say at "
+                f"which offset= its elements begin"
+            )
+    return Elements(dtype_of(dtype), shape_of(shape), False, start)
+
+
+def _fill(array: DeviceNDArray[Any], file: Disk, start: int, stream: Stream, blocking: bool) -> None:
+    """Copy a file's bytes to where an array has its elements."""
+    context, nbytes, low = array.context, array.nbytes, array.ptr
+    began = telemetry.begin()
+    crew = context.ring.crew
+
+    def read(block: Block, room: npt.NDArray[Any]) -> None:
+        file.read(room, start + (block[0].start or 0), crew)
+
+    if _is_small(context, nbytes):
+        host = np.empty(nbytes, _BYTE)
+        read((slice(None),), host)
+        transfer.write(_bytes(array), host, stream, blocking=blocking)
+        return
+    direct = _direct(context)
+    if direct is not None:
+        context.driver.stream_synchronize(stream.handle)  # what the memory was before may still be in use
+        _check_moved(file, direct.read(file.path, start, low, nbytes), nbytes)
+        telemetry.count(context, "h2d file direct", nbytes, began, array=array, stream=stream)
+        return
+    feed(context, low, (1,), (nbytes,), _BYTE, read, stream, blocking)
+    telemetry.count(context, "h2d file", nbytes, began, array=array, stream=stream)
+
+
+def _drain(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stream: Stream) -> None:
+    """Copy the bytes of a contiguous array to a file, behind its header."""
+    context, nbytes, low = array.context, array.nbytes, array.ptr
+    began = telemetry.begin()
+    if _is_small(context, nbytes):
+        host = np.empty(nbytes, _BYTE)
+        transfer.read(_bytes(array), host, stream, blocking=True)
+        file.write(host, start)
+        return
+    direct = _direct(context)
+    if direct is not None:
+        context.driver.stream_synchronize(stream.handle)
+        _check_moved(file, direct.write(str(beside), start, low, nbytes), nbytes)
+        telemetry.count(context, "d2h file direct", nbytes, began, array=array, stream=stream)
+        return
+    download = ToFile(context, file, start, nbytes)
+    try:
+        download.start(low, (1,), stream)
+        download.finish()
+    except BaseException as error:
+        download.fail(error)
+        raise
+    telemetry.count(context, "d2h file", nbytes, began, array=array, stream=stream)
+
+
+def _gather(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stream: Stream) -> None:
+    """Copy the elements of any other array to a file, which is mapped: where they go is not where they come from."""
+    file.reserve(start + array.nbytes)
+    raw: npt.NDArray[Any] = np.memmap(beside, _BYTE, "r+", start, (array.nbytes,))
+    transfer.read(array, np.ndarray(array.shape, array.dtype, raw), stream, blocking=True)
+
+
+def _is_small(context: Context, nbytes: int) -> bool:
+    """Whether a file goes through a host array of its own: one that is no larger than a slot."""
+    return nbytes < min(context.staged_from, context.ring.slot_bytes)
+
+
+def _bytes(array: DeviceNDArray[Any]) -> DeviceNDArray[Any]:
+    return DeviceNDArray(array.allocation, array.ptr, (array.nbytes,), _BYTE, None)
+
+
+def _direct(context: Context) -> DirectFiles | None:
+    found = plugins.registry.direct_files(context.info.backend)
+    return found if found is not None and found.unavailable() is None else None
+
+
+def _check_moved(file: Disk, moved: int, nbytes: int) -> None:
+    if moved != nbytes:
+        raise OSError(f"{file.path}: {moved} of {nbytes} bytes were moved")

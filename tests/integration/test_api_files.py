@@ -1,0 +1,577 @@
+"""Files to device arrays and back: every .npy file and raw ones, through a few small slots, in order, and whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem import plugins
+from devmem._core import disk, files
+
+SLOT, SLOTS = 1024, 3
+DATA = np.random.default_rng(1).integers(0, 256, (12, 20, 30), np.uint8).view("i2")
+RECORDS = np.zeros(300, [("a", "i4"), ("b", "f8", (2,)), ("c", "S3")])
+RECORDS["a"] = np.arange(300)
+
+ARRAYS = {
+    "one axis": DATA.ravel(),
+    "three axes": DATA,
+    "Fortran": np.asfortranarray(DATA),
+    "no axes": np.array(3.5),
+    "nothing": np.zeros((0, 4)),
+    "nothing, Fortran": np.zeros((3, 0), order="F"),
+    "one": np.ones((1, 1, 1)),
+    "records": RECORDS,
+    "names beyond Latin": np.ones(400, [("\N{SNOWMAN}", "i4"), ("b", "f2")]),
+    "dates": np.arange(500).astype("M8[s]"),
+    "swapped": np.arange(500, dtype=">i4"),
+    "text": np.array(["abc", "de"] * 300),
+    "small": np.arange(5, dtype="u1"),
+}
+
+
+@pytest.fixture(autouse=True)
+def staged(with_settings, need_kind):
+    """Everything from 100 bytes on passes through a few small slots."""
+    need_kind("pinned")
+    with_settings(STAGING_THRESHOLD="100", STAGING_SLOT_BYTES=str(SLOT), STAGING_SLOTS=str(SLOTS), STAGING_THREADS="2")
+
+
+def same(found, expected):
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert found.tobytes("A") == expected.tobytes("A")
+    assert found.flags.f_contiguous == expected.flags.f_contiguous
+
+
+def whole_ring():
+    ring = dm.current_device().context().ring
+    assert set(ring._free) == set(ring.made)
+
+
+def left(folder: Path):
+    return sorted(each.name for each in folder.iterdir())
+
+
+# -- .npy --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format:UserWarning")
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_npy_there_and_back(kind, tmp_path):
+    """As NumPy writes and reads it, byte for byte where NumPy has one form only."""
+    array = ARRAYS[kind]
+    np.save(tmp_path / "a.npy", array)
+    there = dm.load(tmp_path / "a.npy")
+    same(there.copy_to_host(), array)
+    dm.save(there, tmp_path / "b.npy")
+    same(np.load(tmp_path / "b.npy"), array)
+    if kind != "names beyond Latin":
+        assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+    same(dm.load(tmp_path / "b.npy").copy_to_host(), array)
+    whole_ring()
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_of_the_header(version, tmp_path):
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.lib.format.write_array(file, DATA, version)
+    same(dm.load(tmp_path / "a.npy").copy_to_host(), DATA)
+
+
+def test_a_header_that_is_long(tmp_path):
+    many = np.zeros(3, [(f"name{at:04}" * 20, "u1") for at in range(50)])
+    np.save(tmp_path / "a.npy", many)
+    same(dm.load(tmp_path / "a.npy").copy_to_host(), many)
+    long = np.zeros(3, [(f"name{at:04}" * 200, "u1") for at in range(50)])
+    dm.save(dm.to_device(long), tmp_path / "b.npy")
+    with (tmp_path / "b.npy").open("rb") as file:
+        assert np.lib.format.read_magic(file) == (2, 0)
+    same(np.load(tmp_path / "b.npy", max_header_size=100_000), long)
+
+
+def test_several_in_one_file(tmp_path):
+    with (tmp_path / "two").open("wb") as file:
+        np.save(file, DATA)
+        second = file.tell()
+        np.save(file, RECORDS)
+    same(dm.load(tmp_path / "two").copy_to_host(), DATA)
+    same(dm.load(tmp_path / "two", offset=second).copy_to_host(), RECORDS)
+
+
+def test_paths_are_taken_as_they_are(tmp_path):
+    there = dm.to_device(DATA)
+    for path in (str(tmp_path / "a"), os.fsencode(tmp_path / "b"), tmp_path / "c.npy"):
+        dm.save(there, path)
+        same(dm.load(path).copy_to_host(), DATA)
+    assert left(tmp_path) == ["a", "b", "c.npy"]
+    for wrong in (3, None, (tmp_path / "a").open("rb")):
+        with pytest.raises(TypeError, match="by its path"):
+            dm.load(wrong)
+        with pytest.raises(TypeError, match="by its path"):
+            dm.save(there, wrong)
+    wrong.close()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [np.s_[::2, 1:], np.s_[..., ::3], np.s_[:, :, 3:10], np.s_[::-1, :, ::-2], np.s_[:, None, :, :, None], np.s_[:, 3]],
+    ids=str,
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_layouts_with_gaps(layout, turned, tmp_path):
+    host = DATA.transpose(1, 2, 0) if turned else DATA
+    array = dm.to_device(DATA)
+    view = (array.transpose(1, 2, 0) if turned else array)[layout]
+    dm.save(view, tmp_path / "a.npy")
+    assert np.array_equal(np.load(tmp_path / "a.npy"), host[layout])
+    whole_ring()
+
+
+def test_managed_and_mapped_memory(need_kind, tmp_path):
+    for kind in ("managed", "mapped"):
+        need_kind(kind)
+        array = getattr(dm, f"{kind}_array")(900, "i4")
+        array[...] = np.arange(900)
+        dm.save(array, tmp_path / "a.npy")
+        assert np.array_equal(np.load(tmp_path / "a.npy"), np.arange(900))
+
+
+def test_host_arrays_are_numpys(tmp_path):
+    with pytest.raises(TypeError, match=r"numpy\.save"):
+        dm.save(DATA, tmp_path / "a.npy")
+    assert left(tmp_path) == []
+
+
+# -- raw files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4096])
+def test_raw(offset, tmp_path):
+    (tmp_path / "raw").write_bytes(b"x" * offset + DATA.tobytes() + b"behind")
+    there = dm.load(tmp_path / "raw", dtype="i2", shape=DATA.shape, offset=offset)
+    same(there.copy_to_host(), DATA)
+    same(dm.load(tmp_path / "raw", dtype="u1", shape=3, offset=offset).copy_to_host(), DATA.view("u1").ravel()[:3])
+    assert dm.load(tmp_path / "raw", dtype="f8", shape=(0, 3), offset=offset).shape == (0, 3)
+
+
+def test_what_is_said_wrongly(tmp_path):
+    raw, npy = tmp_path / "raw", tmp_path / "a.npy"
+    raw.write_bytes(DATA.tobytes())
+    np.save(npy, DATA)
+    np.savez(tmp_path / "a.npz", DATA)
+    np.save(tmp_path / "objects.npy", np.array([None, 3]), allow_pickle=True)
+    for arguments, told in [
+        ({"path": raw}, "no .npy file"),
+        ({"path": raw, "dtype": "i2"}, "without shape="),
+        ({"path": raw, "shape": 3}, "without dtype="),
+        ({"path": raw, "dtype": "O", "shape": 3}, "Python objects"),
+        ({"path": raw, "dtype": "i2", "shape": -3}, "negative"),
+        ({"path": raw, "dtype": "i2", "shape": 3, "offset": -1}, "offset"),
+        ({"path": raw, "dtype": "i2", "shape": (1 << 40, 1 << 40)}, "does not fit"),
+        ({"path": npy, "dtype": "i2", "shape": 3}, "by itself"),
+        ({"path": tmp_path / "a.npz"}, "zip archive"),
+        ({"path": tmp_path / "objects.npy"}, "Python objects"),
+    ]:
+        with pytest.raises(dm.LayoutError, match=told):
+            dm.load(**arguments)
+    for damage in (
+        b"\x93NUMPY\x09\x00",
+        b"\x93NUMPY\x01\x00\x06\x00{'a':}",
+        b"\x93NUMPY\x03\x00\xff\xff\xff\xff",
+        b"\x93NUM",
+    ):
+        raw.write_bytes(damage)
+        with pytest.raises(dm.LayoutError, match="raw"):
+            dm.load(raw)
+
+
+@pytest.mark.parametrize("cut", [1, 700, DATA.nbytes - 1, DATA.nbytes])
+def test_a_file_that_is_cut_short(cut, tmp_path, tidy):
+    np.save(tmp_path / "a.npy", DATA)
+    os.truncate(tmp_path / "a.npy", 128 + DATA.nbytes - cut)
+    with pytest.raises(dm.LayoutError, match=f"{DATA.nbytes - cut} bytes found .* {DATA.nbytes} expected") as told:
+        dm.load(tmp_path / "a.npy")
+    assert "a.npy" in str(told.value)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, tidy):
+    np.save(tmp_path / "a.npy", DATA)
+    sound = disk.Disk._read_some
+
+    def read(self, view, offset):
+        if offset >= 128 + 4 * SLOT:
+            os.truncate(tmp_path / "a.npy", max(offset, 128 + 4 * SLOT) + 10)
+            monkeypatch.setattr(disk.Disk, "_read_some", sound)
+        return sound(self, view, offset)
+
+    monkeypatch.setattr(disk.Disk, "_read_some", read)
+    with pytest.raises(dm.LayoutError, match="10 bytes found"):
+        dm.load(tmp_path / "a.npy")
+    whole_ring()
+
+
+def test_without_reads_at_a_position(tmp_path, monkeypatch):
+    """As where the system has none."""
+    for name in ("preadv", "pwrite", "posix_fallocate"):
+        monkeypatch.delattr(os, name, raising=False)
+    dm.save(dm.to_device(DATA), tmp_path / "a.npy")
+    same(dm.load(tmp_path / "a.npy").copy_to_host(), DATA)
+    dm.save(dm.to_device(DATA).transpose(2, 0, 1), tmp_path / "a.npy")
+    assert np.array_equal(np.load(tmp_path / "a.npy"), DATA.transpose(2, 0, 1))
+
+
+# -- errors of the system ----------------------------------------------------------------------------------------------
+
+
+def test_errors_name_the_file(tmp_path):
+    there = dm.to_device(DATA)
+    for wrong, kind in ((tmp_path / "no" / "a.npy", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        for call in (lambda path: dm.save(there, path), dm.load):
+            with pytest.raises(kind) as told:
+                call(wrong)
+            assert told.value.filename == str(wrong)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")
+def test_only_regular_files_are_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(dm.LayoutError, match="regular"):
+        dm.save(dm.to_device(DATA), tmp_path / "pipe")
+    assert left(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_full_disk_leaves_what_was_there(turned, tmp_path, monkeypatch, tidy):
+    (tmp_path / "a.npy").write_bytes(b"before")
+    array = dm.to_device(DATA)
+    full, written = OSError(errno.ENOSPC, "No space left on device"), []
+
+    def refuse(*arguments):
+        written.append(arguments)
+        if len(written) > (0 if turned else 4):
+            raise full
+        return sound(*arguments)
+
+    sound = os.posix_fallocate if turned else os.pwrite
+    monkeypatch.setattr(os, "posix_fallocate" if turned else "pwrite", refuse)
+    with pytest.raises(OSError, match="No space left") as told:
+        dm.save(array.transpose(1, 2, 0) if turned else array, tmp_path / "a.npy")
+    assert (told.value.errno, told.value.filename) == (errno.ENOSPC, str(tmp_path / "a.npy"))
+    monkeypatch.undo()
+    assert left(tmp_path) == ["a.npy"]
+    assert (tmp_path / "a.npy").read_bytes() == b"before"
+    dm.synchronize()
+    whole_ring()
+
+
+def test_what_another_copy_meets_in_a_slot_is_not_its_error(tmp_path, monkeypatch, hold, need):
+    """A block of a file whose write fails is taken out by whoever needs the slot: the error is the file's."""
+    array = dm.to_device(DATA.ravel()[: SLOTS * SLOT // 2])
+    context, stream = dm.current_device().context(), dm.stream()
+    dm.synchronize()
+    with disk.replacing(str(tmp_path / "a.npy")) as (file, _), dm.current_device().entered():
+        download = files.ToFile(context, file, 0, array.nbytes)
+        need("hold")
+        with hold(stream):
+            download.start(array.ptr, (1,), stream)
+        stream.synchronize()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+            assert np.array_equal(dm.to_device(DATA).copy_to_host(), DATA)
+        with pytest.raises(OSError, match="broken"):
+            download.finish()
+    whole_ring()
+
+
+def test_links_and_permissions_stay(tmp_path):
+    target, link = tmp_path / "target.npy", tmp_path / "link.npy"
+    target.write_bytes(b"before")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    dm.save(dm.to_device(DATA), link)
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o640
+    same(np.load(target), DATA)
+    assert left(tmp_path) == ["link.npy", "target.npy"]
+
+
+@pytest.mark.parametrize(
+    "method", ["copy", "event_record", "event_synchronize", "event_query", "alloc", "event_create"]
+)
+@pytest.mark.parametrize("way", ["load", "save"])
+def test_failures_of_the_driver(recorded, method, way, tmp_path):
+    """Each call fails in turn: the error comes out, no file is left half done, nothing is lost, and the ring is whole."""
+    np.save(tmp_path / "a.npy", DATA)
+    array = dm.to_device(DATA)
+    dm.synchronize()
+    context = dm.current_device().context()
+    told = 0
+    for nth in range(1, 30):
+        with dm.current_device().entered():
+            context.ring.trim()
+        before = dm.memory_info().live
+        recorded.fail_at(nth, method)
+        try:
+            if way == "load":
+                same(dm.load(tmp_path / "a.npy").copy_to_host(), DATA)
+            else:
+                dm.save(array, tmp_path / "b.npy")
+        except dm.BackendError:
+            told += 1
+            assert left(tmp_path) == ["a.npy"]
+        recorded.disarm()
+        (tmp_path / "b.npy").unlink(missing_ok=True)
+        gc.collect()  # an error and the download that it ended know each other
+        dm.synchronize()
+        dm.trim()
+        assert dm.memory_info().live == before
+        assert len(context.ring._free) + len(context.ring._stranded) == len(context.ring.made)
+        if not recorded.injected:
+            break
+    same(dm.load(tmp_path / "a.npy").copy_to_host(), DATA)
+
+
+# -- bounded, and in order ---------------------------------------------------------------------------------------------
+
+
+def test_in_bounded_memory(with_settings, tmp_path):
+    """However large the file is, it passes through the slots, and no host array holds it."""
+    with_settings(STAGING_SLOT_BYTES=str(64 * SLOT))
+    large = np.random.default_rng(2).integers(0, 256, 16 << 20, np.uint8)
+    np.save(tmp_path / "a.npy", large)
+    dm.to_device(DATA)  # what is made once is made
+    tracemalloc.start()
+    try:
+        there = dm.load(tmp_path / "a.npy")
+        dm.save(there, tmp_path / "b.npy")
+        dm.save(there.reshape(256, 256, 256).transpose(1, 2, 0), tmp_path / "c.npy")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20, "a host array held much of the file"
+    ring = dm.current_device().context().ring
+    assert 0 < len(ring.made) <= SLOTS
+    assert ring.slot_bytes == 64 * SLOT
+    assert np.array_equal(np.load(tmp_path / "b.npy"), large)
+    assert np.array_equal(np.load(tmp_path / "c.npy"), large.reshape(256, 256, 256).transpose(1, 2, 0))
+    stats = dm.transfer_stats()
+    assert stats["h2d file"]["bytes"] == stats["d2h file"]["bytes"] == large.nbytes
+
+
+def test_without_slots_it_is_bounded_too(with_settings, tmp_path):
+    with_settings(STAGING_SLOTS="0", STAGING_SLOT_BYTES=str(64 * SLOT))
+    large = np.random.default_rng(2).integers(0, 256, 16 << 20, np.uint8)
+    np.save(tmp_path / "a.npy", large)
+    dm.to_device(DATA)
+    tracemalloc.start()
+    try:
+        there = dm.load(tmp_path / "a.npy")
+        dm.save(there, tmp_path / "b.npy")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < large.nbytes // 4
+    assert np.array_equal(np.load(tmp_path / "b.npy"), large)
+
+
+def test_loading_is_ordered_on_its_stream(need, hold, tmp_path):
+    need("hold")
+    np.save(tmp_path / "a.npy", DATA.ravel()[: SLOTS * SLOT // 2])
+    small = np.load(tmp_path / "a.npy")
+    stream = dm.stream(non_blocking=True)
+    warm = dm.load(tmp_path / "a.npy", stream=stream)
+    assert warm.stream is stream
+    after = dm.zeros(small.shape, "i2")
+    dm.synchronize()
+    with hold(stream) as latch:
+        there = dm.load(tmp_path / "a.npy", stream=stream)
+        (tmp_path / "a.npy").write_bytes(b"it was read by now")
+        after.copy_to_device(there, stream=stream)
+        there.fill(7, stream=stream)
+        assert not stream.query()
+        latch.release()
+    stream.synchronize()
+    assert np.array_equal(after.copy_to_host(), small)
+    assert np.all(there.copy_to_host() == 7)
+
+
+def test_saving_waits_for_the_arrays_stream(need, hold, tmp_path, device):
+    need("hold")
+    stream = dm.stream(non_blocking=True)
+    array = dm.to_device(DATA, stream=stream)
+    dm.save(array, tmp_path / "a.npy")
+    errors, done = [], threading.Event()
+
+    def work():
+        try:
+            with dm.use_backend(device.backend):
+                dm.save(array, tmp_path / "a.npy")
+        except BaseException as error:
+            errors.append(error)
+        done.set()
+
+    dm.synchronize()
+    with hold(stream) as latch:
+        array.fill(5, stream=stream)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert not done.wait(0.2), "it was written before the stream came to it"
+        assert np.array_equal(np.load(tmp_path / "a.npy"), DATA), "a reader sees the file that was there"
+        latch.release()
+        assert done.wait(30)
+    thread.join()
+    assert not errors
+    assert np.all(np.load(tmp_path / "a.npy") == 5)
+
+
+def test_threads_that_load_save_and_copy(device, tmp_path):
+    """They share the slots, and take out each other's blocks."""
+    failures, barrier = [], threading.Barrier(4)
+
+    def work(number):
+        rng = np.random.default_rng(number)
+        try:
+            with dm.use_backend(device.backend):
+                barrier.wait(30)
+                for _ in range(12):
+                    sent = rng.integers(0, 256, int(rng.integers(100, 9000)), np.uint8)
+                    array = dm.to_device(sent)
+                    if number % 2:
+                        dm.save(array, tmp_path / f"{number}.npy")
+                        assert np.array_equal(np.load(tmp_path / f"{number}.npy"), sent)
+                        array = dm.load(tmp_path / f"{number}.npy")
+                    assert np.array_equal(array.copy_to_host(), sent)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+        assert not thread.is_alive()
+    assert failures == []
+    assert left(tmp_path) == ["1.npy", "3.npy"]
+    whole_ring()
+
+
+def test_a_capturing_stream_is_refused(device, monkeypatch, tmp_path):
+    np.save(tmp_path / "a.npy", DATA)
+    stream = dm.stream()
+    array = dm.to_device(DATA, stream=stream)
+    context = device.context()
+
+    class Capturing:
+        def __init__(self, driver):
+            self.driver = driver
+
+        def __getattr__(self, name):
+            return getattr(self.driver, name)
+
+        def capturing(self, handle):
+            return handle == stream.handle
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "capabilities", context.capabilities | {dm.spi.types.Capability.CAPTURE})
+        patch.setattr(context, "driver", Capturing(context.driver))
+        patch.setattr(stream, "simple", False)
+        for call in (lambda: dm.load(tmp_path / "a.npy", stream=stream), lambda: dm.save(array, tmp_path / "b.npy")):
+            with pytest.raises(dm.UnsupportedError, match="captur"):
+                call()
+    assert left(tmp_path) == ["a.npy"]
+
+
+def test_on_another_device(second, tmp_path):
+    np.save(tmp_path / "a.npy", DATA)
+    there = dm.load(tmp_path / "a.npy", device=second)
+    assert there.device == second
+    dm.save(there, tmp_path / "b.npy")
+    same(np.load(tmp_path / "b.npy"), DATA)
+
+
+# -- past the host's memory --------------------------------------------------------------------------------------------
+
+
+class Direct:
+    """A library that moves bytes between files and device memory by itself: here, by the driver."""
+
+    def __init__(self, device, reason=None, short=0):
+        self.device, self.reason, self.short = device, reason, short
+        self.calls = []
+
+    def unavailable(self):
+        return self.reason
+
+    def read(self, path, offset, ptr, nbytes):
+        data = np.fromfile(path, "u1", nbytes, offset=offset)
+        self._copy(ptr, data.ctypes.data, nbytes, dm.spi.types.CopyKind.H2D)
+        return nbytes - self.short
+
+    def write(self, path, offset, ptr, nbytes):
+        data = np.empty(nbytes, "u1")
+        self._copy(data.ctypes.data, ptr, nbytes, dm.spi.types.CopyKind.D2H)
+        with Path(path).open("r+b") as file:
+            file.seek(offset)
+            file.write(data.tobytes())
+        return nbytes - self.short
+
+    def _copy(self, dst, src, nbytes, kind):
+        self.calls.append((kind, nbytes))
+        self.device.driver().copy(dst, src, nbytes, kind, dm.legacy_default_stream().handle, blocking=True)
+
+
+@pytest.mark.parametrize("reason", [None, "not here"])
+def test_direct_files(reason, device, monkeypatch, tmp_path):
+    direct = Direct(device, reason)
+    monkeypatch.setitem(plugins.registry.files, device.backend, direct)
+    monkeypatch.setitem(plugins.DIRECT_FILES, device.backend, "")
+    np.save(tmp_path / "a.npy", DATA)
+    stream = dm.stream()
+    there = dm.load(tmp_path / "a.npy", stream=stream)
+    there.fill(3, stream=stream)
+    dm.save(there, tmp_path / "b.npy")
+    assert np.array_equal(np.load(tmp_path / "b.npy"), np.full_like(DATA, 3))
+    same(dm.load(tmp_path / "a.npy").copy_to_host(), DATA)
+    assert [nbytes for _, nbytes in direct.calls] == ([] if reason else [DATA.nbytes] * 3)
+    assert ("h2d file direct" in dm.transfer_stats()) is (reason is None)
+
+
+def test_a_direct_library_that_stops_short(device, monkeypatch, tmp_path, tidy):
+    monkeypatch.setitem(plugins.registry.files, device.backend, Direct(device, short=5))
+    monkeypatch.setitem(plugins.DIRECT_FILES, device.backend, "")
+    np.save(tmp_path / "a.npy", DATA)
+    with pytest.raises(OSError, match=r"a\.npy: \d+ of \d+ bytes"):
+        dm.load(tmp_path / "a.npy")
+    there = dm.to_device(DATA)
+    with pytest.raises(OSError, match=r"b\.npy: \d+ of \d+ bytes"):
+        dm.save(there, tmp_path / "b.npy")
+    assert left(tmp_path) == ["a.npy"]
+
+
+def test_with_kvikio_itself(device, tmp_path):
+    """Where it is installed; without GPUDirect Storage it moves the bytes in its own compatibility mode."""
+    pytest.importorskip("kvikio")
+    if device.backend not in plugins.DIRECT_FILES:
+        pytest.skip(f"no library moves files to the memory of {device.backend} devices")
+    library = plugins.registry.direct_files(device.backend)
+    library.unavailable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_reason", None)
+        np.save(tmp_path / "a.npy", DATA)
+        there = dm.load(tmp_path / "a.npy")
+        same(there.copy_to_host(), DATA)
+        dm.save(there, tmp_path / "b.npy")
+        same(np.load(tmp_path / "b.npy"), DATA)
+        assert {"h2d file direct", "d2h file direct"} <= dm.transfer_stats().keys()
+        with pytest.raises(OSError, match="KvikIO"):
+            library.read(str(tmp_path / "nothing"), 0, there.ptr, 10)

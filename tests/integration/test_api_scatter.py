@@ -1,0 +1,221 @@
+"""One host array over several devices, and back: the pieces of ``numpy.array_split``, together or not at all."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem._core import scatter
+from devmem.errors import BackendError
+
+SLOT, SLOTS = 1024, 3
+DATA = np.arange(7 * 30 * 40, dtype="i4").reshape(7, 30, 40)
+
+
+@pytest.fixture(params=["direct", "staged"])
+def devices(request, with_settings, device):
+    """Every device of the backend under test, twice; what is large passes through small slots, or does not."""
+    if request.param == "staged":
+        with_settings(STAGING_THRESHOLD="100", STAGING_SLOT_BYTES=str(SLOT), STAGING_SLOTS=str(SLOTS))
+    else:
+        with_settings(STAGING_SLOTS="0")
+    return [each for each in dm.devices() if each.backend == device.backend] * 2
+
+
+SOURCES = {
+    "C": lambda: DATA,
+    "Fortran": lambda: np.asfortranarray(DATA),
+    "gaps": lambda: DATA[:, ::2, 1:],
+    "reversed": lambda: DATA[::-1, :, ::-1],
+    "one axis": lambda: DATA.ravel(),
+    "read-only": lambda: np.broadcast_to(DATA[:1], DATA.shape),
+    "records": lambda: np.zeros((9, 5), [("a", "i4"), ("b", "f8")]),
+    "nothing": lambda: np.zeros((0, 3)),
+    "list": lambda: [[1, 2], [3, 4], [5, 6]],
+}
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_there_and_back(kind, axis, devices):
+    source = SOURCES[kind]()
+    pieces = dm.scatter(source, devices, axis)
+    wanted = np.array_split(np.asarray(source), len(devices), axis)
+    assert [piece.device for piece in pieces] == devices
+    for piece, expected in zip(pieces, wanted, strict=True):
+        assert piece.dtype == expected.dtype
+        assert piece.stream is None
+        assert np.array_equal(piece.copy_to_host(), expected)
+    back = dm.gather(pieces, axis)
+    assert back.dtype == np.asarray(source).dtype
+    assert np.array_equal(back, source)
+
+
+def test_more_devices_than_elements(devices):
+    pieces = dm.scatter(DATA[:2], devices * 2, axis=0)
+    assert [len(piece) for piece in pieces] == [1, 1] + [0] * (2 * len(devices) - 2)
+    assert np.array_equal(dm.gather(pieces), DATA[:2])
+
+
+def test_devices_by_name_and_number(device):
+    pieces = dm.scatter(DATA, [device, str(device), device.ordinal])
+    assert {piece.device for piece in pieces} == {device}
+    assert np.array_equal(dm.gather(iter(pieces)), DATA)
+
+
+def test_page_locked_memory(devices, need_kind):
+    need_kind("pinned")
+    source, out = dm.pinned_array_like(DATA), dm.pinned_array_like(DATA)
+    source[...] = DATA
+    out[...] = -1
+    assert dm.gather(dm.scatter(source, devices, 1), 1, out) is out
+    assert np.array_equal(out, DATA)
+
+
+@pytest.mark.parametrize("room", [np.s_[:, :, ::2], np.s_[::-1, ...], np.s_[...]], ids=str)
+def test_into_an_array(room, devices):
+    """Any strides; not a byte between its elements is touched."""
+    base = np.full((7, 30, 80), -1, "i4")
+    out = base[room] if base[room].shape == DATA.shape else base[..., :40][room]
+    dm.gather(dm.scatter(DATA, devices), out=out)
+    assert np.array_equal(out, DATA)
+    out[...] = -1
+    assert np.all(base == -1)
+
+
+def test_views_and_bound_arrays(devices):
+    """Pieces may be views, and on streams of their own: what was enqueued there comes first."""
+    views = []
+    for device in devices:
+        with device:
+            stream = dm.stream()
+            array = dm.to_device(np.zeros((6, 30, 50), "i4"), stream=stream)
+            array.fill(len(views) + 1, stream=stream)
+            views.append(array[::2, :, 5:15])
+    wanted = [np.full((3, 30, 10), at + 1, "i4") for at in range(len(views))]
+    assert np.array_equal(dm.gather(views, axis=1), np.concatenate(wanted, axis=1))
+
+
+def test_every_device_is_given_something_before_any_is_waited_for(recorded):
+    every = [each for each in dm.devices() if each.backend == recorded.name]
+    source = dm.pinned_array_like(DATA)
+    source[...] = DATA
+    with recorded.during() as calls:
+        pieces = dm.scatter(source, every)
+    order = [call.method for call in calls if call.method in ("copy", "stream_synchronize")]
+    assert order[: len(every)] == ["copy"] * len(every)
+    assert "stream_synchronize" in order
+    out = dm.pinned_array_like(DATA)
+    with recorded.during() as calls:
+        dm.gather(pieces, out=out)
+    order = [call.method for call in calls if call.method in ("copy", "event_synchronize", "stream_synchronize")]
+    assert order[: len(every)] == ["copy"] * len(every)
+    assert np.array_equal(out, DATA)
+
+
+def test_large_pieces_go_in_turns(device, with_settings, monkeypatch, second):
+    """No device waits until all of another's piece has passed through the ring."""
+    with_settings(STAGING_THRESHOLD="100", STAGING_SLOT_BYTES=str(SLOT), STAGING_SLOTS="2")
+    turns = []
+    write = scatter._write
+
+    def noted(array, *others):
+        turns.append(array.device)
+        write(array, *others)
+
+    monkeypatch.setattr(scatter, "_write", noted)
+    pieces = dm.scatter(DATA[:6], [device, second])
+    assert len(turns) > 10
+    assert turns == [device, second] * (len(turns) // 2)
+    assert np.array_equal(dm.gather(pieces), DATA[:6])
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_arguments(device):
+    piece = dm.to_device(DATA)
+    for call, kind, told in [
+        (lambda: dm.scatter(DATA, []), dm.LayoutError, "no device"),
+        (lambda: dm.scatter(DATA, 0), TypeError, "list of devices"),
+        (lambda: dm.scatter(DATA, str(device)), TypeError, "list of devices"),
+        (lambda: dm.scatter(DATA, [99]), dm.ConfigError, "99"),
+        (lambda: dm.scatter(DATA, [device], axis=3), dm.LayoutError, "axis=3"),
+        (lambda: dm.scatter(DATA, [device], axis=1.5), TypeError, "integer"),
+        (lambda: dm.scatter(5, [device]), dm.LayoutError, "without axes"),
+        (lambda: dm.scatter([object()], [device]), dm.LayoutError, "Python objects"),
+        (lambda: dm.scatter(piece, [device]), TypeError, "host arrays"),
+        (lambda: dm.gather([]), dm.LayoutError, "no arrays"),
+        (lambda: dm.gather(piece), TypeError, "list of device arrays"),
+        (lambda: dm.gather([piece, DATA]), TypeError, "array 1"),
+        (lambda: dm.gather([piece, dm.to_device(DATA.astype("f4"))]), dm.LayoutError, "array 1 has dtype float32"),
+        (lambda: dm.gather([piece, piece[:, 1:]]), dm.LayoutError, "array 1 has shape"),
+        (lambda: dm.gather([piece, piece[0]]), dm.LayoutError, "array 1 has shape"),
+        (lambda: dm.gather([dm.to_device(5)]), dm.LayoutError, "without axes"),
+        (lambda: dm.gather([piece], axis=-4), dm.LayoutError, "axis=-4"),
+        (lambda: dm.gather([piece], out=np.zeros(3, "i4")), dm.LayoutError, "shape"),
+        (lambda: dm.gather([piece], out=np.zeros(DATA.shape)), dm.LayoutError, "dtype"),
+        (lambda: dm.gather([piece], out=[1]), TypeError, "ndarray"),
+        (
+            lambda: dm.gather([piece], out=np.broadcast_to(np.zeros((1, 30, 40), "i4"), DATA.shape)),
+            dm.LayoutError,
+            "read-only",
+        ),
+    ]:
+        with pytest.raises(kind, match=told):
+            call()
+    piece.free()
+    with pytest.raises(dm.ClosedError):
+        dm.gather([piece])
+
+
+@pytest.mark.parametrize("method", ["alloc", "alloc_async", "copy", "stream_synchronize"])
+def test_a_failure_leaves_nothing_allocated(recorded, method):
+    """On any device; and the error tells whose piece it was."""
+    every = [each for each in dm.devices() if each.backend == recorded.name] * 2
+    dm.scatter(DATA, every)
+    error = BackendError("injected", backend=recorded.name, call=method, code=5, name="INJECTED")
+    for nth in range(1, 20):
+        gc.collect()
+        dm.trim()
+        before = [dm.memory_info(each).live for each in every]
+        recorded.fail_at(nth, method, error)
+        failed = None
+        try:
+            dm.scatter(DATA, every)
+        except BackendError as found:
+            failed = found
+        recorded.disarm()
+        if not recorded.injected:
+            break
+        assert failed is error
+        [note] = error.__notes__
+        assert note.startswith("scatter: ")
+        assert any(str(each) in note for each in every)
+        del error.__notes__, failed
+        error.__traceback__ = None
+        gc.collect()
+        for each in every:
+            each.synchronize()
+        dm.trim()
+        assert [dm.memory_info(each).live for each in every] == before
+    assert nth > len(set(every)) or method not in ("copy", "stream_synchronize")
+    assert np.array_equal(dm.gather(dm.scatter(DATA, every)), DATA)
+
+
+def test_a_failed_download_is_told_and_nobody_writes_later(recorded, need_kind):
+    every = [each for each in dm.devices() if each.backend == recorded.name] * 2
+    pieces = dm.scatter(DATA, every)
+    recorded.fail_at(2, "copy")
+    out = np.zeros_like(DATA)
+    with pytest.raises(dm.BackendError) as told:
+        dm.gather(pieces, out=out)
+    assert any("array 1 of" in note for note in told.value.__notes__)
+    recorded.disarm()
+    out[...] = -1
+    dm.synchronize()
+    assert np.all(out == -1)
+    assert np.array_equal(dm.gather(pieces, out=out), DATA)

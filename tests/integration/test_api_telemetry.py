@@ -1,0 +1,545 @@
+"""What copies tell of themselves: counts, the trace, the warning, and the advice to page-lock."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import textwrap
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import devmem as dm
+from devmem._core import advice
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def staged(with_settings, need_kind):
+    """Everything from 1 KiB on passes through small slots; more settings as keywords."""
+    need_kind("pinned")
+
+    def change(**more: str) -> None:
+        size = {"STAGING_THRESHOLD": "1024", "STAGING_SLOT_BYTES": "4096", "STAGING_SLOTS": "3", "STAGING_THREADS": "2"}
+        with_settings(**{**size, **more})
+
+    return change
+
+
+@pytest.fixture
+def traced(staged, tmp_path):
+    """The events of copies so far, with the file that they are in: ``traced()``."""
+    path = tmp_path / "trace.json"
+    staged(TRACE=str(path))
+
+    def read(sort: str = "copy") -> list[dict[str, Any]]:
+        dm.current_device().context()  # opened at first use
+        return [event for event in events(path) if event.get("cat") == sort]
+
+    return read
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text() + "]")
+    return found
+
+
+def counted() -> dict[str, tuple[int, int]]:
+    return {path: (numbers["copies"], numbers["bytes"]) for path, numbers in dm.transfer_stats().items()}
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+SQUARE = np.arange(64 * 64, dtype="f4").reshape(64, 64)
+
+
+class Room:
+    """Arrays to copy between, and a stream."""
+
+    def __init__(self) -> None:
+        self.there, self.other = dm.to_device(SQUARE), dm.to_device(SQUARE)
+        self.wide = dm.zeros((64, 128), "f4")
+        self.here = np.empty((64, 128), "f4")
+        self.stream = dm.stream()
+
+
+#: A copy of 16 KiB of every kind.
+COPIES: dict[str, Callable[[Room], object]] = {
+    "up": lambda room: dm.to_device(SQUARE),
+    "up, turned": lambda room: room.other.copy_to_device(SQUARE.T),
+    "up, with gaps": lambda room: room.wide[:, ::2].copy_to_device(SQUARE),
+    "up, rows": lambda room: room.wide[:, :64].copy_to_device(SQUARE),
+    "down": lambda room: room.there.copy_to_host(),
+    "down, turned": lambda room: room.there.T.copy_to_host(),
+    "down, with gaps": lambda room: room.there.copy_to_host(room.here[:, ::2]),
+    "down, far apart": lambda room: room.wide[:, ::2].copy_to_host(),
+    "on a stream": lambda room: (room.there.copy_to_host(stream=room.stream), room.stream.synchronize()),
+    "in the background": lambda room: dm.copy_async(room.there).result(),
+    "up in the background": lambda room: dm.copy_async(SQUARE, room.other).result(),
+    "on the device": lambda room: room.other.copy_to_device(room.there),
+    "on the device, turned": lambda room: room.other.copy_to_device(room.there.T),
+    "onto itself, turned": lambda room: room.there.copy_to_device(room.there.T),
+    "fill": lambda room: room.other.fill(1),
+    "fill with gaps": lambda room: room.wide[:, 1::2].fill(2),
+    "many": lambda room: dm.to_device_many([SQUARE]),
+}
+
+
+@pytest.mark.parametrize("how", ["direct", "staged"])
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+def test_a_copy_is_counted_once_however_it_is_done(staged, copy, how):
+    staged(**({} if how == "staged" else {"STAGING_SLOTS": "0"}))
+    room = Room()
+    dm.transfer_stats(reset=True)
+    copy(room)
+    [(_, (copies, nbytes))] = counted().items()
+    assert (copies, nbytes) == (1, SQUARE.nbytes)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["up", "down", "across", "fill"]),
+        st.integers(0, 40),
+        st.integers(1, 40),
+        st.sampled_from([1, 2, -1]),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS)
+@settings(max_examples=60)
+def test_the_bytes_of_all_paths_are_the_bytes_that_were_moved(devmem_backend, steps):
+    base = dm.zeros((80, 80), "u2")
+    dm.transfer_stats(reset=True)
+    moved = 0
+    for what, rows, columns, step in steps:
+        device = base[:rows, ::step][:, :columns]
+        match what:
+            case "up":
+                device.copy_to_device(np.zeros(device.shape, "u2", order="F"))
+            case "down":
+                device.copy_to_host()
+            case "across":
+                base[40 : 40 + rows, 40 : 40 + device.shape[1]].copy_to_device(device)
+            case "fill":
+                device.fill(3)
+        moved += device.nbytes
+    assert sum(numbers["bytes"] for numbers in dm.transfer_stats().values()) == moved
+
+
+def test_seconds_of_few_small_copies_are_theirs(device, with_settings):
+    with_settings()
+    source = np.arange(16.0)
+    for _ in range(5000):
+        dm.to_device(source).copy_to_host()
+    stats = dm.transfer_stats()
+    for path in ("h2d direct", "d2h direct"):
+        assert stats[path]["copies"] == 5000
+        assert stats[path]["bytes"] == 5000 * 128
+        assert 0 < stats[path]["seconds"] < 10
+    assert device.context().uploads[2] == device.context().downloads[2] == 32
+
+
+def test_waiting_for_a_slot_is_told(staged, need, hold, device):
+    """The whole ring is on a stream that stands still: the copy waits until that goes on."""
+    need("hold")
+    staged()
+    stream = dm.stream()
+    array, source = dm.zeros(5 * 4096, "u1"), np.zeros(5 * 4096, "u1")
+    array.copy_to_device(source)
+    dm.transfer_stats(reset=True)
+    done = threading.Event()
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with dm.use_backend(device.backend):
+                array.copy_to_device(source, stream=stream)
+        except BaseException as error:
+            problems.append(error)
+        done.set()
+
+    with hold(stream) as latch:
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert not done.wait(0.1), "it did not wait for a slot"
+        latch.release()
+        assert done.wait(30)
+    thread.join()
+    stream.synchronize()
+    assert problems == []
+    numbers = dm.transfer_stats()["h2d staged"]
+    assert numbers["copies"] == 1
+    assert 0.01 < numbers["waited_seconds"] <= numbers["seconds"]
+
+
+def test_taking_out_a_background_download_is_part_of_its_time(staged):
+    staged()
+    array = dm.to_device(SQUARE)
+    dm.transfer_stats(reset=True)
+    under_way = dm.copy_async(array)
+    before = dm.transfer_stats()["d2h staged"]
+    under_way.result()
+    after = dm.transfer_stats()["d2h staged"]
+    assert (after["copies"], after["bytes"]) == (before["copies"], before["bytes"]) == (1, SQUARE.nbytes)
+    assert after["seconds"] > before["seconds"]
+
+
+def test_each_device_counts_its_own(second):
+    dm.transfer_stats(True)
+    dm.transfer_stats(True, device=second)
+    array = dm.to_device(SQUARE)
+    dm.to_device(array, device=second)
+    assert sum(nbytes for _, nbytes in counted().values()) == SQUARE.nbytes
+    theirs = dm.transfer_stats(device=second)
+    assert [(path.startswith("peer"), numbers["copies"], numbers["bytes"]) for path, numbers in theirs.items()] == [
+        (True, 1, SQUARE.nbytes)
+    ]
+
+
+# -- the trace ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_copy_is_there_with_all_that_is_known(traced):
+    stream = dm.stream()
+    small = np.arange(4, dtype="i8")
+    array = dm.to_device(small, stream=stream)
+    stream.synchronize()
+    array.copy_to_host()
+    up, down = traced()
+    assert (up["name"], down["name"]) == ("h2d direct", "d2h direct")
+    assert (up["ph"], up["pid"], up["tid"]) == ("X", os.getpid(), threading.get_native_id())
+    assert up["ts"] + up["dur"] <= down["ts"]
+    assert up["args"] == {
+        "bytes": 32,
+        "device": str(dm.current_device()),
+        "stream": f"{stream.handle:#x}",
+        "waited_us": 0.0,
+        "why": "too small for the way through page-locked slots to pay",
+        "shape": [4],
+        "strides": [8],
+        "dtype": "int64",
+    }
+
+
+def test_what_was_counted_is_what_was_traced(traced):
+    room = Room()
+    for copy in COPIES.values():
+        copy(room)
+    told: dict[str, tuple[int, int]] = {}
+    for event in traced():
+        if "bytes" in event["args"]:
+            copies, nbytes = told.get(event["name"], (0, 0))
+            told[event["name"]] = copies + 1, nbytes + event["args"]["bytes"]
+    assert told == counted()
+
+
+def test_why_a_strided_copy_went_its_way(staged, need, tmp_path):
+    """Without slots, as the cost rule has it: rows as they lie, gathered on the host, or fetched with the gaps."""
+    need("strided_copy")
+    path = tmp_path / "trace.json"
+    staged(TRACE=str(path), STAGING_SLOTS="0")
+    host = np.zeros((256, 1024), "u1")
+    device = dm.to_device(host)
+    device.copy_to_device(host)
+    device[:, :600].copy_to_device(host[:, 200:800])
+    device.copy_to_device(np.zeros((1024, 256), "u1").T)
+    device[:, ::2].copy_to_host()
+    device[::, :4].copy_to_host()
+    dm.zeros((1024, 256), "u1").copy_to_device(device.T)
+    found = [
+        (event["name"], event["args"]["why"], event["args"].get("width"))
+        for event in events(path)
+        if event.get("cat") == "copy"
+    ]
+    rows, narrow = (
+        "rows are wide, and few calls of the driver copy them",
+        "rows of less than 512 bytes are cheaper to gather on",
+    )
+    wide = ("h2d 2d", rows, 600)
+    assert found[1][0] == "h2d direct"
+    assert found[2] == wide
+    assert found[3][0] == "h2d packed"
+    assert found[3][1].startswith(narrow)
+    assert found[3][2] == 1
+    assert found[4][0] == "d2h span"
+    assert found[5][0] == "d2h packed"
+    assert found[-1][0] == "d2d staged"
+    assert found[-1][1] == "the driver would be called more than 64 times"
+
+
+def test_why_a_copy_was_staged(traced):
+    device = dm.to_device(SQUARE)
+    device[:, ::2].copy_to_host()
+    whole, strided = [event for event in traced() if "bytes" in event["args"]]
+    assert whole["args"]["why"] == "pageable memory, copied by the driver, leaves most of the bus unused"
+    assert (strided["args"]["width"], strided["args"]["rows"]) == (4, 2048)
+
+
+def test_the_crew_and_the_waits_are_there(staged, tmp_path):
+    path = tmp_path / "trace.json"
+    staged(TRACE=str(path), STAGING_SLOT_BYTES=str(4 * MIB))
+    source = np.zeros(20 * MIB, "u1")
+    assert np.array_equal(dm.to_device(source).copy_to_host(), source)
+    found = events(path)
+    names = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    assert any(name.startswith("devmem-staging-") for name in names.values())
+    copiers = {names[event["tid"]] for event in found if event.get("cat") == "staging"}
+    assert any(name.startswith("devmem-staging-") for name in copiers)
+    assert {event["name"] for event in found if event.get("cat") == "wait"} >= {
+        "wait for a slot",
+        "wait for the stream",
+    }
+    [up] = [event for event in found if event["name"] == "h2d staged"]
+    waits = [event for event in found if event.get("cat") == "wait" and up["ts"] <= event["ts"] <= up["ts"] + up["dur"]]
+    assert sum(event["dur"] for event in waits) == pytest.approx(up["args"]["waited_us"], abs=1)
+
+
+@pytest.mark.parametrize("name", ["no such folder/trace.json", "."])
+def test_a_trace_that_cannot_be_written(with_settings, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    with_settings(TRACE=name)
+    with pytest.raises(dm.ConfigError, match=rf"DEVMEM_TRACE='{name}' cannot be written"):
+        dm.zeros(3)
+    with_settings(TRACE=None)
+    assert dm.zeros(3).tolist() == [0, 0, 0]
+
+
+def test_the_trace_goes_on_after_close(traced):
+    dm.to_device(SQUARE)
+    dm.close()
+    dm.to_device(SQUARE)
+    assert len(traced()) == 2
+
+
+SCRIPT = """
+import os, sys, signal
+import numpy as np
+import devmem as dm
+array = dm.to_device(np.arange(100))
+"""
+
+
+def test_a_process_that_dies_leaves_a_trace(python, tmp_path):
+    path = tmp_path / "trace.json"
+    done = python(SCRIPT + "array.copy_to_host()\nos.kill(os.getpid(), signal.SIGKILL)", TRACE=str(path))
+    assert done.returncode == -9
+    assert [event["name"] for event in events(path) if event["ph"] == "X"] == ["h2d direct", "d2h direct"]
+
+
+def test_an_end_with_a_trace_is_quiet(python, tmp_path):
+    path = tmp_path / "trace.json"
+    done = python("import warnings\nwarnings.simplefilter('error')\n" + SCRIPT, TRACE=str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(events(path)) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_the_child_of_a_fork_leaves_the_file_alone(python, tmp_path):
+    """It has its own, if it copies at all."""
+    path = tmp_path / "trace.json"
+    script = SCRIPT + textwrap.dedent(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                array.copy_to_host()
+            except dm.ForkedError:
+                pass
+            from devmem._core.tracefile import tracefile
+            tracefile(os.environ["DEVMEM_TRACE"]).span("mine", "copy", 0.0, 1.0, {})
+            os._exit(0)
+        os.waitpid(pid, 0)
+        array.copy_to_host()
+        print(pid)
+        """
+    )
+    done = python(script, TRACE=str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [event["name"] for event in events(path) if event["ph"] == "X"] == ["h2d direct", "d2h direct"]
+    own = path.with_name(f"trace.{done.stdout.strip()}.json")
+    assert [event["name"] for event in events(own) if event["ph"] == "X"] == ["mine"]
+    assert {event["pid"] for event in events(own)} == {int(done.stdout)}
+
+
+# -- a stream was given, and the call stood still nevertheless ---------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The warnings of the test, as they come, from whichever lines."""
+    monkeypatch.setattr(advice, "_told", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found: list[str] = []
+        monkeypatch.setattr(
+            warnings, "showwarning", lambda message, *rest, **more: found.append(f"{rest[1]}: {message}")
+        )
+        yield found
+    assert caught == []
+
+
+LARGE = np.zeros(2 * MIB, "u1")
+
+
+def test_a_download_that_stands_still_is_told_once_for_each_line(staged, told):
+    staged()
+    stream = dm.stream()
+    array = dm.to_device(LARGE)
+    for _ in range(3):
+        array.copy_to_host(stream=stream)
+    assert len(told) == 1
+    assert told[0].startswith(__file__)
+    for word in ("2,097,152 bytes", "pageable", "pinned_array()", "register()", "copy_async()"):
+        assert word in told[0]
+    array.copy_to_host(np.empty_like(LARGE), stream=stream)
+    assert len(told) == 2
+
+
+def test_an_upload_that_is_not_staged_is_told(staged, told):
+    staged(STAGING_SLOTS="0")
+    stream = dm.stream()
+    array = dm.to_device(LARGE, stream=stream)
+    assert len(told) == 1
+    array.copy_to_device(LARGE, stream=stream)
+    assert len(told) == 2
+    stream.synchronize()
+
+
+def test_background_copies_are_told_only_of_streams_that_were_named(staged, told):
+    """Those that go directly, by the driver, which waits: nothing else would have been better but other memory."""
+    staged(STAGING_SLOTS="0")
+    array, stream = dm.copy_async(LARGE).result(), dm.stream()
+    back = dm.copy_async(array).result()
+    assert dm.copy_async(back, array).result() is array
+    assert told == []
+    dm.copy_async(LARGE, stream=stream).result()
+    dm.copy_async(back, array, stream=stream).result()
+    dm.copy_async(array, back, stream=stream).result()
+    assert len(told) == 3
+    for each in told:
+        assert "register()" in each
+        assert "copy_async()" not in each
+
+
+def test_nothing_is_told_where_nothing_stands_still(staged, told):
+    """Page-locked memory; staged uploads; no stream; small arrays; handles; many at once."""
+    staged()
+    stream = dm.stream()
+    pinned = dm.pinned_array_like(LARGE)
+    pinned[...] = 1
+    array = dm.to_device(pinned, stream=stream)
+    array.copy_to_host(pinned, stream=stream)
+    dm.to_device(LARGE, stream=stream)
+    array.copy_to_device(LARGE, stream=stream)
+    array.copy_to_host()
+    with stream:
+        array.copy_to_host()
+    array[: MIB - 1].copy_to_host(stream=stream)
+    dm.copy_async(array, stream=stream).result()
+    dm.copy_async(LARGE, stream=stream).result()
+    dm.to_host_many(dm.to_device_many([LARGE, LARGE], stream=stream), stream=stream)
+    other = dm.zeros(LARGE.shape, "u1")
+    other.copy_to_device(array, stream=stream)
+    stream.synchronize()
+    assert told == []
+
+
+def test_nothing_is_told_of_registered_memory(staged, told, need):
+    need("host_register")
+    staged()
+    stream = dm.stream()
+    source = LARGE.copy()
+    with dm.register(source):
+        dm.to_device(source, stream=stream).copy_to_host(source, stream=stream)
+        stream.synchronize()
+    assert told == []
+
+
+def test_nothing_is_told_where_page_locked_memory_is_no_better(with_settings, told):
+    """Unless a threshold is asked for, which says that it is."""
+    with_settings(STAGING_THRESHOLD=None)
+    if dm.current_device().info.staging_threshold:
+        pytest.skip("here it is better")
+    stream = dm.stream()
+    dm.to_device(LARGE, stream=stream).copy_to_host(stream=stream)
+    stream.synchronize()
+    assert told == []
+
+
+def test_the_copy_is_made_where_warnings_are_errors(staged, monkeypatch):
+    """And nothing is left behind by the one that raised."""
+    monkeypatch.setattr(advice, "_told", set())
+    staged(STAGING_SLOTS="0")
+    stream = dm.stream()
+    before = dm.memory_info().live
+    with pytest.raises(dm.DevmemWarning, match="a stream was given"):
+        dm.to_device(LARGE, stream=stream)
+    stream.synchronize()
+    dm.trim()
+    assert dm.memory_info().live == before
+
+
+# -- the same array again and again ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cheap(staged, need, monkeypatch):
+    """Locking costs next to nothing: the second copy of an array that is copied again would have paid for it."""
+    need("host_register")
+    staged()
+    monkeypatch.setattr(advice, "LOCKING", 1e30)
+    monkeypatch.setattr(advice, "LOCKED", 1e30)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_an_array_that_is_copied_again_and_again_is_told_once(caplog):
+    source = np.arange(MIB, dtype="u1")
+    with caplog.at_level(logging.INFO, "devmem"):
+        for _ in range(4):
+            dm.to_device(source).copy_to_host(source)
+    [record] = [each for each in caplog.records if each.name == "devmem"]
+    assert record.levelno == logging.INFO
+    assert "1,048,576 bytes" in record.getMessage()
+    assert "devmem.register(array)" in record.getMessage()
+
+
+@pytest.mark.usefixtures("cheap")
+def test_nothing_is_told_of_arrays_that_come_once(caplog):
+    """Also where one lies where another was."""
+    memory = bytearray(MIB)
+    pinned = dm.pinned_array(MIB, np.uint8)
+    small = np.zeros(MIB - 1, "u1")
+    array = dm.zeros(MIB, "u1")
+    with caplog.at_level(logging.INFO, "devmem"):
+        for _ in range(4):
+            array.copy_to_device(np.frombuffer(memory, "u1"))
+            array.copy_to_device(pinned)
+            array[:-1].copy_to_device(small)
+            array.copy_to_host()
+    assert [each for each in caplog.records if each.name == "devmem"] == []
+
+
+def test_the_advice_is_in_the_trace(cheap, staged, tmp_path):
+    path = tmp_path / "trace.json"
+    staged(TRACE=str(path))
+    source = np.zeros(MIB, "u1")
+    for _ in range(3):
+        dm.to_device(source)
+    [note] = [event for event in events(path) if event.get("cat") == "advice"]
+    assert note["ph"] == "i"
+    assert note["args"]["bytes"] == MIB
+    assert note["args"]["copies"] == 2
+    assert "devmem.register(array)" in note["args"]["why"]
