@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def bandwidth(run: Run, step: Step) -> None:
         cells = [cell for row in step.data["rows"] for cell in row["cells"].values()]
         step.counts = {"rows": len(step.data["rows"]), "cells": sum("median" in cell for cell in cells)}
         step.counts |= {"errors": sum("error" in cell for cell in cells), "rows left out": len(step.data["unfinished"])}
+        step.counts |= Counter(f"asked, {each['verdict']}" for each in step.data.get("asked", []))
 
 
 def overhead(run: Run, step: Step) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 def child_verbs() -> int:
     """Use every verb of the API once, on small arrays, and look at the results."""
+    import tempfile
+
     import numpy as np
 
     import devmem as dm
@@ -86,7 +88,15 @@ def child_verbs() -> int:
     if many is not None and many_back is not None:
         for found, wanted in zip(many_back(many([a, a + 1])), [a, a + 1], strict=True):
             equal(found, wanted)
-    del d, e, f, g, p, q
+    pieces = dm.scatter(a, [0, 0], axis=1)
+    equal(dm.gather(pieces, axis=1), a)
+    with tempfile.TemporaryDirectory() as folder:
+        dm.save(pieces[0], f"{folder}/a.npy")
+        equal(dm.load(f"{folder}/a.npy").copy_to_host(), a[:, :3])
+        dm.save(pieces[0][:, ::2], f"{folder}/b.npy")
+        equal(np.load(f"{folder}/b.npy"), a[:, :3:2])
+    equal(pieces[1].copy_to_host(pinned=True), a[:, 3:])
+    del d, e, f, g, p, q, pieces
     dm.trim()
     info = dm.memory_info()
     assert info.live == info.pending == 0, info

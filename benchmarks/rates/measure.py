@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import devmem as dm
+
 from .driver import driver
 from .expected import LIMIT
-from .libraries import Library
+from .libraries import Devmem, Library
 from .limit import limit
 from .sizes import KiB
 from .tables import one_line
@@ -37,12 +39,16 @@ def measure(case: Case, libraries: list[Library], data: Data, effort: Effort, se
     if case.limit:
         builders = {LIMIT: lambda: limit(case.limit, case.nbytes, data), **builders}
     tasks: dict[str, Task] = {}
+    paths: dict[str, str] = {}
     for name, build in builders.items():
         try:
             task = build()
             task.prepare()
+            dm.transfer_stats(reset=True)
             outcome = task.run()
             driver().wait()
+            if name == Devmem.name:
+                paths[name] = ", ".join(path for path, told in dm.transfer_stats().items() if told["copies"])
             task.verify(outcome)
             del outcome
             task.run()
@@ -74,6 +80,8 @@ def measure(case: Case, libraries: list[Library], data: Data, effort: Effort, se
         row.cells[name] |= {"median": case.value(row.cells[name]["median_s"]), "best": case.value(min(found))}
         if task.note:
             row.cells[name]["note"] = task.note
+        if paths.get(name):
+            row.cells[name]["path"] = paths[name]
     for name in builders:  # in one order, whatever went wrong
         row.cells[name] = row.cells.pop(name)
     return row

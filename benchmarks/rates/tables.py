@@ -22,17 +22,7 @@ def markdown(found: dict[str, Any]) -> str:
         lines += [table_row(["", "unit", *names]), table_row(["---"] * (len(names) + 2))]
         for row in rows:
             lines.append(table_row([row["title"], row["unit"], *[cell_text(row, name) for name in names]]))
-    if asked := judged(found["rows"], found["quick"]):
-        lines += [
-            "",
-            "### Asked of the transfer engine",
-            "",
-            "| | against | at least | measured | |",
-            "|---|---|---|---|---|",
-        ]
-        for each in asked:
-            ratio = "-" if each["ratio"] is None else f"{each['ratio']:.2f}x"
-            lines.append(table_row([each["title"], each["against"], f"{each['asked']:g}x", ratio, each["verdict"]]))
+    lines += asked_table(judged(found["rows"], found["quick"]))
     if told := predicted(found["rows"], found["quick"], found["backend"]):
         lines += ["", "### Predicted and measured", "", "Predictions are for a PCIe Gen5 x16 machine (H100, H200).", ""]
         lines += ["| | library | predicted | measured | unit | | source |", "|---|---|---|---|---|---|---|"]
@@ -50,6 +40,17 @@ def markdown(found: dict[str, Any]) -> str:
     if found.get("unfinished"):
         lines += ["", f"Not measured, the time was up: {', '.join(found['unfinished'])}"]
     return "\n".join(lines) + "\n"
+
+
+def asked_table(asked: list[dict[str, Any]]) -> list[str]:
+    """What the transfer engine was asked for; how its copies went stands beside it."""
+    lines = ["", "### Asked of the transfer engine", ""]
+    lines += ["| | against | at least | measured | | devmem's path |", "|---|---|---|---|---|---|"]
+    for each in asked:
+        ratio = "-" if each["ratio"] is None else f"{each['ratio']:.2f}x"
+        verdict = f"{each['verdict']}: {each['why']}" if "why" in each else each["verdict"]
+        lines.append(table_row([each["title"], each["against"], f"{each['asked']:g}x", ratio, verdict, each["path"]]))
+    return lines
 
 
 def cell_text(row: dict[str, Any], name: str) -> str:

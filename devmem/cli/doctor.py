@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import importlib.metadata
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,11 +15,16 @@ import numpy as np
 import devmem
 
 from .bits import first_difference
+from .emulate import is_emulated
 from .info import Report, collect
 from .output import FAILED, OK, collected_warnings, print_json, print_table
 
 #: The backend that needs no hardware.
 WITHOUT_GPU = "host"
+#: The setting that names plugins to leave out, and what in it means all of them.
+BLOCKED, EVERY_PLUGIN = "DEVMEM_BLOCK_PLUGINS", "*"
+#: What is moved.
+SAMPLE = np.arange(4096, dtype=np.uint16)[::-3]
 
 
 class Verdict(StrEnum):
@@ -73,7 +81,11 @@ def examine(report: Report) -> Iterator[Check]:
     yield from _backends(report)
     yield from _devices(report)
     yield _choice(report)
-    yield _transfer()
+    yield from _compilers()
+    moved = _transfer()
+    yield moved
+    if moved.verdict is Verdict.OK:
+        yield _pinned()
 
 
 def _settings(report: Report) -> Iterator[Check]:
@@ -84,6 +96,19 @@ def _settings(report: Report) -> Iterator[Check]:
         if item.source == "unknown":
             what, _, advice = item.help.partition(": ")
             yield Check("unknown setting", Verdict.WARN, what, advice)
+        elif item.name == BLOCKED and isinstance(item.value, tuple):
+            yield from _blocked(item.value)
+
+
+def _blocked(names: Iterable[str]) -> Iterator[Check]:
+    """Names in the list of plugins to leave out that leave nothing out."""
+    installed = sorted({entry.name for entry in importlib.metadata.entry_points(group="devmem")})
+    for name in names:
+        if name not in (EVERY_PLUGIN, *installed):
+            near = difflib.get_close_matches(name, installed, 1)
+            known = f"did you mean {near[0]}?" if near else f"there are: {', '.join(installed) or 'none'}"
+            found = f"{BLOCKED} names {name!r}, and no plugin of that name is installed"
+            yield Check("blocked plugins", Verdict.WARN, found, f"{known}; what is built in cannot be left out")
 
 
 def _backends(report: Report) -> Iterator[Check]:
@@ -92,6 +117,9 @@ def _backends(report: Report) -> Iterator[Check]:
         name = f"backend {status.name}"
         if status.usable:
             yield Check(name, Verdict.OK, f"{status.devices} device(s), {status.origin}")
+            if is_emulated(status.name):
+                found = "the driver is an emulated one: nothing of this is on a GPU, and its speed means nothing"
+                yield Check(f"driver of {status.name}", Verdict.INFO, found, "for the real one, leave `devmem emulate`")
         elif status.reason in report.warnings:
             # What a broken plugin raised when it was loaded: somebody installed it, so somebody wants it to work.
             advice = f"upgrade or uninstall it, or leave it out: DEVMEM_BLOCK_PLUGINS={status.name}"
@@ -137,6 +165,22 @@ def _choice(report: Report) -> Check:
     )
 
 
+def _compilers() -> Iterator[Check]:
+    """Kernel compilers for two vendors: what comes with numba-hip has files where NVIDIA's bindings have theirs."""
+    versions = {}
+    for name in ("numba-cuda", "numba-hip", "hip-python-interop"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    if "numba-cuda" in versions and len(versions) > 1:
+        yield Check(
+            "kernel compilers",
+            Verdict.FAIL,
+            f"{', '.join(f'{name} {version}' for name, version in versions.items())} in one environment: hip-python-interop, "
+            f"which numba-hip needs, and NVIDIA's cuda-bindings overwrite each other's files",
+            "devmem[cuda-kernels] and devmem[rocm-kernels] need an environment each: make a new one, and install one of them",
+        )
+
+
 def _chosen(report: Report) -> str:
     return next((str(item.value) for item in report.settings if item.name == "DEVMEM_BACKEND"), "")
 
@@ -144,14 +188,34 @@ def _chosen(report: Report) -> str:
 def _transfer() -> Check:
     # The only check that moves something: all the others can pass on a machine whose driver is installed but broken.
     name = "round trip"
-    sample = np.arange(4096, dtype=np.uint16)[::-3]
     try:
         with collected_warnings():
             device = devmem.current_device()
-            back = devmem.to_device(sample).copy_to_host()
+            back = devmem.to_device(SAMPLE).copy_to_host()
     except Exception as error:
         return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", "nothing can be moved until this works")
-    where = first_difference(sample, np.asarray(back))
+    return _compared(name, device, back)
+
+
+def _pinned() -> Check:
+    # Memory of its own stack (DEVMEM_PINNED_MEMORY_MANAGER), which nothing else here asks for anything.
+    name = "page-locked memory"
+    try:
+        with collected_warnings():
+            device = devmem.current_device()
+            if "pinned" not in device.info.memory_kinds:
+                return Check(name, Verdict.INFO, f"{device} has none", "copies of ordinary arrays work all the same")
+            array = devmem.pinned_array(SAMPLE.shape, SAMPLE.dtype)
+            array[...] = SAMPLE
+            back = devmem.to_device(array).copy_to_host()
+    except Exception as error:
+        advice = "ordinary arrays need none of it; if this names DEVMEM_PINNED_MEMORY_MANAGER, mend that or unset it"
+        return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", advice)
+    return _compared(name, device, back)
+
+
+def _compared(name: str, device: devmem.Device, back: object) -> Check:
+    where = first_difference(SAMPLE, np.asarray(back))
     if where is not None:
         return Check(name, Verdict.FAIL, f"{device}: {where}", "report this: bytes were changed on the way")
-    return Check(name, Verdict.OK, f"{sample.nbytes} bytes to {device} and back, unchanged")
+    return Check(name, Verdict.OK, f"{SAMPLE.nbytes} bytes to {device} and back, unchanged")

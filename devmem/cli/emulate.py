@@ -40,3 +40,13 @@ def emulate(context: click.Context, backend: str, command: tuple[str, ...]) -> N
     except OSError as error:
         complain(f"{command[0]}: {error.strerror}")
         context.exit(NOT_RUNNABLE)
+
+
+def is_emulated(backend: str) -> bool:
+    """Whether the driver of a backend, as it is in this process, is an emulated one."""
+    emulator = importlib.import_module("devmem.testing.emulator")
+    try:
+        emulator.control(backend)
+    except (emulator.EmulatorNotLoaded, KeyError):  # KeyError: there is no emulator for that backend
+        return False
+    return True

@@ -7,12 +7,13 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import IO, TextIO
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -98,7 +99,12 @@ def _styled(cell: str) -> Text:
 
 def print_json(document: Mapping[str, object]) -> None:
     """Print one JSON document on the standard output, and nothing else goes there."""
-    print(json.dumps(document, indent=2, default=_plain, allow_nan=False))
+    print(json_text(document))
+
+
+def json_text(document: Mapping[str, object]) -> str:
+    """A document as every command writes it."""
+    return json.dumps(document, indent=2, default=_plain, allow_nan=False)
 
 
 def complain(message: str) -> None:
@@ -130,6 +136,17 @@ def collected_warnings() -> Iterator[list[str]]:
 
         warnings.showwarning = keep
         yield messages
+
+
+@contextmanager
+def progress(what: str, steps: int) -> Iterator[Callable[[], object]]:
+    """A bar on the standard error where somebody looks at it; what it gives is called after each step."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with Progress(console=console(sys.stderr), transient=True) as bar:
+        task = bar.add_task(what, total=steps)
+        yield lambda: bar.advance(task)
 
 
 def size(nbytes: int) -> str:

@@ -11,6 +11,7 @@ import devmem
 
 from ..api.memory import replay as replay_log
 from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, print_json, print_table, size
+from .roundtrip import choose
 
 
 @click.command()
@@ -27,23 +28,40 @@ def replay(
 
     Give --memory several times to compare stacks: devmem replay LOG --memory driver --memory limit:4GiB,pool.
 
-    Exit code 0: every allocation succeeded. 1: some did not. 2: nothing could be replayed.
+    Exit code 0: every allocation succeeded. 1: some did not. 2: a stack, or the log, could not be used at all; the other
+    stacks were.
     """
     try:
         with collected_warnings() as warnings:
-            if backend:
-                devmem.use_backend(backend)
-            results = [replay_log(log, stack, device) for stack in stacks]
+            chosen = choose(backend, device)
+            results = [_replayed(log, stack, chosen) for stack in stacks]
     except (devmem.DevmemError, OSError) as error:
         complain(str(error))
         context.exit(UNUSABLE)
+    unusable = [result for result in results if "error" in result]
     if as_json:
         print_json({"log": str(log), "replays": results, "warnings": warnings})
-    else:
+    elif len(unusable) < len(results):
         _show(results)
-        for message in warnings:
-            complain(message)
-    context.exit(FAILED if any(result["failed"] for result in results) else OK)
+    for result in unusable:
+        complain(f"{result['stack']}: {result['error']}")
+    for message in [] if as_json else warnings:
+        complain(message)
+    context.exit(_exit_code(results))
+
+
+def _replayed(log: Path, stack: str, device: devmem.Device) -> dict[str, Any]:
+    """What a stack cost, or why it could not be used: the others are compared all the same."""
+    try:
+        return replay_log(log, stack, device)
+    except devmem.DevmemError as error:
+        return {"stack": stack, "error": str(error)}
+
+
+def _exit_code(results: list[dict[str, Any]]) -> int:
+    if any(result.get("failed") for result in results):
+        return FAILED
+    return UNUSABLE if any("error" in result for result in results) else OK
 
 
 def _show(results: list[dict[str, Any]]) -> None:
@@ -59,7 +77,9 @@ def _show(results: list[dict[str, Any]]) -> None:
         "failed",
     ]
     rows = [
-        [
+        [each["stack"], *["–"] * (len(columns) - 2), "error"]
+        if "error" in each
+        else [
             each["stack"],
             each["calls"],
             f"{each['us_per_call']:.2f}",
@@ -74,5 +94,5 @@ def _show(results: list[dict[str, Any]]) -> None:
     ]
     print_table(columns, rows, right=",".join(columns[1:]))
     for each in results:
-        for error in each["errors"]:
+        for error in each.get("errors", ()):
             complain(f"{each['stack']}: {error}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import Any, NoReturn
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import Progress
 
 import devmem
 
 from .bits import first_difference
 from .files import Source, Unreadable, sources
-from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, console, print_json, print_table
+from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, print_json, print_table, progress
 from .samples import samples
 
 Array = NDArray[Any]
@@ -71,7 +69,7 @@ def roundtrip(
     """
     with collected_warnings() as warnings:
         try:
-            chosen = _choose(backend, device)
+            chosen = choose(backend, device)
             inputs, rows = _inputs(files)
             rows += _run(inputs, chosen, repeat)
         except (devmem.DevmemError, Unreadable) as error:
@@ -89,7 +87,8 @@ def roundtrip(
     context.exit(_exit_code(rows))
 
 
-def _choose(backend: str | None, device: str | None) -> devmem.Device:
+def choose(backend: str | None, device: str | None) -> devmem.Device:
+    """The device that two options of a command name; the backend stays chosen."""
     if backend:
         devmem.use_backend(backend)
     return devmem.device(device) if device else devmem.current_device()
@@ -111,7 +110,7 @@ def _inputs(files: Sequence[Path]) -> tuple[list[Source], list[Row]]:
 
 def _run(inputs: Sequence[Source], device: devmem.Device, repeat: int) -> list[Row]:
     rows = []
-    with _progress(len(inputs) * repeat) as advance:
+    with progress("arrays", len(inputs) * repeat) as advance:
         for source in inputs:
             row = Row(source.name)
             try:
@@ -121,17 +120,6 @@ def _run(inputs: Sequence[Source], device: devmem.Device, repeat: int) -> list[R
                 row.verdict, row.detail = Verdict.ERROR, f"{source.name}: {error}"
             rows.append(row)
     return rows
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[Callable[[], object]]:
-    """A bar on the standard error where somebody looks at it; what it gives is called after each step."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    with Progress(console=console(sys.stderr), transient=True) as progress:
-        task = progress.add_task("arrays", total=steps)
-        yield lambda: progress.advance(task)
 
 
 def _moves(source: Source, row: Row, device: devmem.Device, repeat: int) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -162,6 +163,46 @@ def test_changed_bytes_fail(monkeypatch):
     [check] = [check for check in examine(Report()) if check.name == "round trip"]
     assert check.verdict is Verdict.FAIL
     assert "[3] is 00, not 01" in check.found
+
+
+# -- page-locked memory, plugins to leave out, emulated drivers --------------------------------------------------------
+
+
+def checks_of(**environment):
+    result = command("doctor", "--json", DEVMEM_BACKEND="host", **environment)
+    return result.returncode, {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+
+
+def test_page_locked_memory_is_tried_with_its_own_stack():
+    status, checks = checks_of(DEVMEM_PINNED_MEMORY_MANAGER="statistics,pinned_pool")
+    assert (status, checks["page-locked memory"]["verdict"]) == (0, "ok")
+    status, checks = checks_of(DEVMEM_PINNED_MEMORY_MANAGER="limit:16,pinned")
+    assert (status, checks["page-locked memory"]["verdict"], checks["round trip"]["verdict"]) == (1, "fail", "ok")
+    assert "out of page-locked host memory" in checks["page-locked memory"]["found"]
+
+
+def test_page_locked_memory_is_not_tried_where_nothing_can_be_moved(monkeypatch):
+    monkeypatch.setattr(doctor_module, "first_difference", lambda *arrays: "[3] is 00, not 01")
+    assert "page-locked memory" not in verdicts(Report())
+
+
+def test_a_blocked_plugin_that_is_not_installed_is_a_warning(monkeypatch):
+    entry = importlib.metadata.EntryPoint("their_memory", "their.module", "devmem")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
+    names = ("their_memory", "their_memroy", "*", "cuda")
+    setting = dataclasses.replace(asked(names), name="DEVMEM_BLOCK_PLUGINS")
+    found = [check for check in examine(Report(settings=[setting])) if check.name == "blocked plugins"]
+    assert [check.verdict for check in found] == [Verdict.WARN] * 2
+    assert "'their_memroy'" in found[0].found and "did you mean their_memory?" in found[0].advice
+    assert "'cuda'" in found[1].found and "built in cannot be left out" in found[1].advice
+
+
+def test_an_emulated_driver_is_told(monkeypatch):
+    monkeypatch.setattr(doctor_module, "is_emulated", lambda backend: backend == "cuda")
+    gpu = dataclasses.replace(CUDA, usable=True, reason=None, devices=1)
+    found = {check.name: check for check in examine(Report(settings=[SETTING], backends=[gpu, HOST]))}
+    assert found["driver of cuda"].verdict is Verdict.INFO and "emulated" in found["driver of cuda"].found
+    assert "driver of host" not in found
 
 
 # -- settings that are none --------------------------------------------------------------------------------------------

@@ -128,6 +128,10 @@ def test_a_run_over_the_emulated_driver_writes_everything_down(environment, tmp_
     for row in bandwidth["data"]["rows"]:
         assert row["cells"]["devmem"]["median"] > 0, row
     assert {"predicted", "asked"} <= bandwidth["data"].keys()
+    paths = {row["id"]: row["cells"]["devmem"].get("path") for row in bandwidth["data"]["rows"]}
+    assert (paths["h2d-into"], paths["d2h-new"], paths["h2d-into-4KiB"]) == ("h2d staged", "d2h staged", "h2d direct")
+    assert {each["verdict"] for each in bandwidth["data"]["asked"]} == {"not judged", "not measured"}
+    assert bandwidth["counts"]["asked, not measured"] >= 1 and "not measured: CuPy was not used" in text
     assert "pinned limit" in text and "Predicted and measured" in text
     assert str(ROOT) not in text + kept.read_text()
 
@@ -256,6 +260,71 @@ def test_a_step_may_use_what_those_before_it_left_over(step, tmp_path):
     assert run.left("contract") == pytest.approx(400 - step.SHARES["bandwidth"] - step.SHARES["overhead"], abs=2)
     assert run.left("overhead") == pytest.approx(400, abs=2)
     assert sum(step.SHARES.values()) < step.TOTAL < 480
+
+
+def test_every_step_has_a_share_of_the_time(step):
+    report = importlib.import_module("gpu_report")
+    assert step.SHARES.keys() == report.STEPS.keys() == report.TITLES.keys()
+    assert min(step.SHARES.values()) > 0
+
+
+# -- what was asked for ------------------------------------------------------------------------------------------------
+
+#: Issue by issue what a run on a device is to show: case, against whom, at least how many times as fast.
+WANTED = {
+    *((case, "pinned limit", 0.80) for case in ("h2d-into", "h2d-new", "d2h-into")),
+    *((case, peer, 2) for case in ("h2d-into", "h2d-new", "d2h-into") for peer in ("CuPy", "PyTorch", "numba-cuda")),
+    ("d2h-new", "numba-cuda", 5),
+    *((case, peer, 5) for case in ("h2d-many", "d2h-many") for peer in ("CuPy", "PyTorch")),
+    *((f"{case}-4KiB", "CuPy", 1) for case in ("h2d-into", "h2d-new", "d2h-into", "d2h-new")),
+}
+
+
+def rates(**seconds):
+    """A row of which some libraries took so many seconds."""
+    cells = {name: {"median_s": each} for name, each in seconds.items()}
+    return {"id": "h2d-into", "title": "256 MiB up", "cells": cells}
+
+
+def test_everything_that_was_asked_for_is_judged_also_what_was_not_measured():
+    judged = importlib.import_module("rates.expected").judged
+    found = judged([], quick=False)
+    assert {(each["case"], each["against"], each["asked"]) for each in found} == WANTED
+    assert {(each["verdict"], each["why"]) for each in found} == {("not measured", "the time was up")}
+
+
+@pytest.mark.parametrize(
+    ("cells", "verdict", "why"),
+    [
+        ({"devmem": 1.0, "CuPy": 2.0}, "met", None),
+        ({"devmem": 1.0, "CuPy": 1.9}, "falls short", None),
+        ({"devmem": 1.0}, "not measured", "CuPy was not used"),
+        ({"CuPy": 1.0}, "not measured", "devmem was not used"),
+    ],
+)
+def test_a_number_that_was_asked_for_is_met_or_falls_short(cells, verdict, why):
+    judged = importlib.import_module("rates.expected").judged
+    [found] = [
+        each
+        for each in judged([rates(**cells)], quick=False)
+        if each["case"] == "h2d-into" and each["against"] == "CuPy"
+    ]
+    assert (found["verdict"], found.get("why")) == (verdict, why)
+    [told] = [
+        each
+        for each in judged([rates(**cells)], quick=True)
+        if each["case"] == "h2d-into" and each["against"] == "CuPy"
+    ]
+    assert told["verdict"] == ("not measured" if why else "not judged")
+
+
+def test_a_library_that_failed_is_named_with_its_error():
+    expected = importlib.import_module("rates.expected")
+    row = rates(devmem=1.0)
+    row["cells"]["CuPy"] = {"error": "RuntimeError: no"}
+    assert expected.lacking(row, "CuPy") == "CuPy: RuntimeError: no"
+    table = importlib.import_module("rates.tables").asked_table(expected.judged([row], quick=False))
+    assert any("256 MiB up | CuPy | 2x | - | not measured: CuPy: RuntimeError: no" in line for line in table)
 
 
 # -- the commit, without git -------------------------------------------------------------------------------------------

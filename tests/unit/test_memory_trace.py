@@ -205,5 +205,23 @@ def test_what_cannot_be_replayed(log: Path, arguments: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("also", [[], ["--json"]])
+def test_a_stack_that_cannot_be_had_costs_no_other_its_row(log: Path, also: list[str]) -> None:
+    done = run(log, "--memory", "driver", "--memory", "nonsense", "--memory", "pool", *also)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("devmem: nonsense: ") and done.stderr.count("\n") == 1
+    if also:
+        plain, nonsense, pooled = json.loads(done.stdout)["replays"]
+        assert (plain["failed"], pooled["failed"]) == (0, 0)
+        assert nonsense.keys() == {"stack", "error"} and "nonsense" in nonsense["error"]
+    else:
+        assert "DriverMemory(" in done.stdout and "PoolMemory(" in done.stdout
+        assert [line.split()[-2] for line in done.stdout.splitlines() if "nonsense" in line] == ["error"]
+
+
+def test_allocations_that_fail_outweigh_a_stack_that_cannot_be_had(log: Path) -> None:
+    assert run(log, "--memory", "nonsense", "--memory", "limit:600,driver").exit_code == 1
+
+
 def test_a_limit_shows_what_it_is(driver: FaultyDriver) -> None:
     assert repr(Limit(DriverMemory(), 5)) == "Limit(DriverMemory(not bound), max_bytes=5)"

@@ -1,0 +1,65 @@
+"""The picture of `devmem bench`. Needs matplotlib, which is imported when a picture is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from .measure import Bench, Cell
+from .output import size
+from .ways import Direction
+
+TITLES = {Direction.UP: "Host to device", Direction.DOWN: "Device to host", Direction.INSIDE: "Within one memory"}
+MARKERS = "osD^vP*X<>"
+
+
+class CannotPlot(Exception):
+    """No picture can be made, and why not."""
+
+
+def check(path: Path) -> None:
+    """Raise CannotPlot unless a picture can be written there: before anything is measured, rather than after."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CannotPlot("--plot needs matplotlib, which is not installed: pip install matplotlib")
+    from matplotlib.figure import Figure
+
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in formats:
+        raise CannotPlot(f"--plot {path}: no format of pictures: end the name in .png, or {', '.join(sorted(formats))}")
+
+
+def save(path: Path, kind: str, bench: Bench, title: str, notes: list[str]) -> None:
+    """Draw rate against size, as a picture of some kind (``png``): a line for each way, the pinned limits dashed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(18, 7), layout="constrained")
+    figure.suptitle(title)
+    if notes:
+        figure.supxlabel("\n".join(notes), fontsize="small")
+    for axes, direction in zip(figure.subplots(1, len(Direction)), Direction, strict=True):
+        _draw(axes, bench, direction)
+    figure.savefig(path, format=kind, dpi=100)
+
+
+def _draw(axes: Any, bench: Bench, direction: Direction) -> None:
+    sizes: set[int] = set()
+    for (name, cells), marker in zip(bench.measured(direction), MARKERS * 2, strict=False):
+        axes.plot(*_points(cells), marker=marker, markersize=4, label=name)
+        sizes |= {cell.nbytes for cell in cells}
+    limit = bench.limit(direction)
+    if limit is not None:
+        axes.axhline(limit, linestyle="--", color="black", label=f"pinned limit, {limit:.3g} GB/s")
+    axes.set_title(TITLES[direction])
+    axes.set_xlabel("size")
+    axes.set_ylabel("GB/s")
+    if sizes:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted(sizes), [size(nbytes).replace(".0 ", " ") for nbytes in sorted(sizes)], rotation=60)
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+
+
+def _points(cells: list[Cell]) -> tuple[list[int], list[float]]:
+    return [cell.nbytes for cell in cells], [cell.gb_per_s for cell in cells]

@@ -1,0 +1,385 @@
+"""`devmem bench`: what it measures, what it keeps when something ends it, and what it writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import devmem
+from devmem.cli import bench as command
+from devmem.cli import measure
+from devmem.cli.commands import commands
+from devmem.cli.measure import Bench, Cell
+from devmem.cli.ways import LIMIT, WAYS, Direction, KiB, MiB, Room, Task, Way
+from devmem.testing import emulator
+
+UP, DOWN, INSIDE = Direction
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Two small sizes, each way once or a few times."""
+    monkeypatch.setattr(command, "QUICK_SIZES", (4 * KiB, 16 * KiB))
+
+
+def bench(*arguments):
+    return CliRunner().invoke(commands, ["bench", "--backend", "host", "--seconds", "0", *map(str, arguments)])
+
+
+def rows_of(result):
+    return {(row["direction"], row["way"], row["bytes"]): row for row in json.loads(result.stdout)["rows"]}
+
+
+def way(name, run, direction=UP, **options):
+    return Way(direction, name, lambda room: Task(lambda: run(room)), **options)
+
+
+# -- the ways ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each", [each for each in WAYS if each.direction is UP], ids=lambda each: each.name)
+def test_an_upload_brings_the_bytes(each):
+    with Room(64 * KiB) as room:
+        data = np.arange(16 * KiB, dtype=np.float32)
+        transposed, apart, batch = each.name == "transposed", each.name == "rows apart", "batch" in each.name
+        for host in (room.pinned, room.registered, room.source):
+            host[:] = data
+        if apart:
+            room.source_rows[...] = data.reshape(room.source_rows.shape)
+        for leaf, part in zip(room.leaves, np.split(data, 16), strict=True):
+            leaf[:] = part
+        made = each.build(room).run()
+        if batch:
+            found = np.concatenate([leaf.copy_to_host() for leaf in made])
+        else:
+            found = (room.device if made is None else made).copy_to_host()
+    expected = data.reshape(128, 128).T.reshape(-1) if transposed else data
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("each", [each for each in WAYS if each.direction is DOWN], ids=lambda each: each.name)
+def test_a_download_brings_the_bytes(each):
+    with Room(64 * KiB) as room:
+        data = np.arange(16 * KiB, dtype=np.float32)
+        room.device.copy_to_device(data)
+        if "batch" in each.name:
+            for leaf, part in zip(room.leaves, np.split(data, 16), strict=True):
+                leaf[:] = part
+        made = each.build(room).run()
+        if "batch" in each.name:
+            found = np.concatenate(made)
+        elif each.name == "rows apart":
+            found = room.target_rows.reshape(-1)
+        elif "pinned" in each.name or each.name == "registered":
+            found = getattr(room, each.name.partition(",")[0])
+        else:
+            found = made.reshape(-1)
+        expected = data.reshape(128, 128).T.reshape(-1) if each.name == "transposed" else data
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("each", [each for each in WAYS if each.direction is INSIDE], ids=lambda each: each.name)
+def test_a_copy_within_one_memory_brings_the_bytes(each):
+    with Room(64 * KiB) as room:
+        data = np.arange(16 * KiB, dtype=np.float32)
+        room.device.copy_to_device(data)
+        room.source[:] = data
+        each.build(room).run()
+        found = room.other.copy_to_host() if "device" in each.name else room.target
+        assert np.array_equal(found, data)
+
+
+def test_what_a_room_registered_is_given_back():
+    with Room(4 * KiB) as room:
+        array = room.registered
+    with pytest.raises(devmem.DevmemError):
+        devmem.deregister(array)
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------------
+
+
+def test_every_way_is_measured_once_at_least_and_those_with_registered_memory_last():
+    order = []
+    ways = [
+        way("a", lambda room: order.append("a"), apart=True),
+        way("b", lambda room: order.append("b")),
+        way("c", lambda room: order.append("c"), most=4 * KiB),
+    ]
+    run = Bench(devmem.device("host:0"), ways=ways)
+    run.run([16 * KiB, 4 * KiB], 0)
+    assert order == ["b", "c", "a", "b", "a"]
+    assert [(name, [cell.nbytes for cell in cells]) for name, cells in run.measured(UP)] == [
+        ("a", [4 * KiB, 16 * KiB]),
+        ("b", [4 * KiB, 16 * KiB]),
+        ("c", [4 * KiB]),
+    ]
+
+
+def test_all_take_turns_and_the_best_counts(monkeypatch):
+    now, order = [0.0], []
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    durations = {"a": iter([4.0, 1.0, 3.0, 9.0]), "b": iter([2.0, 5.0, 6.0, 9.0])}
+
+    def taking(name):
+        def run(room):
+            order.append(name)
+            now[0] += next(durations[name])
+
+        return run
+
+    run = Bench(devmem.device("host:0"), ways=[way(name, taking(name)) for name in durations])
+    run.run([4 * KiB], 20)
+    assert order == ["a", "b", "a", "b", "b", "a"], "the order changes from turn to turn"
+    best = {name: (cells[0].seconds, cells[0].repetitions) for name, cells in run.measured(UP)}
+    assert best == {"a": (1.0, 3), "b": (2.0, 3)}
+
+
+def test_the_limit_is_that_of_large_copies():
+    run = Bench(devmem.device("host:0"))
+
+    def cell(name, nbytes, rate):
+        run.cells[UP, name, nbytes] = Cell(UP, name, nbytes, nbytes / rate / 1e9, 1)
+
+    assert run.limit(UP) is None
+    cell(LIMIT, MiB, 100.0)  # from the processor's cache
+    assert run.limit(UP) == pytest.approx(100)
+    cell(LIMIT, 64 * MiB, 50.0)
+    cell(LIMIT, 256 * MiB, 40.0)
+    cell("pageable", 256 * MiB, 10.0)
+    assert run.limit(UP) == pytest.approx(50)
+    assert run.limit(DOWN) is None
+    assert run.percent(run.cells[UP, "pageable", 256 * MiB]) == pytest.approx(20)
+
+
+def test_sizes_without_room_are_named(monkeypatch):
+    monkeypatch.setattr(measure, "free_on_host", lambda: 12 * 5 * KiB)
+    run = Bench(devmem.device("host:0"), ways=[way("a", lambda room: None)])
+    run.run([4 * KiB, 16 * KiB], 0)
+    assert [nbytes for _, _, nbytes in run.cells] == [4 * KiB]
+    assert run.notes == ["16.0 KiB: left out, it takes 192.0 KiB on the host, where 60.0 KiB are free"]
+    assert not run.failed
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (devmem.OutOfMemory("no room"), False),
+        (MemoryError(), False),
+        (devmem.UnsupportedError("cannot"), False),
+        (devmem.BackendError("refused"), True),
+    ],
+)
+def test_what_goes_wrong_with_one_way_stops_no_other(error, failed):
+    def fail(room):
+        raise error
+
+    run = Bench(devmem.device("host:0"), ways=[way("bad", fail), way("good", lambda room: None)])
+    run.run([4 * KiB], 0)
+    assert [name for name, _ in run.measured(UP)] == ["good"]
+    assert run.failed is failed
+    assert run.notes == [f"h2d bad, 4.0 KiB: {error or 'out of memory'}"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(KeyboardInterrupt(), (True, False)), (devmem.DeviceLost("fell off the bus"), (False, True))],
+)
+def test_what_was_measured_before_the_end_is_kept(error, state):
+    def late(room):
+        if room.nbytes > 4 * KiB:
+            raise error
+
+    run = Bench(devmem.device("host:0"), ways=[way("a", lambda room: None), way("b", late)])
+    run.run([4 * KiB, 16 * KiB, 64 * KiB], 0)
+    assert list(run.cells) == [(UP, "a", 4 * KiB), (UP, "b", 4 * KiB), (UP, "a", 16 * KiB)]
+    assert (run.interrupted, run.failed) == state
+    assert len(run.notes) == 1
+
+
+def test_a_copy_that_would_take_too_long_is_left_out_and_named():
+    run = Bench(
+        devmem.device("host:0"),
+        ways=[way("slow", lambda room: pytest.fail("it was begun")), way("quick", lambda room: None)],
+    )
+    run.cells[UP, "slow", 4 * KiB] = Cell(UP, "slow", 4 * KiB, 1.0, 1)
+    run.run([16 * KiB], 0)
+    assert [(name, cells[-1].nbytes) for name, cells in run.measured(UP)] == [("slow", 4 * KiB), ("quick", 16 * KiB)]
+    assert run.notes == ["h2d slow, 16.0 KiB: left out, it may take 4.0 s"]
+    run = Bench(devmem.device("host:0"), ways=[way("slow", lambda room: None)])
+    run.cells[UP, "slow", 4 * KiB] = Cell(UP, "slow", 4 * KiB, 0.1, 1)
+    run.run([16 * KiB], 10)
+    assert run.notes == []
+
+
+def test_memory_that_is_free_is_found_out():
+    assert 1 << 20 < measure.free_on_host() < 1 << 50
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_have_every_way_and_say_that_there_is_no_bus(tiny):
+    result = bench("--quick")
+    assert result.exit_code == 0, result.output
+    for each in WAYS:
+        assert each.name in result.stdout
+    for words in ("4 KiB", "16 KiB", "% of pinned limit", "Host to device", "Device to host", "no bus, no GPU"):
+        assert words in result.stdout
+    assert result.stderr == ""
+
+
+def test_a_narrow_terminal_keeps_the_largest_size(tiny, monkeypatch):
+    monkeypatch.setattr(command, "QUICK_SIZES", tuple(4 * KiB << at for at in range(0, 10, 2)))
+    monkeypatch.setenv("COLUMNS", "60")
+    text = bench("--quick").stdout
+    assert max(map(len, text.splitlines()[:20])) <= 60
+    assert "1 MiB" in text and "Left out for want of room" in text
+
+
+def test_json_without_a_file_is_all_there_is(tiny):
+    result = bench("--quick", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["device"]["device"] == "host:0"
+    assert document["versions"]["numpy"] == np.__version__
+    assert document["settings"]["DEVMEM_STAGING_SLOTS"] == 4
+    assert (document["emulated"], document["interrupted"]) == (False, False)
+    assert "no bus" in document["notes"][0] and "no bus" in result.stderr
+    rows = rows_of(result)
+    assert set(rows) == {(each.direction, each.name, nbytes) for each in WAYS for nbytes in (4 * KiB, 16 * KiB)}
+    limit = document["pinned_limit_gb_per_s"]
+    assert limit["h2d"] == rows["h2d", LIMIT, 16 * KiB]["gb_per_s"]
+    for (direction, _, nbytes), row in rows.items():
+        assert row["gb_per_s"] == pytest.approx(nbytes / row["seconds"] / 1e9)
+        if direction != "inside":
+            assert row["percent_of_pinned_limit"] == pytest.approx(100 * row["gb_per_s"] / limit[direction])
+    assert rows["h2d", "transposed", 4 * KiB]["path"] == "h2d packed"
+
+
+def test_files_are_written_beside_the_tables(tiny, tmp_path):
+    pytest.importorskip("matplotlib")
+    document, picture = tmp_path / "bench.json", tmp_path / "bench.png"
+    picture.write_bytes(b"an older one")
+    result = bench("--quick", "--json", document, "--plot", picture)
+    assert result.exit_code == 0, result.output
+    assert "Host to device" in result.stdout
+    assert len(json.loads(document.read_text())["rows"]) == 2 * len(WAYS)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["bench.json", "bench.png"]
+
+
+@pytest.fixture
+def measured_nothing(monkeypatch):
+    monkeypatch.setattr(Bench, "run", lambda *arguments: pytest.fail("it began to measure"))
+
+
+def test_without_matplotlib_one_line_says_how_to_get_it(measured_nothing, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    result = bench("--quick", "--plot", "bench.png")
+    assert result.exit_code == 2
+    assert result.stderr == "devmem: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--plot", "bench.nonsense"), ("--plot", "no/such/bench.png"), ("--json", "no/such/bench.json")]
+)
+def test_files_that_cannot_be_written_are_told_before_anything_is_measured(measured_nothing, arguments):
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
+    result = bench("--quick", *arguments)
+    assert result.exit_code == 2
+    assert arguments[1] in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_file_that_fails_at_the_end_leaves_the_older_one(tiny, tmp_path, monkeypatch):
+    document = tmp_path / "bench.json"
+    document.write_text("an older one")
+
+    def full(path, *arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command.Path, "write_text", full)
+    result = bench("--quick", "--json", document)
+    assert result.exit_code == 2
+    assert "Host to device" in result.stdout
+    assert result.stderr == f"devmem: {document} could not be written: No space left on device\n"
+    assert document.read_text() == "an older one" and list(tmp_path.iterdir()) == [document]
+
+
+def test_interrupted_it_shows_what_there_is(tiny, monkeypatch):
+    def end(room):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "WAYS", [*WAYS[:4], way("ended here", end)])
+    result = bench("--quick", "--json")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["interrupted"] is True
+    assert {row["way"] for row in rows_of(result).values()} >= {LIMIT, "pinned", "pageable"}
+    assert "interrupted" in bench("--quick").stdout
+
+
+def test_an_error_is_told_by_the_exit_code(tiny, monkeypatch):
+    def fail(room):
+        raise devmem.BackendError("refused")
+
+    monkeypatch.setattr(command, "WAYS", [*WAYS[:2], way("bad", fail)])
+    result = bench("--quick")
+    assert result.exit_code == 1
+    assert "h2d bad, 4.0 KiB: refused" in result.stdout
+
+
+def test_with_no_room_at_all_nothing_was_measured(monkeypatch):
+    monkeypatch.setattr(measure, "free_on_host", lambda: 0)
+    result = bench("--quick")
+    assert result.exit_code == 2
+    assert result.stdout.count("left out") == len(command.QUICK_SIZES)
+
+
+def test_a_device_that_is_not_there_is_one_line(measured_nothing):
+    result = bench("--device", "host:99")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.timeout(180)
+def test_over_an_emulated_driver_it_says_so():
+    try:
+        emulator.library("roc")
+    except emulator.BuildError as error:
+        pytest.skip(f"no emulator: {error}")
+    devmem_cli = [sys.executable, "-m", "devmem.cli"]
+    run = subprocess.run(
+        [
+            *devmem_cli,
+            "emulate",
+            "roc",
+            "--",
+            *devmem_cli,
+            "bench",
+            "--backend",
+            "roc",
+            "--quick",
+            "--seconds",
+            "0",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert document["emulated"] is True
+    assert document["notes"][0] == (
+        "The roc driver is the emulated one: these are copies within this machine's memory, and no bus's rates."
+    )
+    staged = {row["path"] for row in document["rows"] if row["bytes"] == 16 * MiB and row["way"] == "pageable"}
+    assert staged == {"h2d staged", "d2h staged"}
