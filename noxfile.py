@@ -8,7 +8,20 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["minimal", "lowest", "numpy22", "peers", "allocators", "exchange", "cuda12", "rocm7", "rocm10", "interop"]
+nox.options.sessions = [
+    "minimal",
+    "lowest",
+    "numpy22",
+    "peers",
+    "allocators",
+    "exchange",
+    "kernels",
+    "numba_hip",
+    "cuda12",
+    "rocm7",
+    "rocm10",
+    "interop",
+]
 nox.options.reuse_venv = "yes"
 nox.needs_version = ">=2025"
 
@@ -44,7 +57,9 @@ def numpy22(session: nox.Session) -> None:
     session.install("-e", ".[cli]", *pinned("test"), "numpy==2.2.6")
     about_numpy = ("exchange", "numpy", "upload", "download", "batch")
     files = [f"tests/integration/test_api_{name}.py" for name in about_numpy]
-    session.run("python", "-m", "pytest", "-q", "tests/unit/test_dlpack.py", "tests/property/test_dlpack_fuzz.py", *files)
+    session.run(
+        "python", "-m", "pytest", "-q", "tests/unit/test_dlpack.py", "tests/property/test_dlpack_fuzz.py", *files
+    )
 
 
 @nox.session
@@ -76,7 +91,9 @@ def allocators(session: nox.Session) -> None:
     # The build for the host alone, which not every index has; where it is missing its tests are skipped.
     session.run("python", "-m", "pip", "install", "-q", "torch==2.13.0+cpu", success_codes=[0, 1])
     ours = "tests/integration/test_adapters_lending.py", "tests/integration/test_adapters_torch.py"
-    session.run("python", "-m", "pytest", "-q", "tests/contract/test_adapters.py", *ours)
+    session.run(
+        "python", "-m", "pytest", "-q", "tests/contract/test_adapters.py", "tests/unit/test_compat_cuda.py", *ours
+    )
     emulated(session, "cuda", "tests/integration/test_adapters_peers.py", *ours)
 
 
@@ -105,6 +122,24 @@ def exchange(session: nox.Session) -> None:
         env={"DEVMEM_HOST_STRICT": "1"},
     )
     emulated(session, "cuda", "tests/peers", **mode)
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """Kernels with numba-cuda: to PTX with no GPU, through its own simulator, and launched where launches are dropped."""
+    session.install("-e", ".[cli,cuda-kernels,sim]", *pinned("test"), "numba-cuda==0.30.4")
+    ours = [*Path("tests/unit").glob("test_kernels*.py"), *Path("tests/integration").glob("test_api_kernels*.py")]
+    session.run("python", "-m", "pytest", "-q", *map(str, sorted(ours)))
+    emulated(session, "cuda", "tests/integration/test_api_kernels.py")
+
+
+@nox.session
+def numba_hip(session: nox.Session) -> None:
+    """Names in kernels against numba-hip's own registries, which brings what NVIDIA's bindings cannot be beside."""
+    session.install("-e", ".[rocm-kernels]", *tools(), "numba-hip==0.2.1")
+    session.run(
+        "python", "-m", "pytest", "-q", "tests/unit/test_kernels_numba_hip.py", "tests/unit/test_kernels_names.py"
+    )
 
 
 @nox.session

@@ -15,6 +15,7 @@ from .spi.errors import (
     LayoutError,
     OutOfMemory,
     PluginError,
+    SimulatorError,
     TransferGuardError,
     UnsupportedError,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "LayoutError",
     "OutOfMemory",
     "PluginError",
+    "SimulatorError",
     "TransferGuardError",
     "UnsupportedError",
 ]

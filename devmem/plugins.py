@@ -21,6 +21,8 @@ import pluggy
 from .spi import SPI_VERSION, hookspecs
 from .spi.driver import Backend, Configurable
 from .spi.errors import DevmemWarning, PluginError
+from .spi.files import DirectFiles
+from .spi.kernel import KernelCompiler
 from .spi.memory import ResourceFactory
 
 GROUP = "devmem"
@@ -56,6 +58,15 @@ ADAPTERS = {
     "rmm": "devmem.adapters.rmm:RMMMemory",
     "torch": "devmem.adapters.torch:TorchMemory",
 }
+#: Kernel compilers that ship with devmem, by their names: the backend that they are for, and the module that has the hook. It is
+#: imported when a kernel is first compiled for that backend, what it compiles with when the compiler is asked for something.
+BUILT_IN_COMPILERS = {
+    "numba_cuda": ("cuda", "devmem.kernels.compilers.numba_cuda"),
+    "numba_hip": ("roc", "devmem.kernels.compilers.numba_hip"),
+    "simulator": ("host", "devmem.kernels.compilers.simulator"),
+}
+#: What reads files into device memory past the host's, by the backend whose devices it serves.
+DIRECT_FILES = {"cuda": "devmem.adapters.kvikio:KvikIO"}
 #: What a module has that is named as a memory resource without an attribute; no hook, although it begins like one.
 MANAGER = "devmem_memory_manager"
 #: Never chosen without being asked for: a GPU that is not there must not go unnoticed.
@@ -67,6 +78,13 @@ class LoadedBackend:
     """A backend and the one who brought it."""
 
     backend: Backend
+    origin: str
+
+
+class LoadedCompiler(NamedTuple):
+    """A kernel compiler and the one who brought it."""
+
+    compiler: KernelCompiler
     origin: str
 
 
@@ -84,7 +102,9 @@ class Registry:
     block: tuple[str, ...] = ()
     backends: dict[str, LoadedBackend] = field(default_factory=dict)
     resources: dict[str, tuple[ResourceFactory, str]] = field(default_factory=dict)
+    compilers: dict[str, LoadedCompiler] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
+    files: dict[str, DirectFiles] = field(default_factory=dict)
     third_parties_loaded: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -121,6 +141,29 @@ class Registry:
             found = self.resources.get(name)
             return found[0] if found else None
 
+    def compilers_for(self, backend: str) -> list[LoadedCompiler]:
+        """The kernel compilers of a backend, those that ship with devmem first; they may be unavailable all the same."""
+        with self.lock:
+            for name, (whose, module) in BUILT_IN_COMPILERS.items():
+                if whose == backend and name not in self.compilers and name not in self.failures:
+                    self._load_module(name, module, "compiler")
+            self._load_third_parties()
+            found = [each for each in self.compilers.values() if each.compiler.backend == backend]
+            return sorted(found, key=lambda each: each.origin != "built in")
+
+    def direct_files(self, backend: str) -> DirectFiles | None:
+        """What moves files to and from the memory of a backend's devices by itself, whether it can be used here or not."""
+        with self.lock:
+            if backend in DIRECT_FILES and backend not in self.files:
+                module, _, attribute = DIRECT_FILES[backend].partition(":")
+                self.files[backend] = getattr(importlib.import_module(module), attribute)()
+            return self.files.get(backend)
+
+    def compiler_failures(self, backend: str) -> list[str]:
+        """Why compilers of ours for a backend could not be loaded, by their names."""
+        names = [name for name, (whose, _) in BUILT_IN_COMPILERS.items() if whose == backend]
+        return [f"{name}: {self.failures[name].message}" for name in names if name in self.failures]
+
     def third_party_names(self) -> set[str]:
         """Names that backends of others may have: of those that are known, and of every entry point. Imports no plugin."""
         import importlib.metadata  # late, as below
@@ -153,14 +196,19 @@ class Registry:
             self.backends.pop(name, None)
 
     def _load_built_in(self, name: str) -> None:
+        self._load_module(name, BUILT_IN[name], "backend")
+
+    def _load_module(self, name: str, module: str, what: str) -> None:
+        """Take what a module of ours supplies; one that this version has not got is a failure to be told."""
         manager = _manager()
         try:
-            manager.register(importlib.import_module(BUILT_IN[name]), BUILT_IN[name])
+            manager.register(importlib.import_module(module), module)
         except ModuleNotFoundError as missing:
-            if missing.name is None or not BUILT_IN[name].startswith(missing.name):
+            if missing.name is None or not module.startswith(missing.name):
                 raise
-            absent = f"this version of devmem does not contain the backend {name!r} yet"
-            self.failures[name] = Failure("built in", absent)
+            self.failures[name] = Failure(
+                "built in", f"this version of devmem does not contain the {what} {name!r} yet"
+            )
             return
         self._take(manager, "built in")
 
@@ -196,11 +244,11 @@ class Registry:
 
     def _take(self, manager: pluggy.PluginManager, origin: str) -> None:
         """Register all that a plugin supplies, or nothing of it."""
-        before = dict(self.backends), dict(self.resources)
+        before = dict(self.backends), dict(self.resources), dict(self.compilers)
         try:
             self._take_each(manager, origin)
         except BaseException:
-            self.backends, self.resources = before
+            self.backends, self.resources, self.compilers = before
             raise
 
     def _take_each(self, manager: pluggy.PluginManager, origin: str) -> None:
@@ -218,6 +266,26 @@ class Registry:
                 if owner:
                     raise PluginError(f"two memory resources are named {name!r}: one from {owner}, one from {origin}")
                 self.resources[name] = (factory, origin)
+        for compilers in manager.hook.devmem_kernel_compilers():
+            for compiler in compilers:
+                self._add_compiler(compiler, origin)
+
+    def _add_compiler(self, compiler: KernelCompiler, origin: str) -> None:
+        parts = ("name", "backend", "unavailable", "type_of", "types_of", "fits", "compile")
+        missing = [part for part in parts if getattr(compiler, part, None) is None]
+        if missing:
+            raise PluginError(
+                f"the kernel compiler {compiler!r} from {origin} lacks {', '.join(missing)} (see devmem.spi.kernel)"
+            )
+        name = compiler.name
+        taken = self.compilers.get(name)
+        if taken is not None or (name in BUILT_IN_COMPILERS and origin != "built in"):
+            owner = taken.origin if taken else "built in"
+            raise PluginError(
+                f"two kernel compilers are named {name!r}: one from {owner}, one from {origin}; rename one, or leave one "
+                f"out with DEVMEM_BLOCK_PLUGINS"
+            )
+        self.compilers[name] = LoadedCompiler(compiler, origin)
 
 
 class _Manager(pluggy.PluginManager):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .allocation import Heap
     from .context import Context
     from .device import Device
+    from .simulation import Simulation
     from .stream import Stream
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ device: ContextVar[Device | None] = ContextVar("devmem_device", default=None)
 stream: ContextVar[Stream | None] = ContextVar("devmem_stream", default=None)
 saved_streams: ContextVar[tuple[Stream | None, Any] | None] = ContextVar("devmem_saved_streams", default=None)
 saved_devices: ContextVar[tuple[Device | None, Any] | None] = ContextVar("devmem_saved_devices", default=None)
+simulation: ContextVar[Simulation | None] = ContextVar("devmem_simulation", default=None)
 #: By device, and kind for other memory than the device's.
 heaps: ContextVar[dict[Any, Heap] | None] = ContextVar("devmem_heaps", default=None)
 

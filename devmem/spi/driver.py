@@ -18,10 +18,10 @@ The rules that hold for every call of a driver:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from .types import AllocFlags, Capability, CopyKind, DeviceInfo, MemoryKind
+from .types import AllocFlags, Capability, CopyKind, DeviceInfo, Extent, MemoryKind
 
 
 class Backend(Protocol):
@@ -278,11 +278,40 @@ class SupportsCapture(Protocol):
 
 @runtime_checkable
 class SupportsLaunch(Protocol):
-    """Launching a function that a kernel compiler made."""
+    """Code that a kernel compiler made for this device, and launching it."""
 
-    def launch(
-        self, function: int, grid: Sequence[int], block: Sequence[int], shared_bytes: int, stream: int, params: int
-    ) -> None: ...
+    def load(self, image: bytes, name: str) -> int:
+        """A handle of the function of that name in an image: what the vendor's driver loads, PTX or a cubin or a code object."""
+
+    def unload(self, function: int) -> None:
+        """Give back what ``load`` took. Nothing of it is enqueued or runs any more."""
+
+    def launch(self, function: int, grid: Extent, block: Extent, shared_bytes: int, stream: int, params: int) -> None:
+        """Enqueue a loaded function.
+
+        ``params`` is the address of an array of the arguments' addresses; the call reads all of them before it returns.
+        """
+
+
+@runtime_checkable
+class SupportsExecute(Protocol):
+    """Functions of Python as work of a stream: only where the host can reach the device's memory. The simulator stands on it."""
+
+    def execute(
+        self, function: Callable[[Sequence[int]], None], ranges: Sequence[tuple[int, int]], stream: int
+    ) -> None:
+        """Call the function when the stream reaches it, with the addresses at which it may touch the ranges of device memory.
+
+        ``ranges`` are (address, bytes), each in one live block; they are checked by this call, as those of a copy are, and can be
+        touched until the function returns. It runs on a thread of the stream's, where no device is current, and must not call
+        the driver: ``enter`` raises there, and wherever ``spi.executing`` says that a thread works for such a function.
+
+        What it raises is raised once: by the next call that waits for the stream behind it (``stream_synchronize``, a blocking
+        copy, ``event_synchronize`` of an event recorded there), by ``synchronize``, or by the next ``execute`` on the stream,
+        which then enqueues nothing. Each of these on the legacy stream is behind all blocking streams, and tells of those too.
+        The device is not lost by it, and work behind it runs. What nobody has been told becomes a DevmemWarning at ``close``, or
+        when the interpreter ends.
+        """
 
 
 @runtime_checkable
@@ -322,6 +351,7 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.IPC: SupportsIpc,
     Capability.CAPTURE: SupportsCapture,
     Capability.LAUNCH: SupportsLaunch,
+    Capability.EXECUTE: SupportsExecute,
     Capability.HOLD: SupportsHold,
     Capability.POINTER_INFO: SupportsPointerInfo,
 }

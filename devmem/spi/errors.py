@@ -13,6 +13,7 @@
     ├── ForkedError (RuntimeError)            a handle from before a fork, used in the child
     ├── TransferGuardError (RuntimeError)     an implicit copy to the host while the guard disallows it
     ├── GuardError (RuntimeError)             memory that a Guard watches was misused: overrun, freed twice, used after free
+    ├── SimulatorError (RuntimeError)         a kernel did wrong in the simulator: block, thread, source line
     ├── PluginError (RuntimeError)            a plugin that is broken, misnamed or too new
     └── ConfigError (ValueError)              a setting or name that is not one of those allowed
 
@@ -99,6 +100,40 @@ class GuardError(DevmemError, RuntimeError):
     taken: int | None = None
 
 
+class SimulatorError(DevmemError, RuntimeError):
+    """The simulator found a mistake in a kernel, or the kernel raised: then ``__cause__`` is what it raised.
+
+    Attributes
+    ----------
+    kind : str
+        ``"divergence"``, ``"race"``, ``"unwritten"``, ``"out of bounds"``, ``"misuse"`` or ``"exception"``.
+    block, thread : tuple of three ints
+        The block's indices in the grid, and the thread's in the block.
+    filename, lineno : str, int
+        The line of the kernel, or of the device function, where the thread was.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "",
+        block: tuple[int, int, int] = (0, 0, 0),
+        thread: tuple[int, int, int] = (0, 0, 0),
+        filename: str = "",
+        lineno: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.block = block
+        self.thread = thread
+        self.filename = filename
+        self.lineno = lineno
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
 class PluginError(DevmemError, RuntimeError):
     """A plugin could not be loaded, breaks the contract, or has a name that is taken."""
 
@@ -111,7 +146,7 @@ class DevmemWarning(RuntimeWarning):
     """Something went wrong where nothing can be raised, or a choice was made that the user should know of."""
 
 
-def _rebuild(kind: type[BackendError], message: str, fields: dict[str, object]) -> BackendError:
+def _rebuild(kind: type[DevmemError], message: str, fields: dict[str, object]) -> DevmemError:
     error = kind(message)
     error.__dict__.update(fields)
     return error

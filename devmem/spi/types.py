@@ -13,6 +13,9 @@ from typing import Final, NamedTuple
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
+#: Blocks of a grid, or threads of a block, along x, y and z.
+Extent = tuple[int, int, int]
+
 
 class MemoryKind(StrEnum):
     """Where memory lives and who may touch it."""
@@ -56,6 +59,7 @@ class Capability(StrEnum):
     IPC = "ipc"
     CAPTURE = "capture"
     LAUNCH = "launch"
+    EXECUTE = "execute"
     HOLD = "hold"
     POINTER_INFO = "pointer_info"
 

@@ -6,6 +6,7 @@ from .driver_copies import CopyChecks
 from .driver_device import DeviceChecks
 from .driver_errors import ErrorChecks
 from .driver_events import EventChecks
+from .driver_execute import ExecuteChecks
 from .driver_memory import MemoryChecks
 from .driver_optional import BatchChecks, StreamOrderedChecks, StridedChecks, VolumeChecks
 from .driver_sharing import HostMemoryChecks, ManagedChecks, NeighbourChecks
@@ -22,6 +23,7 @@ class DriverTests(
     StridedChecks,
     VolumeChecks,
     BatchChecks,
+    ExecuteChecks,
     HostMemoryChecks,
     ManagedChecks,
     NeighbourChecks,

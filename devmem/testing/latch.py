@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ class Latch:
     A call that waits for the held stream would wait forever. So the latch gives up after ``patience`` seconds, lets go
     and says so in `expired`; unless it is ``tolerant``, the block then ends with an AssertionError.
 
-    Make everything that the block needs before it: allocating and freeing may wait for the whole device.
+    Make everything that the block needs before it: allocating and freeing may wait for the whole device. In the child of a
+    fork the stream is the parent's, and the end of the block does nothing.
     """
 
     def __init__(self, driver: Driver, stream: int, *, patience: float = 10.0, tolerant: bool = False) -> None:
@@ -32,6 +34,7 @@ class Latch:
         self._stream = stream
         self._tolerant = tolerant
         self._held: int | None = None
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._timer = threading.Timer(patience, self._expire)
         self._timer.daemon = True
@@ -44,6 +47,8 @@ class Latch:
 
     def release(self) -> None:
         """Let the stream go on; only the first call does something."""
+        if os.getpid() != self._pid:
+            return  # the locks here and below may have been held by threads that only the parent has
         with self._lock:
             held, self._held = self._held, None
         if held is not None:
@@ -53,6 +58,8 @@ class Latch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if os.getpid() != self._pid:
+            return
         self._timer.cancel()
         self._timer.join()
         self.release()

@@ -11,6 +11,7 @@ from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, AllocFlags, CopyKind, MemoryKind
 from .extras import Extras
 from .info import describe
+from .launching import Launching
 from .library import checked, code_of, cu
 
 _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
@@ -25,7 +26,7 @@ _upload, _download = binding.cuMemcpyHtoD, binding.cuMemcpyDtoH
 KEEP_EVERYTHING = (1 << 64) - 1
 
 
-class CudaDriver(Extras):
+class CudaDriver(Extras, Launching):
     """A device through its primary context, which other libraries in the process share.
 
     Handles are integers outside and the binding's objects inside: turning an int into one at every call costs more
@@ -261,7 +262,7 @@ class CudaDriver(Extras):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the pool and of the primary context.
+        """Let go of code, of the pool and of the primary context.
 
         While host memory that came from it is still in somebody's hands the context is kept: releasing the last reference
         would unmap buffers that ndarrays point to.
@@ -270,6 +271,12 @@ class CudaDriver(Extras):
         said = () if self.lost is None else (BackendError,)  # everything fails then
         try:
             with suppress(*said):
+                if self.modules:
+                    token = self.enter()
+                    try:
+                        self.unload_all()
+                    finally:
+                        self.exit(token)
                 if pool is not None:
                     self.check("cuMemPoolDestroy", cu.cuMemPoolDestroy(pool))
         finally:

@@ -77,6 +77,7 @@ def _capabilities(facts: dict[str, int], driver_version: int) -> frozenset[Capab
         Capability.PEER,
         Capability.CAPTURE,
         Capability.IPC,
+        Capability.LAUNCH,
         Capability.HOLD,
         Capability.POINTER_INFO,
     }

@@ -9,10 +9,11 @@ import platform
 import threading
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
 from devmem.spi.errors import BackendError
+from devmem.spi.executing import executing
 from devmem.spi.types import AllocFlags, Capability, CopyKind, DeviceInfo, Exchange, MemoryKind
 
 from .faults import fault
@@ -29,6 +30,7 @@ _CAPABILITIES = frozenset(
         Capability.MAPPED,
         Capability.MANAGED,
         Capability.PEER,
+        Capability.EXECUTE,
         Capability.HOLD,
         Capability.POINTER_INFO,
     }
@@ -69,6 +71,9 @@ class HostDriver:
         before = _current.key
         if before is self._key:
             return None
+        if executing.on:
+            why = "a kernel, or what else runs for a stream, cannot launch another one, allocate, copy or wait"
+            raise fault("enter", "NOT_PERMITTED", f"{why}: do that on the host, and give it arrays as arguments")
         _current.key = self._key
         return _NOBODY if before is None else before
 
@@ -85,6 +90,7 @@ class HostDriver:
         self._engine.close()
         _open.discard(self)
         self._space.close(keep=self._engine.used_elsewhere())
+        self._engine.warn()
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -151,8 +157,12 @@ class HostDriver:
         on = engine.streams.get(stream) or engine.stream(stream, "copy")
         to, source = self._space.sides("copy", dst, nbytes, src, nbytes, kind)
         if blocking:
+            if engine.failures:
+                engine.tell(on, on.completed)
             if not engine.attempt(on, nbytes, memmove, to, source, nbytes):
                 engine.finish(on, memmove, to, source, nbytes)
+            elif engine.failures:  # of what was still running a moment ago
+                engine.tell(on, on.completed)
             return False
         host = source if kind is CopyKind.H2D else to
         return self._enqueue(on, kind, host, nbytes, nbytes, snapshot, memmove, to, source, nbytes)
@@ -179,8 +189,12 @@ class HostDriver:
         engine, nbytes = self._engine, width * height
         rows = to, dst_pitch, source, src_pitch, width, height
         if blocking:
+            if engine.failures:
+                engine.tell(on, on.completed)
             if not engine.attempt(on, nbytes, copy_rows, *rows):
                 engine.finish(on, copy_rows, *rows)
+            elif engine.failures:  # of what was still running a moment ago
+                engine.tell(on, on.completed)
             return False
         host, span = (source, src_span) if kind is CopyKind.H2D else (to, dst_span)
         return self._enqueue(on, kind, host, span, nbytes, snapshot_rows, copy_rows, *rows)
@@ -269,6 +283,8 @@ class HostDriver:
         refuse_overlap("copy_peer", to, nbytes, source, nbytes)
         engine = self._engine
         if (blocking or nbytes <= SMALL) and engine.attempt(on, nbytes, memmove, to, source, nbytes):
+            if blocking and engine.failures:
+                engine.tell(on, on.completed)
             return
         owners = [device._engine for device in (there, here) if device is not self]
         point = engine.post(on, memmove, to, source, nbytes, touches=owners)
@@ -286,6 +302,19 @@ class HostDriver:
         self._space.check_managed("advise", ptr, nbytes)
         if advice not in _ADVICE:
             raise fault("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(_ADVICE))}")
+
+    # -- functions ---------------------------------------------------------------------------------------------------
+
+    def execute(
+        self, function: Callable[[Sequence[int]], None], ranges: Sequence[tuple[int, int]], stream: int
+    ) -> None:
+        on, engine = self._stream(stream, "execute"), self._engine
+        if wrong := [f"{nbytes} bytes" for _, nbytes in ranges if nbytes <= 0]:
+            raise fault("execute", "INVALID_VALUE", wrong[0])
+        places = [self._space.device_side("execute", ptr, nbytes) for ptr, nbytes in ranges]
+        if engine.failures:
+            engine.tell(on, on.completed)
+        engine.post(on, engine.protect, on, function, places)  # never inline: it may run for as long as it likes
 
     # -- registration ------------------------------------------------------------------------------------------------
 
@@ -377,6 +406,8 @@ class HostDriver:
     def synchronize(self) -> None:
         self._check("synchronize")
         self._engine.drain()
+        if self._engine.failures:
+            self._engine.tell()
 
     def hold(self, stream: int) -> int:
         return self._engine.hold(self._stream(stream, "hold"))

@@ -18,6 +18,7 @@ _CODES = {
     "HOST_MEMORY_NOT_REGISTERED": 713,
     "INVALID_ADDRESS": 717,
     "LAUNCH_FAILED": 719,
+    "NOT_PERMITTED": 800,
 }
 _KINDS: dict[str, type[BackendError]] = {"OUT_OF_MEMORY": OutOfMemory, "LAUNCH_FAILED": DeviceLost}
 

@@ -7,10 +7,13 @@ import itertools
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from devmem.spi.errors import DevmemWarning
+from devmem.spi.executing import executing
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 
 from .faults import fault
@@ -46,6 +49,9 @@ class Engine:
         self.events: dict[int, Event] = {}
         self.pending: set[Stream] = set()  # streams with jobs that are not complete
         self.foreign: list[Point] = []  # jobs on streams of other devices that touch memory of this one
+        self.failures: list[
+            tuple[Stream, int, BaseException]
+        ] = []  # what jobs of the user's raised, and nobody was told
         self.at_exit: Run | None = None  # called when the interpreter leaves while a job is still being run
         self._threads: set[Stream] = set()
         self._holds: dict[int, Stream] = {}
@@ -154,20 +160,61 @@ class Engine:
             if begun and not self.stopping:
                 self._await(point)
             raise
+        if self.failures:
+            self.tell(*point)
 
     def wait(self, *points: Point) -> None:
-        """Wait until the points are reached."""
+        """Wait until the points are reached; raise what a job of the user's raised before one of them."""
         for point in points:
             self._await(point)
+        if self.failures:
+            for point in points:
+                self.tell(*point)
+
+    def protect(self, stream: Stream, run: Run, *args: object) -> None:
+        """Run a job of the user's: what it raises is for whoever waits for the stream, and no reason to distrust the device."""
+        try:
+            with executing.here():
+                run(*args)
+        except BaseException as error:
+            with self.lock:
+                self.failures.append((stream, stream.completed + 1, error))
+
+    def tell(self, stream: Stream | None = None, count: int | None = None) -> None:
+        """Raise the first thing that a job raised and nobody was told: of a stream, up to a point of it; or of any.
+
+        Who waits for the legacy stream waits for the blocking ones, and is told of theirs.
+        """
+        with self.lock:
+            found = [
+                each
+                for each in self.failures
+                if stream is None
+                or (each[0] is stream and (count is None or each[1] <= count))
+                or (stream is self.legacy and not each[0].non_blocking)
+            ]
+            if not found:
+                return
+            self.failures.remove(found[0])
+        error = found[0][2]
+        raise error
+
+    def warn(self) -> None:
+        """Tell as a warning what nobody can be told otherwise any more."""
+        failures, self.failures = self.failures, []
+        for _, _, error in failures:
+            told = f"a function that a stream ran failed, and nobody waited for it: {type(error).__name__}: {error}"
+            warnings.warn(told, DevmemWarning, stacklevel=3)
 
     def drain(self) -> None:
-        """Wait until all that was enqueued before is complete, on every stream."""
+        """Wait until all that was enqueued before is complete, on every stream; tell nothing, as blocks are freed behind it."""
         if self.pending or self.foreign:
             with self.lock:
                 self.foreign = [(stream, count) for stream, count in self.foreign if stream.completed < count]
                 points = [(stream, stream.enqueued) for stream in self.pending]
                 points += self.foreign
-            self.wait(*points)
+            for point in points:
+                self._await(point)
 
     # -- order -------------------------------------------------------------------------------------------------------
 
@@ -277,7 +324,7 @@ class Engine:
     def _refusal(self) -> BaseException:
         if self.lost:
             return fault("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost!r}")
-        return fault("a call", "DEVICE_CLOSED", "the device was closed, or Python is exiting")
+        return fault("a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's, or Python is exiting")
 
     # -- waiting, outside the lock -----------------------------------------------------------------------------------
 
@@ -481,12 +528,20 @@ def _leave() -> None:
     for engine in engines:
         if not engine.wait_for_running(deadline) and engine.at_exit is not None:
             engine.at_exit()
+    for engine in engines:
+        engine.warn()
 
 
 def _forget_parent() -> None:
-    """In a forked child the parent's threads do not exist, and any of them may have held the lock."""
+    """In a forked child the parent's threads do not exist, and any of them may have held the lock.
+
+    So the parent's engines refuse there what would wait for them, also when they are called past the library.
+    """
     global _lock
     _lock = threading.Lock()
+    for engine in list(_engines):
+        engine.lock = _lock
+        engine.stopping = True
     _engines.clear()
 
 

@@ -24,6 +24,11 @@ _SHAPED = frozenset("TDUHhAQq")
 _DIRECT = frozenset(
     {
         "hipMemcpyBatchAsync",  # outputs where inputs belong
+        # Addresses of text, of code and of arguments, for which each series has types of its own.
+        "hipModuleLoadData",
+        "hipModuleGetFunction",
+        "hipModuleLaunchKernel",
+        "hipModuleUnload",  # which may wait
         "hipStreamIsCapturing",  # of a failed call, that wrote no output, it makes an enum's member: the status is lost
     }
 )

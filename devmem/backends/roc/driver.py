@@ -8,10 +8,11 @@ from typing import Any
 
 from ...spi.errors import DevmemError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, CopyKind, MemoryKind
-from .extras import COHERENT, MAPPED, NON_COHERENT, PORTABLE, WRITE_COMBINED, Extras
+from .extras import COHERENT, MAPPED, NON_COHERENT, PORTABLE, WRITE_COMBINED
 from .functions import INVALID_VALUE
 from .handles import page_locked
 from .info import describe
+from .launching import Launching
 from .runtime import Runtime
 from .selftest import pool_is_sound
 
@@ -20,7 +21,7 @@ ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 DISABLE_TIMING, RELEASE_TO_SYSTEM = 2, 0x8000_0000
 
 
-class RocDriver(Extras):
+class RocDriver(Launching):
     """A device of the process: HIP has one context for each, and what is current is a thread's ordinal.
 
     The runtime trusts its caller, and crashes on what is gone. So a driver remembers what it handed out, and refuses the rest.
@@ -221,6 +222,7 @@ class RocDriver(Extras):
             raise
         steps: list[tuple[Callable[[int], object], int]] = [(lambda _: self.synchronize(), 0)]
         steps += [(lambda start: self.host_unregister(start, 0), start) for start in self.registered]
+        steps += [(self.unload, function) for function in self.modules]
         steps += [(self.stream_destroy, stream) for stream in streams]
         steps += [(self.event_destroy, event) for event in self.events]
         steps += [(lambda ptr: self.free(ptr, 0, LEGACY_STREAM), ptr) for ptr in self.blocks]

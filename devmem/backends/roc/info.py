@@ -43,6 +43,7 @@ _NEEDS = {
     Capability.PEER: ("hipMemcpyPeerAsync", "hipDeviceCanAccessPeer"),
     Capability.IPC: ("hipIpcGetMemHandle", "hipIpcOpenMemHandle", "hipIpcCloseMemHandle"),
     Capability.CAPTURE: ("hipStreamIsCapturing",),
+    Capability.LAUNCH: ("hipModuleLoadData", "hipModuleUnload", "hipModuleGetFunction", "hipModuleLaunchKernel"),
     Capability.POINTER_INFO: ("hipPointerGetAttributes", "hipMemGetAddressRange"),
     Capability.HOLD: ("hipStreamWaitValue32",),
     Capability.MANAGED: ("hipMallocManaged", "hipMemPrefetchAsync", "hipMemAdvise"),

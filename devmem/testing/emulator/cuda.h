@@ -96,7 +96,7 @@ _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_prop
 #define CUDA_UNSUPPORTED(X) \
     X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuModuleUnload) \
     X(cuModuleGetFunction) X(cuModuleGetGlobal) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLibraryUnload) \
-    X(cuLibraryGetKernel) X(cuLibraryGetModule) X(cuKernelGetFunction) X(cuFuncGetAttribute) X(cuFuncSetAttribute) \
+    X(cuLibraryGetKernel) X(cuLibraryGetModule) X(cuKernelGetFunction) X(cuKernelGetAttribute) X(cuFuncGetAttribute) X(cuFuncSetAttribute) \
     X(cuFuncSetCacheConfig) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchCooperativeKernel) X(cuStreamAddCallback) \
     X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuPointerSetAttribute) \
     X(cuMemRangeGetAttribute) X(cuMemPoolExportToShareableHandle) X(cuMemPoolImportFromShareableHandle) \

@@ -176,6 +176,7 @@ UNSUPPORTED = [
     "cuLibraryGetKernel",
     "cuLibraryGetModule",
     "cuKernelGetFunction",
+    "cuKernelGetAttribute",
     "cuFuncGetAttribute",
     "cuFuncSetAttribute",
     "cuFuncSetCacheConfig",

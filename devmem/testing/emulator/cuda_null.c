@@ -13,7 +13,7 @@
 #define STREAM_HANDLE 0x30001000u
 #define EVENT_HANDLE 0x30002000u
 #define POOL_HANDLE 0x30003000u
-#define MODULE_HANDLE 0x30004000u
+#define FIRST_MODULE 0x30004000u
 #define DEVICE_ADDRESS 0x7f0000000000u
 #define TOTAL_BYTES (8ull << 30)
 
@@ -30,6 +30,13 @@
 #define NULL_INT(name, value) NULL_STATUS(name, (int *out), *out = value)
 
 static uint64_t current = 0;
+
+/* Modules and functions are told from each other by those who keep them in tables. */
+static uint64_t new_module(void)
+{
+    static _Atomic uint64_t count;
+    return FIRST_MODULE + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) << 4);
+}
 
 /* Pinned memory is really there: NumPy arrays are laid over it. All of it is the same memory. */
 static void *host_memory(void)
@@ -62,16 +69,16 @@ static void *host_memory(void)
     X(cuCtxPopCurrent, CONTEXT_HANDLE) X(cuMemAlloc, DEVICE_ADDRESS) X(cuMemAllocAsync, DEVICE_ADDRESS) \
     X(cuMemAllocFromPoolAsync, DEVICE_ADDRESS) X(cuIpcOpenMemHandle, DEVICE_ADDRESS) X(cuMemPoolCreate, POOL_HANDLE) \
     X(cuDeviceGetDefaultMemPool, POOL_HANDLE) X(cuDeviceGetMemPool, POOL_HANDLE) X(cuStreamCreate, STREAM_HANDLE) \
-    X(cuStreamCreateWithPriority, STREAM_HANDLE) X(cuEventCreate, EVENT_HANDLE) X(cuModuleLoad, MODULE_HANDLE) \
-    X(cuModuleLoadData, MODULE_HANDLE) X(cuModuleLoadDataEx, MODULE_HANDLE) X(cuModuleLoadFatBinary, MODULE_HANDLE) \
-    X(cuModuleGetFunction, MODULE_HANDLE) X(cuLibraryLoadData, MODULE_HANDLE) X(cuLibraryLoadFromFile, MODULE_HANDLE) \
-    X(cuLibraryGetKernel, MODULE_HANDLE) X(cuLibraryGetModule, MODULE_HANDLE) X(cuKernelGetFunction, MODULE_HANDLE) \
+    X(cuStreamCreateWithPriority, STREAM_HANDLE) X(cuEventCreate, EVENT_HANDLE) X(cuModuleLoad, new_module()) \
+    X(cuModuleLoadData, new_module()) X(cuModuleLoadDataEx, new_module()) X(cuModuleLoadFatBinary, new_module()) \
+    X(cuModuleGetFunction, new_module()) X(cuLibraryLoadData, new_module()) X(cuLibraryLoadFromFile, new_module()) \
+    X(cuLibraryGetKernel, new_module()) X(cuLibraryGetModule, new_module()) X(cuKernelGetFunction, new_module()) \
     X(cuMemHostAlloc, (uint64_t)(uintptr_t)host_memory()) X(cuMemAllocHost, (uint64_t)(uintptr_t)host_memory()) \
     X(cuMemAllocManaged, (uint64_t)(uintptr_t)host_memory())
 
 #define INTS(X) \
     X(cuDriverGetVersion, cuda_version()) X(cuCtxGetDevice, 0) X(cuDeviceCanAccessPeer, 0) \
-    X(cuDeviceGetP2PAttribute, 0) X(cuFuncGetAttribute, 1024)
+    X(cuDeviceGetP2PAttribute, 0) X(cuFuncGetAttribute, 1024) X(cuKernelGetAttribute, 1024)
 
 /* Those with an odd shape. */
 #define OTHERS(X) \

@@ -12,7 +12,7 @@
 #define STREAM_HANDLE 0x30001000u
 #define EVENT_HANDLE 0x30002000u
 #define POOL_HANDLE 0x30003000u
-#define MODULE_HANDLE 0x30004000u
+#define FIRST_MODULE 0x30004000u
 #define DEVICE_ADDRESS 0x7f0000000000u
 #define TOTAL_BYTES (8ull << 30)
 
@@ -28,6 +28,13 @@
 #define NULL_HANDLE(name, value) NULL_STATUS(name, (uint64_t *out), *out = value)
 
 static _Thread_local int current;
+
+/* Modules and functions are told from each other by those who keep them in tables. */
+static uint64_t new_module(void)
+{
+    static _Atomic uint64_t count;
+    return FIRST_MODULE + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) << 4);
+}
 
 /* Pinned memory is really there: NumPy arrays are laid over it. All of it is the same memory. */
 static void *host_memory(void)
@@ -62,8 +69,8 @@ static void *host_memory(void)
     X(hipMallocFromPoolAsync, DEVICE_ADDRESS) X(hipIpcOpenMemHandle, DEVICE_ADDRESS) X(hipMemPoolCreate, POOL_HANDLE) \
     X(hipDeviceGetDefaultMemPool, POOL_HANDLE) X(hipDeviceGetMemPool, POOL_HANDLE) X(hipStreamCreate, STREAM_HANDLE) \
     X(hipStreamCreateWithFlags, STREAM_HANDLE) X(hipStreamCreateWithPriority, STREAM_HANDLE) X(hipEventCreate, EVENT_HANDLE) \
-    X(hipEventCreateWithFlags, EVENT_HANDLE) X(hipModuleLoad, MODULE_HANDLE) X(hipModuleLoadData, MODULE_HANDLE) \
-    X(hipModuleLoadDataEx, MODULE_HANDLE) X(hipModuleGetFunction, MODULE_HANDLE) \
+    X(hipEventCreateWithFlags, EVENT_HANDLE) X(hipModuleLoad, new_module()) X(hipModuleLoadData, new_module()) \
+    X(hipModuleLoadDataEx, new_module()) X(hipModuleGetFunction, new_module()) \
     X(hipHostMalloc, (uint64_t)(uintptr_t)host_memory()) X(hipHostAlloc, (uint64_t)(uintptr_t)host_memory()) \
     X(hipMallocManaged, (uint64_t)(uintptr_t)host_memory())
 

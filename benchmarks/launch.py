@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""What launching a kernel costs: three device arrays, beside numba-cuda with its own arrays and with foreign ones.
+
+    python benchmarks/launch.py [--quick] [--json FILE] [--markdown FILE]
+
+Needs no GPU: everything runs in a process of its own over the emulated CUDA driver in its null mode, where every call answers at
+once and a launch is dropped. That takes a C compiler, cuda-bindings, and numba-cuda with what it compiles with
+(``pip install 'devmem[cuda-kernels]'``). All take turns within one run. Times are the least and the median of many turns. The
+exit code says that it ran, not that it was fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from emulated import unavailable
+from overhead import environment, machine
+from table import FULL, QUICK, Effort, Row, line, markdown
+from timing import interleaved, ratio, spread
+
+import devmem as dm
+from devmem.testing import emulator
+
+SECTION = "CUDA, over the emulated driver that does nothing"
+WHERE = "emulated"
+ELEMENTS = 64
+ARRAYS = 3
+OURS, HELD, STREAM, LENT, HOST = (
+    "its own arrays",
+    "its own arrays, configured before",
+    "its own arrays, on a stream",
+    "arrays with a ready __cuda_array_interface__",
+    "host arrays, copied there and back",
+)
+#: devmem takes at most so many times as long as numba-cuda, each with its own arrays.
+AT_MOST = 1.3
+#: numba-cuda with foreign arrays takes at least so many times as long as devmem with its own.
+AT_LEAST = 4.0
+#: How often all take turns, in rounds of the effort.
+TURNS = 2
+NOTE = (
+    "Measured over the emulated CUDA driver in its null mode: every call of the driver answers at once, and a launch is counted "
+    "and dropped. No GPU took part. The kernel adds two arrays of 64 numbers, and is compiled before the clock starts. Judged "
+    "are the least times; on a machine shared with others the ratios are what holds. The foreign arrays are objects with a ready "
+    "`__cuda_array_interface__`: numba-cuda believes what it says, while devmem asks the driver whose memory it is, and how "
+    "long, and keeps its owner alive until the launch has passed."
+)
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
+    parser.add_argument("--quick", action="store_true", help="a few seconds instead of half a minute; more noise")
+    parser.add_argument("--child", nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        warnings.simplefilter("ignore")
+        child(int(options.child[0]), float(options.child[1]))
+        return 0
+    print(f"\n{SECTION}", flush=True)
+    versions: dict[str, object] = {}
+    rows = list(measured(QUICK if options.quick else FULL, versions))
+    for row in rows:
+        print(line(row), flush=True)
+    about = {"quick": options.quick, "elements": ELEMENTS, **machine(), **versions}
+    if options.json:
+        tables = {SECTION: [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps({"about": about, "sections": tables}, indent=1) + "\n", encoding="utf-8")
+    if options.markdown:
+        told = markdown("What launching a kernel costs", about, [NOTE], {SECTION: rows})
+        options.markdown.write_text(told, encoding="utf-8")
+    return 0
+
+
+def measured(effort: Effort, versions: dict[str, object]) -> Iterator[Row]:
+    """What the child measures, or the targets with the reason why they are not measured."""
+    try:
+        lacking = unavailable()
+        variables = {} if lacking else emulator.environment("cuda")
+    except OSError as error:
+        lacking = str(error).partition("\n")[0]
+    if not lacking:
+        told = {**environment(), **variables, "DEVMEM_BACKEND": "cuda", "DEVMEM_EMULATOR_MODE": "null"}
+        told.pop("NUMBA_ENABLE_CUDASIM", None)
+        command = [sys.executable, __file__, "--child", str(effort.rounds * TURNS), str(effort.seconds)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=told)
+        if not run.returncode:
+            found = json.loads(run.stdout.splitlines()[-1])
+            versions.update(found["versions"])
+            yield from (Row(**row) for row in found["rows"])
+            return
+        lacking = f"it ended: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
+    yield from (row.skipped(lacking) for row in targets({}))
+
+
+def targets(times: Mapping[str, Mapping[str, list[float]]]) -> list[Row]:
+    """The rows with targets, from the times by what was launched with and library; without times they have no value yet."""
+    ours = times.get(OURS, {}).get("devmem")
+    theirs = {what: found["numba-cuda"] for what, found in times.items() if "numba-cuda" in found}
+    own = Row("three arrays of its own: devmem / numba-cuda", WHERE, None, "x")
+    if ours and OURS in theirs:
+        own.value = spread(ours).least / spread(theirs[OURS]).least
+        own.detail = f"median of the rounds {ratio(ours, theirs[OURS]):.2f}"
+    foreign = Row("numba-cuda with foreign arrays / devmem with its own", WHERE, None, "x")
+    if ours and LENT in theirs:
+        foreign.value = spread(theirs[LENT]).least / spread(ours).least
+        foreign.detail = f"median of the rounds {ratio(theirs[LENT], ours):.2f}"
+    return [own.judged(AT_MOST, f"{AT_MOST} x"), foreign.judged_at_least(AT_LEAST, f"{AT_LEAST:g} x")]
+
+
+# -- in the child ------------------------------------------------------------------------------------------------------
+
+
+def child(rounds: int, seconds: float) -> None:
+    """Measure over the driver that this process finds, and print it as JSON."""
+    functions = cases()
+    found = interleaved(
+        {f"{library}/{what}": call for (library, what), call in functions.items()},
+        rounds,
+        seconds,
+        lambda name: dm.synchronize(),
+    )
+    times: dict[str, dict[str, list[float]]] = {}
+    for library, what in functions:
+        times.setdefault(what, {})[library] = found[f"{library}/{what}"]
+    rows = [row_of(what, by_library) for what, by_library in times.items()] + targets(times)
+    names = ("cuda-bindings", "cuda-core", "numba-cuda")
+    versions = {name: importlib.metadata.version(name) for name in names}
+    print(json.dumps({"rows": [asdict(row) for row in rows], "versions": versions}))
+
+
+def row_of(what: str, times: Mapping[str, list[float]]) -> Row:
+    """What launching with some kind of arguments costs, in microseconds."""
+    numbers = {}
+    for library, found in times.items():
+        for key, value in spread(found)._asdict().items():
+            numbers[f"{library} {key}"] = value * 1e6
+    return Row(what, WHERE, numbers.get("devmem least"), "us", numbers=numbers)
+
+
+def cases() -> dict[tuple[str, str], Callable[[], object]]:
+    """What is timed, by library and by what is launched with; each has been launched once."""
+    from numba import cuda  # here alone: it is asked for in the child only
+
+    def add(a: Any, b: Any, out: Any) -> None:
+        i = dm.grid(1)
+        if i < out.size:
+            out[i] = a[i] + b[i]
+
+    ours, theirs = dm.kernel(add), cuda.jit(add)
+    host = np.zeros(ELEMENTS, np.float32)
+    mine = [dm.to_device(host) for _ in range(ARRAYS)]
+    numbas = [cuda.to_device(host) for _ in range(ARRAYS)]
+    lent = [Lent(array) for array in mine]
+    hosts = [host.copy() for _ in range(ARRAYS)]
+    stream, numba_stream = dm.stream(), cuda.stream()
+    held, numba_held = ours[1, ELEMENTS], theirs[1, ELEMENTS]
+    found: dict[tuple[str, str], Callable[[], object]] = {
+        ("devmem", OURS): lambda: ours[1, ELEMENTS](*mine),
+        ("numba-cuda", OURS): lambda: theirs[1, ELEMENTS](*numbas),
+        ("devmem", HELD): lambda: held(*mine),
+        ("numba-cuda", HELD): lambda: numba_held(*numbas),
+        ("devmem", STREAM): lambda: ours[1, ELEMENTS, stream](*mine),
+        ("numba-cuda", STREAM): lambda: theirs[1, ELEMENTS, numba_stream](*numbas),
+        ("devmem", LENT): lambda: ours[1, ELEMENTS](*lent),
+        ("numba-cuda", LENT): lambda: theirs[1, ELEMENTS](*lent),
+        ("devmem", HOST): lambda: ours[1, ELEMENTS](*hosts),
+        ("numba-cuda", HOST): lambda: theirs[1, ELEMENTS](*hosts),
+    }
+    for call in found.values():
+        call()
+    return found
+
+
+class Lent:
+    """A foreign array: nothing but what the interface says, made ready."""
+
+    def __init__(self, array: dm.DeviceNDArray[Any]) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = dict(array.__cuda_array_interface__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

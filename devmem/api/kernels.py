@@ -1,0 +1,65 @@
+"""Kernels: functions that run on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from ..kernels.arguments import In, InOut, Out
+from ..kernels.kernel import DeviceFunction, Kernel
+
+__all__ = ["In", "InOut", "Out", "kernel"]
+
+
+@overload
+def kernel(function: Callable[..., object], /) -> Kernel: ...
+@overload
+def kernel(signature: str | Sequence[str] | None = None, /, *, device: bool = False, **options: object) -> Any: ...
+def kernel(first: Any = None, /, *, device: bool = False, **options: object) -> Any:
+    """Make a kernel of a function: ``@devmem.kernel``, ``@devmem.kernel("void(float32[::1])")``, ``@devmem.kernel(device=True)``.
+
+    devmem compiles nothing itself: the function goes to the compiler for the device that it is launched on, numba-cuda on CUDA
+    (``pip install 'devmem[cuda-kernels]'``), numba-hip on ROCm (``rocm-kernels``), and is run as it is by the simulator on the
+    host (``sim``). It is compiled at its first launch with arguments of new types.
+
+    Parameters
+    ----------
+    first : function, str or sequence of str
+        The function; or the types that it is for, as numba spells them, ``"void(float32[::1], int64)"``. Then it takes no others,
+        but scalars are converted.
+    device : bool
+        It is no kernel, but a function that kernels call.
+    **options
+        What the compiler is told besides: ``fastmath``, ``debug``, ``lineinfo``, ``opt``, ``max_registers``, ...
+
+    Returns
+    -------
+    Kernel
+        ``k[grid, block](...)``, ``k[grid, block, stream, dynamic_shared_bytes](...)``, ``k.forall(n, stream=...)(...)``,
+        ``k.compile_for(device)``. For ``device=True`` a function that can be called in kernels.
+
+    Raises
+    ------
+    TypeError
+        What is decorated is no function, or a signature no text.
+    UnsupportedError
+        Raised by a launch: no compiler is installed for the device; the message has the command that installs it.
+    """
+    if callable(first):
+        return _made(first, (), device, options)
+    signatures = (first,) if isinstance(first, str) else tuple(first or ())
+    if not all(isinstance(each, str) for each in signatures):
+        raise TypeError(f"a signature is text such as 'void(float32[::1])', or several of them, not {first!r}")
+
+    def decorate(function: Callable[..., object]) -> Kernel | DeviceFunction:
+        return _made(function, signatures, device, options)
+
+    return decorate
+
+
+def _made(
+    function: Any, signatures: Sequence[str], device: bool, options: dict[str, object]
+) -> Kernel | DeviceFunction:
+    if isinstance(function, Kernel | DeviceFunction) or not hasattr(function, "__code__"):
+        raise TypeError(f"@devmem.kernel makes a kernel of a function, not of {function!r}")
+    return (DeviceFunction if device else Kernel)(function, signatures, options)

@@ -1,0 +1,43 @@
+"""What the simulator of kernels looks out for."""
+
+from __future__ import annotations
+
+from .._core import simulation
+from .._core.scopes import Scope
+from .._core.simulation import Simulation
+
+
+def simulator(race_check: bool = False, shuffle: int | None = None, wave_size: int = 32) -> Scope[Simulation]:
+    """Say how kernels are run on the host backend: from the call on, or in ``with`` until the end of the block.
+
+    It holds in this thread or task, for kernels that are launched there. Whatever it says, divergence at a barrier, indices out
+    of bounds and exceptions are reported: a `SimulatorError` with block, thread and source line, raised by the launch, or, where
+    a stream was named for it, by whoever waits for the stream next.
+
+    Parameters
+    ----------
+    race_check : bool, default False
+        Compare each access to shared memory with those of the block's other threads since the last barrier. Reported are two
+        threads of which one writes an element that the other reads or writes, unless both do it atomically or write the same
+        value; and reads of what nobody has written. Kernels that use shared memory take many times as long.
+    shuffle : int, optional
+        A seed. Threads and blocks run in an order that is drawn from it, the same each time, and so do atomics; what depends
+        on the order, as it does where a barrier is missing, shows in the results. Shared memory is watched as by ``race_check``.
+    wave_size : int, default 32
+        Threads of a warp or wavefront: what ``wavebarrier``, ``laneid`` and ``warpsize`` go by. 64 on many AMD devices.
+
+    Returns
+    -------
+    Scope
+        For ``with``.
+
+    Raises
+    ------
+    ConfigError
+        A value is not one of those allowed.
+
+    Notes
+    -----
+    Where it is not called, ``DEVMEM_SIM_RACE_CHECK``, ``DEVMEM_SIM_SHUFFLE`` and ``DEVMEM_SIM_WAVE_SIZE`` say it.
+    """
+    return simulation.choose(race_check, shuffle, wave_size)

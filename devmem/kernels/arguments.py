@@ -1,0 +1,246 @@
+"""What a launch is given, and what a kernel gets: host arrays, arrays of others and SmartArrays are brought to the device."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._core.args import check_destination, host_array
+from .._core.array import DeviceNDArray, device_view
+from .._core.config import caller_level
+from .._core.record import DeviceRecord
+from .._core.smart import SmartArray
+from .._core.transfer import guard
+from .._core.upload import empty, upload
+from ..spi.errors import DevmemError, DevmemWarning, LayoutError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from .._core.context import Context
+
+#: Scalars that are code of their own by their class alone.
+PLAIN = frozenset({bool, float, complex})
+
+_warned_sites: set[tuple[str, int]] = set()
+
+
+class Hint:
+    """An argument, and which way its elements go."""
+
+    __slots__ = ("value",)
+
+    upload = True
+    download = True
+
+    def __init__(self, value: Any) -> None:
+        self.value: Any = value.value if isinstance(value, Hint) else value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.value).__name__})"
+
+
+class In(Hint):
+    """A host array that a kernel only reads: it is uploaded before the launch, and not copied back. It may be read-only."""
+
+    __slots__ = ()
+    download = False
+
+
+class Out(Hint):
+    """A host array that a kernel writes in full: it is copied back after the launch, and not uploaded before."""
+
+    __slots__ = ()
+    upload = False
+
+
+class InOut(Hint):
+    """A host array that a kernel reads and writes: uploaded before the launch, copied back after; said aloud."""
+
+    __slots__ = ()
+
+
+class Brought:
+    """The arguments of one launch as the compiler sees them, and what has to be done about them behind it.
+
+    Made in two steps. The first only looks: nothing has moved if it raises. `bring` uploads.
+    """
+
+    __slots__ = ("arguments", "arrays", "context", "copies", "smart")
+
+    def __init__(self, given: tuple[Any, ...]) -> None:
+        self.arguments: list[Any] = []
+        #: Everything of the launch that is on the device.
+        self.arrays: list[DeviceNDArray[Any]] = []
+        #: Host arrays by their identity, so that one which is given twice is one on the device, too.
+        self.copies: dict[int, Copy] = {}
+        self.smart: list[SmartArray] = []
+        self.context: Context | None = None
+        implicit = None
+        for place, each in enumerate(given):
+            hint, value = (each, each.value) if isinstance(each, Hint) else (None, each)
+            found = self._look(value, hint, place)
+            if isinstance(found, Copy) and hint is None:
+                implicit = implicit or found
+            self.arguments.append(found)
+        if implicit is not None:
+            _tell(implicit)
+
+    def bring(self, context: Context, stream: Any) -> None:
+        """Upload what is on the host; if one upload fails, what the others took is given back."""
+        try:
+            for copy in self.copies.values():
+                self.arrays.append(copy.bring(context, stream))
+        except BaseException:
+            self.discard()
+            raise
+        self.arguments = [each.argument() if isinstance(each, Copy) else each for each in self.arguments]
+
+    def launched(self) -> None:
+        """Tell the SmartArrays that their device side may have been written."""
+        for each in self.smart:
+            each.gpu_changed()
+
+    def fetch(self, stream: Any) -> None:
+        """Copy back; where one copy fails the others are still made, and the first error is raised.
+
+        Given a stream, the copies may still run on return.
+        """
+        problem: DevmemError | None = None
+        for copy in self.copies.values():
+            try:
+                copy.fetch(stream)
+            except DevmemError as error:
+                problem = problem or error
+        self.discard()
+        if problem is not None:
+            raise problem
+
+    def discard(self) -> None:
+        """Give back the memory of the uploads, behind what uses it."""
+        for copy in self.copies.values():
+            if copy.array is not None:
+                copy.array.allocation.discard()
+
+    def _look(self, value: Any, hint: Hint | None, place: int) -> Any:
+        if isinstance(value, SmartArray):
+            if hint is None or hint.download:
+                self.smart.append(value)
+            return self._on_device(value.gpu())
+        if isinstance(value, DeviceRecord):
+            self._on_device(value.__devmem_view__())
+            return value
+        if isinstance(value, np.void) and value.dtype.fields is not None:
+            return self._copy(value, hint, place)
+        if isinstance(value, np.generic | bool | int | float | complex | tuple) and hint is None:
+            return value
+        view = device_view(value)
+        if view is not None:
+            return self._on_device(view)
+        if not isinstance(value, np.ndarray):
+            if hint is None:
+                return value  # the compiler says what it takes
+            raise TypeError(f"{type(hint).__name__}() takes an array, not a {type(value).__name__}")
+        return self._copy(value, hint, place)
+
+    def _on_device(self, array: DeviceNDArray[Any]) -> DeviceNDArray[Any]:
+        array.allocation.check()
+        if self.context is None:
+            self.context = array.context
+        elif array.context is not self.context:
+            raise of_two_devices(self.context, array)
+        self.arrays.append(array)
+        return array
+
+    def _copy(self, value: Any, hint: Hint | None, place: int) -> Copy:
+        copy = self.copies.get(id(value))
+        if copy is None:
+            copy = self.copies[id(value)] = Copy(value, place)
+        copy.want(hint)
+        return copy
+
+
+class Copy:
+    """A host array, or a record, that is on the device for one launch."""
+
+    __slots__ = ("array", "download", "host", "place", "upload", "value")
+
+    def __init__(self, value: Any, place: int) -> None:
+        self.value = value
+        self.place = place
+        self.host: npt.NDArray[Any] = host_array(value)
+        self.upload = self.download = False
+        self.array: DeviceNDArray[Any] | None = None
+
+    def __str__(self) -> str:
+        return f"argument {self.place}, a host array of shape {self.host.shape} and dtype {self.host.dtype}"
+
+    def want(self, hint: Hint | None) -> None:
+        """Take in which way it has to go; raises where it cannot go back."""
+        self.upload |= hint is None or hint.upload
+        if hint is not None and not hint.download:
+            return
+        self.download = True
+        if not isinstance(self.value, np.ndarray):
+            return
+        if not self.value.flags.writeable:
+            raise LayoutError(
+                f"{self} is read-only, and would have to be copied back: give devmem.In(array), for a kernel that only reads it"
+            )
+        check_destination(self.value, self.host.shape, self.host.dtype)
+
+    def bring(self, context: Context, stream: Any) -> DeviceNDArray[Any]:
+        """Make the array on the device."""
+        host = self.host
+        if self.upload:
+            self.array = upload(context, host, stream, True)
+        else:
+            only_f = host.flags.f_contiguous and not host.flags.c_contiguous
+            strides = host.strides if only_f else None
+            self.array = empty(context, host.shape, host.dtype, strides, host.nbytes, stream)
+        return self.array
+
+    def argument(self) -> Any:
+        """What the kernel gets."""
+        assert self.array is not None
+        return DeviceRecord(self.array) if isinstance(self.value, np.void) else self.array
+
+    def fetch(self, stream: Any) -> None:
+        """Copy the elements back, if they are wanted."""
+        if not self.download:
+            return
+        assert self.array is not None
+        if isinstance(self.value, np.void):
+            found = self.array.copy_to_host()[()]
+            for name in self.host.dtype.names or ():
+                self.value[name] = found[name]
+        else:
+            self.array.copy_to_host(self.host, stream)
+
+
+def of_two_devices(context: Context, array: DeviceNDArray[Any]) -> LayoutError:
+    """The error where a launch is given arrays of two devices."""
+    return LayoutError(
+        f"a kernel runs on one device, and its arguments are on {context.device} and {array.device}: copy one of them over, "
+        f"devmem.to_device(array, device={str(context.device)!r})"
+    )
+
+
+def _tell(copy: Copy) -> None:
+    """Obey DEVMEM_TRANSFER_GUARD, then warn of an implicit copy, once per place in the program."""
+    guard(f"a kernel launch ({copy})")
+    level = caller_level()
+    frame = sys._getframe(level - 1)
+    site = frame.f_code.co_filename, frame.f_lineno
+    if site in _warned_sites:
+        return
+    _warned_sites.add(site)
+    warnings.warn(
+        f"{copy} is uploaded before this launch and copied back after it, at every launch: keep it on the device with "
+        f"devmem.to_device(), or say which way it goes with devmem.In, Out or InOut",
+        DevmemWarning,
+        stacklevel=level,
+    )

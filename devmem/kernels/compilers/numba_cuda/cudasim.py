@@ -1,0 +1,77 @@
+"""Names of devmem in numba-cuda's own simulator (``NUMBA_ENABLE_CUDASIM=1``): each thread of a block is a Python thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+from numba.cuda.simulator import kernel as simulator
+from numba.cuda.simulator.kernelapi import FakeCUDAModule
+
+from ...names import Dim3, WorkItem, here
+
+_lock = threading.Lock()
+
+
+class SimulatedThread:
+    """A thread of numba's simulator as a work-item."""
+
+    def __init__(self, thread: simulator.BlockThread, launch: FakeCUDAModule) -> None:
+        self.runner = thread
+        self.launch = launch
+        self.thread = Dim3(*thread.threadIdx)
+        self.block = Dim3(*thread.blockIdx)
+        self.block_dim = Dim3(*launch.blockDim)
+        self.grid_dim = Dim3(*launch.gridDim)
+        sizes = [blocks * threads for blocks, threads in zip(self.grid_dim, self.block_dim, strict=True)]
+        self.work_dim = max([axis for axis, size in enumerate(sizes, 1) if size > 1], default=1)
+        self.wave_size: int = launch.warpsize
+        self.lane: int = thread.thread_id % self.wave_size
+
+    def barrier(self, scope: int) -> None:
+        """As numba's."""
+        self.runner.syncthreads()
+
+    def wave_barrier(self) -> None:
+        """For the whole block: the simulator knows no smaller one."""
+        self.runner.syncthreads()
+
+    def fence(self, scope: int) -> None:
+        """Nothing: threads of Python see what others wrote."""
+
+    def shared_array(self, shape: Any, dtype: Any) -> Any:
+        """By the line of the kernel that asks, as numba's; but numba looks at its caller, and that would be a line of ours."""
+        if shape == 0:
+            return self.launch.shared.array(0, np.dtype(dtype))
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("devmem."):
+            frame = frame.f_back
+        place = frame.f_code.co_filename, frame.f_lineno
+        with _lock:
+            arrays = self.launch.shared._allocations
+            if place not in arrays:
+                arrays[place] = np.empty(shape, dtype)
+            return arrays[place]
+
+    def local_array(self, shape: Any, dtype: Any) -> Any:
+        """An array of the thread's own."""
+        return np.empty(shape, dtype)
+
+    def const_array(self, ary: Any) -> Any:
+        """The array itself."""
+        return ary
+
+    def atomic(self, operation: str, ary: Any, index: Any, *operands: Any) -> Any:
+        """As numba's."""
+        return getattr(self.launch.atomic, operation)(ary, index, *operands)
+
+
+def find() -> WorkItem | None:
+    """The work-item of this thread, if the simulator runs it; from here on it is found without asking."""
+    thread = threading.current_thread()
+    if not isinstance(thread, simulator.BlockThread):
+        return None
+    here.item = SimulatedThread(thread, simulator._get_kernel_context())
+    return here.item

@@ -1,0 +1,93 @@
+"""Kernels for ROCm, compiled by numba-hip (``pip install 'devmem[rocm-kernels]'``), which is imported when it is needed.
+
+Nobody has run this on an AMD GPU yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ....spi.driver import Driver
+from ....spi.errors import UnsupportedError
+from ....spi.kernel import CompiledKernel, KernelCompiler
+
+INSTALL = "pip install 'devmem[rocm-kernels]'"
+
+
+class NumbaHip:
+    """numba-hip, for what devmem asks of a compiler."""
+
+    name = "numba_hip"
+    backend = "roc"
+
+    def unavailable(self) -> str | None:
+        """Why numba-hip cannot be used, as far as can be seen without importing it; it needs a ROCm that is installed."""
+        numba = find_spec("numba")
+        if numba is None or not any((Path(each) / "hip").is_dir() for each in numba.submodule_search_locations or ()):
+            return f"numba-hip is not installed: {INSTALL}"
+        root = Path(os.environ.get("ROCM_PATH") or os.environ.get("ROCM_HOME") or "/opt/rocm")
+        if not root.is_dir():
+            return (
+                f"numba-hip compiles with ROCm's own headers and libraries, and there are none at {root}: set ROCM_PATH"
+            )
+        return None
+
+    def type_of(self, argument: object) -> Hashable:
+        """Numba's type of an argument."""
+        found: Hashable = _compiler().typing.type_of(argument)
+        return found
+
+    def types_of(self, signature: str) -> tuple[Hashable, ...]:
+        """Numba's types of a signature's arguments."""
+        found: tuple[Hashable, ...] = _compiler().typing.types_of(signature)
+        return found
+
+    def fits(self, declared: tuple[Hashable, ...], given: tuple[Hashable, ...]) -> bool:
+        """Whether scalars can be converted, and arrays are at least as regular as they were declared."""
+        return all(map(_compiler().typing.fits, declared, given))
+
+    def compile(
+        self,
+        function: Callable[..., object],
+        types: tuple[Hashable, ...],
+        driver: Driver,
+        options: Mapping[str, object],
+    ) -> CompiledKernel:
+        """A code object for the device's architecture, loaded."""
+        made: CompiledKernel = _compiler().compile(function, types, driver, options)
+        return made
+
+
+def devmem_kernel_compilers() -> Sequence[KernelCompiler]:
+    """For `devmem.plugins`."""
+    return [NumbaHip()]
+
+
+def type_of_name(name: object) -> Any:
+    """The type of a name of devmem's in numba-hip."""
+    from . import device_names
+
+    return device_names.type_of_name(name)
+
+
+def architecture(driver: Driver) -> str:
+    """As the runtime names it, with its features: ``gfx90a:sramecc+:xnack-``."""
+    features = str(driver.info.facts.get("features", ""))
+    if not driver.info.arch.startswith("gfx"):
+        raise UnsupportedError(f"the architecture {driver.info.arch!r} of {driver.info.name} is none of AMD's")
+    return f"{driver.info.arch}:{features}" if features else driver.info.arch
+
+
+def _compiler() -> Any:
+    try:
+        from . import compiler
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnsupportedError(
+            f"numba-hip could not be imported ({type(error).__name__}: {error}): it needs the ROCm that it was made for, with "
+            f"headers, libamd_comgr and libclang; set ROCM_PATH to it"
+        ) from error
+    return compiler

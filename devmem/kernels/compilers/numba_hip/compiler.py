@@ -1,0 +1,74 @@
+"""From a function to something that the HIP runtime launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+from numba.core import sigutils, types
+from numba.core.typing.typeof import Purpose, typeof
+from numba.hip import hipconfig
+from numba.hip.compiler import compile_hip
+from numba.np import numpy_support
+
+from ....spi.driver import Driver, SupportsLaunch
+from ....spi.errors import UnsupportedError
+from ..numba_types import LoadedKernel, Typing
+from . import architecture, device_names
+
+#: What numba-hip is told as it is, and what it takes for it if nothing is said.
+OPTIONS = {"debug": False, "lineinfo": False, "fastmath": False, "opt": True}
+
+typing = Typing(
+    "numba-hip",
+    types,
+    lambda argument: typeof(argument, Purpose.argument),
+    numpy_support.from_dtype,
+    sigutils.normalize_signature,
+)
+
+
+def compile(
+    function: Callable[..., object], argument_types: tuple[Hashable, ...], driver: Driver, options: Mapping[str, object]
+) -> LoadedKernel:
+    """Compile for the device of a driver, and load.
+
+    Raises
+    ------
+    UnsupportedError
+        The driver loads nothing.
+    TypeError
+        An option that numba-hip has not got.
+    """
+    if not isinstance(driver, SupportsLaunch):
+        raise UnsupportedError(f"the driver of {driver.info.name} launches no kernels")
+    slots = [typing.slot(each) for each in argument_types]
+    image, entry = code_for(function, argument_types, architecture(driver), options)
+    return LoadedKernel(driver, image, entry, slots)
+
+
+def code_for(
+    function: Callable[..., object], argument_types: tuple[Hashable, ...], arch: str, options: Mapping[str, object]
+) -> tuple[bytes, str]:
+    """The code object of a kernel, and the kernel's name in it; with no device."""
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise TypeError(f"numba-hip is told nothing by {', '.join(unknown)}: it knows {', '.join(sorted(OPTIONS))}")
+    device_names.register()
+    told = {**OPTIONS, **options}
+    debug, lineinfo = told["debug"], told["lineinfo"]
+    further = {"fastmath": told["fastmath"], "opt": hipconfig.OPT_LEVEL if told["opt"] else 0}
+    result = compile_hip(
+        function,
+        types.void,
+        argument_types,
+        debug=debug,
+        lineinfo=lineinfo,
+        fastmath=told["fastmath"],
+        options=further,
+        amdgpu_arch=arch,
+    )
+    source = function.__code__
+    library, kernel = result.target_context.prepare_hip_kernel(
+        result.library, result.fndesc, debug, lineinfo, further, source.co_filename, source.co_firstlineno
+    )
+    return bytes(library.get_codeobj(amdgpu_arch=arch)), str(kernel.name)

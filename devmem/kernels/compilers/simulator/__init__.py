@@ -1,0 +1,18 @@
+"""The simulator: kernels run in Python, thread by thread, on the host backend, and their mistakes are reported.
+
+``compiler`` is what the hook finds. ``launch`` runs the blocks of a grid over a few threads of the host, ``group`` the work-items
+of one block, which are greenlets, ``memory`` has the arrays that they see, ``races`` what is remembered of their accesses where
+somebody asked for it, and ``reports`` says what went wrong where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....spi.kernel import KernelCompiler
+from .compiler import Simulator
+
+
+def devmem_kernel_compilers() -> Sequence[KernelCompiler]:
+    """Return the simulator."""
+    return [Simulator()]

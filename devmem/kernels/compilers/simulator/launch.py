@@ -1,0 +1,115 @@
+"""A launch: the blocks of a grid, dealt out to a few threads of the host."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from ...._core.simulation import Simulation
+from ....spi.executing import executing
+from ....spi.types import Extent
+from ...names import Dim3
+from .group import Group
+from .memory import Checked, checked
+from .reports import Site, locals_of
+
+#: Threads of the host that the blocks are dealt out to, at most. One runs at a time, as always in Python.
+THREADS = max(2, min(os.cpu_count() or 1, 4))
+
+#: With the code, which must not leave its identity to another one.
+Constants = dict[Site, tuple[Checked, CodeType]]
+
+
+class Launch:
+    """One run of a kernel over a grid; `run` is called on a stream's thread.
+
+    The first blocks to fail are the ones that are told of: all blocks dealt out before a failing one are run to their end, so
+    that the same mistake gives the same report each time.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        arguments: Sequence[object],
+        grid: Extent,
+        block: Extent,
+        shared_bytes: int,
+        simulation: Simulation,
+        constants: Constants,
+    ) -> None:
+        self.function = function
+        self.arguments = tuple(arguments)
+        self.grid_dim, self.block_dim = Dim3(*grid), Dim3(*block)
+        self.work_dim = max((axis + 1 for axis in range(3) if grid[axis] * block[axis] > 1), default=1)
+        self.shared_bytes = shared_bytes
+        self.simulation = simulation
+        self._constants = constants
+        self._order: Sequence[int] = range(math.prod(grid))
+        if simulation.shuffle is not None:
+            self._order = random.Random(simulation.shuffle).sample(self._order, len(self._order))
+        self._lock = threading.Lock()
+        self._next = 0
+        self._failures: dict[int, BaseException] = {}
+
+    def run(self) -> None:
+        """Run all blocks; raise what the first of them that failed reported."""
+        helpers = []
+        for _ in range(min(THREADS, len(self._order)) - 1):
+            helper = threading.Thread(target=self._help, name="devmem-simulator", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # no more threads: those there are do
+                break
+            helpers.append(helper)
+        self._blocks()
+        for helper in helpers:
+            helper.join()
+        for value in self.arguments + tuple(value for error in self._failures.values() for value in locals_of(error)):
+            if isinstance(value, Checked):
+                value.detach()  # the device may free their memory from here on
+        if self._failures:
+            raise self._failures[min(self._failures)]
+
+    def constant(self, site: Site, code: CodeType, array: Any) -> Checked:
+        """A copy of a host array for a place in the kernel, made when it is first asked for: as if it had been compiled in."""
+        found = self._constants.get(site)
+        if found is None:
+            data = np.array(array)
+            data.flags.writeable = False
+            found = self._constants.setdefault(site, (checked(data, "const array"), code))
+        return found[0]
+
+    def _help(self) -> None:
+        with executing.here():
+            self._blocks()
+
+    def _blocks(self) -> None:
+        at: int | None = -1
+        try:
+            group = Group(self)
+            try:
+                while (at := self._take()) is not None:
+                    number, seed = self._order[at], self.simulation.shuffle
+                    group.run(self._block(number), None if seed is None else (seed, number))
+            finally:
+                group.close()
+        except BaseException as error:
+            self._failures[-1 if at is None else at] = error
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._failures or self._next == len(self._order):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _block(self, number: int) -> Dim3:
+        across, down, _ = self.grid_dim
+        return Dim3(number % across, number // across % down, number // (across * down))

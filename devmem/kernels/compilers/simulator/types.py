@@ -1,0 +1,154 @@
+"""What the simulator needs to know of arguments: enough to hold a kernel to the signature that was written for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...._core.layout import is_contiguous
+
+#: numba's names of types that NumPy calls otherwise.
+NAMES = {
+    "boolean": "bool",
+    "bool_": "bool",
+    "int_": "int64",
+    "uint": "uint64",
+    "float_": "float64",
+    "double": "float64",
+}
+NAMES |= {"intc": "int32", "uintc": "uint32", "byte": "uint8", "char": "int8", "f4": "float32", "f8": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """An array: ``layout`` is C or F where elements lie one behind the other in that order, else A."""
+
+    dtype: np.dtype[Any]
+    ndim: int
+    layout: str
+
+    def takes(self, given: object) -> bool:
+        """Whether an argument of the other type can be seen as this one."""
+        if not isinstance(given, ArrayType) or (given.dtype, given.ndim) != (self.dtype, self.ndim):
+            return False
+        return self.layout in ("A", given.layout) or (self.ndim < 2 and given.layout != "A")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    """A number; with ``declared`` others are converted to it."""
+
+    dtype: np.dtype[Any]
+
+    def takes(self, given: object) -> bool:
+        """Whether an argument of the other type can be converted to this one: as compilers do, with no regard to what is lost."""
+        return isinstance(given, ScalarType) and (given.dtype.kind != "c" or self.dtype.kind == "c")
+
+    def convert(self, value: Any) -> Any:
+        """A number of this type; conversions wrap, as on a device."""
+        return bool(value) if self.dtype.kind == "b" else np.asarray(value).astype(self.dtype)[()]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordType:
+    """One record."""
+
+    dtype: np.dtype[Any]
+
+    def takes(self, given: object) -> bool:
+        """Whether it is a record with the same fields."""
+        return given == self
+
+
+@dataclass(frozen=True, slots=True)
+class TupleType:
+    """A tuple of numbers."""
+
+    parts: tuple[ScalarType, ...]
+
+    def takes(self, given: object) -> bool:
+        """Whether the other has as many parts, and each can be converted."""
+        if not isinstance(given, TupleType) or len(given.parts) != len(self.parts):
+            return False
+        return all(part.takes(other) for part, other in zip(self.parts, given.parts, strict=True))
+
+    def convert(self, value: Any) -> Any:
+        """The tuple with each part converted."""
+        return tuple(part.convert(each) for part, each in zip(self.parts, value, strict=True))
+
+
+Type = ArrayType | ScalarType | RecordType | TupleType
+
+_BOOL, _INT, _UINT, _FLOAT, _COMPLEX = (ScalarType(np.dtype(name)) for name in ("?", "i8", "u8", "f8", "c16"))
+
+
+def type_of(argument: object) -> Type:
+    """The type of an argument of a launch. Raises TypeError for what no kernel takes."""
+    if isinstance(argument, bool):
+        return _BOOL
+    if isinstance(argument, int):
+        if not -(1 << 63) <= argument < 1 << 64:
+            raise TypeError(f"{argument} is no argument for a kernel: it does not fit in 64 bits")
+        return _INT if argument < 1 << 63 else _UINT
+    if isinstance(argument, float) and not isinstance(argument, np.generic):
+        return _FLOAT
+    if isinstance(argument, complex) and not isinstance(argument, np.generic):
+        return _COMPLEX
+    if isinstance(argument, np.void):
+        return RecordType(argument.dtype)
+    if isinstance(argument, np.generic):
+        return ScalarType(argument.dtype)
+    if isinstance(argument, tuple):
+        parts = tuple(type_of(each) for each in argument)
+        if not all(isinstance(part, ScalarType) for part in parts):
+            raise TypeError(f"{argument!r} is no argument for a kernel: only tuples of numbers are")
+        return TupleType(tuple(part for part in parts if isinstance(part, ScalarType)))
+    return _type_of_memory(argument)
+
+
+def parse(signature: str) -> tuple[Type, ...]:
+    """The types of a written signature: ``void(float32[::1], int64)``. Raises TypeError where it is none."""
+    found = re.fullmatch(r"\s*(?:void|none)?\s*\((.*)\)\s*", signature, re.DOTALL)
+    if found is None:
+        raise TypeError(f"{signature!r} is no signature of a kernel: write void(float32[::1], int64)")
+    # At commas outside of brackets: those inside separate axes.
+    parts = re.split(r",(?![^\[]*\])", found[1])
+    return tuple(_parse(part.strip(), signature) for part in parts if part.strip())
+
+
+def _parse(text: str, signature: str) -> Type:
+    found = re.fullmatch(r"(\w+)\s*(?:\[([\s:,1]*)\])?", text)
+    try:
+        dtype = np.dtype(NAMES.get(found[1], found[1])) if found else None
+    except TypeError:
+        dtype = None
+    if found is None or dtype is None or dtype.hasobject:
+        raise TypeError(
+            f"{text!r} in {signature!r} is no type: there are float32, int64[:], float64[:, ::1] and the like"
+        )
+    if found[2] is None:
+        return ScalarType(dtype)
+    axes = [axis.replace(" ", "") for axis in found[2].split(",")]
+    steady = [number for number, axis in enumerate(axes) if axis == "::1"]
+    if any(axis not in (":", "::1") for axis in axes) or len(steady) > 1 or not {*steady} <= {0, len(axes) - 1}:
+        raise TypeError(f"{text!r} in {signature!r}: one axis, the last or the first, may be ::1, and the others are :")
+    layout = "A" if not steady else "C" if steady[0] == len(axes) - 1 else "F"
+    return ArrayType(dtype, len(axes), layout)
+
+
+def _type_of_memory(argument: Any) -> Type:
+    """Of an array on the device, or a record there, which has no shape."""
+    try:
+        dtype, _ = argument.dtype, argument.ptr
+    except AttributeError:
+        raise TypeError(
+            f"{type(argument).__name__} is no argument for a kernel: those are arrays, records, numbers and tuples of them"
+        ) from None
+    shape = getattr(argument, "shape", None)
+    if shape is None:
+        return RecordType(dtype)
+    contiguous = [order for order in "CF" if is_contiguous(shape, argument.strides, dtype.itemsize, order)]
+    return ArrayType(dtype, len(shape), contiguous[0] if contiguous else "A")

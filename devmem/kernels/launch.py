@@ -1,0 +1,223 @@
+"""Launching: one kernel, one configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._core.allocation import Using
+from .._core.array import DeviceNDArray
+from .._core.device import current_context
+from .._core.entered import Entered
+from .._core.layout import is_contiguous
+from .._core.record import DeviceRecord
+from .._core.stream import Stream
+from ..spi.errors import BackendError, LayoutError
+from ..spi.types import Extent
+from .arguments import PLAIN, Brought, of_two_devices
+from .code import compiler_for, type_of
+
+if TYPE_CHECKING:
+    from .._core.allocation import Allocation
+    from .._core.context import Context
+    from .kernel import Kernel
+
+_LEAST, _MOST = -(1 << 63), 1 << 63
+
+
+class Launch:
+    """A kernel with its grid; called with arguments, it is enqueued.
+
+    The work is ordered on the stream that was named, else on the one that the arrays are bound to, else on the current or the
+    default one. The call does not wait, and records the stream on every array: dropping one right after it is safe.
+    Host arrays are uploaded before and copied back after it, on the same stream; with no stream named the call returns when they
+    are back.
+    """
+
+    __slots__ = ("block", "grid", "kernel", "shared_bytes", "stream")
+
+    def __init__(self, kernel: Kernel, grid: Extent, block: Extent, stream: Any, shared_bytes: int) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.block = block
+        self.stream = stream
+        self.shared_bytes = shared_bytes
+
+    def __repr__(self) -> str:
+        return f"<launch of {self.kernel} on {self.grid} blocks of {self.block} threads>"
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launch it.
+
+        Raises
+        ------
+        TypeError
+            The arguments are too many or too few, or of types that the kernel does not take.
+        LayoutError
+            They are on two devices, or bound to two streams; or a host array that has to be copied back is read-only.
+        UnsupportedError
+            No compiler can be used, or the driver launches nothing.
+        TransferGuardError
+            A host array would be copied, which DEVMEM_TRANSFER_GUARD forbids. Nothing has moved.
+        OutOfMemory, BackendError
+            An upload, the launch or a copy back failed. What was uploaded for it is given back; host arrays are as they were if
+            nothing was launched, else those whose copy back failed are.
+        """
+        context: Context | None = None
+        bound: Stream | None = None
+        allocations: list[Allocation] = []
+        key: list[Any] = [None]
+        # Device arrays and plain scalars are told from each other here; this is the path that has to be fast.
+        for each in arguments:
+            kind = type(each)
+            if kind is DeviceNDArray:
+                allocation = each.allocation
+                owner = allocation.context
+                if allocation.freed or owner.dead is not None:
+                    allocation.refuse()
+                if owner is not context:
+                    if context is not None:
+                        raise of_two_devices(context, each)
+                    context = owner
+                if each._stream is not None and each._stream is not bound:
+                    bound = self._bound(bound, each)
+                allocations.append(allocation)
+                strides = each._strides
+                key += (
+                    each._dtype,
+                    len(each._shape),
+                    "C" if strides is None else _order(each),
+                    allocation.read_only,
+                )
+            elif kind is int:
+                key.append(int if _LEAST <= each < _MOST else "unsigned")
+            elif kind in PLAIN:
+                key.append(kind)
+            elif issubclass(kind, np.generic) and kind is not np.void:
+                key.append(each.dtype)
+            else:
+                self._bring(arguments)
+                return
+        if context is None:
+            context = self._own_context()
+        self._enqueue(context, arguments, allocations, key, bound)
+
+    def _enqueue(
+        self,
+        context: Context,
+        arguments: Any,
+        allocations: list[Allocation],
+        key: list[Any],
+        bound: Stream | None,
+    ) -> None:
+        stream = context.stream_of(self.stream if self.stream or bound is None else bound)
+        key[0] = context
+        codes = self.kernel.codes
+        found = codes.by_key.get(looked_up := tuple(key))
+        driver = context.driver
+        token = driver.enter()
+        try:
+            if found is None:
+                found = codes.for_arguments(context, looked_up, arguments)
+            if context.reclaim.dropped or context.reclaim.busy:
+                context.reclaim.examine()
+            launch = found.compiled.launch
+            for each in allocations:
+                if each.home is not stream or stream.external:
+                    break
+            else:
+                launch(self.grid, self.block, self.shared_bytes, stream.handle, arguments)
+                return
+            with Using(stream, *allocations):
+                launch(self.grid, self.block, self.shared_bytes, stream.handle, arguments)
+        except BackendError as error:
+            error.add_note(f"while launching {self.kernel} on {self.grid} blocks of {self.block} threads")
+            raise
+        finally:
+            if token is not None:
+                driver.exit(token)
+
+    def _bring(self, given: tuple[Any, ...]) -> None:
+        """The launch of arguments that are not all arrays of ours and plain scalars."""
+        brought = Brought(given)
+        context = brought.context or self._own_context()
+        bound: Stream | None = None
+        for array in brought.arrays:
+            if array._stream is not None and array._stream is not bound:
+                bound = self._bound(bound, array)
+        if not brought.copies:
+            self._launch_brought(context, brought, bound)
+            return
+        compiler_for(context)  # raises before anything moves
+        stream = context.stream_of(self.stream or bound or 0)
+        with Entered(context) as driver:
+            if not self.stream:
+                stream.check_waitable(driver)
+            brought.bring(context, stream)
+            try:
+                self._launch_brought(context, brought, stream)
+            except BaseException:
+                brought.discard()
+                raise
+            try:
+                brought.fetch(stream)
+            finally:
+                if not self.stream:
+                    driver.stream_synchronize(stream.handle)
+                    context.reclaim.poll()
+
+    def _launch_brought(self, context: Context, brought: Brought, bound: Stream | None) -> None:
+        key: list[Any] = [None]
+        for place, each in enumerate(brought.arguments):
+            key += _key(each) or ("type", type_of(compiler_for(context), self.kernel, place, each))
+        try:
+            self._enqueue(context, tuple(brought.arguments), [each.allocation for each in brought.arrays], key, bound)
+        finally:
+            brought.launched()
+
+    def _own_context(self) -> Context:
+        """The device of the stream, where one is named, else the current one."""
+        return self.stream.context if isinstance(self.stream, Stream) else current_context()
+
+    def _bound(self, before: Stream | None, array: DeviceNDArray[Any]) -> Stream | None:
+        """The stream that the arrays are bound to; between two of them somebody has to choose."""
+        if before is not None and not self.stream:
+            raise LayoutError(
+                f"the arguments of {self.kernel} are bound to two streams, {before!r} and {array._stream!r}: say which one "
+                f"orders the launch, kernel[grid, block, stream]"
+            )
+        return array._stream
+
+
+class Nothing:
+    """A launch of no thread at all."""
+
+    __slots__ = ("kernel",)
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def __repr__(self) -> str:
+        return f"<launch of {self.kernel} on no elements>"
+
+    def __call__(self, *arguments: Any) -> None:
+        """Do nothing."""
+
+
+def _order(array: DeviceNDArray[Any]) -> str:
+    """'C', 'F', or 'A' for an array whose elements lie any other way; 'C' for one that is both."""
+    shape, strides, itemsize = array._shape, array.strides, array._dtype.itemsize
+    if is_contiguous(shape, strides, itemsize):
+        return "C"
+    return "F" if is_contiguous(shape, strides, itemsize, "F") else "A"
+
+
+def _key(argument: Any) -> tuple[Any, ...]:
+    """What decides on the code for an argument that is on the device; nothing of what the compiler has to be asked about."""
+    if isinstance(argument, DeviceNDArray):
+        order = "C" if argument._strides is None else _order(argument)
+        return argument._dtype, len(argument._shape), order, argument.allocation.read_only
+    if isinstance(argument, DeviceRecord):
+        return DeviceRecord, argument.dtype
+    return ()

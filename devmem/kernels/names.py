@@ -1,0 +1,427 @@
+"""The names that kernels use: ``devmem.shared``, ``barrier``, ``threadIdx``, ``atomic`` and the rest.
+
+A compiler never runs what is here: it recognises the objects and puts the vendor's code in their place. Called in Python they
+ask `here`, the one indirection there is::
+
+    here.item        # of this thread: the `WorkItem` whose code is running, None on the host
+
+Whoever runs kernels in Python (the simulator) sets ``here.item`` before it lets a work-item run on a thread, each time it
+switches to another one, and back to None when the thread is the host's again. With none set, a name asks the functions in
+`finders` once (numba's own simulator is found like that), and then raises `UnsupportedError`: it belongs in a kernel.
+
+All that depends on the work-item alone (``grid``, ``get_global_id``, ...) is worked out here from its four extents. What
+needs to know the others of its block, or that must be watched, is the work-item's own method.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from ..spi.errors import UnsupportedError
+from .compilers import extensions
+
+#: What a barrier or a fence orders: accesses to shared memory, or to all memory. OpenCL's names, and numba.roc's numbers.
+CLK_LOCAL_MEM_FENCE = 0
+CLK_GLOBAL_MEM_FENCE = 1
+
+
+class Dim3(NamedTuple):
+    """Indices or lengths along the three axes of a grid or a block."""
+
+    x: int
+    y: int
+    z: int
+
+
+class WorkItem(Protocol):
+    """One thread of a block, as whoever runs kernels in Python describes it."""
+
+    thread: Dim3  #: its indices in its block
+    block: Dim3  #: its block's indices in the grid
+    block_dim: Dim3
+    grid_dim: Dim3
+    work_dim: int  #: how many dimensions the launch's grid was given with
+    lane: int  #: its index in its warp or wavefront
+    wave_size: int
+
+    def barrier(self, scope: int) -> None:
+        """Wait for all work-items of the block."""
+
+    def wave_barrier(self) -> None:
+        """Wait for all work-items of the warp or wavefront."""
+
+    def fence(self, scope: int) -> None:
+        """Make what it has written visible to others before what it writes later."""
+
+    def shared_array(self, shape: Any, dtype: Any) -> Any:
+        """The block's array of this place in the kernel; shape 0: what the launch asked for, of any dtype."""
+
+    def local_array(self, shape: Any, dtype: Any) -> Any:
+        """An array of its own."""
+
+    def const_array(self, ary: Any) -> Any:
+        """A host array that all read and none writes."""
+
+    def atomic(self, operation: str, ary: Any, index: Any, *operands: Any) -> Any:
+        """``add``, ``max``, ``min``, ``exch`` (one operand) or ``cas`` (expected, new); gives the value from before."""
+
+
+class Here(threading.local):
+    """Which work-item a thread runs."""
+
+    item: WorkItem | None = None
+
+
+def _in_numba() -> WorkItem | None:
+    """The work-item of numba-cuda's simulator, if that is what runs."""
+    if "numba.cuda.simulator.kernel" not in sys.modules:
+        return None
+    from .compilers.numba_cuda import cudasim  # needs numba, which is there
+
+    return cudasim.find()
+
+
+#: The one indirection.
+here = Here()
+#: Asked where no work-item is set, for runners of kernels that know nothing of `here`.
+finders: list[Callable[[], WorkItem | None]] = [_in_numba]
+
+
+def running() -> WorkItem | None:
+    """The work-item that runs on this thread, if one does."""
+    item = here.item
+    if item is None:
+        for find in finders:
+            item = find()
+            if item is not None:
+                break
+    return item
+
+
+def current(name: str) -> WorkItem:
+    """The work-item that runs on this thread; an error that says where the name belongs, on the host."""
+    item = here.item or running()
+    if item is None:
+        raise UnsupportedError(
+            f"devmem.{name} belongs in a kernel: it means something in a function under @devmem.kernel that is launched, "
+            f"kernel[grid, block](...), and nothing on the host"
+        )
+    return item
+
+
+#: What of this module stands in the namespace `devmem`.
+PUBLIC = (
+    "CLK_GLOBAL_MEM_FENCE",
+    "CLK_LOCAL_MEM_FENCE",
+    "atomic",
+    "barrier",
+    "blockDim",
+    "blockIdx",
+    "const",
+    "get_global_id",
+    "get_global_size",
+    "get_group_id",
+    "get_local_id",
+    "get_local_size",
+    "get_num_groups",
+    "get_work_dim",
+    "grid",
+    "gridDim",
+    "gridsize",
+    "laneid",
+    "local",
+    "mem_fence",
+    "shared",
+    "syncthreads",
+    "threadIdx",
+    "warpsize",
+    "wavebarrier",
+)
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class _Name:
+    """What compilers recognise by its identity."""
+
+    def __init__(self, name: str, doc: str = "") -> None:
+        self.name = name
+        self.__doc__ = doc or type(self).__doc__
+
+    def __repr__(self) -> str:
+        return f"<devmem.{self.name}, for kernels>"
+
+    def __reduce__(self) -> str:
+        return self.name
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba asks of every global: the type that the compiler which is imported has for this name.
+
+        So the names are known in kernels under numba's own decorators, too, with nothing to be called before.
+        """
+        return extensions.type_of(self)
+
+
+class Shared(_Name):
+    """``devmem.shared``: memory that the threads of a block share."""
+
+    def array(self, shape: Any, dtype: Any) -> Any:
+        """An array that all threads of the block see. Shape and dtype are constants; shape 0: the dynamic shared memory."""
+        return current("shared.array").shared_array(shape, dtype)
+
+
+class Local(_Name):
+    """``devmem.local``: memory of a single thread."""
+
+    def array(self, shape: Any, dtype: Any) -> Any:
+        """An array of the thread's own. Shape and dtype are constants."""
+        return current("local.array").local_array(shape, dtype)
+
+
+class Const(_Name):
+    """``devmem.const``: memory that is compiled into the kernel."""
+
+    def array_like(self, ary: Any) -> Any:
+        """A host array, a global of the kernel, as it is when the kernel is compiled."""
+        return current("const.array_like").const_array(ary)
+
+
+class Atomic(_Name):
+    """``devmem.atomic``: read, change and write an element with nobody in between. Each gives the value from before."""
+
+    def add(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] += val``."""
+        return current("atomic.add").atomic("add", ary, idx, val)
+
+    def max(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] = max(ary[idx], val)``."""
+        return current("atomic.max").atomic("max", ary, idx, val)
+
+    def min(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] = min(ary[idx], val)``."""
+        return current("atomic.min").atomic("min", ary, idx, val)
+
+    def exch(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] = val``."""
+        return current("atomic.exch").atomic("exch", ary, idx, val)
+
+    def cas(self, ary: Any, idx: Any, old: Any, new: Any) -> Any:
+        """``ary[idx] = new`` if ``ary[idx] == old``."""
+        return current("atomic.cas").atomic("cas", ary, idx, old, new)
+
+
+# -- where a thread is -------------------------------------------------------------------------------------------------
+
+
+class Position(_Name):
+    """Indices or lengths with ``x``, ``y`` and ``z``."""
+
+    def __init__(self, name: str, part: str, doc: str) -> None:
+        super().__init__(name, doc)
+        self.part = part
+
+    @property
+    def x(self) -> int:
+        """Along the first axis."""
+        found: Dim3 = getattr(current(self.name), self.part)
+        return found[0]
+
+    @property
+    def y(self) -> int:
+        """Along the second axis."""
+        found: Dim3 = getattr(current(self.name), self.part)
+        return found[1]
+
+    @property
+    def z(self) -> int:
+        """Along the third axis."""
+        found: Dim3 = getattr(current(self.name), self.part)
+        return found[2]
+
+
+class NoTruth(UnsupportedError, TypeError):
+    """Of TypeError's kind, too, because compilers ask globals for their truth, and take that for an answer."""
+
+
+class Number(_Name):
+    """An integer of the running work-item, as ``laneid`` is one: whatever is done to it is done to its value."""
+
+    def __init__(self, name: str, part: str, doc: str) -> None:
+        super().__init__(name, doc)
+        self.part = part
+
+    def __index__(self) -> int:
+        value: int = getattr(current(self.name), self.part)
+        return value
+
+    __int__ = __index__
+    __hash__ = object.__hash__
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+    def __bool__(self) -> bool:
+        if running() is None:
+            raise NoTruth(f"whether devmem.{self.name} is 0 is known in a kernel, and not on the host")
+        return bool(self.__index__())
+
+
+def _operators() -> None:
+    """Give `Number` the operators of its value."""
+    for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"):
+        apply = getattr(operator, name)
+        plain = name.strip("_")
+        setattr(Number, f"__{plain}__", lambda self, other, apply=apply: apply(self.__index__(), other))
+        setattr(Number, f"__r{plain}__", lambda self, other, apply=apply: apply(other, self.__index__()))
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        apply = getattr(operator, name)
+        # Itself it is without asking: whoever keeps it in a table compares it on the host.
+        same = name == "eq"
+        setattr(
+            Number,
+            f"__{name}__",
+            lambda self, other, apply=apply, same=same: (same and other is self) or apply(self.__index__(), other),
+        )
+    for name in ("neg", "pos", "invert", "abs"):
+        apply = getattr(operator, name)
+        setattr(Number, f"__{name}__", lambda self, apply=apply: apply(self.__index__()))
+
+
+_operators()
+
+
+class Function(_Name):
+    """A name that is called. Each has a class of its own, whose ``__call__`` is the function."""
+
+    def __repr__(self) -> str:
+        return f"<function devmem.{self.name}, for kernels>"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _function(call: Callable[Concatenate[Function, P], R]) -> Callable[P, R]:
+    """The object for a function of kernels, whose first parameter is that object."""
+    name = call.__name__
+    kind: Any = type(name, (Function,), {"__call__": call, "__doc__": call.__doc__})
+    made: Callable[P, R] = kind(name)
+    return made
+
+
+@_function
+def grid(self: Function, ndim: int) -> Any:
+    """The thread's indices in the whole grid: an int for ``ndim`` 1, else a tuple of 2 or 3."""
+    item = current("grid")
+    if ndim == 1:
+        return item.block[0] * item.block_dim[0] + item.thread[0]
+    return tuple(
+        block * length + thread
+        for block, length, thread, _ in zip(item.block, item.block_dim, item.thread, _axes(ndim), strict=False)
+    )
+
+
+@_function
+def gridsize(self: Function, ndim: int) -> Any:
+    """The number of threads of the whole grid along each axis: an int for ``ndim`` 1, else a tuple of 2 or 3."""
+    item = current("gridsize")
+    if ndim == 1:
+        return item.grid_dim[0] * item.block_dim[0]
+    return tuple(blocks * length for blocks, length, _ in zip(item.grid_dim, item.block_dim, _axes(ndim), strict=False))
+
+
+@_function
+def get_global_id(self: Function, dim: int) -> int:
+    """The thread's index in the whole grid along an axis."""
+    item = current("get_global_id")
+    return item.block[dim] * item.block_dim[dim] + item.thread[dim]
+
+
+@_function
+def get_local_id(self: Function, dim: int) -> int:
+    """The thread's index in its block along an axis."""
+    return current("get_local_id").thread[dim]
+
+
+@_function
+def get_group_id(self: Function, dim: int) -> int:
+    """The block's index in the grid along an axis."""
+    return current("get_group_id").block[dim]
+
+
+@_function
+def get_local_size(self: Function, dim: int) -> int:
+    """The number of threads of a block along an axis."""
+    return current("get_local_size").block_dim[dim]
+
+
+@_function
+def get_global_size(self: Function, dim: int) -> int:
+    """The number of threads of the whole grid along an axis."""
+    item = current("get_global_size")
+    return item.grid_dim[dim] * item.block_dim[dim]
+
+
+@_function
+def get_num_groups(self: Function, dim: int) -> int:
+    """The number of blocks of the grid along an axis."""
+    return current("get_num_groups").grid_dim[dim]
+
+
+@_function
+def get_work_dim(self: Function) -> int:
+    """How many axes of the grid have more than one thread, counted to the last such axis; at least 1."""
+    return current("get_work_dim").work_dim
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+@_function
+def barrier(self: Function, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
+    """Wait until all threads of the block are here; what they wrote before is visible to all of them after.
+
+    ``scope``: CLK_LOCAL_MEM_FENCE promises that of shared memory alone, CLK_GLOBAL_MEM_FENCE of all memory.
+    """
+    current("barrier").barrier(scope)
+
+
+@_function
+def syncthreads(self: Function) -> None:
+    """Wait until all threads of the block are here: `barrier`, under the name that CUDA programs know."""
+    current("syncthreads").barrier(CLK_GLOBAL_MEM_FENCE)
+
+
+@_function
+def wavebarrier(self: Function) -> None:
+    """Wait until all threads of the warp, or wavefront, are here."""
+    current("wavebarrier").wave_barrier()
+
+
+@_function
+def mem_fence(self: Function, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
+    """Make what the thread wrote visible before what it writes later: to its block, or to the device. It waits for nobody."""
+    current("mem_fence").fence(scope)
+
+
+def _axes(ndim: int) -> range:
+    if ndim not in (2, 3):
+        raise ValueError(f"a grid has 1, 2 or 3 axes, not {ndim!r}")
+    return range(ndim)
+
+
+shared = Shared("shared", "Memory that the threads of a block share.")
+local = Local("local", "Memory of a single thread.")
+const = Const("const", "Memory that is compiled into the kernel.")
+atomic = Atomic("atomic", "Read, change and write an element with nobody in between.")
+threadIdx = Position("threadIdx", "thread", "The thread's indices in its block.")
+blockIdx = Position("blockIdx", "block", "The block's indices in the grid.")
+blockDim = Position("blockDim", "block_dim", "The threads of a block along each axis.")
+gridDim = Position("gridDim", "grid_dim", "The blocks of the grid along each axis.")
+laneid = Number("laneid", "lane", "The thread's index in its warp, or wavefront.")
+warpsize = Number("warpsize", "wave_size", "The threads of a warp, or wavefront.")

@@ -1,0 +1,643 @@
+"""What the simulator reports: which mistake, of which block and thread, in which line."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.kernels.names import atomic, barrier, blockIdx, const, grid, local, shared, threadIdx, wavebarrier
+from devmem.spi.errors import SimulatorError
+
+EIGHT = np.zeros(8, np.int32)
+
+
+def at(report, kind, thread, block=(0, 0, 0)):
+    """The report's kind, block and thread are these; its line, for the rest of the test."""
+    assert (report.kind, report.block, report.thread) == (kind, block, thread)
+    assert report.filename == __file__
+    text = str(report)
+    assert text.startswith(f"{kind}: ")
+    assert f"block {block}, thread {thread}" in text
+    assert f"test_simulator_reports.py:{report.lineno} in " in text
+    return report.lineno
+
+
+# -- divergence --------------------------------------------------------------------------------------------------------
+
+
+def test_a_return_before_a_barrier_that_others_reach(simulated, line_of):
+    def kernel():
+        if threadIdx.x > 5:
+            return
+        barrier()  # here
+
+    report = simulated.report(kernel, 3, 8)
+    assert at(report, "divergence", (0, 0, 0)) == line_of(kernel, "# here")
+    assert "barrier, and thread (6, 0, 0) and 1 more have returned without reaching it" in str(report)
+
+
+def test_a_return_after_a_barrier_and_before_the_next(simulated, line_of):
+    def kernel():
+        for step in range(4):
+            if step == 2 and threadIdx.x == 0 and blockIdx.y == 1:
+                return
+            barrier()  # here
+
+    report = simulated.report(kernel, (2, 2), (2, 1))
+    assert at(report, "divergence", (1, 0, 0), (0, 1, 0)) == line_of(kernel, "# here")
+    assert "barrier, and thread (0, 0, 0) has returned" in str(report)
+
+
+def test_two_different_barriers(simulated, line_of):
+    def kernel():
+        if threadIdx.x % 2:
+            barrier()  # odd
+        else:
+            barrier()  # even
+
+    report = simulated.report(kernel, 1, 4)
+    assert at(report, "divergence", (0, 0, 0)) == line_of(kernel, "# even")
+    assert f"thread (1, 0, 0) at another barrier, at test_simulator_reports.py:{line_of(kernel, '# odd')}" in str(
+        report
+    )
+
+
+def test_one_line_can_have_two_barriers(simulated):
+    def kernel():
+        barrier() if threadIdx.x else (0, barrier())
+
+    assert simulated.report(kernel, 1, 2).kind == "divergence"
+
+
+def test_a_function_with_a_barrier_called_from_two_places(simulated, line_of):
+    def meet():
+        barrier()  # here
+
+    def kernel():
+        if threadIdx.x:
+            meet()
+        else:
+            meet()
+
+    report = simulated.report(kernel, 1, 2)
+    assert at(report, "divergence", (0, 0, 0)) == line_of(meet, "# here")
+    assert "reached by way of another call" in str(report)
+
+
+def test_loops_of_different_lengths(simulated, line_of):
+    def kernel():
+        for _ in range(1 + threadIdx.x // 3):
+            barrier()  # inside
+        barrier()  # behind
+
+    report = simulated.report(kernel, 1, 4)
+    assert at(report, "divergence", (0, 0, 0)) == line_of(kernel, "# behind")
+    assert f"thread (3, 0, 0) at another barrier, at test_simulator_reports.py:{line_of(kernel, '# inside')}" in str(
+        report
+    )
+
+
+def test_a_wave_that_is_not_complete(simulated, line_of):
+    def kernel():
+        if threadIdx.x != 5:
+            wavebarrier()  # here
+
+    with dm.simulator(wave_size=4):
+        report = simulated.report(kernel, 1, 12)
+    assert at(report, "divergence", (4, 0, 0)) == line_of(kernel, "# here")
+    assert "wave's barrier, and thread (5, 0, 0) has returned without reaching it" in str(report)
+
+
+def test_a_wave_of_which_some_wait_for_the_block(simulated, line_of):
+    def kernel():
+        if threadIdx.x == 5:
+            barrier()  # the block's
+        else:
+            wavebarrier()  # the wave's
+            barrier()
+
+    with dm.simulator(wave_size=4):
+        report = simulated.report(kernel, 1, 8)
+    assert at(report, "divergence", (4, 0, 0)) == line_of(kernel, "# the wave's")
+    assert f"thread (5, 0, 0) at another barrier, at test_simulator_reports.py:{line_of(kernel, '# the block')}" in str(
+        report
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_divergence_is_the_same_in_any_order(simulated, seed):
+    def kernel():
+        if threadIdx.x == 3:
+            return
+        barrier()
+
+    with dm.simulator(shuffle=seed):
+        report = simulated.report(kernel, 1, 8)
+    assert (report.kind, report.thread) == ("divergence", (0, 0, 0))
+
+
+# -- races -------------------------------------------------------------------------------------------------------------
+
+
+def read_after_write(a):
+    s, t = shared.array(8, np.int32), threadIdx.x
+    s[t] = a[t]  # first
+    a[t] = s[t - 1] if t else 0  # second
+
+
+def write_after_read(a):
+    s, t = shared.array(9, np.int32), threadIdx.x
+    s[t] = 0
+    s[8] = 0
+    barrier()
+    a[t] = s[t + 1]  # first
+    s[t] = t  # second
+
+
+def write_after_write(a):
+    s, t = shared.array(8, np.int32), threadIdx.x
+    if t == 2:
+        s[5] = 1  # first
+    if t == 5:
+        s[5] = 2  # second
+
+
+def atomic_and_plain(a):
+    s, t = shared.array(1, np.int32), threadIdx.x
+    if t == 0:
+        s[0] = 1
+    barrier()
+    if t == 3:
+        atomic.add(s, 0, 1)  # first
+    if t == 4:
+        a[0] = s[0]  # second
+
+
+def plain_and_atomic(a):
+    s, t = shared.array(1, np.int32), threadIdx.x
+    s[0] = 1
+    barrier()
+    a[t] = s[0]  # first
+    if t == 7:
+        atomic.exch(s, 0, 2)  # second
+
+
+def by_slices(a):
+    s, t = shared.array((8, 4), np.int32), threadIdx.x
+    s[t] = 5  # first
+    if t == 1:
+        s[0, 1:] = s[2:5, 0]  # second
+
+
+def in_functions(a):
+    s, t = shared.array(8, np.int32), threadIdx.x
+    put(s, t)
+    a[t] = get(s, t)
+
+
+def put(s, t):
+    s[t] = t  # first
+
+
+def get(s, t):
+    return s[max(t - 1, 0)]  # second
+
+
+def through_views(a):
+    s, t = shared.array((2, 4), np.int32), threadIdx.x
+    half = s.T[t % 4]
+    half[t // 4] = t  # first
+    a[t] = s[t // 4][(t + 3) % 4]  # second
+
+
+def as_another_type(a):
+    words, halves = shared.array(0, np.int32), shared.array(0, np.int16)
+    t = threadIdx.x
+    if t == 0:
+        words[1] = 70000  # first
+    if t == 1:
+        a[0] = halves[3]  # second
+
+
+RACES = [
+    (read_after_write, (1, 0, 0), (0, 0, 0)),
+    (write_after_read, (1, 0, 0), (0, 0, 0)),
+    (write_after_write, (5, 0, 0), (2, 0, 0)),
+    (atomic_and_plain, (4, 0, 0), (3, 0, 0)),
+    (plain_and_atomic, (7, 0, 0), (0, 0, 0)),
+    (as_another_type, (1, 0, 0), (0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("kernel", "thread", "other"), RACES)
+def test_races(simulated, line_of, kernel, thread, other):
+    simulated.run(kernel, 1, 8, EIGHT, shared=8)  # nobody asked for a check
+    with dm.simulator(race_check=True):
+        report = simulated.report(kernel, 1, 8, EIGHT, shared=8)
+    assert at(report, "race", thread) == line_of(kernel, "# second")
+    assert f"thread {other} " in str(report)
+    assert (
+        f"no barrier in between, at test_simulator_reports.py:{line_of(kernel, '# first')} in {kernel.__name__}"
+        in str(report)
+    )
+
+
+def test_races_by_slices(simulated, line_of):
+    with dm.simulator(race_check=True):
+        report = simulated.report(by_slices, 1, 8, EIGHT)
+    # Row 2 is not written yet when thread 1 reads it.
+    assert at(report, "unwritten", (1, 0, 0)) == line_of(by_slices, "# second")
+    with dm.simulator(race_check=True):
+        report = simulated.report(written_by_slices, 1, 8, EIGHT)
+    assert at(report, "race", (1, 0, 0)) == line_of(written_by_slices, "# second")
+
+
+def written_by_slices(a):
+    s, t = shared.array((8, 4), np.int32), threadIdx.x
+    s[t] = t  # first
+    if t == 1:
+        s[0, 1:] = 7  # second
+
+
+def test_races_in_functions(simulated, line_of):
+    with dm.simulator(race_check=True):
+        report = simulated.report(in_functions, 1, 8, EIGHT)
+    assert at(report, "race", (1, 0, 0)) == line_of(get, "# second")
+    assert f":{line_of(put, '# first')} in put" in str(report)
+
+
+def test_races_through_views(simulated, line_of):
+    with dm.simulator(race_check=True, shuffle=None):
+        report = simulated.report(through_views, 1, 8, EIGHT)
+    assert report.kind in ("race", "unwritten")
+    assert report.lineno == line_of(through_views, "# second")
+
+
+def ordered_by_barriers(a):
+    s, t = shared.array(8, np.int32), threadIdx.x
+    for step in range(3):
+        s[t] = t + step
+        barrier()
+        a[t] = s[7 - t]
+        barrier()
+
+
+def the_same_value(a):
+    s = shared.array(2, np.int32)
+    s[0] = 1
+    s[1] = 2
+    barrier()
+    a[threadIdx.x] = s[0] + s[1]
+
+
+def all_atomic(a):
+    s = shared.array(1, np.int32)
+    s[0] = 0
+    barrier()
+    atomic.add(s, 0, 1)
+    atomic.max(s, 0, 3)
+    barrier()
+    a[threadIdx.x] = s[0]
+
+
+def ordered_by_waves(a):
+    s, t = shared.array(8, np.int32), threadIdx.x
+    s[t] = t
+    wavebarrier()
+    a[t] = s[t ^ 1]
+    wavebarrier()
+    s[t] = 2 * t
+
+
+def the_same_thread(a):
+    s, t = shared.array(8, np.int32), threadIdx.x
+    s[t] = 1
+    s[t] += 1
+    a[t] = s[t]
+
+
+@pytest.mark.parametrize("kernel", [ordered_by_barriers, the_same_value, all_atomic, ordered_by_waves, the_same_thread])
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_what_is_no_race(simulated, kernel, seed):
+    with dm.simulator(race_check=True, shuffle=seed, wave_size=2):
+        simulated.run(kernel, 2, 8, EIGHT)
+
+
+def test_a_waves_barrier_orders_nothing_between_waves(simulated, line_of):
+    def kernel(a):
+        s, t = shared.array(8, np.int32), threadIdx.x
+        s[t] = t
+        wavebarrier()
+        a[t] = s[7 - t]  # of another wave
+
+    with dm.simulator(race_check=True, wave_size=8):
+        simulated.run(kernel, 1, 8, EIGHT)
+    with dm.simulator(race_check=True, wave_size=4):
+        report = simulated.report(kernel, 1, 8, EIGHT)
+    assert report.kind in ("race", "unwritten")
+    assert report.lineno == line_of(kernel, "# of another wave")
+
+
+def test_what_nobody_has_written(simulated, line_of):
+    def kernel(a):
+        s = shared.array((2, 2), np.float32)
+        s[0, 0] = 1
+        a[0] = s[0, 0] + s[1, 0]  # here
+
+    simulated.run(kernel, 1, 1, np.zeros(1))
+    with dm.simulator(race_check=True):
+        report = simulated.report(kernel, 2, 1, np.zeros(1))
+    assert at(report, "unwritten", (0, 0, 0)) == line_of(kernel, "# here")
+    assert "element (1, 0) of <shared array of shape (2, 2), dtype float32> is read, and nobody has written it" in str(
+        report
+    )
+
+
+def test_what_another_block_wrote_does_not_count(simulated):
+    def kernel(a):
+        s = shared.array(0, np.int32)
+        if blockIdx.x % 2 == 0:
+            s[0] = 1
+        a[0] = s[0]
+
+    with dm.simulator(race_check=True):
+        report = simulated.report(kernel, 20, 1, EIGHT, shared=4)
+    assert (report.kind, report.block) == ("unwritten", (1, 0, 0))
+
+
+# -- a barrier that is missing -----------------------------------------------------------------------------------------
+
+
+def forgotten(a):
+    s, t = shared.array(8, np.int32), threadIdx.x
+    s[t] = a[t]
+    a[t] = s[t - 1] if t > 0 else a[t]  # right, if the threads run in their own order
+
+
+def test_a_missing_barrier_goes_unseen_in_the_threads_own_order(simulated):
+    [got] = simulated.run(forgotten, 1, 8, np.arange(8))
+    assert got.tolist() == [0, 0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_missing_barrier_is_reported_in_any_other_order(simulated, line_of, seed):
+    with dm.simulator(shuffle=seed):
+        report = simulated.report(forgotten, 1, 8, np.arange(8))
+        again = simulated.report(forgotten, 1, 8, np.arange(8))
+    assert report.kind in ("race", "unwritten")
+    assert "barrier" in str(report)
+    assert report.lineno in (line_of(forgotten, "# right, if"), line_of(forgotten, "s[t] = a[t]"))
+    assert str(again) == str(report)
+
+
+def test_a_missing_barrier_on_the_devices_memory_shows_in_the_result(simulated):
+    def kernel(a, out):
+        t = threadIdx.x
+        a[t] = t
+        out[t] = a[t - 1] if t else 0
+
+    arguments = np.full(32, -1), np.zeros(32, int)
+    assert simulated.run(kernel, 1, 32, *arguments)[1].tolist() == [0, *range(31)]
+    with dm.simulator(shuffle=1):
+        assert simulated.run(kernel, 1, 32, *arguments)[1].tolist() != [0, *range(31)]
+
+
+# -- out of bounds -----------------------------------------------------------------------------------------------------
+
+
+def read_behind(a):
+    a[grid(1)] = a[grid(1) + 1]  # here
+
+
+def write_behind(a):
+    a[grid(1) + 1] = 0  # here
+
+
+def before_the_first(a):
+    a[0] = a[5 - grid(1)]  # here
+
+
+def of_shared(a):
+    s = shared.array((2, 3), np.int32)
+    s[1, threadIdx.x - 1] = 1  # here
+
+
+def of_local(a):
+    mine = local.array(3, np.int32)
+    mine[2 * threadIdx.x] = 1  # here
+
+
+TABLE = np.arange(5)
+
+
+def of_const(a):
+    a[0] = const.array_like(TABLE)[6 - threadIdx.x + blockIdx.x - 1]  # here
+
+
+def of_dynamic(a):
+    shared.array(0, np.float32)[threadIdx.x] = 1  # here
+
+
+def of_atomics(a):
+    atomic.add(a, grid(1) + 2, 1)  # here
+
+
+def by_numpys_integers(a):
+    a[np.int64(grid(1)) + np.int64(4)] = 1  # here
+
+
+def too_many_indices(a):
+    a[0, 0] = 1  # here
+
+
+def of_a_slice(a):
+    a[2:6][4 + threadIdx.x] = 0  # here
+
+
+def by_a_slice(a):
+    a[-2:] = 0  # here
+
+
+def of_a_row(a):
+    shared.array((2, 3), np.int32)[0][3] = 1  # here
+
+
+BOUNDS = [
+    (read_behind, (3, 0, 0), (1, 0, 0), "index 8 on axis 0 of <array 'a' of shape (8,), dtype int32>"),
+    (write_behind, (3, 0, 0), (1, 0, 0), "index 8 on axis 0 of <array 'a'"),
+    (before_the_first, (2, 0, 0), (1, 0, 0), "index -1 on axis 0 of <array 'a'"),
+    (of_shared, (0, 0, 0), (0, 0, 0), "index -1 on axis 1 of <shared array of shape (2, 3)"),
+    (of_local, (2, 0, 0), (0, 0, 0), "index 4 on axis 0 of <local array of shape (3,)"),
+    (of_const, (0, 0, 0), (0, 0, 0), "index 5 on axis 0 of <const array of shape (5,)"),
+    (of_dynamic, (2, 0, 0), (0, 0, 0), "index 2 on axis 0 of <dynamic shared array of shape (2,)"),
+    (of_atomics, (2, 0, 0), (1, 0, 0), "index 8 on axis 0 of <array 'a'"),
+    (by_numpys_integers, (0, 0, 0), (1, 0, 0), "index 8 on axis 0 of <array 'a'"),
+    (too_many_indices, (0, 0, 0), (0, 0, 0), "2 indices for <array 'a' of shape (8,)"),
+    (of_a_slice, (0, 0, 0), (0, 0, 0), "index 4 on axis 0 of <array 'a' of shape (4,)"),
+    (by_a_slice, (0, 0, 0), (0, 0, 0), "slice -2:None on axis 0 of <array 'a'"),
+    (of_a_row, (0, 0, 0), (0, 0, 0), "index 3 on axis 0 of <shared array of shape (3,)"),
+]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(("kernel", "thread", "block", "told"), BOUNDS)
+def test_out_of_bounds(simulated, line_of, kernel, thread, block, told, watched):
+    with dm.simulator(race_check=watched):
+        report = simulated.report(kernel, 2, 4, EIGHT, shared=11)
+    assert at(report, "out of bounds", thread, block) == line_of(kernel, "# here")
+    assert told in str(report)
+    assert report.__cause__ is None
+
+
+def test_nothing_behind_an_array_is_touched(simulated):
+    a = simulated.put(np.zeros(16, np.int32))
+    a.shape, a.strides = (8,), (4,)
+
+    def kernel(a):
+        a[grid(1)] = 1
+
+    with pytest.raises(SimulatorError):
+        simulated(kernel, 2, 8, a)
+    a.shape = (16,)
+    assert simulated.get(a).tolist() == [1] * 8 + [0] * 8
+
+
+# -- exceptions of the kernel's own ------------------------------------------------------------------------------------
+
+
+def helper(value):
+    return value / 0 if value == 3 else value  # here
+
+
+def test_an_exception_keeps_its_line_and_itself(simulated, line_of):
+    def kernel(a):
+        a[threadIdx.x] = helper(threadIdx.x)
+
+    report = simulated.report(kernel, 2, 8, EIGHT)
+    assert at(report, "exception", (3, 0, 0)) == line_of(helper, "# here")
+    assert "ZeroDivisionError: division by zero" in str(report)
+    assert type(report.__cause__) is ZeroDivisionError
+    assert "return value / 0 if value == 3" in str(report)
+
+
+def test_an_exception_inside_numpy_is_told_where_the_kernel_called_it(simulated, line_of):
+    def kernel(a):
+        np.broadcast_shapes((2,), (3,))  # here
+
+    report = simulated.report(kernel, 1, 1, EIGHT)
+    assert at(report, "exception", (0, 0, 0)) == line_of(kernel, "# here")
+
+
+def test_the_wrong_number_of_arguments(simulated, line_of):
+    def kernel(a, b):
+        pass
+
+    report = simulated.report(kernel, 1, 1, EIGHT)
+    assert at(report, "exception", (0, 0, 0)) == line_of(kernel, "def kernel")
+    assert "missing 1 required positional argument: 'b'" in str(report)
+
+
+def test_shared_arrays_of_one_place_are_of_one_shape(simulated, line_of):
+    def kernel():
+        shared.array(threadIdx.x + 1, np.int32)  # here
+
+    report = simulated.report(kernel, 1, 2)
+    assert at(report, "misuse", (1, 0, 0)) == line_of(kernel, "# here")
+
+
+@pytest.mark.parametrize("wrong", [1.0, "0", None, (0, 0.5)])
+def test_arrays_are_indexed_with_integers(simulated, wrong):
+    def kernel(a):
+        a[wrong] = 1
+
+    assert "indexed with integers and slices" in str(simulated.report(kernel, 1, 1, np.zeros((2, 2))))
+
+
+def test_what_exits_the_interpreter_does_not(simulated):
+    def kernel():
+        raise SystemExit(3)
+
+    report = simulated.report(kernel, 1, 1)
+    assert type(report.__cause__) is SystemExit
+
+
+def test_those_at_a_barrier_are_told_to_leave(simulated):
+    left = []
+
+    def kernel():
+        try:
+            barrier()
+            if threadIdx.x == 2:
+                raise ValueError("of mine")
+            barrier()
+        finally:
+            left.append(threadIdx.x)
+            if threadIdx.x == 3:
+                barrier()  # at the end of a block that has failed nobody waits
+
+    report = simulated.report(kernel, 1, 5)
+    assert at(report, "exception", (2, 0, 0))
+    assert sorted(left) == [0, 1, 2, 3, 4]
+
+
+def test_the_first_block_to_fail_is_told_of(simulated):
+    def kernel(a):
+        if blockIdx.x > 4:
+            a[8] = 0
+
+    for _ in range(20):
+        assert simulated.report(kernel, 60, 2, EIGHT).block == (5, 0, 0)
+
+
+def test_the_device_goes_on_after_a_report(simulated):
+    def broken(a):
+        barrier()
+        a[8 + threadIdx.x] = 1
+
+    def fine(a):
+        s = shared.array(8, np.int32)
+        s[threadIdx.x] = threadIdx.x
+        barrier()
+        a[threadIdx.x] = s[7 - threadIdx.x]
+
+    for _ in range(5):
+        simulated.report(broken, 4, 8, EIGHT)
+        [got] = simulated.run(fine, 1, 8, EIGHT)
+        assert got.tolist() == [*range(8)][::-1]
+
+
+def test_on_a_named_stream_whoever_waits_is_told_once(simulated):
+    driver = simulated.driver
+    stream = driver.stream_create(0, True)
+
+    def kernel(a):
+        a[8] = 1
+
+    a = simulated.put(EIGHT)
+    simulated(kernel, 1, 1, a, stream=stream)
+    with pytest.raises(SimulatorError, match="out of bounds"):
+        driver.stream_synchronize(stream)
+    driver.stream_synchronize(stream)
+    simulated(kernel, 1, 1, a, stream=stream)
+    while not driver.stream_query(stream):
+        pass
+    with pytest.raises(SimulatorError, match="out of bounds"):
+        simulated(kernel, 1, 1, a, stream=stream)
+    driver.synchronize()
+
+
+def test_reports_survive_a_pickle(simulated):
+    report = simulated.report(read_behind, 2, 4, EIGHT)
+    again = pickle.loads(pickle.dumps(report))
+    assert type(again) is SimulatorError
+    assert str(again) == str(report)
+    assert {name: getattr(again, name) for name in ("kind", "block", "thread", "filename", "lineno")} == {
+        "kind": "out of bounds",
+        "block": (1, 0, 0),
+        "thread": (3, 0, 0),
+        "filename": __file__,
+        "lineno": report.lineno,
+    }
