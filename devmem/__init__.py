@@ -11,9 +11,11 @@ from ._core.backends import BackendStatus
 from ._core.config import Setting
 from ._core.device import Device, current_device
 from ._core.handle import Transfer
-from ._core.hostarray import ManagedNDArray, MappedNDArray, PinnedNDArray
+from ._core.hostarray import ManagedNDArray, MappedNDArray
 from ._core.ipc import IpcHandle
+from ._core.pinned import PinnedNDArray
 from ._core.record import DeviceRecord
+from ._core.smart import SmartArray
 from ._core.stream import Event, Stream
 from .api.arrays import device_array, device_array_like, full, to_device, zeros
 from .api.devices import (
@@ -28,7 +30,9 @@ from .api.devices import (
     unregister_backend,
     use_backend,
 )
+from .api.files import load, save
 from .api.interop import as_device_array, from_dlpack, is_device_array, open_ipc_array
+from .api.kernels import In, InOut, Out, kernel
 from .api.memory import memory_info, transfer_stats, trim, use_memory
 from .api.registration import (
     deregister,
@@ -42,6 +46,7 @@ from .api.registration import (
     pinned_array_like,
     register,
 )
+from .api.simulation import simulator
 from .api.streams import (
     default_stream,
     defer_cleanup,
@@ -53,7 +58,7 @@ from .api.streams import (
     stream,
     synchronize,
 )
-from .api.transfers import copy_async, to_device_many, to_host_many
+from .api.transfers import copy_async, gather, scatter, to_device_many, to_host_many
 from .errors import (
     BackendError,
     BackendUnavailable,
@@ -67,12 +72,42 @@ from .errors import (
     LayoutError,
     OutOfMemory,
     PluginError,
+    SimulatorError,
     TransferGuardError,
     UnsupportedError,
+)
+from .kernels.names import (
+    CLK_GLOBAL_MEM_FENCE,
+    CLK_LOCAL_MEM_FENCE,
+    atomic,
+    barrier,
+    blockDim,
+    blockIdx,
+    const,
+    get_global_id,
+    get_global_size,
+    get_group_id,
+    get_local_id,
+    get_local_size,
+    get_num_groups,
+    get_work_dim,
+    grid,
+    gridDim,
+    gridsize,
+    laneid,
+    local,
+    mem_fence,
+    shared,
+    syncthreads,
+    threadIdx,
+    warpsize,
+    wavebarrier,
 )
 from .spi.types import DeviceInfo, MemoryInfo
 
 __all__ = [
+    "CLK_GLOBAL_MEM_FENCE",
+    "CLK_LOCAL_MEM_FENCE",
     "BackendError",
     "BackendStatus",
     "BackendUnavailable",
@@ -88,22 +123,32 @@ __all__ = [
     "Event",
     "ForkedError",
     "GuardError",
+    "In",
+    "InOut",
     "IpcHandle",
     "LayoutError",
     "ManagedNDArray",
     "MappedNDArray",
     "MemoryInfo",
+    "Out",
     "OutOfMemory",
     "PinnedNDArray",
     "PluginError",
     "Setting",
+    "SimulatorError",
+    "SmartArray",
     "Stream",
     "Transfer",
     "TransferGuardError",
     "UnsupportedError",
     "as_device_array",
+    "atomic",
     "backends",
+    "barrier",
+    "blockDim",
+    "blockIdx",
     "close",
+    "const",
     "copy_async",
     "current_device",
     "default_stream",
@@ -119,13 +164,29 @@ __all__ = [
     "external_stream",
     "from_dlpack",
     "full",
+    "gather",
+    "get_global_id",
+    "get_global_size",
+    "get_group_id",
+    "get_local_id",
+    "get_local_size",
+    "get_num_groups",
+    "get_work_dim",
+    "grid",
+    "gridDim",
+    "gridsize",
     "is_device_array",
+    "kernel",
+    "laneid",
     "legacy_default_stream",
+    "load",
+    "local",
     "managed_array",
     "managed_array_like",
     "mapped",
     "mapped_array",
     "mapped_array_like",
+    "mem_fence",
     "memory",
     "memory_info",
     "open_ipc_array",
@@ -136,10 +197,16 @@ __all__ = [
     "register",
     "register_backend",
     "reset",
+    "save",
+    "scatter",
     "select_device",
     "settings",
+    "shared",
+    "simulator",
     "stream",
     "synchronize",
+    "syncthreads",
+    "threadIdx",
     "to_device",
     "to_device_many",
     "to_host_many",
@@ -148,6 +215,8 @@ __all__ = [
     "unregister_backend",
     "use_backend",
     "use_memory",
+    "warpsize",
+    "wavebarrier",
     "zeros",
 ]
 

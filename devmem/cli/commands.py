@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from .bench import bench
 from .doctor import doctor
 from .emulate import emulate
 from .info import info
+from .migrate import migrate
 from .replay import replay
 from .roundtrip import roundtrip
 
@@ -17,5 +19,5 @@ def commands() -> None:
     """Move arrays between host and accelerator memory, and find out why that does not work."""
 
 
-for command in (info, doctor, roundtrip, emulate, replay):
+for command in (info, doctor, roundtrip, bench, emulate, replay, migrate):
     commands.add_command(command)

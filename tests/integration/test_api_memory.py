@@ -263,7 +263,7 @@ def test_an_unbound_resource_says_so():
 # -- memory_info -------------------------------------------------------------------------------------------------------
 
 
-def test_the_fields_through_a_life(device):
+def test_the_fields_through_a_life(still):
     dm.trim()
     start = dm.memory_info()
     assert start._fields == ("free", "total", "live", "pending", "cached")
@@ -448,6 +448,24 @@ def test_the_message_has_every_number(device):
     kept.free()
 
 
+def test_of_page_locked_memory_it_tells_of_the_host(device, need_kind):
+    need_kind("pinned")
+    with dm.use_memory("limit:1MiB,pinned", kind="pinned"):
+        kept = dm.pinned_array(4096, "u1")
+        on_device = dm.device_array(12345, "u1")
+        with pytest.raises(dm.OutOfMemory) as caught:
+            dm.pinned_array(2 * MIB, "u1")
+    found = re.search(
+        rf"out of page-locked host memory for {device}: asked for {2 * MIB} bytes of a host that has (\d+); "
+        r"devmem holds cached (\d+), pending 0, live (\d+) bytes in (\d+) blocks .*\(Limit\)",
+        str(caught.value),
+    )
+    assert found, str(caught.value)
+    assert int(found[1]) > 2 * MIB
+    assert (int(found[2]), int(found[3]), int(found[4])) == (0, kept.nbytes, 1), "the device's memory is none of it"
+    on_device.free()
+
+
 def test_the_next_allocation_works():
     for _ in range(3):
         with pytest.raises(dm.OutOfMemory):
@@ -455,8 +473,8 @@ def test_the_next_allocation_works():
         assert dm.zeros(3).tolist() == [0, 0, 0]
 
 
-def test_every_verb_that_allocates_raises_it_and_leaves_nothing(device):
-    before = device.memory_info()
+def test_every_verb_that_allocates_raises_it_and_leaves_nothing(still):
+    before = still.memory_info()
     asked = too_much()
     for make in (
         lambda: dm.device_array(asked, "u1"),
@@ -467,7 +485,7 @@ def test_every_verb_that_allocates_raises_it_and_leaves_nothing(device):
     ):
         with pytest.raises(dm.OutOfMemory, match=f"asked for {asked} bytes"):
             make()
-    assert device.memory_info()[2:4] == (before.live, 0)
+    assert still.memory_info()[2:4] == (before.live, 0)
 
 
 def test_a_failing_allocation_drains_first(recorded):

@@ -11,9 +11,12 @@ import contextlib
 import copy
 import functools
 import gc
+import importlib.util
 import inspect
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,14 @@ import devmem as dm
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.driver import Driver
 from devmem.spi.errors import BackendError
+from devmem.spi.types import Capability
 from devmem.testing import FaultyBackend, FaultyDriver, Latch, every_failure
+
+_spec = importlib.util.spec_from_file_location("standin_compiler", Path(__file__).parents[1] / "standin_compiler.py")
+assert _spec is not None
+assert _spec.loader is not None
+standin_compiler = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(standin_compiler)
 
 #: What destinations hold before a call, and what `fill` stores.
 OLD, FILLED = -7, 3
@@ -210,6 +220,28 @@ def _(env: Env) -> object:
     return up
 
 
+@entry("kernel")
+def _(env: Env) -> None:
+    src, both, out = np.full(64, 5, np.int32), np.full(64, 5, np.int32), np.zeros(64, np.int32)
+    with standin_compiler.standing_in(dm.current_device().backend):
+        copying = dm.kernel(copy_elements)
+        try:
+            copying[2, 32, env.stream](dm.InOut(both), dm.Out(out))
+            dm.synchronize()
+            assert np.all(out == 5)
+        finally:
+            assert np.all(src == 5), "what was only to be read was written"
+            assert np.all(both == 5)
+            assert np.all(out == out[0]), "half of it came back"
+            assert out[0] in (0, 5)
+        copying.forall(64, stream=env.side)(dm.In(src), dm.to_device(src))
+        copying[1, 64](dm.to_device(src, stream=env.stream), dm.device_array(64, np.int32, stream=env.stream))
+
+
+def copy_elements(src, dst):
+    """copy"""
+
+
 @entry("to_host_many")
 def _(env: Env) -> object:
     down = dm.to_host_many([env.array, env.target, env.one], env.stream)
@@ -217,8 +249,45 @@ def _(env: Env) -> object:
     return down
 
 
+@entry("scatter")
+def _(env: Env) -> object:
+    pieces = dm.scatter(env.host, [0, 1, 0], axis=1)
+    for piece, wanted in zip(pieces, np.array_split(env.host, 3, axis=1), strict=True):
+        np.testing.assert_array_equal(piece.copy_to_host(), wanted)
+    return pieces
+
+
+@entry("gather")
+def _(env: Env) -> object:
+    found = dm.gather([env.array, env.far_array])
+    np.testing.assert_array_equal(found, np.concatenate([env.host, env.host]))
+    return found
+
+
+@entry("load")
+def _(env: Env) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/a.npy", env.host)
+        there = dm.load(f"{folder}/a.npy", stream=env.stream)
+        dm.synchronize()
+        np.testing.assert_array_equal(there.copy_to_host(), env.host)
+        return there
+
+
+@entry("save")
+def _(env: Env) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            dm.save(env.array, f"{folder}/a.npy")
+        finally:
+            for left in Path(folder).iterdir():  # one file, and whole
+                assert left.name == "a.npy"
+                np.testing.assert_array_equal(np.load(left), env.host)
+
+
 @entry("copy_async")
 def _(env: Env) -> None:
+    assert np.array_equal(dm.copy_async(env.array, stream=env.stream, pinned=True).result(), env.host)
     up = dm.copy_async(env.pinned, env.target, stream=env.stream)
     down = dm.copy_async(env.array, env.out, stream=env.stream)
     assert up.wait(timeout=30)
@@ -888,10 +957,12 @@ def _(env: Env) -> None:
 
 #: Public names that make no driver call which could fail, and why.
 EXCLUDED = {
+    **dict.fromkeys(dm.kernels.names.PUBLIC, "belongs in a kernel: on the host it raises"),
     "register_backend": "adds a name to a table",
     "open_ipc_array": "needs two processes: its loop is in test_api_ipc.py",
     "errors": "a module",
     "memory": "a module",
+    "simulator": "settings for a while; what it changes is Python, and calls no driver",
     "DeviceNDArray.shape": "a field",
     "DeviceNDArray.strides": "a field",
     "DeviceNDArray.dtype": "a field",
@@ -923,6 +994,7 @@ EXCLUDED = {
     "ManagedNDArray.ptr": "arithmetic",
     "ManagedNDArray.free": "always refuses",
     "Stream.__int__": "a field",
+    "Stream.__reduce__": "always refuses",
     "Stream.__cuda_stream__": "a field",
     "Stream.check_waitable": "for the machinery; every call that waits goes through it",
     "Stream.closed": "a field",
@@ -933,6 +1005,7 @@ EXCLUDED = {
     "Stream.passed": "for the queue; trim() goes through it",
     "Stream.stand_in": "for the machinery; __cuda_array_interface__ goes through it",
     "Stream.waits_for": "a fact",
+    "Event.__reduce__": "always refuses",
     "Event.is_out": "for the queue",
     "Event.destroy": "for the queue; close() and trim() go through it",
     "Event.device": "a field",
@@ -1088,7 +1161,23 @@ def staged_async(env: Env) -> None:
     up.wait()
 
 
-@pytest.mark.parametrize("call", [staged_up, staged_down, staged_async])
+def staged_across(env: Env) -> None:
+    """By way of the slots: neither device reaches the other's memory."""
+    context = dm.device(0).context()
+    able = context.capabilities
+    context.capabilities = able - {Capability.PEER}
+    try:
+        env.target.copy_to_device(env.far_array, stream=env.stream)
+    finally:
+        context.capabilities = able
+
+
+def staged_files(env: Env) -> None:
+    ENTRIES["save"](env)
+    ENTRIES["load"](env)
+
+
+@pytest.mark.parametrize("call", [staged_up, staged_down, staged_async, staged_across, staged_files])
 @pytest.mark.parametrize("world", [World(), World(stream=True), World("rows"), World("columns", stream=True)], ids=str)
 def test_in_the_middle_of_a_staged_copy(small_slots: None, world: World, call: Call, backend: Backend) -> None:
     """The destination holds old or new elements, the ring is whole, nothing is left behind, and the next copy is right."""

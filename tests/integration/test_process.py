@@ -234,6 +234,40 @@ def test_finalizers_do_nothing_in_the_child(tmp_path: Path) -> None:
 
 
 @needs_fork
+def test_the_end_of_a_hold_waits_for_nothing_in_the_child(tmp_path: Path) -> None:
+    """The child leaves the block too, and what holds the stream, its timer and the stream's engine may be locked for good."""
+    script = """
+    slow = dm.stream(non_blocking=True)
+    latch = hold(slow, patience=100)
+    locks = [latch._lock, latch._timer.finished._cond, latch._driver._engine.lock]
+    held, go_on = threading.Event(), threading.Event()
+    def hold_all():
+        for lock in locks:
+            lock.acquire()
+        held.set()
+        go_on.wait()
+        for lock in locks:
+            lock.release()
+    def call_past_the_library():
+        latch._driver.enter()
+        try:
+            latch._driver.stream_synchronize(slow.handle)
+        except dm.BackendError as error:
+            assert "parent" in str(error), error
+            report("refused")
+    with latch:
+        thread = threading.Thread(target=hold_all)
+        thread.start()
+        held.wait()
+        in_child(call_past_the_library)
+        go_on.set()
+        thread.join()
+    slow.synchronize()
+    """
+    assert run(AFTER_USE + textwrap.dedent(script), tmp_path) == ["refused", "child exited with 0"]
+
+
+@needs_fork
 def test_a_fork_while_another_thread_holds_every_lock(tmp_path: Path) -> None:
     """The child must not wait for any of them: nobody is left there to let go."""
     script = """

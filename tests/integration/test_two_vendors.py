@@ -12,6 +12,7 @@ import importlib.util
 import itertools
 import sys
 import threading
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -260,6 +261,64 @@ def test_the_same_memory_registered_with_both(both: Both) -> None:
             dm.to_device(np.arange(50_000, dtype=np.int32), device=side.device).copy_to_host(host)
             assert host[-1] == 49_999
             host[...] = 0
+
+
+SLOT, SLOTS = 4096, 3
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything from 100 bytes on passes through a few small slots of each device; to be named before `both`."""
+    for name, value in {"THRESHOLD": 100, "SLOT_BYTES": SLOT, "SLOTS": SLOTS, "THREADS": 2}.items():
+        monkeypatch.setenv(f"DEVMEM_STAGING_{name}", str(value))
+
+
+def trim_rings(*devices: dm.Device) -> None:
+    """Give slots back, after a look at how many there are."""
+    for device in devices:
+        with device.entered():
+            ring = device.context().ring
+            assert len(ring.made) <= SLOTS
+            assert set(ring._free) == set(ring.made)
+            ring.trim()
+
+
+@pytest.mark.parametrize("layout", ["whole", "rows", "columns"])
+def test_large_arrays_pass_through_both_rings(staged: None, layout: str, way: tuple[Side, Side]) -> None:
+    """In bounded memory: neither the host nor a ring ever holds the whole."""
+    source, destination = way
+    large = np.arange(64 * 40 * 200, dtype=np.int32).reshape(64, 40, 200)
+    origin = dm.to_device(large, device=source.device)[LAYOUTS[layout]]
+    stream = with_stream(destination)
+    tracemalloc.start()
+    try:
+        target = dm.to_device(origin, stream=stream, device=destination.device)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    origin.fill(-1)  # the source is the caller's again
+    target[:1].fill(7, stream=stream)  # and this comes after the copy
+    stream.synchronize()
+    expected = large[LAYOUTS[layout]].copy()
+    expected[:1] = 7
+    assert np.array_equal(target.copy_to_host(), expected)
+    if layout != "columns":  # too narrow to be copied from slot to slot
+        assert "peer staged" in dm.transfer_stats(device=destination.device)
+    assert most < large.nbytes // 4
+    trim_rings(source.device, destination.device)
+
+
+def test_one_array_over_both_vendors_and_the_host(staged: None, both: Both) -> None:
+    large = np.arange(97 * 500, dtype=np.int32).reshape(97, 500)
+    devices = [both.cuda.device, "cuda:1", both.roc.device, "host:0", "roc:1"]
+    pieces = dm.scatter(large, devices)
+    assert [str(piece.device) for piece in pieces] == [str(device) for device in devices]
+    assert np.array_equal(dm.gather(pieces), large)
+    assert np.array_equal(dm.to_device(pieces[3], device="roc:0").copy_to_host(), large[59:78])
+    assert np.array_equal(dm.to_device(pieces[0], device="host:0").copy_to_host(), large[:20])
+    del pieces
+    gc.collect()
+    trim_rings(*(dm.device(f"{name}:{ordinal}") for name in VENDORS for ordinal in range(2)))
 
 
 # -- handles that belong to the other ----------------------------------------------------------------------------------

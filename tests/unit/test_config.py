@@ -35,6 +35,10 @@ DEFAULTS = {
     "ROC_CUDA_ARRAY_INTERFACE": False,
     "CUDA_ARRAY_INTERFACE_SYNC": True,
     "TRANSFER_GUARD": "allow",
+    "SIM_RACE_CHECK": False,
+    "SIM_SHUFFLE": None,
+    "SIM_WAVE_SIZE": 32,
+    "TRACE": "",
     "LOG_LEVEL": "WARNING",
 }
 
@@ -63,6 +67,10 @@ GOOD = [
     ("CUDA_ARRAY_INTERFACE_SYNC", "0", False),
     ("TRANSFER_GUARD", "log", "log"),
     ("TRANSFER_GUARD", "DISALLOW", "disallow"),
+    ("SIM_RACE_CHECK", "1", True),
+    ("SIM_SHUFFLE", "-7", -7),
+    ("SIM_WAVE_SIZE", "64", 64),
+    ("TRACE", " some where/t.json ", "some where/t.json"),
     ("LOG_LEVEL", "debug", "DEBUG"),
 ]
 
@@ -86,6 +94,8 @@ BAD = [
     ("ROC_STREAM_ORDERED", "perhaps", r"0 \| 1"),
     ("CUDA_ARRAY_INTERFACE_SYNC", "often", r"0 \| 1"),
     ("TRANSFER_GUARD", "deny", r"allow \| log \| disallow"),
+    ("SIM_SHUFFLE", "", "a whole number"),
+    ("SIM_WAVE_SIZE", "0", "1 or more"),
     ("LOG_LEVEL", "loud", "level of the logging module"),
 ]
 

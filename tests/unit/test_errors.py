@@ -20,6 +20,7 @@ BUILTIN = {
     "ClosedError": ValueError,
     "ForkedError": RuntimeError,
     "TransferGuardError": RuntimeError,
+    "SimulatorError": RuntimeError,
     "PluginError": RuntimeError,
     "ConfigError": ValueError,
 }

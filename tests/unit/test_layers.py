@@ -77,9 +77,15 @@ RULES: Mapping[str, Rule] = {
     "devmem.backends.cuda": rule("spi kit", "cuda"),
     "devmem.backends.roc": rule("spi kit", "hip rocm"),
     # Both speak to foreign arrays and allocators; numpy is the library's own dependency and no foreign one.
-    "devmem.compat": rule("devmem api spi _core.allocation _core.stream _core.memory", "numpy", lazily=None),
+    # An old EMM plugin is a resource in the same way for both: adapters.emm has it.
+    "devmem.compat": rule(
+        "devmem api spi adapters.emm _core.allocation _core.stream _core.memory", "numpy", lazily=None
+    ),
     "devmem.adapters": rule("devmem api spi kit _core.allocation _core.stream _core.memory", "numpy", lazily=None),
     "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
+    # Asks the drop-ins which names they have. Loaded when somebody migrates.
+    "devmem.cli.rewriting": rule("cli.uses", "libcst"),
+    "devmem.cli.uses": rule("compat", "libcst"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
     "devmem.testing": rule("devmem api spi errors memory", "numpy pytest hypothesis"),
     "devmem.testing.emulator": rule("spi kit"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 from collections.abc import Callable
@@ -346,6 +347,43 @@ class DeclaresTooMuch(Broken):
         self.sound.close()
 
 
+class ExecutesAtOnce(Broken):
+    def spoil(self) -> None:
+        self.execute = lambda function, ranges, stream: function([])
+
+
+class ExecutesAndWaits(Broken):
+    def spoil(self) -> None:
+        def execute(function: Any, ranges: Any, stream: int) -> None:
+            self.sound.execute(function, ranges, stream)
+            self.sound.stream_synchronize(stream)
+
+        self.execute = execute
+
+
+class ExecutesSilently(Broken):
+    def spoil(self) -> None:
+        def execute(function: Any, ranges: Any, stream: int) -> None:
+            def quiet(places: Any) -> None:
+                with contextlib.suppress(Exception):
+                    function(places)
+
+            self.sound.execute(quiet, ranges, stream)
+
+        self.execute = execute
+
+
+class ExecutesElsewhere(Broken):
+    def spoil(self) -> None:
+        def execute(function: Any, ranges: Any, stream: int) -> None:
+            # In bounds, but somewhere else: a block that nobody gave.
+            elsewhere = [self.sound.alloc(nbytes, stream) for _, nbytes in ranges]
+            moved = [(ptr, nbytes) for ptr, (_, nbytes) in zip(elsewhere, ranges, strict=True)]
+            self.sound.execute(function, moved, stream)
+
+        self.execute = execute
+
+
 class NoDetails(Broken):
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
         try:
@@ -421,6 +459,11 @@ BROKEN: list[tuple[type[Broken], str, dict[str, Any]]] = [
     (RegistersNothing, "test_registered_for_every_device", {}),
     (PeerCopiesToItself, "test_copy_peer", {"outwards": True, "blocking": True}),
     (DeclaresTooMuch, "test_declared_capability_has_its_methods", {"capability": "strided_copy"}),
+    (ExecutesAtOnce, "test_execute_waits_behind_a_held_stream", {}),
+    (ExecutesAndWaits, "test_execute_is_ordered_on_its_stream", {}),
+    (ExecutesSilently, "test_what_a_function_raises_is_told_once", {"how": "copy"}),
+    (ExecutesSilently, "test_a_destroyed_streams_failure_is_told_by_the_device", {}),
+    (ExecutesElsewhere, "test_execute_reaches_device_memory", {"which": "created"}),
     (NoDetails, "test_free_twice", {"kind": MemoryKind.DEVICE}),
     (AcceptsAnyStream, "test_unknown_stream", {"call": "query", "gone": True}),
 ]

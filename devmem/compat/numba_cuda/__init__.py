@@ -1,0 +1,184 @@
+"""numba.cuda's host API on devmem, on any backend: ``from devmem.compat import numba_cuda as cuda``.
+
+Code that was written against numba.cuda runs on with that one line changed. Its documented limits are kept; what is a fault in
+numba.cuda does here what numba.cuda's documentation says. Numba itself is imported when a kernel is compiled, not before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from devmem import (
+    In,
+    InOut,
+    Out,
+    atomic,
+    blockDim,
+    blockIdx,
+    const,
+    grid,
+    gridDim,
+    gridsize,
+    laneid,
+    local,
+    shared,
+    syncthreads,
+    threadIdx,
+    warpsize,
+)
+
+from . import errors, kernels
+from .api import (
+    as_cuda_array,
+    close,
+    current_context,
+    default_stream,
+    defer_cleanup,
+    detect,
+    device_array,
+    device_array_like,
+    devicearray,
+    devices,
+    driver,
+    event,
+    event_elapsed_time,
+    external_stream,
+    from_cuda_array_interface,
+    get_current_device,
+    gpus,
+    is_bfloat16_supported,
+    is_cuda_array,
+    is_float16_supported,
+    is_fp8_supported,
+    legacy_default_stream,
+    list_devices,
+    managed_array,
+    mapped,
+    mapped_array,
+    mapped_array_like,
+    open_ipc_array,
+    per_thread_default_stream,
+    pinned,
+    pinned_array,
+    pinned_array_like,
+    profile_start,
+    profile_stop,
+    profiling,
+    require_context,
+    select_device,
+    stream,
+    synchronize,
+    to_device,
+)
+from .cudadrv.error import CudaSupportError
+from .cudadrv.ipc import GetIpcHandleMixin, IpcHandle
+from .cudadrv.managers import (
+    BaseCUDAMemoryManager,
+    HostOnlyCUDAMemoryManager,
+    MemoryInfo,
+    set_memory_manager,
+)
+from .cudadrv.pointers import MappedMemory, MemoryPointer, PinnedMemory
+from .errors import KernelRuntimeError
+from .kernel import COMPILER_ONLY, compiler_only, jit
+
+__all__ = [
+    "BaseCUDAMemoryManager",
+    "CudaSupportError",
+    "GetIpcHandleMixin",
+    "HostOnlyCUDAMemoryManager",
+    "In",
+    "InOut",
+    "IpcHandle",
+    "KernelRuntimeError",
+    "MappedMemory",
+    "MemoryInfo",
+    "MemoryPointer",
+    "Out",
+    "PinnedMemory",
+    "as_cuda_array",
+    "atomic",
+    "blockDim",
+    "blockIdx",
+    "close",
+    "const",
+    "cuda_error",
+    "current_context",
+    "default_stream",
+    "defer_cleanup",
+    "detect",
+    "device_array",
+    "device_array_like",
+    "devicearray",
+    "devices",
+    "driver",
+    "errors",
+    "event",
+    "event_elapsed_time",
+    "external_stream",
+    "from_cuda_array_interface",
+    "get_current_device",
+    "gpus",
+    "grid",
+    "gridDim",
+    "gridsize",
+    "is_available",
+    "is_bfloat16_supported",
+    "is_cuda_array",
+    "is_float16_supported",
+    "is_fp8_supported",
+    "is_supported_version",
+    "jit",
+    "kernels",
+    "laneid",
+    "legacy_default_stream",
+    "list_devices",
+    "local",
+    "managed_array",
+    "mapped",
+    "mapped_array",
+    "mapped_array_like",
+    "open_ipc_array",
+    "per_thread_default_stream",
+    "pinned",
+    "pinned_array",
+    "pinned_array_like",
+    "profile_start",
+    "profile_stop",
+    "profiling",
+    "require_context",
+    "select_device",
+    "set_memory_manager",
+    "shared",
+    "stream",
+    "synchronize",
+    "syncthreads",
+    "threadIdx",
+    "to_device",
+    "warpsize",
+]
+
+#: Whose implementation this is, for those who ask.
+implementation = "devmem"
+
+
+def is_available() -> bool:
+    """Whether there is a device to use; opens it."""
+    return driver.driver.is_available
+
+
+def is_supported_version() -> bool:
+    """Whether devmem supports the driver's version: True where there is a device to use, as older ones are refused."""
+    return is_available()
+
+
+def cuda_error() -> str | None:
+    """Why there is no device to use, or None."""
+    return driver.driver.initialization_error
+
+
+def __getattr__(name: str) -> Any:
+    """What only numba-cuda's compiler has a meaning for."""
+    if name in COMPILER_ONLY:
+        return compiler_only(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

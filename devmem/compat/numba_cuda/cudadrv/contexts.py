@@ -1,0 +1,279 @@
+"""Contexts, as numba.cuda has them: one for each device, which lasts until `close`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import devmem
+
+from ....adapters.emm import EMMMemory, EMMPinnedMemory
+from ....spi.errors import DevmemError
+from ....spi.types import Capability, MemoryKind
+from . import state, vendor
+from .device import Device
+from .error import CudaDriverError, CudaSupportError, translated
+from .ipc import SUPPORTS_IPC
+from .managers import (
+    COUNT,
+    RATIO,
+    HostOnlyCUDAMemoryManager,
+    MemoryInfo,
+    NumbaCUDAMemoryManager,
+    PendingDeallocs,
+    manager_class,
+)
+from .pointers import MemoryPointer
+from .streams import DefaultStream, Event, NumberedStream, Stream, default, dressed
+
+#: What numba.cuda asks of a device.
+MIN_REQUIRED_CC = (3, 5)
+DISABLED = "NUMBA_DISABLE_CUDA"
+
+
+class Context:
+    """A device's context. There is one for each device, shared by all threads; another one for it stands for the same."""
+
+    def __init__(self, device: Any, handle: Any) -> None:
+        self.device: Device = device if isinstance(device, Device) else Device(int(device))
+        #: Kept for those who look: memory is in ``memory_manager``, kernels' code with the kernels.
+        self.allocations: dict[Any, Any] = {}
+        self.modules: dict[Any, Any] = {}
+        self.extras: dict[Any, Any] = {}
+        self.deallocations = PendingDeallocs(self, (devmem.Stream, devmem.Event))
+        self.memory_manager = manager_class()(context=self)
+        self._opened: Any = None
+
+    def __repr__(self) -> str:
+        return f"<CUDA context {self.handle} of device {self.device.id:d}>"
+
+    def __eq__(self, other: object) -> bool:
+        return self.device == other.device if isinstance(other, Context) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.device)
+
+    @property
+    def handle(self) -> int:
+        """The address of the driver's context, or a number of its own where the driver has none."""
+        return vendor.context_handle(self.device.native)
+
+    def native(self) -> Any:
+        """The open device, as devmem has it; ready for use."""
+        found = self.device.native.context()
+        if found not in state.ready:
+            state.prepare(found)
+        return found
+
+    def native_if_open(self) -> Any:
+        """The open device, or None where it is not open."""
+        found = self._opened
+        return found if found is not None and found.dead is None else None
+
+    def open(self, native: Any) -> None:
+        """Give an open device numba.cuda's thresholds, and the memory manager that is set."""
+        self._opened = native
+        manager = self.memory_manager
+        ours = isinstance(manager, NumbaCUDAMemoryManager)
+        count = _number(COUNT, int)
+        if count is not None or not ours:
+            # A plugin decides by itself when memory goes: nothing that is dropped waits for more to be dropped.
+            native.reclaim.max_count = count or 0
+        ratio = _number(RATIO, float)
+        if ratio is not None:
+            native.reclaim.max_bytes = int(ratio * native.info.total_bytes)
+        if ours:
+            _share(native)
+            return
+        devmem.use_memory(EMMMemory(manager), native.device)
+        if type(manager).memhostalloc is not HostOnlyCUDAMemoryManager.memhostalloc:
+            devmem.use_memory(EMMPinnedMemory(manager), native.device, kind="pinned")
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def memalloc(self, bytesize: int) -> Any:
+        """Device memory, as a pointer that owns it."""
+        self.prepare_for_use()
+        return self.memory_manager.memalloc(bytesize)
+
+    def memallocmanaged(self, bytesize: int, attach_global: bool = True) -> Any:
+        """Managed memory, as a pointer that owns it and a buffer."""
+        self.prepare_for_use()
+        return self.memory_manager.memallocmanaged(bytesize, attach_global)
+
+    def memhostalloc(self, bytesize: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
+        """Page-locked host memory, as a buffer that owns it."""
+        self.prepare_for_use()
+        return self.memory_manager.memhostalloc(bytesize, mapped, portable, wc)
+
+    def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
+        """Host memory that exists, page-locked until the result dies."""
+        if mapped and not self.device.CAN_MAP_HOST_MEMORY:
+            raise CudaDriverError(f"{self.device} cannot map host memory")
+        self.prepare_for_use()
+        return self.memory_manager.mempin(owner, pointer, size, mapped)
+
+    def get_memory_info(self) -> MemoryInfo:
+        """Free and total bytes, as the memory manager says."""
+        self.prepare_for_use()
+        return self.memory_manager.get_memory_info()  # type: ignore[no-any-return]
+
+    def get_ipc_handle(self, memory: Any) -> Any:
+        """A handle of memory for another process; OSError where the system has no such thing."""
+        if not SUPPORTS_IPC:
+            raise OSError("OS does not support CUDA IPC")
+        return self.memory_manager.get_ipc_handle(memory)
+
+    def open_ipc_handle(self, handle: Any, size: int) -> MemoryPointer:
+        """Memory of another process, until the pointer dies."""
+        native = self.native()
+        try:
+            native.require(Capability.IPC, "open memory of another process", "copy it through the host")
+            with native.device.entered() as driver:
+                address = driver.ipc_open(bytes(handle))
+        except DevmemError as error:
+            raise translated(error) from error
+        return MemoryPointer(self, address, size, finalizer=lambda: _close_ipc(native, address))
+
+    def enable_peer_access(self, peer_context: Any, flags: int = 0) -> None:
+        """Nothing: devmem copies between devices by whichever way there is."""
+        assert flags == 0, "*flags* is reserved and MUST be zero"
+
+    def can_access_peer(self, peer_device: int) -> bool:
+        """Whether this device reaches another one's memory directly."""
+        native = self.native()
+        if Capability.PEER not in native.capabilities:
+            return False
+        with native.device.entered() as driver:
+            return bool(driver.can_access(int(peer_device)))
+
+    # -- streams and events --------------------------------------------------------------------------------------------
+
+    def create_stream(self) -> Stream:
+        """A stream that waits for the legacy default stream, and that for it."""
+        try:
+            return dressed(self.native().new_stream(0, False), Stream)  # type: ignore[no-any-return]
+        except DevmemError as error:
+            raise translated(error) from error
+
+    def create_external_stream(self, ptr: int) -> Stream:
+        """Somebody else's stream, by its address."""
+        if not isinstance(ptr, int):
+            raise TypeError(f"ptr for external stream must be an int, not {type(ptr).__name__}")
+        native = self.native()
+        found = native.external_stream(ptr)
+        return default(found, NumberedStream) if found.is_default else dressed(found, Stream)  # type: ignore[no-any-return]
+
+    def create_event(self, timing: bool = True) -> Event:
+        """An event."""
+        try:
+            with self.device.native if self.native() is not state.native() else ExitStack():
+                return dressed(devmem.event(timing), Event)  # type: ignore[no-any-return]
+        except DevmemError as error:
+            raise translated(error) from error
+
+    def get_default_stream(self) -> Stream:
+        """The stream that orders work for which none is named."""
+        return default(self.native().default_stream, DefaultStream)  # type: ignore[no-any-return]
+
+    def get_legacy_default_stream(self) -> Stream:
+        """The legacy default stream."""
+        return default(self.native().legacy, NumberedStream)  # type: ignore[no-any-return]
+
+    def get_per_thread_default_stream(self) -> Stream:
+        """The calling thread's own default stream."""
+        return default(self.native().per_thread, NumberedStream)  # type: ignore[no-any-return]
+
+    def synchronize(self) -> None:
+        """Wait until all work on the device is done."""
+        try:
+            self.native().device.synchronize()
+        except DevmemError as error:
+            raise translated(error) from error
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def prepare_for_use(self) -> None:
+        """Get the memory manager ready; again is harmless."""
+        self.native()
+        self.memory_manager.initialize()
+
+    def push(self) -> None:
+        """Make the device current in this thread, until `pop`."""
+        self.device.native.__enter__()
+        self.prepare_for_use()
+
+    def pop(self) -> None:
+        """Make current again what was before the last `push`; AssertionError where this one is not current."""
+        assert devmem.current_device() == self.device.native, f"{self!r} is not the current one"
+        self.device.native.__exit__(None, None, None)
+
+    def reset(self) -> None:
+        """Give back all memory of the context; arrays in it raise ClosedError from then on. It can be used again at once."""
+        try:
+            self.device.native.reset()
+        except DevmemError as error:
+            raise translated(error) from error
+        finally:
+            self.memory_manager.reset()
+            self.modules.clear()
+            self.deallocations.clear()
+
+    @contextmanager
+    def defer_cleanup(self) -> Iterator[None]:
+        """A block in which nothing is given back."""
+        deferred: AbstractContextManager[None] = self.memory_manager.defer_cleanup()
+        with deferred, self.deallocations.disable():
+            yield
+
+
+def _open(native: Any) -> None:
+    """Make an open device ready for use here."""
+    if disabled():
+        raise CudaSupportError(f"CUDA is disabled, as the environment says: {DISABLED}=1")
+    context = state.contexts.get(native.device)
+    if context is None:
+        device = Device(native.device.ordinal)
+        if device.compute_capability < MIN_REQUIRED_CC and vendor.binding_of(native.device) is not None:
+            raise CudaSupportError(f"{device} has compute capability < {MIN_REQUIRED_CC}")
+        context = state.contexts[native.device] = Context(device, None)
+    context.open(native)
+    context.memory_manager.initialize()
+
+
+state.opens_with(_open)
+
+
+def _share(native: Any) -> None:
+    """Let device memory be plain memory of the driver, which other processes can open, unless somebody has chosen."""
+    chosen = len(native.installed[MemoryKind.DEVICE]) > 1 or os.environ.get("DEVMEM_MEMORY_MANAGER")
+    if Capability.IPC in native.capabilities and not chosen:
+        devmem.use_memory(devmem.memory.DriverMemory(), native.device)
+
+
+def disabled() -> bool:
+    """Whether the environment forbids all use."""
+    return os.environ.get(DISABLED, "0") not in ("", "0")
+
+
+def _number(variable: str, kind: Any) -> Any:
+    """A setting of numba.cuda's, where devmem's own is not set; None where there is none."""
+    text = os.environ.get(variable)
+    if text is None or f"DEVMEM_{variable.removeprefix('NUMBA_CUDA_')}" in os.environ:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        # As Numba does: it warns, and uses its default.
+        warnings.warn(f"{variable}={text!r} is no number: it has no effect", devmem.DevmemWarning, stacklevel=2)
+        return None
+
+
+def _close_ipc(native: Any, address: int) -> None:
+    if native.dead is None:
+        with native.device.entered() as driver:
+            driver.synchronize()
+            driver.ipc_close(address)

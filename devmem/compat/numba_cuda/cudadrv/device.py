@@ -1,0 +1,144 @@
+"""A device, as numba.cuda knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import devmem
+
+from ....spi.errors import DevmemError
+from ....spi.types import Capability, MemoryKind
+from . import state, vendor
+from .error import translated
+from .ipc import identity_of
+
+if TYPE_CHECKING:
+    from .contexts import Context
+
+
+class Device:
+    """A device, with any ``CU_DEVICE_ATTRIBUTE_*`` as an attribute where the device is of CUDA."""
+
+    def __init__(self, devnum: int) -> None:
+        try:
+            self.native = devmem.device(int(devnum))
+            info = self.native.info
+        except DevmemError as error:
+            raise translated(error) from error
+        self.id = self.native.ordinal
+        self.name = info.name
+        self.uuid = info.uuid if info.uuid.startswith("GPU-") else f"GPU-{info.uuid}"
+        self.compute_capability = _compute_capability(info)
+
+    @classmethod
+    def from_identity(cls, identity: Any) -> Device:
+        """The device with an identity of `get_device_identity`; RuntimeError where there is none."""
+        for native in _natives():
+            if identity_of(native) == identity:
+                return cls(native.ordinal)
+        raise RuntimeError(f"No device of {identity} is found. It may not be visible in this process.")
+
+    def __repr__(self) -> str:
+        return f"<CUDA device {self.id:d} '{self.name}'>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "native":
+            raise AttributeError(name)
+        value = vendor.attribute(self.native, name)
+        if value is None:
+            known = _attributes(self.native)
+            if name not in known:
+                raise AttributeError(f"{self.native} has no attribute {name!r}")
+            value = known[name]
+        setattr(self, name, value)
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and self.native == other.native
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def get_device_identity(self) -> dict[str, int]:
+        """Where the device is plugged in."""
+        return identity_of(self.native)
+
+    def get_primary_context(self) -> Context:
+        """The device's context; it is not made current."""
+        return state.context_of(self.native.context())  # type: ignore[no-any-return]
+
+    @property
+    def primary_context(self) -> Context | None:
+        """The device's context, if there is one."""
+        return state.contexts.get(self.native)
+
+    def release_primary_context(self) -> None:
+        """Let go of the context; the device opens it anew when it is used."""
+        state.contexts.pop(self.native, None)
+        state.forget(self.native)
+
+    def reset(self) -> None:
+        """End the context, and all that was made in it."""
+        context = self.primary_context
+        try:
+            if context is not None:
+                context.reset()
+        finally:
+            self.release_primary_context()
+            self.native.reset()
+
+    @property
+    def supports_float16(self) -> bool:
+        """Whether kernels may compute with 16-bit floats."""
+        return bool(self.compute_capability >= (5, 3))
+
+    @property
+    def supports_bfloat16(self) -> bool:
+        """Whether kernels may compute with bfloat16."""
+        return bool(self.compute_capability >= (8, 0))
+
+    @property
+    def supports_fp8(self) -> bool:
+        """Whether kernels may compute with 8-bit floats."""
+        return bool(self.compute_capability >= (8, 9))
+
+
+def _natives() -> list[devmem.Device]:
+    current = devmem.current_device().backend
+    return [device for device in devmem.devices() if device.backend == current]
+
+
+def _compute_capability(info: devmem.DeviceInfo) -> tuple[int, int]:
+    """As the driver says; of AMD's names the numbers in them; (0, 0) of what has none."""
+    said = info.facts.get("compute_capability")
+    if said is not None:
+        major, _, minor = str(said).partition(".")
+        return int(major), int(minor or 0)
+    digits = info.arch.partition(":")[0].removeprefix("gfx")
+    if info.arch.startswith("gfx") and len(digits) > 2:
+        return int(digits[:-2]), int(digits[-2], 16)
+    return 0, 0
+
+
+def _attributes(native: devmem.Device) -> dict[str, int]:
+    """The driver's attributes by CUDA's names, as far as any device has them."""
+    info, place = native.info, identity_of(native)
+    major, minor = _compute_capability(info)
+    return {
+        "CAN_MAP_HOST_MEMORY": Capability.MAPPED in info.capabilities,
+        "MANAGED_MEMORY": MemoryKind.MANAGED in info.memory_kinds,
+        "MEMORY_POOLS_SUPPORTED": Capability.STREAM_ORDERED in info.capabilities,
+        "UNIFIED_ADDRESSING": bool(info.facts.get("unified_addressing", False)),
+        "INTEGRATED": bool(info.facts.get("integrated", False)),
+        "ASYNC_ENGINE_COUNT": int(info.facts.get("copy_engines", 1)),
+        "WARP_SIZE": info.warp_size,
+        "MAX_THREADS_PER_BLOCK": 1024,
+        "COMPUTE_CAPABILITY_MAJOR": major,
+        "COMPUTE_CAPABILITY_MINOR": minor,
+        "KERNEL_EXEC_TIMEOUT": 0,
+        "TCC_DRIVER": 0,
+        "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": 1,
+        "PCI_DOMAIN_ID": place["pci_domain_id"],
+        "PCI_BUS_ID": place["pci_bus_id"],
+        "PCI_DEVICE_ID": place["pci_device_id"],
+    }

@@ -1,0 +1,389 @@
+"""The driver as numba.cuda shows it: one object, the classes of its handles, and copies of bytes between addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import devmem
+
+from ....spi.errors import DevmemError
+from ....spi.types import CopyKind
+from . import state, vendor
+from .contexts import MIN_REQUIRED_CC, Context
+from .device import Device
+from .devices import get_context, gpus, reset
+from .error import (
+    CudaAPIError,
+    CudaDriverError,
+    CudaSupportError,
+    DeadMemoryError,
+    LinkerError,
+    translated,
+)
+from .ipc import SUPPORTS_IPC, GetIpcHandleMixin, IpcHandle
+from .managers import (
+    BaseCUDAMemoryManager,
+    HostOnlyCUDAMemoryManager,
+    MemoryInfo,
+    NumbaCUDAMemoryManager,
+    set_memory_manager,
+)
+from .pointers import (
+    AutoFreePointer,
+    ManagedMemory,
+    ManagedOwnedPointer,
+    MappedMemory,
+    MappedOwnedPointer,
+    MemoryPointer,
+    OwnedPointer,
+    PinnedMemory,
+    fill,
+)
+from .streams import Event, Stream, event_elapsed_time, named
+
+__all__ = [
+    "MIN_REQUIRED_CC",
+    "SUPPORTS_IPC",
+    "AutoFreePointer",
+    "BaseCUDAMemoryManager",
+    "Context",
+    "CudaAPIError",
+    "CudaDriverError",
+    "CudaSupportError",
+    "DeadMemoryError",
+    "Device",
+    "Driver",
+    "Event",
+    "GetIpcHandleMixin",
+    "HostOnlyCUDAMemoryManager",
+    "IpcHandle",
+    "LinkerError",
+    "ManagedMemory",
+    "ManagedOwnedPointer",
+    "MappedMemory",
+    "MappedOwnedPointer",
+    "MemoryInfo",
+    "MemoryPointer",
+    "NumbaCUDAMemoryManager",
+    "OwnedPointer",
+    "PinnedMemory",
+    "Stream",
+    "device_ctypes_pointer",
+    "device_extents",
+    "device_memory_depends",
+    "device_memory_size",
+    "device_memset",
+    "device_pointer",
+    "device_to_device",
+    "device_to_host",
+    "driver",
+    "event_elapsed_time",
+    "get_version",
+    "host_memory_extents",
+    "host_memory_size",
+    "host_pointer",
+    "host_to_device",
+    "is_device_memory",
+    "memory_size_from_info",
+    "profile_start",
+    "profile_stop",
+    "profiling",
+    "require_device_memory",
+    "set_memory_manager",
+]
+
+CU_STREAM_DEFAULT = 0
+#: CUDA_ERROR_PROFILER_DISABLED, CUDA_ERROR_NOT_SUPPORTED: nobody collects.
+NO_PROFILER = (5, 801)
+#: DLPack's types of memory that is no GPU's: the host's, and what no library knows.
+NO_GPU = (1, 12)
+
+
+class Driver:
+    """The driver. Functions of NVIDIA's are its attributes, where that is the driver in use: they raise what they fail with."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether there is a device to use."""
+        return self.initialization_error is None
+
+    @property
+    def initialization_error(self) -> str | None:
+        """Why there is no device to use, or None."""
+        try:
+            native = state.native()
+        except (CudaSupportError, DevmemError) as error:
+            return str(error)
+        stand_in = native.info.exchange.device_type in NO_GPU
+        if stand_in and not os.environ.get("DEVMEM_BACKEND") and not _others(native.device):
+            # Nobody chose it: whoever asks has a way of his own for machines without a GPU.
+            return "no GPU can be used, and DEVMEM_BACKEND does not name the host backend, which stands in for one"
+        return None
+
+    def ensure_initialized(self) -> None:
+        """Raise CudaSupportError where there is no device to use."""
+        if (why := self.initialization_error) is not None:
+            raise CudaSupportError(f"Error at driver init: {why}")
+
+    def get_device(self, devnum: int = 0) -> Device:
+        """A device by its number."""
+        found: Device = gpus[devnum]._device
+        return found
+
+    def get_device_count(self) -> int:
+        """How many devices there are."""
+        return len(gpus)
+
+    def list_devices(self) -> list[Device]:
+        """The devices that have a context."""
+        return [context.device for context in state.contexts.values()]
+
+    def reset(self) -> None:
+        """End all contexts."""
+        reset()
+
+    def get_version(self) -> tuple[int, int]:
+        """(major, minor) of CUDA that the driver is for; (0, 0) where it is for none."""
+        number = int(devmem.current_device().info.facts.get("driver_version", 0))
+        return number // 1000, number % 1000 // 10
+
+    def pop_active_context(self) -> int | None:
+        """Take from this thread the context that somebody has made current in NVIDIA's driver; its address, or None."""
+        device = devmem.current_device()
+        if vendor.binding_of(device) is None or not vendor.current_handle(device):
+            return None
+        return int(vendor.call(device, "cuCtxPopCurrent"))
+
+    def get_active_context(self) -> Any:
+        """The current context, in ``with``."""
+        return _ActiveContext()
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def function(*arguments: Any) -> Any:
+            return vendor.call(devmem.current_device(), name, *arguments)
+
+        function.__name__ = name
+        return function
+
+
+class _ActiveContext:
+    """The current context: ``context_handle`` and ``devnum``."""
+
+    def __enter__(self) -> _ActiveContext:
+        context = get_context()
+        self.context_handle, self.devnum = context.handle, context.device.id
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __bool__(self) -> bool:
+        return True
+
+
+driver = Driver()
+
+
+def __getattr__(name: str) -> Any:
+    """``binding``, NVIDIA's own, imported when somebody asks for it."""
+    if name == "binding":
+        return importlib.import_module(vendor.BINDING)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# -- copies of bytes ---------------------------------------------------------------------------------------------------
+
+
+def host_to_device(dst: Any, src: Any, size: int, stream: Any = 0) -> None:
+    """Copy so many bytes of host memory to device memory; with a stream it may still run on return: the source must live on."""
+    _copy(device_pointer(dst), host_pointer(src, readonly=True), size, CopyKind.H2D, stream, src, dst)
+
+
+def device_to_host(dst: Any, src: Any, size: int, stream: Any = 0) -> None:
+    """Copy so many bytes of device memory to host memory; with a stream it may still run on return."""
+    _copy(host_pointer(dst), device_pointer(src), size, CopyKind.D2H, stream, src, dst)
+
+
+def device_to_device(dst: Any, src: Any, size: int, stream: Any = 0) -> None:
+    """Copy so many bytes of device memory on the device; with a stream it may still run on return."""
+    _copy(device_pointer(dst), device_pointer(src), size, CopyKind.D2D, stream, src, dst)
+
+
+def device_memset(dst: Any, val: int, size: int, stream: Any = 0) -> None:
+    """Set so many bytes of device memory; complete on return unless a stream is named."""
+    fill(device_pointer(dst), val, size, stream)
+
+
+def _copy(dst: int, src: int, size: int, kind: CopyKind, stream: Any, *keep: Any) -> None:
+    native = state.native()
+    chosen = native.stream_of(named(stream))
+    try:
+        with native.device.entered() as device:
+            if size and device.copy(dst, src, size, kind, chosen.handle, blocking=not stream):
+                native.reclaim.retire(chosen, *keep)
+            if not stream and kind is CopyKind.D2D:
+                device.stream_synchronize(chosen.handle)
+    except DevmemError as error:
+        raise translated(error) from error
+
+
+# -- what an object is in memory ---------------------------------------------------------------------------------------
+
+
+def is_device_memory(obj: Any) -> bool:
+    """Whether an object says that it is device memory."""
+    return bool(getattr(obj, "__cuda_memory__", False))
+
+
+def require_device_memory(obj: Any) -> None:
+    """Raise unless an object says that it is device memory."""
+    if not is_device_memory(obj):
+        raise Exception(f"Not a CUDA memory object: {type(obj).__name__}")
+
+
+def device_ctypes_pointer(obj: Any) -> Any:
+    """The device's address of an object, for ctypes; a null pointer of None."""
+    if obj is None:
+        return ctypes.c_void_p(0)
+    require_device_memory(obj)
+    return obj.device_ctypes_pointer
+
+
+def device_pointer(obj: Any) -> int:
+    """The device's address of an object."""
+    return device_ctypes_pointer(obj).value or 0
+
+
+def device_extents(devmem: Any) -> tuple[int, int]:
+    """The first address of the allocation that an object lies in, and the one behind its last."""
+    address = device_pointer(devmem)
+    native = state.native()
+    if native.knows_pointers:
+        with native.device.entered() as device:
+            found = device.pointer_range(address)
+        if found is not None:
+            return int(found[0]), int(found[0] + found[1])
+    allocation = getattr(getattr(devmem, "gpu_data", devmem), "allocation", None)
+    if allocation is not None:
+        return allocation.ptr, allocation.ptr + allocation.nbytes
+    return address, address + device_memory_size(devmem)
+
+
+def device_memory_size(devmem: Any) -> int:
+    """Bytes of an object's device memory."""
+    size = getattr(devmem, "_cuda_memsize_", None)
+    if size is None:
+        size = getattr(devmem, "alloc_size", None)
+    if size is None:
+        begin, end = device_extents(devmem)
+        size = end - begin
+    return int(size)
+
+
+def device_memory_depends(devmem: Any, *objs: Any) -> None:
+    """Keep objects alive as long as an object, where that takes attributes."""
+    devmem._depends_ = [*getattr(devmem, "_depends_", []), *objs]
+
+
+def host_pointer(obj: Any, readonly: bool = False) -> int:
+    """The address of an object's host memory; an int is one already.
+
+    Raises
+    ------
+    ValueError
+        It is to be written, and is read-only.
+    TypeError
+        It has no buffer.
+    """
+    if isinstance(obj, int):
+        return obj
+    if isinstance(obj, np.generic):
+        return int(np.frombuffer(obj, np.uint8).ctypes.data)
+    if isinstance(obj, np.ndarray):
+        if not readonly and not obj.flags.writeable:
+            raise ValueError("buffer source array is read-only")
+        return int(obj.ctypes.data)
+    view = memoryview(obj)
+    if view.readonly and not readonly:
+        raise ValueError("buffer source is read-only")
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+def host_memory_extents(obj: Any) -> tuple[int, int]:
+    """The first address of an object's host memory, and the one behind its last."""
+    array = obj if isinstance(obj, np.ndarray) else np.frombuffer(obj, np.uint8)
+    return _byte_bounds(int(array.ctypes.data), array.shape, array.strides, array.itemsize)
+
+
+def host_memory_size(obj: Any) -> int:
+    """Bytes from the first address of an object's host memory to its last."""
+    begin, end = host_memory_extents(obj)
+    return end - begin
+
+
+def memory_size_from_info(shape: Any, strides: Any, itemsize: int) -> int:
+    """Bytes from the first element of an array to behind its last."""
+    assert len(shape) == len(strides), "# dim mismatch"
+    begin, end = _byte_bounds(0, shape, strides, itemsize)
+    return end - begin
+
+
+def _byte_bounds(address: int, shape: Any, strides: Any, itemsize: int) -> tuple[int, int]:
+    if 0 in shape:
+        return address, address
+    steps = [(count - 1) * step for count, step in zip(shape, strides, strict=True)]
+    return address + sum(min(step, 0) for step in steps), address + sum(max(step, 0) for step in steps) + itemsize
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def get_version() -> tuple[int, int]:
+    """(major, minor) of CUDA that the driver is for."""
+    return driver.get_version()
+
+
+def profile_start() -> None:
+    """Let a profiler that is attached begin to collect; nothing where the device is none of NVIDIA's."""
+    _profiler("cuProfilerStart")
+
+
+def profile_stop() -> None:
+    """Let a profiler that is attached end collecting."""
+    _profiler("cuProfilerStop")
+
+
+@contextmanager
+def profiling() -> Iterator[None]:
+    """A block in which a profiler that is attached collects; its end is told also when the body raises."""
+    profile_start()
+    try:
+        yield
+    finally:
+        profile_stop()
+
+
+def _others(device: devmem.Device) -> bool:
+    """Whether there is a backend with devices besides a device's own."""
+    return any(status.usable and status.devices for status in devmem.backends() if status.name != device.backend)
+
+
+def _profiler(function: str) -> None:
+    device = state.native().device
+    if vendor.binding_of(device) is None:
+        return
+    try:
+        vendor.call(device, function)
+    except CudaAPIError as error:
+        if int(error.code) not in NO_PROFILER:
+            raise

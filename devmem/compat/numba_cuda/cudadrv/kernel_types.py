@@ -1,0 +1,23 @@
+"""What Numba's compiler takes our objects for; numba is imported when it asks, which it does when a kernel is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def numba_array(array: Any) -> Any:
+    """The array type of a device array: with its order if it is contiguous, else of any layout."""
+    from numba.cuda import types
+    from numba.cuda.np import numpy_support
+
+    flags = array.flags
+    repeated = 0 in array.strides and array.size
+    layout = "A" if repeated else "C" if flags["C_CONTIGUOUS"] else "F" if flags["F_CONTIGUOUS"] else "A"
+    return types.Array(numpy_support.from_dtype(array.dtype), array.ndim, layout)
+
+
+def numba_record(record: Any) -> Any:
+    """The record type of a device record."""
+    from numba.cuda.np import numpy_support
+
+    return numpy_support.from_dtype(record.dtype)

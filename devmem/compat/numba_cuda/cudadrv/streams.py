@@ -1,0 +1,282 @@
+"""numba.cuda's streams and events: devmem's, with a few names more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import devmem
+
+from ....spi.errors import DevmemError, LayoutError
+from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from ...spelling import old
+from .error import CudaAPIError, translated
+from .spelling import is_context, shown_as
+
+S = TypeVar("S", bound="Stream")
+
+_record, _synchronize = devmem.Event.record, devmem.Event.synchronize
+
+#: What NVIDIA's driver says of an event that has no time.
+INVALID_HANDLE = 400
+#: Callbacks of each stream that wait for their turn.
+_callbacks: weakref.WeakKeyDictionary[Stream, deque[Callable[[], None]]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class Stream(devmem.Stream):
+    """A queue of work on one device. Passing it to a copy makes the copy asynchronous, the default streams' objects too."""
+
+    __slots__ = ()
+
+    @shown_as(lambda self, handle, finalizer=None, external=False: None)
+    def __init__(self, handle: Any, finalizer: Any = None, external: bool = False, *more: Any) -> None:
+        if is_context(handle):
+            old("Stream(context, handle, finalizer, external)", "Stream(handle, finalizer, external)")
+            handle, finalizer, external = finalizer, external or None, bool(more and more[0])
+        address = int(getattr(handle, "value", handle) or 0)
+        native = devmem.current_device().context()
+        super().__init__(native, address or native.default_stream.handle, external=external)
+        if finalizer is not None:
+            weakref.finalize(self, finalizer)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return super().__repr__()
+        known = {0: "Default", LEGACY_STREAM: "Legacy default", PER_THREAD_STREAM: "Per-thread default"}
+        number = int(self)
+        if number in known:
+            return f"<{known[number]} CUDA stream>"
+        return f"<{'External ' if self.external else ''}CUDA stream {number:d}>"
+
+    def synchronize(self) -> None:
+        """Wait until all work on the stream is done."""
+        try:
+            super().synchronize()
+        except DevmemError as error:
+            raise translated(error) from error
+
+    @contextmanager
+    def auto_synchronize(self) -> Iterator[Stream]:
+        """Synchronize at the end of a ``with`` block, also when its body raises."""
+        with super().auto_synchronize():
+            yield self
+
+    def add_callback(self, callback: Callable[[Any, int, Any], object], arg: Any = None) -> None:
+        """Call ``callback(stream, status, arg)`` when all that is on the stream now is done.
+
+        It is called from a thread of Python's own, not from the driver's: it may use the GPU, cannot deadlock, and later work of
+        the stream does not wait for it. Callbacks of one stream are called in their order. What one raises becomes a warning.
+        """
+        event = devmem.event(timing=False) if devmem.current_device() == self.device else self._event()
+        event.record(_native(self))
+
+        def run() -> None:
+            status = 0
+            try:
+                event.synchronize()
+            except DevmemError as error:
+                status = int(getattr(error, "code", 0)) or 999  # CUDA_ERROR_UNKNOWN
+            try:
+                callback(self, status, arg)
+            except Exception as error:
+                warnings.warn(f"Exception in stream callback: {error}", stacklevel=2)
+
+        with _lock:
+            waiting = _callbacks.get(self)
+            if waiting is not None:
+                waiting.append(run)
+                return
+            waiting = _callbacks[self] = deque([run])
+        threading.Thread(target=_call_back, args=(self, waiting), daemon=True, name="stream callbacks").start()
+
+    def async_done(self) -> asyncio.Future[Any]:
+        """Something to await that is done when all that is on the stream now is; its result is the stream."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def resolve(status: int) -> None:
+            if not future.done():
+                if status:
+                    future.set_exception(Exception(f"Stream error {status}"))
+                else:
+                    future.set_result(self)
+
+        def passed(stream: Any, status: int, arg: Any) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(resolve, status)
+
+        self.add_callback(passed)
+        return future
+
+    def _event(self) -> devmem.Event:
+        with self.device:
+            return devmem.event(timing=False)
+
+
+class DefaultStream(Stream):
+    """A default stream: naming it makes a copy asynchronous, naming none does not."""
+
+    __slots__ = ()
+
+    def __int__(self) -> int:
+        return 0
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """(version, number), the number as NVIDIA's driver has it."""
+        return 0, int(self)
+
+
+class NumberedStream(DefaultStream):
+    """The legacy or the per-thread default stream, by its number."""
+
+    __slots__ = ()
+
+    def __int__(self) -> int:
+        return self.handle
+
+
+class Event(devmem.Event):
+    """A point in a stream that can be waited for, and timed."""
+
+    __slots__ = ()
+
+    @shown_as(lambda self, handle, finalizer=None: None)
+    def __init__(self, handle: Any, finalizer: Any = None, *more: Any) -> None:
+        if is_context(handle):
+            old("Event(context, handle, finalizer)", "Event(handle, finalizer)")
+            handle, finalizer = finalizer, more[0] if more else None
+        self.context = devmem.current_device().context()
+        self.handle = int(getattr(handle, "value", handle) or 0)
+        self.timing = self.recorded = True
+        self.__class__ = ForeignEvent
+        if finalizer is not None:
+            weakref.finalize(self, finalizer)
+
+    def record(self, stream: Any = 0) -> None:
+        """Capture what is on a stream now; on the default stream if none is named."""
+        try:
+            _record(self, stream if type(stream) is Stream else _checked(stream))
+        except DevmemError as error:
+            raise translated(error) from error
+
+    def wait(self, stream: Any = 0) -> None:
+        """Make later work on a stream wait for what was captured. The host does not wait."""
+        try:
+            super().wait(_checked(stream))
+        except DevmemError as error:
+            raise translated(error) from error
+
+    def query(self) -> bool:
+        """Whether what was captured is done."""
+        try:
+            return super().query()
+        except DevmemError as error:
+            raise translated(error) from error
+
+    def synchronize(self) -> None:
+        """Wait until what was captured is done."""
+        try:
+            _synchronize(self)
+        except DevmemError as error:
+            raise translated(error) from error
+
+    def elapsed_time(self, evtend: Any) -> float:
+        """Milliseconds from this event to another one.
+
+        Raises
+        ------
+        CudaAPIError
+            One of them was not recorded, has not passed, or is without timing.
+        """
+        try:
+            return super().elapsed_time(evtend)
+        except LayoutError as error:
+            raise CudaAPIError(INVALID_HANDLE, str(error)) from error
+        except DevmemError as error:
+            raise translated(error) from error
+
+
+class ForeignEvent(Event):
+    """An event of somebody else, who destroys it."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        pass
+
+
+def event_elapsed_time(evtstart: Event, evtend: Event) -> float:
+    """Milliseconds between two events that were recorded with timing, and have passed."""
+    return evtstart.elapsed_time(evtend)
+
+
+def named(stream: Any) -> Any:
+    """What the native verbs take for a stream argument: 0 where none is named.
+
+    Raises
+    ------
+    TypeError
+        It is neither a Stream, one of cuda.core's, nor 0 or None.
+    """
+    if not stream:
+        return 0
+    if isinstance(stream, devmem.Stream):
+        return _native(stream)
+    if type(stream).__module__.partition("._")[0].startswith("cuda.core") and hasattr(stream, "__cuda_stream__"):
+        return stream
+    raise TypeError(
+        f"Expected a Stream object or 0, got {type(stream).__name__}: wrap another library's with external_stream(address)"
+    )
+
+
+def shown(stream: devmem.Stream | None) -> Any:
+    """The stream that an array is bound to, as numba.cuda shows it: 0 for none."""
+    if stream is None:
+        return 0
+    if isinstance(stream, Stream):
+        return stream
+    return default(stream, NumberedStream) if stream.is_default else dressed(stream, Stream)
+
+
+def default(native: devmem.Stream, kind: type[Stream]) -> Any:
+    """A default stream's object; devmem's own is never handed out, as it is not asynchronous by being named."""
+    found = kind.__new__(kind)
+    devmem.Stream.__init__(found, native.context, native.handle)
+    return found
+
+
+def dressed(native: Any, kind: type[Any]) -> Any:
+    """An object of devmem's as one of its small subclass here: the same object."""
+    native.__class__ = kind
+    return native
+
+
+def _native(stream: devmem.Stream) -> Any:
+    # devmem has one object for each default stream, and knows it by number.
+    return stream.handle if isinstance(stream, DefaultStream) else stream
+
+
+def _checked(stream: Any) -> Any:
+    if stream is None:
+        raise TypeError("Expected a Stream object or 0, got NoneType")
+    return named(stream)
+
+
+def _call_back(stream: Stream, waiting: deque[Callable[[], None]]) -> None:
+    """Call the callbacks of one stream, until there are none."""
+    while True:
+        with _lock:
+            if not waiting:
+                _callbacks.pop(stream, None)
+                return
+            run = waiting[0]
+        run()
+        with _lock:
+            waiting.popleft()

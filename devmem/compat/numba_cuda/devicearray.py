@@ -1,0 +1,3 @@
+"""`cudadrv.devicearray`, where older releases had it."""
+
+from .cudadrv.devicearray import *  # noqa: F403

@@ -1,0 +1,68 @@
+"""Errors of kernels, and the check of what they are launched with."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from .cudadrv.error import CudaAPIError, CudaDriverError, CudaSupportError
+
+__all__ = [
+    "CudaAPIError",
+    "CudaDriverError",
+    "CudaLoweringError",
+    "CudaSupportError",
+    "KernelRuntimeError",
+    "UnsupportedBytecodeError",
+    "missing_launch_config_msg",
+    "normalize_kernel_dimensions",
+]
+
+missing_launch_config_msg = (
+    "a kernel is launched with its grid and its blocks: kernel[blocks, threads_per_block](arguments)"
+)
+
+
+class KernelRuntimeError(RuntimeError):
+    """A kernel raised; `tid` and `ctaid` say which of its threads, in which block."""
+
+    def __init__(self, msg: str, tid: Any = None, ctaid: Any = None) -> None:
+        self.tid = tid
+        self.ctaid = ctaid
+        self.msg = msg
+        super().__init__(f"thread={tid} of block={ctaid} raised: {msg}")
+
+
+class UnsupportedBytecodeError(Exception):
+    """A kernel has instructions that its compiler does not take."""
+
+    def __init__(self, msg: str, loc: Any = None) -> None:
+        super().__init__(f"{msg}. Raised from {loc}")
+
+
+class CudaLoweringError(Exception):
+    """A kernel could not be turned into code."""
+
+
+def normalize_kernel_dimensions(griddim: Any, blockdim: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Grid and blocks with three lengths each.
+
+    Raises
+    ------
+    ValueError
+        One of them is None, or has more than three lengths.
+    TypeError
+        A length is no integer.
+    """
+    if griddim is None or blockdim is None:
+        raise ValueError(missing_launch_config_msg)
+    return _three(griddim, "griddim"), _three(blockdim, "blockdim")
+
+
+def _three(given: Any, name: str) -> tuple[int, ...]:
+    lengths = list(given) if isinstance(given, tuple | list) else [given]
+    if len(lengths) > 3:
+        raise ValueError(f"{name} must be a sequence of 1, 2 or 3 integers, not {given!r}")
+    if not all(isinstance(each, Integral) for each in lengths):
+        raise TypeError(f"{name} must be a sequence of integers, not {given!r}")
+    return tuple(lengths + [1] * (3 - len(lengths)))

@@ -1,0 +1,214 @@
+"""``jit``: devmem's kernels, with numba.cuda's signatures and options; and the names of numba.cuda that only its compiler has."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
+import devmem
+
+from ...spi.errors import DevmemError
+from ..spelling import old
+from .cudadrv.error import translated
+from .cudadrv.state import native
+from .cudadrv.streams import named
+from .errors import normalize_kernel_dimensions
+
+#: What devmem's compilers are told; other options are hints, and have no effect.
+OPTIONS = ("debug", "opt", "lineinfo", "fastmath", "launch_bounds")
+#: Names of numba.cuda that have a meaning to numba-cuda's compiler alone: looked up there when somebody asks.
+COMPILER_ONLY = frozenset(
+    """
+    Reduce activemask all_sync any_sync ballot_sync brev cbrt cg clz compile compile_for_current_device
+    compile_ptx compile_ptx_for_current_device declare_device eq_sync ffs fma fp16 guvectorize lanemask_lt
+    ldca ldcg ldcs ldcv ldlu libdevice match_all_sync match_any_sync nanosleep popc random reduce selp
+    shfl_down_sync shfl_sync shfl_up_sync shfl_xor_sync stcg stcs stwb stwt syncthreads_and syncthreads_count
+    syncthreads_or syncwarp threadfence threadfence_block threadfence_system types vectorize
+    """.split()  # noqa: SIM905  (as a list, four times as long)
+)
+
+
+class Dispatcher:
+    """A kernel: ``k[blocks, threads](...)``, ``k[blocks, threads, stream, shared_bytes](...)``, ``k.forall(n)(...)``."""
+
+    __name__: str
+
+    def __init__(self, function: Callable[..., object], signatures: tuple[str, ...], options: dict[str, Any]) -> None:
+        self.py_func = function
+        self.targetoptions = options
+        self.kernel: Any = devmem.kernel(signatures, **options)(function)
+        update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.__name__}>"
+
+    def __call__(self, *args: Any) -> None:
+        """Say how it is launched: ValueError."""
+        normalize_kernel_dimensions(None, None)
+
+    def __getitem__(self, args: Any) -> Any:
+        if not isinstance(args, tuple) or len(args) not in (2, 3, 4):
+            raise ValueError("must specify at least the griddim and blockdim")
+        return self.configure(*args)
+
+    def configure(self, griddim: Any, blockdim: Any, stream: Any = 0, sharedmem: int = 0) -> Any:
+        """The kernel with a grid: call it with its arguments.
+
+        Raises
+        ------
+        ValueError
+            No grid, no blocks, or more than three lengths.
+        TypeError
+            A length is no integer, or the stream none.
+        """
+        grid, block = normalize_kernel_dimensions(griddim, blockdim)
+        return _Launch(self.kernel[grid, block, named(stream), sharedmem])
+
+    def forall(self, ntasks: int, tpb: int = 0, stream: Any = 0, sharedmem: int = 0) -> Any:
+        """The kernel with at least one thread for each task; of no tasks, nothing is launched."""
+        if ntasks < 0:
+            raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
+        return _Launch(self.kernel.forall(ntasks, named(stream), threads=tpb, dynamic_shared_bytes=sharedmem))
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """The types that it was declared for."""
+        return tuple(self.kernel.signatures)
+
+
+class _Launch:
+    """A kernel with its grid."""
+
+    def __init__(self, launch: Any) -> None:
+        self.launch = launch
+
+    def __call__(self, *args: Any) -> None:
+        try:
+            native()
+            if not _quiet():
+                self.launch(*args)
+                return
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", devmem.DevmemWarning)
+                self.launch(*args)
+        except DevmemError as error:
+            raise translated(error) from error
+
+
+def jit(
+    func_or_sig: Any = None,
+    device: bool = False,
+    inline: Any = "never",
+    forceinline: bool = False,
+    link: Any = (),
+    debug: bool | None = None,
+    opt: bool | None = None,
+    lineinfo: bool = False,
+    cache: bool = False,
+    launch_bounds: Any = None,
+    lto: bool | None = None,
+    shared_memory_carveout: Any = None,
+    **kws: Any,
+) -> Any:
+    """Make a kernel of a function, or, with ``device=True``, a function that kernels call.
+
+    Parameters
+    ----------
+    func_or_sig : function, signature or list of signatures, optional
+        The function; or the types that it is for, as text, or as types of Numba's.
+    device : bool
+        No kernel, but what kernels call.
+    debug, opt, lineinfo, fastmath, launch_bounds
+        For the compiler. All other options are hints and have no effect.
+
+    Raises
+    ------
+    NotImplementedError
+        ``boundscheck`` or ``link``: devmem's compilers have neither.
+    """
+    if kws.get("boundscheck"):
+        raise NotImplementedError("bounds checking is not supported for CUDA")
+    if link:
+        raise NotImplementedError(f"devmem links no other code into kernels: {link!r}; use numba.cuda.jit for this one")
+    given = {"debug": debug, "opt": opt, "lineinfo": lineinfo or None, "launch_bounds": launch_bounds} | kws
+    options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+    if kws.get("argtypes") is not None:
+        old("jit(argtypes=...)", "the signature as its first argument")
+        func_or_sig = tuple(kws["argtypes"])
+    if callable(func_or_sig) and not hasattr(func_or_sig, "return_type"):
+        return _made(func_or_sig, (), device, options)
+    signatures = _signatures(func_or_sig)
+    return lambda function: _made(function, signatures, device, options)
+
+
+def compiler_only(name: str) -> Any:
+    """A name that numba-cuda alone gives a meaning; AttributeError where it is not installed."""
+    try:
+        found = getattr(importlib.import_module("numba.cuda"), name)
+        declared = importlib.import_module("numba.cuda.cudadecl").CudaModuleTemplate
+    except ImportError as error:
+        raise AttributeError(
+            f"devmem.compat.numba_cuda.{name} is numba-cuda's, which cannot be imported here ({error}): "
+            f"pip install 'devmem[cuda-kernels]'"
+        ) from None
+    resolve = getattr(declared, f"resolve_{name}", None)
+    return found if resolve is None else _Named(found, resolve(declared, None))
+
+
+class _Named:
+    """A function of numba-cuda's own module, which its compiler knows by that module: here it says its type itself."""
+
+    def __init__(self, function: Any, kind: Any) -> None:
+        self.function = function
+        self._numba_type_ = kind
+
+    def __call__(self, *args: Any) -> Any:
+        """On the host: what numba-cuda says to that."""
+        return self.function(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+def _quiet() -> bool:
+    """Whether the environment wants no warnings of host arrays that are copied to and fro."""
+    wanted = os.environ.get("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "1") not in ("0", "")
+    return not wanted or os.environ.get("NUMBA_DISABLE_PERFORMANCE_WARNINGS", "0") not in ("0", "")
+
+
+def _made(function: Any, signatures: tuple[str, ...], device: bool, options: dict[str, Any]) -> Any:
+    if device:
+        return devmem.kernel(signatures, device=True, **options)(function)
+    return Dispatcher(function, signatures, options)
+
+
+def _signatures(given: Any) -> tuple[str, ...]:
+    """Signatures as text."""
+    if given is None:
+        return ()
+    if isinstance(given, list):
+        return tuple(map(_spelled, given))
+    return (_spelled(given),)
+
+
+def _spelled(signature: Any) -> str:
+    """One signature: text as it is, types of Numba's by their names."""
+    if isinstance(signature, str):
+        return signature
+    arguments = getattr(signature, "args", signature)
+    result = getattr(signature, "return_type", None)
+    return f"{result or 'void'}({', '.join(map(_type_name, arguments))})".replace("none(", "void(", 1)
+
+
+def _type_name(kind: Any) -> str:
+    layout = getattr(kind, "layout", None)
+    if layout is None:
+        return str(kind)
+    axes = [":"] * kind.ndim
+    if layout in "CF":
+        axes[-1 if layout == "C" else 0] = "::1"
+    return f"{kind.dtype}[{', '.join(axes)}]"

@@ -1,0 +1,5 @@
+"""What numba.cuda has of ready-made kernels."""
+
+from . import transpose
+
+__all__ = ["transpose"]

@@ -1,0 +1,47 @@
+"""Calling the verbs of devmem that make arrays, with numba.cuda's exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import devmem
+
+from ...spi.errors import DevmemError
+from .cudadrv.error import translated
+from .cudadrv.layouts import shape_strides_dtype
+from .cudadrv.state import current_device, prepare, ready
+
+
+def new(function: Callable[..., Any], shape: Any, dtype: Any, strides: Any, order: str, *more: Any) -> Any:
+    """Call a verb of devmem's that makes an array in memory that the host sees."""
+    if strides is not None or (type(shape) is not int and type(shape) is not tuple):
+        shape, strides, dtype = shape_strides_dtype(shape, strides, dtype, order)
+    try:
+        found = current_device().context()
+        if found not in ready:
+            prepare(found)
+        return function(shape, dtype, strides, order, *more)
+    except (TypeError, DevmemError) as error:
+        raise of_layout(error, shape, strides, dtype, order) from error
+
+
+def of_layout(error: Any, shape: Any, strides: Any, dtype: Any, order: str) -> Exception:
+    """The exception for a new array that could not be made: what numba.cuda says of its arguments, or what went wrong else."""
+    if isinstance(error, TypeError | devmem.LayoutError):
+        try:
+            shape_strides_dtype(shape, strides, dtype, order)
+        except Exception as found:
+            return found
+    return translated(error) if isinstance(error, DevmemError) else error
+
+
+def made(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Call a verb of devmem's on a device that is ready."""
+    try:
+        found = current_device().context()
+        if found not in ready:
+            prepare(found)
+        return function(*arguments, **keywords)
+    except DevmemError as error:
+        raise translated(error) from error

@@ -1,0 +1,85 @@
+"""Drop-in for code that was written against ``numba.roc``: ``from devmem.compat import numba_roc as roc``.
+
+It runs on the backend that was chosen, by ``DEVMEM_BACKEND``, `devmem.use_backend` or `devmem.select_device`: ROCm, CUDA or the
+host. Where nobody chose, the first call of a thread selects the first ROCm device there. What differs from numba.roc, and why, is
+in the guide "Coming from numba.roc".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import (
+    CLK_GLOBAL_MEM_FENCE,
+    CLK_LOCAL_MEM_FENCE,
+    atomic,
+    barrier,
+    get_global_id,
+    get_global_size,
+    get_group_id,
+    get_local_id,
+    get_local_size,
+    get_num_groups,
+    get_work_dim,
+    mem_fence,
+    shared,
+    wavebarrier,
+)
+from .api import (
+    coarsegrain_array,
+    deregister,
+    device_array,
+    device_array_like,
+    finegrain_array,
+    register,
+    stream,
+    to_device,
+)
+from .compiler import activelanepermute_wavewidth, ds_bpermute, ds_permute, jit
+from .hsadrv import devicearray
+from .hsadrv.devices import is_available
+from ..spelling import old
+
+__all__ = [
+    "CLK_GLOBAL_MEM_FENCE",
+    "CLK_LOCAL_MEM_FENCE",
+    "activelanepermute_wavewidth",
+    "agents",
+    "atomic",
+    "barrier",
+    "coarsegrain_array",
+    "deregister",
+    "device_array",
+    "device_array_like",
+    "devicearray",
+    "ds_bpermute",
+    "ds_permute",
+    "finegrain_array",
+    "get_global_id",
+    "get_global_size",
+    "get_group_id",
+    "get_local_id",
+    "get_local_size",
+    "get_num_groups",
+    "get_work_dim",
+    "is_available",
+    "jit",
+    "mem_fence",
+    "register",
+    "shared",
+    "stream",
+    "to_device",
+    "wavebarrier",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Asked for when somebody wants them: an import opens no device.
+    from .hsadrv.driver import hsa
+
+    if name == "agents":
+        return hsa.agents
+    if name == "hsa":
+        old("numba.roc.hsa", "numba_roc itself, or numba_roc.hsadrv.driver.hsa")
+        return hsa
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

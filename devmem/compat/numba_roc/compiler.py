@@ -1,0 +1,164 @@
+"""Kernels: numba.roc's decorator and its ways to configure a launch, over `devmem.kernel`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+import devmem
+
+from ...spi.errors import LayoutError, UnsupportedError
+from .hsadrv.devices import choose
+from .hsadrv.error import HsaKernelLaunchError, translating
+
+
+def jit(signature: Any = None, device: bool = False) -> Any:
+    """Make a kernel of a function, or with ``device=True`` a function that kernels call.
+
+    ``@jit``, ``@jit()``, ``@jit(device=True)``, ``@jit("void(float32[:])")``. numba's own signature objects are taken, and mean
+    nothing: the code is made for the arguments of the launch.
+
+    Raises
+    ------
+    TypeError
+        A kernel that is to return something.
+    """
+    if callable(signature) and hasattr(signature, "__code__"):
+        return _made(signature, None, device)
+    text = signature if isinstance(signature, str) else None
+    returned = re.match(r"\s*(\w[\w.]*)?\s*\(", text or "")
+    if not device and returned is not None and returned[1] not in (None, "void", "none", "None"):
+        raise TypeError(f"a kernel returns nothing, not {returned[1]}: write void(...), and store results in an array")
+    return lambda function: _made(function, text, device)
+
+
+def _made(function: Callable[..., object], signature: str | None, device: bool) -> Any:
+    if signature is not None and "(" in signature and not re.match(r"\s*\w", signature):
+        signature = f"void{signature.strip()}"
+    if device:
+        return devmem.kernel(device=True)(function)
+    return Kernel(devmem.kernel(signature)(function) if signature else devmem.kernel(function))
+
+
+class Kernel:
+    """A kernel, and how it is to be launched.
+
+    ``kernel[groups, items_per_group](...)``, ``kernel[groups, items_per_group, stream](...)``,
+    ``kernel.configure(global_size, local_size, stream)(...)``, ``kernel.forall(count)(...)``. Sizes are ints, or up to three of
+    them.
+    """
+
+    def __init__(
+        self,
+        native: Any,
+        global_size: Sequence[int] = (1,),
+        local_size: Sequence[int] | None = (1,),
+        stream: Any = None,
+    ) -> None:
+        self.native = native
+        self.global_size = tuple(global_size)
+        self.local_size = None if local_size is None else tuple(local_size)
+        self.stream = stream
+        self.__name__ = native.__name__
+        self.__doc__ = native.__doc__
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.__name__}>"
+
+    @property
+    def py_func(self) -> Any:
+        """The function that was decorated."""
+        return self.native.function
+
+    def configure(self, global_size: Any, local_size: Any = None, stream: Any = None) -> Kernel:
+        """The kernel to be launched with so many work-items along each axis, in groups of ``local_size``."""
+        items = _list(global_size)
+        group = None if local_size is None else _list(local_size)
+        if group is not None:
+            axes = max(len(items), len(group))
+            items, group = (each + [1] * (axes - len(each)) for each in (items, group))
+        return Kernel(self.native, items, group, stream)
+
+    def forall(self, nelem: int, local_size: int = 64, stream: Any = None) -> Kernel:
+        """The kernel to be launched with exactly one work-item for each of so many elements.
+
+        Groups have ``local_size`` items at most, and as many as divide ``nelem``.
+        """
+        size = min(nelem, local_size) or 1
+        while nelem % size:
+            size -= 1
+        return self.configure(nelem, size, stream)
+
+    def __getitem__(self, args: Any) -> Kernel:
+        groups, items = _list(args[0]), _list(args[1])
+        axes = max(len(groups), len(items))
+        groups, items = (each + [1] * (axes - len(each)) for each in (groups, items))
+        return self.configure([g * n for g, n in zip(groups, items, strict=True)], items, *args[2:])
+
+    @translating
+    def __call__(self, *args: Any) -> None:
+        """Launch it. With no stream named the call returns when it is done; else when host arrays among ``args`` are back.
+
+        Raises
+        ------
+        HsaKernelLaunchError
+            Work-items do not fill groups.
+        """
+        choose()
+        given = [_either_way(each) for each in args]
+        if 0 in self.global_size:
+            return
+        group = self.local_size or (1,) * len(self.global_size)
+        rest = [(count, size) for count, size in zip(self.global_size, group, strict=True) if size < 1 or count % size]
+        if rest:
+            raise HsaKernelLaunchError(
+                f"{self.global_size} work-items do not fill groups of {group}: give a multiple, and let the kernel ask for "
+                f"get_global_id(0) < size"
+            )
+        grid = tuple(count // size for count, size in zip(self.global_size, group, strict=True))
+        self.native[grid, group, self.stream or 0](*given)
+        if self.stream is None:
+            devmem.synchronize()
+        elif any(isinstance(each, devmem.In | devmem.InOut) for each in given):
+            self.stream.synchronize()
+
+
+def _either_way(argument: Any) -> Any:
+    """Host memory goes there and back, as numba.roc has it, with no warning; what is read-only goes there."""
+    if type(argument) is not np.ndarray and not isinstance(argument, np.void):
+        return argument
+    if isinstance(argument, np.ndarray) and not argument.flags.writeable:
+        return devmem.In(argument)
+    return devmem.InOut(argument)
+
+
+def _list(value: Any) -> list[int]:
+    found = list(value) if isinstance(value, (tuple, list)) else [value]
+    if not 1 <= len(found) <= 3:
+        raise LayoutError(f"a launch has one to three axes, not {len(found)}: {value!r}")
+    return found
+
+
+def _nowhere(name: str) -> NoReturn:
+    raise UnsupportedError(
+        f"{name} is an instruction of AMD's early HSA processors with no equivalent on every backend: exchange values through "
+        f"shared.array() and wavebarrier()"
+    )
+
+
+def activelanepermute_wavewidth(src: Any, laneid: Any, identity: Any, useidentity: Any) -> NoReturn:
+    """Not there: NotImplementedError."""
+    _nowhere("activelanepermute_wavewidth")
+
+
+def ds_permute(src_lane: Any, dest_lane: Any) -> NoReturn:
+    """Not there: NotImplementedError."""
+    _nowhere("ds_permute")
+
+
+def ds_bpermute(src_lane: Any, dest_lane: Any) -> NoReturn:
+    """Not there: NotImplementedError."""
+    _nowhere("ds_bpermute")

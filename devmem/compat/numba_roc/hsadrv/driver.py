@@ -1,0 +1,69 @@
+"""Streams, and what is known of the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import devmem
+
+from ...spelling import old
+from .devices import Agent, choose, cus, is_available
+from .error import translating
+
+
+class Stream(devmem.Stream):
+    """A queue of work on one device: ``synchronize()`` waits for it, and so does leaving ``with auto_synchronize():``."""
+
+    __slots__ = ()
+
+    @translating
+    def synchronize(self) -> None:
+        """Wait until all work on the stream is done."""
+        super().synchronize()
+
+
+def new_stream() -> Stream:
+    """Make a stream on the current device."""
+    choose()
+    made: Any = devmem.stream()
+    made.__class__ = Stream  # the same fields: nothing to convert
+    found: Stream = made
+    return found
+
+
+class Driver:
+    """What numba.roc knows as ``hsa``: the machine's agents, and waiting for all of them."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether there is a device."""
+        return is_available()
+
+    @property
+    def agents(self) -> list[Agent]:
+        """The host, and every device; nobody, where there is no device."""
+        return [Agent(None), *self.components] if is_available() else []
+
+    @property
+    def components(self) -> list[Agent]:
+        """Every device."""
+        return [Agent(each._device) for each in cus]
+
+    def implicit_sync(self) -> None:
+        """Wait for all streams of all devices."""
+        for each in cus:
+            each._device.synchronize()
+
+    def create_stream(self) -> Stream:
+        """Make a stream, under an old name."""
+        old("hsa.create_stream()", "roc.stream()")
+        return new_stream()
+
+
+hsa = Driver()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "dgpu_present":
+        return is_available()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,16 @@
+"""Spellings of older releases: accepted, with a DeprecationWarning."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+
+def old(spelling: str, instead: str) -> None:
+    """Warn of a spelling, at the line outside devmem that has it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"{spelling} is the spelling of an old release: write {instead}", DeprecationWarning, stacklevel=level
+    )

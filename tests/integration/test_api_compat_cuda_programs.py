@@ -1,0 +1,289 @@
+"""`devmem.compat.numba_cuda`: what numba.cuda's documentation shows, as programs of our own; kernels where they compile."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.compat import numba_cuda as cuda
+
+
+@pytest.fixture(autouse=True)
+def fresh(devmem_backend):
+    """Contexts of this test's own: they change the device's memory stack."""
+    dm.close()
+    yield
+    cuda.close()
+    dm.close()
+
+
+@pytest.fixture
+def kernels(device):
+    """Skip where no kernel can be compiled and launched."""
+
+    @cuda.jit
+    def nothing(x):
+        x[0] = 1
+
+    try:
+        nothing[1, 1](cuda.device_array(1))
+    except dm.UnsupportedError as error:
+        pytest.skip(f"no kernels on {device}: {error}")
+
+
+@cuda.jit
+def increase(array, by):
+    at = cuda.grid(1)
+    if at < array.size:
+        array[at] += by
+
+
+@cuda.jit(device=True)
+def larger(a, b):
+    return a if a > b else b
+
+
+@cuda.jit
+def largest(left, right, out):
+    at = cuda.threadIdx.x + cuda.blockIdx.x * cuda.blockDim.x
+    if at < out.size:
+        out[at] = larger(left[at], right[at])
+
+
+@cuda.jit
+def backwards(array):
+    """Through shared memory: every thread has to have written before any reads."""
+    tile = cuda.shared.array(32, "f4")
+    at = cuda.threadIdx.x
+    tile[at] = array[at]
+    cuda.syncthreads()
+    array[at] = tile[31 - at]
+
+
+@cuda.jit
+def multiply(a, b, c):
+    """Square matrices, tile by tile."""
+    left, right = cuda.shared.array((4, 4), "f8"), cuda.shared.array((4, 4), "f8")
+    x, y = cuda.grid(2)
+    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+    total = 0.0
+    for tile in range(a.shape[1] // 4):
+        left[tx, ty] = a[x, ty + tile * 4]
+        right[tx, ty] = b[tx + tile * 4, y]
+        cuda.syncthreads()
+        for k in range(4):
+            total += left[tx, k] * right[k, ty]
+        cuda.syncthreads()
+    c[x, y] = total
+
+
+@cuda.jit
+def powers(out):
+    own = cuda.local.array(4, "f8")
+    own[0] = 1.0
+    for k in range(1, 4):
+        own[k] = own[k - 1] * cuda.threadIdx.x
+    for k in range(4):
+        out[cuda.threadIdx.x, k] = own[k]
+
+
+@cuda.jit
+def count(values, bins):
+    at = cuda.grid(1)
+    step = cuda.gridsize(1)
+    for k in range(at, values.size, step):
+        cuda.atomic.add(bins, values[k], 1)
+
+
+# -- data transfer -----------------------------------------------------------------------------------------------------
+
+
+def test_to_the_device_and_back():
+    source = np.arange(1000)
+    d = cuda.to_device(source)
+    assert (d.copy_to_host() == source).all()
+    target = np.empty(shape=d.shape, dtype=d.dtype)
+    d.copy_to_host(target)
+    assert (target == source).all()
+    shaped = d.reshape(20, 50, order="F")
+    assert shaped.is_f_contiguous()
+    assert (shaped.copy_to_host() == source.reshape(20, 50, order="F")).all()
+    assert shaped.ravel(order="F").is_c_contiguous()
+
+
+def test_on_a_stream():
+    source, stream = np.arange(1000), cuda.stream()
+    d = cuda.to_device(source, stream=stream)
+    back = d.copy_to_host(stream=stream)
+    stream.synchronize()
+    assert (back == source).all()
+    with stream.auto_synchronize():
+        d = cuda.to_device(source + 1, stream=stream)
+        back = d.copy_to_host(stream=stream)
+    assert (back == source + 1).all()
+
+
+def test_a_pipeline_of_pinned_pieces(need, need_kind):
+    need("host_register")
+    need_kind("pinned")
+    source = np.arange(4000.0)
+    results = cuda.pinned_array_like(source)
+    with cuda.pinned(source):
+        streams = [cuda.stream() for _ in range(4)]
+        for at, stream in enumerate(streams):
+            part = slice(at * 1000, (at + 1) * 1000)
+            cuda.to_device(source[part], stream=stream).copy_to_host(results[part], stream=stream)
+        cuda.synchronize()
+    assert (results == source).all()
+
+
+def test_nothing_is_freed_in_a_section_that_has_to_be_fast():
+    pending = cuda.current_context().memory_manager.deallocations
+    pending.clear()
+    with cuda.defer_cleanup():
+        for _ in range(20):
+            cuda.to_device(np.arange(10))
+        assert len(pending) == 20
+    pending.clear()
+    assert len(pending) == 0
+
+
+def test_a_thread_for_each_device(device):
+    results = {}
+    backend = device.backend
+
+    def work(number):
+        with dm.use_backend(backend), cuda.gpus[number]:
+            results[number] = cuda.to_device(np.full(10, number)).copy_to_host().sum()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(cuda.gpus))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(20)
+    assert results == {number: 10 * number for number in range(len(cuda.gpus))}
+
+
+def test_time_between_events():
+    start, end, stream = cuda.event(), cuda.event(), cuda.stream()
+    start.record(stream)
+    cuda.to_device(np.arange(100), stream=stream)
+    end.record(stream)
+    end.synchronize()
+    assert cuda.event_elapsed_time(start, end) >= 0
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_on_device_arrays(kernels):
+    d = cuda.to_device(np.arange(100.0))
+    increase[4, 32](d, 1.5)
+    assert (d.copy_to_host() == np.arange(100.0) + 1.5).all()
+    increase.forall(100)(d, 1.0)
+    increase.forall(0)(d, 1.0)
+    assert (d.copy_to_host() == np.arange(100.0) + 2.5).all()
+    increase[(2, 1), (16, 1, 1)](d[:20], -2.5)
+    assert (d.copy_to_host()[:20] == np.arange(20.0)).all()
+
+
+def test_a_kernel_on_host_arrays(kernels):
+    source = np.arange(100.0)
+    with pytest.warns(dm.DevmemWarning, match="uploaded"):
+        increase[4, 32](source, 1.0)
+    assert (source == np.arange(100.0) + 1).all()
+    largest[1, 4](cuda.In(np.array([1.0, 5, 2, 7])), cuda.In(np.array([4.0, 3, 9, 1])), cuda.Out(out := np.empty(4)))
+    assert out.tolist() == [4, 5, 9, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0"), ("NUMBA_DISABLE_PERFORMANCE_WARNINGS", "1")]
+)
+def test_numbas_variables_silence_the_warning_of_copies(kernels, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    increase[4, 32](source := np.arange(100.0), 1.0)
+    assert source[0] == 1
+
+
+def test_a_kernel_on_a_stream(kernels):
+    stream = cuda.stream()
+    d = cuda.to_device(np.zeros(64), stream=stream)
+    increase[2, 32, stream](d, 3.0)
+    increase.configure(2, 32, stream, 0)(d, 1.0)
+    out = d.copy_to_host(stream=stream)
+    stream.synchronize()
+    assert (out == 4).all()
+
+
+def test_memory_that_a_block_shares(kernels):
+    d = cuda.to_device(np.arange(32, dtype="f4"))
+    backwards[1, 32](d)
+    assert d.copy_to_host().tolist() == list(range(31, -1, -1))
+
+
+def test_matrices_by_tiles(kernels):
+    random = np.random.default_rng(1)
+    a, b = random.random((8, 8)), random.random((8, 8))
+    c = cuda.device_array((8, 8))
+    multiply[(2, 2), (4, 4)](cuda.to_device(a), cuda.to_device(b), c)
+    np.testing.assert_allclose(c.copy_to_host(), a @ b)
+
+
+def test_memory_of_a_threads_own(kernels):
+    out = cuda.device_array((3, 4))
+    powers[1, 3](out)
+    assert out.copy_to_host().tolist() == [[1, 0, 0, 0], [1, 1, 1, 1], [1, 2, 4, 8]]
+
+
+def test_counting_together(kernels):
+    values = np.arange(100) % 7
+    bins = cuda.to_device(np.zeros(7, np.int32))
+    count[2, 8](cuda.to_device(values), bins)
+    assert bins.copy_to_host().tolist() == np.bincount(values).tolist()
+
+
+def test_mapped_memory_in_a_kernel(kernels, need_kind):
+    need_kind("mapped")
+    shared = cuda.mapped_array(32)
+    shared[:] = 1
+    increase[1, 32](shared, 2.0)
+    cuda.synchronize()
+    assert (shared == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: increase(1), ValueError),
+        (lambda: increase[1], ValueError),
+        (lambda: increase[None, 1], ValueError),
+        (lambda: increase[(1, 1, 1, 1), 1], ValueError),
+        (lambda: increase[1.5, 1], TypeError),
+        (lambda: increase[1, 1, 7], TypeError),
+        (lambda: increase.forall(-1), ValueError),
+        (lambda: cuda.jit(boundscheck=True), NotImplementedError),
+        (lambda: cuda.jit(link=["other.cu"]), NotImplementedError),
+        (lambda: cuda.shared.array(3, "f4"), NotImplementedError),
+        (lambda: cuda.syncthreads(), NotImplementedError),
+        (lambda: cuda.grid(1), NotImplementedError),
+        (lambda: cuda.threadIdx.x, NotImplementedError),
+    ],
+)
+def test_kernels_that_are_used_wrongly(call, error):
+    with pytest.raises(error):
+        call()
+
+
+def test_signatures_and_options():
+    def body(x):
+        pass
+
+    assert cuda.jit("void(float32[::1])")(body).signatures == ("void(float32[::1])",)
+    assert cuda.jit(["void(int32)", "void(float64)"])(body).signatures == ("void(int32)", "void(float64)")
+    assert cuda.jit(fastmath=True, cache=True, inline="always", lto=False)(body).targetoptions == {"fastmath": True}
+    with pytest.warns(DeprecationWarning, match="argtypes"):
+        assert cuda.jit(argtypes=["float64[:]", "int32"])(body).signatures == ("void(float64[:], int32)",)
+    assert cuda.jit(body).py_func is body
