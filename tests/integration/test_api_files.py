@@ -14,7 +14,8 @@ import pytest
 
 import devmem as dm
 from devmem import plugins
-from devmem._core import disk, files
+from devmem._core.files import copies, disk
+from devmem._core.staging import download
 
 SLOT, SLOTS = 1024, 3
 DATA = np.random.default_rng(1).integers(0, 256, (12, 20, 30), np.uint8).view("i2")
@@ -214,8 +215,12 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, tidy):
         return sound(self, view, offset)
 
     monkeypatch.setattr(disk.Disk, "_read_some", read)
-    with pytest.raises(dm.LayoutError, match="10 bytes found"):
+    dm.synchronize()
+    dm.trim()
+    live = dm.memory_info().live
+    with pytest.raises(dm.LayoutError, match="10 bytes found") as told:
         dm.load(tmp_path / "a.npy")
+    assert dm.memory_info().live <= live, f"the array lives as long as {told!r}"
     whole_ring()
 
 
@@ -254,7 +259,14 @@ def test_only_regular_files_are_replaced(tmp_path):
 def test_a_full_disk_leaves_what_was_there(turned, tmp_path, monkeypatch, tidy):
     (tmp_path / "a.npy").write_bytes(b"before")
     array = dm.to_device(DATA)
-    full, written = OSError(errno.ENOSPC, "No space left on device"), []
+    full, written, fetched = OSError(errno.ENOSPC, "No space left on device"), [], [0]
+    copy = download.run
+
+    def counted(context, plan, *others):
+        fetched[0] += plan.width * plan.height
+        return copy(context, plan, *others)
+
+    monkeypatch.setattr(download, "run", counted)
 
     def refuse(*arguments):
         written.append(arguments)
@@ -267,6 +279,7 @@ def test_a_full_disk_leaves_what_was_there(turned, tmp_path, monkeypatch, tidy):
     with pytest.raises(OSError, match="No space left") as told:
         dm.save(array.transpose(1, 2, 0) if turned else array, tmp_path / "a.npy")
     assert (told.value.errno, told.value.filename) == (errno.ENOSPC, str(tmp_path / "a.npy"))
+    assert fetched[0] < DATA.nbytes, "it went on fetching"
     monkeypatch.undo()
     assert left(tmp_path) == ["a.npy"]
     assert (tmp_path / "a.npy").read_bytes() == b"before"
@@ -280,16 +293,16 @@ def test_what_another_copy_meets_in_a_slot_is_not_its_error(tmp_path, monkeypatc
     context, stream = dm.current_device().context(), dm.stream()
     dm.synchronize()
     with disk.replacing(str(tmp_path / "a.npy")) as (file, _), dm.current_device().entered():
-        download = files.ToFile(context, file, 0, array.nbytes)
+        to_file = copies.ToFile(context, file, 0, array.nbytes)
         need("hold")
         with hold(stream):
-            download.start(array.ptr, (1,), stream)
+            to_file.start(array.ptr, (1,), stream)
         stream.synchronize()
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
             assert np.array_equal(dm.to_device(DATA).copy_to_host(), DATA)
         with pytest.raises(OSError, match="broken"):
-            download.finish()
+            to_file.finish()
     whole_ring()
 
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devmem import plugins
-from devmem._core import npy
-from devmem._core.disk import opened, replacing
+from devmem._core.files import npy
+from devmem._core.files.disk import opened, replacing
 from devmem._core.staging import crew as crew_module
 from devmem._core.staging.crew import Crew
 from devmem.adapters.kvikio import KvikIO

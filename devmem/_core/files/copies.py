@@ -11,26 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import plugins
-from ..spi.errors import LayoutError
-from . import npy, telemetry, transfer
-from .allocation import Using
-from .args import dtype_of, shape_of
-from .array import DeviceNDArray, device_view
-from .device import context_of
+from ... import plugins
+from ...spi.errors import LayoutError
+from .. import telemetry, transfer
+from ..allocation import Using
+from ..args import dtype_of, shape_of
+from ..array import DeviceNDArray, device_view
+from ..device import context_of
+from ..entered import Entered
+from ..layout import Shape, check_size, contiguous_strides
+from ..staging import Download
+from ..staging.blocks import Block
+from ..staging.upload import feed
+from ..upload import empty
+from . import npy
 from .disk import Disk, opened, replacing
-from .entered import Entered
-from .layout import Shape, check_size, contiguous_strides
 from .npy import Elements
-from .staging import Download
-from .staging.blocks import Block
-from .staging.upload import feed
-from .upload import empty
 
 if TYPE_CHECKING:
-    from ..spi.files import DirectFiles
-    from .context import Context
-    from .stream import Stream
+    from ...spi.files import DirectFiles
+    from ..context import Context
+    from ..stream import Stream
 
 _BYTE = np.dtype(np.uint8)
 
@@ -46,9 +47,8 @@ def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: An
         file.check_holds(elements.start, nbytes)
         strides = contiguous_strides(lengths, dtype.itemsize, "F") if elements.fortran else None
         with Entered(context) as driver:
-            chosen.check_waitable(
-                driver
-            )  # no graph: it would copy again from memory that is used for something else by then
+            # No graph: it would copy again, from memory that is used for something else by then.
+            chosen.check_waitable(driver)
             array = empty(context, lengths, dtype, strides, nbytes, stream)
             try:
                 if nbytes:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..spi.errors import LayoutError
-from .registry import PAGE
-from .staging.crew import Crew
+from ...spi.errors import LayoutError
+from ..registry import PAGE
+from ..staging.crew import Crew
 
 _numbers = count()
 

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.lib import format
 
-from ..spi.errors import LayoutError
-from .layout import Shape
+from ...spi.errors import LayoutError
+from ..layout import Shape
 
 MAGIC = b"\x93NUMPY"
 #: The most that a header of the third version may have, as NumPy has it for the others: it is read as a Python literal.
