@@ -37,6 +37,9 @@ PEERS = [
     for name in ("integration/test_adapters_gpu.py", "integration/test_adapters_peers.py", "peers/test_gpu.py")
 ]
 
+#: Tests of launching, on every device: what is launched there, and what becomes of its arguments.
+KERNELS = [ROOT / "tests/integration" / f"test_api_kernels{name}.py" for name in ("_all", "", "_arguments")]
+
 
 def main() -> int:
     """Run what was asked for, and write it down."""
@@ -110,7 +113,27 @@ def contract(run: Run, step: Step) -> None:
 def api(run: Run, step: Step) -> None:
     """The suites of the API, those tests that take a backend."""
     folders = [ROOT / "tests" / folder for folder in ("integration", "leaks", "property")]
-    tests(run, step, folders, only_backend=True, without=PEERS)
+    tests(run, step, folders, only_backend=True, without=[*PEERS, *KERNELS])
+
+
+def kernels(run: Run, step: Step) -> None:
+    """Kernels that everyone knows, executed and compared, and all tests of launching; then what a launch costs."""
+    tests(run, step, KERNELS, only_backend=True)
+    if run.vendor.backend != "cuda":
+        step.notes.append("what a launch costs is not measured: there is nobody to compare with")
+        return
+    status, target = step.status, run.work / "launch.json"
+    command = [sys.executable, str(ROOT / "benchmarks/launch.py"), "--json", str(target)]
+    command += ["--quick"] if run.quick or run.emulated else []
+    command += [] if run.emulated else ["--on-device"]
+    code, text = child(run, step, command, run.left(step.name))
+    finish(step, code, text)
+    step.status = status if status != "passed" else step.status
+    if target.exists():
+        step.data = json.loads(clean(target.read_text(encoding="utf-8")))
+        judged = [row for section in step.data["sections"].values() for row in section if row["target"]]
+        said = {"PASS": "met", "FALLS SHORT": "falls short", "skipped": "not measured"}
+        step.counts |= Counter(f"asked, {said[row['verdict']]}" for row in judged)
 
 
 def allocators(run: Run, step: Step) -> None:
@@ -192,6 +215,7 @@ STEPS: dict[str, Callable[[Run, Step], None]] = {
     "contract": contract,
     "api": api,
     "truth": truth,
+    "kernels": kernels,
     "allocators": allocators,
     "memcheck": memcheck,
     "bandwidth": bandwidth,
@@ -201,6 +225,7 @@ TITLES = {
     "contract": "The contract: drivers and memory resources",
     "api": "The API: integration, leaks, property",
     "truth": "What the emulator claims",
+    "kernels": "Kernels: executed, and what a launch costs",
     "allocators": "Other libraries: their allocators, and their arrays",
     "memcheck": "Every verb, under a memory checker where there is one",
     "bandwidth": "Rates against the peers and the limit",

@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """What launching a kernel costs: three device arrays, beside numba-cuda with its own arrays and with foreign ones.
 
-    python benchmarks/launch.py [--quick] [--json FILE] [--markdown FILE]
+    python benchmarks/launch.py [--quick] [--on-device] [--json FILE] [--markdown FILE]
 
-Needs no GPU: everything runs in a process of its own over the emulated CUDA driver in its null mode, where every call answers at
-once and a launch is dropped. That takes a C compiler, cuda-bindings, and numba-cuda with what it compiles with
-(``pip install 'devmem[cuda-kernels]'``). All take turns within one run. Times are the least and the median of many turns. The
-exit code says that it ran, not that it was fast.
+Needs no GPU, unless it is asked for with ``--on-device``: everything runs in a process of its own over the emulated CUDA driver
+in its null mode, where every call answers at once and a launch is dropped. That takes a C compiler, cuda-bindings, and numba-cuda
+with what it compiles with (``pip install 'devmem[cuda-kernels]'``). All take turns within one run. Times are the least and the
+median of many turns. The exit code says that it ran, not that it was fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -32,7 +34,8 @@ import devmem as dm
 from devmem.testing import emulator
 
 SECTION = "CUDA, over the emulated driver that does nothing"
-WHERE = "emulated"
+SECTION_ON_DEVICE = "CUDA, on the device"
+WHERE, ON_DEVICE = "emulated", "cuda"
 ELEMENTS = 64
 ARRAYS = 3
 OURS, HELD, STREAM, LENT, HOST = (
@@ -48,9 +51,12 @@ AT_MOST = 1.3
 AT_LEAST = 4.0
 #: How often all take turns, in rounds of the effort.
 TURNS = 2
-NOTE = (
+NOTE_EMULATED = (
     "Measured over the emulated CUDA driver in its null mode: every call of the driver answers at once, and a launch is counted "
-    "and dropped. No GPU took part. The kernel adds two arrays of 64 numbers, and is compiled before the clock starts. Judged "
+    "and dropped. No GPU took part."
+)
+NOTE = (
+    "The kernel adds two arrays of 64 numbers, and is compiled before the clock starts. Judged "
     "are the least times; on a machine shared with others the ratios are what holds. The foreign arrays are objects with a ready "
     "`__cuda_array_interface__`: numba-cuda believes what it says, while devmem asks the driver whose memory it is, and how "
     "long, and keeps its owner alive until the launch has passed."
@@ -63,38 +69,38 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
     parser.add_argument("--quick", action="store_true", help="a few seconds instead of half a minute; more noise")
-    parser.add_argument("--child", nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--on-device", action="store_true", help="launch on the GPU of this machine")
+    parser.add_argument("--child", nargs=3, metavar=("ROUNDS", "SECONDS", "WHERE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         warnings.simplefilter("ignore")
-        child(int(options.child[0]), float(options.child[1]))
+        rounds, seconds, where = options.child
+        child(int(rounds), float(seconds), where)
         return 0
-    print(f"\n{SECTION}", flush=True)
+    section = SECTION_ON_DEVICE if options.on_device else SECTION
+    print(f"\n{section}", flush=True)
     versions: dict[str, object] = {}
-    rows = list(measured(QUICK if options.quick else FULL, versions))
+    rows = list(measured(QUICK if options.quick else FULL, versions, options.on_device))
     for row in rows:
         print(line(row), flush=True)
     about = {"quick": options.quick, "elements": ELEMENTS, **machine(), **versions}
     if options.json:
-        tables = {SECTION: [asdict(row) for row in rows]}
+        tables = {section: [asdict(row) for row in rows]}
         options.json.write_text(json.dumps({"about": about, "sections": tables}, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
-        told = markdown("What launching a kernel costs", about, [NOTE], {SECTION: rows})
+        notes = [NOTE] if options.on_device else [NOTE_EMULATED, NOTE]
+        told = markdown("What launching a kernel costs", about, notes, {section: rows})
         options.markdown.write_text(told, encoding="utf-8")
     return 0
 
 
-def measured(effort: Effort, versions: dict[str, object]) -> Iterator[Row]:
+def measured(effort: Effort, versions: dict[str, object], on_device: bool = False) -> Iterator[Row]:
     """What the child measures, or the targets with the reason why they are not measured."""
-    try:
-        lacking = unavailable()
-        variables = {} if lacking else emulator.environment("cuda")
-    except OSError as error:
-        lacking = str(error).partition("\n")[0]
+    where = ON_DEVICE if on_device else WHERE
+    told, lacking = there() if on_device else pretended()
     if not lacking:
-        told = {**environment(), **variables, "DEVMEM_BACKEND": "cuda", "DEVMEM_EMULATOR_MODE": "null"}
         told.pop("NUMBA_ENABLE_CUDASIM", None)
-        command = [sys.executable, __file__, "--child", str(effort.rounds * TURNS), str(effort.seconds)]
+        command = [sys.executable, __file__, "--child", str(effort.rounds * TURNS), str(effort.seconds), where]
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=told)
         if not run.returncode:
             found = json.loads(run.stdout.splitlines()[-1])
@@ -102,18 +108,34 @@ def measured(effort: Effort, versions: dict[str, object]) -> Iterator[Row]:
             yield from (Row(**row) for row in found["rows"])
             return
         lacking = f"it ended: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
-    yield from (row.skipped(lacking) for row in targets({}))
+    yield from (row.skipped(lacking) for row in targets({}, where))
 
 
-def targets(times: Mapping[str, Mapping[str, list[float]]]) -> list[Row]:
+def pretended() -> tuple[dict[str, str], str]:
+    """The environment of a child over the emulated driver; or why there is none."""
+    try:
+        lacking = there()[1] or unavailable()
+        variables = {} if lacking else emulator.environment("cuda")
+    except OSError as error:
+        lacking, variables = str(error).partition("\n")[0], {}
+    return {**environment(), **variables, "DEVMEM_BACKEND": "cuda", "DEVMEM_EMULATOR_MODE": "null"}, lacking or ""
+
+
+def there() -> tuple[dict[str, str], str]:
+    """The same, of a child on this machine's GPU; that there is none it says itself."""
+    lacking = "" if importlib.util.find_spec("numba_cuda") else "numba-cuda is not installed"
+    return {**os.environ, "DEVMEM_BACKEND": "cuda"}, lacking
+
+
+def targets(times: Mapping[str, Mapping[str, list[float]]], where: str = WHERE) -> list[Row]:
     """The rows with targets, from the times by what was launched with and library; without times they have no value yet."""
     ours = times.get(OURS, {}).get("devmem")
     theirs = {what: found["numba-cuda"] for what, found in times.items() if "numba-cuda" in found}
-    own = Row("three arrays of its own: devmem / numba-cuda", WHERE, None, "x")
+    own = Row("three arrays of its own: devmem / numba-cuda", where, None, "x")
     if ours and OURS in theirs:
         own.value = spread(ours).least / spread(theirs[OURS]).least
         own.detail = f"median of the rounds {ratio(ours, theirs[OURS]):.2f}"
-    foreign = Row("numba-cuda with foreign arrays / devmem with its own", WHERE, None, "x")
+    foreign = Row("numba-cuda with foreign arrays / devmem with its own", where, None, "x")
     if ours and LENT in theirs:
         foreign.value = spread(theirs[LENT]).least / spread(ours).least
         foreign.detail = f"median of the rounds {ratio(theirs[LENT], ours):.2f}"
@@ -123,7 +145,7 @@ def targets(times: Mapping[str, Mapping[str, list[float]]]) -> list[Row]:
 # -- in the child ------------------------------------------------------------------------------------------------------
 
 
-def child(rounds: int, seconds: float) -> None:
+def child(rounds: int, seconds: float, where: str) -> None:
     """Measure over the driver that this process finds, and print it as JSON."""
     functions = cases()
     found = interleaved(
@@ -135,19 +157,19 @@ def child(rounds: int, seconds: float) -> None:
     times: dict[str, dict[str, list[float]]] = {}
     for library, what in functions:
         times.setdefault(what, {})[library] = found[f"{library}/{what}"]
-    rows = [row_of(what, by_library) for what, by_library in times.items()] + targets(times)
+    rows = [row_of(what, by_library, where) for what, by_library in times.items()] + targets(times, where)
     names = ("cuda-bindings", "cuda-core", "numba-cuda")
     versions = {name: importlib.metadata.version(name) for name in names}
     print(json.dumps({"rows": [asdict(row) for row in rows], "versions": versions}))
 
 
-def row_of(what: str, times: Mapping[str, list[float]]) -> Row:
+def row_of(what: str, times: Mapping[str, list[float]], where: str) -> Row:
     """What launching with some kind of arguments costs, in microseconds."""
     numbers = {}
     for library, found in times.items():
         for key, value in spread(found)._asdict().items():
             numbers[f"{library} {key}"] = value * 1e6
-    return Row(what, WHERE, numbers.get("devmem least"), "us", numbers=numbers)
+    return Row(what, where, numbers.get("devmem least"), "us", numbers=numbers)
 
 
 def cases() -> dict[tuple[str, str], Callable[[], object]]:

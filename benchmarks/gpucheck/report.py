@@ -95,7 +95,7 @@ def details(step: Step) -> list[str]:
             lines += ["", "```", failure["tail"].replace("```", "'''")[-1500:], "```"]
     if step.data and step.name == "bandwidth":
         lines += ["", tables.markdown(step.data)]
-    if step.data and step.name == "overhead":
+    if step.data and step.name in ("overhead", "kernels"):
         lines += ["", "| | where | | | |", "|---|---|---|---|---|"]
         for section in step.data.get("sections", {}).values():
             for row in section:

@@ -18,11 +18,12 @@ SCRIPT = ROOT / "benchmarks" / "gpu_report.py"
 TOTAL = 465.0
 SHARES = {
     "contract": 75.0,
-    "api": 100.0,
+    "api": 85.0,
     "truth": 45.0,
+    "kernels": 35.0,
     "allocators": 40.0,
     "memcheck": 45.0,
-    "bandwidth": 120.0,
+    "bandwidth": 100.0,
     "overhead": 35.0,
 }
 LONGEST_TAIL = 3000

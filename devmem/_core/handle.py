@@ -177,7 +177,8 @@ def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
     context = context_of(device)
     chosen = context.stream_of(stream)
     source = host_array(src)
-    shape, strides = source.shape, like_strides(source.shape, source.strides, source.itemsize)
+    shape, itemsize = source.shape, source.itemsize
+    strides = None if source.flags.c_contiguous else like_strides(shape, source.strides, itemsize)
     made = empty(context, shape, source.dtype, strides, source.nbytes, stream)
     made.put(source, chosen, named=bool(stream))
     return _behind(context, chosen, source, made, None)

@@ -97,7 +97,8 @@ class TraceFile:
         except OSError as error:
             problem = error.strerror or str(error)
         if problem:
-            self.close()
+            # Not closed: another thread may be about to write, and the number would be somebody else's file by then.
+            self._fd = -1
             warnings.warn(f"the trace {self.asked} ends here: {problem}", DevmemWarning, stacklevel=2)
 
 

@@ -1,4 +1,4 @@
-"""Waiting for what can only be asked about, with a limit. Nothing else in devmem polls."""
+"""Waiting for what can only be asked about, with a limit. Nothing else in devmem polls, but a task that awaits a copy."""
 
 from __future__ import annotations
 

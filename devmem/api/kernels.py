@@ -30,7 +30,8 @@ def kernel(first: Any = None, /, *, device: bool = False, **options: object) -> 
     device : bool
         It is no kernel, but a function that kernels call.
     **options
-        What the compiler is told besides: ``fastmath``, ``debug``, ``lineinfo``, ``opt``, ``max_registers``, ...
+        What the compiler is told besides: ``fastmath``, ``debug``, ``lineinfo``, ``opt``; numba-cuda takes ``launch_bounds`` too.
+        What a compiler does not know it refuses; the simulator runs the function as it is, whatever it is told.
 
     Returns
     -------

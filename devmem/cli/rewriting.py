@@ -15,7 +15,7 @@ from typing import Any
 import libcst as cst
 from libcst import metadata
 
-from .uses import TARGETS, Finding, Mentions, Uses, dotted, first_missing, ours, plain_names, target_of
+from .uses import TARGETS, Finding, Mentions, Uses, dotted, first_missing, missing_module, ours, plain_names, target_of
 
 MENTIONED = re.compile(rb"\b(?:" + "|".join(TARGETS).encode() + rb")\b|import\s*\*")
 
@@ -138,7 +138,7 @@ class Rewriter(cst.CSTTransformer):
         if node.module is None or node.relative or isinstance(node.names, cst.ImportStar):
             return None
         module = dotted(node.module)
-        if module != "numba" and not target_of(module):
+        if (module != "numba" and not target_of(module)) or missing_module(module):
             return None
         moves = [_moves(f"{module}.{dotted(alias.name)}") for alias in node.names]
         if not any(moves):

@@ -84,7 +84,7 @@ class Uses(cst.CSTVisitor):
                 self._find(node, f"{module}.*", "cannot be changed by name: import what is used")
             return
         for alias in node.names:
-            self._look_for(alias, f"{module}.{dotted(alias.name)}")
+            self._look_for(alias, f"{module}.{dotted(alias.name)}", module)
 
     def leave_Import(self, original_node: cst.Import) -> None:
         """Names are uses again."""
@@ -139,15 +139,15 @@ class Uses(cst.CSTVisitor):
         if target_of(text) and text.replace(".", "").replace("_", "").isalnum():
             self._find(node, text, "is text, which is left as it is")
 
-    def _look_for(self, node: cst.CSTNode, name: str) -> None:
-        """Note a name that devmem does not have, or has otherwise."""
+    def _look_for(self, node: cst.CSTNode, name: str, module: str = "") -> None:
+        """Note a name that devmem does not have, or has otherwise; with the module that it is imported from."""
         target = target_of(name)
         if not target:
             return
         for known, what in DIFFERENT.items():
             if name == known or name.startswith(f"{known}."):
                 self._find(node, known, what)
-        missing = first_missing(name)
+        missing = first_missing(name) or missing_module(module)
         if missing:
             self._find(node, missing, "is not in devmem: it is left to numba, or has to be done otherwise")
 
@@ -201,6 +201,8 @@ def first_missing(name: str) -> str:
     path = target
     for part in name.removeprefix(target).split(".")[1:]:
         path = f"{path}.{part}"
+        if part in vars(found).get("COMPILER_ONLY", ()):
+            return ""  # numba-cuda's own, whether or not that is installed here
         if part in getattr(found, "__all__", ()) and part not in vars(found):
             return ""  # made when somebody asks: nobody does here
         try:
@@ -214,4 +216,18 @@ def first_missing(name: str) -> str:
                 return path
         if not hasattr(found, "__path__") and not hasattr(found, "__file__"):
             return ""  # no module: of classes and objects the members are not looked at
+    return ""
+
+
+@lru_cache
+def missing_module(name: str) -> str:
+    """The name of a module of numba's that is none in devmem; nothing if it is one, or does not move."""
+    if not target_of(name):
+        return ""
+    try:
+        importlib.import_module(ours(name))
+    except ModuleNotFoundError as error:
+        return name if error.name == ours(name) else ""
+    except ImportError:
+        pass  # there, with a library that is not installed
     return ""

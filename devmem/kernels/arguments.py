@@ -11,6 +11,7 @@ import numpy as np
 from .._core.args import check_destination, host_array
 from .._core.array import DeviceNDArray, device_view
 from .._core.config import caller_level
+from .._core.layout import address
 from .._core.record import DeviceRecord
 from .._core.smart import SmartArray
 from .._core.transfer import guard
@@ -75,8 +76,8 @@ class Brought:
         self.arguments: list[Any] = []
         #: Everything of the launch that is on the device.
         self.arrays: list[DeviceNDArray[Any]] = []
-        #: Host arrays by their identity, so that one which is given twice is one on the device, too.
-        self.copies: dict[int, Copy] = {}
+        #: Host arrays by where and how they lie, so that one which is given twice is one on the device, too.
+        self.copies: dict[tuple[Any, ...], Copy] = {}
         self.smart: list[SmartArray] = []
         self.context: Context | None = None
         implicit = None
@@ -86,8 +87,13 @@ class Brought:
             if isinstance(found, Copy) and hint is None:
                 implicit = implicit or found
             self.arguments.append(found)
+        self._check_overlaps()
         if implicit is not None:
             _tell(implicit)
+        # Behind everything that may refuse: these may move.
+        for place, each in enumerate(self.arguments):
+            if isinstance(each, SmartArray):
+                self.arguments[place] = self._on_device(each.gpu())
 
     def bring(self, context: Context, stream: Any) -> None:
         """Upload what is on the host; if one upload fails, what the others took is given back."""
@@ -129,7 +135,7 @@ class Brought:
         if isinstance(value, SmartArray):
             if hint is None or hint.download:
                 self.smart.append(value)
-            return self._on_device(value.gpu())
+            return value
         if isinstance(value, DeviceRecord):
             self._on_device(value.__devmem_view__())
             return value
@@ -156,11 +162,21 @@ class Brought:
         return array
 
     def _copy(self, value: Any, hint: Hint | None, place: int) -> Copy:
-        copy = self.copies.get(id(value))
-        if copy is None:
-            copy = self.copies[id(value)] = Copy(value, place)
+        copy = Copy(value, place)
+        copy = self.copies.setdefault(copy.memory(), copy)
         copy.want(hint)
         return copy
+
+    def _check_overlaps(self) -> None:
+        """Refuse two host arrays that would be copied back over each other: what a kernel wrote to one would be lost."""
+        back = [copy for copy in self.copies.values() if copy.download]
+        for at, copy in enumerate(back):
+            for other in back[:at]:
+                if np.may_share_memory(copy.host, other.host) and np.shares_memory(copy.host, other.host):
+                    raise LayoutError(
+                        f"{other} and {copy} share memory, and both would be copied back, one over the other: give devmem.In() "
+                        f"for the one that is only read, or the whole array once"
+                    )
 
 
 class Copy:
@@ -178,19 +194,23 @@ class Copy:
     def __str__(self) -> str:
         return f"argument {self.place}, a host array of shape {self.host.shape} and dtype {self.host.dtype}"
 
+    def memory(self) -> tuple[Any, ...]:
+        """What two arguments have in common that are the same array."""
+        host = self.host
+        return address(host), host.shape, host.strides, host.dtype, isinstance(self.value, np.void)
+
     def want(self, hint: Hint | None) -> None:
         """Take in which way it has to go; raises where it cannot go back."""
         self.upload |= hint is None or hint.upload
         if hint is not None and not hint.download:
             return
         self.download = True
-        if not isinstance(self.value, np.ndarray):
-            return
         if not self.value.flags.writeable:
             raise LayoutError(
                 f"{self} is read-only, and would have to be copied back: give devmem.In(array), for a kernel that only reads it"
             )
-        check_destination(self.value, self.host.shape, self.host.dtype)
+        if isinstance(self.value, np.ndarray):
+            check_destination(self.value, self.host.shape, self.host.dtype)
 
     def bring(self, context: Context, stream: Any) -> DeviceNDArray[Any]:
         """Make the array on the device."""

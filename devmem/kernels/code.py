@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.backends import registry
 from ..spi.errors import UnsupportedError
 from ..spi.kernel import CompiledKernel, KernelCompiler
+from ..spi.types import Capability
 
 if TYPE_CHECKING:
     from .._core.context import Context
+    from .._core.stream import Stream
     from .kernel import Kernel
 
 Types = tuple[Hashable, ...]
@@ -60,23 +63,26 @@ class Code:
 class Codes:
     """All code of one kernel, by device and by what was launched with."""
 
-    __slots__ = ("by_key", "by_types", "kernel")
+    __slots__ = ("by_key", "by_types", "compiling", "kernel")
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         #: By the context and what a launch sees of its arguments without asking the compiler.
         self.by_key: dict[tuple[Any, ...], Code] = {}
         self.by_types: dict[tuple[Context, Types], Code] = {}
+        self.compiling = threading.RLock()
 
-    def for_arguments(self, context: Context, key: tuple[Any, ...], arguments: Sequence[object]) -> Code:
-        """The code for these arguments; compiled, if there is none. The device is entered.
+    def for_arguments(
+        self, context: Context, key: tuple[Any, ...], arguments: Sequence[object], stream: Stream
+    ) -> Code:
+        """The code for these arguments, for a launch on the stream; compiled, if there is none. The device is entered.
 
         Raises
         ------
         TypeError
             Their number is wrong, or their types are, or are not those of the signature.
         UnsupportedError
-            No compiler can be used.
+            No compiler can be used; or it would have to be loaded while a graph is captured on the stream.
         """
         kernel = self.kernel
         count = len(inspect.signature(kernel.function).parameters)
@@ -85,14 +91,28 @@ class Codes:
         compiler = compiler_for(context)
         given = tuple(type_of(compiler, kernel, place, each) for place, each in enumerate(arguments))
         types = self._declared(compiler, given) if kernel.signatures else given
-        code = self.by_key[key] = self.for_types(context, compiler, types)
+        code = self.by_key[key] = self.for_types(context, compiler, types, stream)
         return code
 
-    def for_types(self, context: Context, compiler: KernelCompiler, types: Types) -> Code:
+    def for_types(self, context: Context, compiler: KernelCompiler, types: Types, stream: Stream | None = None) -> Code:
         """The code for these types; compiled, if there is none. The device is entered."""
         found = self.by_types.get((context, types))
-        if found is not None:
-            return found
+        if found is None:
+            with self.compiling:  # one thread compiles, and those that come meanwhile have the same code
+                found = self.by_types.get((context, types)) or self._compiled(context, compiler, types, stream)
+        return found
+
+    def _compiled(self, context: Context, compiler: KernelCompiler, types: Types, stream: Stream | None) -> Code:
+        if (
+            stream is not None
+            and Capability.CAPTURE in context.capabilities
+            and context.driver.capturing(stream.handle)
+        ):
+            raise UnsupportedError(
+                f"{stream!r} is capturing a graph, and {self.kernel} is not compiled for {context.device} and "
+                f"{_listed(types)} yet: loading code may wait for the device, or allocate there; launch it once before the "
+                f"capture, or call compile_for()"
+            )
         self._forget_closed()
         kernel = self.kernel
         try:
@@ -100,8 +120,8 @@ class Codes:
         except Exception as error:
             error.add_note(f"while {compiler.name} compiled {kernel} for {context.device}")
             raise
-        # Another thread may have been as quick; then one of the two goes back at once.
-        return self.by_types.setdefault((context, types), Code(context, compiled))
+        code = self.by_types[context, types] = Code(context, compiled)
+        return code
 
     def _declared(self, compiler: KernelCompiler, given: Types) -> Types:
         """The first signature that takes arguments of these types; one that they are the very types of goes before."""

@@ -18,6 +18,8 @@ from .launch import Launch, Nothing
 
 #: Threads of a block where nobody says how many: enough for every device to be busy with, and no more than any of them takes.
 THREADS = 256
+#: The longest axis that any device takes, and more bytes than any has for a block: both are an int to the drivers.
+MOST = (1 << 31) - 1
 
 
 class Kernel:
@@ -85,7 +87,7 @@ class Kernel:
         blocks = -(-count // max(per_block, 1))
         if not blocks:
             return Nothing(self)
-        return Launch(self, (blocks, 1, 1), _extent("block", per_block), stream, _bytes(dynamic_shared_bytes))
+        return Launch(self, _extent("grid", blocks), _extent("block", per_block), stream, _bytes(dynamic_shared_bytes))
 
     def compile_for(self, device: Any = None, signature: str | None = None) -> None:
         """Compile now, for a device (None: the current one), what would be compiled at the first launch.
@@ -158,7 +160,7 @@ class DeviceFunction:
 
 def _extent(what: str, value: Any) -> Extent:
     """Lengths along x, y and z, of an int or of up to three."""
-    if type(value) is int and value > 0:
+    if type(value) is int and 0 < value <= MOST:
         return (value, 1, 1)
     lengths = value if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(lengths) <= 3:
@@ -166,6 +168,8 @@ def _extent(what: str, value: Any) -> Extent:
     found = tuple(_integer(what, each) for each in lengths)
     if min(found) < 1:
         raise LayoutError(f"every length of a {what} is at least 1, got {value!r}")
+    if max(found) > MOST:
+        raise LayoutError(f"no length of a {what} is above {MOST}, got {value!r}: let each thread do several elements")
     x, y, z = (*found, 1, 1)[:3]
     return x, y, z
 
@@ -183,4 +187,6 @@ def _bytes(value: Any) -> int:
     found = _integer("dynamic_shared_bytes", value)
     if found < 0:
         raise LayoutError(f"dynamic_shared_bytes is a number of bytes, not {found}")
+    if found > MOST:
+        raise LayoutError(f"no block has {found} bytes of shared memory")
     return found

@@ -10,12 +10,12 @@ from .._core.allocation import Using
 from .._core.array import DeviceNDArray
 from .._core.device import current_context
 from .._core.entered import Entered
-from .._core.layout import is_contiguous
 from .._core.record import DeviceRecord
 from .._core.stream import Stream
-from ..spi.errors import BackendError, LayoutError
-from ..spi.types import Extent
+from ..spi.errors import BackendError, LayoutError, UnsupportedError
+from ..spi.types import Capability, Extent
 from .arguments import PLAIN, Brought, of_two_devices
+from .arrangement import arrangement
 from .code import compiler_for, type_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .kernel import Kernel
 
 _LEAST, _MOST = -(1 << 63), 1 << 63
+#: Classes that need not be asked whether they are of arrays.
+SCALARS = PLAIN | {int}
+#: Bits of an address that are zero where any dtype is aligned.
+ALIGNED = 15
 
 
 class Launch:
@@ -55,9 +59,13 @@ class Launch:
         TypeError
             The arguments are too many or too few, or of types that the kernel does not take.
         LayoutError
-            They are on two devices, or bound to two streams; or a host array that has to be copied back is read-only.
+            They are on two devices, or bound to two streams; or a host array that has to be copied back is read-only, or shares
+            memory with another such.
+        OverflowError
+            A scalar is too large for its type.
         UnsupportedError
-            No compiler can be used, or the driver launches nothing.
+            No compiler can be used, or the driver launches nothing; or a graph is captured on the stream, and the kernel is not
+            compiled yet, or is given host arrays.
         TransferGuardError
             A host array would be copied, which DEVMEM_TRANSFER_GUARD forbids. Nothing has moved.
         OutOfMemory, BackendError
@@ -71,7 +79,7 @@ class Launch:
         # Device arrays and plain scalars are told from each other here; this is the path that has to be fast.
         for each in arguments:
             kind = type(each)
-            if kind is DeviceNDArray:
+            if kind is DeviceNDArray or (kind not in SCALARS and issubclass(kind, DeviceNDArray)):
                 allocation = each.allocation
                 owner = allocation.context
                 if allocation.freed or owner.dead is not None:
@@ -87,7 +95,7 @@ class Launch:
                 key += (
                     each._dtype,
                     len(each._shape),
-                    "C" if strides is None else _order(each),
+                    "C" if strides is None and not each._ptr & ALIGNED else _order(each),
                     allocation.read_only,
                 )
             elif kind is int:
@@ -119,7 +127,7 @@ class Launch:
         token = driver.enter()
         try:
             if found is None:
-                found = codes.for_arguments(context, looked_up, arguments)
+                found = codes.for_arguments(context, looked_up, arguments, stream)
             if context.reclaim.dropped or context.reclaim.busy:
                 context.reclaim.examine()
             launch = found.compiled.launch
@@ -132,7 +140,7 @@ class Launch:
             with Using(stream, *allocations):
                 launch(self.grid, self.block, self.shared_bytes, stream.handle, arguments)
         except BackendError as error:
-            error.add_note(f"while launching {self.kernel} on {self.grid} blocks of {self.block} threads")
+            error.add_note(self._told())
             raise
         finally:
             if token is not None:
@@ -152,8 +160,7 @@ class Launch:
         compiler_for(context)  # raises before anything moves
         stream = context.stream_of(self.stream or bound or 0)
         with Entered(context) as driver:
-            if not self.stream:
-                stream.check_waitable(driver)
+            _check_not_captured(stream, context)
             brought.bring(context, stream)
             try:
                 self._launch_brought(context, brought, stream)
@@ -161,7 +168,8 @@ class Launch:
                 brought.discard()
                 raise
             try:
-                brought.fetch(stream)
+                # They are bound to the stream; it is named to those copies alone that nobody here waits for.
+                brought.fetch(stream if self.stream else 0)
             finally:
                 if not self.stream:
                     driver.stream_synchronize(stream.handle)
@@ -175,6 +183,10 @@ class Launch:
             self._enqueue(context, tuple(brought.arguments), [each.allocation for each in brought.arrays], key, bound)
         finally:
             brought.launched()
+
+    def _told(self) -> str:
+        shared = f", each with {self.shared_bytes} bytes of dynamic shared memory" if self.shared_bytes else ""
+        return f"while launching {self.kernel} on {self.grid} blocks of {self.block} threads{shared}"
 
     def _own_context(self) -> Context:
         """The device of the stream, where one is named, else the current one."""
@@ -206,17 +218,23 @@ class Nothing:
 
 
 def _order(array: DeviceNDArray[Any]) -> str:
-    """'C', 'F', or 'A' for an array whose elements lie any other way; 'C' for one that is both."""
-    shape, strides, itemsize = array._shape, array.strides, array._dtype.itemsize
-    if is_contiguous(shape, strides, itemsize):
-        return "C"
-    return "F" if is_contiguous(shape, strides, itemsize, "F") else "A"
+    order, aligned = arrangement(array)
+    return order if aligned else f"{order}, not aligned"
+
+
+def _check_not_captured(stream: Stream, context: Context) -> None:
+    """Refuse host arrays where a graph would run again on memory that they had for one launch. The device is entered."""
+    if Capability.CAPTURE in context.capabilities and context.driver.capturing(stream.handle):
+        raise UnsupportedError(
+            f"{stream!r} is capturing a graph, and host arrays are on the device for one launch alone: keep them there, "
+            f"devmem.to_device(), before the capture begins"
+        )
 
 
 def _key(argument: Any) -> tuple[Any, ...]:
     """What decides on the code for an argument that is on the device; nothing of what the compiler has to be asked about."""
     if isinstance(argument, DeviceNDArray):
-        order = "C" if argument._strides is None else _order(argument)
+        order = "C" if argument._strides is None and not argument._ptr & ALIGNED else _order(argument)
         return argument._dtype, len(argument._shape), order, argument.allocation.read_only
     if isinstance(argument, DeviceRecord):
         return DeviceRecord, argument.dtype

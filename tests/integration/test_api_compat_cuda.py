@@ -301,10 +301,12 @@ def test_what_is_no_stream_is_refused(stream):
 def test_none_and_zero_name_no_stream_but_events_take_no_none():
     for stream in (0, None, False):
         assert cuda.to_device(np.arange(3.0), stream=stream).stream == 0
-    with pytest.raises(TypeError):
-        cuda.event().record(None)
-    with pytest.raises(TypeError):
-        cuda.event().wait(None)
+    for nothing in (None, [], ()):
+        assert cuda.to_device(np.arange(3.0)).copy_to_host(stream=nothing).tolist() == [0, 1, 2]
+        with pytest.raises(TypeError):
+            cuda.event().record(nothing)
+        with pytest.raises(TypeError):
+            cuda.event().wait(nothing)
 
 
 def test_streams_say_which_they_are():
@@ -492,8 +494,9 @@ def test_a_host_that_nobody_chose_is_no_gpu(python):
 
 
 def test_old_spellings_are_accepted_and_told():
-    with pytest.warns(DeprecationWarning, match="obj="):
+    with pytest.warns(DeprecationWarning, match="obj=") as caught:
         d = cuda.to_device(array=np.arange(3.0))
+    assert caught[0].filename == __file__
     out = np.empty(3)
     with pytest.warns(DeprecationWarning, match="ary="):
         assert d.copy_to_host(array=out) is out
@@ -507,8 +510,9 @@ def test_old_spellings_are_accepted_and_told():
     with pytest.raises(TypeError):
         kind((3,), (8,), "f8", nonsense=1)
     handle = cuda.stream().handle
-    with pytest.warns(DeprecationWarning, match="Stream"):
+    with pytest.warns(DeprecationWarning, match="Stream") as caught:
         assert int(cuda.cudadrv.driver.Stream(cuda.current_context(), handle, None)) == handle
+    assert caught[0].filename == __file__
 
 
 def test_is_cuda_array_and_as_cuda_array():
@@ -543,6 +547,18 @@ def test_foreign_arrays_are_seen_in_place():
     assert int(cuda.as_cuda_array(described(d, stream=0)).stream) == 1
     part = cuda.from_cuda_array_interface(described(d, shape=(3,), strides=(16,)).__cuda_array_interface__, owner=d)
     assert part.copy_to_host().tolist() == [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "sync", "waits"), [(None, True, 1), ("1", True, 1), ("0", True, 0), (None, False, 0)]
+)
+def test_whether_the_host_waits_for_a_foreign_array(monkeypatch, value, sync, waits):
+    d, stream, waited = cuda.to_device(np.arange(6.0)), cuda.stream(), []
+    monkeypatch.setattr(cuda.cudadrv.driver.Stream, "synchronize", lambda self: waited.append(self))
+    if value is not None:
+        monkeypatch.setenv("NUMBA_CUDA_ARRAY_INTERFACE_SYNC", value)
+    seen = cuda.as_cuda_array(described(d, stream=stream.handle), sync=sync)
+    assert [int(each) for each in waited] == [int(seen.stream)] * waits
 
 
 def test_foreign_arrays_that_cannot_be_taken():

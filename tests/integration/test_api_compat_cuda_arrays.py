@@ -51,6 +51,29 @@ def test_attributes():
     devicearray.verify_cuda_ndarray_interface(d)
 
 
+@pytest.mark.parametrize("source", [ramp(3, 4), ramp(3, 4, order="F"), np.array(2.0)])
+def test_the_layout_that_code_reaches_for(source):
+    d = cuda.to_device(source)
+    layout = d._dummy
+    assert (layout.shape, layout.strides, layout.itemsize) == (d.shape, d.strides, 8)
+    assert layout.extent == (0, d.nbytes)
+    assert layout.is_c_contig == d.is_c_contiguous()
+    assert layout.is_f_contig == d.is_f_contiguous()
+
+
+def test_truth_is_a_matter_of_length():
+    assert cuda.to_device(np.zeros(3))
+    assert cuda.to_device(np.zeros((1, 1)))
+    assert not cuda.to_device(np.zeros((0, 3)))
+    assert not cuda.to_device(np.array(0.0))
+
+
+@pytest.mark.parametrize("strides", [(24, 8), (0, 0)])
+def test_an_array_without_elements_is_seen_as_another_type(strides):
+    d = cuda.to_device(np.ndarray((0, 3), strides=strides))
+    assert d.view(np.float32).shape == (0, 6)
+
+
 def test_numba_cudas_own_kernels_find_what_they_ask_for():
     d = cuda.to_device(ramp(3, 4))[:, ::2]
     seen = d._strided_memory_view_shim
@@ -247,7 +270,20 @@ def test_freed_memory_is_not_used():
 
 @pytest.mark.parametrize(
     "key",
-    [0, -1, np.int64(1), (1, 2), (-1, -1), slice(1, 3), (slice(None), 1), (1, slice(2, None)), (slice(None),), ()],
+    [
+        0,
+        -1,
+        np.int64(1),
+        np.array(1),
+        (np.array(1), 2),
+        (1, 2),
+        (-1, -1),
+        slice(1, 3),
+        (slice(None), 1),
+        (1, slice(2, None)),
+        (slice(None),),
+        (),
+    ],
 )
 def test_indices(key):
     source = ramp(3, 4)
@@ -257,6 +293,13 @@ def test_indices(key):
     if not np.ndim(source[key]):
         assert type(found) is np.float64
     assert type(d.getitem(key, stream=cuda.stream())) is type(found)
+
+
+def test_too_many_indices_are_told_before_what_they_are():
+    d = cuda.to_device(np.array(5.0))
+    for key in (..., None, "a"):
+        with pytest.raises(IndexError, match="1 extra indices given"):
+            d[key]
 
 
 def test_views_share_memory():
@@ -276,6 +319,7 @@ def test_views_share_memory():
         (-4, IndexError),
         ((0, 4), IndexError),
         ((0, 0, 0), IndexError),
+        ((0, 0, None), IndexError),
         (Ellipsis, TypeError),
         (None, TypeError),
         ([0, 1], (TypeError, ValueError)),
@@ -380,6 +424,7 @@ def test_reshape(shape, order):
     ("call", "error", "says"),
     [
         (lambda d: d.reshape(5), ValueError, "reshape changes the size of the array"),
+        (lambda d: d.reshape(), ValueError, "reshape changes the size of the array"),
         (lambda d: d.reshape(-1, -1), ValueError, "one unknown dimension"),
         (lambda d: d.reshape(-1, 5), ValueError, "cannot infer"),
         (lambda d: d.reshape(12, order="X"), ValueError, "order not C"),
@@ -477,6 +522,20 @@ def test_records():
     np.testing.assert_array_equal(d["c"].copy_to_host(), np.arange(6.0).reshape(2, 3))
     assert type(d["d"]) is DeviceRecord
     assert d["d"]["e"] == 9
+
+
+def test_a_record_on_a_stream_and_its_axes():
+    d, stream = cuda.to_device(record()), cuda.stream()
+    bound = d.bind(stream)
+    assert type(bound) is DeviceRecord
+    assert (bound.stream, d.stream) == (stream, 0)
+    bound["a"] = 4
+    stream.synchronize()
+    assert d["a"] == 4
+    with pytest.raises(NotImplementedError, match="non-2D"):
+        d.transpose()
+    with pytest.raises(NotImplementedError, match="non-2D"):
+        _ = d.T
 
 
 def test_records_are_written():

@@ -61,6 +61,8 @@ def test_facts_of_a_device(device):
     assert found.uuid.endswith(device.info.uuid)
     assert found.uuid.startswith("GPU-")
     assert len(found.compute_capability) == 2
+    for known in (found.supports_float16, found.supports_bfloat16, found.supports_fp8):
+        assert isinstance(known, bool)
     assert device.info.warp_size == found.WARP_SIZE
     assert found.MAX_THREADS_PER_BLOCK >= 256
     assert bool(found.CAN_MAP_HOST_MEMORY) == ("mapped" in device.info.capabilities)
@@ -187,6 +189,8 @@ def test_memory_info():
 
 def test_memalloc():
     memory = cuda.current_context().memalloc(64)
+    assert type(memory) is driver.OwnedPointer
+    assert isinstance(memory._mem, driver.AutoFreePointer)
     assert memory.size == 64
     assert memory.device_pointer.value == memory.device_ctypes_pointer.value == memory.device_pointer_value
     memory.memset(7)
@@ -800,6 +804,32 @@ def test_peers(second):
     context.enable_peer_access(second.ordinal)
     with pytest.raises(AssertionError, match="flags"):
         context.enable_peer_access(second.ordinal, 1)
+
+
+def test_a_peer_that_is_not_there():
+    with contextlib.suppress(CudaAPIError):  # what the driver says to that
+        assert not cuda.current_context().can_access_peer(99)
+
+
+def test_memory_that_is_not_mapped_has_no_address_on_the_device(need_kind):
+    need_kind("mapped")
+    with pytest.raises(CudaAPIError):
+        cuda.MappedMemory(cuda.current_context(), 8, 10)
+
+
+def test_what_device_memory_depends_on_lives_as_long():
+    class Owner:
+        pass
+
+    owner, d = Owner(), cuda.device_array(3)
+    seen = weakref.ref(owner)
+    driver.device_memory_depends(d, owner)
+    del owner
+    gc.collect()
+    assert seen() is not None
+    del d
+    gc.collect()
+    assert seen() is None
 
 
 def test_the_public_functions_of_devices():

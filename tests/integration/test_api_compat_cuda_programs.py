@@ -98,6 +98,17 @@ def count(values, bins):
         cuda.atomic.add(bins, values[k], 1)
 
 
+WEIGHTS = np.array([1.0, 10.0, 100.0])
+
+
+@cuda.jit
+def weigh(values, out):
+    table = cuda.const.array_like(WEIGHTS)
+    at = cuda.grid(1)
+    if at < out.size:
+        out[at] = values[at] * table[at % 3]
+
+
 # -- data transfer -----------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +149,26 @@ def test_a_pipeline_of_pinned_pieces(need, need_kind):
             cuda.to_device(source[part], stream=stream).copy_to_host(results[part], stream=stream)
         cuda.synchronize()
     assert (results == source).all()
+
+
+def test_two_buffers_in_turns(need_kind):
+    need_kind("pinned")
+    source, result = np.arange(4000.0), np.empty(4000)
+    streams, passed = [cuda.stream(), cuda.stream()], [cuda.event(timing=False), cuda.event(timing=False)]
+    sent, back = ([cuda.pinned_array(500) for _ in streams] for _ in range(2))
+    there = [cuda.device_array(500) for _ in streams]
+    with cuda.defer_cleanup():
+        for at in range(10):
+            turn = at % 2
+            if at >= 2:
+                passed[turn].synchronize()
+                result[(at - 2) * 500 : (at - 1) * 500] = back[turn]
+            if at < 8:
+                sent[turn][:] = source[at * 500 : (at + 1) * 500]
+                there[turn].copy_to_device(sent[turn], stream=streams[turn])
+                there[turn].copy_to_host(back[turn], stream=streams[turn])
+                passed[turn].record(streams[turn])
+    assert (result == source).all()
 
 
 def test_nothing_is_freed_in_a_section_that_has_to_be_fast():
@@ -236,6 +267,12 @@ def test_memory_of_a_threads_own(kernels):
     out = cuda.device_array((3, 4))
     powers[1, 3](out)
     assert out.copy_to_host().tolist() == [[1, 0, 0, 0], [1, 1, 1, 1], [1, 2, 4, 8]]
+
+
+def test_constants_of_a_kernel(kernels):
+    out = cuda.device_array(6)
+    weigh[1, 8](cuda.to_device(np.arange(6.0)), out)
+    assert out.copy_to_host().tolist() == [0, 10, 200, 3, 40, 500]
 
 
 def test_counting_together(kernels):

@@ -62,6 +62,35 @@ with dm.current_device().entered() as driver:
     else:
         raise SystemExit("it loaded what it had refused")
 """
+SHARED = """
+import devmem as dm
+from devmem.backends.cuda import launching
+from devmem.testing.emulator import control
+told = lambda: control().calls().get("cuFuncSetAttribute", 0)
+with dm.current_device().entered() as driver:
+    one, other = driver.load(b"code", "first"), driver.load(b"code", "second")
+    def launch(function, shared_bytes):
+        driver.launch(function, (1, 1, 1), (1, 1, 1), shared_bytes, 1, 0x1000)
+        return told()
+    # With what a function declares itself even a little may be more than it gets untold; never of less than before.
+    assert [launch(one, n) for n in (0, 4096, 64, 4096, 99_000)] == [0, 1, 1, 1, 2]
+    assert launch(other, 64) == 3
+    real = launching.cu
+    class Refusing:
+        def __getattr__(self, name):
+            return getattr(real, name)
+        def cuFuncSetAttribute(self, *arguments):
+            return (real.CUresult.CUDA_ERROR_INVALID_VALUE,)
+    launching.cu = Refusing()
+    try:
+        launch(one, 1 << 30)
+    except dm.BackendError as error:
+        assert "1073741824 bytes of dynamic shared memory are more than" in error.__notes__[0], error.__notes__
+    else:
+        raise SystemExit("it launched with more than there is")
+    launching.cu = real
+    assert launch(one, 99_000) == 3, "it has been told of so many"
+"""
 FUNCTIONS = {
     "cuda": ("cuModuleLoadDataEx", "cuModuleGetFunction", "cuLaunchKernel", "cuModuleUnload"),
     "roc": ("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel", "hipModuleUnload"),
@@ -98,6 +127,12 @@ def need_binding(backend, provider):
 def test_functions_are_loaded_launched_and_unloaded(backend, provider):
     need_binding(backend, provider)
     done = run(backend, LAUNCHING.format(names=FUNCTIONS[backend]), provider, DEVMEM_EMULATOR_MODE="null")
+    assert done.returncode == 0, done.stderr
+
+
+def test_functions_are_told_of_dynamic_shared_memory():
+    need_binding("cuda", "")
+    done = run("cuda", SHARED, DEVMEM_EMULATOR_MODE="null")
     assert done.returncode == 0, done.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -192,16 +193,14 @@ def test_a_failure_leaves_nothing_allocated(recorded, method):
         if not recorded.injected:
             break
         assert failed is error
-        [note] = error.__notes__
-        assert note.startswith("scatter: ")
-        assert any(str(each) in note for each in every)
-        del error.__notes__, failed
-        error.__traceback__ = None
-        gc.collect()
         for each in every:
             each.synchronize()
         dm.trim()
-        assert [dm.memory_info(each).live for each in every] == before
+        assert [dm.memory_info(each).live for each in every] == before, "pieces live as long as the error"
+        [note] = error.__notes__
+        assert note.startswith("scatter: ")
+        assert any(str(each) in note for each in every)
+        del error.__notes__
     assert nth > len(set(every)) or method not in ("copy", "stream_synchronize")
     assert np.array_equal(dm.gather(dm.scatter(DATA, every)), DATA)
 
@@ -219,3 +218,35 @@ def test_a_failed_download_is_told_and_nobody_writes_later(recorded, need_kind):
     dm.synchronize()
     assert np.all(out == -1)
     assert np.array_equal(dm.gather(pieces, out=out), DATA)
+
+
+def test_what_is_under_way_is_waited_for_when_another_fails(recorded, need, need_kind, hold):
+    """Or it would write to the caller's array after the call."""
+    need("hold")
+    need_kind("pinned")
+    stream = dm.stream(non_blocking=True)
+    first, second = dm.to_device(DATA, stream=stream), dm.to_device(DATA)
+    out = dm.pinned_array((14, 30, 40), "i4")
+    out[...] = -1
+    dm.synchronize()
+    errors, done = [], threading.Event()
+
+    def work():
+        try:
+            with dm.use_backend(recorded.name):
+                dm.gather([first, second], out=out)
+        except BackendError as error:
+            errors.append(error)
+        done.set()
+
+    with hold(stream) as latch:
+        recorded.fail_at(2, "copy")
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert not done.wait(0.3), "it came back while a copy was under way"
+        latch.release()
+        assert done.wait(30)
+    thread.join()
+    recorded.disarm()
+    assert len(errors) == 1
+    assert np.array_equal(out[:7], DATA)

@@ -158,7 +158,7 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device):
     array, source = dm.zeros(5 * 4096, "u1"), np.zeros(5 * 4096, "u1")
     array.copy_to_device(source)
     dm.transfer_stats(reset=True)
-    done = threading.Event()
+    done, ring = threading.Event(), device.context().ring
     problems: list[BaseException] = []
 
     def work() -> None:
@@ -172,7 +172,10 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device):
     with hold(stream) as latch:
         thread = threading.Thread(target=work)
         thread.start()
-        assert not done.wait(0.1), "it did not wait for a slot"
+        # A slot that still is on a stream, and that nobody else can have: it is being waited for.
+        while len(ring._free) == len(ring.made) or None in [slot.stream for slot in ring.made]:
+            assert not done.wait(0.001), "it did not wait for a slot"
+        assert not done.wait(0.02), "it did not wait for a slot"
         latch.release()
         assert done.wait(30)
     thread.join()

@@ -226,6 +226,7 @@ def _(env: Env) -> None:
     with standin_compiler.standing_in(dm.current_device().backend):
         copying = dm.kernel(copy_elements)
         try:
+            copying[2, 32, env.stream](dm.In(src), dm.InOut(both))
             copying[2, 32, env.stream](dm.InOut(both), dm.Out(out))
             dm.synchronize()
             assert np.all(out == 5)

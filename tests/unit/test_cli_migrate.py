@@ -313,6 +313,15 @@ def test_what_cannot_be_parsed_is_said(source):
     assert rewrite(source).after == source  # nothing of ours in it: it is not even looked at
 
 
+def test_names_of_the_compiler_move_with_the_module_that_has_them():
+    assert (
+        rewrite(b"from numba.cuda import libdevice, to_device\n").after
+        == b"from devmem.compat.numba_cuda import libdevice, to_device\n"
+    )
+    source = b"from numba.cuda.libdevice import sqrt\n"  # no module of ours, though there is the name
+    assert rewrite(source).after == source
+
+
 # -- what has to be looked at ------------------------------------------------------------------------------------------
 
 
@@ -329,6 +338,7 @@ def test_what_cannot_be_parsed_is_said(source):
         ("from numba.roc import *\n", 1, "numba.roc.*", "cannot be changed by name"),
         ("from numba import *\n", 1, "numba.*", "cannot be changed by name"),
         ("from numba import hsa\n", 1, "numba.hsa", "renamed"),
+        ("from numba.cuda.libdevice import sqrt\n", 1, "numba.cuda.libdevice", "is not in devmem"),
         ("m = importlib.import_module('numba.cuda.cudadrv')\n", 1, "numba.cuda.cudadrv", "is text"),
     ],
 )
@@ -345,6 +355,8 @@ def test_a_name_that_differs_is_told_with_its_line(source, line, name, words):
         "from numba.roc.hsadrv.devicearray import DeviceNDArray\nDeviceNDArray.whatever\n",
         "'''See numba.cuda for more.'''\n",
         "from numba.cuda.cudadrv.driver import binding\n",  # whether or not the vendor's is installed
+        "from numba import cuda\ncuda.syncwarp()\ncuda.libdevice.sqrt(2)\n",  # whether or not numba-cuda is installed
+        "from numba.cuda import libdevice\nlibdevice.sqrt(2)\n",
     ],
 )
 def test_what_is_there_is_not_told(source):

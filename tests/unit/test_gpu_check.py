@@ -106,7 +106,7 @@ def test_a_run_over_the_emulated_driver_writes_everything_down(environment, tmp_
     del environment["CUDA_VISIBLE_DEVICES"]
     results, out = tmp_path / "results", tmp_path / "out"
     environment |= {"OUT": str(out), "GIT_COMMIT": "c0ffee"}
-    steps = ["contract", "truth", "allocators", "memcheck", "bandwidth"]
+    steps = ["contract", "truth", "kernels", "allocators", "memcheck", "bandwidth"]
     done = check(environment, "--emulated", "--quick", "--results", str(results), "--only", *steps)
     assert done.returncode in (0, 1), done.stderr
 
@@ -119,9 +119,14 @@ def test_a_run_over_the_emulated_driver_writes_everything_down(environment, tmp_
     assert found["emulated"] and found["device"]["emulated"] and "EMULATED" in text
     assert found["devmem"]["commit"] == "c0ffee" and "c0ffee" in text
     assert found["packages"]["numpy"] and found["host"]["cpus"] and found["device"]["compute_capability"]
-    contract, truth, allocators, memcheck, bandwidth = found["steps"]
-    for step in (contract, truth, allocators):
+    contract, truth, kernels, allocators, memcheck, bandwidth = found["steps"]
+    for step in (contract, truth, kernels, allocators):
         assert sum(step["counts"].get(how, 0) for how in ("passed", "failed", "skipped", "error")) >= 6, step
+    asked = {how: kernels["counts"].get(f"asked, {how}", 0) for how in ("met", "falls short", "not measured")}
+    assert sum(asked.values()) == 2, "what a launch may cost, beside its own arrays and beside foreign ones"
+    if importlib.util.find_spec("numba_cuda") is None:
+        assert asked["not measured"] == 2 and "numba-cuda is not installed" in text, kernels["data"]
+    assert "three arrays of its own: devmem / numba-cuda" in text
     assert "no memcheck" in memcheck["notes"][0]
     assert bandwidth["status"] == "passed", bandwidth["failures"]
     assert bandwidth["data"]["emulated"] and bandwidth["data"]["unfinished"] == []

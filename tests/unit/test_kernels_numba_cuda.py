@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import importlib.util
 import re
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +222,63 @@ def test_types_of_device_arrays(numba, devmem_backend):
     record = dm.to_device(np.zeros(2, [("x", "<i4"), ("y", "<f8")]))
     assert "Record" in str(numba.typing.type_of(record[0]))
     assert "Record" in str(numba.typing.type_of(record))
+
+
+def test_elements_that_are_not_aligned_are_read_in_pieces(numba, devmem_backend):
+    """A device faults where it is told to read eight bytes at an odd address."""
+    packed, aligned = np.dtype([("x", "i1"), ("y", "<f8")]), np.dtype([("x", "i1"), ("y", "<f8")], align=True)
+
+    def kernel(out):
+        out[0] = 1.5
+
+    for dtype, wide in ((packed, False), (aligned, True)):
+        field = numba.typing.type_of(dm.to_device(np.zeros(4, dtype))["y"])
+        assert field.aligned is wide
+        assert ("st.global.u64" in numba.ptx_for(kernel, (field,), H100, {})) is wide
+    [declared] = numba.typing.types_of("void(float64[:])")
+    assert numba.typing.fits(declared, field)
+    assert not numba.typing.fits(declared, numba.typing.type_of(dm.to_device(np.zeros(4, packed))["y"]))
+
+
+def test_a_member_of_an_enumeration_goes_by_its_value(numba):
+    kind = enum.IntEnum("kind", {"SEVEN": 7})
+    slot = numba.typing.slot(numba.typing.type_of(kind.SEVEN))
+    words = memoryview(bytearray(8))
+    slot.put(kind.SEVEN, words, 0)
+    assert int.from_bytes(words, "little") == 7
+
+
+def test_a_dtype_that_numba_has_not_is_named(numba, devmem_backend):
+    with pytest.raises(TypeError, match="numba-cuda takes no DeviceNDArray of dtype >f4"):
+        numba.typing.type_of(dm.to_device(np.zeros(3, ">f4")))
+
+
+def test_who_comes_while_the_names_are_registered_waits(numba, monkeypatch):
+    from devmem.kernels.compilers.numba_cuda import device_names
+
+    begun, go_on, found = threading.Event(), threading.Event(), []
+
+    def registering():
+        device_names._types["one"] = 1
+        begun.set()
+        assert go_on.wait(20)
+        device_names._types["other"] = 2
+
+    def second():
+        device_names.register()
+        found.append(dict(device_names._types))
+
+    monkeypatch.setattr(device_names, "_types", {})
+    monkeypatch.setattr(device_names, "_register_all", registering)
+    threads = [threading.Thread(target=device_names.register), threading.Thread(target=second)]
+    threads[0].start()
+    assert begun.wait(20)
+    threads[1].start()
+    threads[1].join(0.2)  # time enough to go wrong
+    go_on.set()
+    for each in threads:
+        each.join()
+    assert found == [{"one": 1, "other": 2}]
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,33 @@ def test_elements_are_numpys(simulated):
         b[1] = b[0] / b[1]
 
     a, b = simulated.run(kernel, 1, 1, np.array([1, 2, 3, 1 << 20], np.int32), np.array([1.0, 0.0]))
-    assert kinds == [(np.int32, np.int32, np.float64, np.bool_)]
+    assert kinds == [(np.int64, np.int64, np.float64, np.bool_)]
     assert a.tolist() == [1, 2, 4, 0]
     assert b.tolist() == [1, np.inf]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_integers_are_computed_with_in_64_bits_as_compiled_kernels_do(simulated, watched):
+    def kernel(line, plane, cube, number, out):
+        near = shared.array(2, np.uint8)
+        near[0], near[1] = line[0], line[1]
+        out[0] = line[0] + line[1]
+        out[1] = plane[0, 0] * plane[0, 1]
+        out[2] = (cube[0, 0, 0] + cube[0, 0, 1]) / 3
+        out[3] = near[0] + near[1] + number
+        out[4] = atomic.add(line, 0, 100) + 100
+        out[5] = line[0]  # what is stored wraps
+        line[1] = line[1] + 200
+        near[1] = near[1] + 200
+        atomic.max(plane, (0, 1), plane[0, 0] << 11)  # which is negative in 32 bits
+        out[6], out[7], out[8] = line[1], near[1], plane[0, 1]
+        line[2], cube[0, 0, 0] = -1, 1 << 15
+        out[9], out[10] = line[2], cube[0, 0, 0]
+
+    given = [np.array([200, 100, 0], np.uint8), np.full((1, 2), 1 << 20, np.int32), np.full((1, 1, 2), 30000, np.int16)]
+    with dm.simulator(race_check=watched):
+        *_, out = simulated.run(kernel, 1, 1, *given, np.int8(127), np.zeros(11))
+    assert out.tolist() == [300, 1 << 40, 20000, 427, 300, 44, 44, 44, 1 << 20, 255, -(1 << 15)]
 
 
 def test_what_arrays_know_of_themselves(simulated):
@@ -134,7 +158,9 @@ def test_there_is_no_arithmetic_with_whole_arrays(simulated):
         np.add(a, 1)
 
     for kernel in (add, test):
-        assert "TypeError" in str(simulated.report(kernel, 1, 1, np.zeros(3)))
+        told = str(simulated.report(kernel, 1, 1, np.zeros(3)))
+        assert "TypeError" in told
+        assert "array in a kernel" in told
 
 
 def test_parts_of_arrays_share_their_memory(simulated):
@@ -258,7 +284,8 @@ def test_a_record_of_the_host_is_a_copy(simulated):
         (1j, np.complex128),
         (True, bool),
         (np.float32(3), np.float32),
-        (np.uint8(200), np.uint8),
+        (np.uint8(200), np.int64),
+        (np.uint64(200), np.uint64),
         ((1, 2.5), tuple),
     ],
 )
@@ -289,7 +316,7 @@ def test_numbers_are_converted_to_what_was_declared(simulated):
 
     compiled = simulated.compiler.compile(kernel, parse("void(uint8, float32, boolean)"), simulated.driver, {})
     compiled.launch((1, 1, 1), (1, 1, 1), 0, 1, (-1, 3, 2))
-    assert seen == [(255, 3.0, True, np.uint8, np.float32, bool)]
+    assert seen == [(255, 3.0, True, np.int64, np.float32, bool)]
 
 
 @pytest.mark.parametrize("wrong", [1 << 64, "text", None, [1, 2], ("a",), np.zeros(3)])
@@ -657,15 +684,28 @@ def test_a_seed_shuffles_threads_and_blocks_the_same_way_each_time(simulated):
     assert len(set(seen.values())) == 5
 
 
-def test_blocks_are_shuffled_too(simulated, monkeypatch):
-    from devmem.kernels.compilers.simulator import launch
-
-    monkeypatch.setattr(launch, "THREADS", 1)
+def test_blocks_are_shuffled_too(simulated):
     order = []
     with dm.simulator(shuffle=1):
         simulated(lambda: order.append((blockIdx.x, blockIdx.y)), (5, 5), 1)
     assert sorted(order) == list(itertools.product(range(5), range(5)))
     assert order != sorted(order, key=lambda at: at[::-1])
+
+
+def test_a_seed_gives_atomics_of_all_blocks_the_same_order_each_time(simulated):
+    def kernel(count, out):
+        for _ in range(10):
+            out[atomic.add(count, 0, 1)] = grid(1)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # several threads of the host would take many turns
+    try:
+        with dm.simulator(shuffle=3):
+            results = [simulated.run(kernel, 8, 8, np.zeros(1, np.int64), np.zeros(640, np.int64))[1] for _ in range(4)]
+    finally:
+        sys.setswitchinterval(interval)
+    assert all((each == results[0]).all() for each in results)
+    assert sorted(results[0]) == sorted(list(range(64)) * 10)
 
 
 @pytest.mark.parametrize("seed", random.Random(8).sample(range(10**6), 8))

@@ -326,6 +326,45 @@ def test_what_is_no_race(simulated, kernel, seed):
         simulated.run(kernel, 2, 8, EIGHT)
 
 
+RECORD = np.dtype([("weight", "f4"), ("count", "i8"), ("place", "i2", (2,))])
+
+
+def test_fields_of_records_in_shared_memory_are_watched(simulated, line_of):
+    def fine(out):
+        s, t = shared.array(4, RECORD), threadIdx.x
+        s[t].weight = 2 * t
+        s[t]["count"] = 3 * t
+        s[t].place[1] = 5
+        barrier()
+        if t == 0:
+            s[1].weight = 50  # which nobody else looks at
+        out[t] = s[3 - t]["count"] + s[3 - t].place[1]
+
+    def raced(out):
+        s, t = shared.array(4, RECORD), threadIdx.x
+        s[t].weight = t
+        out[t] = s[0].weight
+
+    def whole(out):
+        s, held, t = shared.array(4, RECORD), shared.array(4, RECORD), threadIdx.x
+        s[t].weight, s[t].count, s[t].place[0], s[t].place[1] = 1, t, 3, 4
+        held[t] = s[t]
+        barrier()
+        out[t] = held[3 - t]
+
+    with dm.simulator(race_check=True):
+        [out] = simulated.run(fine, 1, 4, np.zeros(4, np.int64))
+        assert out.tolist() == [14, 11, 8, 5]
+        error = simulated.report(raced, 1, 4, np.zeros(4))
+        assert (error.kind, error.lineno) == ("race", line_of(raced, "out[t]"))
+        assert "field 'weight'" in str(error)
+        # Between the fields lies nothing, or a copy of all of it would read what nobody wrote.
+        [out] = simulated.run(whole, 1, 4, np.zeros(4, RECORD))
+    assert out["count"].tolist() == [3, 2, 1, 0]
+    unknown = simulated.report(lambda: shared.array(1, RECORD)[0].height, 1, 1)
+    assert "height" in str(unknown)
+
+
 def test_a_waves_barrier_orders_nothing_between_waves(simulated, line_of):
     def kernel(a):
         s, t = shared.array(8, np.int32), threadIdx.x
@@ -546,6 +585,19 @@ def test_shared_arrays_of_one_place_are_of_one_shape(simulated, line_of):
 
     report = simulated.report(kernel, 1, 2)
     assert at(report, "misuse", (1, 0, 0)) == line_of(kernel, "# here")
+
+
+def test_a_kernel_returns_nothing(simulated, line_of):
+    def kernel(a):
+        return a[0]
+
+    def stops(a):
+        yield a[0]
+
+    for each in (kernel, stops):
+        error = simulated.report(each, 1, 2, np.zeros(1))
+        assert (error.kind, error.lineno) == ("misuse", each.__code__.co_firstlineno)
+        assert "returns nothing" in str(error)
 
 
 @pytest.mark.parametrize("wrong", [1.0, "0", None, (0, 0.5)])

@@ -215,6 +215,7 @@ def test_many_threads_at_once(trace):
 @pytest.mark.parametrize("failure", ["refused", "cut short"])
 def test_where_it_cannot_go_on(trace, monkeypatch, failure):
     """It says so once, and nobody who copies notices."""
+    fd = trace._fd
     trace.span("before", "copy", 0.0, 1.0, {})
 
     def write(fd: int, data: bytes) -> int:
@@ -230,6 +231,9 @@ def test_where_it_cannot_go_on(trace, monkeypatch, failure):
             trace.span("lost", "copy", 0.0, 1.0, {})
     trace.span("after", "copy", 0.0, 1.0, {})
     assert [event["name"] for event in events(trace.asked)][-1] == "before"
+    os.write(fd, b" ")  # what another thread is about to write goes there still, and into nobody else's file
+    assert trace.asked.read_text().endswith(" ")
+    os.close(fd)
 
 
 def test_no_file_for_no_name():

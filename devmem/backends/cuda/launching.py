@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +15,6 @@ from .library import code_of, cu, name_of
 
 #: CUDA_ERROR_UNSUPPORTED_PTX_VERSION and CUDA_ERROR_NOT_SUPPORTED.
 TOO_NEW, NOT_SUPPORTED = 222, 801
-#: Bytes of dynamic shared memory from which a function has to be told that it gets so many.
-PLAIN_SHARED_BYTES = 48 << 10
 LOG_BYTES = 8192
 # Called as it is, because a frame more would be felt.
 _launch = binding.cuLaunchKernel
@@ -28,8 +27,10 @@ class Launching(Calls):
         super().__init__(ordinal)
         self.functions: dict[int, Any] = {}
         self.modules: dict[int, Any] = {}
-        #: Dynamic shared memory that functions were told of.
+        #: The most dynamic shared memory that functions were told of. With what they declare themselves it may need telling long
+        #: before it is much.
         self.shared: dict[int, int] = {}
+        self._sharing = threading.Lock()
 
     def load(self, image: bytes, name: str) -> int:
         """Load PTX or a cubin; what the driver's own compiler said of it is told where it refuses."""
@@ -63,16 +64,30 @@ class Launching(Calls):
     def launch(self, function: int, grid: Extent, block: Extent, shared_bytes: int, stream: int, params: int) -> None:
         """Enqueue a function; the driver copies its arguments before it returns."""
         known = self.functions[function]
-        if shared_bytes > PLAIN_SHARED_BYTES and shared_bytes > self.shared.get(function, 0):
-            most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self.check("cuFuncSetAttribute", cu.cuFuncSetAttribute(known, most, shared_bytes))
-            self.shared[function] = shared_bytes
+        if shared_bytes and shared_bytes > self.shared.get(function, 0):
+            self._announce(function, shared_bytes)
         try:
             (error,) = _launch(known, *grid, *block, shared_bytes, self.streams[stream], params, 0)
         except ValueError as unknown:
             error = code_of(unknown)
         if error:
             self.fail("cuLaunchKernel", error)
+
+    def _announce(self, function: int, shared_bytes: int) -> None:
+        """Tell the driver how much dynamic shared memory a function is launched with; it must not hear of less later."""
+        with self._sharing:
+            if shared_bytes <= self.shared.get(function, 0):
+                return
+            most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            try:
+                self.check("cuFuncSetAttribute", cu.cuFuncSetAttribute(self.functions[function], most, shared_bytes))
+            except BackendError as error:
+                error.add_note(
+                    f"{shared_bytes} bytes of dynamic shared memory are more than a block of this function can have here, "
+                    f"beside what it declares itself: ask for less"
+                )
+                raise
+            self.shared[function] = shared_bytes
 
     def _refused(self, error: Any, log: bytearray) -> None:
         said = log.partition(b"\0")[0].decode(errors="replace").strip()

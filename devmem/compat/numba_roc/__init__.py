@@ -25,6 +25,7 @@ from ... import (
     shared,
     wavebarrier,
 )
+from ..spelling import old
 from .api import (
     coarsegrain_array,
     deregister,
@@ -38,7 +39,6 @@ from .api import (
 from .compiler import activelanepermute_wavewidth, ds_bpermute, ds_permute, jit
 from .hsadrv import devicearray
 from .hsadrv.devices import is_available
-from ..spelling import old
 
 __all__ = [
     "CLK_GLOBAL_MEM_FENCE",

@@ -86,7 +86,7 @@ class Frames:
             return Frame(self.slots)
 
     def put_back(self, frame: Frame) -> None:
-        """Let others use it."""
+        """Let others use it; one that was not filled to the end is not put back."""
         self.idle.append(frame)
 
 
@@ -124,6 +124,16 @@ def complex_number(code: str) -> Slot:
         pack(words, at + _WORD, value.imag)
 
     return Slot(2, put)
+
+
+def member(slot: Slot) -> Slot:
+    """A member of an enumeration, by its value."""
+
+    def put(argument: Any, words: memoryview, at: int) -> None:
+        assert slot.put is not None
+        slot.put(argument.value, words, at)
+
+    return Slot(slot.words, put)
 
 
 def several(slots: Sequence[Slot]) -> Slot:

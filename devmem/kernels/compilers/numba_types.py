@@ -4,6 +4,7 @@ takes numba's.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..._core.array import DeviceNDArray
-from ..._core.layout import is_contiguous
 from ..._core.record import DeviceRecord
 from ...spi.driver import SupportsLaunch
 from ...spi.types import Extent
+from ..arrangement import arrangement
 from . import abi
 
 _INTEGERS = {
@@ -55,9 +56,10 @@ class Typing:
             else:
                 found = self.typeof(argument)
             self.slot(found)
-        except (ValueError, NotImplementedError, TypeError) as error:
-            kind = type(argument).__name__
-            raise TypeError(f"{self.name} takes no {kind} as the argument of a kernel ({error})") from None
+        except Exception as error:  # of numba's kinds, too, which are not of one family in all numbas
+            kind, dtype = type(argument).__name__, getattr(argument, "dtype", None)
+            what = kind if dtype is None else f"{kind} of dtype {dtype}"
+            raise TypeError(f"{self.name} takes no {what} as the argument of a kernel ({error})") from None
         kept: Hashable = found
         return kept
 
@@ -85,6 +87,7 @@ class Typing:
                 declared.dtype == given.dtype
                 and declared.ndim == given.ndim
                 and declared.layout in ("A", given.layout)
+                and (given.aligned or not declared.aligned)
                 and (given.mutable or not declared.mutable)
             )
         order = (types.Boolean, types.Integer, types.Float, types.Complex)
@@ -112,6 +115,8 @@ class Typing:
             return abi.complex_number("f" if kind == types.complex64 else "d")
         if isinstance(kind, types.NPDatetime | types.NPTimedelta):
             return abi.scalar("q", lambda value: int(value.view(np.int64)))
+        if isinstance(kind, types.EnumMember):
+            return abi.member(self.slot(kind.dtype))
         if isinstance(kind, types.BaseTuple):
             slots = [self.slot(each) for each in kind]
             if any(slot.put is None for slot in slots):
@@ -120,14 +125,10 @@ class Typing:
         raise NotImplementedError(f"arguments of type {kind}")
 
     def _array(self, array: DeviceNDArray[Any]) -> Any:
-        shape, strides, itemsize = array.shape, array.strides, array.itemsize
-        layout = "A"
-        if is_contiguous(shape, strides, itemsize):
-            layout = "C"
-        elif is_contiguous(shape, strides, itemsize, "F"):
-            layout = "F"
+        layout, aligned = arrangement(array)
         kind = self.from_dtype(array.dtype)
-        return self.types.Array(kind, array.ndim, layout, readonly=array.allocation.read_only)
+        read_only = array.allocation.read_only
+        return self.types.Array(kind, array.ndim, layout, readonly=read_only, aligned=aligned)
 
 
 class LoadedKernel:
@@ -146,10 +147,25 @@ class LoadedKernel:
         frame = frames.take()
         try:
             frame.fill(arguments)
-            self.driver.launch(self.function, grid, block, shared_bytes, stream, frame.address)
-        finally:
-            frames.put_back(frame)
+        except (struct.error, OverflowError) as error:
+            raise self._unfit(arguments) or error from None
+        self.driver.launch(self.function, grid, block, shared_bytes, stream, frame.address)
+        # Not after a failure: of a frame that was interrupted nobody knows which words it has.
+        frames.put_back(frame)
 
     def close(self) -> None:
         """Unload it."""
         self.driver.unload(self.function)
+
+    def _unfit(self, arguments: Sequence[object]) -> OverflowError | None:
+        """Which argument is too large for its type."""
+        for place, (argument, slot) in enumerate(zip(arguments, self.frames.slots, strict=True)):
+            if slot.put is not None:
+                try:
+                    slot.put(argument, memoryview(bytearray(8 * slot.words)), 0)
+                except (struct.error, OverflowError) as error:
+                    return OverflowError(
+                        f"argument {place}, {argument!r}, does not fit the type that the kernel was declared or compiled for "
+                        f"({error}): give a smaller value, or declare a wider type"
+                    )
+        return None

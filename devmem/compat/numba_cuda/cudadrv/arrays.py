@@ -5,8 +5,7 @@ Native arrays become these by a change of class: `DeviceNDArray` adds no state. 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+import operator
 from typing import Any
 
 import numpy as np
@@ -14,26 +13,23 @@ import numpy as np
 import devmem
 
 from ....spi.errors import DevmemError, LayoutError
-from ....spi.types import LEGACY_STREAM
 from . import state
 from .base import DeviceNDArrayBase
 from .error import BadIndex, translated
-from .kernel_types import numba_array, numba_record
+from .kernel_types import numba_record
 from .layouts import array_core, check_array_compatibility, sentry_contiguous, shape_of
-from .sources import check_broadcast, described, host_source, memory_for, native_view, spread
+from .sources import check_broadcast, host_source, memory_for, native_view, spread
 from .spelling import refuse_rest, renamed, shown_as
 from .streams import Stream, dressed, named, shown
+from .views import Viewed
 
 _ndarray = np.ndarray
 # Of the native class, called as they are: `super()` would take half as long again as the shortest of them.
 _copy_to_host, _to_array = devmem.DeviceNDArray.copy_to_host, devmem.DeviceNDArray.__array__
-_bind, _reshape = devmem.DeviceNDArray.bind, devmem.DeviceNDArray.reshape
-_squeeze, _view = devmem.DeviceNDArray.squeeze, devmem.DeviceNDArray.view
 _INDEX = (int, np.integer, slice)
-NOT_C = "To change to a dtype of a different size, the array must be C-contiguous"
 
 
-class DeviceNDArray(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc]  # other results, on purpose
+class DeviceNDArray(Viewed):
     """An array in device memory.
 
     A copy for which a stream is named, and any copy of an array that is bound to one, may still run when the call returns.
@@ -90,8 +86,8 @@ class DeviceNDArray(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: igno
             )
         if stream:
             stream = stream if type(stream) is Stream else named(stream)
-        elif self._stream is not None:
-            stream = self._stream
+        else:
+            stream = self._stream or 0
         try:
             if ary is not None and not (ary.flags.c_contiguous if strides is None else ary.strides == strides):
                 check_array_compatibility(self, ary)
@@ -221,153 +217,9 @@ class DeviceNDArray(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: igno
     def __len__(self) -> int:
         return self._shape[0]
 
-    # -- other views ---------------------------------------------------------------------------------------------------
-
-    def reshape(self, *newshape: Any, **kws: Any) -> Any:
-        """The same elements in another shape, without a copy; bound to no stream.
-
-        Raises
-        ------
-        NotImplementedError
-            Only a copy has that shape.
-        ValueError
-            It has another number of elements, leaves two lengths open, or ``order`` is none of 'C', 'F', 'A'.
-        """
-        order = kws.pop("order", "C")
-        if kws:
-            raise TypeError(f"unknown keyword arguments {', '.join(kws)}")
-        try:
-            view: Any = _reshape(self, *newshape, order=order, copy=False)
-        except LayoutError as error:
-            if order not in ("C", "F", "A"):
-                raise ValueError(f"order not C|F|A: {order!r}") from None
-            self._check_new_shape(tuple(newshape[0]) if hasattr(newshape[0], "__iter__") else newshape)
-            raise NotImplementedError(f"operation requires copying: {error}") from error
-        except DevmemError as error:
-            raise translated(error) from error
-        view._stream = None
-        return view
-
-    def ravel(self, order: str = "C", stream: Any = 0) -> Any:
-        """The elements along one axis, without a copy; NotImplementedError where that needs one."""
-        if order not in ("C", "F", "A"):
-            raise ValueError(f"order not C|F|A: {order!r}")
-        if not ((order in "CA" and self.is_c_contiguous()) or (order in "FA" and self.is_f_contiguous())):
-            raise NotImplementedError("ravel on non-contiguous array")
-        self.allocation.check()
-        view = self._view(self._ptr, (self.size,), (self._dtype.itemsize,))
-        return self._rebound(view, stream)
-
-    def transpose(self, axes: Any = None) -> Any:
-        """The array with its two axes exchanged, as a new array in C order; itself, where ``axes`` keeps them as they are.
-
-        Raises
-        ------
-        NotImplementedError
-            It has not two axes.
-        ValueError
-            ``axes`` are not its axes.
-        """
-        if axes and tuple(axes) == tuple(range(self.ndim)):
-            return self
-        if self.ndim != 2:
-            raise NotImplementedError("transposing a non-2D DeviceNDArray isn't supported")
-        if axes is not None and set(axes) != {0, 1}:
-            raise ValueError(f"invalid axes list {axes!r}")
-        rows, columns = self._shape
-        turned = self._view(self._ptr, (columns, rows), self.strides[::-1])
-        result = DeviceNDArray(turned._shape, (rows * self.itemsize, self.itemsize), self._dtype, shown(self._stream))
-        try:
-            result.put(turned, self._stream or 0)
-        except DevmemError as error:
-            raise translated(error) from error
-        return result
-
-    @property
-    def T(self) -> Any:
-        """The array with its two axes exchanged, as a new array."""
-        return self.transpose()
-
-    def view(self, dtype: Any) -> Any:
-        """The same bytes as elements of another type; of another size, of a C-contiguous array only."""
-        try:
-            found = _view(self, dtype)
-        except LayoutError as error:
-            if not self._shape:
-                raise IndexError(str(error)) from error
-            if not self.is_c_contiguous():
-                raise ValueError(f"{NOT_C}: {error}") from error
-            raise
-        if found._dtype.itemsize != self._dtype.itemsize and not self.is_c_contiguous():
-            raise ValueError(NOT_C)
-        return found
-
-    def squeeze(self, axis: Any = None, stream: Any = 0) -> Any:
-        """A view without axes of length one: all of them, or those named."""
-        if axis is None and not stream:
-            return _squeeze(self)
-        for each in () if axis is None else axis if isinstance(axis, tuple) else (axis,):
-            if self._shape[each] != 1:
-                raise ValueError(f"axis {each} has length {self._shape[each]}: only axes of length one can go")
-        return self._rebound(_squeeze(self, axis), stream)
-
-    def split(self, section: int, stream: Any = 0) -> Iterator[Any]:
-        """Views of ``section`` elements each, the last one shorter; made as they are asked for."""
-        if self.ndim != 1:
-            raise ValueError("only support 1d array")
-        if self.strides[0] != self._dtype.itemsize:
-            raise ValueError("only support unit stride")
-        for start in range(0, math.ceil(self.size / section) * section, section):
-            piece = self._slice(slice(start, start + section))
-            yield self._rebound(piece, stream) if stream else piece
-
-    def bind(self, stream: Any = 0) -> Any:
-        """The same array on a stream: copies for which no other one is named are ordered there, and may run on."""
-        return _bind(self, stream if type(stream) is Stream else named(stream))
-
-    # -- facts ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def stream(self) -> Any:
-        """The stream that the array is bound to, or 0. It can be set."""
-        return shown(self._stream)
-
-    @stream.setter
-    def stream(self, stream: Any) -> None:
-        chosen = named(stream)
-        self._stream = self.context.stream_of(chosen) if chosen else None
-
-    @property
-    def flags(self) -> dict[str, bool]:
-        """``C_CONTIGUOUS`` and ``F_CONTIGUOUS``."""
-        return {"C_CONTIGUOUS": self.is_c_contiguous(), "F_CONTIGUOUS": self.is_f_contiguous()}
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, on any device; of an array that is bound to no stream, and has nothing running, ``stream`` is None."""
-        if not self.context.info.exchange.array_interface:
-            return described(self)
-        found: dict[str, Any] = super().__cuda_array_interface__
-        allocation, bound = self.allocation, self._stream
-        with self.device.entered() as driver:
-            if bound is not None and bound.plain:
-                allocation.order_behind(bound)
-                found["stream"] = bound.handle
-            elif allocation.home is None and getattr(allocation, "ready", None) is None:
-                allocation.wait()  # memory that the host sees too: for that a stream says nothing
-                found["stream"] = None
-            elif allocation.streams is None and driver.stream_query(found["stream"] or LEGACY_STREAM):
-                found["stream"] = None
-        return found
-
-    @property
-    def _numba_type_(self) -> Any:
-        """What Numba's compiler takes the array for."""
-        return numba_array(self)
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__  # type: ignore[assignment]
-    __ne__ = object.__ne__  # type: ignore[assignment]
+    def __bool__(self) -> bool:
+        # By its length, as of any container: no element is looked at, unless there are no axes.
+        return self._shape[0] != 0 if self._shape else super().__bool__()
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
@@ -375,38 +227,19 @@ class DeviceNDArray(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: igno
         """A new, uninitialised array of the same shape and order of axes; the device is entered."""
         return dressed(super().like(stream), DeviceNDArray)
 
-    def _devmem_array(self) -> Any:
-        return dressed(self._view(self._ptr, self._shape, self._strides), devmem.DeviceNDArray)
-
     def _one(self, what: str) -> Any:
         return self._devmem_array()._one(what)
-
-    def _rebound(self, view: Any, stream: Any) -> Any:
-        if stream:
-            view._stream = self.context.stream_of(named(stream))
-        return view
 
     def _indexed(self, item: Any) -> Any:
         """A view of what ints and slices choose; devmem's own arrays take more."""
         parts = item if type(item) is tuple else (item,)
-        for part in parts:
-            if not isinstance(part, _INDEX):
-                raise BadIndex(
-                    f"an index is made of ints and slices, not of {type(part).__name__}: devmem's own arrays take more"
-                )
         if len(parts) > len(self._shape):
             raise IndexError(f"{len(parts) - len(self._shape)} extra indices given")
+        for part in parts:
+            if not isinstance(part, _INDEX):
+                parts = tuple(map(_index, parts))
+                break
         return self._at(parts)
-
-    def _check_new_shape(self, shape: tuple[int, ...]) -> None:
-        if sum(count < 0 for count in shape) > 1:
-            raise ValueError("can only specify one unknown dimension")
-        known = math.prod(count for count in shape if count >= 0)
-        if any(count < 0 for count in shape):
-            if not known or self.size % known:
-                raise ValueError("cannot infer valid shape for unknown dimension")
-        elif known != self.size:
-            raise ValueError("reshape changes the size of the array")
 
 
 class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
@@ -441,6 +274,17 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
     def _numba_type_(self) -> Any:
         """What Numba's compiler takes the record for."""
         return numba_record(self)
+
+    def bind(self, stream: Any = 0) -> Any:
+        """The same record on a stream, as for arrays."""
+        bound = devmem.DeviceNDArray.bind(self._array, named(stream))
+        return dressed(devmem.DeviceRecord(bound), DeviceRecord)
+
+    def transpose(self, axes: Any = None) -> Any:
+        """NotImplementedError: a record has no axes."""
+        raise NotImplementedError("transposing a non-2D DeviceNDArray isn't supported")
+
+    T = property(transpose)
 
     def copy_to_host(self, ary: Any = None, stream: Any = 0) -> Any:
         """Copy the record to the host, into an ndarray without axes, or a NumPy record; complete on return in a NumPy record."""
@@ -490,6 +334,15 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
 
 #: What NumPy makes a record of.
 _HOST = (np.void, tuple)
+
+
+def _index(part: Any) -> Any:
+    """A part of an index that is no int, nor a slice: an array without axes is one number."""
+    try:
+        return part if isinstance(part, slice) else operator.index(part)
+    except TypeError:
+        name = type(part).__name__
+        raise BadIndex(f"an index is made of ints and slices, not of {name}: devmem's own arrays take more") from None
 
 
 shown_as(lambda self, shape, strides, dtype, stream=0, gpu_data=None: None)(DeviceNDArray.__init__)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import state
+from .dummyarray import Array
+from .layouts import byte_bounds
 from .pointers import ArrayMemory
 
 
@@ -41,8 +43,8 @@ class DeviceNDArrayBase:
     def alloc_size(self) -> int:
         """Bytes from the first element to the end of the last one."""
         array = self._devmem_array()
-        reach = sum((count - 1) * abs(step) for count, step in zip(array.shape, array.strides, strict=True))
-        return reach + array.itemsize if array.size else 0
+        begin, end = byte_bounds(0, array.shape, array.strides, array.itemsize)
+        return end - begin
 
     @property
     def _strided_memory_view_shim(self) -> SimpleNamespace:
@@ -56,6 +58,12 @@ class DeviceNDArrayBase:
             is_contiguous_any=any(order),
         )
         return SimpleNamespace(ptr=array.ptr, shape=array.shape, dtype=array.dtype, size=array.size, _layout=layout)
+
+    @property
+    def _dummy(self) -> Array:
+        """The layout, for those who reach for it."""
+        array = self._devmem_array()
+        return Array.from_desc(0, array.shape, array.strides, array.itemsize)
 
     def as_cuda_arg(self) -> Any:
         """The memory, as a kernel is given it."""

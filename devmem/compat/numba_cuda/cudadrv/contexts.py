@@ -147,8 +147,11 @@ class Context:
         native = self.native()
         if Capability.PEER not in native.capabilities:
             return False
-        with native.device.entered() as driver:
-            return bool(driver.can_access(int(peer_device)))
+        try:
+            with native.device.entered() as driver:
+                return bool(driver.can_access(int(peer_device)))
+        except DevmemError as error:
+            raise translated(error) from error
 
     # -- streams and events --------------------------------------------------------------------------------------------
 

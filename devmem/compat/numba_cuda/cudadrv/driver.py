@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from .error import (
     translated,
 )
 from .ipc import SUPPORTS_IPC, GetIpcHandleMixin, IpcHandle
+from .layouts import byte_bounds
 from .managers import (
     BaseCUDAMemoryManager,
     HostOnlyCUDAMemoryManager,
@@ -291,8 +293,8 @@ def device_memory_size(devmem: Any) -> int:
 
 
 def device_memory_depends(devmem: Any, *objs: Any) -> None:
-    """Keep objects alive as long as an object, where that takes attributes."""
-    devmem._depends_ = [*getattr(devmem, "_depends_", []), *objs]
+    """Keep objects alive as long as an object."""
+    weakref.finalize(devmem, _nothing, objs).atexit = False
 
 
 def host_pointer(obj: Any, readonly: bool = False) -> int:
@@ -322,7 +324,7 @@ def host_pointer(obj: Any, readonly: bool = False) -> int:
 def host_memory_extents(obj: Any) -> tuple[int, int]:
     """The first address of an object's host memory, and the one behind its last."""
     array = obj if isinstance(obj, np.ndarray) else np.frombuffer(obj, np.uint8)
-    return _byte_bounds(int(array.ctypes.data), array.shape, array.strides, array.itemsize)
+    return byte_bounds(int(array.ctypes.data), array.shape, array.strides, array.itemsize)
 
 
 def host_memory_size(obj: Any) -> int:
@@ -334,15 +336,8 @@ def host_memory_size(obj: Any) -> int:
 def memory_size_from_info(shape: Any, strides: Any, itemsize: int) -> int:
     """Bytes from the first element of an array to behind its last."""
     assert len(shape) == len(strides), "# dim mismatch"
-    begin, end = _byte_bounds(0, shape, strides, itemsize)
+    begin, end = byte_bounds(0, shape, strides, itemsize)
     return end - begin
-
-
-def _byte_bounds(address: int, shape: Any, strides: Any, itemsize: int) -> tuple[int, int]:
-    if 0 in shape:
-        return address, address
-    steps = [(count - 1) * step for count, step in zip(shape, strides, strict=True)]
-    return address + sum(min(step, 0) for step in steps), address + sum(max(step, 0) for step in steps) + itemsize
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
@@ -376,6 +371,10 @@ def profiling() -> Iterator[None]:
 def _others(device: devmem.Device) -> bool:
     """Whether there is a backend with devices besides a device's own."""
     return any(status.usable and status.devices for status in devmem.backends() if status.name != device.backend)
+
+
+def _nothing(objs: Any) -> None:
+    pass
 
 
 def _profiler(function: str) -> None:

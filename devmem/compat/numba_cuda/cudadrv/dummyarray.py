@@ -158,7 +158,7 @@ class Array:
             raise ValueError("order not C|F|A")
         if tuple(newdims) == self.shape:
             return self, None
-        shape = self._filled_in(newdims)
+        shape = self.filled_in(newdims)
         order = ("F" if self.is_f_contig else "C") if order == "A" else order
         strides = self._strides_as(shape, order)
         found = self.from_desc(self.extent.begin, shape, strides, self.itemsize)
@@ -196,7 +196,8 @@ class Array:
             step *= dim.size
         return True
 
-    def _filled_in(self, newdims: tuple[int, ...]) -> Shape:
+    def filled_in(self, newdims: tuple[int, ...]) -> Shape:
+        """A shape for as many elements, with the length that was left open; ValueError where there is none."""
         if sum(count < 0 for count in newdims) > 1:
             raise ValueError("can only specify one unknown dimension")
         known = math.prod(count for count in newdims if count >= 0)

@@ -37,6 +37,14 @@ def sentry_contiguous(ary: Any) -> None:
         raise ValueError(NOT_CONTIGUOUS)
 
 
+def byte_bounds(address: int, shape: Any, strides: Any, itemsize: int) -> tuple[int, int]:
+    """The first byte of an array whose first element is at an address, and the one behind its last."""
+    if 0 in shape:
+        return address, address
+    steps = [(count - 1) * step for count, step in zip(shape, strides, strict=True)]
+    return address + sum(min(step, 0) for step in steps), address + sum(max(step, 0) for step in steps) + itemsize
+
+
 def check_array_compatibility(ary1: Any, ary2: Any) -> None:
     """Raise unless elements of one array can be copied to the other in one piece: axes of length one do not count.
 

@@ -134,8 +134,11 @@ class MappedMemory(AutoFreePointer):
     ) -> None:
         self.owned = owner
         self.host_pointer = address_of(pointer)
-        with devmem.current_device().entered() as driver:
-            on_device = driver.device_pointer(self.host_pointer)
+        try:
+            with devmem.current_device().entered() as driver:
+                on_device = driver.device_pointer(self.host_pointer)
+        except DevmemError as error:
+            raise translated(error) from error
         super().__init__(context, on_device, size, finalizer=finalizer)
         self.handle = self.host_pointer
 

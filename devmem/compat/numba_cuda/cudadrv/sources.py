@@ -11,7 +11,7 @@ import devmem
 from ...._core.allocation import Allocation, Borrowed
 from ....spi.errors import DevmemError
 from .error import translated
-from .layouts import array_core, is_contiguous
+from .layouts import array_core, byte_bounds, is_contiguous
 from .pointers import ArrayMemory
 
 
@@ -22,8 +22,8 @@ def memory_for(
     chosen = bound or native.stream_of(None)
     if 0 in shape or not dtype.itemsize:
         return Allocation(native, native.heap, 0, 0, chosen), 0
-    low = sum((count - 1) * step for count, step in zip(shape, strides, strict=True) if step < 0)
-    size = sum((count - 1) * abs(step) for count, step in zip(shape, strides, strict=True)) + dtype.itemsize
+    low, high = byte_bounds(0, shape, strides, dtype.itemsize)
+    size = high - low
     if gpu_data is None:
         try:
             with native.device.entered():

@@ -264,8 +264,8 @@ def _native(stream: devmem.Stream) -> Any:
 
 
 def _checked(stream: Any) -> Any:
-    if stream is None:
-        raise TypeError("Expected a Stream object or 0, got NoneType")
+    if not stream and stream != 0:
+        raise TypeError(f"Expected a Stream object or 0, got {type(stream).__name__}")
     return named(stream)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from numba import cuda
 from numba.cuda import cudadecl, cudaimpl, nvvmutils, types
 from numba.cuda.compiler import compile_cuda
+from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.errors import RequireLiteralValue
 from numba.cuda.core.targetconfig import ConfigStack
 from numba.cuda.datamodel import models
@@ -78,8 +79,12 @@ class NumberType(types.Literal, types.Integer):  # type: ignore[misc]
 
 def register() -> None:
     """Register everything, once, and let numba take it in: it may be compiling already."""
-    if _types:
-        return
+    with global_compiler_lock:  # numba's own, which is held already where it asks for a name
+        if not _types:
+            _register_all()
+
+
+def _register_all() -> None:
     register_model(PositionType)(models.OpaqueModel)
     register_model(NumberType)(models.IntegerModel)
     for namespace, members in NAMESPACES.items():

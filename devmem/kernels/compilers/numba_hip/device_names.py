@@ -12,6 +12,7 @@ from typing import Any
 
 from numba import hip
 from numba.core import cgutils, types
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.datamodel import models, register_default
 from numba.core.errors import RequireLiteralValue
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, CallableTemplate, signature
@@ -72,8 +73,12 @@ class NumberType(types.Literal, types.Integer):  # type: ignore[misc]
 
 def register() -> None:
     """Register everything, once, and let numba take it in: it may be compiling already."""
-    if _types:
-        return
+    with global_compiler_lock:  # numba's own, which is held already where it asks for a name
+        if not _types:
+            _register_all()
+
+
+def _register_all() -> None:
     register_default(PositionType)(models.OpaqueModel)
     register_default(NumberType)(models.IntegerModel)
     for position, name in POSITIONS.items():

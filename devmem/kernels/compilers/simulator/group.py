@@ -13,9 +13,10 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from ....spi.errors import SimulatorError
 from ...names import Dim3, here
-from .memory import Checked, Watched, checked, dtype_of, poisoned, shape_of
+from .memory import Checked, checked, dtype_of, poisoned, shape_of
 from .races import Watch
 from .reports import Misuse, Place, Site, caller, chain_of, explain, report, site_of
+from .watched import Watched
 
 if TYPE_CHECKING:
     from .launch import Launch
@@ -110,7 +111,8 @@ class Group:
                 for item in self._pending:
                     item.greenlet = me
                     here.item = item
-                    function(*arguments)
+                    if function(*arguments) is not None:
+                        raise Misuse("misuse", "a kernel returns nothing: results go into an array that it is given")
                 self._begun = True
                 self._idle.append(me)
                 self.leave()
@@ -163,7 +165,8 @@ class Group:
         if not self.launch.simulation.watches:
             return checked(data, space)
         cells = np.arange(start, start + data.nbytes, data.itemsize).reshape(data.shape)
-        return Watched(data, space, cells, watch or Watch(self, data.itemsize))
+        # Of records the fields are accessed, which begin anywhere.
+        return Watched(data, space, cells, watch or Watch(self, 1 if data.dtype.names else data.itemsize))
 
 
 class Item:

@@ -61,7 +61,9 @@ class Launch:
     def run(self) -> None:
         """Run all blocks; raise what the first of them that failed reported."""
         helpers = []
-        for _ in range(min(THREADS, len(self._order)) - 1):
+        # Several threads take turns as the machine pleases: an order that is the same each time needs a single one.
+        threads = 1 if self.simulation.shuffle is not None else min(THREADS, len(self._order))
+        for _ in range(threads - 1):
             helper = threading.Thread(target=self._help, name="devmem-simulator", daemon=True)
             try:
                 helper.start()

@@ -13,7 +13,7 @@ from .reports import Misuse, Place, caller
 
 if TYPE_CHECKING:
     from .group import Group, Item
-    from .memory import Watched
+    from .watched import Watched
 
 #: Frames from `Watch.read` and `write` to the array that was indexed; the kernel is above it.
 DEPTH = 2

@@ -48,8 +48,11 @@ class ScalarType:
         return isinstance(given, ScalarType) and (given.dtype.kind != "c" or self.dtype.kind == "c")
 
     def convert(self, value: Any) -> Any:
-        """A number of this type; conversions wrap, as on a device."""
-        return bool(value) if self.dtype.kind == "b" else np.asarray(value).astype(self.dtype)[()]
+        """A number of this type; conversions wrap, as on a device, and integers are then computed with in 64 bits."""
+        if self.dtype.kind == "b":
+            return bool(value)
+        found = np.asarray(value).astype(self.dtype)[()]
+        return np.int64(found) if self.dtype.kind in "iu" and self.dtype.itemsize < 8 else found
 
 
 @dataclass(frozen=True, slots=True)

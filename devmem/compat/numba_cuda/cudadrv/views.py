@@ -1,0 +1,190 @@
+"""What numba.cuda's device arrays are and look like without a copy: other shapes, other types, and facts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import devmem
+
+from ....spi.errors import DevmemError, LayoutError
+from ....spi.types import LEGACY_STREAM
+from .base import DeviceNDArrayBase
+from .error import translated
+from .kernel_types import numba_array
+from .sources import described
+from .streams import Stream, dressed, named, shown
+
+# Of the native class, called as they are: `super()` would take half as long again as the shortest of them.
+_bind, _reshape = devmem.DeviceNDArray.bind, devmem.DeviceNDArray.reshape
+_squeeze, _view = devmem.DeviceNDArray.squeeze, devmem.DeviceNDArray.view
+NOT_C = "To change to a dtype of a different size, the array must be C-contiguous"
+
+
+class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc]  # other results, on purpose
+    """A device array with numba.cuda's rules for shapes. Views of it are of its class."""
+
+    __slots__ = ()
+
+    # -- other views ---------------------------------------------------------------------------------------------------
+
+    def reshape(self, *newshape: Any, **kws: Any) -> Any:
+        """The same elements in another shape, without a copy; bound to no stream.
+
+        Raises
+        ------
+        NotImplementedError
+            Only a copy has that shape.
+        ValueError
+            It has another number of elements, leaves two lengths open, or ``order`` is none of 'C', 'F', 'A'.
+        """
+        order = kws.pop("order", "C")
+        if kws:
+            raise TypeError(f"unknown keyword arguments {', '.join(kws)}")
+        try:
+            view: Any = _reshape(self, *newshape, order=order, copy=False)
+        except LayoutError as error:
+            if order not in ("C", "F", "A"):
+                raise ValueError(f"order not C|F|A: {order!r}") from None
+            self._dummy.filled_in(tuple(newshape[0]) if newshape and hasattr(newshape[0], "__iter__") else newshape)
+            raise NotImplementedError(f"operation requires copying: {error}") from error
+        except DevmemError as error:
+            raise translated(error) from error
+        view._stream = None
+        return view
+
+    def ravel(self, order: str = "C", stream: Any = 0) -> Any:
+        """The elements along one axis, without a copy; NotImplementedError where that needs one."""
+        if order not in ("C", "F", "A"):
+            raise ValueError(f"order not C|F|A: {order!r}")
+        if not ((order in "CA" and self.is_c_contiguous()) or (order in "FA" and self.is_f_contiguous())):
+            raise NotImplementedError("ravel on non-contiguous array")
+        self.allocation.check()
+        view = self._view(self._ptr, (self.size,), (self._dtype.itemsize,))
+        return self._rebound(view, stream)
+
+    def transpose(self, axes: Any = None) -> Any:
+        """The array with its two axes exchanged, as a new array in C order; itself, where ``axes`` keeps them as they are.
+
+        Raises
+        ------
+        NotImplementedError
+            It has not two axes.
+        ValueError
+            ``axes`` are not its axes.
+        """
+        if axes and tuple(axes) == tuple(range(self.ndim)):
+            return self
+        if self.ndim != 2:
+            raise NotImplementedError("transposing a non-2D DeviceNDArray isn't supported")
+        if axes is not None and set(axes) != {0, 1}:
+            raise ValueError(f"invalid axes list {axes!r}")
+        rows, columns = self._shape
+        turned = self._view(self._ptr, (columns, rows), self.strides[::-1])
+        kind: Any = type(self)
+        result = kind(turned._shape, (rows * self.itemsize, self.itemsize), self._dtype, shown(self._stream))
+        try:
+            result.put(turned, self._stream or 0)
+        except DevmemError as error:
+            raise translated(error) from error
+        return result
+
+    @property
+    def T(self) -> Any:
+        """The array with its two axes exchanged, as a new array."""
+        return self.transpose()
+
+    def view(self, dtype: Any) -> Any:
+        """The same bytes as elements of another type; of another size, of a C-contiguous array only."""
+        try:
+            found = _view(self, dtype)
+        except LayoutError as error:
+            if not self._shape:
+                raise IndexError(str(error)) from error
+            if not self.size and self._strides is not None:
+                # NumPy's strides of an array without elements are not always those of its shape, and mean nothing.
+                return self._view(self._ptr, self._shape, None).view(dtype)
+            if not self.is_c_contiguous():
+                raise ValueError(f"{NOT_C}: {error}") from error
+            raise
+        if found._dtype.itemsize != self._dtype.itemsize and not self.is_c_contiguous():
+            raise ValueError(NOT_C)
+        return found
+
+    def squeeze(self, axis: Any = None, stream: Any = 0) -> Any:
+        """A view without axes of length one: all of them, or those named."""
+        if axis is None and not stream:
+            return _squeeze(self)
+        for each in () if axis is None else axis if isinstance(axis, tuple) else (axis,):
+            if self._shape[each] != 1:
+                raise ValueError(f"axis {each} has length {self._shape[each]}: only axes of length one can go")
+        return self._rebound(_squeeze(self, axis), stream)
+
+    def split(self, section: int, stream: Any = 0) -> Iterator[Any]:
+        """Views of ``section`` elements each, the last one shorter; made as they are asked for."""
+        if self.ndim != 1:
+            raise ValueError("only support 1d array")
+        if self.strides[0] != self._dtype.itemsize:
+            raise ValueError("only support unit stride")
+        for start in range(0, math.ceil(self.size / section) * section, section):
+            piece = self._slice(slice(start, start + section))
+            yield self._rebound(piece, stream) if stream else piece
+
+    def bind(self, stream: Any = 0) -> Any:
+        """The same array on a stream: copies for which no other one is named are ordered there, and may run on."""
+        return _bind(self, stream if type(stream) is Stream else named(stream))
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def stream(self) -> Any:
+        """The stream that the array is bound to, or 0. It can be set."""
+        return shown(self._stream)
+
+    @stream.setter
+    def stream(self, stream: Any) -> None:
+        chosen = named(stream)
+        self._stream = self.context.stream_of(chosen) if chosen else None
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """``C_CONTIGUOUS`` and ``F_CONTIGUOUS``."""
+        return {"C_CONTIGUOUS": self.is_c_contiguous(), "F_CONTIGUOUS": self.is_f_contiguous()}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3, on any device; of an array that is bound to no stream, and has nothing running, ``stream`` is None."""
+        if not self.context.info.exchange.array_interface:
+            return described(self)
+        found: dict[str, Any] = super().__cuda_array_interface__
+        allocation, bound = self.allocation, self._stream
+        with self.device.entered() as driver:
+            if bound is not None and bound.plain:
+                allocation.order_behind(bound)
+                found["stream"] = bound.handle
+            elif allocation.home is None and getattr(allocation, "ready", None) is None:
+                allocation.wait()  # memory that the host sees too: for that a stream says nothing
+                found["stream"] = None
+            elif allocation.streams is None and driver.stream_query(found["stream"] or LEGACY_STREAM):
+                found["stream"] = None
+        return found
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What Numba's compiler takes the array for."""
+        return numba_array(self)
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__  # type: ignore[assignment]
+    __ne__ = object.__ne__  # type: ignore[assignment]
+
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    def _devmem_array(self) -> Any:
+        return dressed(self._view(self._ptr, self._shape, self._strides), devmem.DeviceNDArray)
+
+    def _rebound(self, view: Any, stream: Any) -> Any:
+        if stream:
+            view._stream = self.context.stream_of(named(stream))
+        return view
