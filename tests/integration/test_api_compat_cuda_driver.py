@@ -608,6 +608,32 @@ def test_device_memory_comes_from_the_plugin(make):
     assert pool.out == 0
 
 
+def test_a_plugin_may_call_the_driver_itself(device, need_kind):
+    """RMM's asks the driver for the handle of its memory."""
+    need_kind("pinned")
+    if cuda.current_context().handle == id(device.context()):
+        pytest.skip(f"{device} has no contexts of the driver's")
+    seen = {}
+
+    def noting(name):
+        def method(self, *args, **kwargs):
+            seen.setdefault(name, set()).add(int(driver.binding.cuCtxGetCurrent()[1]))
+            return getattr(super(Noting, self), name)(*args, **kwargs)
+
+        return method
+
+    verbs = ["initialize", "memalloc", "memhostalloc", "get_ipc_handle", "get_memory_info"]
+    Noting = type("Noting", (driver.NumbaCUDAMemoryManager,), {name: noting(name) for name in verbs})
+    cuda.close()
+    cuda.set_memory_manager(Noting)
+    context = cuda.current_context()
+    memory = context.memalloc(64)
+    context.memhostalloc(64)
+    context.get_memory_info()
+    context.get_ipc_handle(memory)
+    assert seen == {name: {context.handle} for name in verbs}
+
+
 def test_the_hosts_part_of_a_plugin_is_done_by_devmem(need_kind, need):
     need_kind("pinned", "mapped")
     need("host_register")

@@ -96,36 +96,31 @@ class Context:
 
     def memalloc(self, bytesize: int) -> Any:
         """Device memory, as a pointer that owns it."""
-        self.prepare_for_use()
-        return self.memory_manager.memalloc(bytesize)
+        return self._managed("memalloc", bytesize)
 
     def memallocmanaged(self, bytesize: int, attach_global: bool = True) -> Any:
         """Managed memory, as a pointer that owns it and a buffer."""
-        self.prepare_for_use()
-        return self.memory_manager.memallocmanaged(bytesize, attach_global)
+        return self._managed("memallocmanaged", bytesize, attach_global)
 
     def memhostalloc(self, bytesize: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
         """Page-locked host memory, as a buffer that owns it."""
-        self.prepare_for_use()
-        return self.memory_manager.memhostalloc(bytesize, mapped, portable, wc)
+        return self._managed("memhostalloc", bytesize, mapped, portable, wc)
 
     def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
         """Host memory that exists, page-locked until the result dies."""
         if mapped and not self.device.CAN_MAP_HOST_MEMORY:
             raise CudaDriverError(f"{self.device} cannot map host memory")
-        self.prepare_for_use()
-        return self.memory_manager.mempin(owner, pointer, size, mapped)
+        return self._managed("mempin", owner, pointer, size, mapped)
 
     def get_memory_info(self) -> MemoryInfo:
         """Free and total bytes, as the memory manager says."""
-        self.prepare_for_use()
-        return self.memory_manager.get_memory_info()  # type: ignore[no-any-return]
+        return self._managed("get_memory_info")  # type: ignore[no-any-return]
 
     def get_ipc_handle(self, memory: Any) -> Any:
         """A handle of memory for another process; OSError where the system has no such thing."""
         if not SUPPORTS_IPC:
             raise OSError("OS does not support CUDA IPC")
-        return self.memory_manager.get_ipc_handle(memory)
+        return self._managed("get_ipc_handle", memory)
 
     def open_ipc_handle(self, handle: Any, size: int) -> MemoryPointer:
         """Memory of another process, until the pointer dies."""
@@ -202,7 +197,8 @@ class Context:
     def prepare_for_use(self) -> None:
         """Get the memory manager ready; again is harmless."""
         self.native()
-        self.memory_manager.initialize()
+        with self.device.native.entered():
+            self.memory_manager.initialize()
 
     def push(self) -> None:
         """Make the device current in this thread, until `pop`."""
@@ -232,6 +228,14 @@ class Context:
         with deferred, self.deallocations.disable():
             yield
 
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    def _managed(self, verb: str, *arguments: Any) -> Any:
+        """Call the memory manager; the device is current in the driver, as a plugin may call the driver itself."""
+        self.prepare_for_use()
+        with self.device.native.entered():
+            return getattr(self.memory_manager, verb)(*arguments)
+
 
 def _open(native: Any) -> None:
     """Make an open device ready for use here."""
@@ -244,7 +248,8 @@ def _open(native: Any) -> None:
             raise CudaSupportError(f"{device} has compute capability < {MIN_REQUIRED_CC}")
         context = state.contexts[native.device] = Context(device, None)
     context.open(native)
-    context.memory_manager.initialize()
+    with native.device.entered():
+        context.memory_manager.initialize()
 
 
 state.opens_with(_open)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..spi.errors import LayoutError
+from ...spi.errors import LayoutError
 
 #: Methods of an ndarray that write it.
 WRITERS = frozenset({"byteswap", "fill", "itemset", "partition", "put", "setfield", "sort"})

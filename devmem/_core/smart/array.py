@@ -10,12 +10,12 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..spi.errors import LayoutError
-from .args import dtype_of, layout_of, order_of
-from .array import DeviceNDArray
-from .layout import Shape
+from ...spi.errors import LayoutError
+from ..args import dtype_of, layout_of, order_of
+from ..array import DeviceNDArray
+from ..layout import Shape
+from .asnumpy import AsNumpy, read_only
 from .sides import Where, fits, sides_of, uninitialised
-from .smart_numpy import AsNumpy, read_only
 
 S = TypeVar("S")
 

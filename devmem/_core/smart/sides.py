@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..spi.errors import DevmemError, LayoutError
-from .args import check_destination, host_array, layout_of
-from .array import DeviceNDArray, device_view
-from .device import current_context
-from .entered import Entered
-from .layout import Shape, contiguous_strides, memory_order
-from .transfer import guard
-from .upload import empty, upload
+from ...spi.errors import DevmemError, LayoutError
+from ..args import check_destination, host_array, layout_of
+from ..array import DeviceNDArray, device_view
+from ..device import current_context
+from ..entered import Entered
+from ..layout import Shape, contiguous_strides, memory_order
+from ..transfer import guard
+from ..upload import empty, upload
 
 
 class Where(StrEnum):
