@@ -77,8 +77,8 @@ def _move_in_tiles(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], origin: Str
         part = src._at(tile)
         host = np.empty(part.shape, part.dtype)
         with Entered(src.context), Using(origin, src.allocation):
-            transfer._get(part, host, origin, True)
-        transfer._put(dst._at(tile), host, stream, False)
+            transfer.get(part, host, origin, True)
+        transfer.put(dst._at(tile), host, stream, False)
 
 
 def nearest(shape: Shape, strides: Shape) -> int:
@@ -140,7 +140,7 @@ class _Steps:
         def fetch(block: Block, room: npt.NDArray[Any]) -> None:
             part = src._view(self.origin + block_offset(strides, block), room.shape, strides, self.dtype)
             with Entered(src.context), Using(origin, src.allocation):
-                transfer._get(part, room, origin, True)
+                transfer.get(part, room, origin, True)
 
         feed(self.dst.context, self.low, self.strides, self.shape, self.dtype, fetch, stream, blocking)
 

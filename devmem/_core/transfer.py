@@ -105,14 +105,15 @@ def write(
         return
     context = dst.allocation.context
     began = begin()
-    way = _put(dst, src, stream, blocking, host_copy)
+    way = put(dst, src, stream, blocking, host_copy)
     seconds = count(context, way.path, nbytes, began, None, way.why, src, stream, way.plan)
     if nbytes >= advice.LARGE:
         # What is staged was read by now, and is enqueued; the driver reads pageable memory itself before it returns.
         advice.copied(context, src, stream, seconds, stood=named and way.path != UP)
 
 
-def _put(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool = True) -> Way:
+def put(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool = True) -> Way:
+    """What `write` does, as a part of a copy that somebody else counts."""
     context = dst.allocation.context
     why = BELOW if host_copy else UNCOPIED
     if src.nbytes >= context.staged_from and host_copy:
@@ -184,7 +185,7 @@ def read(
         return
     context = src.allocation.context
     began = begin()
-    way = _get(src, dst, stream, blocking)
+    way = get(src, dst, stream, blocking)
     seconds = count(context, way.path, nbytes, began, None, way.why, src, stream, way.plan)
     if nbytes >= advice.LARGE:
         advice.copied(context, dst, stream, seconds, stood=named, spared=way.path == DOWN)
@@ -216,7 +217,8 @@ def finish(download: Download) -> None:
     more(download.context, DOWN, began)
 
 
-def _get(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> Way:
+def get(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> Way:
+    """What `read` does, as a part of a copy that somebody else counts."""
     download, way = _start(src, dst, stream)
     if download is None:
         return _steadily(src.context, dst, partial(_get_directly, src, dst, stream, blocking, way.why))
@@ -319,7 +321,7 @@ def _move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, bloc
     context = dst.context
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
     if calls(context, plan) > MANY_CALLS:
-        _put(dst, _fetched(src, stream), stream, blocking)
+        put(dst, _fetched(src, stream), stream, blocking)
         return Way("d2d staged", MANY, plan)
     run(context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
     return Way("d2d direct", ONE_RUN) if plan.calls == plan.height == 1 else Way("d2d 2d", ROWS, plan)
@@ -341,7 +343,7 @@ def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bo
     if not is_contiguous(dst.shape, dst.strides, dst.itemsize) and not is_contiguous(
         dst.shape, dst.strides, dst.itemsize, "F"
     ):
-        way = _put(dst, np.broadcast_to(item, dst.shape), stream, blocking)
+        way = put(dst, np.broadcast_to(item, dst.shape), stream, blocking)
         count(context, "fill", dst.nbytes, began, None, way.why, dst, stream, way.plan)
         return
     width = next((width for width in (1, 2, 4) if _repeats(pattern, width)), 0)
@@ -435,7 +437,7 @@ def _range(array: DeviceNDArray[Any]) -> tuple[int, int]:
 def _fetched(src: DeviceNDArray[Any], stream: Stream) -> npt.NDArray[Any]:
     stream.check_waitable(src.context.driver)
     host = np.empty(src.shape, src.dtype)
-    _get(src, host, stream, True)
+    get(src, host, stream, True)
     return host
 
 
