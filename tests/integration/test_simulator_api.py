@@ -366,18 +366,30 @@ while not stream.query():
 
 def test_a_launch_that_never_ends_can_be_interrupted(python):
     script = """
-import os, signal, threading
+import os, signal, threading, time
 import numpy as np
 import devmem as dm
 
+begun = threading.Event()
+
 @dm.kernel
 def forever(a):
-    if a[0] == 0:
-        a[0] = 1
-        os.kill(os.getpid(), signal.SIGINT)
-    while a[0] == 1:
+    begun.set()
+    while a[0] == 0:
         pass
 
+def interrupted(*_):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+def insist():  # a signal that comes just before the interpreter waits is noticed with the next one only
+    begun.wait()
+    while True:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+signal.signal(signal.SIGINT, interrupted)
+threading.Thread(target=insist, daemon=True).start()
 a = dm.to_device(np.zeros(4))
 try:
     forever[1, 1](a)
