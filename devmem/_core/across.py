@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..spi.errors import DevmemError
 from ..spi.types import Capability
 from . import transfer
 from .allocation import Using
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
 #: Why it goes as it does, for the trace.
 PEER = "one device reaches the other's memory"
 APART = "no device reaches the other's memory"
-SMALL = f"{APART}, and it is too small for the slots to pay"
-NARROW = f"{APART}, and blocks of it would take more than {MANY_CALLS} calls of a driver each"
+ROW_BY_ROW = f"{PEER}, but only in more than {MANY_CALLS} calls of the driver"
+SMALL = "and it is too small for the slots to pay"
+NARROW = f"and blocks of it would take more than {MANY_CALLS} calls of a driver each"
 
 
 def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, blocking: bool) -> None:
@@ -51,19 +54,21 @@ def _move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, bloc
     stream.check_waitable(here.driver)
     origin = src.stream_in_force()
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
-    if plan.calls * plan.height <= MANY_CALLS and _reaches(here, there):
+    reaches = _reaches(here, there)
+    if reaches and plan.calls * plan.height <= MANY_CALLS:
         _move_directly(dst, src, plan, origin, stream)
         return Way("peer", PEER, plan)
+    why = ROW_BY_ROW if reaches else APART
     with Entered(there) as driver:
         origin.check_waitable(driver)
     if dst.nbytes >= min(here.staged_from, here.ring.slot_bytes) and dst.itemsize <= here.ring.slot_bytes:
         steps = _Steps(dst, src)
         if steps.few():
             steps.take(origin, stream, blocking)
-            return Way("peer staged", APART, plan)
-        why = NARROW
+            return Way("peer staged", why, plan)
+        why = f"{why}, {NARROW}"
     else:
-        why = SMALL
+        why = f"{why}, {SMALL}"
     _move_in_tiles(dst, src, origin, stream)
     if blocking:
         here.driver.stream_synchronize(stream.handle)
@@ -79,6 +84,7 @@ def _move_in_tiles(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], origin: Str
         with Entered(src.context), Using(origin, src.allocation):
             transfer.get(part, host, origin, True)
         transfer.put(dst._at(tile), host, stream, False)
+        dst.context.ring.hold_back(stream)  # what the driver has yet to read stays, and would soon be the whole
 
 
 def nearest(shape: Shape, strides: Shape) -> int:
@@ -165,13 +171,18 @@ def _move_directly(
         for row in range(plan.height)
     ]
     ordinals = here.info.ordinal, there.info.ordinal
-    for at, (to, from_) in enumerate(steps, 1):
-        here.driver.copy_peer(
-            dst.ptr + to,
-            ordinals[0],
-            src.ptr + from_,
-            ordinals[1],
-            plan.width,
-            stream.handle,
-            blocking=at == len(steps),
-        )
+    try:
+        for at, (to, from_) in enumerate(steps, 1):
+            here.driver.copy_peer(
+                dst.ptr + to,
+                ordinals[0],
+                src.ptr + from_,
+                ordinals[1],
+                plan.width,
+                stream.handle,
+                blocking=at == len(steps),
+            )
+    except BaseException:
+        with suppress(DevmemError):  # some of it may be on its way, and the source is about to be the caller's again
+            here.driver.stream_synchronize(stream.handle)
+        raise

@@ -184,15 +184,18 @@ def consumer_of(context: Context, stream: object) -> Stream | None:
     return context.external_stream(handle)
 
 
-def make_ready(context: Context, stream: int | None) -> None:
-    """Wait for the copies to and from host memory that are still running, where the consumer of such memory wants it."""
+def make_ready(context: Context, stream: int | None, *, now: bool = False) -> None:
+    """Wait for the copies to and from host memory that are still running, where the consumer of such memory wants it.
+
+    ``now``: the host waits, whatever stream the consumer names. It is to read the memory itself, before any stream would.
+    """
     if stream == NO_ORDER:
         return
     consumer = None if stream is None else consumer_of(context, stream)
     if not context.reclaim.busy:
         return
     with Entered(context):
-        if consumer is None:
+        if consumer is None or now:
             context.reclaim.settle()
             return
         for other in list(context.reclaim.busy):

@@ -73,7 +73,7 @@ class DriverArray(np.ndarray[Any, Any]):
                 )
             device = CPU, 0
         if allocation is not None:
-            exports.make_ready(allocation.context, stream)
+            exports.make_ready(allocation.context, stream, now=bool(copy))
         array = np.array(self, subok=False) if copy else self
         flags = (0 if array.flags.writeable else READ_ONLY) | (IS_COPIED if copy else 0)
         ptr = address(array) if array.size else 0

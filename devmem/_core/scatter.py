@@ -96,9 +96,10 @@ def _fetch(views: list[DeviceNDArray[Any]], rooms: list[npt.NDArray[Any]]) -> No
     under_way: deque[tuple[int, handle.Transfer]] = deque()
 
     def wait() -> None:
-        at, oldest = under_way.popleft()
+        at, oldest = under_way[0]
         with _naming("gather", "array", at, len(views), f"of shape {views[at].shape} on {views[at].device}"):
             oldest.wait()
+        under_way.popleft()  # not before: interrupted, it is still under way
 
     try:
         for at, key in _in_turns(rooms, [view.context for view in views]):
@@ -153,11 +154,13 @@ def _device_arrays(arrays: Any) -> list[DeviceNDArray[Any]]:
     if device_view(arrays) is not None or not hasattr(arrays, "__iter__"):
         raise TypeError(f"gather() takes a list of device arrays, not a {type(arrays).__name__}")
     views = []
-    for at, each in enumerate(arrays):
+    listed = list(arrays)
+    for at, each in enumerate(listed):
         view = device_view(each)
         if view is None:
             raise TypeError(f"gather: array {at} is no device array but a {type(each).__name__}")
-        view.allocation.check()
+        with _naming("gather", "array", at, len(listed), f"of shape {view.shape} on {view.device}"):
+            view.allocation.check()
         views.append(view)
     if not views:
         raise LayoutError("gather() of no arrays: give one or more")

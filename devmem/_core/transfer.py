@@ -307,7 +307,7 @@ def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, bl
         return
     if not overlap(_range(dst), _range(src)):
         began = begin()
-        way = _move(dst, src, stream, blocking)
+        way = place(dst, src, stream, blocking)
     elif (dst.ptr, dst.strides) != (src.ptr, src.strides):
         began = begin()
         way = _move_overlapping(dst, src, stream, blocking)
@@ -316,8 +316,8 @@ def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, bl
     count(dst.context, way.path, dst.nbytes, began, None, way.why, src, stream, way.plan)
 
 
-def _move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
-    """Between two regions of one device that have no byte in common."""
+def place(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
+    """What `move` does, between regions that have no byte in common, as a part of a copy that somebody else counts."""
     context = dst.context
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
     if calls(context, plan) > MANY_CALLS:
@@ -445,8 +445,8 @@ def _move_overlapping(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: 
     """As if the source had been copied away first: it is."""
     aside = src.like(stream)
     with Using(stream, aside.allocation):
-        _move(aside, src, stream, False)
-        _move(dst, aside, stream, blocking)
+        place(aside, src, stream, False)
+        place(dst, aside, stream, blocking)
     return Way("d2d aside", "source and destination overlap")
 
 

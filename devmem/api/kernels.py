@@ -19,7 +19,7 @@ def kernel(first: Any = None, /, *, device: bool = False, **options: object) -> 
     """Make a kernel of a function: ``@devmem.kernel``, ``@devmem.kernel("void(float32[::1])")``, ``@devmem.kernel(device=True)``.
 
     devmem compiles nothing itself: the function goes to the compiler for the device that it is launched on, numba-cuda on CUDA
-    (``pip install 'devmem[cuda-kernels]'``), numba-hip on ROCm (``rocm-kernels``), and is run as it is by the simulator on the
+    (the extra ``cuda-kernels``), numba-hip on ROCm (``rocm-kernels``), and is run as it is by the simulator on the
     host (``sim``). It is compiled at its first launch with arguments of new types.
 
     Parameters

@@ -95,7 +95,13 @@ def to_host_many(tree: Any, stream: Any = 0) -> Any:
     Returns
     -------
     list, tuple, dict or ndarray
-        The same structure, complete on return. Small arrays are views of one host block, which lives as long as any of them.
+        The same structure, complete on return. Small arrays are views of one host block, which lives as long as any of them;
+        those that overlap on the device may overlap there too.
+
+    Raises
+    ------
+    BackendError, ClosedError
+        A driver refused, or an array is gone: of that a note on the error tells where it is, ``tree['w'][2]``.
     """
     return batch.download_many(tree, stream)
 

@@ -47,7 +47,7 @@ def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_jso
     Exit code 0: done. 1: some names have to be looked at. 2: a file could not be read, parsed or written.
     """
     if importlib.util.find_spec("libcst") is None:
-        complain("migrate needs libcst: pip install 'devmem[migrate]'")
+        complain("migrate needs libcst: pip install libcst")
         context.exit(UNUSABLE)
     results = [_look(path) for path in _files(paths)]
     if write:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devmem as dm
+from devmem._core import across
 from devmem._core.across import tiles
 
 SLOT, SLOTS = 1024, 3
@@ -82,6 +83,25 @@ def test_the_path(way, device, second):
     assert paths(device) <= {"peer", "peer staged", "peer by the host"}
 
 
+def test_the_trace_is_told_why(way, device, second, monkeypatch):
+    """Too many rows are another reason than a device that is out of reach."""
+    told = []
+    monkeypatch.setattr(across, "count", lambda *args: told.append((args[1], args[5])))
+    there, here = dm.to_device(DATA, device=second), dm.zeros(DATA.shape, "i2")
+    here.copy_to_device(there)
+    here[:, :, ::2].copy_to_device(there[:, :, ::2])
+    here[:2, :2, ::9].copy_to_device(there[:2, :2, ::9])
+    assert len(told) == 3
+    if expected(device, second, way) == "peer":
+        assert told[0] == ("peer", across.PEER)
+        assert told[1][0] != "peer"
+        assert told[1][1].startswith(across.ROW_BY_ROW)
+        assert across.APART not in {why for _, why in told}
+    else:
+        assert all(why.startswith(across.APART) for _, why in told)
+        assert told[2][1].endswith(across.SMALL)
+
+
 def test_small_arrays(way, device, second):
     small = dm.to_device(np.arange(20, dtype="u1"), device=second)
     assert dm.to_device(small, device=device).copy_to_host().tolist() == list(range(20))
@@ -124,6 +144,21 @@ def test_bounded_memory_where_one_side_is_turned(with_settings, device, second, 
         tracemalloc.stop()
     assert most < large.nbytes // 4
     assert np.array_equal(here.copy_to_host(), large.transpose(axes))
+
+
+def test_bounded_memory_on_a_stream_that_is_late(with_settings, device, second, need, hold, monkeypatch):
+    """Where there are no slots, the driver may read the tiles later: it is waited for before they are the whole."""
+    need("hold")
+    with_settings(STAGING_SLOTS="0", STAGING_SLOT_BYTES=str(16 * SLOT))
+    apart(monkeypatch, device, second)
+    large = np.arange(512 * 512, dtype="i4").reshape(512, 512)
+    there, here = dm.to_device(large, device=second), dm.device_array(large.shape, "i4")
+    here.copy_to_device(there.T)
+    stream = dm.stream(non_blocking=True)
+    with hold(stream, patience=0.5, tolerant=True):
+        here.copy_to_device(there.T, stream=stream)
+        assert len(stream.inflight) <= 2
+    assert np.array_equal(here.copy_to_host(), large.T)
 
 
 @given(
@@ -272,6 +307,29 @@ def test_failures_leave_nothing(recorded, method, with_settings, monkeypatch):
     assert not recorded.injected, "as many calls as that were not expected"
     target.copy_to_device(source)
     assert np.array_equal(target.copy_to_host(), DATA)
+
+
+def test_where_one_row_fails_the_others_are_waited_for(recorded, need, hold):
+    """The source is the caller's again when the error comes out: nobody reads it any more."""
+    need("hold")
+    others = [each for each in dm.devices() if each.backend == dm.current_device().backend]
+    if len(others) < 2 or expected(others[0], others[1], "peer") != "peer":
+        pytest.skip("no device reaches another's memory")
+    here, there = others[:2]
+    source, target = dm.to_device(DATA, device=there), dm.zeros(DATA.shape, "i2")
+    stream = dm.stream(non_blocking=True)
+    dm.synchronize()
+    with hold(stream) as latch:
+        recorded.fail_at(4, "copy_peer")
+        rows = np.s_[:, :10]
+        done, errors = in_background(lambda: target[rows].copy_to_device(source[rows], stream=stream), here)
+        assert not done.wait(0.3), "it came back while the source was still to be read"
+        latch.release()
+        assert done.wait(30)
+    assert recorded.injected
+    recorded.disarm()
+    assert [type(error) for error in errors] == [dm.BackendError]
+    assert np.array_equal(target.copy_to_host()[:3, :10], DATA[:3, :10])
 
 
 def in_background(work, device):

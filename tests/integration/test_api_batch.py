@@ -150,11 +150,48 @@ def test_a_leaf_that_cannot_be_copied_is_named():
     assert dm.memory_info().live == before
 
 
+def test_what_a_leaf_raises_itself_tells_which():
+    class Broken:
+        def __array__(self, *_, **__):
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken") as told:
+        dm.to_device_many({"x": [1, Broken()]})
+    assert told.value.__notes__ == ["to_device_many: tree['x'][1]"]
+
+
+def test_where_the_device_is_full_each_comes_down_on_its_own():
+    hosts = [np.full(20_000 + number, number, "u1") for number in range(8)]
+    hosts += [np.arange(60.0).reshape(6, 10).T, np.zeros((0, 3), "i2")]
+    with dm.use_memory("limit:200KiB"):
+        arrays = [dm.to_device(host) for host in hosts]
+        with pytest.raises(dm.OutOfMemory):
+            dm.device_array(sum(host.nbytes for host in hosts), "u1")
+        assert same(hosts, dm.to_host_many(arrays))
+
+
+def test_what_comes_down_is_counted_once():
+    arrays = [dm.to_device(np.arange(512.0).reshape(16, 32)) for _ in range(3)]
+    dm.transfer_stats(reset=True)
+    down = dm.to_host_many([arrays[0][:, ::2], arrays[1], arrays[2].T])
+    assert sum(path["bytes"] for path in dm.transfer_stats().values()) == sum(each.nbytes for each in down)
+
+
 def test_freed_arrays_are_refused():
     arrays = dm.to_device_many([np.arange(3), np.arange(4)])
+    other = dm.to_device(np.arange(5))
     arrays[0].free()
-    with pytest.raises(dm.ClosedError):
-        dm.to_host_many(arrays)
+    with pytest.raises(dm.ClosedError) as told:
+        dm.to_host_many({"good": other, "gone": [3, *arrays]})
+    assert told.value.__notes__ == ["to_host_many: tree['gone'][1]"]
+
+
+def test_elements_are_aligned_on_the_host_wherever_they_lie_in_their_block():
+    host = np.arange(64, dtype="u1")
+    block = dm.to_device(host)
+    down = dm.to_host_many([block[1:2], block[8:16].view("f8"), block[24:56].view("c16")])
+    assert all(each.flags.aligned for each in down)
+    assert same([host[1:2], host[8:16].view("f8"), host[24:56].view("c16")], down)
 
 
 def test_it_takes_one_allocation_and_one_copy(recorded):

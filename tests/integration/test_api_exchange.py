@@ -1317,6 +1317,16 @@ def test_copies_to_host_arrays_are_waited_for(device, need, need_kind):
             assert race.arrived()
 
 
+def test_a_copy_of_a_host_array_has_what_was_on_its_way(race, streams):
+    """Whatever stream the consumer names: the copy is the host's, and made at once."""
+    theirs, held = dm.stream(non_blocking=True), Crafted(0)
+    with hold(race.held, patience=0.3, tolerant=True):
+        race.array.fill(7)
+        race.array.copy_to_host(race.back, stream=race.held)
+        held.capsule = race.back.__dlpack__(stream=theirs.handle, copy=True)
+    assert bool((np.from_dlpack(held) == 7).all())
+
+
 def test_device_views_of_host_arrays_come_by_from_dlpack(need_kind):
     need_kind("mapped", "managed")
     for make in (dm.mapped_array, dm.managed_array):

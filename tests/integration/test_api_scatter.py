@@ -168,9 +168,11 @@ def test_wrong_arguments(device):
     ]:
         with pytest.raises(kind, match=told):
             call()
-    piece.free()
-    with pytest.raises(dm.ClosedError):
-        dm.gather([piece])
+    freed = dm.to_device(DATA)
+    freed.free()
+    with pytest.raises(dm.ClosedError) as told:
+        dm.gather([piece, freed])
+    assert any("array 1 of 2" in note for note in told.value.__notes__)
 
 
 @pytest.mark.parametrize("method", ["alloc", "alloc_async", "copy", "stream_synchronize"])
@@ -218,6 +220,31 @@ def test_a_failed_download_is_told_and_nobody_writes_later(recorded, need_kind):
     dm.synchronize()
     assert np.all(out == -1)
     assert np.array_equal(dm.gather(pieces, out=out), DATA)
+
+
+def test_what_is_under_way_is_waited_for_when_it_is_interrupted(device, monkeypatch):
+    """That which was just being waited for, too."""
+    pieces = dm.scatter(DATA, [device] * 3)
+    wait, made, waited = scatter.handle.Transfer.wait, [], []
+    copy_async = scatter.handle.copy_async
+
+    def noted(*args):
+        made.append(copy_async(*args))
+        return made[-1]
+
+    def interrupted(transfer, timeout=None):
+        if not waited:
+            waited.append(None)
+            raise KeyboardInterrupt
+        waited.append(transfer)
+        return wait(transfer, timeout)
+
+    monkeypatch.setattr(scatter.handle, "copy_async", noted)
+    monkeypatch.setattr(scatter.handle.Transfer, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dm.gather(pieces)
+    assert len(made) == 3
+    assert waited[1:] == made
 
 
 def test_what_is_under_way_is_waited_for_when_another_fails(recorded, need, need_kind, hold):

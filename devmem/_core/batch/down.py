@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...spi.errors import DevmemError, OutOfMemory
 from ...spi.types import CopyKind
 from .. import transfer
 from ..allocation import Allocation, Using
@@ -18,7 +19,7 @@ from ..entered import Entered
 from ..layout import Shape, address, like_strides, span
 from .calls import copy_many
 from .gather import steps
-from .trees import Tree, flatten, rebuild
+from .trees import Tree, flatten, path, rebuild
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 LARGE = 256 << 10
 #: How many times the wanted bytes a block may have, to be fetched whole.
 DENSE = 2
+#: What the addresses of new host memory are multiples of, at least; no element needs more.
+ALIGNED = 16
 
 Arrays = list[DeviceNDArray[Any]]
 D2H, D2D = CopyKind.D2H, CopyKind.D2D
@@ -43,7 +46,12 @@ def download_many(tree: Tree, stream: Any) -> Tree:
     arrays: Arrays = [views[at] for at in numbers]
     blocks = {id(array.allocation): array.allocation for array in arrays}.values()
     for block in blocks:
-        block.check()
+        try:
+            block.check()
+        except DevmemError as error:
+            at = next(at for at in numbers if views[at].allocation is block)
+            error.add_note(f"to_host_many: {path(tree, at)}")
+            raise
     contexts = dict.fromkeys(block.context for block in blocks)
     found = list(leaves)
     for context in contexts:
@@ -87,6 +95,7 @@ def _fetched(context: Context, arrays: Arrays, sizes: list[int], stream: Stream)
         low, high = _reach(arrays, sizes, strided)
         if high - low <= DENSE * total:
             [block] = blocks.values()
+            low = max(low - low % ALIGNED, min(low, block.ptr))  # so that elements stay aligned in the host's buffer
             with Using(stream, block):
                 host = _host_bytes(block, low, high - low, stream)
             places = [array._ptr - low for array in arrays]
@@ -127,14 +136,20 @@ def _gathered(
     total: int,
     stream: Stream,
 ) -> list[npt.NDArray[Any]]:
-    """Put the arrays into one block on the device, and fetch that."""
-    block = context.allocate(total, stream, False)
+    """Put the arrays into one block on the device, and fetch that; where there is no room for it, each on its own."""
+    try:
+        block = context.allocate(total, stream, False)
+    except OutOfMemory:  # no other copy to the host needs memory of the device
+        views = _views(np.empty(total, np.uint8), arrays, places, layouts)
+        for array, view in zip(arrays, views, strict=True):
+            transfer.read(array, view, stream, blocking=True)
+        return views
     try:
         with Using(stream, block):
             for at, strides in layouts.items():
                 array, ptr = arrays[at], block.ptr + places[at]
                 packed: DeviceNDArray[Any] = DeviceNDArray(block, ptr, array._shape, array._dtype, strides)
-                transfer.move(packed, array, stream, blocking=False)
+                transfer.place(packed, array, stream, False)
             _copy_whole(context, block.ptr, arrays, sizes, places, layouts, D2D, stream)
             host = _host_bytes(block, block.ptr, total, stream)
     finally:

@@ -233,6 +233,9 @@ def _already_there(tree: Tree, leaves: list[Any], classes: set[type], stream: An
                     leaves[at] = host_array(leaf)
             except (TypeError, LayoutError) as error:
                 raise type(error)(f"{path(tree, at)}: {error}") from None
+            except Exception as error:  # a driver's, or of the leaf's own making
+                error.add_note(f"to_device_many: {path(tree, at)}")
+                raise
     return there
 
 

@@ -73,7 +73,7 @@ class Ring:
         """
         slot = self._idle() or self._make() or self._oldest_on(stream)
         if slot is None:
-            self._hold_back(stream)
+            self.hold_back(stream)
             return _ordinary(nbytes)
         try:
             self.settle(slot)
@@ -129,6 +129,16 @@ class Ring:
             if download is not None:
                 download.returned()
 
+    def hold_back(self, stream: Stream) -> None:
+        """Wait for a stream with as many ordinary blocks on it as the ring has slots, or they would be without bound.
+
+        The stream is the caller's: to wait for it is not to wait for somebody else's.
+        """
+        if len(stream.inflight) >= max(self.most, 2):
+            with Waiting(self.context, "the stream"):
+                self.context.driver.stream_synchronize(stream.handle)
+            self.context.reclaim.poll()
+
     def claim(self, slot: Slot) -> bool:
         """Take this slot, unless somebody has it: who has it settles it."""
         with self._lock:
@@ -177,16 +187,6 @@ class Ring:
         with self._lock:
             mine = (slot for slot in list(self._free) if slot.stream is not None and slot.stream() is stream)
             return next((slot for slot in mine if self.claim(slot)), None)
-
-    def _hold_back(self, stream: Stream) -> None:
-        """Wait for a stream with as many ordinary blocks on it as the ring has slots, or they would be without bound.
-
-        The stream is the caller's: to wait for it is not to wait for somebody else's.
-        """
-        if len(stream.inflight) >= max(self.most, 2):
-            with Waiting(self.context, "the stream"):
-                self.context.driver.stream_synchronize(stream.handle)
-            self.context.reclaim.poll()
 
     def _make(self) -> Slot | None:
         """One slot more, unless there are enough, or page-locked memory has run out."""

@@ -153,7 +153,7 @@ def compiler_only(name: str) -> Any:
     except ImportError as error:
         raise AttributeError(
             f"devmem.compat.numba_cuda.{name} is numba-cuda's, which cannot be imported here ({error}): "
-            f"pip install 'devmem[cuda-kernels]'"
+            f"pip install 'numba-cuda[cu13]'"
         ) from None
     resolve = getattr(declared, f"resolve_{name}", None)
     return found if resolve is None else _Named(found, resolve(declared, None))

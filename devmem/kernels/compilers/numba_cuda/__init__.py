@@ -1,4 +1,4 @@
-"""Kernels for CUDA, compiled by numba-cuda (``pip install 'devmem[cuda-kernels]'``), which is imported when it is needed."""
+"""Kernels for CUDA, compiled by numba-cuda (the extra ``cuda-kernels``), which is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ....spi.driver import Driver
 from ....spi.kernel import CompiledKernel, KernelCompiler
 
-INSTALL = "pip install 'devmem[cuda-kernels]'"
+INSTALL = "pip install 'numba-cuda[cu13]'"
 
 
 class NumbaCuda:

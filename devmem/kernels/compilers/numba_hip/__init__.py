@@ -1,4 +1,4 @@
-"""Kernels for ROCm, compiled by numba-hip (``pip install 'devmem[rocm-kernels]'``), which is imported when it is needed.
+"""Kernels for ROCm, compiled by numba-hip (the extra ``rocm-kernels``), which is imported when it is needed.
 
 Nobody has run this on an AMD GPU yet.
 """
@@ -15,7 +15,7 @@ from ....spi.driver import Driver
 from ....spi.errors import UnsupportedError
 from ....spi.kernel import CompiledKernel, KernelCompiler
 
-INSTALL = "pip install 'devmem[rocm-kernels]'"
+INSTALL = "pip install numba-hip"
 
 
 class NumbaHip:

@@ -29,7 +29,7 @@ class Simulator:
     def unavailable(self) -> str | None:
         """Say how greenlet is installed, unless it is."""
         if importlib.util.find_spec("greenlet") is None:
-            return "kernels on the host backend need greenlet: pip install 'devmem[sim]'"
+            return "kernels on the host backend need greenlet: pip install greenlet"
         return None
 
     def type_of(self, argument: object) -> Hashable:
