@@ -397,6 +397,22 @@ def test_without_slots_it_is_bounded_too(with_settings, tmp_path):
     assert np.array_equal(np.load(tmp_path / "b.npy"), large)
 
 
+@pytest.mark.parametrize("slots", ["0", str(SLOTS)])
+@pytest.mark.parametrize("key", [np.s_[::2, ::2, ::8], np.s_[:, ::2, ::4], np.s_[::-2, :, 1::2]])
+def test_scattered_elements_are_saved_in_bounded_memory(slots, key, with_settings, tmp_path):
+    with_settings(STAGING_SLOTS=slots, STAGING_SLOT_BYTES=str(64 * SLOT))
+    large = np.random.default_rng(3).integers(0, 256, (128, 256, 512), np.uint8)
+    there = dm.to_device(large)
+    tracemalloc.start()
+    try:
+        dm.save(there[key], tmp_path / "a.npy")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 16 * 64 * SLOT, "a host array held all of it, or what lies between"
+    same(np.load(tmp_path / "a.npy"), large[key])
+
+
 def test_loading_is_ordered_on_its_stream(need, hold, tmp_path):
     need("hold")
     np.save(tmp_path / "a.npy", DATA.ravel()[: SLOTS * SLOT // 2])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ... import plugins
 from ...spi.errors import LayoutError
 from .. import telemetry, transfer
+from ..across import nearest, tiles
 from ..allocation import Using
 from ..args import dtype_of, shape_of
 from ..array import DeviceNDArray, device_view
@@ -183,7 +184,11 @@ def _gather(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, str
     """Copy the elements of any other array to a file, which is mapped: where they go is not where they come from."""
     file.reserve(start + array.nbytes)
     raw: npt.NDArray[Any] = np.memmap(beside, _BYTE, "r+", start, (array.nbytes,))
-    transfer.read(array, np.ndarray(array.shape, array.dtype, raw), stream, blocking=True)
+    mapped: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, raw)
+    # What is too scattered for the ring is gathered in a host array, which is a tile's and not the whole's.
+    limit, long = array.context.ring.slot_bytes, {nearest(array.shape, array.strides)}
+    for tile in tiles(array.shape, array.itemsize, limit, long):
+        transfer.read(array._at(tile), mapped[tile], stream, blocking=True)
 
 
 def _is_small(context: Context, nbytes: int) -> bool:
