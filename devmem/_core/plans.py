@@ -36,17 +36,17 @@ def run(context: Context, plan: Rows, dst: int, src: int, kind: CopyKind, stream
     return running and not blocking
 
 
-def calls(context: Context, plan: Rows) -> int:
-    """Driver calls that a plan takes on this device."""
-    if not strided(context, plan):
+def calls(context: Context, plan: Rows, kind: CopyKind = H2D) -> int:
+    """Driver calls that a plan takes on this device: between it and the host, either way, or on it."""
+    if not strided(context, plan, kind):
         return plan.calls * plan.height
     slices = plan.slices() if context.has(Capability.VOLUME_COPY) else None
     return plan.calls if slices is None else len(slices.offsets)
 
 
-def strided(context: Context, plan: Rows) -> bool:
+def strided(context: Context, plan: Rows, kind: CopyKind = H2D) -> bool:
     """Whether the device copies these rows in one call, and better so than one by one."""
-    multiple = context.info.strided_pitch_multiple
+    multiple = 1 if kind is D2D else context.info.strided_pitch_multiple
     return context.has(Capability.STRIDED_COPY) and not (plan.dst_pitch % multiple or plan.src_pitch % multiple)
 
 
@@ -58,7 +58,7 @@ def _copies(
 ) -> Iterator[Callable[..., bool]]:
     """The driver calls of a plan, in as many dimensions as the device copies in."""
     driver, width, height, pitches = context.driver, plan.width, plan.height, (plan.dst_pitch, plan.src_pitch)
-    pitched = strided(context, plan)
+    pitched = strided(context, plan, kind)
     slices = plan.slices() if plan.outer and pitched and context.has(Capability.VOLUME_COPY) else None
     if slices is not None:
         depth, dst_rows, src_rows, offsets = slices

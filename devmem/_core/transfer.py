@@ -2,9 +2,10 @@
 
 Each function is called with the device entered, moves between two regions of the same shape and dtype, and picks a path:
 ``direct`` (one copy), ``2d`` (rows, by the driver), ``packed`` (gathered into a host buffer first), ``span`` (everything
-between the first and the last element is fetched and gathered on the host), ``staged`` (by way of page-locked slots; on a
-device, by way of the host), ``aside`` (by way of a second array, where both sides overlap). No path writes a byte that lies
-between the elements of its destination. Each copy is counted once, under the path of the whole.
+between elements is fetched with them, and gathered on the host), ``staged`` (by way of page-locked slots; on a device, by way
+of the host), ``aside`` (by way of a second array on the device: where only it copies such rows in few calls, or both sides
+overlap). No path writes a byte that lies between the elements of its destination. Each copy is counted once, under the path of
+the whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from ..spi.errors import BackendError, LayoutError, TransferGuardError
 from ..spi.types import CopyKind
-from . import advice
+from . import advice, aside
 from .allocation import Using
 from .args import assignable
 from .config import TransferGuard, call_site, settings
@@ -39,6 +40,7 @@ from .paths import BELOW, Path, choose
 from .plans import calls, run, strided
 from .scratch import scratch
 from .staging import Download, upload
+from .staging.blocks import block_offset, block_shape, blocks
 from .strips import copy_elements
 from .telemetry import Waiting, begin, count, more
 
@@ -51,8 +53,12 @@ if TYPE_CHECKING:
 WIDE_ROW = 512
 #: Driver calls that a strided copy may take before it is done by way of a host buffer instead.
 MANY_CALLS = 64
+#: How many times fewer they have to be to go by way of somewhere else.
+FEWER = 4
 #: How many times the wanted bytes a span may have, to be fetched whole.
 DENSE_SPAN = 8
+#: Bytes of a span that is fetched where the whole would be too much: about what the bus moves while the driver is called.
+SPARSE_PART = 64 << 10
 #: Bytes of a fill pattern that are made on the host before doubling on the device begins.
 PATTERN_BYTES = 4096
 
@@ -62,6 +68,8 @@ H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute 
 NARROW = f"rows of less than {WIDE_ROW} bytes are cheaper to gather on the host"
 MANY = f"the driver would be called more than {MANY_CALLS} times"
 GAPS = f"{MANY}: rows are fetched with what lies between them"
+SPARSE = f"{MANY}, and the whole is too sparse: it is fetched in parts of {SPARSE_PART >> 10} KiB"
+ASIDE = f"{MANY} between host and device, and fewer times on it"
 UNPITCHED = "the device does not copy rows so far apart in one call"
 CUT = "page-locked memory begins or ends within the host array"
 UNCOPIED = "copy=False: nothing is gathered on the host"
@@ -116,12 +124,38 @@ def put(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking
     """What `write` does, as a part of a copy that somebody else counts."""
     context = dst.allocation.context
     why = BELOW if host_copy else UNCOPIED
+    if dst._strides is not None and host_copy and (plan := _scattered(dst)) is not None:
+        return _put_by_device(dst, src, stream, blocking, plan)
     if src.nbytes >= context.staged_from and host_copy:
         rule = choose(context, src, stream)
         if rule.path is Path.STAGED:
             return _put_staged(dst, src, stream, blocking, rule.why)
         why = rule.why
     return _steadily(context, src, partial(_put_directly, dst, src, stream, blocking, host_copy, why))
+
+
+def _scattered(dst: DeviceNDArray[Any]) -> Rows | None:
+    """How elements lie that only the device itself stores in few calls."""
+    context = dst.context
+    if context.info.strided_pitch_multiple == 1:
+        return None
+    shape, strides = _in_memory_order(dst.shape, dst.strides, *memory_order(dst.shape, dst.strides))
+    plan = rows(shape, dst.itemsize, strides, contiguous_strides(shape, dst.itemsize))
+    return plan if calls(context, plan) > max(MANY_CALLS, FEWER * calls(context, plan, D2D)) else None
+
+
+def _put_by_device(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, plan: Rows) -> Way:
+    stream.check_waitable(dst.context.driver)
+    axes, flipped = memory_order(dst.shape, dst.strides)
+    source = _view(src, axes, flipped)
+    with aside.Aside(_along_memory(dst, axes, flipped), stream) as parts:
+        for block, part, room in parts:
+            put(room, source[block], stream, False)
+            _along_rows(part, room, stream, False)
+    if blocking:
+        with Waiting(dst.context, "the stream"):
+            dst.context.driver.stream_synchronize(stream.handle)
+    return Way("h2d aside", ASIDE, plan)
 
 
 def _put_staged(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, why: str) -> Way:
@@ -278,16 +312,10 @@ def _get_directly(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream
             context.reclaim.retire(stream, dst)
         return Way("d2h direct", why) if plan.height == 1 else Way("d2h 2d", ROWS, plan)
     stream.check_waitable(context.driver)
-    packed = scratch(origin[0], src.dtype)
-    way = Way("d2h packed", reason, plan)
-    plan = rows(origin[0], src.itemsize, packed.strides, origin[1])
-    if (
-        plan.calls == plan.height == 1
-        or not _against_rows(context, plan, packed)
-        or reach[1] - reach[0] > DENSE_SPAN * src.nbytes
-    ):
-        run(context, plan, address(packed), low, D2H, stream, True)
-    else:
+    plan = rows(origin[0], src.itemsize, contiguous_strides(origin[0], src.itemsize), origin[1])
+    if plan.calls == plan.height == 1 or not _against_rows(context, plan):
+        return _get_packed(src, target, low, plan, stream, reason)
+    if reach[1] - reach[0] <= DENSE_SPAN * src.nbytes:
         fetched = scratch((reach[1] - reach[0],), np.uint8)
         if fetched.nbytes < context.staged_from:
             context.driver.copy(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
@@ -295,10 +323,41 @@ def _get_directly(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream
             whole = Download(context, fetched)
             whole.start(low, (1,), stream)
             whole.finish()
-        packed = np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])
-        way = Way("d2h span", reason, plan)
+        copy_elements(_raw(target), _raw(np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])))
+        return Way("d2h span", reason, plan)
+    if calls(context, plan) > MANY_CALLS >= calls(context, plan, D2D):
+        with aside.Aside(_along_memory(src, axes, flipped), stream) as parts:
+            for block, part, room in parts:
+                _along_rows(room, part, stream, False)
+                get(room, target[block], stream, True)
+        return Way("d2h aside", ASIDE, plan)
+    if calls(context, plan) <= MANY_CALLS:
+        return _get_packed(src, target, low, plan, stream, reason)
+    return _get_in_parts(src, target, low, origin[1], stream, plan)
+
+
+def _get_packed(
+    src: DeviceNDArray[Any], target: npt.NDArray[Any], low: int, plan: Rows, stream: Stream, reason: str
+) -> Way:
+    """Let the driver gather the elements; how they lie in the destination is the host's part."""
+    packed = scratch(target.shape, src.dtype)
+    run(src.context, plan, address(packed), low, D2H, stream, True)
     copy_elements(_raw(target), _raw(packed))
-    return way
+    return Way("d2h packed", reason, plan)
+
+
+def _get_in_parts(
+    src: DeviceNDArray[Any], target: npt.NDArray[Any], low: int, strides: Shape, stream: Stream, plan: Rows
+) -> Way:
+    """Fetch what lies between elements with them as long as that takes less time than the driver's next call."""
+    fetched = scratch((max(SPARSE_PART, src.itemsize),), np.uint8)
+    for block in blocks(target.shape, src.itemsize, SPARSE_PART, strides):
+        lengths = block_shape(target.shape, block)
+        nbytes = span(lengths, strides, src.itemsize)[1]
+        there = low + block_offset(strides, block)
+        src.context.driver.copy(address(fetched), there, nbytes, D2H, stream.handle, blocking=True)
+        copy_elements(_raw(target)[block], _raw(np.ndarray(lengths, src.dtype, fetched, 0, strides)))
+    return Way("d2h span", SPARSE, plan)
 
 
 def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, blocking: bool) -> None:
@@ -319,11 +378,20 @@ def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, bl
 def place(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
     """What `move` does, between regions that have no byte in common, as a part of a copy that somebody else counts."""
     context = dst.context
+    taken = calls(context, rows(dst.shape, dst.itemsize, dst.strides, src.strides), D2D)
+    if taken > MANY_CALLS:
+        shape, strides = _in_memory_order(dst.shape, dst.strides, *memory_order(dst.shape, dst.strides))
+        storing = rows(shape, dst.itemsize, strides, contiguous_strides(shape, dst.itemsize))
+        # Where the destination is what takes so many, they would not be fewer.
+        if taken > FEWER * calls(context, storing, D2D):
+            put(dst, _fetched(src, stream), stream, blocking)
+            return Way("d2d staged", MANY, storing)
+    return _along_rows(dst, src, stream, blocking)
+
+
+def _along_rows(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
-    if calls(context, plan) > MANY_CALLS:
-        put(dst, _fetched(src, stream), stream, blocking)
-        return Way("d2d staged", MANY, plan)
-    run(context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
+    run(dst.context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
     return Way("d2d direct", ONE_RUN) if plan.calls == plan.height == 1 else Way("d2d 2d", ROWS, plan)
 
 
@@ -379,15 +447,15 @@ def guard(what: str) -> None:
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
-def _against_rows(context: Context, plan: Rows, host: npt.NDArray[Any]) -> str:
-    """Why rows are not to be copied by the driver as they lie; nothing, if they are."""
+def _against_rows(context: Context, plan: Rows, host: npt.NDArray[Any] | None = None) -> str:
+    """Why rows are not to be copied by the driver as they lie; nothing, if they are. ``host``: if it is not ours."""
     if plan.width < WIDE_ROW:
         return NARROW
     if calls(context, plan) > MANY_CALLS:
         return MANY
     if not strided(context, plan):
         return UNPITCHED
-    return CUT if context.registry.cuts(*extent(host)) else ""
+    return CUT if host is not None and context.registry.cuts(*extent(host)) else ""
 
 
 def _steadily(context: Context, host: npt.NDArray[Any], copy: Callable[[], T]) -> T:
@@ -411,6 +479,13 @@ def _steadily(context: Context, host: npt.NDArray[Any], copy: Callable[[], T]) -
 def _in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:
     steps = [-stride if axis in flipped else stride for axis, stride in enumerate(strides)]
     return tuple(shape[axis] for axis in axes), tuple(steps[axis] for axis in axes)
+
+
+def _along_memory(array: DeviceNDArray[Any], axes: list[int], flipped: list[int]) -> DeviceNDArray[Any]:
+    """The same elements with axes from the largest stride to the smallest, none of them negative."""
+    shape, strides = _in_memory_order(array.shape, array.strides, axes, flipped)
+    low = span(array.shape, array.strides, array.itemsize)[0]
+    return array._view(array.ptr + low, shape, strides)
 
 
 def _view(array: npt.NDArray[Any], axes: list[int], flipped: list[int]) -> npt.NDArray[Any]:

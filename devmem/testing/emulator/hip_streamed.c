@@ -128,6 +128,12 @@ HIP(hipMemcpyBatchAsync)(const uint64_t *to, const uint64_t *from, const size_t 
 
 /* --- boxes -------------------------------------------------------------------------------------------------------- */
 
+static bool on_device(uint64_t address)
+{
+    struct block *block = block_find(address);
+    return block && (block->kind == BLOCK_DEVICE || block->kind == BLOCK_POOLED || block->kind == BLOCK_IMPORTED);
+}
+
 static status run_box(struct context *context, handle stream, struct box *box, int kind, bool blocking)
 {
     if (!box->width || !box->height || !box->depth) return OK;
@@ -135,7 +141,10 @@ static status run_box(struct context *context, handle stream, struct box *box, i
     if (right != OK) return right;
     if (!box->to.address || !box->from.address) return INVALID_VALUE;
     if (box->to.pitch < box->width || box->from.pitch < box->width) return HIP_INVALID_PITCH;
-    if (box->height * box->depth > 1 && (box->to.pitch | box->from.pitch) % 4) atomic_fetch_add(&slow_copies, 1);
+    /* On a device it is a kernel that copies boxes, of any pitch; the engines between it and the host do not. */
+    bool engine = !on_device(box->to.address) || !on_device(box->from.address);
+    bool uneven = (box->to.pitch | box->from.pitch) % 4;
+    if (box->height * box->depth > 1 && engine && uneven) atomic_fetch_add(&slow_copies, 1);
     return copy_run(context, STREAM_OF(stream), box, blocking);
 }
 

@@ -1,0 +1,45 @@
+"""A second array on the device: what takes the driver a call for each row from or to the host, it does there in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .allocation import Using
+from .staging.blocks import Block, blocks
+
+if TYPE_CHECKING:
+    from .array import DeviceNDArray
+    from .stream import Stream
+
+#: Bytes of it. Each part takes two calls, which is little beside moving as much.
+PART_BYTES = 4 << 20
+
+
+class Aside:
+    """``with Aside(array, stream) as parts:`` (block, that part of the array, as much contiguous memory) of each part in turn.
+
+    The array's axes go from the largest stride to the smallest. The memory is the same for all parts, which the stream's order
+    keeps apart. After the block it is given back, in that order.
+    """
+
+    def __init__(self, array: DeviceNDArray[Any], stream: Stream) -> None:
+        self.array = array
+        self.blocks = list(blocks(array.shape, array.itemsize, PART_BYTES))
+        self.room = array._at(self.blocks[0]).like(stream)  # none is larger than the first
+        self._using = Using(stream, self.room.allocation)
+
+    def __enter__(self) -> Iterator[tuple[Block, DeviceNDArray[Any], DeviceNDArray[Any]]]:
+        self._using.__enter__()
+        return map(self._part, self.blocks)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._using.__exit__(kind, error, at)
+        finally:
+            self.room.allocation.discard()
+
+    def _part(self, block: Block) -> tuple[Block, DeviceNDArray[Any], DeviceNDArray[Any]]:
+        part = self.array._at(block)
+        return block, part, self.room._view(self.room.ptr, part.shape, None)
