@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..spi.errors import BackendError, LayoutError
 from ..spi.types import CopyKind
-from . import across, adopt, transfer
+from . import across, adopt, transfer, within
 from .allocation import Allocation, Using
 from .args import assignable, check_destination, check_same, host_array, new_shape_of, order_of
 from .device import current_context
@@ -155,7 +155,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
                 chosen.check_waitable(driver)
             result = self.like(chosen)
             with Using(chosen, self.allocation, result.allocation):
-                transfer.move(result, self, chosen, blocking=not stream)
+                within.move(result, self, chosen, blocking=not stream)
         result._stream = chosen if stream else None
         return result
 
@@ -167,7 +167,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
             if not stream:
                 chosen.check_waitable(driver)
             with Using(chosen, self.allocation):
-                transfer.fill(self, value, chosen, blocking=not stream)
+                within.fill(self, value, chosen, blocking=not stream)
 
     def item(self, *at: int) -> object:
         """The only element, or the one at these indices, as a Python scalar."""
@@ -227,7 +227,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
                 self.context, self.shape, self.dtype, contiguous_strides(self.shape, self.itemsize, order), chosen
             )
             with Using(chosen, self.allocation, packed.allocation):
-                transfer.move(packed, self, chosen, blocking=True)
+                within.move(packed, self, chosen, blocking=True)
         packed._stream = self._stream
         return packed._view(packed._ptr, shape, contiguous_strides(shape, self.itemsize, order))
 
@@ -358,7 +358,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
             source.allocation.check()
             if source.context is context:
                 with Using(chosen, self.allocation, source.allocation):
-                    transfer.move(self, source, chosen, blocking=not stream)
+                    within.move(self, source, chosen, blocking=not stream)
             else:
                 with Using(chosen, self.allocation):
                     across.move(self, source, chosen, blocking=not stream)

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..spi.types import CopyKind
 from .allocation import Using
+from .layout import Rows, contiguous_strides, in_memory_order, memory_order, rows
+from .plans import run
 from .staging.blocks import Block, blocks
 
 if TYPE_CHECKING:
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Bytes of it. Each part takes two calls, which is little beside moving as much.
 PART_BYTES = 4 << 20
+
+D2D = CopyKind.D2D
 
 
 class Aside:
@@ -43,3 +48,16 @@ class Aside:
     def _part(self, block: Block) -> tuple[Block, DeviceNDArray[Any], DeviceNDArray[Any]]:
         part = self.array._at(block)
         return block, part, self.room._view(self.room.ptr, part.shape, None)
+
+
+def along_rows(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Rows:
+    """Copy on the device, by its driver alone, in however many calls; what they were."""
+    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
+    run(dst.context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
+    return plan
+
+
+def unpacking(array: DeviceNDArray[Any]) -> Rows:
+    """How a copy to the array's elements goes from as many in one run, which lie there in the same order."""
+    shape, strides = in_memory_order(array.shape, array.strides, *memory_order(array.shape, array.strides))
+    return rows(shape, array.itemsize, strides, contiguous_strides(shape, array.itemsize))

@@ -259,6 +259,12 @@ def memory_order(shape: Shape, strides: Shape) -> tuple[list[int], list[int]]:
     return axes, [axis for axis in range(len(shape)) if strides[axis] < 0 and shape[axis] > 1]
 
 
+def in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:
+    """Shape and strides with the axes so, and none of the strides negative: what is lowest in memory comes first."""
+    steps = [-stride if axis in flipped else stride for axis, stride in enumerate(strides)]
+    return tuple(shape[axis] for axis in axes), tuple(steps[axis] for axis in axes)
+
+
 class Slices(NamedTuple):
     """What a three-dimensional copy needs besides its rows: slices, pitches between them, and where each call begins."""
 

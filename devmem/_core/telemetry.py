@@ -15,6 +15,7 @@ import threading
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ..spi.types import CopyKind
 from .plans import calls
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def count(
     else:
         stats.add(path, 1, nbytes, seconds, waited)
     if context.trace is not None:
-        args = _facts(context, nbytes, waited, why, array, stream, plan)
+        args = _facts(context, path, nbytes, waited, why, array, stream, plan)
         context.trace.span(path, "copy", began, ended, args)
     return seconds - waited
 
@@ -169,7 +170,14 @@ class Waiting:
 
 
 def _facts(
-    context: Context, nbytes: int, waited: float, why: str, array: Any, stream: Stream | None, plan: Rows | None
+    context: Context,
+    path: str,
+    nbytes: int,
+    waited: float,
+    why: str,
+    array: Any,
+    stream: Stream | None,
+    plan: Rows | None,
 ) -> dict[str, object]:
     """What the trace tells of a copy."""
     facts: dict[str, object] = {"bytes": nbytes, "device": str(context.device), "waited_us": round(waited * 1e6, 3)}
@@ -180,7 +188,8 @@ def _facts(
     if array is not None:
         facts |= {"shape": list(array.shape), "strides": list(array.strides), "dtype": str(array.dtype)}
     if plan is not None:
-        facts |= {"rows": plan.height * plan.calls, "width": plan.width, "calls": calls(context, plan)}
+        kind = CopyKind.D2D if path.startswith("d2d") else CopyKind.H2D
+        facts |= {"rows": plan.height * plan.calls, "width": plan.width, "calls": calls(context, plan, kind)}
     return facts
 
 

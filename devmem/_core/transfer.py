@@ -1,4 +1,4 @@
-"""Moving bytes: host to device, device to host, device to device, in any layout.
+"""Moving bytes between host and device, in any layout; `within` a device, and `across` devices, others do.
 
 Each function is called with the device entered, moves between two regions of the same shape and dtype, and picks a path:
 ``direct`` (one copy), ``2d`` (rows, by the driver), ``packed`` (gathered into a host buffer first), ``span`` (everything
@@ -10,7 +10,6 @@ the whole.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -21,8 +20,6 @@ import numpy.typing as npt
 from ..spi.errors import BackendError, LayoutError, TransferGuardError
 from ..spi.types import CopyKind
 from . import advice, aside
-from .allocation import Using
-from .args import assignable
 from .config import TransferGuard, call_site, settings
 from .layout import (
     Rows,
@@ -30,9 +27,9 @@ from .layout import (
     address,
     contiguous_strides,
     extent,
+    in_memory_order,
     is_contiguous,
     memory_order,
-    overlap,
     rows,
     span,
 )
@@ -59,8 +56,6 @@ FEWER = 4
 DENSE_SPAN = 8
 #: Bytes of a span that is fetched where the whole would be too much: about what the bus moves while the driver is called.
 SPARSE_PART = 64 << 10
-#: Bytes of a fill pattern that are made on the host before doubling on the device begins.
-PATTERN_BYTES = 4096
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
 
@@ -139,8 +134,7 @@ def _scattered(dst: DeviceNDArray[Any]) -> Rows | None:
     context = dst.context
     if context.info.strided_pitch_multiple == 1:
         return None
-    shape, strides = _in_memory_order(dst.shape, dst.strides, *memory_order(dst.shape, dst.strides))
-    plan = rows(shape, dst.itemsize, strides, contiguous_strides(shape, dst.itemsize))
+    plan = aside.unpacking(dst)
     return plan if calls(context, plan) > max(MANY_CALLS, FEWER * calls(context, plan, D2D)) else None
 
 
@@ -151,7 +145,7 @@ def _put_by_device(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Strea
     with aside.Aside(_along_memory(dst, axes, flipped), stream) as parts:
         for block, part, room in parts:
             put(room, source[block], stream, False)
-            _along_rows(part, room, stream, False)
+            aside.along_rows(part, room, stream, False)
     if blocking:
         with Waiting(dst.context, "the stream"):
             dst.context.driver.stream_synchronize(stream.handle)
@@ -160,7 +154,7 @@ def _put_by_device(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Strea
 
 def _put_staged(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, why: str) -> Way:
     axes, flipped = memory_order(dst.shape, dst.strides)
-    shape, strides = _in_memory_order(dst.shape, dst.strides, axes, flipped)
+    shape, strides = in_memory_order(dst.shape, dst.strides, axes, flipped)
     source = _view(_raw(src), axes, flipped)
     low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
     plan = None
@@ -183,7 +177,7 @@ def _put_directly(
             context.reclaim.retire(stream, src)
         return UP_DIRECTLY if why is BELOW else Way("h2d direct", why)
     axes, flipped = memory_order(dst.shape, dst.strides)
-    target = _in_memory_order(dst.shape, dst.strides, axes, flipped)
+    target = in_memory_order(dst.shape, dst.strides, axes, flipped)
     source = _view(_raw(src), axes, flipped)
     low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
     plan = rows(target[0], dst.itemsize, target[1], source.strides)
@@ -274,7 +268,7 @@ def _start(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> tu
     if rule.path is not Path.STAGED:
         return None, Way("", rule.why)
     axes, flipped = memory_order(src.shape, src.strides)
-    shape, strides = _in_memory_order(src.shape, src.strides, axes, flipped)
+    shape, strides = in_memory_order(src.shape, src.strides, axes, flipped)
     target = _view(_raw(dst), axes, flipped)
     low = src.ptr + span(src.shape, src.strides, src.itemsize)[0]
     gaps, plan = False, None
@@ -300,7 +294,7 @@ def _get_directly(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream
             context.reclaim.retire(stream, dst)
         return DOWN_DIRECTLY if why is BELOW else Way("d2h direct", why)
     axes, flipped = memory_order(src.shape, src.strides)
-    origin = _in_memory_order(src.shape, src.strides, axes, flipped)
+    origin = in_memory_order(src.shape, src.strides, axes, flipped)
     target = _view(dst, axes, flipped)
     reach = span(src.shape, src.strides, src.itemsize)
     low = src.ptr + reach[0]
@@ -328,7 +322,7 @@ def _get_directly(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream
     if calls(context, plan) > MANY_CALLS >= calls(context, plan, D2D):
         with aside.Aside(_along_memory(src, axes, flipped), stream) as parts:
             for block, part, room in parts:
-                _along_rows(room, part, stream, False)
+                aside.along_rows(room, part, stream, False)
                 get(room, target[block], stream, True)
         return Way("d2h aside", ASIDE, plan)
     if calls(context, plan) <= MANY_CALLS:
@@ -358,72 +352,6 @@ def _get_in_parts(
         src.context.driver.copy(address(fetched), there, nbytes, D2H, stream.handle, blocking=True)
         copy_elements(_raw(target)[block], _raw(np.ndarray(lengths, src.dtype, fetched, 0, strides)))
     return Way("d2h span", SPARSE, plan)
-
-
-def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, blocking: bool) -> None:
-    """Copy between arrays of one shape and dtype on one device; right also where they overlap. `across.move`: on two."""
-    if not dst.nbytes:
-        return
-    if not overlap(_range(dst), _range(src)):
-        began = begin()
-        way = place(dst, src, stream, blocking)
-    elif (dst.ptr, dst.strides) != (src.ptr, src.strides):
-        began = begin()
-        way = _move_overlapping(dst, src, stream, blocking)
-    else:
-        return  # onto itself
-    count(dst.context, way.path, dst.nbytes, began, None, way.why, src, stream, way.plan)
-
-
-def place(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
-    """What `move` does, between regions that have no byte in common, as a part of a copy that somebody else counts."""
-    context = dst.context
-    taken = calls(context, rows(dst.shape, dst.itemsize, dst.strides, src.strides), D2D)
-    if taken > MANY_CALLS:
-        shape, strides = _in_memory_order(dst.shape, dst.strides, *memory_order(dst.shape, dst.strides))
-        storing = rows(shape, dst.itemsize, strides, contiguous_strides(shape, dst.itemsize))
-        # Where the destination is what takes so many, they would not be fewer.
-        if taken > FEWER * calls(context, storing, D2D):
-            put(dst, _fetched(src, stream), stream, blocking)
-            return Way("d2d staged", MANY, storing)
-    return _along_rows(dst, src, stream, blocking)
-
-
-def _along_rows(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
-    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
-    run(dst.context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
-    return Way("d2d direct", ONE_RUN) if plan.calls == plan.height == 1 else Way("d2d 2d", ROWS, plan)
-
-
-def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bool) -> None:
-    """Store one value in every element."""
-    if not dst.nbytes:
-        return
-    context = dst.context
-    began = begin()
-    cast = assignable(value, dst.dtype)
-    if cast.size != 1:
-        raise LayoutError(
-            f"fill() stores one value, not {cast.size} of shape {cast.shape}: assign them, d[...] = values"
-        )
-    item = cast.reshape(())
-    pattern = item.tobytes()
-    if not is_contiguous(dst.shape, dst.strides, dst.itemsize) and not is_contiguous(
-        dst.shape, dst.strides, dst.itemsize, "F"
-    ):
-        way = put(dst, np.broadcast_to(item, dst.shape), stream, blocking)
-        count(context, "fill", dst.nbytes, began, None, way.why, dst, stream, way.plan)
-        return
-    width = next((width for width in (1, 2, 4) if _repeats(pattern, width)), 0)
-    if width and dst.ptr % width == 0:
-        word = int.from_bytes(pattern[:width], sys.byteorder)
-        context.driver.fill(dst.ptr, word, width, dst.nbytes // width, stream.handle)
-    else:
-        _double(context, dst.ptr, pattern, dst.nbytes, stream)
-    if blocking:
-        with Waiting(context, "the stream"):
-            context.driver.stream_synchronize(stream.handle)
-    count(context, "fill", dst.nbytes, began, None, ONE_RUN, dst, stream)
 
 
 def guard(what: str) -> None:
@@ -476,14 +404,9 @@ def _steadily(context: Context, host: npt.NDArray[Any], copy: Callable[[], T]) -
         return copy()
 
 
-def _in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list[int]) -> tuple[Shape, Shape]:
-    steps = [-stride if axis in flipped else stride for axis, stride in enumerate(strides)]
-    return tuple(shape[axis] for axis in axes), tuple(steps[axis] for axis in axes)
-
-
 def _along_memory(array: DeviceNDArray[Any], axes: list[int], flipped: list[int]) -> DeviceNDArray[Any]:
     """The same elements with axes from the largest stride to the smallest, none of them negative."""
-    shape, strides = _in_memory_order(array.shape, array.strides, axes, flipped)
+    shape, strides = in_memory_order(array.shape, array.strides, axes, flipped)
     low = span(array.shape, array.strides, array.itemsize)[0]
     return array._view(array.ptr + low, shape, strides)
 
@@ -502,43 +425,3 @@ def _raw(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """The bytes of a C-contiguous array."""
     return np.ndarray((array.nbytes,), np.uint8, array) if array.flags.writeable else array.reshape(-1).view(np.uint8)
-
-
-def _range(array: DeviceNDArray[Any]) -> tuple[int, int]:
-    low, high = span(array.shape, array.strides, array.itemsize)
-    return array.ptr + low, array.ptr + high
-
-
-def _fetched(src: DeviceNDArray[Any], stream: Stream) -> npt.NDArray[Any]:
-    stream.check_waitable(src.context.driver)
-    host = np.empty(src.shape, src.dtype)
-    get(src, host, stream, True)
-    return host
-
-
-def _move_overlapping(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
-    """As if the source had been copied away first: it is."""
-    aside = src.like(stream)
-    with Using(stream, aside.allocation):
-        place(aside, src, stream, False)
-        place(dst, aside, stream, blocking)
-    return Way("d2d aside", "source and destination overlap")
-
-
-def _repeats(pattern: bytes, width: int) -> bool:
-    return len(pattern) % width == 0 and pattern == pattern[:width] * (len(pattern) // width)
-
-
-def _double(context: Context, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
-    """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
-    repeats = max(1, min(PATTERN_BYTES, nbytes) // len(pattern))
-    first = scratch((repeats * len(pattern),), np.uint8)
-    first[:] = np.frombuffer(pattern * repeats, np.uint8)
-    driver, handle = context.driver, stream.handle
-    if driver.copy(ptr, address(first), first.nbytes, H2D, handle, blocking=False):
-        context.reclaim.retire(stream, first)
-    done = first.nbytes
-    while done < nbytes:
-        step = min(done, nbytes - done)
-        driver.copy(ptr + done, ptr, step, D2D, handle, blocking=False)
-        done += step

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...spi.errors import DevmemError, OutOfMemory
 from ...spi.types import CopyKind
-from .. import transfer
+from .. import transfer, within
 from ..allocation import Allocation, Using
 from ..array import DeviceNDArray, device_view
 from ..entered import Entered
@@ -149,7 +149,7 @@ def _gathered(
             for at, strides in layouts.items():
                 array, ptr = arrays[at], block.ptr + places[at]
                 packed: DeviceNDArray[Any] = DeviceNDArray(block, ptr, array._shape, array._dtype, strides)
-                transfer.place(packed, array, stream, False)
+                within.place(packed, array, stream, False)
             _copy_whole(context, block.ptr, arrays, sizes, places, layouts, D2D, stream)
             host = _host_bytes(block, block.ptr, total, stream)
     finally:
