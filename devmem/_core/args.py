@@ -133,6 +133,10 @@ def host_array(obj: object) -> npt.NDArray[Any]:
         )
     found = obj if type(obj) is np.ndarray else np.asarray(obj)
     if found.dtype.hasobject:
+        if obj is None:
+            raise LayoutError(
+                "None is no array, and Python objects mean nothing to a device: give an array, a number or text"
+            )
         plain = "convert it to a dtype of plain bytes first"
         capsules = not isinstance(obj, np.ndarray) and hasattr(obj, "__dlpack__")  # NumPy does not ask for it by itself
         raise LayoutError(
@@ -179,8 +183,8 @@ def check_same(
         )
 
 
-def order_of(order: str, allowed: str) -> str:
-    """One of the allowed letters."""
+def order_of(order: str, allowed: str) -> Any:
+    """One of the allowed letters; as Any, because NumPy's methods are typed to take literals."""
     if order not in tuple(allowed):
         raise LayoutError(f"order is one of {', '.join(map(repr, allowed))}, not {order!r}")
     return order
@@ -208,19 +212,23 @@ def new_shape_of(parts: tuple[Any, ...]) -> Shape:
         raise TypeError(f"a shape is made of integers, not {parts!r}") from None
 
 
-def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any]) -> Any:
-    """Raise unless an object is an ndarray that elements of that shape and dtype can be copied into; gives its flags."""
+def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str = "copy_to_host") -> Any:
+    """Raise unless an object is an ndarray that elements of that shape and dtype can be copied into; gives its flags.
+
+    ``call``: what the user called, for messages.
+    """
     if not isinstance(ary, np.ndarray):
-        raise TypeError(f"copy_to_host() copies into an ndarray, not a {type(ary).__name__}: give numpy.empty(...)")
+        give = "its host(), and call host_changed() behind it" if hasattr(ary, "host_changed") else "numpy.empty(...)"
+        raise TypeError(f"{call}: the destination is an ndarray, not a {type(ary).__name__}: give {give}")
     if ary.dtype != dtype or ary.shape != shape:
-        check_same("copy_to_host", ary.shape, ary.dtype, shape, dtype)
+        check_same(call, ary.shape, ary.dtype, shape, dtype)
     flags = ary.flags
     if not flags.writeable:
-        raise LayoutError("a copy to the host cannot go into a read-only array: give a writable one, or none")
+        raise LayoutError(f"{call}: a copy to the host cannot go into a read-only array: give a writable one, or none")
     if not flags.forc and ary.size and _overlaps_itself(ary.shape, ary.strides, ary.itemsize):
         raise LayoutError(
-            f"a copy to the host cannot go into an array whose elements overlap (shape {ary.shape}, strides {ary.strides}, "
-            f"{ary.itemsize} bytes an item): give one that has its own place for each, numpy.empty(...)"
+            f"{call}: a copy to the host cannot go into an array whose elements overlap (shape {ary.shape}, strides "
+            f"{ary.strides}, {ary.itemsize} bytes an item): give one that has its own place for each, numpy.empty(...)"
         )
     return flags
 

@@ -12,7 +12,7 @@ from ..spi.driver import Driver
 from ..spi.errors import ClosedError, ConfigError, ForkedError
 from ..spi.types import DeviceInfo, MemoryInfo
 from . import registry, scopes
-from .backends import chosen_name, usable_backend
+from .backends import chosen_name, statuses, usable_backend
 from .config import forget, settings
 from .context import Context
 from .entered import Entered
@@ -151,7 +151,11 @@ def device_of(what: object) -> Device:
             return checked_device(current_device().backend, int(name), what)
         if colon and not ordinal.isdecimal():
             raise ConfigError(f"{what!r} names no device: write a backend and an ordinal, 'cuda:1'")
-        return checked_device(name, int(ordinal) if colon else 0, what)
+        try:
+            return checked_device(name, int(ordinal) if colon else 0, what)
+        except ConfigError as error:
+            there = [f"{each.name}:{at}" for each in statuses() if each.usable for at in range(each.devices)]
+            raise ConfigError(f"{error}; the devices here: {', '.join(there)}") from None
     try:
         if isinstance(what, bool):
             raise TypeError

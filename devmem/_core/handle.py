@@ -17,6 +17,7 @@ from .device import context_of
 from .entered import Entered
 from .layout import like_strides
 from .pinned import pinned_like
+from .record import DeviceRecord
 from .staging import Download
 from .upload import empty
 from .wait import until
@@ -36,7 +37,7 @@ class Transfer:
 
     It owns the source and the destination until the stream has passed the copy, also if it is dropped before. Nobody sees a
     new host array before its elements are there: ``result`` gives it out. In ``with`` it is waited for at the end of the
-    block. ``await`` gives the result, and lets other tasks run meanwhile.
+    block. ``await`` gives the result, and lets other tasks run meanwhile; a task is made of it by ``asyncio.ensure_future``.
     """
 
     __slots__ = ("_context", "_download", "_dst", "_error", "_event", "_src")
@@ -170,7 +171,10 @@ def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = Fals
         return _new_on_device(src, stream, device)
     if device is not None and context_of(device) is not source.context:
         raise LayoutError(f"device={device!s} is not where the source is ({source.device}): leave it out")
-    return _to_host(source, dst, stream, pinned)
+    copy = _to_host(source, dst, stream, pinned)
+    if dst is None and isinstance(src, DeviceRecord):
+        copy._dst = copy._dst[()]  # a record of NumPy, which shares the array's memory
+    return copy
 
 
 def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
@@ -181,7 +185,8 @@ def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
     strides = None if source.flags.c_contiguous else like_strides(shape, source.strides, itemsize)
     made = empty(context, shape, source.dtype, strides, source.nbytes, stream)
     made.put(source, chosen, named=bool(stream))
-    return _behind(context, chosen, source, made, None)
+    record = isinstance(src, np.void) and source.dtype.fields is not None
+    return _behind(context, chosen, source, DeviceRecord(made) if record else made, None)
 
 
 def _into_device(target: DeviceNDArray[Any], source: Any, src: Any, dst: Any, stream: Any, device: Any) -> Transfer:
@@ -204,7 +209,7 @@ def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any, pinned: bool) ->
         strides = like_strides(source.shape, source.strides, source.itemsize)
         target = np.ndarray(source.shape, source.dtype, np.empty(source.nbytes, np.uint8), 0, strides)
     else:
-        check_destination(dst, source.shape, source.dtype)
+        check_destination(dst, source.shape, source.dtype, "copy_async")
         target = dst
     chosen = context.stream_of(stream if source.stream is None else stream or source.stream)
     with Entered(context):

@@ -70,9 +70,11 @@ class HostVisible(DriverArray):
         """The device that the memory was made for."""
         return self._owner().context.device
 
-    def copy_to_host(self, ary: npt.NDArray[Any] | None = None, stream: Any = 0) -> npt.NDArray[Any]:
-        """Copy the elements, in stream order, into ``ary`` or a new ordinary array; as for device arrays."""
-        return self._on_device().copy_to_host(ary, stream)
+    def copy_to_host(
+        self, ary: npt.NDArray[Any] | None = None, stream: Any = 0, *, pinned: bool = False
+    ) -> npt.NDArray[Any]:
+        """Copy the elements, in stream order, into ``ary`` or a new array; as for device arrays."""
+        return self._on_device().copy_to_host(ary, stream, pinned=pinned)
 
     def copy_to_device(self, ary: object, stream: Any = 0) -> None:
         """Copy host or device elements into this array, in stream order; as for device arrays."""

@@ -13,7 +13,7 @@ class Operators:
 
     __slots__ = ()
     __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # a method for type checkers; this is how Python says that there is none
 
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,11 @@ import numpy.typing as npt
 from ..spi.errors import DevmemError, LayoutError
 from . import handle, transfer
 from .allocation import Using
-from .args import check_destination, check_same, host_array
+from .args import check_destination, host_array
 from .array import DeviceNDArray, device_view
 from .device import context_of
 from .entered import Entered
+from .pinned import pinned_like
 from .staging.blocks import blocks
 from .upload import empty, like
 
@@ -64,7 +65,7 @@ def scatter(array: Any, devices: Any, axis: Any) -> list[DeviceNDArray[Any]]:
     return made
 
 
-def gather(arrays: Any, axis: Any, out: Any) -> npt.NDArray[Any]:
+def gather(arrays: Any, axis: Any, out: Any, pinned: bool) -> npt.NDArray[Any]:
     """The elements of device arrays in one host array; see `devmem.gather`."""
     views = _device_arrays(arrays)
     first = views[0]
@@ -75,17 +76,16 @@ def gather(arrays: Any, axis: Any, out: Any) -> npt.NDArray[Any]:
     for view in views:
         ends.append(ends[-1] + view.shape[along])
     shape = (*first.shape[:along], ends[-1], *first.shape[along + 1 :])
-    if out is None:
-        out = np.empty(shape, first.dtype)
-    elif isinstance(out, np.ndarray):
-        check_same("gather(out=)", out.shape, out.dtype, shape, first.dtype)
-        check_destination(out, shape, first.dtype)
+    if out is not None:
+        if pinned:
+            raise LayoutError("gather(pinned=True) makes a new array: leave out= out")
+        check_destination(out, shape, first.dtype, "gather(out=)")
     else:
-        raise TypeError(f"gather(out=) takes an ndarray, not a {type(out).__name__}")
+        out = pinned_like(first.context, shape, first.dtype, None) if pinned else np.empty(shape, first.dtype)
     before: Key = (slice(None),) * along
     rooms = [out[(*before, slice(start, end))] for start, end in pairwise(ends)]
     _fetch(views, rooms)
-    return out  # type: ignore[no-any-return]  # checked above
+    return cast("npt.NDArray[Any]", out)
 
 
 # -- below -------------------------------------------------------------------------------------------------------------

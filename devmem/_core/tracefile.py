@@ -24,7 +24,7 @@ class TraceFile:
     """
 
     def __init__(self, path: Path) -> None:
-        #: What was asked for. A child of a fork, or a second process that writes there, has a file of its own beside it.
+        #: What was asked for. A second process that writes there has a file of its own beside it, as the child of a fork has.
         self.asked = path
         self._names: dict[int, str] = {}
         self._fd = -1

@@ -163,12 +163,18 @@ def _write(array: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, nam
     transfer.write(array, src, stream, blocking=not named, host_copy=copy, named=named)
 
 
-def _into(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) -> Any:
+def target_of(to: Any, device: Any) -> DeviceNDArray[Any]:
+    """The device array that an argument ``to=`` means; ``device``: what is said of where it is."""
     target = to.__devmem_view__() if isinstance(to, DeviceRecord) else to
     if not isinstance(target, DeviceNDArray):
         raise TypeError(f"to= takes a device array to copy into, not a {type(to).__name__}")
     if device is not None and context_of(device) is not target.context:
         raise LayoutError(f"device={device!s} is not where to= is ({target.device}): leave one of them out")
+    return target
+
+
+def _into(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) -> Any:
+    target = target_of(to, device)
     view = device_view(obj)
     source = host_array(obj) if view is None else view
     check_same("to_device(to=)", target.shape, target.dtype, source.shape, source.dtype)

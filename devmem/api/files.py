@@ -9,9 +9,16 @@ from .._core.array import DeviceNDArray
 
 
 def load(
-    path: Any, *, dtype: Any = None, shape: Any = None, offset: int = 0, stream: Any = 0, device: Any = None
+    path: Any,
+    *,
+    dtype: Any = None,
+    shape: Any = None,
+    offset: int = 0,
+    stream: Any = 0,
+    device: Any = None,
+    to: Any = None,
 ) -> DeviceNDArray[Any]:
-    """Read a file into a new device array, without a copy of it in host memory.
+    """Read a file into a device array, without a copy of it in host memory.
 
     A large file passes through the device's page-locked slots, block by block. On NVIDIA devices KvikIO reads it instead, where
     that is installed and the machine has GPUDirect Storage.
@@ -31,16 +38,20 @@ def load(
         bound to it. Not given, the array is complete on return.
     device : Device, int or str, optional
         Where to; the current device, if not given.
+    to : DeviceNDArray, optional
+        Read into this array, of the same shape and dtype, and return it; where it has its elements in another order than the
+        file, that is mapped, and read before the call returns. A failure leaves undefined what it holds.
 
     Returns
     -------
     DeviceNDArray
-        Contiguous: in C order, or in Fortran order where the .npy file is.
+        ``to``, or a new array. That is contiguous: in C order, or in Fortran order where the .npy file is.
 
     Raises
     ------
     LayoutError
-        The file is no .npy file and ``dtype`` and ``shape`` are missing; it is cut short; it holds Python objects.
+        The file is no .npy file and ``dtype`` and ``shape`` are missing; it is cut short; it holds Python objects. ``to`` has
+        another shape or dtype, or is read-only.
     OSError
         It cannot be read.
     OutOfMemory, BackendError
@@ -48,7 +59,7 @@ def load(
     UnsupportedError
         A graph is captured on the stream.
     """
-    return files.load(path, dtype, shape, offset, stream, device)
+    return files.load(path, dtype, shape, offset, stream, device, to)
 
 
 def save(array: Any, path: Any) -> None:
@@ -60,9 +71,9 @@ def save(array: Any, path: Any) -> None:
 
     Parameters
     ----------
-    array : DeviceNDArray
+    array : DeviceNDArray or SmartArray
         Any layout, on any device, after what was enqueued on its stream. Contiguous arrays keep their order, C or Fortran; others
-        are written in C order.
+        are written in C order. Of a SmartArray the device side is written, brought up to date.
     path : str, bytes or path-like
         Where to; nothing is appended to the name.
 
@@ -71,9 +82,8 @@ def save(array: Any, path: Any) -> None:
     TypeError
         It is no device array.
     OSError
-        The file cannot be written: no such folder, no permission, the disk is full.
-    LayoutError
-        Something is there that is no regular file.
+        The file cannot be written: no such folder, no permission, the disk is full, or something is there that is no regular
+        file.
     BackendError
         The driver refused.
     """

@@ -56,8 +56,8 @@ def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:
     Parameters
     ----------
     tree : list, tuple, dict or array_like
-        Arrays in lists, tuples, named tuples and dicts, in one another as deep as you like. Everything else is a leaf, copied as
-        by `to_device`; device arrays are taken as they are, or copied across.
+        Arrays in lists, tuples, named tuples and dicts, in one another. Everything else is a leaf, copied as by `to_device`: an
+        array, a number, text, a record; an array of this device is taken as it is, one of another device is copied across.
     stream : stream, optional
         As for `to_device`: given, the copies may still run on return, and the arrays are bound to it.
     device : Device, int or str, optional
@@ -72,14 +72,15 @@ def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:
     Raises
     ------
     TypeError, LayoutError
-        A leaf cannot be copied; the message begins with where it is, ``tree['w'][2]``. Nothing was copied.
+        A leaf cannot be copied, None say; the message begins with where it is, ``tree['w'][2]``. A container is within itself.
+        Nothing was copied.
     OutOfMemory, BackendError
-        As `to_device`; no array is made.
+        As `to_device`; no array is made. A note on the error tells which leaves were being copied.
     """
     return batch.upload_many(tree, stream, device)
 
 
-def to_host_many(tree: Any, stream: Any = 0) -> Any:
+def to_host_many(tree: Any, stream: Any = 0, *, pinned: bool = False) -> Any:
     """Copy many device arrays to the host together: one copy for all that are small.
 
     Arrays that share a block are fetched as they lie in it; others are put into one on the device first. What is bound to
@@ -91,6 +92,8 @@ def to_host_many(tree: Any, stream: Any = 0) -> Any:
         Device arrays in lists, tuples, named tuples and dicts; other leaves are returned as they are.
     stream : stream, optional
         Orders the copies; the current or the default one, if not given.
+    pinned : bool
+        Make the host arrays in page-locked memory, as `DeviceNDArray.copy_to_host` does.
 
     Returns
     -------
@@ -101,9 +104,13 @@ def to_host_many(tree: Any, stream: Any = 0) -> Any:
     Raises
     ------
     BackendError, ClosedError
-        A driver refused, or an array is gone: of that a note on the error tells where it is, ``tree['w'][2]``.
+        A driver refused, or an array is gone: a note on the error tells which, ``tree['w'][2]``.
+    OutOfMemory
+        There is no page-locked memory left.
+    LayoutError
+        A container is within itself.
     """
-    return batch.download_many(tree, stream)
+    return batch.download_many(tree, stream, pinned)
 
 
 def scatter(array: Any, devices: Any, axis: int = 0) -> list[DeviceNDArray[Any]]:
@@ -134,7 +141,9 @@ def scatter(array: Any, devices: Any, axis: int = 0) -> list[DeviceNDArray[Any]]
     return pieces.scatter(array, devices, axis)
 
 
-def gather(arrays: Any, axis: int = 0, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+def gather(
+    arrays: Any, axis: int = 0, out: npt.NDArray[Any] | None = None, *, pinned: bool = False
+) -> npt.NDArray[Any]:
     """Copy device arrays into one host array, one behind the other along an axis, from all devices at once.
 
     Parameters
@@ -145,6 +154,8 @@ def gather(arrays: Any, axis: int = 0, out: npt.NDArray[Any] | None = None) -> n
         Which axis they make up together, as in ``numpy.concatenate``.
     out : ndarray, optional
         Where to: of that shape and dtype, any strides, writable; a new array, if not given.
+    pinned : bool
+        Make the new array in page-locked memory of the first array's device, as `DeviceNDArray.copy_to_host` does.
 
     Returns
     -------
@@ -154,8 +165,10 @@ def gather(arrays: Any, axis: int = 0, out: npt.NDArray[Any] | None = None) -> n
     Raises
     ------
     LayoutError
-        The arrays do not fit together or into ``out``: nothing was copied.
+        The arrays do not fit together or into ``out``, or both ``out`` and ``pinned`` are given: nothing was copied.
+    OutOfMemory
+        There is no page-locked memory left.
     BackendError, ClosedError
         A driver refused, or an array is gone; a note on the error tells which. What ``out`` holds is undefined.
     """
-    return pieces.gather(arrays, axis, out)
+    return pieces.gather(arrays, axis, out, pinned)

@@ -58,8 +58,9 @@ def bench(
 ) -> None:
     """Measure how fast arrays move between host and device, by size and by every way.
 
-    All ways take turns in one run, and the best of each counts; rates are in 10^9 bytes a second, and told as parts of what
-    page-locked memory reaches, large copy behind large copy: the limit of the bus. Ctrl-C ends it, and what was measured is kept.
+    All ways take turns in one run, and the best of each counts; rates are in 10^9 bytes a second. Where there is a bus between
+    the memories, they are told as parts of the most that page-locked memory reaches in large copies, which is the limit of the
+    bus. Ctrl-C ends it, and what was measured is kept.
 
     Exit code 0: measured; sizes for which there is too little memory are named. 1: something went wrong; the rest was measured.
     2: nothing was measured, or a file could not be written. 130: interrupted.
@@ -71,7 +72,7 @@ def bench(
             notes = _nature(chosen)
             sizes = QUICK_SIZES if quick else SIZES
             with progress("ways", len(sizes) * len(WAYS)) as advance:
-                measured = Bench(chosen, advance, WAYS)
+                measured = Bench(chosen, advance, WAYS, bus=not notes)
                 measured.run(sizes, seconds if seconds is not None else 8 if quick else 60)
     except (devmem.DevmemError, plot.CannotPlot, OSError) as error:
         complain(str(error))
@@ -125,9 +126,7 @@ def _show(measured: Bench) -> None:
             optional=_least_missed(names),
         )
     if any(measured.limit(direction) is not None for direction in Direction):
-        print(
-            f"{OF_LIMIT}: the largest size, against the most that page-locked memory reached, large copy behind large copy."
-        )
+        print(f"{OF_LIMIT}: the largest size, against the most that page-locked memory reached in large copies.")
 
 
 def _rates(cells: list[Cell], sizes: Iterable[int]) -> list[str]:

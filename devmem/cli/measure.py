@@ -12,7 +12,7 @@ from pathlib import Path
 import devmem
 
 from .output import size
-from .ways import LIMIT, WAYS, Direction, GiB, KiB, MiB, Room, Task, Way
+from .ways import LIMIT, PAGE_LOCKED, WAYS, Direction, GiB, KiB, MiB, Room, Task, Way
 
 #: Powers of four, from a page to what moves for a while.
 SIZES = tuple(4 * KiB << 2 * at for at in range(10))
@@ -66,6 +66,8 @@ class Bench:
         It was ended from the keyboard.
     failed
         Something went wrong that is not for want of memory, nor of a capability.
+    bus
+        The device's memory is another one than the host's: there is a limit to compare with.
     """
 
     device: devmem.Device
@@ -75,6 +77,7 @@ class Bench:
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     failed: bool = False
+    bus: bool = True
 
     def run(self, sizes: Sequence[int], seconds: float) -> None:
         """Measure all sizes, in about so many seconds: all once, but for what would take a good part of the time alone."""
@@ -96,8 +99,13 @@ class Bench:
             self.notes.append(f"ended early: {error}")
 
     def limit(self, direction: Direction) -> float | None:
-        """The most that page-locked memory reached in large copies, in GB/s: from 64 MiB on, or else the largest there were."""
-        found = [cell for cell in self.cells.values() if cell.way == LIMIT and cell.direction is direction]
+        """The most that page-locked memory reached in large copies, in GB/s: from 64 MiB on, or else the largest there were.
+
+        None, if none was measured; and where there is no bus, as then page-locked memory is memory like any other.
+        """
+        if not self.bus:
+            return None
+        found = [cell for cell in self.cells.values() if cell.way in PAGE_LOCKED and cell.direction is direction]
         large = min(LIMIT_SIZE, max((cell.nbytes for cell in found), default=0))
         return max((cell.gb_per_s for cell in found if cell.nbytes >= large), default=None)
 

@@ -43,6 +43,8 @@ def save(path: Path, kind: str, bench: Bench, title: str, notes: list[str]) -> N
 
 
 def _draw(axes: Any, bench: Bench, direction: Direction) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     sizes: set[int] = set()
     for (name, cells), marker in zip(bench.measured(direction), MARKERS * 2, strict=False):
         axes.plot(*_points(cells), marker=marker, markersize=4, label=name)
@@ -56,7 +58,11 @@ def _draw(axes: Any, bench: Bench, direction: Direction) -> None:
     if sizes:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted(sizes), [size(nbytes).replace(".0 ", " ") for nbytes in sorted(sizes)], rotation=60)
-        axes.set_ylim(bottom=0)
+        # From 4 KiB to 1 GiB rates grow a hundredfold: on an even scale all small sizes would lie at the bottom.
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
 

@@ -48,6 +48,11 @@ class Row:
     verdict: Verdict = Verdict.ERROR
     detail: str = ""
 
+    @property
+    def moved(self) -> bool:
+        """Whether it went to the device and came back."""
+        return self.verdict is not Verdict.ERROR
+
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.npy|FILE.npz ...]")
@@ -70,8 +75,7 @@ def roundtrip(
     with collected_warnings() as warnings:
         try:
             chosen = choose(backend, device)
-            inputs, rows = _inputs(files)
-            rows += _run(inputs, chosen, repeat)
+            rows = _run(_inputs(files), chosen, repeat)
         except (devmem.DevmemError, Unreadable) as error:
             _give_up(context, str(error))
         notes = _notes(chosen, warnings, on_purpose=bool(backend or device))
@@ -83,7 +87,7 @@ def roundtrip(
         print(note, file=sys.stderr if as_json else sys.stdout)
     for row in rows:
         if row.verdict is not Verdict.SAME:
-            complain(f"{row.name}: {row.verdict}: {row.detail}" if row.verdict is Verdict.MISMATCH else row.detail)
+            complain(f"{row.name} did not come back the same: {row.detail}" if row.moved else row.detail)
     context.exit(_exit_code(rows))
 
 
@@ -94,31 +98,31 @@ def choose(backend: str | None, device: str | None) -> devmem.Device:
     return devmem.device(device) if device else devmem.current_device()
 
 
-def _inputs(files: Sequence[Path]) -> tuple[list[Source], list[Row]]:
-    """What to move, and a row for every file that is none."""
+def _inputs(files: Sequence[Path]) -> list[Source | Row]:
+    """What to move, and a row for every file that is none, in the order in which they were given."""
     if not files:
-        return list(samples()), []
-    inputs: list[Source] = []
-    unreadable: list[Row] = []
+        return list(samples())
+    inputs: list[Source | Row] = []
     for file in files:
         try:
             inputs += sources(file)
         except Unreadable as error:
-            unreadable.append(Row(str(file), detail=str(error)))
-    return inputs, unreadable
+            inputs.append(Row(str(file), detail=str(error)))
+    return inputs
 
 
-def _run(inputs: Sequence[Source], device: devmem.Device, repeat: int) -> list[Row]:
-    rows = []
-    with progress("arrays", len(inputs) * repeat) as advance:
-        for source in inputs:
-            row = Row(source.name)
+def _run(inputs: Sequence[Source | Row], device: devmem.Device, repeat: int) -> list[Row]:
+    rows = [each if isinstance(each, Row) else Row(each.name) for each in inputs]
+    found = [(each, row) for each, row in zip(inputs, rows, strict=True) if not isinstance(each, Row)]
+    with progress("arrays", len(found) * repeat) as advance:
+        for source, row in found:
             try:
                 for _ in _moves(source, row, device, repeat):
                     advance()
-            except (devmem.DevmemError, Unreadable, TypeError, MemoryError) as error:
+            except Unreadable as error:  # which names the file
+                row.detail = str(error)
+            except (devmem.DevmemError, TypeError, MemoryError) as error:
                 row.verdict, row.detail = Verdict.ERROR, f"{source.name}: {error}"
-            rows.append(row)
     return rows
 
 
@@ -192,10 +196,10 @@ def _show(device: devmem.Device, rows: Sequence[Row]) -> None:
         (
             (
                 row.name,
-                "×".join(map(str, row.shape)) or "()",
+                "×".join(map(str, row.shape)) or ("()" if row.dtype else ""),
                 row.dtype,
                 row.layout,
-                f"{row.nbytes:,}",
+                f"{row.nbytes:,}" if row.dtype else "–",
                 _rate(row.h2d_gb_per_s),
                 _rate(row.d2h_gb_per_s),
                 _short(row.path),
@@ -208,9 +212,12 @@ def _show(device: devmem.Device, rows: Sequence[Row]) -> None:
         right="bytes,H2D GB/s,D2H GB/s",
         optional=("from", "path up, down", "dtype", "layout"),
     )
-    same = sum(row.verdict is Verdict.SAME for row in rows)
+    same, moved = sum(row.verdict is Verdict.SAME for row in rows), sum(row.moved for row in rows)
     total = sum(row.nbytes for row in rows if row.verdict is Verdict.SAME)
-    print(f"{same} of {len(rows)} arrays came back bit for bit ({total:,} bytes each way).")
+    others = f"; {len(rows) - moved} could not be read or moved" if moved < len(rows) else ""
+    print(
+        f"{same} of {moved} {'array' if moved == 1 else 'arrays'} came back bit for bit ({total:,} bytes each way){others}."
+    )
 
 
 def _short(path: str) -> str:
@@ -219,7 +226,7 @@ def _short(path: str) -> str:
 
 
 def _rate(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:.2f}"
+    return "–" if rate is None else f"{rate:.2f}" if rate >= 0.005 else "<0.01"
 
 
 def _exit_code(rows: Sequence[Row]) -> int:

@@ -191,11 +191,6 @@ class Room:
         return np.full_like(self._apart_source, 2)
 
 
-def limit(direction: Direction) -> Way:
-    """The way that shows what the bus can do: page-locked memory, and always another copy behind the one under way."""
-    return next(way for way in WAYS if way.direction is direction and way.name == LIMIT)
-
-
 def _up(prepared: Callable[[Room], Callable[[], object]]) -> Callable[[Room], Task]:
     """Uploads may return when the bytes have left the host's array; they are timed until the device has them."""
 
@@ -253,6 +248,8 @@ def _by_threads(room: Room) -> Task:
 
 
 LIMIT = "pinned, queued"
+#: Whatever the bus can do, one of these shows; nothing else that goes over it is faster.
+PAGE_LOCKED = (LIMIT, "pinned", "registered")
 UP, DOWN, INSIDE = Direction.UP, Direction.DOWN, Direction.INSIDE
 
 #: Functions that are given a room make everything there first: what they return is only the copy.

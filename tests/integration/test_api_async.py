@@ -194,6 +194,28 @@ def test_await(way):
         assert np.array_equal(found, DATA)
 
 
+def test_tasks_are_made_of_it(way):
+    """It is no coroutine, of which alone create_task() makes tasks: these do."""
+
+    async def main():
+        one = asyncio.ensure_future(dm.copy_async(DATA))
+        async with asyncio.TaskGroup() as tasks:
+            other = tasks.create_task(asyncio.wait_for(dm.copy_async(DATA), None))
+        return await one, other.result()
+
+    for found in asyncio.run(main()):
+        assert np.array_equal(found.copy_to_host(), DATA)
+
+
+def test_records(way):
+    record = np.array([(7, 2.5)], [("a", "u1"), ("b", "f8")])[0]
+    up = dm.copy_async(record).result()
+    assert isinstance(up, dm.DeviceRecord)
+    assert up["b"] == 2.5
+    down = dm.copy_async(up).result()
+    assert isinstance(down, np.void) and down == record
+
+
 def test_other_tasks_run_meanwhile(way, need, hold):
     need("hold")
     stream, array, room = dm.stream(), dm.to_device(DATA), room_for(way)
@@ -328,11 +350,13 @@ def test_wrong_arguments_are_told_by_the_call(way):
         dm.copy_async(DATA, DATA.copy())
     with pytest.raises(LayoutError):
         dm.copy_async(DATA, array[1:])
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"^copy_async: .* dtype"):
         dm.copy_async(array, np.zeros(DATA.shape, "f8"))
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=r"^copy_async: .* shape"):
+        dm.copy_async(array, np.zeros(3, DATA.dtype))
+    with pytest.raises(LayoutError, match=r"^copy_async: .* read-only"):
         dm.copy_async(array, np.broadcast_to(np.int32(0), DATA.shape))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^copy_async: .* not a list"):
         dm.copy_async(array, [1, 2])
     with pytest.raises(TypeError):
         dm.copy_async(array, stream="fast")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import sys
 from collections import OrderedDict, defaultdict, namedtuple
 
 import numpy as np
@@ -148,6 +150,109 @@ def test_a_leaf_that_cannot_be_copied_is_named():
     with pytest.raises(dm.LayoutError, match=r"^tree\['w'\]\[2\]\[0\]: "):
         dm.to_device_many({"x": np.arange(3), "w": [1, np.arange(2), (object(),)]})
     assert dm.memory_info().live == before
+
+
+def test_what_may_be_a_leaf_is_told():
+    with pytest.raises(dm.LayoutError, match=r"^tree\['a'\]\[1\]: None is no array.*give an array, a number or text"):
+        dm.to_device_many({"a": [1, None]})
+
+
+def within_itself():
+    tree = {"x": np.arange(3), "w": [1, (2, [3])]}
+    tree["w"][1][1].append(tree["w"])
+    return tree
+
+
+def within_a_tuple():
+    tree = [np.arange(3), ([],)]
+    tree[1][0].append(tree[1])
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("tree", "told"),
+    [
+        (within_itself(), r"^tree\['w'\]\[1\]\[1\]\[1\] is tree\['w'\] again"),
+        (within_a_tuple(), r"^tree\[1\]\[0\]\[0\] is tree\[1\] again"),
+    ],
+)
+def test_a_tree_within_itself_is_refused(tree, told):
+    before = dm.memory_info().live
+    for verb in (dm.to_device_many, dm.to_host_many):
+        with pytest.raises(dm.LayoutError, match=told):
+            verb(tree)
+    assert dm.memory_info().live == before
+
+
+def test_one_container_at_several_places_is_no_cycle():
+    shared = [np.arange(3), [np.arange(2)]]
+    tree = [shared, shared, {"x": shared}]
+    assert same(tree, dm.to_host_many(dm.to_device_many(tree)))
+
+
+def nested(levels):
+    tree = [np.arange(3)]
+    for _ in range(levels):
+        tree = [tree]
+    return tree
+
+
+def test_a_tree_may_be_deep():
+    """As deep as Python's calls may be: what is deeper is refused before anything is copied, and not after."""
+    room = sys.getrecursionlimit()
+    found = dm.to_host_many(dm.to_device_many(nested(room // 2)))
+    for _ in range(room // 2):
+        [found] = found
+    assert np.array_equal(found[0], np.arange(3))
+    before = dm.memory_info().live
+    for verb in (dm.to_device_many, dm.to_host_many):
+        with pytest.raises(dm.LayoutError, match="deeper than Python"):
+            verb(nested(room + 1))
+    assert dm.memory_info().live == before
+
+
+def test_records_are_records():
+    """As by `to_device` and `copy_to_host` of one; a structured array without axes is an array, there as here."""
+    record = np.array((7, 2.5), [("a", "u1"), ("b", "f8")])
+    tree = [record[()], 1, record, np.rec.array(record.reshape(1))[0]]
+    up = dm.to_device_many(tree)
+    assert [type(each) for each in up] == [type(dm.to_device(each)) for each in tree]
+    assert isinstance(up[0], dm.DeviceRecord) and isinstance(up[3], dm.DeviceRecord)
+    assert (up[0]["a"], up[3]["b"]) == (7, 2.5)
+    up[0]["a"] = 8
+    down = dm.to_host_many(up)
+    assert isinstance(down[0], np.void) and isinstance(down[2], np.ndarray)
+    assert down[0] == np.array((8, 2.5), record.dtype)[()]
+    assert down[2] == record
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "told"),
+    [(100, r"3 leaves together, tree\['w'\]\[0\] to tree\['w'\]\[2\]"), (40_000, r"tree\['w'\]\[1\]")],
+)
+def test_what_was_being_copied_when_a_driver_refused_is_told(recorded, nbytes, told):
+    tree = {"w": [np.zeros(100, "u1"), np.zeros(nbytes, "u1"), np.zeros(100, "u1")]}
+    recorded.fail_at(1 if nbytes == 100 else 2, "copy")
+    with pytest.raises(dm.BackendError) as caught:
+        dm.to_device_many(tree)
+    recorded.disarm()
+    [note] = caught.value.__notes__
+    assert re.fullmatch(f"to_device_many: {told}", note)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "told"),
+    [(100, r"2 leaves together, tree\['w'\]\[1\] to tree\['w'\]\[2\]"), (400_000, r"tree\['w'\]\[1\]")],
+)
+def test_what_was_being_fetched_when_a_driver_refused_is_told(recorded, nbytes, told):
+    up = dm.to_device_many({"w": [np.zeros(nbytes, "u1"), np.zeros(100, "u1")]})
+    tree = {"w": ["text", *up["w"]]}
+    recorded.fail_at(1 if nbytes == 100 else 2, "copy")
+    with pytest.raises(dm.BackendError) as caught:
+        dm.to_host_many(tree)
+    recorded.disarm()
+    [note] = caught.value.__notes__
+    assert re.fullmatch(f"to_host_many: {told}", note)
 
 
 def test_what_a_leaf_raises_itself_tells_which():

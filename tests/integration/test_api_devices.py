@@ -66,7 +66,9 @@ def test_unknown_devices_are_refused_with_what_there_is(device):
         with pytest.raises(dm.ConfigError, match="write a backend and an ordinal"):
             dm.device(bad)
     for bad in ("nonsense", "", "nonsense:0", " "):
-        with pytest.raises(dm.ConfigError, match=rf"no backend is named .*give one of .*{device.backend}"):
+        with pytest.raises(
+            dm.ConfigError, match=rf"no backend is named .*give one of .*{device.backend}.*the devices here: .*{device}"
+        ):
             dm.device(bad)
     for bad in (True, 1.5, object(), [0], b"x"):
         with pytest.raises(TypeError, match="a device is"):

@@ -176,7 +176,11 @@ def test_what_is_said_wrongly(tmp_path):
         ({"path": raw, "shape": 3}, "without dtype="),
         ({"path": raw, "dtype": "O", "shape": 3}, "Python objects"),
         ({"path": raw, "dtype": "i2", "shape": -3}, "negative"),
-        ({"path": raw, "dtype": "i2", "shape": 3, "offset": -1}, "offset"),
+        ({"path": raw, "dtype": "i2", "shape": 3, "offset": -1}, "offset=-1"),
+        ({"path": raw, "dtype": "i2", "shape": 3, "offset": 2**70}, rf"offset={2**70}.*raw has {DATA.nbytes}"),
+        ({"path": npy, "offset": 2**70}, rf"offset={2**70}.*a.npy has {DATA.nbytes + 128}"),
+        ({"path": npy, "offset": DATA.nbytes + 128}, f"nothing is there from offset {DATA.nbytes + 128} on"),
+        ({"path": npy, "offset": 2**63}, rf"offset={2**63}"),
         ({"path": raw, "dtype": "i2", "shape": (1 << 40, 1 << 40)}, "does not fit"),
         ({"path": npy, "dtype": "i2", "shape": 3}, "by itself"),
         ({"path": tmp_path / "a.npz"}, "zip archive"),
@@ -184,6 +188,9 @@ def test_what_is_said_wrongly(tmp_path):
     ]:
         with pytest.raises(dm.LayoutError, match=told):
             dm.load(**arguments)
+    raw.write_bytes(b"")
+    with pytest.raises(dm.LayoutError, match="raw: nothing is there, the file is empty"):
+        dm.load(raw)
     for damage in (
         b"\x93NUMPY\x09\x00",
         b"\x93NUMPY\x01\x00\x06\x00{'a':}",
@@ -193,6 +200,100 @@ def test_what_is_said_wrongly(tmp_path):
         raw.write_bytes(damage)
         with pytest.raises(dm.LayoutError, match="raw"):
             dm.load(raw)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such file here")
+def test_offsets_into_what_has_no_length():
+    assert not dm.load("/dev/zero", dtype="i4", shape=300, offset=4096).copy_to_host().any()
+    for offset in (2**63 - 1, 2**63, 2**70):
+        with pytest.raises(dm.LayoutError, match=str(offset)):
+            dm.load("/dev/zero", dtype="i4", shape=300, offset=offset)
+
+
+# -- into an array that is there ---------------------------------------------------------------------------------------
+
+TARGETS = {
+    "C": lambda: dm.device_array(DATA.shape, "i2"),
+    "Fortran": lambda: dm.device_array(DATA.shape, "i2", order="F"),
+    "axes": lambda: dm.device_array((20, 15, 12), "i2").transpose(2, 0, 1),
+    "gaps": lambda: dm.zeros((12, 40, 15), "i2")[:, ::2],
+    "reversed": lambda: dm.device_array(DATA.shape, "i2")[::-1],
+}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("kind", ["C", "Fortran", "raw"])
+@pytest.mark.parametrize("layout", TARGETS)
+def test_into_an_array(layout, kind, named, tmp_path):
+    if kind == "raw":
+        (tmp_path / "a").write_bytes(b"before" + DATA.tobytes())
+        says = {"dtype": "i2", "shape": DATA.shape, "offset": 6}
+    else:
+        np.save(tmp_path / "a.npy", np.asarray(DATA, order=kind[0]))
+        (tmp_path / "a.npy").rename(tmp_path / "a")
+        says = {}
+    target, stream = TARGETS[layout](), dm.stream() if named else 0
+    assert dm.load(tmp_path / "a", to=target, stream=stream, **says) is target
+    assert np.array_equal(target.bind(stream).copy_to_host() if named else target.copy_to_host(), DATA)
+    whole_ring()
+
+
+def test_into_an_array_nothing_else_is_written(tmp_path):
+    np.save(tmp_path / "a.npy", DATA)
+    whole = dm.full((12, 40, 15), 7, "i2")
+    dm.load(tmp_path / "a.npy", to=whole[:, ::2])
+    assert (whole[:, 1::2].copy_to_host() == 7).all()
+
+
+def test_into_a_record(tmp_path):
+    np.save(tmp_path / "a.npy", RECORDS[5:6].reshape(()))
+    record = dm.to_device(RECORDS)[0]
+    assert dm.load(tmp_path / "a.npy", to=record) is record
+    assert record["a"] == 5
+
+
+def test_into_an_array_that_does_not_fit(tmp_path, second):
+    np.save(tmp_path / "a.npy", DATA)
+    for target, told in [
+        (dm.zeros(DATA.shape, "i4"), r"load\(to=\): .*dtype"),
+        (dm.zeros(DATA.shape[1:], "i2"), r"load\(to=\): .*shape"),
+    ]:
+        with pytest.raises(dm.LayoutError, match=told):
+            dm.load(tmp_path / "a.npy", to=target)
+    with pytest.raises(TypeError, match="ndarray"):
+        dm.load(tmp_path / "a.npy", to=np.zeros_like(DATA))
+    target = dm.zeros(DATA.shape, "i2")
+    with pytest.raises(dm.LayoutError, match="leave one of them out"):
+        dm.load(tmp_path / "a.npy", to=target, device=second)
+    target.free()
+    with pytest.raises(dm.ClosedError):
+        dm.load(tmp_path / "a.npy", to=target)
+
+
+def test_not_into_read_only_memory(tmp_path, need):
+    need("mapped")
+    np.save(tmp_path / "a.npy", DATA)
+    fixed = np.zeros_like(DATA)
+    fixed.flags.writeable = False
+    with dm.mapped(fixed) as there, pytest.raises(dm.LayoutError, match="read-only"):
+        dm.load(tmp_path / "a.npy", to=there)
+    assert not fixed.any()
+
+
+def test_into_an_array_in_bounded_memory(with_settings, tmp_path):
+    with_settings(STAGING_SLOT_BYTES=str(64 * SLOT))
+    large = np.random.default_rng(2).integers(0, 256, 16 << 20, np.uint8).reshape(256, 256, 256)
+    np.save(tmp_path / "a.npy", large)
+    target = dm.zeros(large.shape, "u1").transpose(1, 2, 0)
+    dm.to_device(DATA)  # what is made once is made
+    tracemalloc.start()
+    try:
+        dm.load(tmp_path / "a.npy", to=target)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20, "a host array held much of the file"
+    assert np.array_equal(target.copy_to_host(), large)
 
 
 @pytest.mark.parametrize("cut", [1, 700, DATA.nbytes - 1, DATA.nbytes])
@@ -250,8 +351,10 @@ def test_errors_name_the_file(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")
 def test_only_regular_files_are_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(dm.LayoutError, match="regular"):
-        dm.save(dm.to_device(DATA), tmp_path / "pipe")
+    for array in (dm.to_device(DATA), dm.to_device(DATA)[:, ::2]):
+        with pytest.raises(OSError, match="regular") as told:
+            dm.save(array, tmp_path / "pipe")
+        assert (told.value.errno, told.value.filename) == (errno.EINVAL, str(tmp_path / "pipe"))
     assert left(tmp_path) == ["pipe"]
 
 
@@ -321,11 +424,12 @@ def test_links_and_permissions_stay(tmp_path):
 @pytest.mark.parametrize(
     "method", ["copy", "event_record", "event_synchronize", "event_query", "alloc", "event_create"]
 )
-@pytest.mark.parametrize("way", ["load", "save"])
+@pytest.mark.parametrize("way", ["load", "load into", "load turned", "save"])
 def test_failures_of_the_driver(recorded, method, way, tmp_path):
     """Each call fails in turn: the error comes out, no file is left half done, nothing is lost, and the ring is whole."""
     np.save(tmp_path / "a.npy", DATA)
     array = dm.to_device(DATA)
+    room = TARGETS["C" if way == "load into" else "axes"]()
     dm.synchronize()
     context = dm.current_device().context()
     told = 0
@@ -337,8 +441,10 @@ def test_failures_of_the_driver(recorded, method, way, tmp_path):
         try:
             if way == "load":
                 same(dm.load(tmp_path / "a.npy").copy_to_host(), DATA)
-            else:
+            elif way == "save":
                 dm.save(array, tmp_path / "b.npy")
+            else:
+                assert np.array_equal(dm.load(tmp_path / "a.npy", to=room).copy_to_host(), DATA)
         except dm.BackendError:
             told += 1
             assert left(tmp_path) == ["a.npy"]

@@ -55,6 +55,40 @@ def test_results(layout, how):
         assert type(found + 1) is np.ndarray if found.shape else True
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_many(with_settings, staged):
+    """Small ones of one block and of several, with gaps too, and a large one."""
+    with_settings(STAGING_THRESHOLD="100" if staged else "0")
+    large = np.arange(100_000.0)
+    block = dm.to_device_many([DATA[0], DATA[1].T, large])
+    trees = [block[:2], [dm.to_device(DATA[0]), dm.to_device(DATA[2])[::2], *block], [dm.to_device(DATA[:0]), block[2]]]
+    for tree in trees:
+        found = dm.to_host_many(tree, pinned=True)
+        for each, array in zip(found, tree, strict=True):
+            assert np.array_equal(each, array.copy_to_host())
+            assert isinstance(each, dm.PinnedNDArray) or not each.size
+    dm.transfer_stats(reset=True)
+    block[0].copy_to_device(dm.to_host_many(block[:2], pinned=True)[0])
+    assert "h2d direct" in dm.transfer_stats()
+
+
+def test_gathered():
+    pieces = dm.scatter(DATA, [dm.current_device()] * 3)
+    found = dm.gather(pieces, pinned=True)
+    assert isinstance(found, dm.PinnedNDArray)
+    assert np.array_equal(found, DATA)
+    assert np.array_equal(dm.gather([each.T for each in pieces], axis=2, pinned=True), DATA.T)
+
+
+def test_of_memory_on_both_sides(need_kind):
+    need_kind("managed")
+    array = dm.managed_array(3, "i4")
+    array[:] = 5
+    found = array.copy_to_host(pinned=True)
+    assert isinstance(found, dm.PinnedNDArray)
+    assert found.tolist() == [5, 5, 5]
+
+
 def test_they_are_reached_directly(with_settings):
     with_settings(STAGING_THRESHOLD="100", STAGING_SLOT_BYTES="1024")
     array = dm.to_device(DATA)
@@ -145,7 +179,12 @@ def test_no_page_locked_memory_left(recorded):
     array = dm.to_device(DATA)
     live = dm.memory_info().live
     recorded.fail_at(1, "alloc", repeat=True)
-    for call in (lambda: array.copy_to_host(pinned=True), lambda: dm.copy_async(array, pinned=True)):
+    for call in (
+        lambda: array.copy_to_host(pinned=True),
+        lambda: dm.copy_async(array, pinned=True),
+        lambda: dm.to_host_many([array, array], pinned=True),
+        lambda: dm.gather([array, array], pinned=True),
+    ):
         with pytest.raises(dm.OutOfMemory):
             call()
     recorded.disarm()

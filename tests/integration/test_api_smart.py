@@ -431,6 +431,79 @@ def test_writes_that_nobody_would_be_told_of_are_refused(write):
     np.testing.assert_array_equal(on_device(smart), np.arange(9.0).reshape(3, 3))
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda a: np.copyto(a, 3),
+        lambda a: np.putmask(a, a > 3, 3),
+        lambda a: np.place(a, np.asarray(a) > 3, [3]),
+        lambda a: np.fill_diagonal(a, 3),
+    ],
+)
+def test_what_numpy_refuses_tells_what_to_give_it(write):
+    smart = dm.SmartArray(np.arange(9.0).reshape(3, 3))
+    with pytest.raises((ValueError, TypeError)) as told:
+        write(smart)
+    [note] = told.value.__notes__
+    assert "host()" in note and "host_changed()" in note
+    write(smart.host())
+    smart.host_changed()
+    assert 3 in on_device(smart)
+    with pytest.raises(ValueError, match="dimension") as told:  # which has nothing to do with it
+        np.concatenate([smart, np.zeros(3)])
+    assert not hasattr(told.value, "__notes__")
+
+
+def test_its_bytes_are_those_of_the_ndarray():
+    smart = dm.SmartArray(np.arange(3))
+    write_device(smart, 5)
+    assert bytes(smart) == bytes(np.full(3, 5))
+
+
+def test_functions_that_ask_for_no_elements_move_none(moved):
+    smart = dm.SmartArray(np.arange(6.0).reshape(2, 3), where="gpu")
+    assert moved() == (1, 0)
+    assert (np.shape(smart), np.ndim(smart), np.size(smart)) == ((2, 3), 2, 6)
+    assert moved() == (0, 0)
+
+
+def test_another_librarys_array_has_the_say():
+    class Other:
+        def __array_function__(self, func, types, args, keywords):
+            return func.__name__, types, args
+
+    class Unit(np.ndarray):
+        def __array_function__(self, func, types, args, keywords):
+            return func.__name__, types, args
+
+    smart = dm.SmartArray([1, 2])
+    for other in (Other(), np.zeros(2).view(Unit)):
+        name, types, (arrays,) = np.concatenate([smart, other])
+        assert name == "concatenate" and type(other) in types and dm.SmartArray not in types
+        assert type(arrays[0]) is np.ndarray and arrays[1] is other
+    assert np.concatenate([smart, np.zeros(2).view(np.matrix).A1]).tolist() == [1, 2, 0, 0]
+
+
+@pytest.mark.parametrize("newest", ["host", "gpu"])
+def test_it_is_saved(newest, tmp_path):
+    smart = dm.SmartArray(np.zeros(3))
+    if newest == "gpu":
+        write_device(smart, 5)
+    else:
+        smart.gpu()
+        smart[:] = 5
+    dm.save(smart, tmp_path / "a.npy")
+    assert np.load(tmp_path / "a.npy").tolist() == [5, 5, 5]
+    assert dm.to_device(smart).copy_to_host().tolist() == [5, 5, 5]
+
+
+def test_a_destination_is_its_host_side():
+    smart, array = dm.SmartArray(np.zeros(3)), dm.to_device(np.ones(3))
+    for call in (lambda: array.copy_to_host(smart), lambda: dm.copy_async(array, smart)):
+        with pytest.raises(TypeError, match=r"not a SmartArray: give its host\(\), and call host_changed\(\)"):
+            call()
+
+
 def test_a_field_of_one_record_is_read_only_too():
     smart = dm.SmartArray(LAYOUTS["record"]())
     with pytest.raises(ValueError, match="read-only"):

@@ -377,6 +377,31 @@ def test_the_child_of_a_fork_leaves_the_file_alone(python, tmp_path):
     assert {event["pid"] for event in events(own)} == {int(done.stdout)}
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_the_child_of_a_fork_that_may_use_devices_has_a_file_of_its_own(python, tmp_path):
+    """The parent had been in the file, and had no device open any more."""
+    path = tmp_path / "trace.json"
+    script = SCRIPT + textwrap.dedent(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        del array
+        dm.close()
+        pid = os.fork()
+        if pid == 0:
+            dm.to_device([1, 2, 3])
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(pid)
+        """
+    )
+    done = python(script, TRACE=str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len([event for event in events(path) if event["ph"] == "X"]) == 1
+    own = path.with_name(f"trace.{done.stdout.strip()}.json")
+    assert [event["name"] for event in events(own) if event["ph"] == "X"] == ["h2d direct"]
+
+
 # -- a stream was given, and the call stood still nevertheless ---------------------------------------------------------
 
 

@@ -86,13 +86,11 @@ def backend(devmem_backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ba
     dm.register_backend(made)
     with vendor.held():
         gc.collect()
-        gc.freeze()  # what exists by now need not be looked at hundreds of times
         try:
             with dm.use_backend("faulty"):
                 yield made
         finally:
             made.disarm()
-            gc.unfreeze()
             dm.unregister_backend("faulty")
             dm.close()
             monkeypatch.undo()

@@ -37,12 +37,8 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """What exists by now need not be looked at thousands of times."""
-    gc.collect()
-    gc.freeze()
+def closed_at_the_end() -> Iterator[None]:
     yield
-    gc.unfreeze()
     dm.close()
 
 

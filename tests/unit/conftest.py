@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,15 +89,3 @@ def simulated() -> Iterator[Machine]:
     machine = Machine()
     yield machine
     machine.driver.close()
-
-
-@pytest.fixture
-def line_of() -> Callable[[Callable[..., object], str], int]:
-    """``line_of(function, text)``: the number of the one line of a function that has the text in it."""
-
-    def find(function: Callable[..., object], text: str) -> int:
-        lines, first = inspect.getsourcelines(function)
-        [at] = [number for number, line in enumerate(lines) if text in line]
-        return first + at
-
-    return find

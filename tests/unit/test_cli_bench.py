@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 import devmem
 from devmem.cli import bench as command
-from devmem.cli import measure
+from devmem.cli import measure, plot
 from devmem.cli.commands import commands
 from devmem.cli.measure import Bench, Cell
-from devmem.cli.ways import LIMIT, WAYS, Direction, KiB, MiB, Room, Task, Way
+from devmem.cli.ways import LIMIT, PAGE_LOCKED, WAYS, Direction, KiB, MiB, Room, Task, Way
 from devmem.testing import emulator
 
 UP, DOWN, INSIDE = Direction
@@ -156,6 +156,11 @@ def test_the_limit_is_that_of_large_copies():
     assert run.limit(UP) == pytest.approx(50)
     assert run.limit(DOWN) is None
     assert run.percent(run.cells[UP, "pageable", 256 * MiB]) == pytest.approx(20)
+    for name in ("pinned", "registered"):  # whichever is the fastest: none is more than the whole
+        cell(name, 256 * MiB, run.limit(UP) + 10)
+        assert run.percent(run.cells[UP, name, 256 * MiB]) == pytest.approx(100)
+    run.bus = False
+    assert run.limit(UP) is run.percent(run.cells[UP, "pageable", 256 * MiB]) is None
 
 
 def test_sizes_without_room_are_named(monkeypatch):
@@ -230,9 +235,23 @@ def test_the_tables_have_every_way_and_say_that_there_is_no_bus(tiny):
     assert result.exit_code == 0, result.output
     for each in WAYS:
         assert each.name in result.stdout
-    for words in ("4 KiB", "16 KiB", "% of pinned limit", "Host to device", "Device to host", "no bus, no GPU"):
+    for words in ("4 KiB", "16 KiB", "Host to device", "Device to host", "no bus, no GPU"):
         assert words in result.stdout
+    assert "limit" not in result.stdout
     assert result.stderr == ""
+
+
+@pytest.fixture
+def bus(monkeypatch):
+    """As on a device with memory of its own."""
+    monkeypatch.setattr(command, "_nature", lambda device: [])
+
+
+def test_where_there_is_a_bus_the_parts_of_its_limit_are_told(tiny, bus):
+    text = bench("--quick").stdout
+    assert text.count("(pinned limit: ") == 2
+    assert text.count("% of pinned limit") == 3  # two tables, and what it means
+    assert "no bus" not in text
 
 
 def test_a_narrow_terminal_keeps_the_largest_size(tiny, monkeypatch):
@@ -255,12 +274,24 @@ def test_json_without_a_file_is_all_there_is(tiny):
     rows = rows_of(result)
     assert set(rows) == {(each.direction, each.name, nbytes) for each in WAYS for nbytes in (4 * KiB, 16 * KiB)}
     limit = document["pinned_limit_gb_per_s"]
-    assert limit["h2d"] == rows["h2d", LIMIT, 16 * KiB]["gb_per_s"]
-    for (direction, _, nbytes), row in rows.items():
+    assert limit == {"h2d": None, "d2h": None, "inside": None}
+    for (_, _, nbytes), row in rows.items():
         assert row["gb_per_s"] == pytest.approx(nbytes / row["seconds"] / 1e9)
-        if direction != "inside":
-            assert row["percent_of_pinned_limit"] == pytest.approx(100 * row["gb_per_s"] / limit[direction])
+        assert row["percent_of_pinned_limit"] is None
     assert rows["h2d", "transposed", 4 * KiB]["path"] == "h2d packed"
+
+
+def test_json_has_the_parts_of_the_limit(tiny, bus):
+    result = bench("--quick", "--json")
+    limit, rows = json.loads(result.stdout)["pinned_limit_gb_per_s"], rows_of(result)
+    for (direction, name, _), row in rows.items():
+        if direction == "inside":
+            assert row["percent_of_pinned_limit"] is None
+            continue
+        assert row["percent_of_pinned_limit"] == pytest.approx(100 * row["gb_per_s"] / limit[direction])
+        if name in PAGE_LOCKED and row["bytes"] == 16 * KiB:
+            assert row["percent_of_pinned_limit"] <= 100
+    assert limit["h2d"] == max(rows["h2d", name, 16 * KiB]["gb_per_s"] for name in PAGE_LOCKED)
 
 
 def test_files_are_written_beside_the_tables(tiny, tmp_path):
@@ -273,6 +304,19 @@ def test_files_are_written_beside_the_tables(tiny, tmp_path):
     assert len(json.loads(document.read_text())["rows"]) == 2 * len(WAYS)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["bench.json", "bench.png"]
+
+
+def test_both_scales_are_logarithmic_and_the_limit_is_a_line():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    run = Bench(devmem.device("host:0"))
+    for nbytes, rate in ((4 * KiB, 0.25), (256 * MiB, 25.0)):
+        run.cells[UP, LIMIT, nbytes] = Cell(UP, LIMIT, nbytes, nbytes / rate / 1e9, 1)
+    axes = figure.subplots()
+    plot._draw(axes, run, UP)
+    figure.canvas.draw()
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert {"0.5", "1", "20"} <= {label.get_text() for label in axes.get_yticklabels()}
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [LIMIT, "pinned limit, 25 GB/s"]
 
 
 @pytest.fixture

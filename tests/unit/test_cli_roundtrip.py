@@ -67,7 +67,7 @@ def test_the_table_has_what_was_asked_for(file):
         "<f4",
         "20,000",
         "mapped",
-        "1 of 1 arrays came back bit for bit",
+        "1 of 1 array came back bit for bit (20,000 bytes each way).",
     )
     for word in words:
         assert word in result.stdout
@@ -88,7 +88,8 @@ def test_a_flipped_bit_is_a_mismatch(file, flipped):
     assert result.exit_code == 1
     assert "MISMATCH" in result.stdout
     assert "[49, 99] is " in result.stderr
-    assert "0 of 1 arrays came back" in result.stdout
+    assert "0 of 1 array came back" in result.stdout
+    assert "devmem: numbers.npy did not come back the same: [49, 99] is " in result.stderr
 
 
 def test_a_flipped_bit_is_a_mismatch_in_json(file, flipped):
@@ -105,6 +106,29 @@ def test_what_cannot_be_read_does_not_stop_the_rest(file, tmp_path):
     assert [row["verdict"] for row in json.loads(result.stdout)["arrays"]].count("ok") == 1
     assert len(result.stderr.strip().splitlines()) == 3  # two complaints, and where it ran
     assert "Traceback" not in result.stderr
+
+
+def test_the_table_has_what_was_not_moved_in_its_place(file, tmp_path):
+    text = tmp_path / "text.npy"
+    text.write_text("hello, world")
+    cut = tmp_path / "cut.npy"
+    cut.write_bytes(file.read_bytes()[:-1])
+    result = roundtrip(file, text, cut, file)
+    rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if line.startswith("│")]
+    assert [row[0].strip() for row in rows] == ["numbers.npy", str(text), "cut.npy", "numbers.npy"]
+    for row in rows[1:3]:
+        assert [cell.strip() for cell in row[1:]] == ["", "", "", "–", "–", "–", "", "", "error"]
+    assert "2 of 2 arrays came back bit for bit (40,000 bytes each way); 2 could not be read or moved." in result.stdout
+    told = result.stderr.splitlines()
+    assert len(told) == 2 and told[0].startswith(f"devmem: {text}: ") and told[1].startswith(f"devmem: {cut}: ")
+    assert told[1].count("cut.npy") == 1
+
+
+def test_slow_copies_are_no_standstill(tmp_path):
+    path = tmp_path / "one.npy"
+    np.save(path, np.zeros(1, "u1"))
+    result = roundtrip(path)
+    assert "<0.01" in result.stdout and "0.00" not in result.stdout
 
 
 def test_a_dtype_that_cannot_be_moved_does_not_stop_the_rest(file, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from math import prod
 from operator import add
@@ -17,9 +19,11 @@ from ..allocation import Allocation, Using
 from ..array import DeviceNDArray, device_view
 from ..entered import Entered
 from ..layout import Shape, address, like_strides, span
+from ..pinned import pinned_like
+from ..record import DeviceRecord
 from .calls import copy_many
 from .gather import steps
-from .trees import Tree, flatten, path, rebuild
+from .trees import Tree, flatten, path, paths, rebuild
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -34,9 +38,10 @@ ALIGNED = 16
 
 Arrays = list[DeviceNDArray[Any]]
 D2H, D2D = CopyKind.D2H, CopyKind.D2D
+_BYTE = np.dtype(np.uint8)
 
 
-def download_many(tree: Tree, stream: Any) -> Tree:
+def download_many(tree: Tree, stream: Any, pinned: bool) -> Tree:
     """The same structure with host arrays; see `devmem.to_host_many`."""
     leaves, classes, flat = flatten(tree)
     views: list[Any] = leaves
@@ -58,32 +63,47 @@ def download_many(tree: Tree, stream: Any) -> Tree:
         if len(contexts) > 1:
             numbers = [at for at, view in enumerate(views) if view is not None and view.context is context]
             arrays = [views[at] for at in numbers]
-        for at, host in zip(numbers, _downloaded(context, arrays, stream), strict=True):
-            found[at] = host
+        where = partial(_where, tree, numbers)
+        for at, host in zip(numbers, _downloaded(context, arrays, stream, pinned, where), strict=True):
+            found[at] = host[()] if isinstance(leaves[at], DeviceRecord) else host
     return found if flat else rebuild(tree, iter(found))
 
 
-def _downloaded(context: Context, arrays: Arrays, on: Any) -> list[npt.NDArray[Any]]:
-    """Host arrays of arrays of one device."""
+def _downloaded(
+    context: Context, arrays: Arrays, on: Any, pinned: bool, where: Callable[[Sequence[int]], str]
+) -> list[npt.NDArray[Any]]:
+    """Host arrays of arrays of one device. ``where`` says of some of them where they are in the tree."""
     stream = context.stream_of(on)
     sizes = [prod(array._shape) * array._dtype.itemsize for array in arrays]
+    under_way: Sequence[int] = range(len(arrays))
     with Entered(context) as driver:
         stream.check_waitable(driver)
         for bound in {array._stream for array in arrays} - {None, stream}:
             assert bound is not None
             stream.wait(bound)
-        if max(sizes) < LARGE:
-            return _fetched(context, arrays, sizes, stream)
-        small = [at for at, nbytes in enumerate(sizes) if nbytes < LARGE]
-        fetched = _fetched(context, [arrays[at] for at in small], [sizes[at] for at in small], stream)
-        found = dict(zip(small, fetched, strict=True))
-        for at, array in enumerate(arrays):
-            if at not in found:
-                found[at] = array.bind(stream).copy_to_host()
+        try:
+            if max(sizes) < LARGE:
+                return _fetched(context, arrays, sizes, stream, pinned)
+            under_way = small = [at for at, nbytes in enumerate(sizes) if nbytes < LARGE]
+            fetched = _fetched(context, [arrays[at] for at in small], [sizes[at] for at in small], stream, pinned)
+            found = dict(zip(small, fetched, strict=True))
+            for at, array in enumerate(arrays):
+                if at not in found:
+                    under_way = [at]
+                    found[at] = array.bind(stream).copy_to_host(pinned=pinned)
+        except Exception as error:
+            error.add_note(f"to_host_many: {where(under_way)}")
+            raise
     return [found[at] for at in range(len(arrays))]
 
 
-def _fetched(context: Context, arrays: Arrays, sizes: list[int], stream: Stream) -> list[npt.NDArray[Any]]:
+def _where(tree: Tree, numbers: Sequence[int], under_way: Sequence[int]) -> str:
+    return paths(tree, [numbers[at] for at in under_way])
+
+
+def _fetched(
+    context: Context, arrays: Arrays, sizes: list[int], stream: Stream, pinned: bool
+) -> list[npt.NDArray[Any]]:
     """Host arrays of small device arrays, views of one buffer: their block as it is, or one that they are put into."""
     wanted = steps(sizes, set(sizes))
     total = sum(wanted)
@@ -96,16 +116,18 @@ def _fetched(context: Context, arrays: Arrays, sizes: list[int], stream: Stream)
         if high - low <= DENSE * total:
             [block] = blocks.values()
             low = max(low - low % ALIGNED, min(low, block.ptr))  # so that elements stay aligned in the host's buffer
+            host = _room(context, high - low, pinned)
             with Using(stream, block):
-                host = _host_bytes(block, low, high - low, stream)
+                _read(block, low, host, stream)
             places = [array._ptr - low for array in arrays]
             return _views(host, arrays, places, {at: arrays[at].strides for at in strided})
     places = [*accumulate(wanted, initial=0)][:-1]
     layouts = {at: like_strides(arrays[at].shape, arrays[at].strides, arrays[at].itemsize) for at in strided}
+    host = _room(context, total, pinned)
     with Using(stream, *blocks.values()):
         # Where pageable memory is as good as any, nothing is put into a block on the way.
         gather = _gathered if context.info.staging_threshold else _one_by_one
-        return gather(context, arrays, sizes, places, layouts, total, stream)
+        return gather(context, arrays, sizes, places, layouts, host, stream)
 
 
 def _one_by_one(
@@ -114,11 +136,10 @@ def _one_by_one(
     sizes: list[int],
     places: list[int],
     layouts: dict[int, Shape],
-    total: int,
+    host: npt.NDArray[Any],
     stream: Stream,
 ) -> list[npt.NDArray[Any]]:
     """Copy each array to its place in a host buffer."""
-    host = np.empty(total, np.uint8)
     views = _views(host, arrays, places, layouts)
     for at in layouts:
         transfer.read(arrays[at], views[at], stream, blocking=True)
@@ -133,14 +154,14 @@ def _gathered(
     sizes: list[int],
     places: list[int],
     layouts: dict[int, Shape],
-    total: int,
+    host: npt.NDArray[Any],
     stream: Stream,
 ) -> list[npt.NDArray[Any]]:
     """Put the arrays into one block on the device, and fetch that; where there is no room for it, each on its own."""
     try:
-        block = context.allocate(total, stream, False)
+        block = context.allocate(host.nbytes, stream, False)
     except OutOfMemory:  # no other copy to the host needs memory of the device
-        views = _views(np.empty(total, np.uint8), arrays, places, layouts)
+        views = _views(host, arrays, places, layouts)
         for array, view in zip(arrays, views, strict=True):
             transfer.read(array, view, stream, blocking=True)
         return views
@@ -151,7 +172,7 @@ def _gathered(
                 packed: DeviceNDArray[Any] = DeviceNDArray(block, ptr, array._shape, array._dtype, strides)
                 within.place(packed, array, stream, False)
             _copy_whole(context, block.ptr, arrays, sizes, places, layouts, D2D, stream)
-            host = _host_bytes(block, block.ptr, total, stream)
+            _read(block, block.ptr, host, stream)
     finally:
         block.discard()
     return _views(host, arrays, places, layouts)
@@ -185,22 +206,24 @@ def _reach(arrays: Arrays, sizes: list[int], strided: list[int]) -> tuple[int, i
     return min(ptrs), max(map(add, ptrs, sizes))
 
 
-def _host_bytes(block: Allocation, low: int, nbytes: int, stream: Stream) -> npt.NDArray[Any]:
-    host = np.empty(nbytes, np.uint8)
+def _room(context: Context, nbytes: int, pinned: bool) -> npt.NDArray[Any]:
+    return pinned_like(context, (nbytes,), _BYTE, None) if pinned else np.empty(nbytes, _BYTE)
+
+
+def _read(block: Allocation, low: int, host: npt.NDArray[Any], stream: Stream) -> None:
     transfer.read(DeviceNDArray(block, low, host.shape, host.dtype, None), host, stream, blocking=True)
-    return host
 
 
 def _views(
     host: npt.NDArray[Any], arrays: Arrays, places: list[int], layouts: dict[int, Shape]
 ) -> list[npt.NDArray[Any]]:
     """Arrays like these in a buffer, at these places; C-contiguous, where no strides are said."""
+    make = type(host)
     if layouts or any(0 in array._shape or not array._dtype.itemsize for array in arrays):
         return [
             np.empty(array._shape, array._dtype)
             if 0 in array._shape or not array._dtype.itemsize
-            else np.ndarray(array._shape, array._dtype, host, place, layouts.get(at))
+            else make(array._shape, array._dtype, host, place, layouts.get(at))
             for at, (array, place) in enumerate(zip(arrays, places, strict=True))
         ]
-    make = np.ndarray
     return [make(array._shape, array._dtype, host, at) for array, at in zip(arrays, places, strict=True)]

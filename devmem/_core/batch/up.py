@@ -20,10 +20,11 @@ from ..device import context_of
 from ..entered import Entered
 from ..layout import address, like_strides
 from ..paths import Case, Sort, sort_of
+from ..record import DeviceRecord
 from ..upload import to_device
 from .calls import copy_many
 from .gather import gathered, parts, steps
-from .trees import Tree, flatten, path, rebuild
+from .trees import Tree, flatten, path, paths, rebuild
 
 if TYPE_CHECKING:
     from ..context import Context
@@ -46,6 +47,7 @@ def upload_many(tree: Tree, stream: Any, device: Any) -> Tree:
     context = context_of(device)
     chosen = context.stream_of(stream)
     leaves, classes, flat = flatten(tree)
+    records = _records(leaves, classes)
     there = _already_there(tree, leaves, classes, stream, context)
     numbers: Sequence[int] = range(len(leaves))
     if there:
@@ -55,10 +57,17 @@ def upload_many(tree: Tree, stream: Any, device: Any) -> Tree:
         if not stream:
             chosen.check_waitable(driver)
         ranks = upload.prepare()
-        arrays = upload.run()
+        order = [numbers[rank] for rank in ranks] if ranks else numbers
+        try:
+            arrays = upload.run()
+        except Exception as error:
+            error.add_note(f"to_device_many: {paths(tree, order[upload.under_way])}")
+            raise
     if ranks or there:
-        there.update(zip([numbers[rank] for rank in ranks] if ranks else numbers, arrays, strict=True))
+        there.update(zip(order, arrays, strict=True))
         arrays = [there[at] for at in range(len(leaves))]
+    for at in records:
+        arrays[at] = DeviceRecord(arrays[at])
     return arrays if flat else rebuild(tree, iter(arrays))
 
 
@@ -73,6 +82,8 @@ class _Upload:
         Bytes of each, and from the beginning of each to that of the next.
     ways : list of int
         How each is copied, in rising order; empty: all together.
+    under_way : slice
+        Those that are being copied.
     """
 
     def __init__(self, context: Context, sources: list[npt.NDArray[Any]], stream: Stream, bound: Stream | None) -> None:
@@ -84,6 +95,7 @@ class _Upload:
         self.distinct = set(self.sizes)
         self.steps = self.sizes
         self.ways: list[int] = []
+        self.under_way = slice(None)
         self._locked = context.registry.segments
 
     def prepare(self) -> list[int]:
@@ -103,7 +115,7 @@ class _Upload:
 
     def run(self) -> list[Any]:
         """Device arrays, complete where no stream was named; the device is entered."""
-        context, stream, sources, sizes, ways = self.context, self.stream, self.sources, self.sizes, self.ways
+        context, stream, sources, ways = self.context, self.stream, self.sources, self.ways
         total = sum(self.steps)
         if not total:
             return self._arrays(None, plain=False)
@@ -115,9 +127,10 @@ class _Upload:
                 plain = self._copy_together(block, first)
                 arrays = self._arrays(block, plain=plain and not ways)
                 if first < last:
-                    self._copy_batched(arrays[first:last], sources[first:last], sizes[first:last])
+                    self._copy_batched(arrays, slice(first, last))
                 if last < len(sources):
-                    self._copy_alone(arrays[last:], sources[last:], sizes[last:])
+                    self._copy_alone(arrays, last)
+            self.under_way = slice(None)
             if self.bound is None:
                 context.driver.stream_synchronize(stream.handle)
         except BaseException:
@@ -144,6 +157,7 @@ class _Upload:
         """Copy the first so many, which are gathered on the host. Whether all of them are C-contiguous."""
         plain, ptr, steps = True, block.ptr, self.steps
         for part in parts(steps if count == len(steps) else steps[:count], block.nbytes):
+            self.under_way = part
             joined, were_plain = gathered(self.sources[part], self.sizes[part], gaps=steps is not self.sizes)
             plain = plain and were_plain
             if joined:
@@ -153,9 +167,10 @@ class _Upload:
             ptr += len(joined)
         return plain
 
-    def _copy_batched(self, arrays: list[Any], sources: list[npt.NDArray[Any]], sizes: list[int]) -> None:
+    def _copy_batched(self, arrays: list[Any], part: slice) -> None:
         """Copy page-locked arrays from where they are, by one call of the driver."""
-        registry, stream = self.context.registry, self.stream
+        registry, stream, self.under_way = self.context.registry, self.stream, part
+        arrays, sources, sizes = arrays[part], self.sources[part], self.sizes[part]
         dsts, srcs = [array._ptr for array in arrays], list(map(address, sources))
         with registry.steady(min(srcs), max(map(add, srcs, sizes))):
             if registry.segments is self._locked:
@@ -165,12 +180,14 @@ class _Upload:
         for array, source, nbytes in zip(arrays, sources, sizes, strict=True):
             transfer.write(array, source, stream, blocking=self._waits(nbytes))
 
-    def _copy_alone(self, arrays: list[Any], sources: list[npt.NDArray[Any]], sizes: list[int]) -> None:
-        """Copy arrays one by one, as `to_device` would."""
+    def _copy_alone(self, arrays: list[Any], first: int) -> None:
+        """Copy arrays one by one, from the first of them on, as `to_device` would."""
         context, stream, counter = self.context, self.stream, self.context.uploads
         running: list[object] = []
         try:
-            for array, source, nbytes in zip(arrays, sources, sizes, strict=True):
+            for at in range(first, len(arrays)):
+                array, source, nbytes = arrays[at], self.sources[at], self.sizes[at]
+                self.under_way = slice(at, at + 1)
                 locked = context.registry.segments
                 if 0 < nbytes < context.timed_from and array._strides is None and not locked:
                     try:
@@ -217,6 +234,13 @@ class _Upload:
             elif not source.flags.c_contiguous:
                 array._strides = like_strides(source.shape, source.strides, source.itemsize)
         return arrays
+
+
+def _records(leaves: list[Any], classes: set[type]) -> list[int]:
+    """The leaves that are records of NumPy, by their number."""
+    if not any(issubclass(each, np.void) for each in classes):
+        return []
+    return [at for at, leaf in enumerate(leaves) if isinstance(leaf, np.void) and leaf.dtype.fields is not None]
 
 
 def _already_there(tree: Tree, leaves: list[Any], classes: set[type], stream: Any, context: Context) -> dict[int, Any]:

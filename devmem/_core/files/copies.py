@@ -6,7 +6,7 @@ import operator
 import os
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +16,18 @@ from ...spi.errors import LayoutError
 from .. import telemetry, transfer
 from ..across import nearest, tiles
 from ..allocation import Using
-from ..args import dtype_of, shape_of
+from ..args import check_same, dtype_of, shape_of
 from ..array import DeviceNDArray, device_view
 from ..device import context_of
 from ..entered import Entered
 from ..layout import Shape, check_size, contiguous_strides
+from ..smart import SmartArray
 from ..staging import Download
 from ..staging.blocks import Block
 from ..staging.upload import feed
-from ..upload import empty
+from ..upload import empty, target_of
 from . import npy
-from .disk import Disk, opened, replacing
+from .disk import Disk, opened, replacing, telling
 from .npy import Elements
 
 if TYPE_CHECKING:
@@ -37,33 +38,41 @@ if TYPE_CHECKING:
 _BYTE = np.dtype(np.uint8)
 
 
-def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: Any) -> DeviceNDArray[Any]:
+def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: Any, to: Any) -> DeviceNDArray[Any]:
     """A device array of what is in a file; see `devmem.load`."""
-    context = context_of(device)
-    chosen = context.stream_of(stream)
+    target = None if to is None else target_of(to, device)
+    context = context_of(device) if target is None else target.context
+    chosen = context.stream_of(stream if target is None or target.stream is None else stream or target.stream)
     with opened(_name(path)) as file:
         elements = _elements(file, dtype, shape, offset)
         dtype, lengths = elements.dtype, elements.shape
         nbytes = check_size(lengths, dtype.itemsize)
         file.check_holds(elements.start, nbytes)
+        if target is not None:
+            check_same("load(to=)", target.shape, target.dtype, lengths, dtype)
+            target.allocation.check_writable()
         strides = contiguous_strides(lengths, dtype.itemsize, "F") if elements.fortran else None
         with Entered(context) as driver:
             # No graph: it would copy again, from memory that is used for something else by then.
             chosen.check_waitable(driver)
-            array = empty(context, lengths, dtype, strides, nbytes, stream)
+            array = empty(context, lengths, dtype, strides, nbytes, stream) if target is None else target
             try:
                 if nbytes:
                     with Using(chosen, array.allocation):
-                        _fill(array, file, elements.start, chosen, not stream)
+                        if array.is_f_contiguous() if elements.fortran else array.is_c_contiguous():
+                            _fill(array, file, elements.start, chosen, not stream)
+                        else:
+                            _spread(array, file, elements.start, strides, chosen)
             except BaseException:
-                array.allocation.discard()
+                if target is None:
+                    array.allocation.discard()
                 raise
-    return array
+    return array if to is None else cast("DeviceNDArray[Any]", to)
 
 
 def save(array: Any, path: Any) -> None:
     """Write a device array to a .npy file; see `devmem.save`."""
-    source = device_view(array)
+    source = device_view(array.gpu() if isinstance(array, SmartArray) else array)
     if source is None:
         raise TypeError(f"save() writes device arrays, not a {type(array).__name__}: that is numpy.save()")
     source.allocation.check()
@@ -114,8 +123,11 @@ def _name(path: Any) -> str:
 def _elements(file: Disk, dtype: Any, shape: Any, offset: Any) -> Elements:
     """What is to be loaded: as the file says, or as the caller does."""
     start = operator.index(offset)
-    if start < 0:
-        raise LayoutError(f"load(offset={start}): an offset is a number of bytes from the file's beginning")
+    if not 0 <= start <= file.size():
+        raise LayoutError(
+            f"load(offset={start}): an offset is a number of bytes from the file's beginning, and {file.path} has "
+            f"{file.size()}"
+        )
     if (dtype is None) is not (shape is None):
         given, missing = ("dtype", "shape") if shape is None else ("shape", "dtype")
         raise LayoutError(f"load({given}=) without {missing}=: of a raw file say both, of a .npy file neither")
@@ -153,6 +165,14 @@ def _fill(array: DeviceNDArray[Any], file: Disk, start: int, stream: Stream, blo
         return
     feed(context, low, (1,), (nbytes,), _BYTE, read, stream, blocking)
     telemetry.count(context, "h2d file", nbytes, began, array=array, stream=stream)
+
+
+def _spread(array: DeviceNDArray[Any], file: Disk, start: int, strides: Shape | None, stream: Stream) -> None:
+    """Copy elements of a file to where an array has them: the file is mapped, as they do not go where they come from."""
+    with telling(file.path):
+        raw: npt.NDArray[Any] = np.memmap(file.raw, _BYTE, "r", start, (array.nbytes,))
+    # Blocking: the file is the caller's again on return.
+    transfer.write(array, np.ndarray(array.shape, array.dtype, raw, 0, strides), stream, blocking=True)
 
 
 def _drain(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stream: Stream) -> None:

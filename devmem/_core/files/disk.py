@@ -20,6 +20,9 @@ from ...spi.errors import LayoutError
 from ..registry import PAGE
 from ..staging.crew import Crew
 
+#: Bytes that a file can have, and more than a system can be asked for.
+MOST = (1 << 63) - 1
+
 _numbers = count()
 
 
@@ -32,11 +35,16 @@ class Disk:
         self.path = path
         self._seeking = threading.Lock()
 
-    def check_holds(self, start: int, nbytes: int) -> None:
-        """Raise LayoutError unless so many bytes can be behind an offset; of what is no regular file nothing is known."""
+    def size(self) -> int:
+        """Bytes of the file; as many as a file can have, of what is no regular file, as nothing is known of that."""
         found = os.fstat(self.raw.fileno())
-        if stat.S_ISREG(found.st_mode) and found.st_size < start + nbytes:
-            raise self._too_short(start, max(found.st_size - start, 0), nbytes)
+        return found.st_size if stat.S_ISREG(found.st_mode) else MOST
+
+    def check_holds(self, start: int, nbytes: int) -> None:
+        """Raise LayoutError unless so many bytes can be behind an offset."""
+        size = self.size()
+        if size < start + nbytes:
+            raise self._too_short(start, max(size - start, 0), nbytes)
 
     def read(self, room: npt.NDArray[Any], offset: int, crew: Crew) -> None:
         """Fill contiguous host memory from an offset on; several threads at once, where it is large."""
@@ -148,5 +156,5 @@ def _mode_of(target: Path, path: str) -> int | None:
     if stat.S_ISDIR(found):
         raise IsADirectoryError(errno.EISDIR, "a file cannot take the place of a folder", path)
     if not stat.S_ISREG(found):
-        raise LayoutError(f"{path}: no regular file, whose place another could take: save to a new one")
+        raise OSError(errno.EINVAL, "no regular file, whose place another could take: save to a new one", path)
     return stat.S_IMODE(found)

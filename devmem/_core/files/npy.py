@@ -37,6 +37,8 @@ def read(file: BinaryIO, path: str) -> Elements:
     """
     at = file.tell()
     begin = file.read(len(MAGIC))
+    if not begin:
+        raise LayoutError(f"{path}: nothing is there{f' from offset {at} on' if at else ', the file is empty'}")
     if begin != MAGIC:
         raise LayoutError(
             f"{path}: no .npy file (it begins with {begin!r}): of a raw file say dtype= and shape="

@@ -38,8 +38,9 @@ class SmartArray(AsNumpy):
         The elements. Any layout and any dtype of plain bytes, 0-d and empty arrays too.
     copy : bool
         True: the array has memory of its own. False: the memory of ``obj`` is its host side (of a device array, its device side;
-        of a SmartArray, both) unless ``dtype`` or ``order`` ask for other memory. Memory that is read-only, or whose elements
-        overlap, serves until the device has written: then the host side gets memory of its own.
+        of a SmartArray, both) unless ``dtype`` or ``order`` ask for other memory, or it has none, as a list; then it is copied
+        all the same, as by ``numpy.asarray``. Memory that is read-only, or whose elements overlap, serves until the device has
+        written: then the host side gets memory of its own.
     shape, dtype : optional
         An uninitialised array, without ``obj``; with it, ``shape`` has to be the object's and ``dtype`` is converted to.
     order : {'C', 'F', 'A', 'K'}, optional
@@ -246,18 +247,20 @@ class SmartArray(AsNumpy):
     def reshape(self, *shape: Any, order: str = "C") -> Any:
         """The elements in another shape: a view where both sides have one, else an independent SmartArray."""
         host = self._memory()
-        if order_of(order, "CFA") == "A":
-            order = "F" if host.flags.fnc else "C"
-        return self._shaped(host, host.reshape(*shape, order=order), order)  # type: ignore[call-overload]
+        letter = order_of(order, "CFA")
+        if letter == "A":
+            letter = "F" if host.flags.fnc else "C"
+        return self._shaped(host, host.reshape(*shape, order=letter), letter)
 
     def ravel(self, order: str = "C") -> Any:
         """The elements along one axis: a view where NumPy has one and the device too, else an independent SmartArray."""
         host = self._memory()
-        if order_of(order, "CFAK") in ("A", "K"):
-            order = "F" if host.flags.fnc else "C" if order == "A" or host.flags.c_contiguous else order
-        if order == "K":
+        letter = order_of(order, "CFAK")
+        if letter in ("A", "K"):
+            letter = "F" if host.flags.fnc else "C" if letter == "A" or host.flags.c_contiguous else letter
+        if letter == "K":
             return SmartArray(self._read("ravel").ravel("K"))
-        return self._shaped(host, host.ravel(order), order)  # type: ignore[arg-type]
+        return self._shaped(host, host.ravel(letter), letter)
 
     def squeeze(self, axis: Any = None) -> SmartArray:
         """A view without axes of length one: all of them, or those named."""
@@ -267,7 +270,7 @@ class SmartArray(AsNumpy):
 
     def copy(self, order: str = "C") -> SmartArray:
         """An independent SmartArray with the same elements, on the host side at first."""
-        return SmartArray(self._read("copy").copy(order_of(order, "CFAK")), copy=False)  # type: ignore[arg-type]
+        return SmartArray(self._read("copy").copy(order_of(order, "CFAK")), copy=False)
 
     def astype(self, dtype: npt.DTypeLike, *args: Any, **keywords: Any) -> SmartArray:
         """An independent SmartArray with the elements converted; arguments as of ``ndarray.astype``."""
@@ -283,6 +286,20 @@ class SmartArray(AsNumpy):
         return SmartArray, (np.array(self._read("pickle")), False)
 
     # -- below ---------------------------------------------------------------------------------------------------------
+
+    def _gpu_unread(self) -> DeviceNDArray[Any] | None:
+        """The device side as it lies, for work that writes all of it and is followed by `_gpu_overwritten`.
+
+        Nothing is uploaded. None where the device side is up to date as it is, or this is a view of a part: the rest is needed.
+        """
+        sides = self._sides
+        if sides.valid(Where.GPU) or self.size != math.prod(sides.shape) or self._dtype != sides.dtype:
+            return None
+        return self._on(sides.gpu(unread=True))
+
+    def _gpu_overwritten(self) -> None:
+        """Say that work was enqueued that writes all of the device side: it alone has the elements from here on."""
+        self._sides.overwritten(Where.GPU)
 
     def _read(self, what: str) -> npt.NDArray[Any]:
         """The host side, up to date and not to be written."""
@@ -303,11 +320,11 @@ class SmartArray(AsNumpy):
         """The host side's memory, whatever is in it."""
         return self._on(self._sides.host_memory())
 
-    def _shaped(self, host: npt.NDArray[Any], shaped: npt.NDArray[Any], order: str) -> SmartArray:
+    def _shaped(self, host: npt.NDArray[Any], shaped: npt.NDArray[Any], order: Any) -> SmartArray:
         """The elements in the shape that NumPy has made of the host side's memory: a view where that is one."""
         step = _Reshape(shaped.shape, order)
         if (host.size and not np.may_share_memory(host, shaped)) or not self._device_has(step):
-            return SmartArray(self._read("reshape").reshape(shaped.shape, order=order))  # type: ignore[call-overload]
+            return SmartArray(self._read("reshape").reshape(shaped.shape, order=order))
         return self._through(step, host)
 
     def _device_has(self, step: Step) -> bool:

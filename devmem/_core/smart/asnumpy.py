@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class AsNumpy(NDArrayOperatorsMixin):
 
     __slots__ = ()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # a method for type checkers; this is how Python says that there is none
 
     def _read(self, what: str) -> npt.NDArray[Any]:
         """The elements as an ndarray, up to date, not to be written."""
@@ -56,6 +57,24 @@ class AsNumpy(NDArrayOperatorsMixin):
             return outs[0] if isinstance(outs[0], AsNumpy) else result
         return tuple(out if isinstance(out, AsNumpy) else each for out, each in zip(outs, result, strict=True))
 
+    def __array_function__(
+        self, func: Any, types: Collection[type], args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Any:
+        """NumPy's function as if this method were not here; but where it refuses, the error tells what it could be given."""
+        ours = AsNumpy.__array_function__, np.ndarray.__array_function__
+        if not all(getattr(each, "__array_function__", None) in ours for each in types):
+            # Another library's array is there too: that has the say, as it had if this were an ndarray.
+            return func(*_ndarrays(args, func.__name__), **_ndarrays(keywords, func.__name__))
+        try:
+            return func._implementation(*args, **keywords)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, TypeError) or "read-only" in str(error):
+                error.add_note(
+                    f"{func.__name__}() was given a SmartArray: where it takes nothing but an ndarray, or writes it, give it "
+                    f"host(), and call host_changed() behind what is written"
+                )
+            raise
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(np.ndarray, name):
             raise AttributeError(f"a SmartArray has no attribute {name!r}")
@@ -86,6 +105,9 @@ class AsNumpy(NDArrayOperatorsMixin):
 
     def __complex__(self) -> complex:
         return complex(self._read("complex()"))
+
+    def __bytes__(self) -> bytes:
+        return self._read("bytes()").tobytes()
 
     def __index__(self) -> int:
         return operator.index(self._read("an index"))
@@ -133,6 +155,15 @@ class _Method:
 def read_only(each: Any, what: str) -> Any:
     """An argument as NumPy takes it, where it is only read."""
     return each._read(what) if isinstance(each, AsNumpy) else each
+
+
+def _ndarrays(each: Any, what: str) -> Any:
+    """Arguments without SmartArrays, in lists and tuples of them neither."""
+    if isinstance(each, dict):
+        return {name: _ndarrays(value, what) for name, value in each.items()}
+    if type(each) in (list, tuple):
+        return type(each)(_ndarrays(value, what) for value in each)
+    return read_only(each, what)
 
 
 def to_write(each: Any, what: str) -> Any:

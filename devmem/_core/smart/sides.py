@@ -16,7 +16,7 @@ from ..device import current_context
 from ..entered import Entered
 from ..layout import Shape, contiguous_strides, memory_order
 from ..transfer import guard
-from ..upload import empty, upload
+from ..upload import empty, like, upload
 
 
 class Where(StrEnum):
@@ -74,6 +74,12 @@ class Sides:
             self._valid.discard(where.other)
             self._version += 1
 
+    def overwritten(self, where: Where) -> None:
+        """Somebody has written all of one side: it alone is up to date from here on."""
+        with self._lock:
+            self._valid = {where}
+            self._version += 1
+
     def host_memory(self) -> npt.NDArray[Any]:
         """The host's array, whatever is in it; nothing moves."""
         with self._lock:
@@ -102,8 +108,8 @@ class Sides:
             gpu.copy_to_host(target)
             self._moved(Where.HOST, version)
 
-    def gpu(self) -> DeviceNDArray[Any]:
-        """The device's array, up to date on return."""
+    def gpu(self, unread: bool = False) -> DeviceNDArray[Any]:
+        """The device's array, up to date on return; ``unread``: whatever is in it, for who tells of it with `overwritten`."""
         while True:
             with self._lock:
                 gpu, version = self._gpu, self._version
@@ -117,15 +123,19 @@ class Sides:
                 host = self._host
             assert host is not None
             if gpu is None or not usable or gpu.allocation.read_only:
-                made: DeviceNDArray[Any] = upload(current_context(), host, 0, True)
+                context = current_context()
+                made: DeviceNDArray[Any] = empty(context, *like(host), 0) if unread else upload(context, host, 0, True)
             else:
                 made = gpu
                 _order(gpu)
-                gpu.put(host, 0)
+                if not unread:
+                    gpu.put(host, 0)
             with self._lock:
                 if self._gpu is gpu:
                     self._gpu = made
             if self._gpu is made:
+                if unread:
+                    return made
                 self._moved(Where.GPU, version)
 
     def _moved(self, where: Where, version: int) -> None:
@@ -148,7 +158,7 @@ class Sides:
         return host
 
 
-def sides_of(obj: Any, copy: bool, dtype: np.dtype[Any] | None, order: str, where: Where) -> Sides:
+def sides_of(obj: Any, copy: bool, dtype: np.dtype[Any] | None, order: Any, where: Where) -> Sides:
     """The elements of an object, on that side; without ``copy``, its own memory as far as it can be."""
     device = None if isinstance(obj, np.ndarray) else device_view(obj)
     if device is not None and not fits(device, dtype, order):
@@ -158,19 +168,19 @@ def sides_of(obj: Any, copy: bool, dtype: np.dtype[Any] | None, order: str, wher
             return Sides(None, device.copy() if copy else device)
         return Sides(device.copy_to_host(), None if copy else device)
     if where is Where.GPU:  # which copies
-        host = np.asarray(host_array(obj), dtype, order)  # type: ignore[call-overload]
+        host = np.asarray(host_array(obj), dtype, order)
         return Sides(None if copy else host, upload(current_context(), host, 0, True))
     make = np.array if copy else np.asarray
-    return Sides(make(host_array(obj), dtype, order=order), None)  # type: ignore[call-overload]
+    return Sides(make(host_array(obj), dtype, order=order), None)
 
 
 def uninitialised(shape: Any, dtype: npt.DTypeLike | None, order: str, where: Where) -> Sides:
     """Memory with nothing in it, on that side."""
-    axes = "F" if order == "F" else "C"
+    axes: Any = "F" if order == "F" else "C"  # NumPy's functions are typed to take literals
     lengths, kind, strides, nbytes = layout_of(shape, np.float64 if dtype is None else dtype, None, axes)
     if where is Where.GPU:
         return Sides(None, empty(current_context(), lengths, kind, strides, nbytes, 0))
-    return Sides(np.empty(lengths, kind, axes), None)  # type: ignore[call-overload]
+    return Sides(np.empty(lengths, kind, axes), None)
 
 
 def fits(array: Any, dtype: npt.DTypeLike | None, order: str) -> bool:

@@ -41,9 +41,9 @@ class HostVisible(DeviceNDArrayBase):
         """The device's view of the memory."""
         return DeviceNDArrayBase.gpu_data.fget(self) if self._given is None else self._given  # type: ignore[attr-defined]
 
-    def copy_to_host(self, ary: Any = None, stream: Any = 0) -> Any:
+    def copy_to_host(self, ary: Any = None, stream: Any = 0, **old: Any) -> Any:
         """Copy the elements into an ordinary array, or ``ary``; as for device arrays."""
-        return dressed(self._devmem_array(), DeviceNDArray).copy_to_host(ary, stream)
+        return dressed(self._devmem_array(), DeviceNDArray).copy_to_host(ary, stream, **old)
 
     def copy_to_device(self, ary: Any, stream: Any = 0) -> None:
         """Copy elements of host or device into this array; as for device arrays."""
