@@ -31,26 +31,30 @@ def kernel(first: Any = None, /, *, device: bool = False, **options: object) -> 
         It is no kernel, but a function that kernels call.
     **options
         What the compiler is told besides: ``fastmath``, ``debug``, ``lineinfo``, ``opt``; numba-cuda takes ``launch_bounds`` too.
-        What a compiler does not know it refuses; the simulator runs the function as it is, whatever it is told.
+        What none of these is a TypeError at the first launch. In the simulator they change nothing.
 
     Returns
     -------
     Kernel
         ``k[grid, block](...)``, ``k[grid, block, stream, dynamic_shared_bytes](...)``, ``k.forall(n, stream=...)(...)``,
-        ``k.compile_for(device)``. For ``device=True`` a function that can be called in kernels.
+        ``k.compile_for(device)``. Arguments are given as to any function, by position, by name, or left to their defaults. For
+        ``device=True`` a function that can be called in kernels.
 
     Raises
     ------
     TypeError
-        What is decorated is no function, or a signature no text.
+        What is decorated is no function, or one of ``*arguments`` or of arguments by name alone; or a signature is no text.
     UnsupportedError
         Raised by a launch: no compiler is installed for the device; the message has the command that installs it.
     """
     if callable(first):
         return _made(first, (), device, options)
-    signatures = (first,) if isinstance(first, str) else tuple(first or ())
-    if not all(isinstance(each, str) for each in signatures):
-        raise TypeError(f"a signature is text such as 'void(float32[::1])', or several of them, not {first!r}")
+    signatures = (first,) if isinstance(first, str) else () if first is None else first
+    if not isinstance(signatures, Sequence) or not all(isinstance(each, str) for each in signatures):
+        raise TypeError(
+            f"@devmem.kernel is given a function, or a signature, or several: a signature is text such as "
+            f"'void(float32[::1])', not {first!r}"
+        )
 
     def decorate(function: Callable[..., object]) -> Kernel | DeviceFunction:
         return _made(function, signatures, device, options)

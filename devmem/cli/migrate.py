@@ -19,6 +19,8 @@ from .output import FAILED, OK, UNUSABLE, complain, print_json
 
 #: Folders that are nobody's source.
 SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+#: What is counted in the last line, by the kind of the finding.
+LEFT = {"look": "to look at", "cuda": "on CUDA alone"}
 
 
 @dataclass
@@ -42,9 +44,9 @@ def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_jso
     """Show how the imports of FILE... would change from numba.cuda and numba.roc to devmem, as a diff.
 
     Folders are searched for *.py. Nothing is changed without --write. Names that devmem does not have, or has otherwise, are told
-    with their lines.
+    with their lines. Notes tell what works on CUDA alone, and what needs Numba as before.
 
-    Exit code 0: done. 1: some names have to be looked at. 2: a file could not be read, parsed or written.
+    Exit code 0: done, notes or none. 1: some names have to be looked at. 2: a file could not be read, parsed or written.
     """
     if importlib.util.find_spec("libcst") is None:
         complain("migrate needs libcst: pip install libcst")
@@ -60,7 +62,7 @@ def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_jso
     else:
         _show(files)
     failed = any(each.error for each in files)
-    context.exit(UNUSABLE if failed else FAILED if any(each.findings for each in files) else OK)
+    context.exit(UNUSABLE if failed else FAILED if _count(files, "look") else OK)
 
 
 def _look(path: Path) -> tuple[File, Any]:
@@ -148,11 +150,24 @@ def _show(files: list[File]) -> None:
         if each.error:
             complain(f"{each.path}: {each.error}")
         for finding in each.findings:
-            complain(f"{each.path}:{finding.line}: {finding.name} {finding.what}")
+            note = "" if finding.kind == "look" else "note: "
+            complain(f"{each.path}:{finding.line}: {note}{finding.name} {finding.what}")
+    complain(_summary(files))
+
+
+def _summary(files: list[File]) -> str:
     changed = sum(each.changed for each in files)
     written = sum(each.written for each in files)
+    failed = sum(bool(each.error) for each in files)
     what = f"{written} written" if written else "nothing written; --write does" if changed else "nothing to do"
-    complain(f"{len(files)} files, {changed} to change: {what}")
+    counts = [f"{len(files)} file{'s' * (len(files) != 1)}", f"{changed} to change"]
+    counts += [f"{failed} failed"] * bool(failed)
+    left = [f"{count} {how}" for kind, how in LEFT.items() if (count := _count(files, kind))]
+    return "; ".join([f"{', '.join(counts)}: {what}", *left])
+
+
+def _count(files: list[File], kind: str) -> int:
+    return sum(finding.kind == kind for each in files for finding in each.findings)
 
 
 def _document(file: File) -> dict[str, object]:
@@ -161,6 +176,8 @@ def _document(file: File) -> dict[str, object]:
         "changed": file.changed,
         "written": file.written,
         "diff": file.diff.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
-        "findings": [{"line": each.line, "name": each.name, "what": each.what} for each in file.findings],
+        "findings": [
+            {"line": each.line, "kind": each.kind, "name": each.name, "what": each.what} for each in file.findings
+        ],
         "error": file.error or None,
     }

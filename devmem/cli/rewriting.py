@@ -6,8 +6,10 @@ changes import statements, and ``numba.cuda`` where a program says it in full.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +17,16 @@ from typing import Any
 import libcst as cst
 from libcst import metadata
 
-from .uses import TARGETS, Finding, Mentions, Uses, dotted, first_missing, missing_module, ours, plain_names, target_of
+from .meanings import dotted, plain_names
+from .rules import TARGETS, VARIABLES, is_here, is_module, ours, target_of
+from .uses import OURS, Finding, Mentions, Uses
 
-MENTIONED = re.compile(rb"\b(?:" + "|".join(TARGETS).encode() + rb")\b|import\s*\*")
+#: Of what has neither there is nothing to be said: to take a long module apart takes seconds.
+NUMBA = re.compile(rb"\bnumba(_cuda|_roc)?\b|NUMBA_")
+MENTIONED = re.compile(rb"\b(?:" + "|".join((*TARGETS, *OURS, *VARIABLES)).encode() + rb")\b|import\s*\*")
+
+
+TOO_DEEP = "it is nested too deeply"
 
 
 @dataclass
@@ -41,24 +50,46 @@ def rewrite(source: bytes) -> Rewritten:
     Unparsable
         It is no Python of a version that is known.
     """
-    if not (re.search(rb"\bnumba\b", source) and MENTIONED.search(source)):  # to take a long module apart takes seconds
+    if not (NUMBA.search(source) and MENTIONED.search(source)):
         return Rewritten(source, source)
     mark = b"\xef\xbb\xbf" if source.startswith(b"\xef\xbb\xbf") else b""
     try:
-        module = cst.parse_module(source[len(mark) :])
-        module.code.encode(module.encoding)
-    except cst.ParserSyntaxError as error:
-        raise Unparsable(f"line {error.raw_line}: {error.message}") from error
-    except (UnicodeError, LookupError, SyntaxError) as error:
-        raise Unparsable(str(error)) from error
-    wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
-    uses = Uses()
-    wrapper.visit(uses)
-    changed = wrapper.module.visit(Rewriter(uses))
+        module = _parsed(source[len(mark) :])
+        wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
+        uses = Uses()
+        wrapper.visit(uses)
+        changed = wrapper.module.visit(Rewriter(uses))
+    except RecursionError as error:
+        raise Unparsable(TOO_DEEP) from error
     findings = sorted(uses.findings, key=lambda each: (each.line, each.name))
     if changed.code == module.code:
         return Rewritten(source, source, findings)
     return Rewritten(source, mark + _patched(source[len(mark) :], module, changed), findings)
+
+
+def _parsed(source: bytes) -> cst.Module:
+    """The tree of a module. Python itself is asked first: it refuses depths that end the process in the other parser."""
+    refusal = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's own backslashes
+            ast.parse(source)
+    except (RecursionError, MemoryError) as error:
+        raise Unparsable(TOO_DEEP) from error
+    except (SyntaxError, ValueError) as error:  # of Python that is newer than this one, maybe
+        if "too many nested" in str(error):
+            raise Unparsable(TOO_DEEP) from error
+        refusal = error
+    try:
+        module = cst.parse_module(source)
+        module.code.encode(module.encoding)
+    except cst.ParserSyntaxError as error:
+        why = refusal.msg if isinstance(refusal, SyntaxError) else error.message
+        line = getattr(refusal, "lineno", None) or error.raw_line
+        raise Unparsable(f"line {line}: {why}") from error
+    except (UnicodeError, LookupError, SyntaxError) as error:
+        raise Unparsable(str(error)) from error
+    return module
 
 
 class Rewriter(cst.CSTTransformer):
@@ -112,12 +143,12 @@ class Rewriter(cst.CSTTransformer):
         """``import numba``, ``import numba.cuda``, ``import numba.cuda.cudadrv.driver as d``, and others beside them."""
         kept: list[cst.ImportAlias] = []
         added: dict[str, cst.BaseSmallStatement] = {}
-        mentions = self.uses.mentions.get(node, Mentions(set(), False))
+        mentions = self.uses.mentions.get(node, Mentions(set(), set()))
         names = plain_names(node)
         for alias in node.names:
             name = dotted(alias.name)
             target = target_of(name)
-            if target and alias.asname is not None and not first_missing(name):
+            if target and alias.asname is not None and is_here(name):
                 package, _, last = ours(name).rpartition(".")
                 added[name] = _from(package, last, alias.evaluated_alias)
             elif (target and alias.asname is None) or (name == "numba" and mentions.targets):
@@ -138,7 +169,7 @@ class Rewriter(cst.CSTTransformer):
         if node.module is None or node.relative or isinstance(node.names, cst.ImportStar):
             return None
         module = dotted(node.module)
-        if (module != "numba" and not target_of(module)) or missing_module(module):
+        if module != "numba" and not (target_of(module) and is_module(module)):
             return None
         moves = [_moves(f"{module}.{dotted(alias.name)}") for alias in node.names]
         if not any(moves):
@@ -184,7 +215,7 @@ def _patched(source: bytes, module: cst.Module, changed: cst.Module) -> bytes:
 
 
 def _moves(name: str) -> bool:
-    return bool(target_of(name)) and not first_missing(name)
+    return bool(target_of(name)) and is_here(name)
 
 
 def _from(package: str, name: str, bound: str | None) -> cst.ImportFrom:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,14 +18,19 @@ from .._core.smart import SmartArray
 from .._core.transfer import guard
 from .._core.upload import empty, upload
 from ..spi.errors import DevmemError, DevmemWarning, LayoutError
+from .code import argument
+from .onlyread import only_read
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .._core.context import Context
+    from .kernel import Kernel
 
 #: Scalars that are code of their own by their class alone.
 PLAIN = frozenset({bool, float, complex})
+
+E = TypeVar("E", bound=Exception)
 
 _warned_sites: set[tuple[str, int]] = set()
 
@@ -45,14 +51,20 @@ class Hint:
 
 
 class In(Hint):
-    """A host array that a kernel only reads: it is uploaded before the launch, and not copied back. It may be read-only."""
+    """A host array that a kernel only reads: it is uploaded before the launch, and not copied back. It may be read-only.
+
+    What a kernel writes there all the same is lost; the simulator reports it.
+    """
 
     __slots__ = ()
     download = False
 
 
 class Out(Hint):
-    """A host array that a kernel writes in full: it is copied back after the launch, and not uploaded before."""
+    """A host array that a kernel writes in full: it is copied back after the launch, and not uploaded before.
+
+    Of a SmartArray the device side is not brought up to date before, and the host side stays the newest if the launch fails.
+    """
 
     __slots__ = ()
     upload = False
@@ -70,30 +82,44 @@ class Brought:
     Made in two steps. The first only looks: nothing has moved if it raises. `bring` uploads.
     """
 
-    __slots__ = ("arguments", "arrays", "context", "copies", "smart")
+    __slots__ = ("arguments", "arrays", "context", "copies", "kernel", "only_read", "overwritten", "smart")
 
-    def __init__(self, given: tuple[Any, ...]) -> None:
+    def __init__(self, kernel: Kernel, given: tuple[Any, ...]) -> None:
+        self.kernel = kernel
         self.arguments: list[Any] = []
         #: Everything of the launch that is on the device.
         self.arrays: list[DeviceNDArray[Any]] = []
         #: Host arrays by where and how they lie, so that one which is given twice is one on the device, too.
         self.copies: dict[tuple[Any, ...], Copy] = {}
+        #: Those whose device side may be written, and those where all of it will be.
         self.smart: list[SmartArray] = []
+        self.overwritten: list[SmartArray] = []
+        self.only_read = frozenset(place for place, each in enumerate(given) if isinstance(each, In))
         self.context: Context | None = None
         implicit = None
+        smart = []
         for place, each in enumerate(given):
             hint, value = (each, each.value) if isinstance(each, Hint) else (None, each)
-            found = self._look(value, hint, place)
-            if isinstance(found, Copy) and hint is None:
-                implicit = implicit or found
+            try:
+                found = self._look(value, hint, place)
+            except (DevmemError, TypeError) as error:
+                name_argument(error, kernel, place)
+                raise
+            if isinstance(found, Copy):
+                implicit = implicit or (found if hint is None else None)
+            elif isinstance(found, SmartArray):
+                smart.append((_only_written(hint), place, found))
             self.arguments.append(found)
         self._check_overlaps()
         if implicit is not None:
             _tell(implicit)
-        # Behind everything that may refuse: these may move.
-        for place, each in enumerate(self.arguments):
-            if isinstance(each, SmartArray):
-                self.arguments[place] = self._on_device(each.gpu())
+        # Behind everything that may refuse: these may move. What is only written comes last: nothing then moves to it.
+        for _, place, each in sorted(smart, key=operator.itemgetter(0)):
+            try:
+                self.arguments[place] = self._on_device(self._side(each, given[place]))
+            except DevmemError as error:
+                name_argument(error, kernel, place)
+                raise
 
     def bring(self, context: Context, stream: Any) -> None:
         """Upload what is on the host; if one upload fails, what the others took is given back."""
@@ -105,8 +131,15 @@ class Brought:
             raise
         self.arguments = [each.argument() if isinstance(each, Copy) else each for each in self.arguments]
 
-    def launched(self) -> None:
-        """Tell the SmartArrays that their device side may have been written."""
+    def seen(self) -> tuple[Any, ...]:
+        """The arguments as the compiler sees them, when all of them are on the device."""
+        return tuple(only_read(each) if place in self.only_read else each for place, each in enumerate(self.arguments))
+
+    def launched(self, enqueued: bool) -> None:
+        """Tell the SmartArrays that their device side may have been written, and will be in full if it was enqueued."""
+        if enqueued:
+            for each in self.overwritten:
+                each._gpu_overwritten()
         for each in self.smart:
             each.gpu_changed()
 
@@ -133,8 +166,6 @@ class Brought:
 
     def _look(self, value: Any, hint: Hint | None, place: int) -> Any:
         if isinstance(value, SmartArray):
-            if hint is None or hint.download:
-                self.smart.append(value)
             return value
         if isinstance(value, DeviceRecord):
             self._on_device(value.__devmem_view__())
@@ -149,8 +180,21 @@ class Brought:
         if not isinstance(value, np.ndarray):
             if hint is None:
                 return value  # the compiler says what it takes
-            raise TypeError(f"{type(hint).__name__}() takes an array, not a {type(value).__name__}")
+            raise TypeError(
+                f"devmem.{type(hint).__name__}() takes an array, not a {type(value).__name__}: numbers are given as they are, "
+                f"lists as arrays, numpy.asarray(...)"
+            )
         return self._copy(value, hint, place)
+
+    def _side(self, smart: SmartArray, hint: object) -> DeviceNDArray[Any]:
+        """The device side of a SmartArray, as it has to be for what it was given as."""
+        if not isinstance(hint, Hint) or hint.download:
+            unread = smart._gpu_unread() if _only_written(hint) else None
+            if unread is not None:
+                self.overwritten.append(smart)
+                return unread
+            self.smart.append(smart)
+        return smart.gpu()
 
     def _on_device(self, array: DeviceNDArray[Any]) -> DeviceNDArray[Any]:
         array.allocation.check()
@@ -162,7 +206,7 @@ class Brought:
         return array
 
     def _copy(self, value: Any, hint: Hint | None, place: int) -> Copy:
-        copy = Copy(value, place)
+        copy = Copy(value, self.kernel, place)
         copy = self.copies.setdefault(copy.memory(), copy)
         copy.want(hint)
         return copy
@@ -182,17 +226,22 @@ class Brought:
 class Copy:
     """A host array, or a record, that is on the device for one launch."""
 
-    __slots__ = ("array", "download", "host", "place", "upload", "value")
+    __slots__ = ("array", "download", "host", "kernel", "place", "upload", "value")
 
-    def __init__(self, value: Any, place: int) -> None:
+    def __init__(self, value: Any, kernel: Kernel, place: int) -> None:
         self.value = value
+        self.kernel = kernel
         self.place = place
         self.host: npt.NDArray[Any] = host_array(value)
         self.upload = self.download = False
         self.array: DeviceNDArray[Any] | None = None
 
     def __str__(self) -> str:
-        return f"argument {self.place}, a host array of shape {self.host.shape} and dtype {self.host.dtype}"
+        return f"{argument(self.kernel, self.place)}, {self.what()}"
+
+    def what(self) -> str:
+        """What it is, without its place."""
+        return f"a host array of shape {self.host.shape} and dtype {self.host.dtype}"
 
     def memory(self) -> tuple[Any, ...]:
         """What two arguments have in common that are the same array."""
@@ -206,9 +255,11 @@ class Copy:
             return
         self.download = True
         if not self.value.flags.writeable:
-            raise LayoutError(
-                f"{self} is read-only, and would have to be copied back: give devmem.In(array), for a kernel that only reads it"
-            )
+            if hint is None:
+                advice = "give devmem.In(array), for a kernel that only reads it, or an array that can be written"
+            else:
+                advice = f"devmem.{type(hint).__name__}() wants one that can be written, devmem.In() is for what is only read"
+            raise LayoutError(f"{self.what()} is read-only, and would have to be copied back: {advice}")
         if isinstance(self.value, np.ndarray):
             check_destination(self.value, self.host.shape, self.host.dtype)
 
@@ -241,12 +292,22 @@ class Copy:
             self.array.copy_to_host(self.host, stream)
 
 
+def name_argument(error: E, kernel: Kernel, place: int) -> E:
+    """Have an error say which argument of a launch it is that it speaks of."""
+    error.args = f"{argument(kernel, place)}: {error}", *error.args[1:]
+    return error
+
+
 def of_two_devices(context: Context, array: DeviceNDArray[Any]) -> LayoutError:
     """The error where a launch is given arrays of two devices."""
     return LayoutError(
-        f"a kernel runs on one device, and its arguments are on {context.device} and {array.device}: copy one of them over, "
-        f"devmem.to_device(array, device={str(context.device)!r})"
+        f"a kernel runs on one device, and this array is on {array.device}, those before it on {context.device}: copy one of "
+        f"them over, devmem.to_device(array, device={str(context.device)!r})"
     )
+
+
+def _only_written(given: object) -> bool:
+    return isinstance(given, Hint) and not given.upload
 
 
 def _tell(copy: Copy) -> None:

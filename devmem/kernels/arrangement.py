@@ -30,3 +30,11 @@ def arrangement(array: DeviceNDArray[Any]) -> tuple[str, bool]:
         if length > 1:
             places |= step
     return order, places % dtype.alignment == 0
+
+
+def spelled(dtype: object, ndim: int, order: str) -> str:
+    """The type of an array as signatures have it, ``float32[:, ::1]``; of one without axes they have none."""
+    axes = [":"] * ndim
+    if ndim and order != "A":
+        axes[-1 if order == "C" else 0] = "::1"
+    return f"{dtype}[{', '.join(axes)}]"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.backends import registry
@@ -80,17 +79,13 @@ class Codes:
         Raises
         ------
         TypeError
-            Their number is wrong, or their types are, or are not those of the signature.
+            Their types are wrong, or are not those of the signature.
         UnsupportedError
             No compiler can be used; or it would have to be loaded while a graph is captured on the stream.
         """
-        kernel = self.kernel
-        count = len(inspect.signature(kernel.function).parameters)
-        if len(arguments) != count:
-            raise TypeError(f"{kernel} takes {count} arguments, and was given {len(arguments)}")
         compiler = compiler_for(context)
-        given = tuple(type_of(compiler, kernel, place, each) for place, each in enumerate(arguments))
-        types = self._declared(compiler, given) if kernel.signatures else given
+        given = tuple(type_of(compiler, self.kernel, place, each) for place, each in enumerate(arguments))
+        types = self._declared(compiler, given) if self.kernel.signatures else given
         code = self.by_key[key] = self.for_types(context, compiler, types, stream)
         return code
 
@@ -102,6 +97,16 @@ class Codes:
                 found = self.by_types.get((context, types)) or self._compiled(context, compiler, types, stream)
         return found
 
+    def types_of(self, compiler: KernelCompiler, signature: str) -> Types:
+        """The compiler's types of a written signature, which has to be for as many arguments as the kernel takes."""
+        found, names = compiler.types_of(signature), self.kernel.parameters
+        if len(found) != len(names):
+            raise TypeError(
+                f"the signature {signature!r} has {counted(found, 'type')}, and {self.kernel} takes "
+                f"{counted(names, 'argument')} ({', '.join(names)})"
+            )
+        return found
+
     def _compiled(self, context: Context, compiler: KernelCompiler, types: Types, stream: Stream | None) -> Code:
         if (
             stream is not None
@@ -110,8 +115,8 @@ class Codes:
         ):
             raise UnsupportedError(
                 f"{stream!r} is capturing a graph, and {self.kernel} is not compiled for {context.device} and "
-                f"{_listed(types)} yet: loading code may wait for the device, or allocate there; launch it once before the "
-                f"capture, or call compile_for()"
+                f"{_listed(compiler, types)} yet: loading code may wait for the device, or allocate there; launch it once "
+                f"before the capture, or call compile_for()"
             )
         self._forget_closed()
         kernel = self.kernel
@@ -119,22 +124,33 @@ class Codes:
             compiled = compiler.compile(kernel.function, types, context.driver, kernel.options)
         except Exception as error:
             error.add_note(f"while {compiler.name} compiled {kernel} for {context.device}")
+            for other in kernel.kernels_named():
+                error.add_note(
+                    f"it names {other}, and a kernel cannot call one: make that a device function, "
+                    f"@devmem.kernel(device=True), or launch it from the host"
+                )
             raise
         code = self.by_types[context, types] = Code(context, compiled)
         return code
 
     def _declared(self, compiler: KernelCompiler, given: Types) -> Types:
         """The first signature that takes arguments of these types; one that they are the very types of goes before."""
-        declared = [compiler.types_of(each) for each in self.kernel.signatures]
+        declared = [self.types_of(compiler, each) for each in self.kernel.signatures]
         for types in declared:
             if types == given:
                 return types
         for types in declared:
-            if len(types) == len(given) and compiler.fits(types, given):
+            if compiler.fits(types, given):
                 return types
+        told = [
+            f"argument {place}, {name!r}, is {_spelled(compiler, one)}, where {signature} has {_spelled(compiler, other)}"
+            for signature, types in zip(self.kernel.signatures, declared, strict=True)
+            for place, (name, one, other) in enumerate(zip(self.kernel.parameters, given, types, strict=True))
+            if not compiler.fits((other,), (one,))
+        ]
         raise TypeError(
-            f"{self.kernel} was declared for {' and '.join(self.kernel.signatures)}, and given {_listed(given)}: convert the "
-            f"arguments, or leave the signature out and let it be compiled for what it is given"
+            f"{self.kernel} was declared for {' and '.join(self.kernel.signatures)}, and given {_listed(compiler, given)}: "
+            f"{'; '.join(told)}; convert the arguments, or leave the signature out and let it be compiled for what it is given"
         )
 
     def _forget_closed(self) -> None:
@@ -171,14 +187,29 @@ def compiler_for(context: Context) -> KernelCompiler:
     )
 
 
-def type_of(compiler: KernelCompiler, kernel: Kernel, place: int, argument: object) -> Hashable:
+def argument(kernel: Kernel, place: int) -> str:
+    """What messages call an argument of a launch."""
+    return f"argument {place} of {kernel}, {kernel.parameters[place]!r}"
+
+
+def type_of(compiler: KernelCompiler, kernel: Kernel, place: int, value: object) -> Hashable:
     """The compiler's type of an argument, or its TypeError with the argument's place and name."""
     try:
-        return compiler.type_of(argument)
+        return compiler.type_of(value)
     except TypeError as error:
-        name = [*inspect.signature(kernel.function).parameters, *["one too many"] * (place + 1)][place]
-        raise TypeError(f"argument {place} of {kernel}, {name!r}: {error}") from error
+        raise TypeError(f"{argument(kernel, place)}: {error}") from error
 
 
-def _listed(types: Types) -> str:
-    return f"({', '.join(map(str, types))})"
+def counted(items: Sequence[object], what: str) -> str:
+    """How many there are, in words: ``1 argument``, ``2 arguments``."""
+    return f"{len(items)} {what}{'s' * (len(items) != 1)}"
+
+
+def _listed(compiler: KernelCompiler, types: Types) -> str:
+    return f"({', '.join(_spelled(compiler, each) for each in types)})"
+
+
+def _spelled(compiler: KernelCompiler, kind: Hashable) -> str:
+    """A type as people write it, of compilers that say."""
+    spelled: Callable[[Hashable], str] = getattr(compiler, "spelled", str)
+    return spelled(kind)

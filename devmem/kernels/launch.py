@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from .._core.device import current_context
 from .._core.entered import Entered
 from .._core.record import DeviceRecord
 from .._core.stream import Stream
-from ..spi.errors import BackendError, LayoutError, UnsupportedError
+from ..spi.errors import BackendError, DevmemError, LayoutError, UnsupportedError
 from ..spi.types import Capability, Extent
-from .arguments import PLAIN, Brought, of_two_devices
+from .arguments import PLAIN, Brought, name_argument, of_two_devices
 from .arrangement import arrangement
 from .code import compiler_for, type_of
+from .names import here
 
 if TYPE_CHECKING:
     from .._core.allocation import Allocation
@@ -28,6 +29,8 @@ _LEAST, _MOST = -(1 << 63), 1 << 63
 SCALARS = PLAIN | {int}
 #: Bits of an address that are zero where any dtype is aligned.
 ALIGNED = 15
+#: What CUDA allows along the axes that its GPUs have less room for: blocks along y and z, threads along z.
+FAR, DEEP = 65535, 64
 
 
 class Launch:
@@ -51,8 +54,8 @@ class Launch:
     def __repr__(self) -> str:
         return f"<launch of {self.kernel} on {self.grid} blocks of {self.block} threads>"
 
-    def __call__(self, *arguments: Any) -> None:
-        """Launch it.
+    def __call__(self, /, *arguments: Any, **named: Any) -> None:
+        """Launch it, with arguments by position or by name; those that have a default may be left out.
 
         Raises
         ------
@@ -72,6 +75,8 @@ class Launch:
             An upload, the launch or a copy back failed. What was uploaded for it is given back; host arrays are as they were if
             nothing was launched, else those whose copy back failed are.
         """
+        if named or len(arguments) != len(self.kernel.parameters):
+            arguments = self.kernel.bound(arguments, named)
         context: Context | None = None
         bound: Stream | None = None
         allocations: list[Allocation] = []
@@ -83,10 +88,10 @@ class Launch:
                 allocation = each.allocation
                 owner = allocation.context
                 if allocation.freed or owner.dead is not None:
-                    allocation.refuse()
+                    self._refuse(arguments, each)
                 if owner is not context:
                     if context is not None:
-                        raise of_two_devices(context, each)
+                        raise name_argument(of_two_devices(context, each), self.kernel, _place(arguments, each))
                     context = owner
                 if each._stream is not None and each._stream is not bound:
                     bound = self._bound(bound, each)
@@ -139,7 +144,7 @@ class Launch:
                 return
             with Using(stream, *allocations):
                 launch(self.grid, self.block, self.shared_bytes, stream.handle, arguments)
-        except BackendError as error:
+        except (BackendError, OverflowError) as error:
             error.add_note(self._told())
             raise
         finally:
@@ -148,7 +153,8 @@ class Launch:
 
     def _bring(self, given: tuple[Any, ...]) -> None:
         """The launch of arguments that are not all arrays of ours and plain scalars."""
-        brought = Brought(given)
+        check_on_host(self.kernel)
+        brought = Brought(self.kernel, given)
         context = brought.context or self._own_context()
         bound: Stream | None = None
         for array in brought.arrays:
@@ -180,13 +186,25 @@ class Launch:
         for place, each in enumerate(brought.arguments):
             key += _key(each) or ("type", type_of(compiler_for(context), self.kernel, place, each))
         try:
-            self._enqueue(context, tuple(brought.arguments), [each.allocation for each in brought.arrays], key, bound)
-        finally:
-            brought.launched()
+            self._enqueue(context, brought.seen(), [each.allocation for each in brought.arrays], key, bound)
+        except BaseException:
+            brought.launched(False)
+            raise
+        brought.launched(True)
 
     def _told(self) -> str:
         shared = f", each with {self.shared_bytes} bytes of dynamic shared memory" if self.shared_bytes else ""
-        return f"while launching {self.kernel} on {self.grid} blocks of {self.block} threads{shared}"
+        told = f"while launching {self.kernel} on {self.grid} blocks of {self.block} threads{shared}"
+        if max(self.grid[1:]) > FAR or self.block[2] > DEEP:
+            told += f": many GPUs take at most {FAR} blocks along y and z, and {DEEP} threads along z"
+        return told
+
+    def _refuse(self, arguments: tuple[Any, ...], array: DeviceNDArray[Any]) -> NoReturn:
+        try:
+            array.allocation.refuse()
+        except DevmemError as error:
+            name_argument(error, self.kernel, _place(arguments, array))
+            raise
 
     def _own_context(self) -> Context:
         """The device of the stream, where one is named, else the current one."""
@@ -213,8 +231,22 @@ class Nothing:
     def __repr__(self) -> str:
         return f"<launch of {self.kernel} on no elements>"
 
-    def __call__(self, *arguments: Any) -> None:
-        """Do nothing."""
+    def __call__(self, /, *arguments: Any, **named: Any) -> None:
+        """Do nothing; but a number of arguments that the kernel does not take is a TypeError here too."""
+        self.kernel.bound(arguments, named)
+
+
+def check_on_host(kernel: Kernel) -> None:
+    """Refuse to be called by a kernel that runs in Python."""
+    if here.item is not None:
+        raise UnsupportedError(
+            f"{kernel} is called by a kernel, and kernels are launched by the host alone: make a device function of it, "
+            f"@devmem.kernel(device=True), or launch it behind this one"
+        )
+
+
+def _place(arguments: tuple[Any, ...], argument: object) -> int:
+    return next(place for place, each in enumerate(arguments) if each is argument)
 
 
 def _order(array: DeviceNDArray[Any]) -> str:

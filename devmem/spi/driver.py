@@ -119,10 +119,14 @@ class Driver(Protocol):
         """Capture what is enqueued on the stream now; an event can be recorded again."""
 
     def event_query(self, event: int) -> bool:
-        """True when the captured work is done, or nothing was ever captured."""
+        """True when the captured work is done, or nothing was ever captured.
+
+        False also where it may not be asked just now, as some other library captures a graph. UnsupportedError where the event
+        was recorded while its stream was capturing one: it tells of nothing that is done.
+        """
 
     def event_synchronize(self, event: int) -> None:
-        """Wait until the captured work is done."""
+        """Wait until the captured work is done. UnsupportedError as for ``event_query``."""
 
     def event_elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two completed events that were created with ``timing``."""
@@ -309,6 +313,9 @@ class SupportsExecute(Protocol):
         What it raises is raised once: by the next call that waits for the stream behind it (``stream_synchronize``, a blocking
         copy, ``event_synchronize`` of an event recorded there), by ``synchronize``, or by the next ``execute`` on the stream,
         which then enqueues nothing. Each of these on the legacy stream is behind all blocking streams, and tells of those too.
+        If such a wait is interrupted (Ctrl-C), the functions that it waits for are ended: their attribute ``interrupt``, if they
+        have one, is called from the waiting thread, whether they have begun or not. It gives what the function was at as text,
+        or "", and the function raises nothing any more.
         The device is not lost by it, and work behind it runs. What nobody has been told becomes a DevmemWarning at ``close``, or
         when the interpreter ends.
         """

@@ -108,7 +108,7 @@ class SimulatorError(DevmemError, RuntimeError):
     kind : str
         ``"divergence"``, ``"race"``, ``"unwritten"``, ``"out of bounds"``, ``"misuse"`` or ``"exception"``.
     block, thread : tuple of three ints
-        The block's indices in the grid, and the thread's in the block.
+        The block's indices in the grid, and the thread's in the block; zeros for what is found before any thread runs.
     filename, lineno : str, int
         The line of the kernel, or of the device function, where the thread was.
     """

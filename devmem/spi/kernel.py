@@ -15,7 +15,10 @@ from .types import Extent
 
 
 class KernelCompiler(Protocol):
-    """Turns Python functions into something that the drivers of one backend can launch."""
+    """Turns Python functions into something that the drivers of one backend can launch.
+
+    Types are told to people by ``str``; with a method ``spelled(type) -> str``, by that.
+    """
 
     name: str
     backend: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Sequence
 
@@ -155,6 +156,34 @@ class ExecuteChecks(Harness):
         with pytest.raises(Mistake):
             rig.driver.stream_synchronize(apart)
 
+    @pytest.mark.parametrize("how", ["stream", "event", "device", "copy"])
+    def test_an_interrupted_wait_ends_what_it_waits_for(self, rig: Rig, how: str) -> None:
+        driver, stream, event = self.executor(rig), rig.stream(), rig.event()
+        ptr, back = rig.alloc(100), np.zeros(100, np.uint8)
+        running, queued, later = Endless(), Endless(), list[int]()
+        driver.execute(running, [], stream)
+        driver.execute(queued, [(ptr, 100)], stream)
+        rig.driver.event_record(event, stream)
+        waits: dict[str, Callable[[], object]] = {
+            "stream": lambda: rig.driver.stream_synchronize(stream),
+            "event": lambda: rig.driver.event_synchronize(event),
+            "device": lambda: rig.driver.synchronize(),
+            "copy": lambda: rig.driver.copy(address(back), ptr, 100, CopyKind.D2H, stream, blocking=True),
+        }
+        try:
+            assert running.begun.wait(PATIENCE)
+            error = interrupted(waits[how], running.ended)
+            assert error.__notes__ == ["it went round and round"]
+            rig.driver.stream_synchronize(stream)  # they raise nothing
+            assert queued.ended.is_set()
+            assert not queued.begun.is_set()
+            driver.execute(lambda places: later.append(1), [], stream)
+            rig.driver.stream_synchronize(stream)
+            assert later == [1]
+        finally:
+            running.ended.set()
+            queued.ended.set()
+
     def test_a_function_cannot_enter_the_device(self, rig: Rig) -> None:
         driver, stream = self.executor(rig), rig.stream()
         refused: list[BaseException] = []
@@ -234,3 +263,62 @@ class Mistake(Exception):
 def broken(places: Sequence[int]) -> None:
     """Fail."""
     raise Mistake("of mine")
+
+
+class Endless:
+    """A function that runs until it is told to end, and not at all if it was told before."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, places: Sequence[int]) -> None:
+        if not self.ended.is_set():
+            self.begun.set()
+            self.ended.wait(PATIENCE)
+
+    def interrupt(self) -> str:
+        """Let it end."""
+        self.ended.set()
+        return "it went round and round" if self.begun.is_set() else ""
+
+
+class Interrupt(BaseException):
+    """What a test's signal handler raises."""
+
+
+def interrupted(wait: Callable[[], object], ended: threading.Event) -> BaseException:
+    """Interrupt a call that waits, with a signal; what came out of it when it had ended what it waited for.
+
+    A signal may come before the call waits, or just before the interpreter does, where the next one only is noticed: so they
+    come again and again.
+    """
+    if not hasattr(signal, "pthread_kill") or threading.current_thread() is not threading.main_thread():
+        pytest.skip("no signals reach this thread")
+    armed, over, here = [False], threading.Event(), threading.get_ident()
+
+    def handler(*_: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise Interrupt
+
+    def insist() -> None:
+        while not over.wait(0.05):
+            signal.pthread_kill(here, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handler)
+    helper = threading.Thread(target=insist, daemon=True)
+    helper.start()
+    error: BaseException | None = None
+    try:
+        while not ended.is_set():
+            try:
+                armed[0] = True
+                wait()
+            except Interrupt as found:
+                error = found
+    finally:
+        over.set()
+        helper.join(PATIENCE)
+        signal.signal(signal.SIGINT, before)
+    assert error is not None, "nothing interrupted it"
+    return error

@@ -92,17 +92,23 @@ def test_a_configuration(compiler, configuration, grid, block, shared):
 @pytest.mark.parametrize(
     ("configuration", "error", "message"),
     [
-        (2, TypeError, r"kernel\[grid, block\].*not kernel\[2\]"),
+        (2, TypeError, r"<kernel idle> .*kernel\[grid, block\].*not kernel\[2\]: say how many blocks there are"),
         ((1, 2, 0, 0, 0), TypeError, "configured as"),
-        ((0, 64), dm.LayoutError, "every length of a grid is at least 1, got 0"),
+        ((0, 64), dm.LayoutError, r"every length of a grid is at least 1, got 0: kernel.forall\(n\) launches nothing"),
+        ((-1, 64), dm.LayoutError, "every length of a grid is at least 1, got -1$"),
+        ((1, 0), dm.LayoutError, "every length of a block is at least 1, got 0$"),
+        ((1, 1025), dm.LayoutError, "a block has at most 1024 threads on every GPU, not the 1025 of 1025"),
+        ((1, (32, 32, 2)), dm.LayoutError, r"not the 2048 of \(32, 32, 2\): take smaller blocks"),
         ((1, (8, -2)), dm.LayoutError, r"every length of a block is at least 1, got \(8, -2\)"),
         (((1, 2, 3, 4), 1), dm.LayoutError, "a grid has one to three lengths, not 4"),
         (((), 1), dm.LayoutError, "a grid has one to three lengths, not 0"),
-        ((1.0, 64), TypeError, "grid is made of integers, not 1.0"),
-        ((True, 64), TypeError, "grid is made of integers, not True"),
+        ((1.0, 64), TypeError, r"grid is made of integers, not 1.0 \(float\): divide with //"),
+        ((1, (2, 1.5)), TypeError, r"block is made of integers, not 1.5 \(float\): divide with //"),
+        ((True, 64), TypeError, r"grid is made of integers, not True \(bool\)$"),
         ((1, "64"), TypeError, "block is made of integers, not '64'"),
         ((1, 64, 0, -4), dm.LayoutError, "dynamic_shared_bytes is a number of bytes, not -4"),
         ((1, 64, 0, 4.0), TypeError, "dynamic_shared_bytes is made of integers"),
+        ((1, 64, 0, (256 << 10) + 1), dm.LayoutError, "dynamic_shared_bytes=262145: no GPU has so much"),
     ],
 )
 def test_a_configuration_that_cannot_be(configuration, error, message):
@@ -126,6 +132,8 @@ def test_forall_of_nothing_launches_nothing(compiler):
         idle.forall(-1)
     with pytest.raises(TypeError, match="integers"):
         idle.forall(1.5)
+    with pytest.raises(TypeError, match=r"argument 1 \(int\) is too many"):
+        idle.forall(0)(1, 2)
 
 
 def test_a_kernel_says_how_it_is_launched():
@@ -137,10 +145,27 @@ def test_a_kernel_says_how_it_is_launched():
     assert "idle" in repr(idle[1, 2])
 
 
-@pytest.mark.parametrize("what", [3, "void(int)", print, idle])
+@pytest.mark.parametrize("what", [3, 0, "void(int)", print, idle])
 def test_what_is_no_function_is_no_kernel(what):
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"@devmem\.kernel"):
         dm.kernel("void()")(what) if isinstance(what, str) else dm.kernel(what)
+
+
+def test_arguments_that_have_no_place_are_refused():
+    with pytest.raises(TypeError, match=r"several\(a, \*rest\) cannot be a kernel.*'\*rest' has none"):
+
+        @dm.kernel
+        def several(a, *rest):
+            pass
+
+    with pytest.raises(TypeError, match="'b' has none"):
+        dm.kernel("void(int, int)")(lambda a, *, b: None)
+    dm.kernel(device=True)(lambda a, *rest: a)  # a device function is not launched
+
+
+def test_a_device_function_is_not_launched():
+    with pytest.raises(TypeError, match=r"is called by kernels, and not launched: leave device=True out"):
+        dm.kernel(device=True)(idle.function)[1, 1]
 
 
 def test_a_signature_is_text():
@@ -201,10 +226,48 @@ def test_what_the_compiler_says_of_the_source_comes_through(compiler):
 
 
 def test_the_number_of_arguments(compiler):
-    with pytest.raises(TypeError, match="takes 2 arguments, and was given 1"):
-        copying[1, 1](1)
-    with pytest.raises(TypeError, match="takes 1 arguments, and was given 2"):
-        idle[1, 1](1, 2)
+    dm.transfer_stats(reset=True)
+    with pytest.raises(
+        TypeError, match=r"<kernel copying> takes 2 arguments \(src, dst\), and was given 1: 'dst' is missing"
+    ):
+        copying[1, 1](dm.In(np.zeros(3)))
+    assert dm.transfer_stats() == {}
+    with pytest.raises(TypeError, match="given 0: 'first', 'second' and 'third' are missing"):
+        idle_three[1, 1]()
+    with pytest.raises(
+        TypeError, match=r"takes 1 argument \(value\), .* given 3: argument 1 .* and argument 2 \(float\) are"
+    ):
+        idle[1, 1](1, 2, 3.5)
+    assert launches(compiler) == []
+
+
+def test_arguments_by_name_and_by_default(compiler):
+    kernel = dm.kernel(lambda array, number=4, other=2.5: None)
+    a = dm.to_device(np.zeros(3))
+    kernel[1, 1](a)
+    kernel[1, 1](other=1.5, array=a)
+    kernel.forall(3)(a, number=7)
+    assert [launch[4] for launch in launches(compiler)] == [(a, 4, 2.5), (a, 4, 1.5), (a, 7, 2.5)]
+    src, dst = np.arange(3.0), np.zeros(3)
+    copying[1, 1](dst=dm.Out(dst), src=dm.In(src))
+    np.testing.assert_array_equal(dst, src)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"source": 1}, "there is no argument 'source'; 'dst' is missing"),
+        ({"src": 1, "dst": 2}, "'src' is given by position and by name"),
+    ],
+)
+def test_names_that_do_not_fit(compiler, named, message):
+    with pytest.raises(TypeError, match=message):
+        copying[1, 1](1, **named)
+
+
+def test_a_kernel_has_arguments_of_any_name(compiler):
+    dm.kernel(lambda self, arguments: None)[1, 1](self=1, arguments=2)
+    assert launches(compiler)[0][4] == (1, 2)
 
 
 @pytest.mark.parametrize("what", ["text", [1, 2], None])
@@ -220,8 +283,49 @@ def test_a_signature_takes_its_own_types_and_converts_scalars(compiler):
     declared[1, 1](a, 1.5)
     declared[1, 1](b, 1)
     assert [kernel.types for kernel in compiler.compiled] == [("float32 1", "int"), ("float64 1", "int")]
-    with pytest.raises(TypeError, match=r"declared for void\(float32 1, int\) and .* given \(int32 1, int\)"):
+    with pytest.raises(TypeError, match=r"declared for void\(float32 1, int\) and .* given \(int32 1, int\)") as raised:
         declared[1, 1](c, 1)
+    assert "argument 0, 'array', is int32 1, where void(float64 1, int) has float64 1" in str(raised.value)
+    assert "argument 1" not in str(raised.value)
+
+
+def test_a_signature_has_a_type_for_each_argument(compiler):
+    declared = dm.kernel("void(int)")(copying.function)
+    with pytest.raises(TypeError, match=r"'void\(int\)' has 1 type, and .* takes 2 arguments \(src, dst\)"):
+        declared[1, 1](1, 2)
+    with pytest.raises(TypeError, match="has 1 type"):
+        declared.compile_for()
+    assert compiler.compiled == []
+
+
+def test_types_are_told_as_the_compiler_spells_them(compiler, monkeypatch):
+    monkeypatch.setattr(compiler, "spelled", lambda kind: f"<{kind}>", raising=False)
+    with pytest.raises(
+        TypeError, match=r"given \(<complex>\): argument 0, 'value', is <complex>, where void\(int\) has <int>"
+    ):
+        dm.kernel("void(int)")(idle.function)[1, 1](1j)
+
+
+def test_a_kernel_is_not_called_by_one_that_runs_in_python(compiler, monkeypatch):
+    held = idle[1, 1]
+    monkeypatch.setattr(dm.kernels.names.here, "item", object())
+    for call in (idle, held):
+        with pytest.raises(
+            dm.UnsupportedError, match=r"<kernel idle> is called by a kernel.*@devmem\.kernel\(device=True\)"
+        ):
+            call(object())
+
+
+def test_a_kernel_that_names_another_is_told_of_device_functions(compiler):
+    inner = dm.kernel(device=True)(lambda value: idle(value))
+    held = idle[1, 1]
+    for calling in (lambda value: idle(value), lambda value: inner(value), lambda value: held(value)):
+        with pytest.raises(SyntaxError) as raised:
+            dm.kernel(broken=True)(calling)[1, 1](1)
+        assert any(
+            "it names <kernel idle>" in note and "@devmem.kernel(device=True)" in note
+            for note in raised.value.__notes__
+        )
 
 
 def test_compile_for_compiles_before_the_first_launch(compiler, device):
@@ -237,6 +341,8 @@ def test_compile_for_compiles_before_the_first_launch(compiler, device):
         idle.compile_for(device)
     with pytest.raises(TypeError, match="no signature"):
         idle.compile_for(device, "float")
+    with pytest.raises(TypeError, match=r"a signature is text .* not 3"):
+        idle.compile_for(device, 3)
 
 
 def test_options_reach_the_compiler(compiler):
@@ -297,9 +403,10 @@ def test_arguments_on_two_devices(compiler, second):
     a = dm.to_device(np.zeros(3))
     with second:
         b = dm.to_device(np.zeros(3))
-    with pytest.raises(dm.LayoutError, match="one device, and its arguments are on"):
+    message = rf"argument 1 of .*: a kernel runs on one device, and this array is on {b.device}, those before it on {a.device}"
+    with pytest.raises(dm.LayoutError, match=message):
         copying[1, 1](a, b)
-    with pytest.raises(dm.LayoutError, match="one device, and its arguments are on"):
+    with pytest.raises(dm.LayoutError, match=message):
         idle_three[1, 1](a, b, np.zeros(3))
     copying[1, 1](b, b.copy())  # where the arrays are, whatever is current
     assert compiler.compiled[-1].driver is second.driver()
@@ -308,8 +415,17 @@ def test_arguments_on_two_devices(compiler, second):
 def test_an_array_that_was_freed(compiler):
     a = dm.to_device(np.zeros(3))
     a.free()
-    with pytest.raises(dm.ClosedError):
+    with pytest.raises(dm.ClosedError, match=r"argument 0 of <kernel idle>, 'value': this memory .* was freed"):
         idle[1, 1](a)
+    with pytest.raises(dm.ClosedError, match=r"argument 1 of <kernel copying>, 'dst': this memory .* was freed"):
+        copying[1, 1](dm.In(np.zeros(3)), a)
+
+
+@pytest.mark.parametrize("given", [lambda array: array, dm.In, dm.Out])
+def test_what_no_device_holds(compiler, given):
+    with pytest.raises(dm.LayoutError, match=r"argument 1 of <kernel copying>, 'dst': .* dtype object.*convert it"):
+        copying[1, 1](dm.In(np.zeros(2)), given(np.array([None, 1])))
+    assert launches(compiler) == []
 
 
 def test_empty_arrays(compiler):
@@ -355,6 +471,63 @@ def test_a_smart_array_is_told_of_its_new_elements(compiler):
     assert launches(compiler)[0][4][1] is dst.gpu()
 
 
+def uploads():
+    return sum(found["copies"] for path, found in dm.transfer_stats(reset=True).items() if path.startswith("h2d"))
+
+
+def test_a_smart_array_that_is_only_written_is_not_uploaded(compiler):
+    src, dst = dm.SmartArray(np.arange(6.0)), dm.SmartArray(np.zeros(6))
+    uploads()
+    copying[1, 1](dm.In(src), dm.Out(dst))
+    assert uploads() == 1  # of what is read
+    np.testing.assert_array_equal(dst.host(), np.arange(6.0))
+    dst[0] = 9
+    copying[1, 1](src, dm.Out(dst))
+    assert uploads() == 0
+    np.testing.assert_array_equal(dst.host(), np.arange(6.0))
+    dst[0] = 9
+    idle[1, 1](dm.InOut(dst))
+    assert uploads() == 1
+
+
+def test_of_a_smart_array_that_is_written_in_part_the_rest_is_kept(compiler):
+    src, dst = dm.SmartArray(np.arange(3.0)), dm.SmartArray(np.full(6, 7.0))
+    copying[1, 1](dm.In(src), dm.Out(dst[:3]))
+    np.testing.assert_array_equal(dst.host(), [0, 1, 2, 7, 7, 7])
+
+
+def test_a_smart_array_that_is_read_too_is_uploaded(compiler):
+    for order in (lambda array: (dm.Out(array), 1, dm.In(array)), lambda array: (dm.In(array), 1, dm.Out(array))):
+        both = dm.SmartArray(np.arange(6.0))
+        idle_three[1, 1](*order(both))
+        np.testing.assert_array_equal(both.host(), np.arange(6.0))
+
+
+def test_both_sides_agree_after_a_launch_that_wrote_and_failed(compiler, monkeypatch):
+    def launch(kernel, grid, block, shared_bytes, stream, arguments):
+        kernel.driver.fill(arguments[0].ptr, 1, 1, arguments[0].nbytes, stream)
+        raise dm.BackendError("no", backend="x", call="launch")
+
+    monkeypatch.setattr(standin_compiler.CopyingKernel, "launch", launch)
+    both = dm.SmartArray(np.zeros(6))
+    with pytest.raises(dm.BackendError):
+        idle_three[1, 1](dm.Out(both), 1, dm.In(both))
+    np.testing.assert_array_equal(both.host(), both.gpu().copy_to_host())
+
+
+def test_a_launch_that_fails_leaves_the_host_side_the_newest(compiler, monkeypatch):
+    def launch(*arguments):
+        raise dm.BackendError("no", backend="x", call="launch")
+
+    src, dst = dm.SmartArray(np.arange(6.0)), dm.SmartArray(np.full(6, 7.0))
+    copying[1, 1](src, dm.Out(dm.SmartArray(np.zeros(6))))
+    monkeypatch.setattr(standin_compiler.CopyingKernel, "launch", launch)
+    with pytest.raises(dm.BackendError):
+        copying[1, 1](dm.In(src), dm.Out(dst))
+    np.testing.assert_array_equal(dst.host(), np.full(6, 7.0))
+    np.testing.assert_array_equal(dst.gpu().copy_to_host(), np.full(6, 7.0))
+
+
 # -- host arrays -------------------------------------------------------------------------------------------------------
 
 
@@ -383,7 +556,9 @@ def test_in_out_and_inout_say_which_way(compiler, device):
     unread = np.full(6, 5.0)
     copying[1, 1](dm.Out(unread), dm.In(src))  # what it writes is not fetched
     np.testing.assert_array_equal(src, np.arange(6.0))
-    with pytest.raises(TypeError, match=r"In\(\) takes an array, not a int"):
+    with pytest.raises(
+        TypeError, match=r"argument 0 .*: devmem\.In\(\) takes an array, not a int: numbers are given as they"
+    ):
         idle[1, 1](dm.In(3))
 
 
@@ -404,7 +579,9 @@ def test_one_host_array_twice_is_one_on_the_device(compiler, quiet):
 def test_read_only_arrays(compiler, quiet):
     a = np.arange(3.0)
     a.flags.writeable = False
-    with pytest.raises(dm.LayoutError, match=r"argument 0, a host array of shape \(3,\).*read-only.*devmem\.In"):
+    with pytest.raises(
+        dm.LayoutError, match=r"argument 0 of .*, 'src': a host array of shape \(3,\).*read-only.*devmem\.In"
+    ):
         copying[1, 1](a, np.zeros(3))
     assert compiler.compiled == []
     out = np.zeros(3)
@@ -431,8 +608,9 @@ def test_the_warning_comes_once_for_each_place(compiler):
         copying[1, 1](a, b)
     assert len(seen) == 2
     assert all(each.category is dm.DevmemWarning and each.filename == __file__ for each in seen)
-    assert "argument 0, a host array of shape (3,) and dtype float64 is uploaded" in str(seen[0].message)
-    assert "devmem.In, Out or InOut" in str(seen[0].message)
+    told = str(seen[0].message)
+    assert "argument 0 of <kernel copying>, 'src', a host array of shape (3,) and dtype float64 is uploaded" in told
+    assert "devmem.In, Out or InOut" in told
 
 
 def test_the_guard_refuses_before_anything_moves(compiler, with_settings):
@@ -552,6 +730,9 @@ def test_a_failure_of_the_driver_says_what_was_launched(compiler, monkeypatch):
     with pytest.raises(dm.BackendError) as raised:
         idle[(2, 3), 4](2)
     assert raised.value.__notes__ == ["while launching <kernel idle> on (2, 3, 1) blocks of (4, 1, 1) threads"]
+    with pytest.raises(dm.BackendError) as raised:
+        idle[(2, 1 << 16), 4](2)
+    assert "at most 65535 blocks along y and z, and 64 threads along z" in raised.value.__notes__[0]
     host = np.full(3, 5.0)
     before = host.copy()
     with pytest.raises(dm.BackendError):

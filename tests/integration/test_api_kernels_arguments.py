@@ -71,7 +71,9 @@ def test_the_same_memory_twice_is_one_array_on_the_device(copying_three, compile
 
 def test_arrays_that_would_be_copied_back_over_each_other(copying_three, compiler):
     a, src = np.arange(6.0), np.full(5, 7.0)
-    with pytest.raises(dm.LayoutError, match=r"argument 1, .* and argument 2, .* share memory"):
+    with pytest.raises(
+        dm.LayoutError, match=r"argument 1 of .*, 'dst', .* and argument 2 of .*, 'other', .* share memory"
+    ):
         copying_three[1, 1](dm.In(src), dm.InOut(a[1:]), dm.InOut(a[:-1]))
     assert not compiler.launches
     np.testing.assert_array_equal(a, np.arange(6.0))
@@ -85,7 +87,9 @@ def test_arrays_that_would_be_copied_back_over_each_other(copying_three, compile
 def test_a_record_of_a_read_only_array(copying, compiler):
     src, dst = np.ones(2, PACKED), np.zeros(2, PACKED)
     dst.flags.writeable = False
-    with pytest.raises(dm.LayoutError, match=r"argument 1, .*read-only.*devmem\.In"):
+    with pytest.raises(
+        dm.LayoutError, match=r"argument 1 of .*read-only.*InOut\(\) wants one that can be written, devmem\.In"
+    ):
         copying[1, 1](dm.In(src[0]), dm.InOut(dst[1]))
     assert not compiler.launches
     dst.flags.writeable = src.flags.writeable = True

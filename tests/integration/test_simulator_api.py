@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
+import signal
 import sys
 import textwrap
 import weakref
@@ -364,37 +366,161 @@ while not stream.query():
     )
 
 
-def test_a_launch_that_never_ends_can_be_interrupted(python):
-    script = """
-import os, signal, threading, time
+INTERRUPTING = """
+import signal, threading, time
 import numpy as np
 import devmem as dm
 
-begun = threading.Event()
+class State:
+    threads, armed, over = set(), False, False
+
+state = State()
 
 @dm.kernel
 def forever(a):
-    begun.set()
+    state.threads.add(dm.grid(1))
     while a[0] == 0:
-        pass
+        {body}
+
+@dm.kernel
+def add(a):
+    a[dm.grid(1)] += 1
+
+main = threading.main_thread().ident
+
+def insist():  # a signal may come just before the interpreter waits, and is noticed with the next one only
+    while not state.over:
+        if state.threads:
+            signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.1)
 
 def interrupted(*_):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-def insist():  # a signal that comes just before the interpreter waits is noticed with the next one only
-    begun.wait()
-    while True:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
+    if state.armed:
+        state.armed = False
+        raise KeyboardInterrupt
 
 signal.signal(signal.SIGINT, interrupted)
 threading.Thread(target=insist, daemon=True).start()
-a = dm.to_device(np.zeros(4))
-try:
-    forever[1, 1](a)
-except KeyboardInterrupt:
-    print("interrupted")
+a, stream, event = dm.to_device(np.zeros(8)), dm.stream(), dm.event()
+if {how!r} != "launch":
+    forever[2, 4, stream](a)
+    event.record(stream)
+note = ""
+while not note:  # it may also come a little before the call waits
+    try:
+        state.armed = True
+        {wait}
+        raise SystemExit("it was not interrupted")
+    except KeyboardInterrupt as error:
+        note = "".join(getattr(error, "__notes__", ["interrupted: before it waited, in forever"][: {how!r} == "launch"]))
+state.over = True
+assert note.startswith("interrupted: ") and " in forever" in note, note
+for on in (0, stream):
+    add[2, 4, on](a)
+stream.synchronize()
+print(a.copy_to_host().tolist())
+dm.close()
 """
-    result = python(script)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+
+WAITS = {
+    "launch": "forever[2, 4](a)",
+    "another launch": "forever[2, 4](a)",
+    "stream": "stream.synchronize()",
+    "event": "event.synchronize()",
+    "device": "dm.synchronize()",
+    "copy": "a.copy_to_host()",
+}
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to threads here")
+@pytest.mark.parametrize("body", ["pass", "dm.barrier()"])
+@pytest.mark.parametrize("how", WAITS)
+def test_who_interrupts_a_wait_ends_the_kernel(python, how, body):
+    result = python(INTERRUPTING.format(how=how, wait=WAITS[how], body=body))
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{[2.0] * 8}\n", "")
+
+
+# -- what is given to be read ------------------------------------------------------------------------------------------
+
+
+@dm.kernel
+def scratch(a, out):
+    out[0] = a[0]
+    a[1] = 7  # here
+
+
+@dm.kernel
+def counting(a, out):
+    out[0] = dm.atomic.add(a, 1, 1)  # here
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int32])
+@pytest.mark.parametrize("where", ["host", "device", "smart"])
+@pytest.mark.parametrize("kernel", [scratch, counting])
+def test_a_kernel_that_writes_what_it_was_given_to_read(line_of, kernel, where, dtype):
+    h = np.array([3, 4, 5], dtype)
+    given = {"host": lambda: h, "device": lambda: dm.to_device(h), "smart": lambda: dm.SmartArray(h)}[where]()
+    out = dm.to_device(np.zeros(1, dtype))
+    with pytest.raises(dm.SimulatorError, match=r"<array 'a' of shape .* devmem\.In") as caught:
+        kernel[1, 1](dm.In(given), out)
+    assert (caught.value.kind, caught.value.lineno) == ("misuse", line_of(kernel.function, "# here"))
+    assert np.asarray(given if where != "device" else given.copy_to_host()).tolist() == [3, 4, 5]
+    for way in (given, dm.InOut(given)) if where != "host" else (dm.InOut(given),):
+        kernel[1, 1](way, out)
+    assert np.asarray(given if where != "device" else given.copy_to_host())[1] != 4
+
+
+def test_records_that_were_given_to_be_read(line_of):
+    one = np.zeros(2, [("x", np.float32)])[0]
+
+    @dm.kernel
+    def write(record):
+        record.x = 1  # here
+
+    with pytest.raises(dm.SimulatorError, match="read-only") as caught:
+        write[1, 1](dm.In(one))
+    assert caught.value.lineno == line_of(write.function, "# here")
+    write[1, 1](dm.InOut(one))
+    assert one["x"] == 1
+
+
+# -- the user's line, and the user's warnings --------------------------------------------------------------------------
+
+
+def test_a_name_that_devmem_has_not_got_is_told_where_it_is_written(line_of):
+    @dm.kernel
+    def misspelt(a):
+        a[0] = dm.treadIdx.x  # here
+
+    with pytest.raises(dm.SimulatorError, match="treadIdx") as caught:
+        misspelt[1, 1](dm.to_device(np.zeros(1)))
+    assert (caught.value.filename, caught.value.lineno) == (__file__, line_of(misspelt.function, "# here"))
+
+
+def test_an_error_in_a_library_is_told_where_the_kernel_calls_it(line_of):
+    decode = json.JSONDecoder()
+
+    @dm.kernel
+    def reading():
+        decode.decode("{")  # here
+
+    with pytest.raises(dm.SimulatorError, match="JSONDecodeError") as caught:
+        reading[1, 1]()
+    assert (caught.value.filename, caught.value.lineno) == (__file__, line_of(reading.function, "# here"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_overflow_and_are_divided_without_a_word_as_on_a_device():
+    @dm.kernel("void(float32[::1], float32, int32)")
+    def numbers(a, huge, whole):
+        near = dm.shared.array(1, np.float32)
+        near[0] = huge
+        dm.barrier()
+        a[0] = near[0] * near[0]
+        a[1] = a[2] / a[3]
+        a[2] = np.sqrt(np.float32(-1))
+        a[3] = whole
+
+    a = dm.to_device(np.array([1, 1, 1, 0], np.float32))
+    numbers[3, 1](a, 1e300, 2**40)
+    assert np.isinf(a.copy_to_host()[0])

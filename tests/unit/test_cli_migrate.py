@@ -338,8 +338,32 @@ def test_names_of_the_compiler_move_with_the_module_that_has_them():
         ("from numba.roc import *\n", 1, "numba.roc.*", "cannot be changed by name"),
         ("from numba import *\n", 1, "numba.*", "cannot be changed by name"),
         ("from numba import hsa\n", 1, "numba.hsa", "renamed"),
-        ("from numba.cuda.libdevice import sqrt\n", 1, "numba.cuda.libdevice", "is not in devmem"),
-        ("m = importlib.import_module('numba.cuda.cudadrv')\n", 1, "numba.cuda.cudadrv", "is text"),
+        ("from numba.cuda.libdevice import sqrt\n", 1, "numba.cuda.libdevice", "on CUDA alone"),
+        (
+            "from numba import cuda\ncuda.syncwarp()\n",
+            2,
+            "numba.cuda.syncwarp",
+            "on CUDA alone; write devmem.wavebarrier()",
+        ),
+        (
+            "from numba import cuda\ncuda.atomic.sub(a, 0, 1)\n",
+            2,
+            "numba.cuda.atomic.sub",
+            "which has add, cas, ",
+        ),
+        ("from numba import cuda\ncuda.cg.this_grid()\n", 2, "numba.cuda.cg", "has to be linked"),
+        ("from numba import cuda\ncuda.float32(1)\n", 2, "numba.cuda.float32", "write NumPy's, such as np.float32"),
+        ("import numba.cuda.random as r\n", 1, "numba.cuda.random", "cuda.to_device(states.copy_to_host())"),
+        ("from numba import cuda, njit\n", 1, "numba", "stays for njit, and has to be installed"),
+        ("from numba import cuda, float32\n", 1, "numba", "NumPy's types do in kernels, and text in signatures"),
+        ("import numba\nf(numba)\nnumba.cuda.close()\n", 1, "numba", "stays, and has to be installed"),
+        ("from numba.cuda import jit\n@jit\ndef f(): 1\nf.ptx\n", 4, "f.ptx", "whose Dispatcher has configure, forall"),
+        (
+            "m = importlib.import_module('numba.cuda.cudadrv')\n",
+            1,
+            "numba.cuda.cudadrv",
+            "devmem.compat.numba_cuda.cudadrv",
+        ),
     ],
 )
 def test_a_name_that_differs_is_told_with_its_line(source, line, name, words):
@@ -355,18 +379,50 @@ def test_a_name_that_differs_is_told_with_its_line(source, line, name, words):
         "from numba.roc.hsadrv.devicearray import DeviceNDArray\nDeviceNDArray.whatever\n",
         "'''See numba.cuda for more.'''\n",
         "from numba.cuda.cudadrv.driver import binding\n",  # whether or not the vendor's is installed
-        "from numba import cuda\ncuda.syncwarp()\ncuda.libdevice.sqrt(2)\n",  # whether or not numba-cuda is installed
-        "from numba.cuda import libdevice\nlibdevice.sqrt(2)\n",
+        "from numba import roc\nroc.hsa.implicit_sync()\n",  # old, and there
+        "from numba import cuda\nx = x.y = cuda\nx = x\nx.atomic.sub\n",  # who knows what it is
+        "from numba import cuda\ncuda.current_context().whatever\ncuda.gpus[0].whatever\ncuda.gpus.lst\n",
+        "from numba import cuda\nk = cuda.jit(f)\ncuda.shared.array(shape=3, dtype='f4')\ncuda.threadIdx.x.bit_length()\n",
     ],
 )
 def test_what_is_there_is_not_told(source):
     assert rewrite(source.encode()).findings == []
 
 
+def test_a_drop_in_is_asked_and_no_list(monkeypatch):
+    from devmem.cli import rules
+    from devmem.compat import numba_cuda
+
+    source = b"from numba import cuda\ncuda.now_it_is(3)\ncuda.atomic.cas(a, 0, 1, 2)\n"
+    assert [each.name for each in rewrite(source).findings] == ["numba.cuda.now_it_is"]
+    monkeypatch.setattr(numba_cuda, "now_it_is", abs, raising=False)
+    monkeypatch.delattr(type(numba_cuda.atomic), "cas")
+    rules._offered.cache_clear()
+    try:
+        assert [each.name for each in rewrite(source).findings] == ["numba.cuda.atomic.cas"]
+    finally:
+        rules._offered.cache_clear()
+
+
+def test_every_name_that_is_said_to_be_there_is_there():
+    from devmem.cli import rules
+    from devmem.compat import numba_cuda, numba_roc
+
+    for target, module in (("cuda", numba_cuda), ("roc", numba_roc)):
+        names = [f"numba.{target}.{name}" for name in module.__all__]
+        told = {verdict.name.rpartition(".")[2] for name in names for verdict in rules.verdicts(name)}
+        never = {"activelanepermute_wavewidth", "ds_bpermute", "ds_permute", "finegrain_array"}
+        assert told == (never if target == "roc" else set())
+    for name in (*numba_cuda.COMPILER_ONLY, *numba_cuda.REFUSED):
+        assert name not in numba_cuda.__all__
+        [verdict] = rules.verdicts(f"numba.cuda.{name}")
+        assert verdict.here == (name in numba_cuda.COMPILER_ONLY)
+
+
 def test_looking_opens_no_device():
     script = """
 from devmem.cli.rewriting import rewrite
-rewrite(b"from numba import roc, cuda\\nroc.agents\\ncuda.gpus\\ncuda.to_device\\n")
+rewrite(b"from numba import roc, cuda\\nroc.agents\\ncuda.gpus.lst\\ncuda.to_device\\nroc.hsa\\n@cuda.jit\\ndef f(): f.ptx\\n")
 from devmem._core.device import open_contexts
 assert not open_contexts()
 """
@@ -456,15 +512,62 @@ def test_json(run, tree):
     assert (files["a.py"]["written"], files["a.py"]["findings"], files["a.py"]["error"]) == (False, [], None)
 
 
+def test_a_folder_with_no_sources_is_no_error(run, tmp_path):
+    assert run(tmp_path) == (0, "", "devmem: 0 files, 0 to change: nothing to do\n")
+
+
 def test_findings_are_told_and_count(run, tmp_path):
     path = tmp_path / "a.py"
     path.write_text("from numba import roc\nroc.ds_permute(1, 2)\n")
     code, _, err = run(path)
     assert code == 1
-    assert f"{path}:2: numba.roc.ds_permute is NotImplementedError" in err
+    assert f"{path}:2: numba.roc.ds_permute is not there: NotImplementedError" in err
     code, out, _ = run("--json", path)
     [finding] = json.loads(out)["files"][0]["findings"]
-    assert (code, finding["line"], finding["name"]) == (1, 2, "numba.roc.ds_permute")
+    assert (code, finding["line"], finding["kind"], finding["name"]) == (1, 2, "look", "numba.roc.ds_permute")
+
+
+def test_notes_are_told_and_do_not_count(run, tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("from numba import cuda, njit\ncuda.syncwarp()\n")
+    code, _, err = run(path)
+    assert code == 0
+    assert err.splitlines() == [
+        f"devmem: {path}:1: note: numba stays for njit, and has to be installed",
+        f"devmem: {path}:2: note: numba.cuda.syncwarp is numba-cuda's own: it works on CUDA alone; write "
+        "devmem.wavebarrier()",
+        "devmem: 1 file, 1 to change: nothing written; --write does; 1 on CUDA alone",
+    ]
+    path.write_text("from numba import cuda\ncuda.syncwarp()\ncuda.atomic.sub(a, 0, 1)\n")
+    code, _, err = run("--write", path)
+    assert code == 1
+    assert err.endswith("devmem: 1 file, 1 to change: 1 written; 1 to look at; 1 on CUDA alone\n")
+    code, out, err = run(path)  # what is left is told as long as it is left
+    assert (code, out) == (1, "")
+    assert err.endswith("devmem: 1 file, 0 to change: nothing to do; 1 to look at; 1 on CUDA alone\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("from numba import cuda\ndef f(:\n", "line 2: invalid syntax"),
+        ("from numba import cuda\nprint 'roc'\n", "line 2: Missing parentheses in call to 'print'"),
+        ("from numba import cuda\nx = " + "(" * 3000 + ")" * 3000 + "\n", "it is nested too deeply"),
+        ("from numba import cuda\nx = " + "+".join("1" * 5000) + "\n", "it is nested too deeply"),
+        ("from numba import cuda\0\n", "line 1: "),
+    ],
+)
+def test_one_line_says_why_a_file_cannot_be_parsed_and_the_others_are_done(run, tmp_path, source, why):
+    bad, good = tmp_path / "bad.py", tmp_path / "good.py"
+    bad.write_text(source)
+    good.write_text(SOURCE)
+    code, out, err = run(bad)
+    first, last = err.splitlines()
+    assert (code, out, last) == (2, "", "devmem: 1 file, 0 to change, 1 failed: nothing to do")
+    assert first.startswith(f"devmem: {bad}: cannot be parsed: {why}")
+    assert run("--write", bad, good)[0] == 2
+    assert (bad.read_text(), good.read_text()) == (source, CHANGED)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.py", "good.py"]
 
 
 def test_what_cannot_be_read_does_not_stop_the_others(run, tree):

@@ -248,29 +248,42 @@ def test_a_member_of_an_enumeration_goes_by_its_value(numba):
     assert int.from_bytes(words, "little") == 7
 
 
+@pytest.mark.parametrize(
+    "spelling", ["float32[::1]", "float64[:, ::1]", "int8[::1, :]", "int64[:, :]", "complex64", "uint16", "boolean"]
+)
+def test_types_are_spelled_as_signatures_have_them(numba, spelling):
+    [kind] = numba.typing.types_of(f"void({spelling})")
+    assert numba.typing.spelled(kind) == {"boolean": "bool"}.get(spelling, spelling)
+
+
+def test_what_no_signature_can_say_of_an_array(numba, devmem_backend):
+    records = dm.to_device(np.zeros(4, np.dtype([("x", "i1"), ("y", "<f8")])))
+    assert numba.typing.spelled(numba.typing.type_of(records["y"])) == "float64[:] not aligned"
+
+
 def test_a_dtype_that_numba_has_not_is_named(numba, devmem_backend):
     with pytest.raises(TypeError, match="numba-cuda takes no DeviceNDArray of dtype >f4"):
         numba.typing.type_of(dm.to_device(np.zeros(3, ">f4")))
 
 
 def test_who_comes_while_the_names_are_registered_waits(numba, monkeypatch):
-    from devmem.kernels.compilers.numba_cuda import device_names
+    from devmem.kernels.compilers.numba_cuda.device_names import NAMES
 
     begun, go_on, found = threading.Event(), threading.Event(), []
 
     def registering():
-        device_names._types["one"] = 1
+        NAMES.kinds["one"] = 1
         begun.set()
         assert go_on.wait(20)
-        device_names._types["other"] = 2
+        NAMES.kinds["other"] = 2
 
     def second():
-        device_names.register()
-        found.append(dict(device_names._types))
+        NAMES.register()
+        found.append(dict(NAMES.kinds))
 
-    monkeypatch.setattr(device_names, "_types", {})
-    monkeypatch.setattr(device_names, "_register_all", registering)
-    threads = [threading.Thread(target=device_names.register), threading.Thread(target=second)]
+    monkeypatch.setattr(NAMES, "kinds", {})
+    monkeypatch.setattr(NAMES, "_register_all", registering)
+    threads = [threading.Thread(target=NAMES.register), threading.Thread(target=second)]
     threads[0].start()
     assert begun.wait(20)
     threads[1].start()

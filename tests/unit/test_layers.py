@@ -84,8 +84,10 @@ RULES: Mapping[str, Rule] = {
     "devmem.adapters": rule("devmem api spi kit _core.allocation _core.stream _core.memory", "numpy", lazily=None),
     "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
     # Asks the drop-ins which names they have. Loaded when somebody migrates.
-    "devmem.cli.rewriting": rule("cli.uses", "libcst"),
-    "devmem.cli.uses": rule("compat", "libcst"),
+    "devmem.cli.rewriting": rule("cli.uses cli.meanings cli.rules", "libcst"),
+    "devmem.cli.uses": rule("cli.meanings cli.rules", "libcst"),
+    "devmem.cli.meanings": rule("cli.rules", "libcst"),
+    "devmem.cli.rules": rule("compat kernels"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
     "devmem.testing": rule("devmem api spi errors memory", "numpy pytest hypothesis"),
     "devmem.testing.emulator": rule("spi kit"),

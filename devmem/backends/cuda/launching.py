@@ -92,7 +92,10 @@ class Launching(Calls):
     def _refused(self, error: Any, log: bytearray) -> None:
         said = log.partition(b"\0")[0].decode(errors="replace").strip()
         if int(error) == NOT_SUPPORTED:
-            raise UnsupportedError(f"this driver loads no kernels: cuModuleLoadDataEx says {name_of(error)}")
+            raise UnsupportedError(
+                f"this driver loads no kernels, as the emulated one of `devmem emulate` does not: cuModuleLoadDataEx says "
+                f"{name_of(error)}; without a GPU, kernels run in the simulator, DEVMEM_BACKEND=host"
+            )
         try:
             self.fail("cuModuleLoadDataEx", error)
         except BackendError as refused:

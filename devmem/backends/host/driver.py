@@ -6,20 +6,16 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
 import uuid
-import weakref
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
-from devmem.spi.errors import BackendError
-from devmem.spi.executing import executing
-from devmem.spi.types import AllocFlags, Capability, CopyKind, DeviceInfo, Exchange, MemoryKind
+from devmem.spi.types import AllocFlags, Capability, DeviceInfo, Exchange, MemoryKind
 
+from .calls import current, opened
+from .copies import Copies
 from .faults import fault
-from .jobs import copy_rows, fill_words, memmove, memset, nothing, snapshot, snapshot_rows
-from .space import Space, refuse_overlap
-from .streams import SMALL, Engine, Run, Stream
+from .streams import nothing
 
 _CAPABILITIES = frozenset(
     {
@@ -42,62 +38,24 @@ _ADVICE = frozenset(
 )
 
 
-class HostDriver:
+class HostDriver(Copies):
     """A device made of host memory, and strict about it: what it refuses, a GPU would get wrong.
 
-    Every copy and fill is checked at the call, against `Space`; what it does then is a job on a stream of `Engine`.
+    What it is given is checked at the call, against `Space`; what it does then is a job on a stream of `Engine`. Here is all but
+    the copies.
     The methods are those of `devmem.spi.driver.Driver` and of the capabilities in `info`, and are documented there.
     """
 
     def __init__(self, ordinal: int, *, strict: bool, devices: int) -> None:
-        if not 0 <= ordinal < devices:
-            raise fault("open", "INVALID_DEVICE", f"there is no device {ordinal}; there are {devices}")
-        self._ordinal = ordinal
-        self._devices = devices
-        self._space = Space(strict)
-        self._memory = self._space.memory
-        self._engine = Engine()
-        self._engine.at_exit = self._space.pin_mappings
-        self._key = object()  # what the thread-local says while this device is current; a new one closes all doors
-        self._closed = False
+        super().__init__(ordinal, strict=strict, devices=devices)
         self.info = self._describe()
-        _open.add(self)
-
-    # -- context -----------------------------------------------------------------------------------------------------
-
-    def enter(self) -> object:
-        if self._closed:
-            raise self._no_context("enter")
-        before = _current.key
-        if before is self._key:
-            return None
-        if executing.on:
-            why = "a kernel, or what else runs for a stream, cannot launch another one, allocate, copy or wait"
-            raise fault("enter", "NOT_PERMITTED", f"{why}: do that on the host, and give it arrays as arguments")
-        _current.key = self._key
-        return _NOBODY if before is None else before
-
-    def exit(self, token: object) -> None:
-        if token is not None:
-            _current.key = None if token is _NOBODY else token
-
-    def close(self) -> None:
-        """Stop the threads after the jobs that they are running; held and waiting jobs are abandoned."""
-        if self._closed:
-            return
-        self._closed = True
-        self._key = object()
-        self._engine.close()
-        _open.discard(self)
-        self._space.close(keep=self._engine.used_elsewhere())
-        self._engine.warn()
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def alloc(
         self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
     ) -> int:
-        if _current.key is not self._key:
+        if current.key is not self._key:
             raise self._no_context("alloc")
         if nbytes <= 0:
             if nbytes == 0:
@@ -106,7 +64,7 @@ class HostDriver:
         return self._memory.allocate(nbytes) if kind is MemoryKind.DEVICE else self._space.allocate(nbytes, kind)
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
-        if _current.key is not self._key:
+        if current.key is not self._key:
             raise self._no_context("free")
         if not ptr:
             return
@@ -121,7 +79,7 @@ class HostDriver:
         self._space.recycle(ptr, kind)
 
     def memory_info(self) -> tuple[int, int]:
-        if _current.key is not self._key:
+        if current.key is not self._key:
             raise self._no_context("memory_info")
         return self._memory.size - self._memory.used, self._memory.size
 
@@ -145,151 +103,6 @@ class HostDriver:
 
     def pool_threshold(self, nbytes: int) -> None:
         self._check("pool_threshold")  # nothing unused is ever held
-
-    # -- copies and fills --------------------------------------------------------------------------------------------
-
-    def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
-        if _current.key is not self._key:
-            raise self._no_context("copy")
-        if nbytes <= 0:
-            raise fault("copy", "INVALID_VALUE", f"{nbytes} bytes")
-        engine = self._engine
-        on = engine.streams.get(stream) or engine.stream(stream, "copy")
-        to, source = self._space.sides("copy", dst, nbytes, src, nbytes, kind)
-        if blocking:
-            if engine.failures:
-                engine.tell(on, on.completed)
-            if not engine.attempt(on, nbytes, memmove, to, source, nbytes):
-                engine.finish(on, memmove, to, source, nbytes)
-            elif engine.failures:  # of what was still running a moment ago
-                engine.tell(on, on.completed)
-            return False
-        host = source if kind is CopyKind.H2D else to
-        return self._enqueue(on, kind, host, nbytes, nbytes, snapshot, memmove, to, source, nbytes)
-
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        on = self._stream(stream, "copy_2d")
-        if width <= 0 or height <= 0 or dst_pitch < width or src_pitch < width:
-            why = f"{height} rows of {width} bytes, pitches {dst_pitch} and {src_pitch}"
-            raise fault("copy_2d", "INVALID_VALUE", why)
-        dst_span, src_span = (height - 1) * dst_pitch + width, (height - 1) * src_pitch + width
-        to, source = self._space.sides("copy_2d", dst, dst_span, src, src_span, kind)
-        engine, nbytes = self._engine, width * height
-        rows = to, dst_pitch, source, src_pitch, width, height
-        if blocking:
-            if engine.failures:
-                engine.tell(on, on.completed)
-            if not engine.attempt(on, nbytes, copy_rows, *rows):
-                engine.finish(on, copy_rows, *rows)
-            elif engine.failures:  # of what was still running a moment ago
-                engine.tell(on, on.completed)
-            return False
-        host, span = (source, src_span) if kind is CopyKind.H2D else (to, dst_span)
-        return self._enqueue(on, kind, host, span, nbytes, snapshot_rows, copy_rows, *rows)
-
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        if depth <= 0 or min(dst_rows, src_rows) < height:
-            why = f"{depth} slices of {height} rows, {dst_rows} and {src_rows} rows apart"
-            raise fault("copy_3d", "INVALID_VALUE", why)
-        running = False
-        for at in range(depth):
-            to, origin = dst + at * dst_rows * dst_pitch, src + at * src_rows * src_pitch
-            wait = blocking and at == depth - 1
-            running |= self.copy_2d(to, dst_pitch, origin, src_pitch, width, height, kind, stream, blocking=wait)
-        return running and not blocking
-
-    def _enqueue(
-        self,
-        on: Stream,
-        kind: CopyKind,
-        host: int,
-        span: int,
-        nbytes: int,
-        snapshot: Callable[..., Run],
-        run: Run,
-        *args: int,
-    ) -> bool:
-        """Start a copy that the caller does not wait for; what that means depends on the host side."""
-        engine = self._engine
-        if kind is CopyKind.D2D:
-            self._start(on, nbytes, run, *args)
-        elif self._space.pinned(host, span):
-            # Always on the stream's thread: who reuses the host side too early must be able to see it.
-            engine.post(on, run, *args)
-            return True
-        elif not engine.attempt(on, nbytes, run, *args):
-            if kind is CopyKind.H2D:
-                engine.post(on, snapshot(*args))
-            else:
-                engine.finish(on, run, *args)
-        return False
-
-    def _start(self, on: Stream, nbytes: int, run: Run, *args: int) -> None:
-        """Run a job that only touches device memory: inline if that costs less than to enqueue it."""
-        if nbytes > SMALL or not self._engine.attempt(on, nbytes, run, *args):
-            self._engine.post(on, run, *args)
-
-    def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
-        on = self._stream(stream, "fill")
-        if width not in (1, 2, 4) or count <= 0 or not 0 <= value < 1 << 8 * width or dst % width:
-            why = f"{count} times the {width}-byte value {value} at {dst:#x}"
-            raise fault("fill", "INVALID_VALUE", why)
-        nbytes = width * count
-        to = self._space.device_side("fill", dst, nbytes)
-        if width == 1:
-            self._start(on, nbytes, memset, to, value, count)
-        else:
-            self._start(on, nbytes, fill_words, to, value, width, count)
-
-    def can_access(self, ordinal: int) -> bool:
-        self._check("can_access")
-        return ordinal != self._ordinal and 0 <= ordinal < self._devices
-
-    def copy_peer(
-        self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
-    ) -> None:
-        on = self._stream(stream, "copy_peer")
-        if nbytes <= 0:
-            raise fault("copy_peer", "INVALID_VALUE", f"{nbytes} bytes")
-        there, to = _owner(dst_ordinal, dst, nbytes)
-        here, source = _owner(src_ordinal, src, nbytes)
-        refuse_overlap("copy_peer", to, nbytes, source, nbytes)
-        engine = self._engine
-        if (blocking or nbytes <= SMALL) and engine.attempt(on, nbytes, memmove, to, source, nbytes):
-            if blocking and engine.failures:
-                engine.tell(on, on.completed)
-            return
-        owners = [device._engine for device in (there, here) if device is not self]
-        point = engine.post(on, memmove, to, source, nbytes, touches=owners)
-        if blocking:
-            engine.wait(point)
 
     def prefetch(self, ptr: int, nbytes: int, to_host: bool, stream: int) -> None:
         on = self._stream(stream, "prefetch")
@@ -336,13 +149,13 @@ class HostDriver:
         self._check("pointer_range")
         found = self._space.block_around(ptr)
         if found is None:
-            others = [device._space.block_around(ptr) for device in list(_open)]
+            others = [device._space.block_around(ptr) for device in list(opened)]
             found = next((each for each in others if each is not None), None)
         return found
 
     def pointer_device(self, ptr: int) -> int | None:
         self._check("pointer_device")
-        holders = (device for device in [self, *_open] if device._space.block_around(ptr) is not None)
+        holders = (device for device in [self, *opened] if device._space.block_around(ptr) is not None)
         return next((device._ordinal for device in holders), None)
 
     # -- streams and events ------------------------------------------------------------------------------------------
@@ -424,22 +237,6 @@ class HostDriver:
         nbytes, blocks = sum(arena.asked for arena in arenas), sum(len(arena.live) for arena in arenas)
         return nbytes, blocks, len(engine.streams) - 1, len(engine.events)
 
-    # -- checks ------------------------------------------------------------------------------------------------------
-
-    def _check(self, call: str) -> None:
-        if _current.key is not self._key:
-            raise self._no_context(call)
-
-    def _stream(self, handle: int, call: str) -> Stream:
-        if _current.key is not self._key:
-            raise self._no_context(call)
-        return self._engine.stream(handle, call)
-
-    def _no_context(self, call: str) -> BackendError:
-        if self._closed:
-            return fault(call, "DEVICE_CLOSED", f"device {self._ordinal} was closed")
-        return fault(call, "INVALID_CONTEXT", f"device {self._ordinal} is not current on this thread; enter() it first")
-
     def _describe(self) -> DeviceInfo:
         return DeviceInfo(
             backend="host",
@@ -453,27 +250,3 @@ class HostDriver:
             exchange=_HIDDEN if self._space.strict else _READABLE,
             facts=MappingProxyType({"strict": self._space.strict, "cores": os.cpu_count() or 1}),
         )
-
-
-class _Current(threading.local):
-    """What is current on a thread: the key of a driver, or nothing."""
-
-    key: object = None
-
-
-_current = _Current()
-#: The token that stands for nothing having been current; None says that nothing was changed.
-_NOBODY = object()
-_open: weakref.WeakSet[HostDriver] = weakref.WeakSet()
-
-
-def _owner(ordinal: int, ptr: int, nbytes: int) -> tuple[HostDriver, int]:
-    """The driver that memory of a device came from, and where the copy engine finds it; a device can be open more than once."""
-    problem = fault("copy_peer", "INVALID_DEVICE", f"device {ordinal} is not open")
-    for driver in list(_open):
-        if driver._ordinal == ordinal:
-            try:
-                return driver, driver._space.device_side("copy_peer", ptr, nbytes)
-            except BackendError as error:
-                problem = error
-    raise problem

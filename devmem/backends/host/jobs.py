@@ -17,10 +17,6 @@ memset = ctypes.memset
 _Anything = ctypes.c_char * (1 << 62)
 
 
-def nothing() -> None:
-    """Take a place in the order of a stream."""
-
-
 def snapshot(to: int, source: int, nbytes: int) -> Run:
     """Read the source now; return the job that writes what was read."""
     return partial(memmove, to, ctypes.string_at(source, nbytes), nbytes)

@@ -28,7 +28,10 @@ class Launching(Extras):
         except BackendError as error:
             if error.code != NOT_SUPPORTED:
                 raise
-            raise UnsupportedError(f"this HIP runtime loads no kernels: {error}") from error
+            raise UnsupportedError(
+                f"this HIP runtime loads no kernels, as the emulated one of `devmem emulate` does not: {error}; without a GPU, "
+                f"kernels run in the simulator, DEVMEM_BACKEND=host"
+            ) from error
         try:
             function: int = self.hip.hipModuleGetFunction(module, ctypes.addressof(text))
         except BaseException:

@@ -80,7 +80,7 @@ from .cudadrv.managers import (
 )
 from .cudadrv.pointers import MappedMemory, MemoryPointer, PinnedMemory
 from .errors import KernelRuntimeError
-from .kernel import COMPILER_ONLY, compiler_only, jit
+from .kernel import COMPILER_ONLY, REFUSED, compiler_only, jit
 
 __all__ = [
     "BaseCUDAMemoryManager",
@@ -181,4 +181,5 @@ def __getattr__(name: str) -> Any:
     """What only numba-cuda's compiler has a meaning for."""
     if name in COMPILER_ONLY:
         return compiler_only(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    why = f": {REFUSED[name]}" if name in REFUSED else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")

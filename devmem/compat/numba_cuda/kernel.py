@@ -11,7 +11,7 @@ from typing import Any
 
 import devmem
 
-from ...spi.errors import DevmemError
+from ...spi.errors import DevmemError, UnsupportedError
 from ..spelling import old
 from .cudadrv.error import translated
 from .cudadrv.state import native
@@ -23,13 +23,22 @@ OPTIONS = ("debug", "opt", "lineinfo", "fastmath", "launch_bounds")
 #: Names of numba.cuda that have a meaning to numba-cuda's compiler alone: looked up there when somebody asks.
 COMPILER_ONLY = frozenset(
     """
-    Reduce activemask all_sync any_sync ballot_sync brev cbrt cg clz compile compile_for_current_device
-    compile_ptx compile_ptx_for_current_device declare_device eq_sync ffs fma fp16 guvectorize lanemask_lt
-    ldca ldcg ldcs ldcv ldlu libdevice match_all_sync match_any_sync nanosleep popc random reduce selp
-    shfl_down_sync shfl_sync shfl_up_sync shfl_xor_sync stcg stcs stwb stwt syncthreads_and syncthreads_count
-    syncthreads_or syncwarp threadfence threadfence_block threadfence_system types vectorize
+    Reduce activemask all_sync any_sync ballot_sync brev cbrt clz compile compile_for_current_device
+    compile_ptx compile_ptx_for_current_device eq_sync ffs fma guvectorize lanemask_lt ldca ldcg ldcs ldcv
+    ldlu libdevice match_all_sync match_any_sync nanosleep popc reduce selp shfl_down_sync shfl_sync
+    shfl_up_sync shfl_xor_sync stcg stcs stwb stwt syncthreads_and syncthreads_count syncthreads_or syncwarp
+    threadfence threadfence_block threadfence_system types vectorize
     """.split()  # noqa: SIM905  (as a list, four times as long)
 )
+_LINKED = "what it compiles to has to be linked, and devmem loads what needs no linker"
+#: Names of numba.cuda that come to nothing in devmem's kernels, and why: not here.
+REFUSED = {
+    "cg": f"{_LINKED}; where all blocks are to wait, end the kernel, and launch another one behind it",
+    "declare_device": _LINKED,
+    "fp16": _LINKED,
+    "random": "numba-cuda does not tell other libraries the fields of its states; import numba.cuda.random, and hand kernels "
+    "cuda.to_device(states.copy_to_host())",
+}
 
 
 class Dispatcher:
@@ -151,7 +160,7 @@ def compiler_only(name: str) -> Any:
         found = getattr(importlib.import_module("numba.cuda"), name)
         declared = importlib.import_module("numba.cuda.cudadecl").CudaModuleTemplate
     except ImportError as error:
-        raise AttributeError(
+        raise _NotHere(
             f"devmem.compat.numba_cuda.{name} is numba-cuda's, which cannot be imported here ({error}): "
             f"pip install 'numba-cuda[cu13]'"
         ) from None
@@ -159,16 +168,25 @@ def compiler_only(name: str) -> Any:
     return found if resolve is None else _Named(found, resolve(declared, None))
 
 
+class _NotHere(AttributeError):
+    """A name of numba-cuda's that it is not there for; what runs kernels elsewhere says what to write instead."""
+
+    works_on = "CUDA"
+
+
 class _Named:
     """A function of numba-cuda's own module, which its compiler knows by that module: here it says its type itself."""
+
+    works_on = "CUDA"
 
     def __init__(self, function: Any, kind: Any) -> None:
         self.function = function
         self._numba_type_ = kind
 
     def __call__(self, *args: Any) -> Any:
-        """On the host: what numba-cuda says to that."""
-        return self.function(*args)
+        """On the host: UnsupportedError."""
+        name = getattr(self.function, "__name__", self.function)
+        raise UnsupportedError(f"{name} belongs in a kernel that numba-cuda compiles: on the host it means nothing")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)

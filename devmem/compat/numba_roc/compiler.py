@@ -150,15 +150,15 @@ def _nowhere(name: str) -> NoReturn:
 
 
 def activelanepermute_wavewidth(src: Any, laneid: Any, identity: Any, useidentity: Any) -> NoReturn:
-    """Not there: NotImplementedError."""
+    """Not there: NotImplementedError. Exchange values through shared.array()."""
     _nowhere("activelanepermute_wavewidth")
 
 
 def ds_permute(src_lane: Any, dest_lane: Any) -> NoReturn:
-    """Not there: NotImplementedError."""
+    """Not there: NotImplementedError. Exchange values through shared.array()."""
     _nowhere("ds_permute")
 
 
 def ds_bpermute(src_lane: Any, dest_lane: Any) -> NoReturn:
-    """Not there: NotImplementedError."""
+    """Not there: NotImplementedError. Exchange values through shared.array()."""
     _nowhere("ds_bpermute")

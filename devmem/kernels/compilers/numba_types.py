@@ -15,7 +15,7 @@ from ..._core.array import DeviceNDArray
 from ..._core.record import DeviceRecord
 from ...spi.driver import SupportsLaunch
 from ...spi.types import Extent
-from ..arrangement import arrangement
+from ..arrangement import arrangement, spelled
 from . import abi
 
 _INTEGERS = {
@@ -59,7 +59,9 @@ class Typing:
         except Exception as error:  # of numba's kinds, too, which are not of one family in all numbas
             kind, dtype = type(argument).__name__, getattr(argument, "dtype", None)
             what = kind if dtype is None else f"{kind} of dtype {dtype}"
-            raise TypeError(f"{self.name} takes no {what} as the argument of a kernel ({error})") from None
+            raise TypeError(
+                f"{self.name} takes no {what} for a kernel ({error}): give arrays, records, numbers, or tuples of numbers"
+            ) from None
         kept: Hashable = found
         return kept
 
@@ -76,6 +78,13 @@ class Typing:
         for each in arguments:
             self.slot(each)
         return tuple(arguments)
+
+    def spelled(self, kind: Any) -> str:
+        """A type as signatures have it, and what of it no signature can say."""
+        if not isinstance(kind, self.types.Array):
+            return str(kind)
+        found = spelled(self.spelled(kind.dtype), kind.ndim, kind.layout)
+        return f"{found}{'' if kind.mutable else ' read-only'}{'' if kind.aligned else ' not aligned'}"
 
     def fits(self, declared: Any, given: Any) -> bool:
         """Whether code for one type takes an argument of another."""

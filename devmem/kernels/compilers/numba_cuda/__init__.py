@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from ....spi.driver import Driver
-from ....spi.kernel import CompiledKernel, KernelCompiler
+from ....spi.kernel import KernelCompiler
+from ..numba_compiler import NumbaCompiler
 
 INSTALL = "pip install 'numba-cuda[cu13]'"
 
 
-class NumbaCuda:
+class NumbaCuda(NumbaCompiler):
     """numba-cuda, for what devmem asks of a compiler."""
 
     name = "numba_cuda"
@@ -27,35 +27,11 @@ class NumbaCuda:
             return f"numba is installed without numba-cuda, which compiles for today's CUDA: {INSTALL}"
         return simulated()
 
-    def type_of(self, argument: object) -> Hashable:
-        """Numba's type of an argument."""
+    def compiler(self) -> Any:
+        """What makes PTX."""
         from . import compiler
 
-        return compiler.typing.type_of(argument)
-
-    def types_of(self, signature: str) -> tuple[Hashable, ...]:
-        """Numba's types of a signature's arguments."""
-        from . import compiler
-
-        return compiler.typing.types_of(signature)
-
-    def fits(self, declared: tuple[Hashable, ...], given: tuple[Hashable, ...]) -> bool:
-        """Whether scalars can be converted, and arrays are at least as regular as they were declared."""
-        from . import compiler
-
-        return all(map(compiler.typing.fits, declared, given))
-
-    def compile(
-        self,
-        function: Callable[..., object],
-        types: tuple[Hashable, ...],
-        driver: Driver,
-        options: Mapping[str, object],
-    ) -> CompiledKernel:
-        """PTX for the device's architecture, loaded."""
-        from . import compiler
-
-        return compiler.compile(function, types, driver, options)
+        return compiler
 
 
 def devmem_kernel_compilers() -> Sequence[KernelCompiler]:

@@ -11,9 +11,10 @@ from numba.cuda.core import sigutils
 from numba.cuda.np import numpy_support
 from numba.cuda.typing.typeof import Purpose, typeof
 
-from ....spi.driver import Driver, SupportsLaunch
+from ....spi.driver import Driver
 from ....spi.errors import UnsupportedError
-from ..numba_types import LoadedKernel, Typing
+from ..numba_compiler import check_options
+from ..numba_types import Typing
 from . import device_names
 
 #: What numba's compile function is told as it is.
@@ -32,24 +33,13 @@ typing = Typing(
 )
 
 
-def compile(
+def image_for(
     function: Callable[..., object], argument_types: tuple[Hashable, ...], driver: Driver, options: Mapping[str, object]
-) -> LoadedKernel:
-    """Compile for the device of a driver, and load.
-
-    Raises
-    ------
-    UnsupportedError
-        The driver loads nothing; or the kernel needs functions that numba-cuda links in from elsewhere.
-    TypeError
-        An option that numba-cuda has not got.
-    """
-    if not isinstance(driver, SupportsLaunch):
-        raise UnsupportedError(f"the driver of {driver.info.name} launches no kernels")
-    slots = [typing.slot(each) for each in argument_types]
+) -> tuple[bytes, str]:
+    """PTX for the architecture of a driver's device, as the driver takes it, and the kernel's name in it."""
     ptx = ptx_for(function, argument_types, compute_capability(driver), options)
     [entry] = _ENTRY.findall(ptx)
-    return LoadedKernel(driver, ptx.encode() + b"\0", entry, slots)
+    return ptx.encode() + b"\0", entry
 
 
 def ptx_for(
@@ -58,10 +48,16 @@ def ptx_for(
     capability: tuple[int, int],
     options: Mapping[str, object],
 ) -> str:
-    """The PTX of a kernel, with no device."""
-    unknown = sorted(set(options) - OPTIONS)
-    if unknown:
-        raise TypeError(f"numba-cuda is told nothing by {', '.join(unknown)}: it knows {', '.join(sorted(OPTIONS))}")
+    """The PTX of a kernel, with no device.
+
+    Raises
+    ------
+    UnsupportedError
+        The kernel needs functions that numba-cuda links in from elsewhere.
+    TypeError
+        An option that numba-cuda has not got.
+    """
+    check_options("numba-cuda", options, OPTIONS)
     device_names.register()
     signature = types.void(*argument_types)
     code, _ = cuda.compile(function, signature, device=False, cc=capability, abi="numba", output="ptx", **options)

@@ -6,19 +6,20 @@ Nobody has run this on an AMD GPU yet.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ....spi.driver import Driver
 from ....spi.errors import UnsupportedError
-from ....spi.kernel import CompiledKernel, KernelCompiler
+from ....spi.kernel import KernelCompiler
+from ..numba_compiler import NumbaCompiler
 
 INSTALL = "pip install numba-hip"
 
 
-class NumbaHip:
+class NumbaHip(NumbaCompiler):
     """numba-hip, for what devmem asks of a compiler."""
 
     name = "numba_hip"
@@ -36,30 +37,16 @@ class NumbaHip:
             )
         return None
 
-    def type_of(self, argument: object) -> Hashable:
-        """Numba's type of an argument."""
-        found: Hashable = _compiler().typing.type_of(argument)
-        return found
-
-    def types_of(self, signature: str) -> tuple[Hashable, ...]:
-        """Numba's types of a signature's arguments."""
-        found: tuple[Hashable, ...] = _compiler().typing.types_of(signature)
-        return found
-
-    def fits(self, declared: tuple[Hashable, ...], given: tuple[Hashable, ...]) -> bool:
-        """Whether scalars can be converted, and arrays are at least as regular as they were declared."""
-        return all(map(_compiler().typing.fits, declared, given))
-
-    def compile(
-        self,
-        function: Callable[..., object],
-        types: tuple[Hashable, ...],
-        driver: Driver,
-        options: Mapping[str, object],
-    ) -> CompiledKernel:
-        """A code object for the device's architecture, loaded."""
-        made: CompiledKernel = _compiler().compile(function, types, driver, options)
-        return made
+    def compiler(self) -> Any:
+        """What makes code objects; UnsupportedError where ROCm is not as numba-hip wants it."""
+        try:
+            from . import compiler
+        except (ImportError, OSError, RuntimeError) as error:
+            raise UnsupportedError(
+                f"numba-hip could not be imported ({type(error).__name__}: {error}): it needs the ROCm that it was made for, "
+                f"with headers, libamd_comgr and libclang; set ROCM_PATH to it"
+            ) from error
+        return compiler
 
 
 def devmem_kernel_compilers() -> Sequence[KernelCompiler]:
@@ -80,14 +67,3 @@ def architecture(driver: Driver) -> str:
     if not driver.info.arch.startswith("gfx"):
         raise UnsupportedError(f"the architecture {driver.info.arch!r} of {driver.info.name} is none of AMD's")
     return f"{driver.info.arch}:{features}" if features else driver.info.arch
-
-
-def _compiler() -> Any:
-    try:
-        from . import compiler
-    except (ImportError, OSError, RuntimeError) as error:
-        raise UnsupportedError(
-            f"numba-hip could not be imported ({type(error).__name__}: {error}): it needs the ROCm that it was made for, with "
-            f"headers, libamd_comgr and libclang; set ROCM_PATH to it"
-        ) from error
-    return compiler

@@ -10,9 +10,9 @@ from numba.hip import hipconfig
 from numba.hip.compiler import compile_hip
 from numba.np import numpy_support
 
-from ....spi.driver import Driver, SupportsLaunch
-from ....spi.errors import UnsupportedError
-from ..numba_types import LoadedKernel, Typing
+from ....spi.driver import Driver
+from ..numba_compiler import check_options
+from ..numba_types import Typing
 from . import architecture, device_names
 
 #: What numba-hip is told as it is, and what it takes for it if nothing is said.
@@ -27,32 +27,18 @@ typing = Typing(
 )
 
 
-def compile(
+def image_for(
     function: Callable[..., object], argument_types: tuple[Hashable, ...], driver: Driver, options: Mapping[str, object]
-) -> LoadedKernel:
-    """Compile for the device of a driver, and load.
-
-    Raises
-    ------
-    UnsupportedError
-        The driver loads nothing.
-    TypeError
-        An option that numba-hip has not got.
-    """
-    if not isinstance(driver, SupportsLaunch):
-        raise UnsupportedError(f"the driver of {driver.info.name} launches no kernels")
-    slots = [typing.slot(each) for each in argument_types]
-    image, entry = code_for(function, argument_types, architecture(driver), options)
-    return LoadedKernel(driver, image, entry, slots)
+) -> tuple[bytes, str]:
+    """The code object of a kernel for a driver's device, and the kernel's name in it."""
+    return code_for(function, argument_types, architecture(driver), options)
 
 
 def code_for(
     function: Callable[..., object], argument_types: tuple[Hashable, ...], arch: str, options: Mapping[str, object]
 ) -> tuple[bytes, str]:
-    """The code object of a kernel, and the kernel's name in it; with no device."""
-    unknown = sorted(set(options) - set(OPTIONS))
-    if unknown:
-        raise TypeError(f"numba-hip is told nothing by {', '.join(unknown)}: it knows {', '.join(sorted(OPTIONS))}")
+    """The code object of a kernel, and the kernel's name in it; with no device. TypeError: an option that there is not."""
+    check_options("numba-hip", options, OPTIONS)
     device_names.register()
     told = {**OPTIONS, **options}
     debug, lineinfo = told["debug"], told["lineinfo"]

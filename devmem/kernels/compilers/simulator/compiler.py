@@ -14,6 +14,7 @@ from ....spi.driver import Driver, SupportsExecute
 from ....spi.errors import LayoutError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
 from ...names import here
+from .refused import check
 from .types import RecordType, ScalarType, TupleType, Type, parse, type_of
 
 #: Work-items of a block: what every GPU of today allows.
@@ -53,7 +54,17 @@ class Simulator:
         driver: Driver,
         options: Mapping[str, object],
     ) -> SimulatedKernel:
-        """The function, ready to be run on the device. Raises UnsupportedError where that or greenlet cannot do it."""
+        """The function, ready to be run on the device.
+
+        Raises
+        ------
+        UnsupportedError
+            The device, or greenlet, cannot do it; or the kernel uses what works with one vendor's compiler alone.
+        SimulatorError
+            It has what no compiler takes: a plain function that it calls, a ``try``.
+        TypeError
+            An option that no compiler has got.
+        """
         why = self.unavailable()
         if why is not None:
             raise UnsupportedError(why)
@@ -61,6 +72,7 @@ class Simulator:
             raise UnsupportedError(
                 f"kernels cannot be simulated on {driver.info.name}: the host does not reach its memory"
             )
+        check(function, options)
         return SimulatedKernel(function, types, driver, driver)
 
 
@@ -103,15 +115,16 @@ class SimulatedKernel:
         _check(grid, block, shared_bytes)
         ranges: list[tuple[int, int]] = []
         makers = [self._prepare(number, argument, ranges) for number, argument in enumerate(arguments)]
-        simulation, launch, constants = current(), self._launch, self._constants
-        function = self._function
-
-        def run(places: Sequence[int]) -> None:
-            launch(function, [make(places) for make in makers], grid, block, shared_bytes, simulation, constants).run()
-
-        self._executor.execute(run, ranges, stream)
-        if stream in (LEGACY_STREAM, PER_THREAD_STREAM):
+        run = self._launch(self._function, makers, grid, block, shared_bytes, current(), self._constants)
+        if stream not in (LEGACY_STREAM, PER_THREAD_STREAM):
+            self._executor.execute(run, ranges, stream)
+            return
+        try:
+            self._executor.execute(run, ranges, stream)
             self._driver.stream_synchronize(stream)
+        except BaseException:  # also where the wait did not begin: nothing of it runs behind an interrupt
+            run.interrupt()
+            raise
 
     def close(self) -> None:
         """Do nothing: the device holds nothing for it."""
@@ -130,7 +143,7 @@ class SimulatedKernel:
         names = self._function.__code__.co_varnames
         space = f"array {names[number]!r}" if number < len(names) else "array"
         dtype, shape = argument.dtype, tuple(getattr(argument, "shape", ()))
-        strides, readonly = tuple(getattr(argument, "strides", ())), bool(getattr(argument, "readonly", False))
+        strides, readonly = tuple(getattr(argument, "strides", ())), _readonly(argument)
         low, high = span(shape, strides, dtype.itemsize)
         at = len(ranges)
         if high > low:
@@ -138,12 +151,18 @@ class SimulatedKernel:
 
         def view(places: Sequence[int]) -> object:
             data = over(places[at], low, shape, strides, dtype) if high > low else np.empty(shape, dtype)
+            data.flags.writeable = not readonly
             if isinstance(kind, RecordType):
                 return _record(data)
-            data.flags.writeable = not readonly
             return checked(data, space)
 
         return view
+
+
+def _readonly(argument: Any) -> bool:
+    return bool(getattr(argument, "readonly", False)) or getattr(
+        getattr(argument, "allocation", None), "read_only", False
+    )
 
 
 def _record(array: Any) -> Any:

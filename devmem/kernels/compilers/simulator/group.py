@@ -15,6 +15,7 @@ from ....spi.errors import SimulatorError
 from ...names import Dim3, here
 from .memory import Checked, checked, dtype_of, poisoned, shape_of
 from .races import Watch
+from .refused import returned_at
 from .reports import Misuse, Place, Site, caller, chain_of, explain, report, site_of
 from .watched import Watched
 
@@ -111,8 +112,10 @@ class Group:
                 for item in self._pending:
                     item.greenlet = me
                     here.item = item
-                    if function(*arguments) is not None:
-                        raise Misuse("misuse", "a kernel returns nothing: results go into an array that it is given")
+                    value = function(*arguments)
+                    if value is not None:
+                        told = "a kernel returns nothing: results go into an array that it is given"
+                        raise Misuse("misuse", told, returned_at(self.code, value))
                 self._begun = True
                 self._idle.append(me)
                 self.leave()

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from ...._core.simulation import Simulation
+from ....spi.errors import SimulatorError
 from ....spi.executing import executing
 from ....spi.types import Extent
 from ...names import Dim3
 from .group import Group
-from .memory import Checked, checked
+from .interrupts import Interrupts
+from .memory import CONST, Checked, checked
 from .reports import Site, locals_of
 
 #: Threads of the host that the blocks are dealt out to, at most. One runs at a time, as always in Python.
@@ -28,7 +30,7 @@ Constants = dict[Site, tuple[Checked, CodeType]]
 
 
 class Launch:
-    """One run of a kernel over a grid; `run` is called on a stream's thread.
+    """One run of a kernel over a grid; it is called on a stream's thread, with the addresses of its arrays.
 
     The first blocks to fail are the ones that are told of: all blocks dealt out before a failing one are run to their end, so
     that the same mistake gives the same report each time.
@@ -37,7 +39,7 @@ class Launch:
     def __init__(
         self,
         function: Callable[..., object],
-        arguments: Sequence[object],
+        makers: Sequence[Callable[[Sequence[int]], object]],
         grid: Extent,
         block: Extent,
         shared_bytes: int,
@@ -45,7 +47,8 @@ class Launch:
         constants: Constants,
     ) -> None:
         self.function = function
-        self.arguments = tuple(arguments)
+        self.arguments: tuple[object, ...] = ()
+        self._makers = makers
         self.grid_dim, self.block_dim = Dim3(*grid), Dim3(*block)
         self.work_dim = max((axis + 1 for axis in range(3) if grid[axis] * block[axis] > 1), default=1)
         self.shared_bytes = shared_bytes
@@ -57,9 +60,34 @@ class Launch:
         self._lock = threading.Lock()
         self._next = 0
         self._failures: dict[int, BaseException] = {}
+        self._interrupts = Interrupts()
+        self._begun = False
+        self._over = threading.Event()
 
-    def run(self) -> None:
-        """Run all blocks; raise what the first of them that failed reported."""
+    def __call__(self, places: Sequence[int]) -> None:
+        """Run all blocks; raise what the first of them that failed reported, unless it was interrupted: that was told."""
+        self._begun = True
+        try:
+            if not self._interrupts.asked:
+                self.arguments = tuple(make(places) for make in self._makers)
+                self._run()
+        except BaseException:
+            if not self._interrupts.asked:
+                raise
+        finally:
+            self._over.set()
+
+    def interrupt(self) -> str:
+        """End it, from another thread, or see to it that it never begins; say where it was, if it was anywhere."""
+        self._interrupts.asked = True
+        if not self._begun:
+            return ""
+        if not self._interrupts.end(self._over):
+            return f"{self.function.__qualname__} still runs in the simulator: what it calls does not let itself be interrupted"
+        reports = [error for _, error in sorted(self._failures.items()) if isinstance(error, SimulatorError)]
+        return str(reports[0]) if reports else ""
+
+    def _run(self) -> None:
         helpers = []
         # Several threads take turns as the machine pleases: an order that is the same each time needs a single one.
         threads = 1 if self.simulation.shuffle is not None else min(THREADS, len(self._order))
@@ -85,7 +113,7 @@ class Launch:
         if found is None:
             data = np.array(array)
             data.flags.writeable = False
-            found = self._constants.setdefault(site, (checked(data, "const array"), code))
+            found = self._constants.setdefault(site, (checked(data, CONST), code))
         return found[0]
 
     def _help(self) -> None:
@@ -99,7 +127,8 @@ class Launch:
             try:
                 while (at := self._take()) is not None:
                     number, seed = self._order[at], self.simulation.shuffle
-                    group.run(self._block(number), None if seed is None else (seed, number))
+                    block_seed = None if seed is None else (seed, number)
+                    self._interrupts.inside(group.run, self._block(number), block_seed)
             finally:
                 group.close()
         except BaseException as error:

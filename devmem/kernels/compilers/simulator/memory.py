@@ -13,6 +13,8 @@ import numpy.typing as npt
 from .reports import Misuse
 
 Array = npt.NDArray[Any]
+#: The space of what `devmem.const` gives.
+CONST = "const array"
 
 _int64 = np.int64  # looked up at each access to an array of integers
 
@@ -264,12 +266,28 @@ class NarrowPlane(Narrow, Plane):
         return Narrow.__getitem__(self, index)
 
 
+class Fixed(Checked):
+    """An array that no kernel may write."""
+
+    __slots__ = ()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._store(self._key(index)[0], value)
+
+    def _store(self, key: tuple[Any, ...], value: Any) -> None:
+        why = "it is a constant" if self.space == CONST else "it was given as devmem.In(...), or its owner forbids it"
+        raise Misuse("misuse", f"{self!r} is written, and kernels may only read it: {why}")
+
+
 def checked(data: Array, space: str) -> Checked:
     """The array as a kernel sees it; records become NumPy's, with fields as attributes."""
+    kind: type[Checked] = Checked
     if data.dtype.names is not None:
-        return Checked(data.view(np.dtype((np.record, data.dtype))), space)
-    kinds = _NARROW if data.dtype.kind in "iu" and data.itemsize < 8 else _KINDS
-    return kinds[min(data.ndim, 3)](data, space)
+        data = data.view(np.dtype((np.record, data.dtype)))
+    else:
+        kinds = _NARROW if data.dtype.kind in "iu" and data.itemsize < 8 else _KINDS
+        kind = kinds[min(data.ndim, 3)]
+    return (kind if data.flags.writeable else _FIXED[kind])(data, space)
 
 
 def widened(value: Any) -> Any:
@@ -320,6 +338,9 @@ _NARROW = (Narrow, NarrowLine, NarrowPlane, Narrow)
 
 #: What Python and NumPy call them where they refuse an operation.
 NAME = "array in a kernel"
+_FIXED: dict[type[Checked], type[Checked]] = {
+    _kind: type(NAME, (Fixed, _kind), {"__slots__": ()}) for _kind in (*_KINDS, *_NARROW)
+}
 for _kind in (*_KINDS, *_NARROW):
     _kind.__name__ = NAME
 

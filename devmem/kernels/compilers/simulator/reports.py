@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -12,10 +13,13 @@ from ....spi.errors import SimulatorError
 from ... import names
 from ...kernel import DeviceFunction
 from ...names import WorkItem
+from .interrupts import Interrupted
 
 #: Modules whose frames are not the kernel's, although they are above it on the stack: the names that it uses.
 OURS = "devmem."
 _NAMES = vars(names)
+_LIBRARIES = frozenset({"devmem", "greenlet", "numba", "numpy"})
+_STDLIB = sysconfig.get_path("stdlib")
 _CALL = DeviceFunction.__call__.__code__
 
 #: A line of a kernel that asks for memory: the code by its identity (its hash, as its equality, goes by all that is in it), the
@@ -23,12 +27,13 @@ _CALL = DeviceFunction.__call__.__code__
 Site = tuple[int, int, DeviceFunction | None]
 
 
-class Misuse(Exception):
-    """What a work-item did wrong, raised where it did it."""
+class Misuse(BaseException):
+    """What a work-item did wrong, raised where it did it. No ``except Exception`` on the way takes it for something else."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, line: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.line = line  #: of the kernel, where the work-item has left it already
 
 
 class Place:
@@ -105,13 +110,20 @@ def report(kind: str, message: str, item: WorkItem, code: CodeType, line: int) -
 
 def explain(error: BaseException, item: WorkItem | None, kernel: CodeType) -> SimulatorError:
     """The report of an exception that came out of a kernel: where it was raised, or where the kernel called what raised it."""
-    assert item is not None, "somebody's turn it was"
+    if item is None:  # nobody's turn it was yet: it was ended before
+        raise error
+    waits = getattr(item, "place", ())
     # Where there is no line of the user's the call itself failed: the wrong number of arguments.
-    code, line = _raised_at(error.__traceback__) or (kernel, kernel.co_firstlineno)
+    code, line = _raised_at(error.__traceback__, kernel) or (
+        Place(waits[1:]).innermost() if waits else (kernel, kernel.co_firstlineno)
+    )
     if isinstance(error, Misuse):
+        line = error.line or line
         told = report(error.kind, str(error), item, code, line)
         told.__cause__ = error.__cause__
         return told
+    if isinstance(error, Interrupted):
+        return report("interrupted", "the launch was ended here, by who waited for it", item, code, line)
     told = report("exception", f"{type(error).__name__}: {error}", item, code, line)
     told.__cause__ = error
     return told
@@ -130,15 +142,24 @@ def locals_of(error: BaseException) -> list[Any]:
     return values
 
 
-def _raised_at(trace: TracebackType | None) -> tuple[CodeType, int] | None:
-    """The innermost line of a traceback that is neither ours nor NumPy's."""
-    found = None
+def _raised_at(trace: TracebackType | None, kernel: CodeType) -> tuple[CodeType, int] | None:
+    """The innermost line of a traceback that is the user's: not a library's that is installed, unless the kernel is its."""
+    found, home = None, None
     while trace is not None:
-        name = trace.tb_frame.f_globals.get("__name__", "")
-        if not name.startswith((OURS, "numpy.")):
-            found = trace.tb_frame.f_code, trace.tb_lineno
+        code = trace.tb_frame.f_code
+        package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        if code is kernel:
+            home = package
+        if package not in _LIBRARIES and (package == home or not _installed(code.co_filename)):
+            found = code, trace.tb_lineno
         trace = trace.tb_next
     return found
+
+
+def _installed(filename: str) -> bool:
+    return filename.startswith((_STDLIB, "<frozen ")) or not {"site-packages", "dist-packages"}.isdisjoint(
+        Path(filename).parts
+    )
 
 
 def _line(code: CodeType, offset: int) -> int:

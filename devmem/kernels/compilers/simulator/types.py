@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...._core.layout import is_contiguous
+from ...arrangement import spelled
 
 #: numba's names of types that NumPy calls otherwise.
 NAMES = {
@@ -21,6 +22,9 @@ NAMES = {
 }
 NAMES |= {"intc": "int32", "uintc": "uint32", "byte": "uint8", "char": "int8", "f4": "float32", "f8": "float64"}
 
+#: The kinds of numbers that are converted to a declared one; that of smaller integers or floats is nobody's concern.
+TAKEN = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
@@ -29,6 +33,9 @@ class ArrayType:
     dtype: np.dtype[Any]
     ndim: int
     layout: str
+
+    def __str__(self) -> str:
+        return spelled(self.dtype, self.ndim, self.layout)
 
     def takes(self, given: object) -> bool:
         """Whether an argument of the other type can be seen as this one."""
@@ -43,15 +50,21 @@ class ScalarType:
 
     dtype: np.dtype[Any]
 
+    def __str__(self) -> str:
+        return str(self.dtype)
+
     def takes(self, given: object) -> bool:
-        """Whether an argument of the other type can be converted to this one: as compilers do, with no regard to what is lost."""
-        return isinstance(given, ScalarType) and (given.dtype.kind != "c" or self.dtype.kind == "c")
+        """Whether an argument of the other type can be converted to this one: as compilers do, to no narrower kind of number."""
+        if not isinstance(given, ScalarType):
+            return False
+        return given == self or given.dtype.kind in TAKEN.get(self.dtype.kind, "")
 
     def convert(self, value: Any) -> Any:
         """A number of this type; conversions wrap, as on a device, and integers are then computed with in 64 bits."""
         if self.dtype.kind == "b":
             return bool(value)
-        found = np.asarray(value).astype(self.dtype)[()]
+        with np.errstate(all="ignore"):
+            found = np.asarray(value).astype(self.dtype)[()]
         return np.int64(found) if self.dtype.kind in "iu" and self.dtype.itemsize < 8 else found
 
 
@@ -60,6 +73,9 @@ class RecordType:
     """One record."""
 
     dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"record {self.dtype}"
 
     def takes(self, given: object) -> bool:
         """Whether it is a record with the same fields."""
@@ -71,6 +87,9 @@ class TupleType:
     """A tuple of numbers."""
 
     parts: tuple[ScalarType, ...]
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.parts))})"
 
     def takes(self, given: object) -> bool:
         """Whether the other has as many parts, and each can be converted."""

@@ -1,0 +1,207 @@
+"""What no compiler takes, found in a kernel's code before it runs: Python would run it, and a GPU never."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from ....spi.errors import SimulatorError, UnsupportedError
+from ...kernel import DeviceFunction
+from ...neutral import instead
+from .reports import describe
+
+#: What the vendors' compilers are told; here it changes nothing.
+OPTIONS = frozenset({"debug", "fastmath", "launch_bounds", "lineinfo", "opt"})
+#: Whose functions are not the user's: compilers have code of their own for them, and devmem's say themselves where they belong.
+_LIBRARIES = frozenset({"devmem", "numba", "numpy"})
+_VENDORS = {"numba.cuda": "CUDA", "numba.hip": "ROCm"}
+_ALWAYS = frozenset({"JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD"})
+_ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE"})
+_NOWHERE: Any = object()
+
+
+def check(function: Callable[..., object], options: Mapping[str, object]) -> None:
+    """Look through a kernel, and the device functions that it names, for what a GPU would not run.
+
+    Branches that a constant closes are passed over, as compilers pass them over.
+
+    Raises
+    ------
+    TypeError
+        An option that no compiler has got.
+    SimulatorError
+        A plain function of Python is named, or there is a ``try`` or a ``with``.
+    UnsupportedError
+        A name is named that one vendor's compiler alone knows.
+    """
+    _check_options(options)
+    waiting: list[Any] = [function]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        for code, line, spelled, value in Names(each).used(each.__code__):
+            if isinstance(value, DeviceFunction):
+                _check_options(value.options)
+                waiting.append(value.function)
+            else:
+                _check(value, spelled, code, line)
+
+
+class Names:
+    """What the names in a function's code stand for, now."""
+
+    def __init__(self, function: Any) -> None:
+        self._globals: dict[str, Any] = function.__globals__
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def used(self, code: CodeType) -> Iterator[tuple[CodeType, int, str, Any]]:
+        """(code, line, name as it is written, value) of all names from outside the function that are reached in a code."""
+        _check_handlers(code)
+        found = list(dis.get_instructions(code))
+        for at in sorted(self._reached(found)):
+            step = found[at]
+            if step.opname == "LOAD_CONST" and isinstance(step.argval, CodeType):
+                yield from self.used(step.argval)
+            value = self._value(step)
+            if value is _NOWHERE or str(step.argval).startswith("@"):  # pytest's, in place of an `assert`
+                continue
+            spelled = str(step.argval)
+            while isinstance(value, ModuleType) and found[at + 1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                at += 1
+                spelled += f".{found[at].argval}"
+                try:
+                    value = getattr(value, found[at].argval)
+                except Exception as error:  # told when the line is run, unless it is a vendor's
+                    value = error
+            yield code, _line(step, code), spelled, value
+
+    def _reached(self, found: list[dis.Instruction]) -> set[int]:
+        """The places of the instructions that can be reached, other than by an exception."""
+        places = {step.offset: at for at, step in enumerate(found)}
+        waiting, reached = [0], set[int]()
+        while waiting:
+            at = waiting.pop()
+            known: Any = _NOWHERE
+            while at < len(found) and at not in reached:
+                reached.add(at)
+                step = found[at]
+                if "JUMP" in step.opname or step.opname in ("FOR_ITER", "SEND"):
+                    jumps = _jumps(step.opname, known)
+                    if jumps is not False and step.argval in places:
+                        waiting.append(places[step.argval])
+                    if jumps:
+                        break
+                if step.opname in _ENDS:
+                    break
+                if step.opname != "TO_BOOL":
+                    known = self._value(step)
+                at += 1
+        return reached
+
+    def _value(self, step: dis.Instruction) -> Any:
+        if step.opname == "LOAD_GLOBAL":
+            return self._globals.get(step.argval, _NOWHERE)
+        if step.opname == "LOAD_DEREF" and step.argval in self._cells:
+            try:
+                return self._cells[step.argval].cell_contents
+            except ValueError:  # not assigned yet
+                pass
+        return _NOWHERE
+
+
+def returned_at(code: CodeType, value: object) -> int:
+    """The line where a function that gave a value has returned it; of several that may have, the first."""
+    found: dict[int, list[int]] = {}  # by how likely it is
+    steps = list(dis.get_instructions(code))
+    for at, step in enumerate(steps):
+        if step.opname in ("RETURN_CONST", "RETURN_VALUE"):
+            given = step if step.opname == "RETURN_CONST" else steps[at - 1]
+            is_it = type(given.argval) is type(value) and given.argval == value
+            rank = 1 if "CONST" not in given.opname else 0 if is_it else 3 if given.argval is None else 2
+            found.setdefault(rank, []).append(_line(step, code))
+    return min(found[min(found)]) if found and min(found) < 3 else code.co_firstlineno
+
+
+def _jumps(name: str, known: Any) -> bool | None:
+    """Whether an instruction jumps, where the value that it looks at is one that compilers know; None: it may."""
+    if name in _ALWAYS:
+        return True
+    if name.endswith("NONE") and known is not _NOWHERE:
+        return (known is None) is not name.endswith("NOT_NONE")
+    if "_IF_" in name and isinstance(known, bool | int | None):
+        return bool(known) is ("IF_TRUE" in name)
+    return None
+
+
+def _line(step: dis.Instruction, code: CodeType) -> int:
+    return (step.positions.lineno if step.positions is not None else None) or code.co_firstlineno
+
+
+def _check_options(options: Mapping[str, object]) -> None:
+    unknown = sorted(set(options) - OPTIONS)
+    if unknown:
+        raise TypeError(f"no compiler is told anything by {', '.join(unknown)}: known are {', '.join(sorted(OPTIONS))}")
+
+
+def _check_handlers(code: CodeType) -> None:
+    """Refuse handlers of exceptions, which devices have none of. Here one might swallow a report."""
+    steps = {step.offset: step for step in dis.get_instructions(code)}
+    for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
+        if steps[entry.target].opname == "PUSH_EXC_INFO":
+            step = steps[max((offset for offset in steps if offset < entry.start), default=entry.start)]
+            if step.opname != "NOP":  # which is what becomes of a `try`
+                step = steps[entry.start]
+            raise _misuse("try and with are not for kernels: compilers refuse them", code, _line(step, code))
+
+
+def _check(value: Any, spelled: str, code: CodeType, line: int) -> None:
+    only = _works_on(value)
+    if only is not None:
+        name = str(getattr(value, "__name__", None) or spelled.rpartition(".")[2])
+        if type(value).__name__.endswith("Dispatcher"):
+            advice = "decorate it with @devmem.kernel(device=True)"
+        elif ".cg" in spelled or str(getattr(value, "__module__", "")).endswith(".cg"):
+            advice = instead("cg")
+        else:
+            advice = instead(name)
+        raise UnsupportedError(f"{spelled} works on {only} alone: {advice}\n  {describe(code, line)}")
+    if (
+        type(value) is FunctionType
+        and (value.__module__ or "").partition(".")[0] not in _LIBRARIES
+        and not _known(value)
+    ):
+        told = f"{spelled} is a plain function, which no compiler takes: decorate it with @devmem.kernel(device=True)"
+        raise _misuse(told, code, line)
+
+
+def _misuse(told: str, code: CodeType, line: int) -> SimulatorError:
+    text = f"misuse: {told}\n  {describe(code, line)}"
+    return SimulatorError(text, kind="misuse", filename=code.co_filename, lineno=line)
+
+
+def _works_on(value: Any) -> str | None:
+    """The one platform that a value means something on; None for all others."""
+    for owner in (value, type(value)):
+        module = getattr(owner, "__module__", None)
+        if isinstance(value, ModuleType) or not isinstance(module, str):
+            continue
+        vendor = next((each for each in _VENDORS if module == each or module.startswith(f"{each}.")), None)
+        if vendor is not None and not module.startswith(f"{vendor}.types"):
+            return _VENDORS[vendor]
+    only = getattr(type(value), "works_on", None)
+    return only if isinstance(only, str) else None
+
+
+def _known(function: object) -> bool:
+    """Whether numba has been told what stands for a function of Python's, as by ``overload`` and ``register_jitable``."""
+    for name in ("numba.core.typing.templates", "numba.cuda.typing.templates"):
+        registry = getattr(sys.modules.get(name), "builtin_registry", None)
+        if any(known is function for known, *_ in getattr(registry, "globals", ())):
+            return True
+    return False

@@ -1,0 +1,131 @@
+"""Ending code that runs in another thread: it ends, and nothing is raised in that thread behind it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from devmem.kernels.compilers.simulator.interrupts import Interrupted, Interrupts
+from devmem.kernels.compilers.simulator.interrupts import _raise_in as raise_in
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns at every opportunity."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+class Runner(threading.Thread):
+    """A thread that runs something inside, and something else behind it, so many times."""
+
+    def __init__(self, interrupts: Interrupts, steps: int | None, times: int = 1) -> None:
+        super().__init__(daemon=True)
+        self.interrupts, self.steps, self.times = interrupts, steps, times
+        self.begun, self.over = threading.Event(), threading.Event()
+        self.ended = 0
+        self.problem: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for _ in range(self.times):
+                try:
+                    self.interrupts.inside(self.spin)
+                except Interrupted:
+                    self.ended += 1
+                for _ in range(20):  # here it must not be raised
+                    pass
+        except BaseException as error:
+            self.problem = error
+        finally:
+            self.over.set()
+
+    def spin(self) -> None:
+        self.begun.set()
+        done = 0
+        while self.steps is None or done < self.steps:
+            done += 1
+
+
+def test_a_loop_without_end_is_ended():
+    interrupts = Interrupts()
+    runner = Runner(interrupts, None)
+    runner.start()
+    assert runner.begun.wait(30)
+    assert interrupts.end(runner.over)
+    assert runner.ended
+    assert runner.problem is None
+
+
+def test_nothing_begins_once_it_was_ended():
+    interrupts, over = Interrupts(), threading.Event()
+    over.set()
+    assert interrupts.end(over)
+    with pytest.raises(Interrupted):
+        interrupts.inside(pytest.fail)
+
+
+def test_what_it_raises_itself_comes_through():
+    with pytest.raises(ZeroDivisionError):
+        Interrupts().inside(divmod, 1, 0)
+
+
+def test_what_does_not_let_itself_be_ended_is_told(monkeypatch):
+    monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.ATTEMPTS", 2)
+    interrupts, go, over = Interrupts(), threading.Event(), threading.Event()
+    begun = threading.Event()
+
+    def waits():
+        begun.set()
+        go.wait()  # in C: nothing is raised before it returns
+
+    def run():
+        try:
+            interrupts.inside(waits)
+        except Interrupted:
+            over.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(30)
+    assert not interrupts.end(over)
+    go.set()
+    thread.join(30)
+    assert over.is_set()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_one_that_is_told_while_it_leaves_has_left(times):
+    class Striking(set):
+        left = times
+
+        def discard(self, thread):
+            super().discard(thread)
+            if self.left:
+                self.left -= 1
+                raise_in(thread, Interrupted)
+
+    interrupts, ran = Interrupts(), []
+    interrupts._inside = Striking()
+    interrupts.inside(ran.append, 1)
+    for _ in range(1000):  # time for what was not taken back
+        pass
+    assert (ran, interrupts._inside.left) == ([1], 0)
+
+
+def test_nothing_is_raised_behind_it(hasty, monkeypatch):
+    # Told again and again, with no time between: while it is inside, and while it leaves.
+    monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.ATTEMPTS", 10_000_000)
+    monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.PATIENCE", 0)
+    interrupts = Interrupts()
+    runner = Runner(interrupts, 3, times=20_000)
+    runner.start()
+    assert runner.begun.wait(30)
+    assert interrupts.end(runner.over)
+    runner.join(30)
+    assert runner.problem is None

@@ -1,0 +1,293 @@
+"""What the simulator refuses before a thread runs, because no compiler takes it; and what it lets pass."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.kernels.neutral import instead
+from devmem.spi.errors import SimulatorError, UnsupportedError
+
+ON, OFF, NONE, ZERO = True, False, None, 0
+
+
+def helper(x):
+    return x + 1
+
+
+@dm.kernel(device=True)
+def calling(x):
+    return helper(x)  # refused
+
+
+@dm.kernel(device=True)
+def fine(x):
+    return x + 1
+
+
+module = types.ModuleType("module")
+module.helper = helper
+module.fine = fine
+
+
+def named(a):
+    a[0] = helper(1)  # refused
+
+
+def of_a_module(a):
+    a[0] = module.helper(1)  # refused
+
+
+def not_called(a):
+    function = helper  # refused
+    a[0] = function is None
+
+
+def in_an_open_branch(a):
+    if ON:
+        a[0] = helper(1)  # refused
+
+
+def behind_a_closed_branch(a):
+    if OFF:
+        a[0] = 1
+    else:
+        a[0] = helper(1)  # refused
+
+
+def where_none_is(a):
+    if NONE is None:
+        a[0] = helper(1)  # refused
+
+
+def after_a_loop(a):
+    i = 0
+    while True:
+        i += 1
+        if i > 3:
+            break
+    a[0] = helper(i)  # refused
+
+
+def in_a_lambda(a):
+    function = lambda x: helper(x)  # noqa: E731  # refused
+    a[0] = function(1)
+
+
+def in_a_comprehension(a):
+    for x in [helper(i) for i in (1, 2)]:  # refused
+        a[0] = x
+
+
+def catching(a):
+    a[0] = 1
+    try:  # refused
+        a[99] = 1
+    except Exception:
+        pass
+
+
+def ending(a):
+    try:  # refused
+        a[0] = 1
+    finally:
+        a[1] = 1
+
+
+def managing(a):
+    with memoryview(b""):  # refused
+        a[0] = 1
+
+
+REFUSED = [
+    named,
+    of_a_module,
+    not_called,
+    in_an_open_branch,
+    behind_a_closed_branch,
+    where_none_is,
+    after_a_loop,
+    in_a_lambda,
+    in_a_comprehension,
+    catching,
+    ending,
+    managing,
+]
+
+
+@pytest.mark.parametrize("kernel", REFUSED, ids=lambda kernel: kernel.__name__)
+def test_refused_with_the_line(simulated, line_of, kernel):
+    report = simulated.report(kernel, 1, 1, np.ones(4))
+    assert (report.kind, report.filename, report.lineno) == ("misuse", __file__, line_of(kernel, "# refused"))
+    assert f"test_simulator_refused.py:{report.lineno} in " in str(report)
+    advice = "compilers refuse them" if kernel in (catching, ending, managing) else "@devmem.kernel(device=True)"
+    assert advice in str(report)
+
+
+def test_refused_in_a_device_function(simulated, line_of):
+    def kernel(a):
+        a[0] = calling(1)
+
+    assert simulated.report(kernel, 1, 1, np.ones(4)).lineno == line_of(calling.function, "# refused")
+
+
+@pytest.mark.parametrize("operation", [helper, lambda x: x], ids=["def", "lambda"])
+def test_refused_where_a_factory_put_it(simulated, operation):
+    def kernel(a):
+        a[0] = operation(a[0])
+
+    assert "operation is a plain function" in str(simulated.report(kernel, 1, 1, np.ones(4)))
+
+
+@pytest.mark.parametrize("operation", [fine, np.sqrt, abs, float, max], ids=str)
+def test_functions_that_compilers_know(simulated, operation):
+    def kernel(a):
+        a[0] = operation(a[0], *(() if operation is not max else (1,)))
+
+    simulated.run(kernel, 1, 1, np.ones(4))
+
+
+def closed(a):
+    if OFF:
+        a[0] = helper(1)
+    if not ON:
+        a[0] = helper(1)
+    if NONE is not None:
+        a[0] = helper(1)
+    if OFF and a[0]:
+        a[0] = helper(1)
+    while ZERO:
+        a[0] = helper(1)
+    a[0] = helper(1) if OFF else module.fine(1)
+
+
+def own(a):
+    def inner(x):
+        return x + a[1]
+
+    for x in [inner(i) for i in range(2)]:
+        a[0] = x
+    for i in range(3):
+        if i == 1:
+            continue
+        for _ in range(i):
+            a[0] += (lambda x: x)(1)
+
+
+@pytest.mark.parametrize(("kernel", "result"), [(closed, 2), (own, 4)])
+def test_branches_that_constants_close_and_functions_of_the_kernels_own(simulated, kernel, result):
+    [got] = simulated.run(kernel, 1, 1, np.ones(4))
+    assert got[0] == result
+
+
+def test_a_handler_that_nobody_could_see_does_not_swallow_a_report(simulated, line_of):
+    class Unseen:
+        def run(self, a):
+            try:
+                a[99] = 0  # here
+            except Exception:
+                pass
+
+    unseen = Unseen()
+
+    def kernel(a):
+        unseen.run(a)
+
+    report = simulated.report(kernel, 1, 1, np.ones(4))
+    assert (report.kind, report.lineno) == ("out of bounds", line_of(Unseen.run, "# here"))
+
+
+# -- names of one vendor's ---------------------------------------------------------------------------------------------
+
+
+class syncwarp:
+    __module__ = "numba.cuda.stubs"
+
+
+class Dispatcher:
+    __module__ = "numba.hip.dispatcher"
+
+
+vendor = types.ModuleType("numba.cuda")
+vendor.syncwarp = syncwarp
+compiled = Dispatcher()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        (lambda: vendor.syncwarp(), r"vendor\.syncwarp works on CUDA alone: write devmem\.wavebarrier\(\)"),
+        (lambda: syncwarp(), r"syncwarp works on CUDA alone: write devmem\.wavebarrier\(\)"),
+        (lambda: compiled(), r"compiled works on ROCm alone: decorate it with @devmem\.kernel\(device=True\)"),
+    ],
+)
+def test_names_of_one_vendors_compiler(simulated, kernel, told):
+    with pytest.raises(UnsupportedError, match=rf"(?s){told}.*test_simulator_refused\.py:\d+ in <lambda>"):
+        simulated(kernel, 1, 1)
+
+
+def test_names_of_numba_cudas_through_the_namespace_that_stands_for_it(simulated):
+    from devmem.compat import numba_cuda as cuda
+
+    def kernel(a):
+        a[0] = cuda.shfl_sync(-1, a[0], 0)
+
+    with pytest.raises(UnsupportedError, match=r"cuda\.shfl_sync works on CUDA alone: exchange values through"):
+        simulated(kernel, 1, 1, simulated.put(np.ones(4)))
+
+
+def test_what_to_write_instead():
+    for name in ("threadIdx", "shared", "atomic"):
+        assert instead(name) == f"write devmem.{name}"
+    for name in ("ballot_sync", "shfl_up_sync"):
+        assert "devmem.shared.array" in instead(name)
+    assert "end the kernel" in instead("cg")
+    assert "no name for it" in instead("nanosleep")
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def test_options_that_no_compiler_has(simulated):
+    def kernel():
+        using()
+
+    @dm.kernel(device=True, inlining="maybe")
+    def using():
+        pass
+
+    compile_ = simulated.compiler.compile
+    with pytest.raises(TypeError, match="by colour: known are debug, fastmath"):
+        compile_(named, (), simulated.driver, {"colour": 1})
+    with pytest.raises(TypeError, match="by inlining"):
+        compile_(kernel, (), simulated.driver, {})
+    compile_(closed, (), simulated.driver, {"fastmath": True, "launch_bounds": 64, "lineinfo": True})
+
+
+def test_numbas_own_functions():
+    """What numba was told of may be called, as it may on a GPU."""
+    pytest.importorskip("numba")
+    from numba.extending import register_jitable
+
+    from devmem.kernels.compilers.simulator.refused import check
+
+    def known(x):
+        return x
+
+    def kernel(a):
+        a[0] = known(1)
+
+    with pytest.raises(SimulatorError):
+        check(kernel, {})
+    register_jitable(known)
+    check(kernel, {})
+
+
+def test_a_launch_refuses_and_leaves_the_device_as_it_was(simulated):
+    with pytest.raises(SimulatorError):
+        simulated.run(named, 1, 1, np.ones(4))
+    [got] = simulated.run(closed, 1, 1, np.ones(4))
+    assert got[0] == 2
