@@ -42,8 +42,10 @@ class DriverArray(np.ndarray[Any, Any]):
     """An ndarray in memory that the driver made."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # What any object gives may be a str; what an ndarray gives never is.
         return np.asarray(self).copy().__reduce__()  # type: ignore[return-value]
 
+    # NumPy promises to be on the CPU, in the literal numbers of its types.
     def __dlpack_device__(self) -> tuple[int, int]:  # type: ignore[override]
         allocation = self._driver_memory()
         return (CPU, 0) if allocation is None else self._dlpack_device_of(allocation)

@@ -186,8 +186,9 @@ class Registry:
         for segment in segments[1:]:
             if driver.device_pointer(segment.start) - pointer != segment.start - low:
                 raise LayoutError(
-                    f"the array at {low:#x} spans memory that was registered in pieces, which the device does not see as one "
-                    f"range: deregister the pieces first"
+                    f"the array at {low:#x} lies on pages some of which were registered before, with it or with a neighbour that "
+                    f"shares them, and the device does not see them as one range with the others: map it first, or use "
+                    f"devmem.mapped_array(), which has pages of its own"
                 )
         return pointer
 

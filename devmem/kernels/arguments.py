@@ -261,7 +261,7 @@ class Copy:
                 advice = f"devmem.{type(hint).__name__}() wants one that can be written, devmem.In() is for what is only read"
             raise LayoutError(f"{self.what()} is read-only, and would have to be copied back: {advice}")
         if isinstance(self.value, np.ndarray):
-            check_destination(self.value, self.host.shape, self.host.dtype)
+            check_destination(self.value, self.host.shape, self.host.dtype, self.what())
 
     def bring(self, context: Context, stream: Any) -> DeviceNDArray[Any]:
         """Make the array on the device."""

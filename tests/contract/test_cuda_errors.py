@@ -270,7 +270,9 @@ def test_every_driver_call_of_a_verb_may_meet_it(verb: str, control: emulator.Co
         VERBS[verb](array)
         return list(control.calls())
 
-    functions = [name for name in called() if not name.startswith("cuGetError")]
+    # Of the mode of a thread nothing is told: the call that it is changed for goes on.
+    silent = ("cuGetError", "cuThreadExchange")
+    functions = [name for name in called() if not name.startswith(silent)]
     assert functions
     for function in functions:
         dm.close()
@@ -523,6 +525,7 @@ def test_a_device_that_cannot_be_opened_leaves_nothing_behind(control: emulator.
         made = control.calls()
         made.pop("cuMemPoolDestroy")
         made.pop("cuDevicePrimaryCtxRelease")
+        made.pop("cuThreadExchangeStreamCaptureMode")
         assert len(made) >= 12
         for function, count in made.items():
             for nth in range(1, count + 1):

@@ -5,6 +5,7 @@ emulated, each statement runs by itself, and a real driver that disagrees has ca
 what the vendor calls undefined carry ``emulator_only``; those that cannot be undone run in a child.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -912,6 +913,173 @@ class TestStreams:
         ok(driver.cuStreamWriteValue32(other, block, 6, 0))
         ok(driver.cuStreamSynchronize(stream))
         assert read(block, 4).view(np.uint32)[0] == 6
+
+
+# --- capture of graphs ------------------------------------------------------------------------------------------------
+
+UNSUPPORTED = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+INVALIDATED = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+MODES = driver.CUstreamCaptureMode
+GLOBAL, THREAD_LOCAL = MODES.CU_STREAM_CAPTURE_MODE_GLOBAL, MODES.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+RELAXED = MODES.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+@contextlib.contextmanager
+def this_thread(mode):
+    before = ok(driver.cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        assert ok(driver.cuThreadExchangeStreamCaptureMode(before)) == mode
+
+
+def elsewhere(call):
+    """What a call gives on a thread of its own, in the same context."""
+    found, context = [], ok(driver.cuCtxGetCurrent())
+
+    def run():
+        ok(driver.cuCtxSetCurrent(context))
+        found.append(call())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def allocate():
+    """Allocate, and free again: what captures do not see."""
+    error, block = driver.cuMemAlloc(64)
+    return (error,) if error else driver.cuMemFree(block)
+
+
+def relaxed(call):
+    with this_thread(RELAXED):
+        return call()
+
+
+@pytest.fixture
+def capturing():
+    """Begin captures on a stream that nobody waits for, and say how they end."""
+    stream, begun = ok(driver.cuStreamCreate(NON_BLOCKING)), []
+
+    class Capture:
+        def begin(self, mode):
+            ok(driver.cuStreamBeginCapture(stream, mode))
+            begun.append(mode)
+            return stream
+
+        def end(self):
+            begun.clear()
+            error, graph = driver.cuStreamEndCapture(stream)
+            if not error:
+                ok(driver.cuGraphDestroy(graph))
+            return error
+
+    capture = Capture()
+    yield capture
+    if begun:
+        capture.end()
+    ok(driver.cuStreamDestroy(stream))
+
+
+@pytest.fixture
+def passed(event, stream):
+    """An event whose work is done."""
+    ok(driver.cuEventRecord(event, stream))
+    ok(driver.cuEventSynchronize(event))
+    return event
+
+
+@statements
+class TestCapture:
+    def test_a_stream_says_that_it_captures(self, capturing):
+        stream = capturing.begin(GLOBAL)
+        assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+        assert capturing.end() == SUCCESS
+        assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+    @pytest.mark.parametrize("what", ["allocate", "ask for an event"])
+    @pytest.mark.parametrize("where", [elsewhere, lambda call: call()], ids=["another thread", "the same"])
+    def test_in_global_mode_no_thread_may_do_what_is_not_seen_and_who_does_spoils_it(
+        self, capturing, passed, what, where
+    ):
+        capturing.begin(GLOBAL)
+        refused(where(allocate if what == "allocate" else lambda: driver.cuEventQuery(passed)), UNSUPPORTED)
+        assert capturing.end() == INVALIDATED
+
+    @pytest.mark.parametrize("what", ["allocate", "ask for an event", "wait for an event", "page-lock"])
+    @pytest.mark.parametrize("where", [elsewhere, lambda call: call()], ids=["another thread", "the same"])
+    def test_a_thread_in_relaxed_mode_may(self, capturing, passed, what, where):
+        def lock():
+            error, address = driver.cuMemHostAlloc(64, 0)
+            return (error,) if error else driver.cuMemFreeHost(address)
+
+        calls = {
+            "allocate": allocate,
+            "ask for an event": lambda: driver.cuEventQuery(passed),
+            "wait for an event": lambda: driver.cuEventSynchronize(passed),
+            "page-lock": lock,
+        }
+        capturing.begin(GLOBAL)
+        ok(where(lambda: relaxed(calls[what])))
+        assert capturing.end() == SUCCESS
+
+    def test_in_thread_local_mode_other_threads_may(self, capturing, passed):
+        capturing.begin(THREAD_LOCAL)
+        ok(elsewhere(allocate))
+        ok(elsewhere(lambda: driver.cuEventQuery(passed)))
+        assert capturing.end() == SUCCESS
+        capturing.begin(THREAD_LOCAL)
+        refused(allocate(), UNSUPPORTED)
+        assert capturing.end() == INVALIDATED
+
+    def test_in_relaxed_mode_every_thread_may(self, capturing, passed):
+        capturing.begin(RELAXED)
+        ok(allocate())
+        ok(elsewhere(lambda: driver.cuEventQuery(passed)))
+        assert capturing.end() == SUCCESS
+
+    def test_a_thread_keeps_its_own_mode(self):
+        with this_thread(RELAXED):
+            assert elsewhere(lambda: ok(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))) == GLOBAL
+
+    def test_an_event_that_was_captured_cannot_be_asked_even_so(self, capturing, event):
+        stream = capturing.begin(GLOBAL)
+        ok(driver.cuEventRecord(event, stream))
+        refused(relaxed(lambda: driver.cuEventQuery(event)), driver.CUresult.CUDA_ERROR_CAPTURED_EVENT)
+
+    @emulator_only
+    @pytest.mark.parametrize("what", ["cuMemPoolTrimTo", "cuStreamSynchronize", "cuCtxSynchronize"])
+    def test_it_is_spoilt_by_waiting_and_by_looking_at_pools(self, capturing, what):
+        stream, pool = capturing.begin(GLOBAL), ok(driver.cuDeviceGetDefaultMemPool(0))
+        arguments = {"cuMemPoolTrimTo": (pool, 0), "cuStreamSynchronize": (stream,), "cuCtxSynchronize": ()}[what]
+        refused(getattr(driver, what)(*arguments), UNSUPPORTED)
+        assert capturing.end() == INVALIDATED
+
+    @emulator_only
+    def test_what_would_be_captured_is_refused(self, capturing, block):
+        stream = capturing.begin(RELAXED)
+        refused(driver.cuMemsetD8Async(block, 1, 1, stream), NOT_SUPPORTED)
+        assert capturing.end() == SUCCESS
+
+    def test_the_legacy_stream_may_not_be_used_beside_one_that_waits_for_it(self, block):
+        stream = ok(driver.cuStreamCreate(0))
+        implicit = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        refused(driver.cuStreamBeginCapture(LEGACY, GLOBAL), UNSUPPORTED)
+        ok(driver.cuStreamBeginCapture(stream, GLOBAL))
+        refused(driver.cuStreamIsCapturing(driver.CUstream(LEGACY)), implicit)
+        refused(driver.cuMemsetD8Async(block, 1, 1, LEGACY), implicit)
+        refused(driver.cuStreamEndCapture(stream), INVALIDATED)
+        ok(driver.cuStreamDestroy(stream))
+
+    def test_a_capture_ends_on_its_own_thread(self, capturing):
+        stream = capturing.begin(GLOBAL)
+        refused(driver.cuStreamBeginCapture(stream, GLOBAL), driver.CUresult.CUDA_ERROR_ILLEGAL_STATE)
+        refused(
+            elsewhere(lambda: driver.cuStreamEndCapture(stream)),
+            driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+        )
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

@@ -428,7 +428,6 @@ class TestRuntime:
         refused(hip.hipModuleLoadData(ctypes.byref(ctypes.c_uint64()), at(flat())), NOT_SUPPORTED)
         refused(hip.hipModuleLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, None, None), NOT_SUPPORTED)
         refused(hip.hipLaunchKernel(0, 1, 1, 1, 1, 1, 1, None), NOT_SUPPORTED)
-        refused(hip.hipStreamBeginCapture(stream, 0), NOT_SUPPORTED)
         refused(hip.hipGraphCreate(ctypes.byref(ctypes.c_uint64()), 0), NOT_SUPPORTED)
         refused(hip.hipMemAddressReserve(None), NOT_SUPPORTED)
 
@@ -1313,6 +1312,148 @@ class TestStreams:
         ok(hip.hipStreamGetId(stream, ctypes.byref(one)))
         ok(hip.hipStreamGetId(other, ctypes.byref(two)))
         assert one.value != two.value
+
+
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)
+ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, IMPLICIT, CAPTURED, WRONG_THREAD = 401, 900, 901, 906, 907, 908
+
+
+def exchange(mode):
+    """Set this thread's mode towards captures; what it was."""
+    found = ctypes.c_int(mode)
+    ok(hip.hipThreadExchangeStreamCaptureMode(ctypes.byref(found)))
+    return found.value
+
+
+def relaxed(call):
+    before = exchange(RELAXED)
+    try:
+        return call()
+    finally:
+        assert exchange(before) == RELAXED
+
+
+def elsewhere(call):
+    """What a call gives on a thread of its own."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def allocate():
+    """Allocate, and free again: what captures do not see."""
+    block = ctypes.c_uint64()
+    return hip.hipMalloc(ctypes.byref(block), 64) or hip.hipFree(block.value)
+
+
+@pytest.fixture
+def capturing():
+    """Begin captures on a stream that nobody waits for, and say how they end."""
+    stream, begun = hip.out("hipStreamCreateWithFlags", NON_BLOCKING), []
+
+    class Capture:
+        def begin(self, mode):
+            ok(hip.hipStreamBeginCapture(stream, mode))
+            begun.append(mode)
+            return stream
+
+        def end(self):
+            begun.clear()
+            graph = ctypes.c_uint64()
+            error = hip.hipStreamEndCapture(stream, ctypes.byref(graph))
+            if not error:
+                ok(hip.hipGraphDestroy(graph.value))
+            return error
+
+    capture = Capture()
+    yield capture
+    if begun:
+        capture.end()
+    ok(hip.hipStreamDestroy(stream))
+
+
+@pytest.fixture
+def passed(event, stream):
+    """An event whose work is done."""
+    ok(hip.hipEventRecord(event, stream))
+    ok(hip.hipEventSynchronize(event))
+    return event
+
+
+@statements
+class TestCapture:
+    def test_a_stream_says_that_it_captures(self, capturing):
+        def state(stream):
+            found = ctypes.c_int(7)
+            ok(hip.hipStreamIsCapturing(stream, ctypes.byref(found)))
+            return found.value
+
+        stream = capturing.begin(GLOBAL)
+        assert state(stream) == 1
+        assert capturing.end() == 0
+        assert state(stream) == 0
+
+    @pytest.mark.parametrize("where", [elsewhere, lambda call: call()], ids=["another thread", "the same"])
+    def test_in_global_mode_no_thread_may_do_what_is_not_seen_and_who_does_spoils_it(self, capturing, where):
+        capturing.begin(GLOBAL)
+        refused(where(allocate), UNSUPPORTED)
+        assert capturing.end() == INVALIDATED
+
+    @emulator_only
+    def test_since_rocm_7_nor_ask_for_events(self, capturing, passed):
+        """Of events that were recorded on a stream before, some releases of 7 say so to threads in any mode."""
+        capturing.begin(GLOBAL)
+        forbidden = version() >= (7, 0)
+        refused(elsewhere(lambda: hip.hipEventQuery(passed)), UNSUPPORTED if forbidden else 0)
+        assert capturing.end() == (INVALIDATED if forbidden else 0)
+
+    @pytest.mark.parametrize("where", [elsewhere, lambda call: call()], ids=["another thread", "the same"])
+    def test_a_thread_in_relaxed_mode_may(self, capturing, where):
+        def lock():
+            word = ctypes.c_uint64()
+            return hip.hipHostMalloc(ctypes.byref(word), 64, 0) or hip.hipHostFree(word.value)
+
+        capturing.begin(GLOBAL)
+        ok(where(lambda: relaxed(allocate)))
+        ok(where(lambda: relaxed(lock)))
+        assert capturing.end() == 0
+
+    @emulator_only
+    def test_a_thread_in_relaxed_mode_may_ask_for_events(self, capturing, passed):
+        capturing.begin(GLOBAL)
+        ok(elsewhere(lambda: relaxed(lambda: hip.hipEventQuery(passed))))
+        ok(elsewhere(lambda: relaxed(lambda: hip.hipEventSynchronize(passed))))
+        assert capturing.end() == 0
+
+    def test_in_thread_local_mode_other_threads_may(self, capturing):
+        capturing.begin(THREAD_LOCAL)
+        ok(elsewhere(allocate))
+        assert capturing.end() == 0
+        capturing.begin(THREAD_LOCAL)
+        refused(allocate(), UNSUPPORTED)
+        assert capturing.end() == INVALIDATED
+
+    def test_a_thread_keeps_its_own_mode(self):
+        relaxed(lambda: elsewhere(lambda: exchange(GLOBAL)) == GLOBAL or pytest.fail("shared"))
+
+    @emulator_only
+    def test_an_event_that_was_captured_cannot_be_asked_even_so(self, capturing, event):
+        stream = capturing.begin(GLOBAL)
+        ok(hip.hipEventRecord(event, stream))
+        refused(relaxed(lambda: hip.hipEventQuery(event)), CAPTURED)
+
+    @emulator_only
+    def test_what_would_be_captured_is_refused(self, capturing, block):
+        stream = capturing.begin(RELAXED)
+        refused(hip.hipMemsetAsync(block, 1, 1, stream), NOT_SUPPORTED)
+        assert capturing.end() == 0
+
+    def test_a_capture_ends_on_its_own_thread(self, capturing):
+        stream = capturing.begin(GLOBAL)
+        refused(hip.hipStreamBeginCapture(stream, GLOBAL), ILLEGAL_STATE)
+        refused(elsewhere(lambda: hip.hipStreamEndCapture(stream, ctypes.byref(ctypes.c_uint64()))), WRONG_THREAD)
 
 
 @statements

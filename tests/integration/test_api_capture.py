@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -106,6 +108,43 @@ def test_work_on_the_named_stream_goes_on(captured):
     driver.stream = None
     stream.synchronize()
     assert set(array.tolist()) == {3.0}
+
+
+@pytest.mark.parametrize("whose", ["ours", "foreign"])
+def test_what_a_graph_reads_is_kept_for_good(captured, device, monkeypatch, whose):
+    """Nobody knows when it runs, and the event behind the copy can never be asked for; other work on the stream goes on."""
+    ours, driver = captured
+    stream, reclaim = ours, device.context().reclaim
+    if whose == "foreign":
+        stream = dm.external_stream(DATA.ctypes.data)  # a number that is nobody's
+        stream.handle = ours.handle
+    into_graph, asked, query = set(), [], driver.driver.event_query
+
+    def record(event, handle):
+        (into_graph.add if handle == driver.stream else into_graph.discard)(event)
+        driver.driver.event_record(event, handle)
+
+    def refuse(event):
+        if event in into_graph:
+            asked.append(event)
+            raise dm.UnsupportedError("recorded into a graph")
+        return query(event)
+
+    monkeypatch.setattr(driver, "event_record", record, raising=False)
+    monkeypatch.setattr(driver, "event_query", refuse, raising=False)
+    graphs, later = DATA.copy(), DATA.copy()
+    kept, let_go = weakref.ref(graphs), weakref.ref(later)
+    with device.entered():
+        begin(driver, ours)
+        reclaim.retire(stream, graphs)
+        driver.stream = None
+        reclaim.retire(stream, later)
+        del graphs, later
+        ours.synchronize()
+        reclaim.poll()
+        assert (kept() is not None, let_go()) == (True, None)
+        assert len(asked) == (whose == "ours"), "a foreign stream is asked whether it captures, before"
+        assert not reclaim.busy
 
 
 def test_what_is_gathered_on_the_host_cannot_be_captured_even_if_the_stream_is_named(captured):

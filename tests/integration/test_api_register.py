@@ -94,6 +94,29 @@ def test_arrays_that_share_a_page_with_a_registered_one_are_copied_too(also):
             np.testing.assert_array_equal(array, want)
 
 
+def test_mapped_arrays_may_share_their_pages(need_kind, locked):
+    need_kind("mapped")
+    raw = pages(2)
+    small, neighbour, wide = raw[100:200], raw[300:400], raw[PAGE - 100 : PAGE + 100]
+    with dm.mapped(small), dm.mapped(neighbour) as seen:
+        neighbour[:] = 7
+        assert (dm.as_device_array(seen).copy_to_host() == 7).all()
+    with dm.mapped(small):
+        before = locked()
+        # Pages that are locked piece by piece may have addresses apart from each other: then it is refused, and nothing is left.
+        refused = ""
+        try:
+            with dm.mapped(wide) as seen:
+                assert seen[100:].ptr == seen.ptr + 100
+        except dm.LayoutError as error:
+            refused = str(error)
+        assert not refused or "neighbour that shares them" in refused
+        assert locked() == before
+    with dm.mapped(wide), dm.mapped(small):
+        pass
+    assert locked() == {}
+
+
 @pytest.mark.parametrize("thing", [[1, 2], 5, "text", b"bytes", bytearray(5), None, dm.errors])
 @pytest.mark.parametrize("verb", [dm.pinned, dm.register, dm.mapped, dm.deregister])
 def test_only_ndarrays(verb, thing, locked):

@@ -257,6 +257,10 @@ def test_the_null_mode_counts_and_does_nothing():
     one, two = u64(), u64()
     assert take(ctypes.addressof(one), 64) == take(ctypes.addressof(two), 0) == 0
     assert one.value == two.value != 0
+    for name, version in ((b"cuEventCreate", 2000), (b"cuStreamCreate", 2000)):
+        make = function(name, version, ctypes.c_void_p, ctypes.c_uint)
+        assert make(ctypes.addressof(one), 0) == make(ctypes.addressof(two), 0) == 0
+        assert one.value != two.value
     assert copy(64, b"x", 1) == 0 and launch(*[0] * 11) == 0
     assert control.calls()["cuMemAlloc"] == 2 and control.calls()["cuLaunchKernel"] == 1
     """

@@ -84,6 +84,10 @@ def test_the_null_mode_counts_and_does_nothing():
     assert library.hipModuleLaunchKernel() == 0
     calls = emulator.control("roc").calls()
     assert calls == {"hipMalloc": 1, "hipMemcpyAsync": 2, "hipModuleLaunchKernel": 1}, calls
+    made = [u64() for _ in range(6)]
+    for each in made[:3]: assert library.hipEventCreateWithFlags(ctypes.byref(each), 0) == 0
+    for each in made[3:]: assert library.hipStreamCreateWithFlags(ctypes.byref(each), 0) == 0
+    assert len({each.value for each in made}) == 6 and min(each.value for each in made) > 2
     """
     run(code, DEVMEM_EMULATOR_MODE="null")
 

@@ -23,6 +23,7 @@ from devmem._core.staging import ring as ring_module
 from devmem._core.staging.blocks import block_offset, block_shape, blocks
 from devmem._core.staging.crew import Crew
 from devmem._core.staging.download import Download
+from devmem._core.staging.upload import feed
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.errors import BackendError, OutOfMemory
 from devmem.spi.types import MemoryKind
@@ -507,6 +508,19 @@ def test_page_locked_memory_runs_out(backend, context, made):
     assert context.ring.most == SLOTS, "tried again when memory was given back"
 
 
+@pytest.mark.parametrize("made", [0, 1])
+def test_after_a_trim_more_slots_are_made(backend, context, made):
+    backend.fail_at(made + 1, "alloc", lambda method: OutOfMemory("no page-locked memory", code=2), repeat=True)
+    array = dm.device_array(5 * SLOT, "u1")
+    array.copy_to_device(data(5 * SLOT))
+    backend.disarm()
+    round_trip(context)
+    assert len(context.ring.made) == made
+    dm.trim()
+    round_trip(context)
+    assert len(context.ring.made) == SLOTS
+
+
 def test_memory_that_runs_out_takes_the_slots(backend, context):
     dm.use_memory(dm.memory.DriverMemory())
     round_trip(context)
@@ -561,6 +575,79 @@ def test_a_taking_out_that_is_interrupted_is_done_later(backend, context, monkey
     round_trip(context)
 
 
+STAGING = {each.__code__.co_filename for each in (ring_module.Ring.take, Download.finish, feed)}
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt once, at the n-th line of the staging that the block comes by; says whether it has."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __enter__(self) -> InterruptAt:
+        self.before = sys.gettrace()
+        sys.settrace(lambda frame, event, arg: self.at_line if frame.f_code.co_filename in STAGING else None)
+        return self
+
+    def at_line(self, frame: Any, event: str, arg: object) -> Any:
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self.at_line
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        sys.settrace(self.before)
+        return kind is KeyboardInterrupt
+
+
+@pytest.mark.parametrize("what", ["to_device", "copy_to_host", "trim"])
+def test_no_slot_is_lost_to_an_interrupt(backend, context, what):
+    """At each line, wherever the slot is then: being made, taken, filled, put back."""
+    array, sent = dm.device_array(data().shape, "u1"), data()
+    target = np.zeros_like(sent)
+    for line in range(1, 5000):
+        array.copy_to_device(sent)
+        with dm.current_device().entered():
+            if what != "trim":
+                context.ring.trim()  # so that they are made again
+            with InterruptAt(line) as interrupt:
+                if what == "to_device":
+                    array.copy_to_device(sent)
+                elif what == "copy_to_host":
+                    array.copy_to_host(target)
+                else:
+                    context.ring.trim()
+        assert whole(context), f"after line {line}"
+        assert not context.ring._making, f"after line {line}"
+        assert not context.ring._stranded, f"after line {line}"
+        assert all(slot.holder is None for slot in context.ring.made), f"after line {line}"
+        if what != "trim":
+            assert pinned_bytes(backend) == len(context.ring.made) * SLOT, f"after line {line}"
+        if interrupt.left > 0:
+            break
+    assert line > (15 if what == "trim" else 200)
+    round_trip(context)
+
+
+def test_a_wait_that_is_interrupted_can_be_repeated(backend, context):
+    """At each line: no block that a download waits for is lost with its slot."""
+    sent = data(SLOTS * SLOT)
+    array, stream = dm.to_device(sent), dm.stream()
+    for line in range(1, 5000):
+        with hold(stream):  # or a block would be taken out on the way
+            under_way = dm.copy_async(array, stream=stream)
+        stream.synchronize()
+        with InterruptAt(line) as interrupt:
+            under_way.wait()
+        assert whole(context), f"after line {line}"
+        assert np.array_equal(under_way.result(), sent), f"after line {line}"
+        if interrupt.left > 0:
+            break
+    assert line > 60
+    round_trip(context)
+
+
 def test_who_waits_for_a_block_whose_taking_out_was_interrupted_takes_it_out(backend, context, monkeypatch):
     """Another thread has the slot, is interrupted, and puts it back."""
     sent, stream = data(SLOTS * SLOT), dm.stream()
@@ -578,16 +665,16 @@ def test_who_waits_for_a_block_whose_taking_out_was_interrupted_takes_it_out(bac
             raise KeyboardInterrupt
         sound_put(download, block, elements)
 
-    def claim(slot):
-        found = sound_claim(slot)
+    def claim(slot, taking):
+        found = sound_claim(slot, taking)
         if threading.current_thread() is thread and not found:
             tried.set()
         return found
 
-    def put_back(slot):
+    def put_back(slot, taking):
         if threading.current_thread() is main and thread.is_alive():
             assert tried.wait(20), "the other thread wants this slot, and waits for it"
-        sound_back(slot)
+        sound_back(slot, taking)
 
     monkeypatch.setattr(Download, "put", put)
     monkeypatch.setattr(context.ring, "claim", claim)
@@ -717,7 +804,8 @@ def test_threads_never_make_one_slot_too_many(backend, context):
     def take():
         with dm.use_backend("faulty"), dm.current_device().entered():
             barrier.wait(20)
-            found.append(context.ring.take(context.legacy, SLOT))
+            taking = context.ring.taking(context.legacy)
+            found.append((context.ring.take(taking, SLOT), taking))
 
     threads = [threading.Thread(target=take) for _ in range(6)]
     for thread in threads:
@@ -725,7 +813,7 @@ def test_threads_never_make_one_slot_too_many(backend, context):
     for thread in threads:
         thread.join(20)
     assert len(found) == 6
-    assert len(context.ring.made) == sum(slot.in_ring for slot in found) == SLOTS
-    for slot in found:
-        context.ring.put_back(slot)
+    assert len(context.ring.made) == sum(slot.in_ring for slot, _ in found) == SLOTS
+    for _, taking in found:
+        context.ring.let_go(taking)
     round_trip(context)

@@ -338,7 +338,9 @@ class PinnedPool(Adaptor):
 
     def _capturing(self, stream: int) -> bool:
         driver = self._device()
-        return Capability.CAPTURE in driver.info.capabilities and bool(driver.capturing(stream))  # type: ignore[attr-defined]
+        if Capability.CAPTURE not in driver.info.capabilities:
+            return False
+        return bool(driver.capturing(stream))  # type: ignore[attr-defined]  # the capability promises it, checked at opening
 
 
 def class_size(nbytes: int) -> int:

@@ -69,27 +69,24 @@ class Download:
         ring, itemsize = context.ring, dtype.itemsize
         me = weakref.ref(self)
         limit = ring.block_bytes(math.prod(shape) * itemsize)
-        for block in blocks(shape, itemsize, limit, strides if gaps else None):
-            lengths = block_shape(shape, block)
-            nbytes = span(lengths, strides, itemsize)[1] if gaps else math.prod(lengths) * itemsize
-            slot = ring.take(stream, nbytes)
-            if self._error is not None:  # of a block that was taken out just now, here or by another thread
-                ring.put_back(slot)
-                raise self._error
-            elements = slot.array(lengths, dtype, strides if gaps else None)
-            plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(lengths, itemsize, elements.strides, strides)
-            try:
+        with ring.taking(stream) as taking:
+            for block in blocks(shape, itemsize, limit, strides if gaps else None):
+                lengths = block_shape(shape, block)
+                nbytes = span(lengths, strides, itemsize)[1] if gaps else math.prod(lengths) * itemsize
+                slot = ring.take(taking, nbytes)
+                if self._error is not None:  # of a block that was taken out just now, here or by another thread
+                    raise self._error
+                elements = slot.array(lengths, dtype, strides if gaps else None)
+                plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(lengths, itemsize, elements.strides, strides)
+                taking.begun = slot.in_ring
                 run(context, plan, slot.ptr, src + block_offset(strides, block), CopyKind.D2H, stream, not slot.in_ring)
-            except BaseException:
-                ring.abandon(slot, stream)
-                raise
-            if slot.in_ring:
-                with self._changed:
-                    self._slots[slot] = block, elements
-                slot.fetched = me
-                ring.enqueued(slot, stream)
-            else:
-                self.put(block, elements)
+                if slot.in_ring:
+                    with self._changed:
+                        self._slots[slot] = block, elements
+                    slot.fetched = me
+                    ring.enqueued(slot, taking)
+                else:
+                    self.put(block, elements)
 
     def finish(self) -> None:
         """Wait for the blocks that are under way, and take them out; the device is entered.
@@ -144,13 +141,12 @@ class Download:
         ring = self.context.ring
         with self._changed:
             slots, returned = list(self._slots), self._returned
-        for slot in slots:
-            if ring.claim(slot):
-                try:
+        with ring.taking(self.context.legacy) as taking:
+            for slot in slots:
+                if ring.claim(slot, taking):
                     if slot.wanted_by() is self:
                         ring.settle(slot)
-                finally:
-                    ring.put_back(slot)
+                    ring.put_back(slot, taking)
         with self._changed:
             if self._slots and self._error is None:
                 with Waiting(self.context, "a block that another thread takes out"):

@@ -48,25 +48,19 @@ def feed(
     """
     ring = context.ring
     itemsize = dtype.itemsize
-    for block in blocks(shape, itemsize, ring.block_bytes(math.prod(shape) * itemsize)):
-        lengths = block_shape(shape, block)
-        slot = ring.take(stream, math.prod(lengths) * itemsize)
-        packed = slot.array(lengths, dtype)
-        try:
+    with ring.taking(stream) as taking:
+        for block in blocks(shape, itemsize, ring.block_bytes(math.prod(shape) * itemsize)):
+            lengths = block_shape(shape, block)
+            slot = ring.take(taking, math.prod(lengths) * itemsize)
+            packed = slot.array(lengths, dtype)
             fill(block, packed)
-        except BaseException:
-            ring.put_back(slot)
-            raise
-        plan = rows(lengths, itemsize, strides, packed.strides)
-        try:
+            plan = rows(lengths, itemsize, strides, packed.strides)
+            taking.begun = slot.in_ring
             running = run(context, plan, dst + block_offset(strides, block), slot.ptr, CopyKind.H2D, stream, False)
-        except BaseException:
-            ring.abandon(slot, stream)
-            raise
-        if slot.in_ring:
-            ring.enqueued(slot, stream)
-        elif running:
-            context.reclaim.retire(stream, packed)
+            if slot.in_ring:
+                ring.enqueued(slot, taking)
+            elif running:
+                context.reclaim.retire(stream, packed)
     if blocking:
         with Waiting(context, "the stream"):
             context.driver.stream_synchronize(stream.handle)

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ...spi.errors import DeviceLost
+from cuda.bindings import driver as binding
+
+from ...spi.errors import DeviceLost, UnsupportedError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from .library import NOT_READY, cu, fail
+
+#: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and _CAPTURED_EVENT.
+CAPTURE_UNSUPPORTED, CAPTURED_EVENT = 900, 907
+_RELAXED = binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+# Called as it is, because a frame more would be felt.
+_exchange = binding.cuThreadExchangeStreamCaptureMode
 
 
 class Handles(dict[int, Any]):
@@ -29,6 +37,26 @@ class Handles(dict[int, Any]):
     def take(self, handle: int) -> Any:
         """The object of a handle that is about to go."""
         return self.pop(handle) if handle in self else self.kind(handle)
+
+
+def unseen(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Make a call that captures of graphs need not know of, so that none forbids it, or is spoilt by it.
+
+    While somebody captures in the default mode, no thread of the process may allocate, free, or ask for an event, unless it says
+    that it knows what it does. What is done here puts nothing into anybody's graph.
+    """
+    try:
+        _, before = _exchange(_RELAXED)
+    except ValueError:
+        before = None  # whatever is wrong, the call itself says so too, and giving something back has to go on
+    try:
+        return call(*arguments)
+    finally:
+        if before is not None:
+            try:  # not suppress(): it would be felt
+                _exchange(before)
+            except ValueError:
+                pass
 
 
 class Calls:
@@ -57,6 +85,14 @@ class Calls:
         except DeviceLost as first:
             self.lost = self.lost or first
             raise
+
+    def fail_event(self, call: str, error: Any) -> NoReturn:
+        """Raise for an event that cannot be asked or waited for."""
+        if int(error) == CAPTURED_EVENT:
+            raise UnsupportedError(
+                f"{call}: the event was recorded while its stream was capturing a graph, and tells nothing of what runs later"
+            )
+        self.fail(call, error)
 
     def ready(self, call: str, error: Any) -> bool:
         """The answer of a query."""

@@ -9,10 +9,11 @@ from cuda.bindings import driver as binding
 
 from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, AllocFlags, CopyKind, MemoryKind
+from .calls import CAPTURE_UNSUPPORTED, unseen
 from .extras import Extras
 from .info import describe
 from .launching import Launching
-from .library import checked, code_of, cu
+from .library import NOT_READY, checked, code_of, cu
 
 _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 
@@ -20,6 +21,7 @@ _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 _get_current, _set_current = binding.cuCtxGetCurrent, binding.cuCtxSetCurrent
 _alloc_async, _free_async = binding.cuMemAllocFromPoolAsync, binding.cuMemFreeAsync
 _upload, _download = binding.cuMemcpyHtoD, binding.cuMemcpyDtoH
+_event_query = binding.cuEventQuery
 
 #: Keep what was freed: with the driver's own threshold of zero every synchronisation gives the pool's memory back to the
 #: system, which costs milliseconds a gigabyte at the next allocation.
@@ -99,12 +101,12 @@ class CudaDriver(Extras, Launching):
             return 0
         if kind is MemoryKind.MANAGED:
             attach = 2 if flags & AllocFlags.ATTACH_HOST else 1
-            ptr = self.check("cuMemAllocManaged", cu.cuMemAllocManaged(nbytes, attach))
+            ptr = self.check("cuMemAllocManaged", unseen(cu.cuMemAllocManaged, nbytes, attach))
         else:
             wanted = 1 if flags & AllocFlags.PORTABLE else 0
             wanted |= 2 if kind is MemoryKind.MAPPED else 0
             wanted |= 4 if flags & AllocFlags.WRITE_COMBINED else 0
-            ptr = self.check("cuMemHostAlloc", cu.cuMemHostAlloc(nbytes, wanted))
+            ptr = self.check("cuMemHostAlloc", unseen(cu.cuMemHostAlloc, nbytes, wanted))
         self.host_blocks.add(int(ptr))
         return int(ptr)
 
@@ -113,15 +115,15 @@ class CudaDriver(Extras, Launching):
         if not ptr:
             return
         if kind is MemoryKind.DEVICE:
-            (error,) = cu.cuMemFree(ptr)
+            (error,) = unseen(cu.cuMemFree, ptr)
             if error:
                 self.fail("cuMemFree", error)
             return
         self.host_blocks.discard(ptr)
         if kind is MemoryKind.MANAGED:
-            self.check("cuMemFree", cu.cuMemFree(ptr))
+            self.check("cuMemFree", unseen(cu.cuMemFree, ptr))
         else:
-            self.check("cuMemFreeHost", cu.cuMemFreeHost(ptr))
+            self.check("cuMemFreeHost", unseen(cu.cuMemFreeHost, ptr))
 
     def alloc_async(self, nbytes: int, stream: int) -> int:
         """Memory of our own pool, valid in stream order."""
@@ -244,12 +246,25 @@ class CudaDriver(Extras, Launching):
             self.fail("cuEventRecord", error)
 
     def event_query(self, event: int) -> bool:
-        """Whether the captured work is done."""
-        return self.ready("cuEventQuery", cu.cuEventQuery(self.events[event])[0])
+        """Whether the captured work is done, as far as may be known."""
+        try:
+            (error,) = unseen(_event_query, self.events[event])
+        except ValueError as unknown:
+            error = code_of(unknown)
+        if not error:
+            return True
+        if int(error) not in (
+            NOT_READY,
+            CAPTURE_UNSUPPORTED,
+        ):  # it is asked by the way, when something else is to be done
+            self.fail_event("cuEventQuery", error)
+        return False
 
     def event_synchronize(self, event: int) -> None:
         """Wait for the captured work."""
-        self.check("cuEventSynchronize", cu.cuEventSynchronize(self.events[event]))
+        (error,) = unseen(cu.cuEventSynchronize, self.events[event])
+        if error:
+            self.fail_event("cuEventSynchronize", error)
 
     def event_elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two events."""

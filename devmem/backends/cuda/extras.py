@@ -12,7 +12,7 @@ from cuda.bindings import driver as binding
 
 from ...spi.errors import BackendError, LayoutError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
-from .calls import Calls
+from .calls import Calls, unseen
 from .library import checked, code_of, cu
 
 #: CUDA_ERROR_INVALID_VALUE and _NOT_FOUND, and the statuses of a stream that cannot be asked, as some other is capturing.
@@ -40,19 +40,21 @@ class Extras(Calls):
     def pool_trim(self, keep_bytes: int) -> None:
         """Give back what the pool keeps; the driver counts memory in use among what is kept."""
         used = self._pool_bytes("USED_MEM_CURRENT")
-        self.check("cuMemPoolTrimTo", cu.cuMemPoolTrimTo(self.pool, used + keep_bytes))
+        self.check("cuMemPoolTrimTo", unseen(cu.cuMemPoolTrimTo, self.pool, used + keep_bytes))
         # It keeps at least that, in pieces of its own size: then all, as more was not to be kept.
         if keep_bytes and self.pool_cached() > keep_bytes:
-            self.check("cuMemPoolTrimTo", cu.cuMemPoolTrimTo(self.pool, used))
+            self.check("cuMemPoolTrimTo", unseen(cu.cuMemPoolTrimTo, self.pool, used))
 
     def pool_threshold(self, nbytes: int) -> None:
         """From how many bytes on the pool gives back what is unused, whenever a stream, an event or the device is waited for."""
         attribute = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        self.check("cuMemPoolSetAttribute", cu.cuMemPoolSetAttribute(self.pool, attribute, cu.cuuint64_t(nbytes)))
+        self.check(
+            "cuMemPoolSetAttribute", unseen(cu.cuMemPoolSetAttribute, self.pool, attribute, cu.cuuint64_t(nbytes))
+        )
 
     def _pool_bytes(self, what: str) -> int:
         attribute = getattr(cu.CUmemPool_attribute, f"CU_MEMPOOL_ATTR_{what}")
-        return int(self.check("cuMemPoolGetAttribute", cu.cuMemPoolGetAttribute(self.pool, attribute)))
+        return int(self.check("cuMemPoolGetAttribute", unseen(cu.cuMemPoolGetAttribute, self.pool, attribute)))
 
     # -- copies --------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ _DIRECT = frozenset(
         "hipModuleGetFunction",
         "hipModuleLaunchKernel",
         "hipModuleUnload",  # which may wait
+        "hipThreadExchangeStreamCaptureMode",  # one argument that comes and goes
         "hipStreamIsCapturing",  # of a failed call, that wrote no output, it makes an enum's member: the status is lost
     }
 )

@@ -52,7 +52,7 @@ class ByCtypes:
     """The runtime as it is."""
 
     name = "ctypes"
-    version = f"ctypes {ctypes.__version__}"  # type: ignore[attr-defined]
+    version = f"ctypes {getattr(ctypes, '__version__', '')}"
     holds_gil = False
 
     def __init__(self, library: Library) -> None:

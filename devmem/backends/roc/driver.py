@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ...spi.errors import DevmemError
+from ...spi.errors import BackendError, DevmemError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, CopyKind, MemoryKind
 from .extras import COHERENT, MAPPED, NON_COHERENT, PORTABLE, WRITE_COMBINED
-from .functions import INVALID_VALUE
+from .functions import CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_VALUE
 from .handles import page_locked
 from .info import describe
 from .launching import Launching
@@ -78,7 +78,9 @@ class RocDriver(Launching):
             self.blocks.add(ptr)
             return ptr
         if kind is MemoryKind.MANAGED:
-            ptr = self.hip.hipMallocManaged(nbytes, ATTACH_HOST if flags & AllocFlags.ATTACH_HOST else ATTACH_GLOBAL)
+            ptr = self.unseen(
+                self.hip.hipMallocManaged, nbytes, ATTACH_HOST if flags & AllocFlags.ATTACH_HOST else ATTACH_GLOBAL
+            )
             self.managed.add(ptr)
             return ptr
         # Said in either case: left to itself, coherence depends on the other flags and on the environment.
@@ -87,7 +89,7 @@ class RocDriver(Launching):
         wanted |= WRITE_COMBINED if flags & AllocFlags.WRITE_COMBINED else 0
         if kind is MemoryKind.MAPPED and not flags & AllocFlags.COARSE:
             wanted |= MAPPED  # it always is; together with non-coherent, documents and code disagree on what is meant
-        ptr = self.hip.hipHostMalloc(nbytes, wanted)
+        ptr = self.unseen(self.hip.hipHostMalloc, nbytes, wanted)
         self.host_blocks.add(ptr)
         page_locked.add(ptr, nbytes)
         return ptr
@@ -106,9 +108,9 @@ class RocDriver(Launching):
         mine.discard(ptr)
         if on_host:
             page_locked.remove(ptr)
-            self.hip.hipHostFree(ptr)
+            self.unseen(self.hip.hipHostFree, ptr)
         else:
-            self.hip.hipFree(ptr)
+            self.unseen(self.hip.hipFree, ptr)
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes; memory that any pool of the process keeps counts as used."""
@@ -186,13 +188,29 @@ class RocDriver(Launching):
         self.hip.hipEventRecord(self.event(event), self.streams[stream])
 
     def event_query(self, event: int) -> bool:
-        """Whether the captured work is done."""
-        done: bool = self.hip.hipEventQuery(self.event(event))
+        """Whether the captured work is done, as far as may be known.
+
+        It is asked by the way, when something else is to be done; and some runtimes of the series 7 allow it to no thread at all
+        while a graph is captured.
+        """
+        try:
+            done: bool = self.unseen(self.hip.hipEventQuery, self.event(event))
+        except BackendError as error:
+            if error.code == CAPTURE_UNSUPPORTED:
+                return False
+            if error.code == CAPTURED_EVENT:
+                raise _captured(error) from error
+            raise
         return done
 
     def event_synchronize(self, event: int) -> None:
         """Wait for the captured work."""
-        self.hip.hipEventSynchronize(self.event(event))
+        try:
+            self.unseen(self.hip.hipEventSynchronize, self.event(event))
+        except BackendError as error:
+            if error.code == CAPTURED_EVENT:
+                raise _captured(error) from error
+            raise
 
     def event_elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two events."""
@@ -235,3 +253,9 @@ class RocDriver(Launching):
         self.exit(token)
         if problem is not None:
             raise problem
+
+
+def _captured(error: BackendError) -> UnsupportedError:
+    return UnsupportedError(
+        f"{error.call}: the event was recorded while its stream was capturing a graph, and tells nothing of what runs later"
+    )

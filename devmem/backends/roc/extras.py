@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ...spi.errors import BackendError, DeviceLost, LayoutError
@@ -42,6 +42,7 @@ WAIT_UNTIL_EQUAL, ALL_BITS = 1, 0xFFFF_FFFF
 RELEASE_THRESHOLD, RESERVED_BYTES, USED_BYTES = 4, 5, 7
 #: Keep what was freed. Besides being fast, it keeps pools of some runtimes from handing out memory that they zero later.
 KEEP_EVERYTHING = (1 << 64) - 1
+RELAXED = 2
 
 
 class Volume(ctypes.Structure):
@@ -78,6 +79,7 @@ class Extras:
         self.found = found
         self.ordinal = ordinal
         self.hip = Calls(found, self.fail, FUNCTIONS)
+        self.exchanges = found.provider.has("hipThreadExchangeStreamCaptureMode")
         self.lost: DeviceLost | None = None
         self.kinds = {kind: found.provider.member("hipMemcpyKind", number) for kind, number in _KINDS.items()}
         self.streams = Streams(self._refuse_stream)
@@ -111,6 +113,29 @@ class Extras:
             self.refuse("hipEvent", INVALID_HANDLE, f"the event {event:#x} was destroyed, or never made here")
         return event
 
+    def unseen(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a call that captures of graphs need not know of, so that none forbids it, or is spoilt by it.
+
+        While somebody captures in the default mode, no thread of the process may allocate, free, or ask for an event, unless it
+        says that it knows what it does. What is done here puts nothing into anybody's graph.
+        """
+        mode = ctypes.c_int(RELAXED)
+        at = ctypes.addressof(mode)
+        try:
+            exchanged = self.exchanges
+            if exchanged:
+                self.hip.hipThreadExchangeStreamCaptureMode(at)
+        except BackendError:  # whatever is wrong, the call itself says so too, and giving something back has to go on
+            exchanged = False
+        try:
+            return call(*arguments)
+        finally:
+            if exchanged:
+                try:  # not suppress(): it would be felt
+                    self.hip.hipThreadExchangeStreamCaptureMode(at)
+                except BackendError:
+                    pass
+
     @abstractmethod
     def stream_synchronize(self, stream: int) -> None:
         """Wait for the stream; the driver's."""
@@ -143,14 +168,14 @@ class Extras:
     def pool_trim(self, keep_bytes: int) -> None:
         """Give back what the pool keeps; the runtime counts memory in use among what is kept."""
         used = self._pool_bytes(USED_BYTES)
-        self.hip.hipMemPoolTrimTo(self.pool, used + keep_bytes)
+        self.unseen(self.hip.hipMemPoolTrimTo, self.pool, used + keep_bytes)
         # It keeps at least that, in pieces of its own size: then all, as more was not to be kept.
         if keep_bytes and self.pool_cached() > keep_bytes:
-            self.hip.hipMemPoolTrimTo(self.pool, used)
+            self.unseen(self.hip.hipMemPoolTrimTo, self.pool, used)
 
     def pool_threshold(self, nbytes: int) -> None:
         """From how many bytes on the pool gives back what is unused, whenever a stream, an event or the device is waited for."""
-        self.hip.hipMemPoolSetAttribute(self.pool, self._attribute(RELEASE_THRESHOLD), nbytes)
+        self.unseen(self.hip.hipMemPoolSetAttribute, self.pool, self._attribute(RELEASE_THRESHOLD), nbytes)
 
     def can_pool(self) -> bool:
         """Whether the runtime has all that it takes."""
@@ -170,7 +195,7 @@ class Extras:
             self.hip.hipMemPoolDestroy(pool)
 
     def _pool_bytes(self, what: int) -> int:
-        found: int = self.hip.hipMemPoolGetAttribute(self.pool, self._attribute(what))
+        found: int = self.unseen(self.hip.hipMemPoolGetAttribute, self.pool, self._attribute(what))
         return found
 
     def _attribute(self, number: int) -> Any:

@@ -69,6 +69,7 @@ OPTIONAL = {
     "hipPointerGetAttributes": "Ap",
     "hipMemGetAddressRange": "PNp",
     "hipStreamIsCapturing": "pI",
+    "hipThreadExchangeStreamCaptureMode": "p",
     "hipStreamWaitValue32": "ppuuu",
     "hipModuleLoadData": "Pp",
     "hipModuleUnload": "p",
@@ -116,7 +117,7 @@ TEXT_BYTES, UUID_BYTES, IPC_HANDLE_BYTES, PROPERTIES_BYTES, POINTER_BYTES = 256,
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 1, 2, 3, 35, 100, 101
 INVALID_HANDLE, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, NOT_SUPPORTED = 400, 600, 704, 801
 ALREADY_REGISTERED, NOT_REGISTERED, NOT_FOUND = 712, 713, 500
-CAPTURE_ELSEWHERE = range(900, 910)
+CAPTURE_UNSUPPORTED, CAPTURED_EVENT, CAPTURE_ELSEWHERE = 900, 907, range(900, 910)
 #: After one of these every call on the device fails, as far as is known: the process has to let go of it.
 STICKY = frozenset({4, 214, 700, 702, 709, 710, 719})
 

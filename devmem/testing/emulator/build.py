@@ -25,6 +25,7 @@ CORE = (
     "ipc.c",
     "fault.c",
     "coherence.c",
+    "capture.c",
 )
 FLAGS = ("-g", "-pthread")
 # Bound within the library: two emulated drivers in one process must not find each other's core.

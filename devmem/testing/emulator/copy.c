@@ -145,7 +145,7 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
 {
     struct transfer transfer;
     struct stream *stream;
-    status result = stream_get(context, stream_handle, &stream);
+    status result = stream_for_work(context, stream_handle, &stream);
     if (result != OK) return result;
     if (!box->width || !box->height || !box->depth) return OK;
     result = transfer_of(box, &transfer);
@@ -156,7 +156,7 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
     if (ahead) {
         if (blocking && !manners.calls_wait) { /* a stream sync comes before the copy: what it waits for may change what is resolved */
             result = stream_synchronize(stream);
-            if (result == OK) result = stream_get(context, stream_handle, &stream);
+            if (result == OK) result = stream_for_work(context, stream_handle, &stream);
             if (result == OK) result = transfer_of(box, &transfer);
         }
         if (result == OK) result = stage(&transfer);
@@ -177,7 +177,7 @@ status copy_batch(struct context *context, uint64_t stream_handle, const struct 
                   size_t count, size_t *failed)
 {
     struct stream *stream;
-    status result = stream_get(context, stream_handle, &stream);
+    status result = stream_for_work(context, stream_handle, &stream);
     if (result != OK) return result;
     struct transfer *transfers = calloc(count, sizeof *transfers);
     if (!transfers) return OUT_OF_MEMORY;
@@ -224,7 +224,7 @@ status fill_run(struct context *context, uint64_t stream_handle, uint64_t addres
 {
     struct stream *stream;
     struct moved at;
-    status result = stream_get(context, stream_handle, &stream);
+    status result = stream_for_work(context, stream_handle, &stream);
     if (result != OK) return result;
     if (address % unit || (height > 1 && pitch % unit)) return INVALID_VALUE;
     if (!width || !height) return OK;
@@ -249,7 +249,7 @@ status value_run(struct context *context, uint64_t stream_handle, uint64_t addre
 {
     struct stream *stream;
     struct moved at;
-    status result = stream_get(context, stream_handle, &stream);
+    status result = stream_for_work(context, stream_handle, &stream);
     if (result != OK) return result;
     struct end end = {address, 0, 0, SIDE_DEVICE};
     if (address % value.width) return INVALID_VALUE;

@@ -108,9 +108,9 @@ static status admit(int function, enum need need, struct context **context)
         if (*context) context_fail(*context, injected);
         return injected;
     }
-    if (need != NEED_CONTEXT) return OK;
     if (why != OK) return why;
-    return (*context)->sticky;
+    if (need == NEED_CONTEXT && (*context)->sticky != OK) return (*context)->sticky;
+    return front_unseen(function) ? capture_unsafe() : OK;
 }
 
 /* Take the lock and say whether the call may go on; on success the caller must core_leave(). */

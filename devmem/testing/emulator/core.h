@@ -29,6 +29,7 @@ enum {
     INVALID_CONTEXT = 201,
     MAP_FAILED_STATUS = 205,
     INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
@@ -38,7 +39,12 @@ enum {
     HOST_MEMORY_ALREADY_REGISTERED = 712,
     HOST_MEMORY_NOT_REGISTERED = 713,
     NOT_PERMITTED = 800,
-    NOT_SUPPORTED = 801
+    NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_IMPLICIT = 906,
+    CAPTURED_EVENT = 907,
+    CAPTURE_WRONG_THREAD = 908
 };
 
 #define MAX_DEVICES 16
@@ -166,7 +172,7 @@ uint64_t core_now(void);
 size_t core_setting(const char *name, size_t otherwise);
 bool core_null_mode(void);
 
-enum handle_kind { HANDLE_CONTEXT = 1, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL };
+enum handle_kind { HANDLE_CONTEXT = 1, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL, HANDLE_GRAPH };
 
 uint64_t handle_new(enum handle_kind kind, void *object);
 void *handle_get(uint64_t handle, enum handle_kind kind);
@@ -187,6 +193,7 @@ struct manners {
 extern struct manners manners;
 
 status front_admit(enum need need);           /* before every call, with the lock: may it go on, and is all there? */
+bool front_unseen(int function);              /* is it a call that captures of graphs do not see, and forbid? */
 status front_unknown_stream(uint64_t handle); /* the status for it, if the vendor's library lives on */
 void front_lost(status code);                 /* work on a device failed for good; may end the process */
 bool core_is_open(void);
@@ -321,6 +328,12 @@ struct op {
     };
 };
 
+struct capture {
+    int state, mode;
+    const void *thread;       /* that began it */
+    uint64_t number;
+};
+
 struct stream {
     uint64_t handle;
     struct context *context;
@@ -331,6 +344,7 @@ struct stream {
     int held;
     uint64_t submitted, number;
     struct op *head, *tail, *last;
+    struct capture capture;
     pthread_cond_t wake;
     struct stream *next;      /* of the same context */
 };
@@ -347,6 +361,7 @@ status stream_submit(struct stream *stream, struct op *op);
 status stream_create(struct context *context, unsigned flags, int priority, uint64_t *handle);
 status stream_destroy(uint64_t handle);
 status stream_get(struct context *context, uint64_t handle, struct stream **out);
+status stream_for_work(struct context *context, uint64_t handle, struct stream **out);
 struct stream *stream_find(struct context *context, uint64_t handle);
 status stream_query(struct stream *stream);
 status stream_synchronize(struct stream *stream);
@@ -364,6 +379,7 @@ struct event {
     struct context *context;
     unsigned flags;
     struct op *last;
+    bool captured;            /* last recorded on a stream that was capturing */
 };
 
 #define EVENT_DISABLE_TIMING 2u
@@ -431,6 +447,22 @@ status pool_get_access(const struct pool *pool, const struct location *location,
 bool pool_return(struct block *block);
 void pools_relax(int device);
 void pools_drop(int device);
+
+/* --- capture of graphs -------------------------------------------------------------------------------------------- */
+
+enum { CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED };   /* modes, of captures and of threads */
+enum { CAPTURE_NONE, CAPTURE_ACTIVE, CAPTURE_SPOILT };
+
+status capture_exchange(int *mode);
+status capture_begin(struct stream *stream, int mode);
+status capture_end(struct stream *stream, uint64_t *graph);
+void capture_forget(struct stream *stream);
+status capture_state(const struct stream *stream, int *out, uint64_t *number);
+status capture_unsafe(void);
+status capture_work(const struct stream *stream);
+status capture_wait(struct stream *stream);
+status capture_wait_context(struct context *context);
+status graph_destroy(uint64_t handle);
 
 /* --- between processes -------------------------------------------------------------------------------------------- */
 

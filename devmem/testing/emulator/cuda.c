@@ -42,6 +42,20 @@ int front_visible_devices(int physical[MAX_DEVICES], int total)
 status front_admit(enum need need) { return need == NEED_NOTHING || core_is_open() ? OK : NOT_INITIALIZED; }
 void front_lost(status code) { (void)code; }
 
+/* Of the pools' it is their attributes that are known to be; the others are taken for so. Allocating and freeing in
+ * stream order is seen. */
+bool front_unseen(int function)
+{
+    switch (function) {
+    case FUNCTION_cuMemAlloc: case FUNCTION_cuMemAllocPitch: case FUNCTION_cuMemFree: case FUNCTION_cuMemAllocManaged:
+    case FUNCTION_cuMemAllocHost: case FUNCTION_cuMemHostAlloc: case FUNCTION_cuMemFreeHost: case FUNCTION_cuMemHostRegister:
+    case FUNCTION_cuMemHostUnregister: case FUNCTION_cuMemPoolCreate: case FUNCTION_cuMemPoolDestroy:
+    case FUNCTION_cuMemPoolSetAttribute: case FUNCTION_cuMemPoolGetAttribute: case FUNCTION_cuMemPoolTrimTo:
+    case FUNCTION_cuEventQuery: case FUNCTION_cuEventSynchronize: return true;
+    default: return false;
+    }
+}
+
 status front_unknown_stream(uint64_t handle)
 {
     (void)handle;
@@ -431,6 +445,20 @@ EXPORT status cuEventElapsedTime(float *milliseconds, handle start, handle end)
 EXPORT status cuEventElapsedTime_v2(float *milliseconds, handle start, handle end)
 {
     return cuEventElapsedTime(milliseconds, start, end);
+}
+
+/* --- capture ------------------------------------------------------------------------------------------------------- */
+
+EXPORT status cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    BEGIN(cuThreadExchangeStreamCaptureMode, NEED_INIT);
+    END(capture_exchange(mode));
+}
+
+EXPORT status cuGraphDestroy(handle graph)
+{
+    BEGIN(cuGraphDestroy, NEED_INIT);
+    END(graph_destroy(graph));
 }
 
 /* --- what the emulator does not do -------------------------------------------------------------------------------- */

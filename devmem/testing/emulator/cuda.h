@@ -86,7 +86,8 @@ _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_prop
     X(cuMemsetD2D8) X(cuMemsetD2D16) X(cuMemsetD2D32) X(cuMemsetD2D8Async) X(cuMemsetD2D16Async) X(cuMemsetD2D32Async) \
     X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) \
     X(cuStreamWaitEvent) X(cuStreamGetPriority) X(cuStreamGetFlags) X(cuStreamGetCtx) X(cuStreamGetDevice) X(cuStreamGetId) \
-    X(cuStreamIsCapturing) X(cuStreamGetCaptureInfo) X(cuStreamAttachMemAsync) X(cuStreamWaitValue32) \
+    X(cuStreamIsCapturing) X(cuStreamGetCaptureInfo) X(cuStreamBeginCapture) X(cuStreamEndCapture) \
+    X(cuThreadExchangeStreamCaptureMode) X(cuGraphDestroy) X(cuStreamAttachMemAsync) X(cuStreamWaitValue32) \
     X(cuStreamWriteValue32) X(cuLaunchHostFunc) \
     X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventRecordWithFlags) X(cuEventQuery) X(cuEventSynchronize) \
     X(cuEventElapsedTime) \
@@ -98,7 +99,7 @@ _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_prop
     X(cuModuleGetFunction) X(cuModuleGetGlobal) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLibraryUnload) \
     X(cuLibraryGetKernel) X(cuLibraryGetModule) X(cuKernelGetFunction) X(cuKernelGetAttribute) X(cuFuncGetAttribute) X(cuFuncSetAttribute) \
     X(cuFuncSetCacheConfig) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchCooperativeKernel) X(cuStreamAddCallback) \
-    X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuPointerSetAttribute) \
+    X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuPointerSetAttribute) \
     X(cuMemRangeGetAttribute) X(cuMemPoolExportToShareableHandle) X(cuMemPoolImportFromShareableHandle) \
     X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) X(cuProfilerStart) X(cuProfilerStop)
 

@@ -16,6 +16,13 @@ _BLOCKING = "as the vendor's page on synchronisation says: pageable source waits
 _BOX = "pitch and height against the box (1), pitch over the maximum (1), arrays (801); "
 _STREAM = "handle unknown or destroyed (400)"
 
+_CAPTURED = (
+    "until it ends: plain allocating and freeing, registering, pools as objects, asking or waiting for events (900), in the "
+    "threads whose mode lets them; asking or waiting for the stream or its context (900); work on the legacy stream (906) where "
+    "that waits for it: each spoils it; work on the stream other than recording an event (801), which then can be neither asked "
+    "nor waited for (907)"
+)
+
 FUNCTIONS: dict[str, dict[str, str]] = {
     "Driver and devices": {
         "cuInit": "flags (1); no device (100)",
@@ -144,11 +151,18 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "cuStreamGetCtx": _STREAM,
         "cuStreamGetDevice": _STREAM,
         "cuStreamGetId": _STREAM,
-        "cuStreamIsCapturing": _STREAM + "; never",
-        "cuStreamGetCaptureInfo": _STREAM + "; never",
         "cuStreamWaitValue32": _STREAM + "; alignment, address, flags (1), NOR (801)",
         "cuStreamWriteValue32": _STREAM + "; alignment, address, flags (1)",
         "cuLaunchHostFunc": _STREAM + "; no function (1); runs in its turn, without the driver (800)",
+    },
+    "Capture of graphs": {
+        "cuStreamBeginCapture": _STREAM + "; the legacy stream (900), twice (401), mode (1); " + _CAPTURED,
+        "cuStreamEndCapture": _STREAM
+        + "; not capturing (401), another thread unless relaxed (908), spoilt (901); empty graph",
+        "cuStreamIsCapturing": _STREAM + "; the legacy stream while one that it waits for captures (906)",
+        "cuStreamGetCaptureInfo": _STREAM + "; as above; the status and the number of the capture",
+        "cuThreadExchangeStreamCaptureMode": "mode (1)",
+        "cuGraphDestroy": "unknown (1)",
     },
     "Events": {
         "cuEventCreate": "flags (1); shared between processes (801)",
@@ -184,8 +198,6 @@ UNSUPPORTED = [
     "cuLaunchKernelEx",
     "cuLaunchCooperativeKernel",
     "cuStreamAddCallback",
-    "cuStreamBeginCapture",
-    "cuStreamEndCapture",
     "cuIpcGetEventHandle",
     "cuIpcOpenEventHandle",
     "cuPointerSetAttribute",

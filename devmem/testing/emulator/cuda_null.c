@@ -10,10 +10,8 @@
 #include <sys/mman.h>
 
 #define CONTEXT_HANDLE 0x30000000u
-#define STREAM_HANDLE 0x30001000u
-#define EVENT_HANDLE 0x30002000u
 #define POOL_HANDLE 0x30003000u
-#define FIRST_MODULE 0x30004000u
+#define FIRST_HANDLE 0x30004000u
 #define DEVICE_ADDRESS 0x7f0000000000u
 #define TOTAL_BYTES (8ull << 30)
 
@@ -31,11 +29,11 @@
 
 static uint64_t current = 0;
 
-/* Modules and functions are told from each other by those who keep them in tables. */
-static uint64_t new_module(void)
+/* Streams, events, modules and functions are told from each other by those who keep them in tables. */
+static uint64_t new_handle(void)
 {
     static _Atomic uint64_t count;
-    return FIRST_MODULE + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) << 4);
+    return FIRST_HANDLE + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) << 4);
 }
 
 /* Pinned memory is really there: NumPy arrays are laid over it. All of it is the same memory. */
@@ -68,11 +66,11 @@ static void *host_memory(void)
     X(cuDevicePrimaryCtxRetain, CONTEXT_HANDLE) X(cuCtxCreate, CONTEXT_HANDLE) X(cuCtxGetCurrent, current) \
     X(cuCtxPopCurrent, CONTEXT_HANDLE) X(cuMemAlloc, DEVICE_ADDRESS) X(cuMemAllocAsync, DEVICE_ADDRESS) \
     X(cuMemAllocFromPoolAsync, DEVICE_ADDRESS) X(cuIpcOpenMemHandle, DEVICE_ADDRESS) X(cuMemPoolCreate, POOL_HANDLE) \
-    X(cuDeviceGetDefaultMemPool, POOL_HANDLE) X(cuDeviceGetMemPool, POOL_HANDLE) X(cuStreamCreate, STREAM_HANDLE) \
-    X(cuStreamCreateWithPriority, STREAM_HANDLE) X(cuEventCreate, EVENT_HANDLE) X(cuModuleLoad, new_module()) \
-    X(cuModuleLoadData, new_module()) X(cuModuleLoadDataEx, new_module()) X(cuModuleLoadFatBinary, new_module()) \
-    X(cuModuleGetFunction, new_module()) X(cuLibraryLoadData, new_module()) X(cuLibraryLoadFromFile, new_module()) \
-    X(cuLibraryGetKernel, new_module()) X(cuLibraryGetModule, new_module()) X(cuKernelGetFunction, new_module()) \
+    X(cuDeviceGetDefaultMemPool, POOL_HANDLE) X(cuDeviceGetMemPool, POOL_HANDLE) X(cuStreamCreate, new_handle()) \
+    X(cuStreamCreateWithPriority, new_handle()) X(cuEventCreate, new_handle()) X(cuModuleLoad, new_handle()) \
+    X(cuModuleLoadData, new_handle()) X(cuModuleLoadDataEx, new_handle()) X(cuModuleLoadFatBinary, new_handle()) \
+    X(cuModuleGetFunction, new_handle()) X(cuLibraryLoadData, new_handle()) X(cuLibraryLoadFromFile, new_handle()) \
+    X(cuLibraryGetKernel, new_handle()) X(cuLibraryGetModule, new_handle()) X(cuKernelGetFunction, new_handle()) \
     X(cuMemHostAlloc, (uint64_t)(uintptr_t)host_memory()) X(cuMemAllocHost, (uint64_t)(uintptr_t)host_memory()) \
     X(cuMemAllocManaged, (uint64_t)(uintptr_t)host_memory())
 
@@ -86,7 +84,7 @@ static void *host_memory(void)
     X(cuMemGetAddressRange) X(cuMemHostGetDevicePointer) X(cuMemHostGetFlags) X(cuPointerGetAttribute) \
     X(cuPointerGetAttributes) X(cuMemPoolGetAttribute) X(cuMemPoolGetAccess) X(cuStreamGetPriority) X(cuStreamGetFlags) \
     X(cuStreamGetCtx) X(cuStreamGetDevice) X(cuStreamGetId) X(cuStreamIsCapturing) X(cuStreamGetCaptureInfo) \
-    X(cuEventElapsedTime) X(cuCtxGetStreamPriorityRange)
+    X(cuEventElapsedTime) X(cuCtxGetStreamPriorityRange) X(cuThreadExchangeStreamCaptureMode)
 
 NOTHINGS(NULL_NOTHING)
 HANDLES(NULL_HANDLE)
@@ -110,6 +108,7 @@ NULL_STATUS(cuStreamGetId, (uint64_t stream, uint64_t *out), (void)stream; *out 
 NULL_STATUS(cuStreamIsCapturing, (uint64_t stream, int *out), (void)stream; *out = 0)
 NULL_STATUS(cuStreamGetCaptureInfo, (uint64_t stream, int *out), (void)stream; *out = 0)
 NULL_STATUS(cuEventElapsedTime, (float *out), *out = 0)
+NULL_STATUS(cuThreadExchangeStreamCaptureMode, (int *mode), *mode = 0)
 NULL_STATUS(cuCtxGetStreamPriorityRange, (int *least, int *greatest), *least = 0; *greatest = -5)
 
 static void one_attribute(void *out, int attribute, uint64_t address)

@@ -336,7 +336,7 @@ static status prefetch(struct context *context, deviceptr address, size_t bytes,
 {
     struct stream *on;
     struct block *block = block_find(address);
-    status found = stream_get(context, STREAM_OF(stream), &on);
+    status found = stream_for_work(context, STREAM_OF(stream), &on);
     if (found != OK) return found;
     if (!bytes || !block || block->kind != BLOCK_MANAGED || address + bytes > block->base + block->size) return INVALID_VALUE;
     if (to.type < LOCATION_DEVICE || to.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
@@ -364,7 +364,7 @@ EXPORT status GIVEN(cuStreamAttachMemAsync)(handle stream, deviceptr address, si
     BEGIN(cuStreamAttachMemAsync, NEED_CONTEXT);
     struct stream *on;
     struct block *block = block_find(address);
-    status found = stream_get(context, STREAM_OF(stream), &on);
+    status found = stream_for_work(context, STREAM_OF(stream), &on);
     REQUIRE(found == OK, found);
     REQUIRE(block && block->kind == BLOCK_MANAGED && block->base == address, INVALID_VALUE);
     REQUIRE(!bytes || bytes == block->size, INVALID_VALUE);
@@ -390,7 +390,7 @@ EXPORT status GIVEN(cuStreamSynchronize)(handle stream)
     END(found == OK ? stream_synchronize(of) : found);
 }
 
-/* Flags mean something while a stream is captured into a graph; nothing is ever captured here. */
+/* Flags mean something while a stream is captured into a graph, which takes no waits here. */
 EXPORT status GIVEN(cuStreamWaitEvent)(handle stream, handle event, unsigned flags)
 {
     BEGIN(cuStreamWaitEvent, NEED_CONTEXT);
@@ -454,24 +454,39 @@ EXPORT status GIVEN(cuStreamGetId)(handle stream, unsigned long long *out)
     END(found == OK && !out ? INVALID_VALUE : found);
 }
 
+EXPORT status GIVEN(cuStreamBeginCapture_v2)(handle stream, int mode)
+{
+    BEGIN(cuStreamBeginCapture, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    END(found == OK ? capture_begin(of, mode) : found);
+}
+
+EXPORT status GIVEN(cuStreamEndCapture)(handle stream, handle *graph)
+{
+    BEGIN(cuStreamEndCapture, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    REQUIRE(found == OK, found);
+    END(graph ? capture_end(of, graph) : INVALID_VALUE);
+}
+
 EXPORT status GIVEN(cuStreamIsCapturing)(handle stream, int *out)
 {
     BEGIN(cuStreamIsCapturing, NEED_CONTEXT);
     struct stream *of;
     status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = 0;
-    END(found == OK && !out ? INVALID_VALUE : found);
+    END(found == OK ? capture_state(of, out, NULL) : found);
 }
 
-/* Never capturing: only the status is written, in every version of the call. */
+/* Of the graph itself nothing is told: only the status and the number are written, in every version of the call. */
 EXPORT status GIVEN(cuStreamGetCaptureInfo_v2)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, size_t *count)
 {
     BEGIN(cuStreamGetCaptureInfo, NEED_CONTEXT);
     struct stream *of;
-    (void)id, (void)graph, (void)nodes, (void)count;
+    (void)graph, (void)nodes, (void)count;
     status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = 0;
-    END(found == OK && !out ? INVALID_VALUE : found);
+    END(found == OK ? capture_state(of, out, id) : found);
 }
 
 EXPORT status GIVEN(cuStreamGetCaptureInfo_v3)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, void *edges,
@@ -485,7 +500,7 @@ EXPORT status GIVEN(cuLaunchHostFunc)(handle stream, void (*call)(void *), void 
 {
     BEGIN(cuLaunchHostFunc, NEED_CONTEXT);
     struct stream *on;
-    status found = stream_get(context, STREAM_OF(stream), &on);
+    status found = stream_for_work(context, STREAM_OF(stream), &on);
     REQUIRE(found == OK, found);
     REQUIRE(call, INVALID_VALUE);
     struct op *op = op_new(OP_HOST);

@@ -57,7 +57,8 @@ struct entry {
     X(cuStreamDestroy, 4000, cuStreamDestroy_v2) \
     X(cuEventCreate, 2000, cuEventCreate) X(cuEventDestroy, 4000, cuEventDestroy_v2) X(cuEventQuery, 2000, cuEventQuery) \
     X(cuEventSynchronize, 2000, cuEventSynchronize) X(cuEventElapsedTime, 2000, cuEventElapsedTime) \
-    X(cuEventElapsedTime, 12080, cuEventElapsedTime_v2)
+    X(cuEventElapsedTime, 12080, cuEventElapsedTime_v2) \
+    X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) X(cuGraphDestroy, 10000, cuGraphDestroy)
 
 #define STREAM_IMPLIED(X) \
     X(cuMemcpy, 4000, cuMemcpy) X(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2) X(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2) \
@@ -83,6 +84,7 @@ struct entry {
     X(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags) X(cuStreamGetPriority, 5050, cuStreamGetPriority) \
     X(cuStreamGetFlags, 5050, cuStreamGetFlags) X(cuStreamGetCtx, 9020, cuStreamGetCtx) \
     X(cuStreamGetDevice, 12080, cuStreamGetDevice) X(cuStreamGetId, 12000, cuStreamGetId) \
+    X(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2) X(cuStreamEndCapture, 10000, cuStreamEndCapture) \
     X(cuStreamIsCapturing, 10000, cuStreamIsCapturing) X(cuStreamGetCaptureInfo, 11030, cuStreamGetCaptureInfo_v2) \
     X(cuStreamGetCaptureInfo, 12030, cuStreamGetCaptureInfo_v3) X(cuLaunchHostFunc, 10000, cuLaunchHostFunc) \
     X(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2) X(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2)

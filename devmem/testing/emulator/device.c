@@ -164,6 +164,8 @@ status context_destroy(uint64_t handle)
 status context_synchronize(struct context *context)
 {
     unsigned generation = context->generation;
+    status free = capture_wait_context(context);
+    if (free != OK) return free;
     host_wait_context(context);
     shades_publish();
     if (context->generation != generation) return CONTEXT_IS_DESTROYED;

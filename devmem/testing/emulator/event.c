@@ -38,7 +38,12 @@ status event_record(struct context *context, uint64_t handle, uint64_t stream_ha
     status found = stream_get(context, stream_handle, &stream);
     if (found != OK) return found;
     if (stream->context != event->context) return INVALID_HANDLE;
+    status free = capture_work(stream);
+    event->captured = free == NOT_SUPPORTED; /* the one thing that a capture takes here: a mark of how far it has come */
+    if (free != OK && !event->captured) return free;
     op_drop(event->last);
+    event->last = NULL;
+    if (event->captured) return OK;
     event->last = op_new(OP_MARK);
     event->last->publishes = (event->flags & EVENT_RELEASE_TO_SYSTEM) != 0;
     return stream_submit(stream, event->last);
@@ -48,6 +53,7 @@ status event_query(uint64_t handle)
 {
     struct event *event = handle_get(handle, HANDLE_EVENT);
     if (!event) return INVALID_HANDLE;
+    if (event->captured) return CAPTURED_EVENT;
     if (event->last && !event->last->done) return NOT_READY;
     return event->context->sticky;
 }
@@ -57,6 +63,7 @@ status event_synchronize(uint64_t handle)
     struct event *event = handle_get(handle, HANDLE_EVENT);
     if (!event) return INVALID_HANDLE;
     struct context *context = event->context;
+    if (event->captured) return CAPTURED_EVENT;
     if (event->last) host_wait(event->last);
     if (!context->active) return CONTEXT_IS_DESTROYED;
     pools_relax(context->device);
@@ -80,7 +87,8 @@ status event_wait(struct context *context, uint64_t stream_handle, uint64_t hand
     struct event *event = handle_get(handle, HANDLE_EVENT);
     struct stream *stream;
     if (!event) return INVALID_HANDLE;
-    status found = stream_get(context, stream_handle, &stream);
+    status found = stream_for_work(context, stream_handle, &stream);
+    if (found == OK && event->captured) return NOT_SUPPORTED;
     return found != OK ? found : stream_wait_op(stream, event->last);
 }
 

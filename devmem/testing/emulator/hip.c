@@ -109,6 +109,18 @@ status front_admit(enum need need)
     return entered == OK && context_top() != context ? context_set(context) : entered;
 }
 
+/* Of events since ROCm 7. Allocating and freeing in stream order is seen, and pools are not looked at. */
+bool front_unseen(int function)
+{
+    switch (function) {
+    case FUNCTION_hipMalloc: case FUNCTION_hipExtMallocWithFlags: case FUNCTION_hipMallocPitch: case FUNCTION_hipMalloc3D:
+    case FUNCTION_hipFree: case FUNCTION_hipMallocManaged: case FUNCTION_hipHostMalloc: case FUNCTION_hipHostAlloc:
+    case FUNCTION_hipHostFree: case FUNCTION_hipHostRegister: case FUNCTION_hipHostUnregister: return true;
+    case FUNCTION_hipEventQuery: case FUNCTION_hipEventSynchronize: return hip_rocm() >= 700;
+    default: return false;
+    }
+}
+
 /* Before ROCm 7 a fault on the device ends the process; since then it is an error that stays. */
 void front_lost(status code)
 {

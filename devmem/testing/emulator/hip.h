@@ -149,7 +149,8 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipMemsetD32Async) X(hipMemset2D) X(hipMemset2DAsync) X(hipMemset3D) X(hipMemset3DAsync) \
     X(hipStreamCreate) X(hipStreamCreateWithFlags) X(hipStreamCreateWithPriority) X(hipStreamDestroy) X(hipStreamQuery) \
     X(hipStreamSynchronize) X(hipStreamWaitEvent) X(hipStreamGetFlags) X(hipStreamGetPriority) X(hipStreamWaitValue32) \
-    X(hipStreamWaitValue64) X(hipStreamWriteValue32) X(hipStreamWriteValue64) X(hipStreamIsCapturing) X(hipLaunchHostFunc) \
+    X(hipStreamWaitValue64) X(hipStreamWriteValue32) X(hipStreamWriteValue64) X(hipStreamIsCapturing) X(hipStreamBeginCapture) X(hipStreamEndCapture) \
+    X(hipThreadExchangeStreamCaptureMode) X(hipGraphDestroy) X(hipLaunchHostFunc) \
     X(hipEventCreate) X(hipEventCreateWithFlags) X(hipEventDestroy) X(hipEventRecord) X(hipEventQuery) \
     X(hipEventSynchronize) X(hipEventElapsedTime) \
     HIP_NEWER(X) HIP_UNSUPPORTED(X)
@@ -174,7 +175,7 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipModuleLoad) X(hipModuleLoadData) X(hipModuleLoadDataEx) X(hipModuleUnload) X(hipModuleGetFunction) \
     X(hipModuleGetGlobal) X(hipModuleLaunchKernel) X(hipExtModuleLaunchKernel) X(hipLaunchKernel) \
     X(hipLaunchCooperativeKernel) X(hipLaunchKernelExC) X(hipDrvLaunchKernelEx) X(hipFuncGetAttribute) X(hipFuncGetAttributes) \
-    X(hipFuncSetAttribute) X(hipStreamAddCallback) X(hipStreamBeginCapture) X(hipStreamEndCapture) X(hipStreamGetCaptureInfo) \
+    X(hipFuncSetAttribute) X(hipStreamAddCallback) X(hipStreamGetCaptureInfo) \
     X(hipStreamGetCaptureInfo_v2) X(hipStreamUpdateCaptureDependencies) X(hipGraphCreate) X(hipGraphInstantiate) \
     X(hipGraphLaunch) X(hipExtStreamCreateWithCUMask) X(hipStreamAttachMemAsync) X(hipIpcGetEventHandle) \
     X(hipIpcOpenEventHandle) X(hipMemRangeGetAttribute) X(hipMemcpy3DBatchAsync) X(hipMallocArray) \

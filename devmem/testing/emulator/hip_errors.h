@@ -43,6 +43,9 @@
     X(801, "hipErrorNotSupported", "operation not supported") \
     X(900, "hipErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing") \
     X(901, "hipErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture") \
+    X(906, "hipErrorStreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream") \
+    X(907, "hipErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream") \
+    X(908, "hipErrorStreamCaptureWrongThread", "attempt to terminate a thread-local capture sequence from another thread") \
     X(999, "hipErrorUnknown", "unknown error") \
     X(1052, "hipErrorRuntimeMemory", "runtime memory call returned error") \
     X(1053, "hipErrorRuntimeOther", "runtime call other than memory returned error")

@@ -21,6 +21,13 @@ _STREAM = "unknown or destroyed stream (709; from ROCm 7 on the process dies, SI
 _EVENT = "none (400), unknown (709)"
 _POOLS = "switched off by HIP_MEM_POOL_SUPPORT=0 (801); "
 
+_CAPTURED = (
+    "until it ends: plain allocating and freeing, registering, from ROCm 7 on asking or waiting for events (900), in the threads "
+    "whose mode lets them; asking or waiting for the stream or its device (900); work on the legacy stream (906) where that "
+    "waits for it: each spoils it; work on the stream other than recording an event (801), which then can be neither asked nor "
+    "waited for (907)"
+)
+
 FUNCTIONS: dict[str, dict[str, str]] = {
     "Runtime and errors": {
         "hipInit": "flags (1)",
@@ -178,12 +185,19 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipStreamGetPriority": _STREAM,
         "hipStreamGetDevice": _STREAM + "; not in the layout `old`",
         "hipStreamGetId": _STREAM + "; not in the layout `old`",
-        "hipStreamIsCapturing": _STREAM + "; never",
         "hipStreamWaitValue32": _STREAM + "; alignment, address, flags (1)",
         "hipStreamWaitValue64": _STREAM + "; alignment, address, flags (1)",
         "hipStreamWriteValue32": _STREAM + "; alignment, address, flags (1)",
         "hipStreamWriteValue64": _STREAM + "; alignment, address, flags (1)",
         "hipLaunchHostFunc": _STREAM + "; no function (1); runs in its turn, without the runtime (801)",
+    },
+    "Capture of graphs": {
+        "hipStreamBeginCapture": _STREAM + "; the legacy stream (900), twice (401), mode (1); " + _CAPTURED,
+        "hipStreamEndCapture": _STREAM
+        + "; not capturing (401), another thread unless relaxed (908), spoilt (901); empty graph",
+        "hipStreamIsCapturing": _STREAM + "; the legacy stream while one that it waits for captures (906)",
+        "hipThreadExchangeStreamCaptureMode": "mode (1)",
+        "hipGraphDestroy": "unknown (1)",
     },
     "Events": {
         "hipEventCreate": "",
@@ -238,8 +252,6 @@ UNSUPPORTED = [
     "hipFuncGetAttributes",
     "hipFuncSetAttribute",
     "hipStreamAddCallback",
-    "hipStreamBeginCapture",
-    "hipStreamEndCapture",
     "hipStreamGetCaptureInfo",
     "hipStreamGetCaptureInfo_v2",
     "hipStreamUpdateCaptureDependencies",

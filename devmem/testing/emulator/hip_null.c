@@ -9,10 +9,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define STREAM_HANDLE 0x30001000u
-#define EVENT_HANDLE 0x30002000u
 #define POOL_HANDLE 0x30003000u
-#define FIRST_MODULE 0x30004000u
+#define FIRST_HANDLE 0x30004000u
 #define DEVICE_ADDRESS 0x7f0000000000u
 #define TOTAL_BYTES (8ull << 30)
 
@@ -29,11 +27,11 @@
 
 static _Thread_local int current;
 
-/* Modules and functions are told from each other by those who keep them in tables. */
-static uint64_t new_module(void)
+/* Streams, events, modules and functions are told from each other by those who keep them in tables. */
+static uint64_t new_handle(void)
 {
     static _Atomic uint64_t count;
-    return FIRST_MODULE + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) << 4);
+    return FIRST_HANDLE + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) << 4);
 }
 
 /* Pinned memory is really there: NumPy arrays are laid over it. All of it is the same memory. */
@@ -67,10 +65,10 @@ static void *host_memory(void)
 #define HANDLES(X) \
     X(hipMalloc, DEVICE_ADDRESS) X(hipExtMallocWithFlags, DEVICE_ADDRESS) X(hipMallocAsync, DEVICE_ADDRESS) \
     X(hipMallocFromPoolAsync, DEVICE_ADDRESS) X(hipIpcOpenMemHandle, DEVICE_ADDRESS) X(hipMemPoolCreate, POOL_HANDLE) \
-    X(hipDeviceGetDefaultMemPool, POOL_HANDLE) X(hipDeviceGetMemPool, POOL_HANDLE) X(hipStreamCreate, STREAM_HANDLE) \
-    X(hipStreamCreateWithFlags, STREAM_HANDLE) X(hipStreamCreateWithPriority, STREAM_HANDLE) X(hipEventCreate, EVENT_HANDLE) \
-    X(hipEventCreateWithFlags, EVENT_HANDLE) X(hipModuleLoad, new_module()) X(hipModuleLoadData, new_module()) \
-    X(hipModuleLoadDataEx, new_module()) X(hipModuleGetFunction, new_module()) \
+    X(hipDeviceGetDefaultMemPool, POOL_HANDLE) X(hipDeviceGetMemPool, POOL_HANDLE) X(hipStreamCreate, new_handle()) \
+    X(hipStreamCreateWithFlags, new_handle()) X(hipStreamCreateWithPriority, new_handle()) X(hipEventCreate, new_handle()) \
+    X(hipEventCreateWithFlags, new_handle()) X(hipModuleLoad, new_handle()) X(hipModuleLoadData, new_handle()) \
+    X(hipModuleLoadDataEx, new_handle()) X(hipModuleGetFunction, new_handle()) \
     X(hipHostMalloc, (uint64_t)(uintptr_t)host_memory()) X(hipHostAlloc, (uint64_t)(uintptr_t)host_memory()) \
     X(hipMallocManaged, (uint64_t)(uintptr_t)host_memory())
 
@@ -79,7 +77,7 @@ static void *host_memory(void)
     X(hipGetDevice) X(hipSetDevice) X(hipDeviceCanAccessPeer) X(hipMemGetInfo) X(hipMemGetAddressRange) X(hipMemPtrGetInfo) \
     X(hipHostGetDevicePointer) X(hipHostGetFlags) X(hipPointerGetAttributes) X(hipPointerGetAttribute) \
     X(hipMemPoolGetAttribute) X(hipMemPoolGetAccess) X(hipStreamGetPriority) X(hipStreamGetFlags) X(hipStreamGetDevice) \
-    X(hipStreamGetId) X(hipStreamIsCapturing) X(hipEventElapsedTime)
+    X(hipStreamGetId) X(hipStreamIsCapturing) X(hipThreadExchangeStreamCaptureMode) X(hipEventElapsedTime)
 
 NOTHINGS(NULL_NOTHING)
 HANDLES(NULL_HANDLE)
@@ -106,6 +104,7 @@ NULL_STATUS(hipStreamGetFlags, (uint64_t stream, unsigned *out), (void)stream; *
 NULL_STATUS(hipStreamGetDevice, (uint64_t stream, int *out), (void)stream; *out = 0)
 NULL_STATUS(hipStreamGetId, (uint64_t stream, uint64_t *out), (void)stream; *out = 1)
 NULL_STATUS(hipStreamIsCapturing, (uint64_t stream, int *out), (void)stream; *out = 0)
+NULL_STATUS(hipThreadExchangeStreamCaptureMode, (int *mode), *mode = 0)
 NULL_STATUS(hipEventElapsedTime, (float *out), *out = 0)
 
 #define ENTRY_NOTHING(name) {#name, (void *)null_##name},

@@ -389,7 +389,7 @@ static status prefetch(struct context *context, uint64_t address, size_t bytes, 
 {
     struct stream *on;
     struct block *block = block_find(address);
-    status found = stream_get(context, STREAM_OF(stream), &on);
+    status found = stream_for_work(context, STREAM_OF(stream), &on);
     if (found != OK) return found;
     if (!bytes || !block || block->kind != BLOCK_MANAGED || address + bytes > block->base + block->size) return INVALID_VALUE;
     if (to.type < LOCATION_DEVICE || to.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
@@ -493,7 +493,7 @@ TWIN(hipLaunchHostFunc)(handle stream, void (*call)(void *), void *data)
 {
     BEGIN(hipLaunchHostFunc, NEED_CONTEXT);
     struct stream *on;
-    status found = stream_get(context, STREAM_OF(stream), &on);
+    status found = stream_for_work(context, STREAM_OF(stream), &on);
     REQUIRE(found == OK, found);
     REQUIRE(call, INVALID_VALUE);
     struct op *op = op_new(OP_HOST);
@@ -534,7 +534,35 @@ HIP(hipStreamIsCapturing)(handle stream, int *out)
     BEGIN(hipStreamIsCapturing, NEED_CONTEXT);
     struct stream *of;
     status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = 0;
-    END(found == OK && !out ? INVALID_VALUE : found);
+    END(found == OK ? capture_state(of, out, NULL) : found);
+}
+
+HIP(hipStreamBeginCapture)(handle stream, int mode)
+{
+    BEGIN(hipStreamBeginCapture, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    END(found == OK ? capture_begin(of, mode) : found);
+}
+
+HIP(hipStreamEndCapture)(handle stream, handle *graph)
+{
+    BEGIN(hipStreamEndCapture, NEED_CONTEXT);
+    struct stream *of;
+    status found = stream_get(context, STREAM_OF(stream), &of);
+    REQUIRE(found == OK, found);
+    END(graph ? capture_end(of, graph) : INVALID_VALUE);
+}
+
+HIP(hipThreadExchangeStreamCaptureMode)(int *mode)
+{
+    BEGIN(hipThreadExchangeStreamCaptureMode, NEED_INIT);
+    END(capture_exchange(mode));
+}
+
+HIP(hipGraphDestroy)(handle graph)
+{
+    BEGIN(hipGraphDestroy, NEED_INIT);
+    END(graph_destroy(graph));
 }
 #endif

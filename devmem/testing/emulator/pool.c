@@ -182,7 +182,7 @@ static void announce(struct stream *stream, struct block *block)
 status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint64_t stream_handle, uint64_t *address)
 {
     struct stream *stream;
-    status found = stream_get(context, stream_handle, &stream);
+    status found = stream_for_work(context, stream_handle, &stream);
     if (found != OK) return found;
     if (!bytes) return INVALID_VALUE;
     if (bytes > devices[pool->device].heap.bytes) return OUT_OF_MEMORY;
@@ -227,7 +227,7 @@ status pool_free(struct context *context, uint64_t address, uint64_t stream_hand
 {
     struct stream *stream;
     struct block *block = block_find(address);
-    status found = stream_get(context, stream_handle, &stream);
+    status found = stream_for_work(context, stream_handle, &stream);
     if (found != OK) return found;
     if (!block || block->base != address) return INVALID_VALUE;
     if (block->kind != BLOCK_POOLED) return INVALID_VALUE;

@@ -332,6 +332,7 @@ status stream_create(struct context *context, unsigned flags, int priority, uint
 static void stream_close(struct stream *stream)
 {
     handle_drop(stream->handle);
+    capture_forget(stream);
     stream->closing = true;
     if (!stream->has_thread) stream_free(stream);
     else pthread_cond_signal(&stream->wake);
@@ -384,6 +385,12 @@ status stream_get(struct context *context, uint64_t handle, struct stream **out)
     return *out ? OK : front_unknown_stream(handle);
 }
 
+status stream_for_work(struct context *context, uint64_t handle, struct stream **out)
+{
+    status found = stream_get(context, handle, out);
+    return found == OK ? capture_work(*out) : found;
+}
+
 status stream_destroy(uint64_t handle)
 {
     struct stream *stream = handle_get(handle, HANDLE_STREAM);
@@ -400,6 +407,8 @@ static bool finished(const struct stream *stream) { return !stream->last || stre
 status stream_query(struct stream *stream)
 {
     struct context *context = stream->context;
+    status free = capture_wait(stream);
+    if (free != OK) return free;
     if (!finished(stream)) return NOT_READY;
     if (stream->legacy)
         for (struct stream *other = context->streams; other; other = other->next)
@@ -411,6 +420,8 @@ status stream_synchronize(struct stream *stream)
 {
     struct context *context = stream->context;
     unsigned generation = context->generation;
+    status free = capture_wait(stream);
+    if (free != OK) return free;
     if (stream->legacy) wait_for_streams(context, true);
     else if (!finished(stream)) host_wait(stream->last);
     shades_publish();

@@ -1,0 +1,138 @@
+/* Capture of graphs: which calls it forbids, to whom, and what they do to it. What is captured is not kept.
+ *
+ * A call that no stream sees (it allocates, frees, asks for an event) would not be in the graph, so it is "potentially
+ * unsafe" while one is captured. Whose calls are forbidden depends on the mode of the capture, and on that of the thread
+ * that calls: a thread in relaxed mode may call what it likes. A forbidden call fails and, what is worse, spoils the
+ * captures that forbid it.
+ */
+#include "core.h"
+
+#include <stdlib.h>
+
+static _Thread_local int thread_mode = CAPTURE_GLOBAL;
+static _Thread_local char this_thread;     /* its address tells the threads from each other */
+static int captures;                       /* streams that capture, spoilt or not */
+static uint64_t capture_numbers;
+
+static bool is_capturing(const struct stream *stream) { return stream->capture.state != CAPTURE_NONE; }
+
+static bool forbids(const struct stream *stream)
+{
+    const struct capture *capture = &stream->capture;
+    if (!is_capturing(stream) || capture->mode == CAPTURE_RELAXED || thread_mode == CAPTURE_RELAXED) return false;
+    return capture->thread == &this_thread || (capture->mode == CAPTURE_GLOBAL && thread_mode == CAPTURE_GLOBAL);
+}
+
+status capture_exchange(int *mode)
+{
+    if (!mode || *mode < CAPTURE_GLOBAL || *mode > CAPTURE_RELAXED) return INVALID_VALUE;
+    int before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return OK;
+}
+
+status capture_begin(struct stream *stream, int mode)
+{
+    if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED) return INVALID_VALUE;
+    if (stream->legacy) return CAPTURE_UNSUPPORTED;
+    if (is_capturing(stream)) return ILLEGAL_STATE;
+    stream->capture = (struct capture){CAPTURE_ACTIVE, mode, &this_thread, ++capture_numbers};
+    captures++;
+    return OK;
+}
+
+void capture_forget(struct stream *stream)
+{
+    captures -= is_capturing(stream);
+    stream->capture.state = CAPTURE_NONE;
+}
+
+status capture_end(struct stream *stream, uint64_t *graph)
+{
+    if (!is_capturing(stream)) return ILLEGAL_STATE;
+    if (stream->capture.mode != CAPTURE_RELAXED && stream->capture.thread != &this_thread) return CAPTURE_WRONG_THREAD;
+    bool spoilt = stream->capture.state == CAPTURE_SPOILT;
+    capture_forget(stream);
+    *graph = 0;
+    if (spoilt) return CAPTURE_INVALIDATED;
+    void *object = malloc(1);
+    if (!object) abort();
+    *graph = handle_new(HANDLE_GRAPH, object);
+    live_handles++;
+    return OK;
+}
+
+status graph_destroy(uint64_t handle)
+{
+    void *object = handle_get(handle, HANDLE_GRAPH);
+    if (!object) return INVALID_VALUE;
+    handle_drop(handle);
+    free(object);
+    live_handles--;
+    return OK;
+}
+
+static bool implied(const struct stream *stream)
+{
+    if (!captures || !stream->legacy) return false;
+    for (struct stream *other = stream->context->streams; other; other = other->next)
+        if (other->blocking && is_capturing(other)) return true;
+    return false;
+}
+
+/* Of the legacy stream it cannot be told while one that it waits for captures; to ask does no harm. */
+status capture_state(const struct stream *stream, int *out, uint64_t *number)
+{
+    if (!out) return INVALID_VALUE;
+    if (implied(stream)) return CAPTURE_IMPLICIT;
+    *out = stream->capture.state;
+    if (number && is_capturing(stream)) *number = stream->capture.number;
+    return OK;
+}
+
+static status spoil_implied(const struct stream *legacy)
+{
+    for (struct stream *other = legacy->context->streams; other; other = other->next)
+        if (other->blocking && is_capturing(other)) other->capture.state = CAPTURE_SPOILT;
+    return CAPTURE_IMPLICIT;
+}
+
+/* Before a call that no stream sees. */
+status capture_unsafe(void)
+{
+    status result = OK;
+    for (struct context *context = captures ? contexts : NULL; context; context = context->next)
+        for (struct stream *stream = context->streams; stream; stream = stream->next)
+            if (forbids(stream)) {
+                stream->capture.state = CAPTURE_SPOILT;
+                result = CAPTURE_UNSUPPORTED;
+            }
+    return result;
+}
+
+/* Before work for a stream. */
+status capture_work(const struct stream *stream)
+{
+    if (implied(stream)) return spoil_implied(stream);
+    if (!is_capturing(stream)) return OK;
+    return stream->capture.state == CAPTURE_SPOILT ? CAPTURE_INVALIDATED : NOT_SUPPORTED;
+}
+
+/* Before a stream is asked or waited for, in any mode. */
+status capture_wait(struct stream *stream)
+{
+    if (implied(stream)) return spoil_implied(stream);
+    if (!is_capturing(stream)) return OK;
+    stream->capture.state = CAPTURE_SPOILT;
+    return CAPTURE_UNSUPPORTED;
+}
+
+/* Before a context is waited for, in any mode. */
+status capture_wait_context(struct context *context)
+{
+    status result = OK;
+    for (struct stream *stream = context->streams; captures && stream; stream = stream->next)
+        if (is_capturing(stream)) result = capture_wait(stream);
+    return result;
+}

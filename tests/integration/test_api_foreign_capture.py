@@ -1,0 +1,171 @@
+"""Another library captures a graph in the default mode: what devmem does by the way, on any thread, must not spoil it."""
+
+import ctypes
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.spi.errors import BackendError
+from devmem.testing import emulator
+
+#: The vendor's library, and what its functions for streams, captures and graphs are called.
+LIBRARIES = {
+    "cuda": ("libcuda.so.1", "cuStreamCreate", "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphDestroy"),
+    "roc": (
+        "libamdhip64.so",
+        "hipStreamCreateWithFlags",
+        "hipStreamBeginCapture",
+        "hipStreamEndCapture",
+        "hipGraphDestroy",
+    ),
+}
+NON_BLOCKING, GLOBAL, INVALIDATED = 1, 0, 901
+DATA = np.arange(1000, dtype=np.int32)
+
+
+class Foreign:
+    """A capture on a thread of its own, on a stream that devmem has never seen."""
+
+    def __init__(self, device, library, create, begin, end, destroy):
+        calls = ctypes.CDLL(library)
+        create, begin, self.end, self.destroy = (getattr(calls, name) for name in (create, begin, end, destroy))
+        self.asked, self.told, self.result = threading.Event(), threading.Event(), None
+        stream, graph = self.stream, _ = ctypes.c_void_p(), ctypes.c_void_p()
+
+        def run():
+            with dm.use_backend(device.backend), device.entered():
+                assert create(ctypes.byref(stream), NON_BLOCKING) == 0
+                assert begin(stream, GLOBAL) == 0
+                self.told.set()
+                assert self.asked.wait(30)
+                self.result = self.end(stream, ctypes.byref(graph))
+                if not self.result:
+                    assert self.destroy(graph) == 0
+
+        self.thread = threading.Thread(target=run)
+
+    def __enter__(self):
+        self.thread.start()
+        assert self.told.wait(30)
+        return self
+
+    def __exit__(self, *_):
+        self.asked.set()
+        self.thread.join(30)
+
+
+@pytest.fixture
+def foreign(device):
+    if device.backend not in LIBRARIES:
+        pytest.skip(f"{device} is no vendor's, so nobody else captures graphs on it")
+    dm.synchronize()
+    return Foreign(device, *LIBRARIES[device.backend])
+
+
+def uploads(stream, source):
+    for _ in range(4):
+        dm.to_device(source, stream=stream)
+        stream.synchronize()
+
+
+def test_uploads_on_a_stream_ask_for_the_earlier_ones(foreign):
+    stream, source = dm.stream(), dm.pinned_array(DATA.shape, DATA.dtype)
+    uploads(stream, source)  # what they need is there
+    with foreign:
+        uploads(stream, source)
+    assert foreign.result == 0
+
+
+@pytest.mark.parametrize("memory", ["driver", "pool", "driver's pool"])
+def test_dropped_memory_is_freed(foreign, memory, device, need):
+    if memory == "driver's pool":
+        need("stream_ordered")
+        memory = "stream_ordered"
+    with dm.use_memory(memory):
+        arrays = [dm.to_device(DATA) for _ in range(30)]
+        pinned = [dm.pinned_array(1000) for _ in range(30)]
+        with foreign:
+            arrays.clear()
+            pinned.clear()
+            gc.collect()
+            assert device.memory_info().pending
+            dm.stream()  # sees to it, as so much waits
+            assert not device.memory_info().pending
+    assert foreign.result == 0
+
+
+def test_host_memory_is_made(foreign, need_kind):
+    need_kind("pinned")
+    with foreign:
+        dm.pinned_array(1000)
+    assert foreign.result == 0
+
+
+def test_large_uploads_make_their_slots(foreign, with_settings, device):
+    large = np.arange(1 << 20, dtype=np.uint8)
+    with_settings(STAGING_THRESHOLD="1000", STAGING_SLOT_BYTES="100000")
+    stream, array = dm.stream(), dm.device_array(large.shape, large.dtype)
+    with foreign:
+        array.copy_to_device(large, stream=stream)
+        stream.synchronize()
+    assert foreign.result == 0
+    assert device.context().ring.made
+    assert np.array_equal(array.copy_to_host(), large)
+
+
+def test_how_much_memory_there_is_may_be_asked(foreign):
+    with foreign:
+        dm.memory_info()
+    assert foreign.result == 0
+
+
+def test_events_are_asked_and_waited_for(foreign):
+    stream = dm.stream()
+    event = dm.event()
+    event.record(stream)
+    with foreign:
+        event.synchronize()
+        assert event.query()
+    assert foreign.result == 0
+
+
+def test_an_event_of_a_graph_tells_nothing(foreign):
+    event = dm.event()
+    with foreign:
+        stream = dm.external_stream(foreign.stream.value)
+        event.record(stream)
+        with pytest.raises(dm.UnsupportedError, match="recorded while its stream was capturing a graph"):
+            event.query()
+        with pytest.raises(dm.UnsupportedError, match="recorded while its stream was capturing a graph"):
+            event.synchronize()
+    event.record(dm.stream())
+    event.synchronize()
+
+
+def test_an_event_that_may_not_be_asked_for_has_not_passed(device):
+    """Some runtimes allow it to no thread at all. It is asked by the way; nothing is wrong with what is done."""
+    functions = {"cuda": "cuEventQuery", "roc": "hipEventQuery"}
+    if device.backend not in functions:
+        pytest.skip(f"{device} is no vendor's, so nobody else captures graphs on it")
+    try:
+        control = emulator.control(device.backend)
+    except emulator.EmulatorNotLoaded:
+        pytest.skip(f"the library of {device} is not emulated: it cannot be made to fail")
+    stream = dm.stream()
+    event = dm.event()
+    event.record(stream)
+    stream.synchronize()
+    control.fail(functions[device.backend], 1, 900)
+    assert not event.query()
+    assert event.query()
+
+
+def test_new_plain_memory_is_for_the_program_to_avoid(foreign):
+    """It asked for it, and is told; the capture notices, as it was to."""
+    with dm.use_memory("driver"), foreign, pytest.raises(BackendError) as caught:
+        dm.device_array(1000)
+    assert caught.value.code == 900
+    assert foreign.result == INVALIDATED
