@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from .allocation import Using
 from .entered import Entered
 from .layout import Rows, Shape, contiguous_strides, is_contiguous, memory_order, rows, span
 from .plans import calls
-from .staging.blocks import Block, block_offset
+from .staging.blocks import Block, block_offset, nearest, tiles
 from .staging.upload import feed
 from .telemetry import Waiting, begin, count
 from .transfer import MANY_CALLS, Way
@@ -85,27 +82,6 @@ def _move_in_tiles(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], origin: Str
             transfer.get(part, host, origin, True)
         transfer.put(dst._at(tile), host, stream, False)
         dst.context.ring.hold_back(stream)  # what the driver has yet to read stays, and would soon be the whole
-
-
-def nearest(shape: Shape, strides: Shape) -> int:
-    """The axis along which elements lie closest."""
-    axes = [axis for axis, length in enumerate(shape) if length > 1]
-    return min(axes, key=lambda axis: abs(strides[axis]), default=0)
-
-
-def tiles(shape: Shape, itemsize: int, limit: int, long: set[int]) -> Iterator[Block]:
-    """Indices of blocks of so many bytes at most that make up an array; some axes are cut only when the others are used up."""
-    lengths = list(shape)
-    while math.prod(lengths) * itemsize > limit and max(lengths, default=1) > 1:
-        axes = [axis for axis, length in enumerate(lengths) if length > 1]
-        axis = max(axes, key=lambda axis: (axis not in long, lengths[axis]))
-        lengths[axis] = -(-lengths[axis] // 2)
-    steps = [range(0, total, length) for total, length in zip(shape, lengths, strict=True)]
-    for starts in product(*steps):
-        yield tuple(
-            slice(start, min(start + length, total))
-            for start, length, total in zip(starts, lengths, shape, strict=True)
-        )
 
 
 class _Steps:

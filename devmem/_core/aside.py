@@ -50,11 +50,9 @@ class Aside:
         return block, part, self.room._view(self.room.ptr, part.shape, None)
 
 
-def along_rows(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Rows:
-    """Copy on the device, by its driver alone, in however many calls; what they were."""
-    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
-    run(dst.context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
-    return plan
+def along_rows(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream) -> None:
+    """Enqueue a copy on the device, by its driver alone, in however many calls."""
+    run(dst.context, rows(dst.shape, dst.itemsize, dst.strides, src.strides), dst.ptr, src.ptr, D2D, stream, False)
 
 
 def unpacking(array: DeviceNDArray[Any]) -> Rows:

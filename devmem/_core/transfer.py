@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..spi.errors import BackendError, LayoutError, TransferGuardError
+from ..spi.errors import BackendError, LayoutError, OutOfMemory, TransferGuardError
 from ..spi.types import CopyKind
 from . import advice, aside
 from .config import TransferGuard, call_site, settings
@@ -120,7 +120,9 @@ def put(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking
     context = dst.allocation.context
     why = BELOW if host_copy else UNCOPIED
     if dst._strides is not None and host_copy and (plan := _scattered(dst)) is not None:
-        return _put_by_device(dst, src, stream, blocking, plan)
+        way = _put_by_device(dst, src, stream, blocking, plan)
+        if way is not None:
+            return way
     if src.nbytes >= context.staged_from and host_copy:
         rule = choose(context, src, stream)
         if rule.path is Path.STAGED:
@@ -138,14 +140,21 @@ def _scattered(dst: DeviceNDArray[Any]) -> Rows | None:
     return plan if calls(context, plan) > max(MANY_CALLS, FEWER * calls(context, plan, D2D)) else None
 
 
-def _put_by_device(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, plan: Rows) -> Way:
+def _put_by_device(
+    dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, plan: Rows
+) -> Way | None:
+    """Let the device scatter the elements; None where it has no memory for them, and nothing was done."""
     stream.check_waitable(dst.context.driver)
     axes, flipped = memory_order(dst.shape, dst.strides)
     source = _view(src, axes, flipped)
-    with aside.Aside(_along_memory(dst, axes, flipped), stream) as parts:
-        for block, part, room in parts:
-            put(room, source[block], stream, False)
-            aside.along_rows(part, room, stream, False)
+    try:
+        room = aside.Aside(_along_memory(dst, axes, flipped), stream)
+    except OutOfMemory:
+        return None
+    with room as parts:
+        for block, part, packed in parts:
+            put(packed, source[block], stream, False)
+            aside.along_rows(part, packed, stream)
     if blocking:
         with Waiting(dst.context, "the stream"):
             dst.context.driver.stream_synchronize(stream.handle)
@@ -231,7 +240,7 @@ def read_async(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, *
     began = begin()
     download, way = _start(src, dst, stream)
     if download is None:
-        way = _steadily(context, dst, partial(_get_directly, src, dst, stream, False, way.why))
+        way = _get_unstaged(src, dst, stream, False, way.why)
     seconds = count(context, way.path, nbytes, began, None, way.why, src, stream, way.plan)
     if nbytes >= advice.LARGE:
         advice.copied(context, dst, stream, seconds, stood=named and download is None)
@@ -249,7 +258,7 @@ def get(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking
     """What `read` does, as a part of a copy that somebody else counts."""
     download, way = _start(src, dst, stream)
     if download is None:
-        return _steadily(src.context, dst, partial(_get_directly, src, dst, stream, blocking, way.why))
+        return _get_unstaged(src, dst, stream, blocking, way.why)
     try:
         download.finish()
     except BaseException as error:
@@ -286,6 +295,35 @@ def _start(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> tu
     return download, Way(DOWN, GAPS if gaps else rule.why, plan)
 
 
+def _get_unstaged(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool, why: str) -> Way:
+    if src._strides is not None and src.context.info.strided_pitch_multiple > 1:
+        # Before anything is held steady: the parts are, each by itself.
+        way = _get_by_device(src, dst, stream)
+        if way is not None:
+            return way
+    return _steadily(src.context, dst, partial(_get_directly, src, dst, stream, blocking, why))
+
+
+def _get_by_device(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> Way | None:
+    """Let the device gather the elements; None where it had better not, or has no memory for them: nothing was done."""
+    context, (low, high) = src.context, span(src.shape, src.strides, src.itemsize)
+    plan = aside.unpacking(src)
+    if high - low <= DENSE_SPAN * src.nbytes or not calls(context, plan) > MANY_CALLS >= calls(context, plan, D2D):
+        return None
+    stream.check_waitable(context.driver)
+    axes, flipped = memory_order(src.shape, src.strides)
+    target = _view(dst, axes, flipped)
+    try:
+        room = aside.Aside(_along_memory(src, axes, flipped), stream)
+    except OutOfMemory:
+        return None
+    with room as parts:
+        for block, part, packed in parts:
+            aside.along_rows(packed, part, stream)
+            get(packed, target[block], stream, True)
+    return Way("d2h aside", ASIDE, plan)
+
+
 def _get_directly(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool, why: str) -> Way:
     context = src.context
     if not context.registry.segments and dst.flags.c_contiguous and (src._strides is None or src.is_c_contiguous()):
@@ -319,12 +357,6 @@ def _get_directly(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream
             whole.finish()
         copy_elements(_raw(target), _raw(np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])))
         return Way("d2h span", reason, plan)
-    if calls(context, plan) > MANY_CALLS >= calls(context, plan, D2D):
-        with aside.Aside(_along_memory(src, axes, flipped), stream) as parts:
-            for block, part, room in parts:
-                aside.along_rows(room, part, stream, False)
-                get(room, target[block], stream, True)
-        return Way("d2h aside", ASIDE, plan)
     if calls(context, plan) <= MANY_CALLS:
         return _get_packed(src, target, low, plan, stream, reason)
     return _get_in_parts(src, target, low, origin[1], stream, plan)

@@ -10,16 +10,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..spi.errors import LayoutError
 from ..spi.types import CopyKind
 from .allocation import Using
 from .args import assignable
-from .aside import along_rows, unpacking
+from .aside import unpacking
 from .layout import address, is_contiguous, overlap, rows, span
-from .plans import calls
+from .plans import calls, run
 from .scratch import scratch
+from .staging.blocks import nearest, tiles
 from .telemetry import Waiting, begin, count
 from .transfer import FEWER, MANY, MANY_CALLS, ONE_RUN, ROWS, Way, get, put
 
@@ -52,14 +52,13 @@ def move(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, *, bl
 def place(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:
     """What `move` does, between regions that have no byte in common, as a part of a copy that somebody else counts."""
     context = dst.context
-    taken = calls(context, rows(dst.shape, dst.itemsize, dst.strides, src.strides), D2D)
-    if taken > MANY_CALLS:
-        storing = unpacking(dst)
-        # Where the destination is what takes so many, they would not be fewer.
-        if taken > FEWER * calls(context, storing, D2D):
-            put(dst, _fetched(src, stream), stream, blocking)
-            return Way("d2d staged", MANY, storing)
-    plan = along_rows(dst, src, stream, blocking)
+    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
+    taken = calls(context, plan, D2D)
+    # Where the destination is what takes so many, they would not be fewer.
+    if taken > MANY_CALLS and taken > FEWER * calls(context, unpacking(dst), D2D):
+        _by_the_host(dst, src, stream, blocking)
+        return Way("d2d staged", MANY, plan)
+    run(context, plan, dst.ptr, src.ptr, D2D, stream, blocking)
     return Way("d2d direct", ONE_RUN) if plan.calls == plan.height == 1 else Way("d2d 2d", ROWS, plan)
 
 
@@ -97,11 +96,20 @@ def fill(dst: DeviceNDArray[Any], value: object, stream: Stream, *, blocking: bo
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
-def _fetched(src: DeviceNDArray[Any], stream: Stream) -> npt.NDArray[Any]:
-    stream.check_waitable(src.context.driver)
-    host = np.empty(src.shape, src.dtype)
-    get(src, host, stream, True)
-    return host
+def _by_the_host(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> None:
+    """By host arrays, none of them larger than a slot, in tiles that are as wide as can be on both sides."""
+    context = src.context
+    stream.check_waitable(context.driver)
+    long = {nearest(side.shape, side.strides) for side in (dst, src)}
+    for tile in tiles(dst.shape, dst.itemsize, context.ring.slot_bytes, long):
+        part = src._at(tile)
+        host = np.empty(part.shape, part.dtype)
+        get(part, host, stream, True)
+        put(dst._at(tile), host, stream, False)
+        context.ring.hold_back(stream)  # what the driver has yet to read stays, and would soon be the whole
+    if blocking:
+        with Waiting(context, "the stream"):
+            context.driver.stream_synchronize(stream.handle)
 
 
 def _move_overlapping(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream, blocking: bool) -> Way:

@@ -389,16 +389,22 @@ def test_the_child_of_a_fork_that_may_use_devices_has_a_file_of_its_own(python, 
         dm.close()
         pid = os.fork()
         if pid == 0:
-            dm.to_device([1, 2, 3])
+            try:
+                dm.to_device([1, 2, 3])
+            except dm.ForkedError:
+                os._exit(3)
             os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        print(pid)
+        print(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         """
     )
     done = python(script, TRACE=str(path))
     assert (done.returncode, done.stderr) == (0, "")
+    pid, ended = done.stdout.split()
+    if ended == "3":
+        pytest.skip("the child of a fork may use no device here")
+    assert ended == "0"
     assert len([event for event in events(path) if event["ph"] == "X"]) == 1
-    own = path.with_name(f"trace.{done.stdout.strip()}.json")
+    own = path.with_name(f"trace.{pid}.json")
     assert [event["name"] for event in events(own) if event["ph"] == "X"] == ["h2d direct"]
 
 

@@ -160,7 +160,7 @@ def _gathered(
     """Put the arrays into one block on the device, and fetch that; where there is no room for it, each on its own."""
     try:
         block = context.allocate(host.nbytes, stream, False)
-    except OutOfMemory:  # no other copy to the host needs memory of the device
+    except OutOfMemory:  # no other copy to the host has to have memory of the device
         views = _views(host, arrays, places, layouts)
         for array, view in zip(arrays, views, strict=True):
             transfer.read(array, view, stream, blocking=True)

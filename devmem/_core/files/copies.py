@@ -14,7 +14,6 @@ import numpy.typing as npt
 from ... import plugins
 from ...spi.errors import LayoutError
 from .. import telemetry, transfer
-from ..across import nearest, tiles
 from ..allocation import Using
 from ..args import check_same, dtype_of, shape_of
 from ..array import DeviceNDArray, device_view
@@ -23,7 +22,7 @@ from ..entered import Entered
 from ..layout import Shape, check_size, contiguous_strides
 from ..smart import SmartArray
 from ..staging import Download
-from ..staging.blocks import Block
+from ..staging.blocks import Block, nearest, tiles
 from ..staging.upload import feed
 from ..upload import empty, target_of
 from . import npy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 
@@ -52,3 +53,24 @@ def block_shape(shape: Shape, block: Block) -> Shape:
 def block_offset(strides: Shape, block: Block) -> int:
     """Bytes from an array's first element to a block's."""
     return sum((part.start or 0) * stride for part, stride in zip(block, strides, strict=True))
+
+
+def nearest(shape: Shape, strides: Shape) -> int:
+    """The axis along which elements lie closest."""
+    axes = [axis for axis, length in enumerate(shape) if length > 1]
+    return min(axes, key=lambda axis: abs(strides[axis]), default=0)
+
+
+def tiles(shape: Shape, itemsize: int, limit: int, long: set[int]) -> Iterator[Block]:
+    """Indices of blocks of so many bytes at most that make up an array; some axes are cut only when the others are used up."""
+    lengths = list(shape)
+    while math.prod(lengths) * itemsize > limit and max(lengths, default=1) > 1:
+        axes = [axis for axis, length in enumerate(lengths) if length > 1]
+        axis = max(axes, key=lambda axis: (axis not in long, lengths[axis]))
+        lengths[axis] = -(-lengths[axis] // 2)
+    steps = [range(0, total, length) for total, length in zip(shape, lengths, strict=True)]
+    for starts in product(*steps):
+        yield tuple(
+            slice(start, min(start + length, total))
+            for start, length, total in zip(starts, lengths, shape, strict=True)
+        )
