@@ -94,11 +94,18 @@ class Allocation:
         self._note(stream)
 
     def after_use(self, stream: Stream) -> None:
-        """Called after the work is enqueued. Of a foreign stream, which may be gone by the time, an event is kept."""
+        """Called after the work is enqueued. Of a foreign stream, which may be gone by the time, an event is kept.
+
+        Where that stream captures, the block is kept for good: the graph may run at any time. An event in it would only pull
+        the stream that waits for it into the capture.
+        """
         if stream.external:
+            reclaim = self.context.reclaim
+            if reclaim.goes_into_graph(stream, self):
+                return
             if self.streams is None:
                 self.streams = {}
-            self.streams[stream] = self.context.reclaim.mark(stream, self)
+            self.streams[stream] = reclaim.mark(stream, self)
         elif self.streams is not None and stream is not self.home:
             self.streams[stream] = None  # again: another thread may have taken it for one that has passed
 
@@ -236,7 +243,10 @@ class Using:
             except DevmemError as failed:  # the others must still be told
                 problem = problem or failed
         if problem is not None:
-            raise problem
+            try:
+                raise problem
+            finally:
+                del problem  # or its traceback and this frame would keep each other, and the arrays of whoever called
 
 
 class Borrowed(Allocation):

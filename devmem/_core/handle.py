@@ -223,8 +223,8 @@ def _behind(context: Context, stream: Any, src: Any, dst: Any, download: Downloa
     with Entered(context):
         try:
             event = context.reclaim.mark(stream, src, dst, download)
-        except BaseException as error:
+        except BaseException:
             if download is not None:
-                download.fail(error)
+                download.give_up()
             raise
     return Transfer(context, src, dst, event, download)

@@ -35,16 +35,10 @@ class InFlight:
         self.events: dict[int, None] = {}
 
     def retire(self, stream: Stream, *keep: object) -> None:
-        """Keep these alive until the stream has passed what is enqueued on it now.
-
-        For good, where that goes into a graph: it may run at any time. Asked of foreign streams alone, on which others capture;
-        an event that was recorded into a graph spoils that when it is asked for.
-        """
-        context = self.context
+        """Keep these alive until the stream has passed what is enqueued on it now; for good, where that goes into a graph."""
+        if stream.external and self.goes_into_graph(stream, *keep):
+            return
         try:
-            if stream.external and context.has(Capability.CAPTURE) and context.driver.capturing(stream.handle):
-                stranded.append(keep)
-                return
             event = self._take_event()
             try:
                 self.context.driver.event_record(event, stream.handle)
@@ -59,6 +53,21 @@ class InFlight:
             raise
         if len(stream.inflight) > 1:
             self.poll()
+
+    def goes_into_graph(self, stream: Stream, *keep: object) -> bool:
+        """Whether somebody captures on a foreign stream; then ``keep`` is kept for good, as the graph may run at any time.
+
+        Asked before an event is recorded: one that was recorded into a graph can never be waited for, and spoils that when it is
+        asked for. Of streams of ours it is found out later, by `poll`.
+        """
+        try:
+            captured = self.context.has(Capability.CAPTURE) and bool(self.context.driver.capturing(stream.handle))
+        except BaseException:
+            self._last_resort(stream, keep)
+            raise
+        if captured:
+            stranded.append(keep)
+        return captured
 
     def poll(self) -> None:
         """Let go of what finished copies held."""

@@ -57,8 +57,9 @@ class Reclaimer(InFlight):
     def drain(self) -> None:
         """Free all that waits, unless cleanup is deferred. The device must be entered.
 
-        A failure to free is told as a DevmemWarning. What comes after it stays in the queue, and so does the item itself if
-        the failure came before it was given back; else it is the driver's: a leak is preferred to an address in use twice.
+        The first failure to free is told as a DevmemWarning, when the others are freed. What could not be stays in the queue,
+        behind them, if the failure came before it was given back; else it is the driver's: a leak is preferred to an address in
+        use twice.
         """
         if deferral.depth or self._capturing():
             return
@@ -66,21 +67,23 @@ class Reclaimer(InFlight):
         with self.lock:
             batch, self.pending = self.pending, deque()
             self.pending_bytes = 0
-        item = None
+        told = ""
+        failed: list[Allocation | Stream | Event] = []
+        waited: set[int] = set()
         try:
-            if self.context.unordered:
-                self._wait_for_unordered(batch)
             while batch:
-                item = batch.popleft()
-                self._give_back(item)
-        except Exception as error:  # a plugin's resource may raise anything
-            if item is not None:
-                self.keep(item)
-            told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+                failed.append(item := batch.popleft())
+                try:
+                    if self.context.unordered:
+                        self._wait_for_unordered(item, waited)
+                    self._give_back(item)
+                    failed.pop()
+                except Exception as error:  # a plugin's resource may raise anything
+                    told = told or "; ".join([str(error), *getattr(error, "__notes__", ())])
+        finally:  # interrupted, the item of the moment is among those that failed
+            self._put_back([*batch, *(item for item in failed if item.is_out())])
+        if told:
             warnings.warn(f"while freeing dropped memory on {self.context.device}: {told}", DevmemWarning, stacklevel=3)
-        finally:
-            if batch:
-                self._put_back(batch)
 
     def rescue(self, heap: Heap, nbytes: int, stream: Stream, first: MemoryError) -> int:
         """The one answer to memory that ran out: drain, wait, collect once, drain and wait again, trim, try once more.
@@ -114,7 +117,7 @@ class Reclaimer(InFlight):
             if deferral.depth or self._capturing():
                 self._put_back([allocation])
             else:
-                self._wait_for_unordered([allocation])
+                self._wait_for_unordered(allocation, set())
                 self._give_back(allocation)
         except BaseException:
             self.keep(allocation)
@@ -178,7 +181,8 @@ class Reclaimer(InFlight):
         self.events.clear()
         self.spare_events.clear()
         if problems:
-            raise problems[0]
+            del problems[1:]
+            raise problems.pop()  # not kept here, as in `Using`
 
     def strand(self) -> None:
         """Nobody can tell when the running copies are done: never let go of what they use."""
@@ -248,19 +252,20 @@ class Reclaimer(InFlight):
             elif not stream.closed:
                 self.order(home, stream.order_handle())
 
-    def _wait_for_unordered(self, batch: Iterable[Allocation | Stream | Event]) -> None:
-        """Wait for the streams of blocks whose heap takes memory back only when nobody uses it."""
-        streams: dict[int, None] = {}
-        for item in batch:
-            if isinstance(item, Allocation) and not item.heap.ordered:
-                streams[item.home.order_handle()] = None
-                for stream, last_use in (item.streams or {}).items():
-                    if last_use is not None:
-                        last_use.synchronize()
-                    elif not stream.closed:
-                        streams[stream.order_handle()] = None
+    def _wait_for_unordered(self, item: Allocation | Stream | Event, waited: set[int]) -> None:
+        """Wait for the streams of a block whose heap takes back only what nobody uses. ``waited``: for which it was done."""
+        if not isinstance(item, Allocation) or item.heap.ordered:
+            return
+        streams = {item.home.order_handle(): None}
+        for stream, last_use in (item.streams or {}).items():
+            if last_use is not None:
+                last_use.synchronize()
+            elif not stream.closed:
+                streams[stream.order_handle()] = None
         for handle in streams:
-            self.context.driver.stream_synchronize(handle)
+            if handle not in waited:
+                self.context.driver.stream_synchronize(handle)
+                waited.add(handle)
 
     def _trim_for_rescue(self) -> None:
         steps: list[tuple[str, Callable[[], object]]] = []

@@ -34,6 +34,11 @@ def copy_elements(dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> None:
         np.copyto(dst[strip], src[strip], casting="no")
 
 
+def raw(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same elements as bytes, where they are records: of values NumPy copies the fields, and leaves out what is between."""
+    return array.view(f"V{array.itemsize}") if array.dtype.fields is not None and array.itemsize else array
+
+
 def _long_axis(shape: Shape, dst: Shape, src: Shape) -> int | None:
     """The axis along which the destination's rows run, if the source is to be cut into strips across it."""
     if len(shape) < 2 or 0 in shape:

@@ -38,7 +38,7 @@ from .plans import calls, run, strided
 from .scratch import scratch
 from .staging import Download, upload
 from .staging.blocks import block_offset, block_shape, blocks
-from .strips import copy_elements
+from .strips import copy_elements, raw
 from .telemetry import Waiting, begin, count, more
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _put_by_device(
 def _put_staged(dst: DeviceNDArray[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, why: str) -> Way:
     axes, flipped = memory_order(dst.shape, dst.strides)
     shape, strides = in_memory_order(dst.shape, dst.strides, axes, flipped)
-    source = _view(_raw(src), axes, flipped)
+    source = _view(raw(src), axes, flipped)
     low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
     plan = None
     if source.flags.c_contiguous and is_contiguous(shape, strides, dst.itemsize):
@@ -187,7 +187,7 @@ def _put_directly(
         return UP_DIRECTLY if why is BELOW else Way("h2d direct", why)
     axes, flipped = memory_order(dst.shape, dst.strides)
     target = in_memory_order(dst.shape, dst.strides, axes, flipped)
-    source = _view(_raw(src), axes, flipped)
+    source = _view(raw(src), axes, flipped)
     low = dst.ptr + span(dst.shape, dst.strides, dst.itemsize)[0]
     plan = rows(target[0], dst.itemsize, target[1], source.strides)
     reason = "" if plan.calls == plan.height == 1 else _against_rows(context, plan, source)
@@ -261,9 +261,9 @@ def get(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream, blocking
         return _get_unstaged(src, dst, stream, blocking, way.why)
     try:
         download.finish()
-    except BaseException as error:
+    except BaseException:
         # Interrupted, say: the destination is the caller's again, and nobody may write there later.
-        download.fail(error)
+        download.give_up()
         raise
     return way
 
@@ -278,7 +278,7 @@ def _start(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream) -> tu
         return None, Way("", rule.why)
     axes, flipped = memory_order(src.shape, src.strides)
     shape, strides = in_memory_order(src.shape, src.strides, axes, flipped)
-    target = _view(_raw(dst), axes, flipped)
+    target = _view(raw(dst), axes, flipped)
     low = src.ptr + span(src.shape, src.strides, src.itemsize)[0]
     gaps, plan = False, None
     if target.flags.c_contiguous and is_contiguous(shape, strides, src.itemsize):
@@ -355,7 +355,7 @@ def _get_directly(src: DeviceNDArray[Any], dst: npt.NDArray[Any], stream: Stream
             whole = Download(context, fetched)
             whole.start(low, (1,), stream)
             whole.finish()
-        copy_elements(_raw(target), _raw(np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])))
+        copy_elements(raw(target), raw(np.ndarray(origin[0], src.dtype, fetched, 0, origin[1])))
         return Way("d2h span", reason, plan)
     if calls(context, plan) <= MANY_CALLS:
         return _get_packed(src, target, low, plan, stream, reason)
@@ -368,7 +368,7 @@ def _get_packed(
     """Let the driver gather the elements; how they lie in the destination is the host's part."""
     packed = scratch(target.shape, src.dtype)
     run(src.context, plan, address(packed), low, D2H, stream, True)
-    copy_elements(_raw(target), _raw(packed))
+    copy_elements(raw(target), raw(packed))
     return Way("d2h packed", reason, plan)
 
 
@@ -382,7 +382,7 @@ def _get_in_parts(
         nbytes = span(lengths, strides, src.itemsize)[1]
         there = low + block_offset(strides, block)
         src.context.driver.copy(address(fetched), there, nbytes, D2H, stream.handle, blocking=True)
-        copy_elements(_raw(target)[block], _raw(np.ndarray(lengths, src.dtype, fetched, 0, strides)))
+        copy_elements(raw(target)[block], raw(np.ndarray(lengths, src.dtype, fetched, 0, strides)))
     return Way("d2h span", SPARSE, plan)
 
 
@@ -447,11 +447,6 @@ def _view(array: npt.NDArray[Any], axes: list[int], flipped: list[int]) -> npt.N
     if flipped:
         array = array[tuple(slice(None, None, -1) if axis in flipped else slice(None) for axis in range(array.ndim))]
     return array.transpose(axes)
-
-
-def _raw(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # Bytes and not values: assigning records, NumPy leaves padding behind.
-    return array.view(f"V{array.itemsize}") if array.dtype.fields is not None and array.itemsize else array
 
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -293,9 +293,12 @@ class FaultyDriver:
             except BackendError as error:
                 error.backend = self._info.backend
                 raise
-        if failure is not None:
+        if failure is None:
+            return result
+        try:
             raise failure
-        return result
+        finally:
+            del failure  # or its traceback and this frame, with whoever called, would keep each other
 
     # The ledger forgets before the inner driver does: afterwards the address may already be another thread's.
     def _forget(self, method: str, ptr: int, nbytes: int, kind: MemoryKind) -> None:

@@ -82,6 +82,30 @@ def test_structures_keep_their_classes():
     assert same(tree, dm.to_host_many(up))
 
 
+class Named(dict):
+    """With something besides its items, and no `copy` of its own."""
+
+
+def test_dicts_of_other_classes_keep_what_they_have_besides():
+    tree = Named(a=np.arange(3))
+    tree.name = "mine"
+    for made in (up := dm.to_device_many(tree), dm.to_host_many(up)):
+        assert type(made) is Named
+        assert made.name == "mine"
+    assert same(tree, up)
+    assert isinstance(tree["a"], np.ndarray)
+
+
+def test_what_lies_between_the_fields_of_records_goes_with_them():
+    """As by `to_device`: nothing else that the host's memory held goes to the device."""
+    dtype = np.dtype({"names": ["a", "b"], "formats": ["u1", "f4"], "offsets": [0, 4], "itemsize": 8})
+    records = np.arange(8 * 24, dtype="u1").view(dtype).reshape(4, 6)
+    tree = [records, records[:, ::2], records.T, records[::-1]]
+    for array, made in zip(tree, dm.to_device_many(tree), strict=True):
+        wanted = array.view("V8")
+        assert made.copy_to_host().view("V8").tolist() == wanted.tolist()
+
+
 def test_one_array_is_a_tree():
     up = dm.to_device_many(np.arange(4))
     assert isinstance(up, dm.DeviceNDArray)

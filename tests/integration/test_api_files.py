@@ -349,6 +349,20 @@ def test_errors_name_the_file(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")
+@pytest.mark.parametrize("raw", [{}, {"dtype": "u1", "shape": 100}])
+def test_a_pipe_is_not_loaded(tmp_path, raw):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDWR)  # or to open the other one would wait
+    try:
+        with pytest.raises(OSError, match="from any place") as told:
+            dm.load(path, **raw)
+    finally:
+        os.close(end)
+    assert (told.value.errno, told.value.filename) == (errno.ESPIPE, str(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")
 def test_only_regular_files_are_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for array in (dm.to_device(DATA), dm.to_device(DATA)[:, ::2]):

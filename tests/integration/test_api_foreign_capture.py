@@ -2,7 +2,9 @@
 
 import ctypes
 import gc
+import importlib
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ LIBRARIES = {
         "hipGraphDestroy",
     ),
 }
-NON_BLOCKING, GLOBAL, INVALIDATED = 1, 0, 901
+PREFIXES = {"cuda": "cu", "roc": "hip"}
+NON_BLOCKING, INVALIDATED = 1, 901
+GLOBAL, THREAD_LOCAL = 0, 1
 DATA = np.arange(1000, dtype=np.int32)
 
 
@@ -143,6 +147,72 @@ def test_an_event_of_a_graph_tells_nothing(foreign):
             event.synchronize()
     event.record(dm.stream())
     event.synchronize()
+
+
+def test_memory_that_a_graph_may_use_is_kept_and_holds_up_nothing(foreign, device):
+    """Nobody can tell when the graph will have run for the last time; an event in it would pull our streams into the capture."""
+    heap, home = device.context().heap, dm.stream()
+    array, source = dm.device_array(1000, stream=home), dm.pinned_array(1000)
+    array.copy_to_device(source, stream=home)
+    ptr = array.ptr
+    with foreign:
+        stream = dm.external_stream(foreign.stream.value)
+        with pytest.raises(BackendError):  # the emulated libraries record events alone into a graph
+            array.copy_to_device(source, stream=stream)
+        del array
+        gc.collect()
+    dropped = [dm.to_device(DATA, stream=home) for _ in range(10)]
+    dropped.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dm.DevmemWarning)
+        dm.trim()
+    assert foreign.result == 0
+    assert not device.memory_info().pending
+    assert ptr in heap.live
+
+
+def test_memory_that_a_graph_may_use_is_lent_to_others_still(foreign):
+    """Their stream waits for what is on ours, not for what is in a graph."""
+    home, consumer = dm.stream(), dm.stream()
+    array = dm.to_device(DATA, stream=home)
+    with foreign, pytest.raises(BackendError):
+        array.copy_to_device(dm.pinned_array_like(DATA), stream=dm.external_stream(foreign.stream.value))
+    assert foreign.result == 0
+    array.__dlpack__(stream=consumer.handle)
+    array.bind(home).copy_to_host()
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
+def test_an_interrupt_leaves_no_thread_relaxed(foreign, device, monkeypatch, mode, when):
+    """Ctrl-C comes just before the mode is exchanged, or just behind that, when nobody was told yet what it was."""
+    library, name = (
+        ctypes.CDLL(LIBRARIES[device.backend][0]),
+        f"{PREFIXES[device.backend]}ThreadExchangeStreamCaptureMode",
+    )
+    event, found = dm.event(), ctypes.c_int(mode)
+    if device.backend == "cuda":
+        owner, attribute = importlib.import_module("devmem.backends.cuda.calls"), "_exchange"
+    else:
+        owner, attribute = device.context().driver.hip, name
+    sound, interrupted = getattr(owner, attribute), []
+
+    def exchange(*arguments):
+        if interrupted:
+            return sound(*arguments)
+        interrupted.append(True)
+        if when == "behind":
+            sound(*arguments)
+        raise KeyboardInterrupt
+
+    with device.entered():
+        getattr(library, name)(ctypes.byref(found))
+        monkeypatch.setattr(owner, attribute, exchange)
+        with pytest.raises(KeyboardInterrupt):
+            event.query()
+        getattr(library, name)(ctypes.byref(found))
+    assert interrupted
+    assert found.value in {mode, GLOBAL}
 
 
 def test_an_event_that_may_not_be_asked_for_has_not_passed(device):

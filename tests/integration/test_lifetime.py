@@ -444,6 +444,29 @@ def test_a_foreign_stream_is_not_used_after_the_last_use(bench: Bench, home: str
     dm.trim()  # the stream is gone: its handle must not be asked
 
 
+def test_an_event_that_could_not_be_had_keeps_nothing_once_its_error_is_gone(bench: Bench) -> None:
+    """Without a collection."""
+    array = dm.to_device(numbers(), stream=bench.side)
+    bench.side.synchronize()
+    reference = weakref.ref(array)
+
+    def fill(array: Any, handle: int) -> None:
+        with pytest.raises(dm.BackendError, match="injected failure of event_create"):
+            array.fill(0, stream=dm.external_stream(handle))
+
+    gc.collect()
+    gc.disable()
+    try:
+        with foreign_stream() as handle:
+            bench.backend.fail_at(1, "event_create")
+            fill(array, handle)
+        bench.backend.disarm()
+        del array
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
 def test_a_block_used_on_a_foreign_stream_outlives_it(bench: Bench) -> None:
     base = numbers()
     with foreign_stream() as handle:
@@ -642,4 +665,27 @@ def test_a_dropped_block_waits_in_the_queue_while_cleanup_is_deferred(bench: Ben
         dm.trim()
         info = dm.memory_info()
         assert (info.live, info.pending) == (0, 30 * base.nbytes)
+    assert dm.memory_info().pending == 0
+
+
+@pytest.mark.parametrize(("memory", "method"), [("stream_ordered", "stream_wait"), ("driver", "stream_synchronize")])
+def test_a_block_that_cannot_be_freed_holds_up_no_other(bench: Bench, memory: str, method: str) -> None:
+    """It is tried again behind the others, and what went wrong is told once."""
+    homes = [dm.stream(non_blocking=True) for _ in range(5)]
+    with dm.use_memory(memory):
+        arrays = [dm.device_array(1000, np.uint8, stream=home) for home in homes]
+    for array in arrays:
+        array.fill(0, stream=bench.side)
+    bench.side.synchronize()
+    dm.trim()
+    arrays.clear()
+    del array
+    bench.backend.fail_at(1, method)
+    with pytest.warns(dm.DevmemWarning, match=f"injected failure of {method}") as told:
+        dm.trim()
+    assert bench.backend.injected
+    assert len(told) == 1
+    assert dm.memory_info().pending == 1000
+    bench.backend.disarm()
+    dm.trim()
     assert dm.memory_info().pending == 0

@@ -573,6 +573,39 @@ def test_a_wait_can_be_interrupted(driver):
     driver.synchronize()
 
 
+def test_an_interrupt_reaches_a_function_that_was_just_taken(driver, monkeypatch):
+    """The stream's thread stands still between taking it and calling it, for as long as the interrupt takes."""
+    engine, taken, may_go = driver._engine, threading.Event(), threading.Event()
+    stream = engine.stream(driver.stream_create(0, True), "test")
+    sound = engine._next
+
+    class Function:
+        asked = False
+
+        def __call__(self, places):
+            pass
+
+        def interrupt(self):
+            self.asked = True
+
+    def take(stream):
+        job = sound(stream)
+        if job is not None:
+            taken.set()
+            assert may_go.wait(LATE)
+        return job
+
+    monkeypatch.setattr(engine, "_next", take)
+    function = Function()
+    point = engine.post(stream, engine.protect, stream, function, [])
+    assert taken.wait(LATE)
+    engine.interrupt(point, KeyboardInterrupt())
+    may_go.set()
+    engine.wait(point)
+    assert function.asked
+    assert stream.function is None
+
+
 def start_and(thread, function):
     thread.start()
     function()

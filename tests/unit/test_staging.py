@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devmem as dm
+from devmem._core.files.copies import ToFile
 from devmem._core.layout import span
 from devmem._core.staging import crew as crew_module
 from devmem._core.staging import ring as ring_module
@@ -630,6 +631,39 @@ def test_no_slot_is_lost_to_an_interrupt(backend, context, what):
     round_trip(context)
 
 
+class Meanwhile(ring_module.Slot):
+    """A slot whose holder is looked at while another thread makes a slot."""
+
+    ring: Any = None
+
+    @property
+    def holder(self) -> Any:
+        if self.ring is not None:
+            self.ring.made[object()] = None  # never looked at: those that were there are enough
+        return None
+
+    @holder.setter
+    def holder(self, taking: Any) -> None:
+        pass
+
+    def wanted_by(self) -> None:
+        _ = self.holder
+
+
+@pytest.mark.parametrize("what", ["let go", "close"])
+def test_slots_are_made_while_the_ring_looks_at_them(backend, context, what):
+    ring = ring_module.Ring(context)
+    slot = ring.made[Meanwhile(np.zeros(1, "u1"), 0, 0)] = None
+    [slot] = ring.made
+    slot.ring = ring
+    if what == "let go":
+        ring.let_go(ring.taking(context.legacy))
+    else:
+        ring._destroy = lambda slots: None
+        ring.close()
+    assert len(ring.made) == 2
+
+
 def test_a_wait_that_is_interrupted_can_be_repeated(backend, context):
     """At each line: no block that a download waits for is lost with its slot."""
     sent = data(SLOTS * SLOT)
@@ -699,6 +733,40 @@ def test_a_dropped_download_leaves_its_destination_alone(backend, context):
     gc.collect()
     round_trip(context)
     assert not back.any()
+
+
+@pytest.mark.parametrize("how", ["taken out", "waited for", "begun", "file"])
+def test_a_download_that_failed_keeps_nothing_once_its_error_is_gone(backend, context, monkeypatch, tmp_path, how):
+    """Without a collection: neither its destination nor the device array."""
+    array, target = dm.to_device(data()), np.zeros_like(data())
+    refs = [weakref.ref(array), weakref.ref(target)]
+
+    def refuse(*_):
+        raise OSError("the disk is full")
+
+    if how == "taken out":
+        monkeypatch.setattr(Download, "put", refuse)
+    elif how == "file":
+        monkeypatch.setattr(ToFile, "put", refuse)
+    else:
+        backend.fail_at(1, "event_synchronize" if how == "waited for" else "copy")
+
+    def copy(array, target):
+        with pytest.raises((OSError, BackendError)):
+            if how == "file":
+                dm.save(array, tmp_path / "a.npy")
+            else:
+                array.copy_to_host(target)
+
+    gc.collect()
+    gc.disable()
+    try:
+        copy(array, target)
+        backend.disarm()
+        del array, target
+        assert all(each() is None for each in refs)
+    finally:
+        gc.enable()
 
 
 def test_a_download_that_nobody_waited_for_when_the_device_is_closed(backend, context):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..layout import like_strides
+from ..strips import raw
 
 #: Each array begins at a multiple of this, as arrays of their own do.
 ALIGNMENT = 256
@@ -67,7 +68,7 @@ def _packed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array
     strides = like_strides(array.shape, array.strides, array.itemsize)
     axes = sorted(range(array.ndim), key=lambda axis: -strides[axis])
-    return np.ascontiguousarray(array.transpose(axes))
+    return np.ascontiguousarray(raw(array).transpose(axes))
 
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

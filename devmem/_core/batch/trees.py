@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any
@@ -34,7 +35,7 @@ def flatten(tree: Tree) -> tuple[list[Any], set[type], bool]:
 def rebuild(tree: Tree, leaves: Iterator[Any]) -> Tree:
     """The same structure with other leaves."""
     if isinstance(tree, dict):
-        made = {} if type(tree) is dict else tree.copy()  # keeps what its class has besides, a default_factory say
+        made = {} if type(tree) is dict else copy.copy(tree)  # keeps what it has besides, a default_factory say
         for key, value in tree.items():
             made[key] = rebuild(value, leaves)
         return made

@@ -193,8 +193,8 @@ def _drain(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stre
     try:
         download.start(low, (1,), stream)
         download.finish()
-    except BaseException as error:
-        download.fail(error)
+    except BaseException:
+        download.give_up()
         raise
     telemetry.count(context, "d2h file", nbytes, began, array=array, stream=stream)
 

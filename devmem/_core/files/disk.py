@@ -110,6 +110,10 @@ class Disk:
 def opened(path: str) -> Iterator[Disk]:
     """A file to be read."""
     with telling(path), FileIO(path) as raw:
+        if not raw.seekable():
+            raise OSError(
+                errno.ESPIPE, "no file that can be read from any place, but a pipe, say: write what comes to one", path
+            )
         yield Disk(raw, path)
 
 

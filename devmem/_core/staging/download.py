@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from ...spi.errors import LayoutError
 from ...spi.types import CopyKind
 from ..layout import Shape, rows, span
 from ..plans import run
@@ -41,6 +42,8 @@ class Download:
         self._slots: dict[Slot, tuple[Block, npt.NDArray[Any]]] = {}
         #: How often a slot with a block of ours was put back.
         self._returned = 0
+        self._failed = False
+        #: What who waits is still to be told.
         self._error: BaseException | None = None
 
     @property
@@ -60,8 +63,8 @@ class Download:
         """
         try:
             self._start(src, strides, stream, gaps)
-        except BaseException as error:
-            self.fail(error)
+        except BaseException:
+            self.give_up()
             raise
 
     def _start(self, src: int, strides: Shape, stream: Stream, gaps: bool) -> None:
@@ -74,8 +77,8 @@ class Download:
                 lengths = block_shape(shape, block)
                 nbytes = span(lengths, strides, itemsize)[1] if gaps else math.prod(lengths) * itemsize
                 slot = ring.take(taking, nbytes)
-                if self._error is not None:  # of a block that was taken out just now, here or by another thread
-                    raise self._error
+                if self._failed:  # a block that was taken out just now, here or by another thread
+                    self._tell()
                 elements = slot.array(lengths, dtype, strides if gaps else None)
                 plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(lengths, itemsize, elements.strides, strides)
                 taking.begun = slot.in_ring
@@ -98,10 +101,15 @@ class Download:
         OSError
             The destination is a file, and cannot be written to.
         """
-        while self._take_out_more():
-            pass
-        if self._error is not None:
-            raise self._error
+        try:
+            while self._take_out_more():
+                pass
+            if self._failed:
+                self._tell()
+        except BaseException as error:
+            if self._error is error:
+                self._error = None  # as in `_tell`
+            raise
 
     def returned(self) -> None:
         """A slot with a block of ours was put back, perhaps by one who was interrupted: whoever waits for us may have it."""
@@ -117,7 +125,7 @@ class Download:
         try:
             with self._emptying:
                 block = self._slots.get(slot)
-                if block is not None and self._error is None:
+                if block is not None and not self._failed:
                     self.put(*block)
         except Exception as error:
             self.fail(error)
@@ -127,14 +135,31 @@ class Download:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Take note that a block will not come, or is not wanted any more. Later nobody writes to the destination."""
+        """Take note that a block will not come, for who waits. Later nobody writes to the destination."""
+        self._end(error)
+
+    def give_up(self) -> None:
+        """The same, where who waits knows what happened, or nobody waits any more."""
+        self._end(None)
+
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    def _end(self, error: BaseException | None) -> None:
         with self._changed:
-            self._error = self._error or error
+            if not self._failed:
+                self._error = error
+            self._failed = True
             self._changed.notify_all()
         with self._emptying:
             pass  # another thread may be writing there
 
-    # -- below ---------------------------------------------------------------------------------------------------------
+    def _tell(self) -> NoReturn:
+        """Raise what went wrong, once: kept any longer it, the frames of its traceback, and what they have would never go."""
+        error, self._error = self._error, None
+        try:
+            raise error or LayoutError("this copy has failed, and was told of: make it anew")
+        finally:
+            del error
 
     def _take_out_more(self) -> bool:
         """Take out what can be had, and wait for what others are at; whether there is more."""
@@ -148,9 +173,7 @@ class Download:
                         ring.settle(slot)
                     ring.put_back(slot, taking)
         with self._changed:
-            if self._slots and self._error is None:
+            if self._slots and not self._failed:
                 with Waiting(self.context, "a block that another thread takes out"):
-                    self._changed.wait_for(
-                        lambda: not self._slots or self._error is not None or self._returned != returned
-                    )
-            return bool(self._slots) and self._error is None
+                    self._changed.wait_for(lambda: not self._slots or self._failed or self._returned != returned)
+            return bool(self._slots) and not self._failed

@@ -134,7 +134,7 @@ class Ring:
         """
         with self._lock:
             self._making.pop(taking, None)
-            held = [slot for slot in self.made if slot.holder is taking]
+            held = [slot for slot in list(self.made) if slot.holder is taking]  # others may be making some
         for slot in held:
             if taking.begun:
                 slot.fetched = None
@@ -188,7 +188,7 @@ class Ring:
         """
         with self._lock:
             self._free.clear()
-        for slot in self.made:
+        for slot in list(self.made):
             download = slot.wanted_by()
             if download is not None:
                 download.fail(
@@ -228,7 +228,7 @@ class Ring:
             self.made[slot] = None
             return slot
         except BaseException as error:
-            if all(slot.event != event for slot in self.made):
+            if all(slot.event != event for slot in list(self.made)):
                 if ptr:
                     driver.free(ptr, self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED)
                 if event:
@@ -256,7 +256,10 @@ class Ring:
                 except DevmemError as error:  # the others must still be given back
                     problem = problem or error
         if problem is not None:
-            raise problem
+            try:
+                raise problem
+            finally:
+                del problem  # as in `Using`
 
 
 class Taking:

@@ -13,6 +13,7 @@ from .library import NOT_READY, cu, fail
 
 #: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and _CAPTURED_EVENT.
 CAPTURE_UNSUPPORTED, CAPTURED_EVENT = 900, 907
+_GLOBAL = binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 _RELAXED = binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 # Called as it is, because a frame more would be felt.
 _exchange = binding.cuThreadExchangeStreamCaptureMode
@@ -45,11 +46,12 @@ def unseen(call: Callable[..., Any], *arguments: Any) -> Any:
     While somebody captures in the default mode, no thread of the process may allocate, free, or ask for an event, unless it says
     that it knows what it does. What is done here puts nothing into anybody's graph.
     """
+    before: Any = _GLOBAL  # where an interrupt comes before it is known: the mode that every thread begins in
     try:
-        _, before = _exchange(_RELAXED)
-    except ValueError:
-        before = None  # whatever is wrong, the call itself says so too, and giving something back has to go on
-    try:
+        try:
+            _, before = _exchange(_RELAXED)
+        except ValueError:
+            before = None  # whatever is wrong, the call itself says so too, and giving something back has to go on
         return call(*arguments)
     finally:
         if before is not None:

@@ -173,4 +173,7 @@ def _owner(ordinal: int, ptr: int, nbytes: int) -> tuple[Calls, int]:
                 return driver, driver._space.device_side("copy_peer", ptr, nbytes)
             except BackendError as error:
                 problem = error
-    raise problem
+    try:
+        raise problem
+    finally:
+        del problem  # or its traceback and this frame would keep each other

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 
 from .faults import fault
-from .functions import Functions
+from .functions import Functions, function_of
 from .streams import Event, Job, Mark, Point, Run, Stream, nothing
 
 #: Jobs of up to so many bytes are run inline while the lock is held: cheaper than to claim the stream for them.
@@ -322,6 +322,7 @@ class Engine(Functions):
                     job.after = [(other, count) for other, count in job.after if other.completed < count]
                     if not job.after:
                         stream.running = True
+                        stream.function = function_of(job)  # in the same breath, or an interrupt would miss it
                         return stream.queue.popleft()
                 gate = stream.gate()
             gate.acquire()

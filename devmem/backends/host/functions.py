@@ -10,7 +10,7 @@ from typing import Any
 from devmem.spi.errors import DevmemWarning
 from devmem.spi.executing import executing
 
-from .streams import Point, Run, Stream
+from .streams import Job, Point, Run, Stream
 
 
 class Functions:
@@ -24,8 +24,10 @@ class Functions:
         self.failures: list[tuple[Stream, int, BaseException]] = []
 
     def protect(self, stream: Stream, run: Run, *args: object) -> None:
-        """Run a job of the user's: what it raises is for whoever waits for the stream, and no reason to distrust the device."""
-        stream.function = run
+        """Run a job of the user's: what it raises is for whoever waits for the stream, and no reason to distrust the device.
+
+        Which function that is the stream has been told when the job was taken: see `function_of`.
+        """
         try:
             with executing.here():
                 run(*args)
@@ -51,7 +53,7 @@ class Functions:
                 seen.add(reached)
                 running.append(stream.function)
                 for job in itertools.islice(stream.queue, count - stream.completed - stream.running):
-                    queued.append(job.args[1] if getattr(job.run, "__func__", None) is Functions.protect else None)
+                    queued.append(function_of(job))
                     points += job.after
         for function in queued + running:
             end = getattr(function, "interrupt", None)
@@ -76,7 +78,10 @@ class Functions:
                 return
             self.failures.remove(found[0])
         error = found[0][2]
-        raise error
+        try:
+            raise error
+        finally:
+            del error, found  # or this frame and the traceback, with whoever called, would keep each other
 
     def warn(self) -> None:
         """Tell as a warning what nobody can be told otherwise any more."""
@@ -84,3 +89,8 @@ class Functions:
         for _, _, error in failures:
             told = f"a function that a stream ran failed, and nobody waited for it: {type(error).__name__}: {error}"
             warnings.warn(told, DevmemWarning, stacklevel=3)
+
+
+def function_of(job: Job) -> object:
+    """The function of the user's that a job runs, if that is what it does."""
+    return job.args[1] if getattr(job.run, "__func__", None) is Functions.protect else None

@@ -252,7 +252,10 @@ class RocDriver(Launching):
                 problem = problem or error
         self.exit(token)
         if problem is not None:
-            raise problem
+            try:
+                raise problem
+            finally:
+                del problem  # or its traceback and this frame would keep each other
 
 
 def _captured(error: BackendError) -> UnsupportedError:

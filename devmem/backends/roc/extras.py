@@ -42,7 +42,7 @@ WAIT_UNTIL_EQUAL, ALL_BITS = 1, 0xFFFF_FFFF
 RELEASE_THRESHOLD, RESERVED_BYTES, USED_BYTES = 4, 5, 7
 #: Keep what was freed. Besides being fast, it keeps pools of some runtimes from handing out memory that they zero later.
 KEEP_EVERYTHING = (1 << 64) - 1
-RELAXED = 2
+GLOBAL, RELAXED = 0, 2
 
 
 class Volume(ctypes.Structure):
@@ -121,16 +121,19 @@ class Extras:
         """
         mode = ctypes.c_int(RELAXED)
         at = ctypes.addressof(mode)
+        exchanged, known = self.exchanges, False
         try:
-            exchanged = self.exchanges
-            if exchanged:
-                self.hip.hipThreadExchangeStreamCaptureMode(at)
-        except BackendError:  # whatever is wrong, the call itself says so too, and giving something back has to go on
-            exchanged = False
-        try:
+            try:
+                if exchanged:
+                    self.hip.hipThreadExchangeStreamCaptureMode(at)
+                known = True
+            except BackendError:
+                exchanged = False  # what is wrong the call itself says too, and giving something back has to go on
             return call(*arguments)
         finally:
             if exchanged:
+                if not known and mode.value == RELAXED:
+                    mode.value = GLOBAL  # an interrupt came before it was told: the mode that every thread begins in
                 try:  # not suppress(): it would be felt
                     self.hip.hipThreadExchangeStreamCaptureMode(at)
                 except BackendError:
