@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass
 
 from ..spi.errors import ConfigError
 from . import scopes
 from .config import settings
+
+#: Threads of the host that the blocks of a launch are dealt out to, at most. One runs at a time, as always in Python.
+THREADS = max(2, min(os.cpu_count() or 1, 4))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import libcst as cst
@@ -11,6 +11,16 @@ from libcst import metadata
 from .rules import theirs
 
 IMPORTERS = frozenset({"importlib.import_module", "builtins.__import__"})
+
+
+class Others:
+    """What a module has of numba's by way of others: of none, nothing."""
+
+    def __init__(self, known: Callable[[str], set[str]] = lambda name: set(), stars: Iterable[str] = ()) -> None:
+        #: What of numba's a whole name means: ``numba.cuda`` of ``.gpu.cuda``.
+        self.known = known
+        #: The modules that all names are imported of.
+        self.stars = tuple(stars)
 
 
 class Meanings(cst.CSTVisitor):
@@ -23,9 +33,11 @@ class Meanings(cst.CSTVisitor):
         metadata.PositionProvider,
     )
 
-    def __init__(self) -> None:
+    def __init__(self, others: Others) -> None:
         super().__init__()
+        self._others = others
         self._followed: set[cst.CSTNode] = set()
+        self._members: dict[cst.CSTNode, Members] = {}
 
     def meanings(self, node: cst.CSTNode | None) -> set[str]:
         """What an expression means: by an import, by a variable that was given one, or by a text that is asked for."""
@@ -35,14 +47,18 @@ class Meanings(cst.CSTVisitor):
         try:
             match node:
                 case cst.Name():
-                    return self.imported(node) or self._given(node)
+                    return self._through(self.imported(node) or self._given(node) or self._starred(node))
                 case cst.Attribute():
-                    return {f"{each}.{node.attr.value}" for each in self.meanings(node.value)}
+                    return self._through(self.said(node)) or self._of_class(node)
                 case cst.Call():
                     return self._by_text(node)
             return set()
         finally:
             self._followed.discard(node)
+
+    def said(self, node: cst.Attribute) -> set[str]:
+        """What an attribute says: the name, as it is written, of what its value means."""
+        return {f"{each}.{node.attr.value}" for each in self.meanings(node.value)}
 
     def imported(self, node: cst.CSTNode) -> set[str]:
         """What a name means by the import that it comes from."""
@@ -79,6 +95,40 @@ class Meanings(cst.CSTVisitor):
                 return self.meanings(value)
         return set()
 
+    def _through(self, names: set[str]) -> set[str]:
+        """Names of other modules by what those have them from."""
+        return {each for name in names for each in self._others.known(name) or {name}}
+
+    def _starred(self, node: cst.Name) -> set[str]:
+        """What a name means that nothing here gives a meaning, where others' names are imported, all of them."""
+        if not self._others.stars or self.assigned(node):
+            return set()
+        return {name for star in self._others.stars for name in self._others.known(f"{star}.{node.value}")}
+
+    def _of_class(self, node: cst.Attribute) -> set[str]:
+        """What an attribute of a class means, or of its ``self``, that is given one value, in one place."""
+        match self.assigned(node.value):
+            case [cst.Param() as given]:
+                method = self.parent(self.parent(given))
+                first = method.params.params[:1] if isinstance(method, cst.FunctionDef) else ()
+                owner = self.parent(self.parent(method)) if first and first[0] is given else None
+            case [owner]:
+                pass
+            case _:
+                return set()
+        if not isinstance(owner, cst.ClassDef):
+            return set()
+        members = self._members.get(owner)
+        if members is None:
+            members = self._members[owner] = Members()
+            owner.body.visit(members)
+        match members.values.get(node.attr.value, []):
+            case [str() as imported]:
+                return self._through({imported})
+            case [cst.CSTNode() as value]:
+                return self.meanings(value)
+        return set()
+
     def _by_text(self, node: cst.Call) -> set[str]:
         """What ``getattr``, ``import_module`` and ``__import__`` are asked for, where that is written there."""
         called, text = self.called(node), text_of(node, 0)
@@ -93,6 +143,45 @@ class Meanings(cst.CSTVisitor):
     def _named(self, node: cst.CSTNode, source: metadata.QualifiedNameSource) -> set[str]:
         found: Iterable[Any] = self.get_metadata(metadata.QualifiedNameProvider, node, ())
         return {each.name for each in found if each.source is source}
+
+
+class Members(cst.CSTVisitor):
+    """What the attributes of a class are given: in its body, and by its methods, as ``self.xp = cuda``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Values, and whole names of what is imported.
+        self.values: dict[str, list[cst.CSTNode | str]] = {}
+        self._depth = 0
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
+        """One inside has a `self` of its own."""
+        return False
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        """Names in methods are none of the class's."""
+        self._depth += 1
+
+    def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:
+        """Back in the body, maybe."""
+        self._depth -= 1
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
+        """``from numba import cuda``, in the body."""
+        if not self._depth and node.module is not None and not isinstance(node.names, cst.ImportStar):
+            module = "." * len(node.relative) + dotted(node.module)
+            for alias in node.names:
+                bound = alias.evaluated_alias or dotted(alias.name)
+                self.values.setdefault(bound, []).append(f"{module}.{dotted(alias.name)}")
+
+    def visit_Assign(self, node: cst.Assign) -> None:
+        """A name in the body, or an attribute of `self`."""
+        for each in node.targets:
+            match each.target:
+                case cst.Name(value=name) if not self._depth:
+                    self.values.setdefault(name, []).append(node.value)
+                case cst.Attribute(value=cst.Name(value="self" | "cls"), attr=cst.Name(value=name)):
+                    self.values.setdefault(name, []).append(node.value)
 
 
 def dotted(node: cst.BaseExpression) -> str:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from .output import FAILED, OK, UNUSABLE, complain, print_json
 
 #: Folders that are nobody's source.
 SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+#: How files with Python end; scripts have no ending.
+PYTHON = frozenset({".py", ".pyi", ".pyw", ""})
+NOTEBOOK = "is a notebook: convert it with jupyter nbconvert --to script"
 #: What is counted in the last line, by the kind of the finding.
 LEFT = {"look": "to look at", "cuda": "on CUDA alone"}
 
@@ -46,12 +50,13 @@ def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_jso
     Folders are searched for *.py. Nothing is changed without --write. Names that devmem does not have, or has otherwise, are told
     with their lines. Notes tell what works on CUDA alone, and what needs Numba as before.
 
-    Exit code 0: done, notes or none. 1: some names have to be looked at. 2: a file could not be read, parsed or written.
+    Exit code 0: done, notes or none. 1: some names have to be looked at. 2: a file is no Python, or could not be
+    read, parsed or written.
     """
     if importlib.util.find_spec("libcst") is None:
         complain("migrate needs libcst: pip install libcst")
         context.exit(UNUSABLE)
-    results = [_look(path) for path in _files(paths)]
+    results = _all(list(_files(paths)))
     if write:
         for each, source in results:
             if each.changed:
@@ -65,14 +70,39 @@ def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_jso
     context.exit(UNUSABLE if failed else FAILED if _count(files, "look") else OK)
 
 
-def _look(path: Path) -> tuple[File, Any]:
-    """Read one file, and find out what would become of it."""
+def _all(paths: list[Path]) -> list[tuple[File, Any]]:
+    """What would become of each file."""
     # With its library, which is an extra: the command has to be listed without it.
-    from .rewriting import Unparsable, rewrite
+    from .modules import Modules
+
+    # Where nobody has anything of numba's, there is nothing to be handed on, and no need to read all that is imported.
+    modules = Modules(paths if any(map(_is_of_numba, paths)) else ())
+    return [_look(path, modules) for path in paths]
+
+
+def _is_of_numba(path: Path) -> bool:
+    from .rewriting import is_of_numba
+
+    try:
+        return is_of_numba(path.read_bytes())
+    except OSError:
+        return False  # told when its turn comes
+
+
+def _look(path: Path, modules: Any) -> tuple[File, Any]:
+    """Read one file, and find out what would become of it."""
+    from .meanings import Others
+    from .rewriting import Unparsable, is_of_numba, rewrite
 
     found = File(path)
+    if path.suffix not in PYTHON:
+        found.error = NOTEBOOK if path.suffix == ".ipynb" else f"is no Python, by its ending {path.suffix!r}"
+        return found, None
     try:
-        made = rewrite(path.read_bytes())
+        source = path.read_bytes()
+        concerned = is_of_numba(source) or modules.reaches(path)
+        others = Others(partial(modules.known, path), modules.stars(path)) if concerned else None
+        made = rewrite(source, others)
     except OSError as error:
         found.error = error.strerror or str(error)
         return found, None

@@ -17,7 +17,7 @@ from typing import Any
 import libcst as cst
 from libcst import metadata
 
-from .meanings import dotted, plain_names
+from .meanings import Others, dotted, plain_names
 from .rules import TARGETS, VARIABLES, is_here, is_module, ours, target_of
 from .uses import OURS, Finding, Mentions, Uses
 
@@ -42,21 +42,23 @@ class Unparsable(Exception):
     """Source that is no Python; the message says where."""
 
 
-def rewrite(source: bytes) -> Rewritten:
+def rewrite(source: bytes, others: Others | None = None) -> Rewritten:
     """The source of a module with its imports changed, and what has to be looked at.
+
+    ``others``: what it has of numba's by way of other modules.
 
     Raises
     ------
     Unparsable
         It is no Python of a version that is known.
     """
-    if not (NUMBA.search(source) and MENTIONED.search(source)):
+    if others is None and not is_of_numba(source):
         return Rewritten(source, source)
     mark = b"\xef\xbb\xbf" if source.startswith(b"\xef\xbb\xbf") else b""
     try:
         module = _parsed(source[len(mark) :])
         wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
-        uses = Uses()
+        uses = Uses(others or Others())
         wrapper.visit(uses)
         changed = wrapper.module.visit(Rewriter(uses))
     except RecursionError as error:
@@ -65,6 +67,11 @@ def rewrite(source: bytes) -> Rewritten:
     if changed.code == module.code:
         return Rewritten(source, source, findings)
     return Rewritten(source, mark + _patched(source[len(mark) :], module, changed), findings)
+
+
+def is_of_numba(source: bytes) -> bool:
+    """Whether a module says something of numba's GPU namespaces."""
+    return bool(NUMBA.search(source) and MENTIONED.search(source))
 
 
 def _parsed(source: bytes) -> cst.Module:

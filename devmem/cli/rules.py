@@ -5,9 +5,11 @@ Which names devmem has, the drop-ins themselves are asked. Written down here is 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
+import textwrap
 import warnings
 from enum import StrEnum
 from functools import lru_cache
@@ -76,11 +78,39 @@ VARIABLES = {
     "NUMBA_DISABLE_HSA": "DEVMEM_BACKEND chooses another one",
 }
 
+#: Settings of numba's that the drop-ins look for, in the environment.
+READ = {
+    "NUMBA_CUDA_ARRAY_INTERFACE_SYNC",
+    "NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT",
+    "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO",
+    "NUMBA_CUDA_MEMORY_MANAGER",
+    "NUMBA_CUDA_WARN_ON_IMPLICIT_COPY",
+    "NUMBA_DISABLE_CUDA",
+    "NUMBA_DISABLE_PERFORMANCE_WARNINGS",
+}
+#: Settings of numba's that are not of its GPU namespaces alone.
+SHARED = frozenset({"DISABLE_PERFORMANCE_WARNINGS", "NumbaPerformanceWarning"})
+#: Where numba and numba-cuda have their settings and warnings.
+SETTING = re.compile(
+    r"numba\.(?:cuda\.)?(?:core\.)?(?:config\.((?:CUDA|ROC|HSA|ENABLE_CUDASIM|DISABLE_CUDA|DISABLE_HSA|DISABLE_PERF)\w*)"
+    r"|(?:errors\.)?(NumbaPerformanceWarning))"
+)
+
+#: Plugins of others for numba's memory, which import numba themselves.
+PLUGINS = {"rmm.allocators.numba": 'devmem.use_memory("rmm")'}
+FOR_NUMBA = "is for Numba's own contexts, and refused by the drop-in: write {}"
+
 #: What makes kernels.
 KERNELS = ("numba.cuda.jit", "numba.roc.jit")
 
 #: Numba's types, which kernels can do without.
 TYPES = re.compile(r"(u?int|float|complex)\d+|u?int[pc]|boolean|b1|[iufc]\d+|void|types")
+
+#: The module of the names that kernels use.
+OWN_NAMES = "devmem.kernels.names"
+
+#: Of a text without this there is no need to ask whether it is Python.
+SAID = re.compile(r"\bnumba\b")
 
 #: Arguments of functions.
 KEYWORDS = (
@@ -90,6 +120,42 @@ KEYWORDS = (
     Keyword(("numba.vectorize", "numba.guvectorize"), "target", ("roc", "hsa", "gpu"), Kind.LOOK, WRITE_ONE),
     Keyword(("numba.jit",), "target", ("cuda", "roc", "hsa", "gpu"), Kind.LOOK, WRITE_ONE),
 )
+
+
+def setting(name: str) -> tuple[str, str] | None:
+    """A setting or a warning of numba's by its own name, and what is to be said of it."""
+    found = SETTING.fullmatch(name)
+    if found is None:
+        return None
+    own = found[1] or found[2]
+    variable = f"NUMBA_{own}"
+    if own == "NumbaPerformanceWarning":
+        return own, "is given by nothing here: filter devmem.DevmemWarning"
+    if variable in READ:
+        return own, f"is not asked here: set {variable} in the environment"
+    return own, f"means nothing to devmem{f': {VARIABLES[variable]}' if variable in VARIABLES else ''}"
+
+
+def plugin(name: str) -> str | None:
+    """What is to be said of a name of somebody's plugin for numba."""
+    found = next((each for each in PLUGINS if name == each or name.startswith(f"{each}.")), None)
+    return found and FOR_NUMBA.format(PLUGINS[found])
+
+
+def is_code(text: str) -> bool:
+    """Whether a text is Python that imports a target, or says one in full: what ``exec`` and ``skipif`` are given."""
+    if not SAID.search(text):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    nodes = list(ast.walk(tree))
+    if any(isinstance(each, ast.Is | ast.IsNot | ast.In | ast.NotIn) for each in nodes):  # "numba.cuda is not there"
+        return False
+    return any(target_of(each) for node in nodes for each in _said(node))
 
 
 def target_of(name: str) -> str:
@@ -158,6 +224,18 @@ def staying(names: set[str]) -> str:
     return f"stays{f' for {used}' if used else ''}, and has to be installed{types}"
 
 
+def _said(node: ast.AST) -> list[str]:
+    """Names of modules and of what is in them, as one node says them."""
+    match node:
+        case ast.Import(names=names):
+            return [each.name for each in names]
+        case ast.ImportFrom(module=str() as module, names=names, level=0):
+            return [f"{module}.{each.name}" for each in names]
+        case ast.Attribute(value=ast.Name(id="numba"), attr=attr):
+            return [f"numba.{attr}"]
+    return []
+
+
 @lru_cache
 def _decorated(decorator: str, device: bool) -> Any:
     target = target_of(decorator)
@@ -217,7 +295,9 @@ def _member(holder: Any, name: str) -> Any:
 
 def _is_plain(found: Any) -> bool:
     """Whether an object has the members that its class says, and no others."""
-    return not (callable(found) or inspect.isdatadescriptor(found) or hasattr(type(found), "__getattr__"))
+    # devmem's own names ask for a missing one to say what there is.
+    computes = hasattr(type(found), "__getattr__") and type(found).__module__ != OWN_NAMES
+    return not (callable(found) or inspect.isdatadescriptor(found) or computes)
 
 
 def _missing(holder: Any, name: str) -> str:

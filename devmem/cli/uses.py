@@ -9,7 +9,7 @@ import libcst as cst
 from libcst import metadata
 
 from . import rules
-from .meanings import IMPORTERS, Meanings, begins, dotted, is_false, plain_names, text_of
+from .meanings import IMPORTERS, Meanings, Others, begins, dotted, is_false, plain_names, text_of
 from .rules import TARGETS, Kind, target_of, theirs
 
 #: The last parts of our names, which a program may use for something else.
@@ -36,8 +36,8 @@ class Mentions(NamedTuple):
 class Uses(Meanings):
     """What each import of numba is used for, which expressions say a target, and what has to be said of the names."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, others: Others) -> None:
+        super().__init__(others)
         #: By import statement.
         self.mentions: dict[cst.CSTNode, Mentions] = {}
         #: ``numba.cuda``, by the node that says it.
@@ -47,6 +47,7 @@ class Uses(Meanings):
         self._importing = False
         self._moving = False
         self._staying: dict[cst.CSTNode, set[str]] = {}
+        self._settings: list[tuple[cst.CSTNode, str, str]] = []
 
     # -- imports -------------------------------------------------------------------------------------------------------
 
@@ -79,6 +80,9 @@ class Uses(Meanings):
         """Say what stays numba's beside what moves."""
         for node, mentions in self.mentions.items():
             self._staying.setdefault(node, set()).update(mentions.others)
+        for at, name, what in self._settings:
+            if self._moving or name not in rules.SHARED:
+                self._find(at, name, what)
         for node, names in self._staying.items():
             if names and self._moving:
                 self._find(node, "numba", rules.staying(names), Kind.NUMBA)
@@ -86,6 +90,9 @@ class Uses(Meanings):
     def _import(self, node: cst.Import | cst.ImportFrom, alias: cst.ImportAlias, name: str) -> None:
         for each in {name, target_of(name)} - {""}:
             self._judge(alias, each)
+        told = rules.plugin(name)
+        if told:
+            self._find(alias, name, told)
         if target_of(theirs(name)):
             self._moving |= rules.is_here(theirs(name))
         elif name.startswith("numba."):
@@ -96,6 +103,8 @@ class Uses(Meanings):
     def visit_Name(self, node: cst.Name) -> None:
         """Note which import a use of ``numba`` itself belongs to."""
         meanings = self.imported(node)
+        if not self._importing:
+            self._set(node, meanings)
         parent = self.parent(node)
         attribute = parent if isinstance(parent, cst.Attribute) else None
         if not self._importing and "numba" in meanings:
@@ -109,14 +118,19 @@ class Uses(Meanings):
             return
         parent = self.parent(node)
         longest = not (isinstance(parent, cst.Attribute) and parent.value is node)
+        said = self.said(node)
         for name in self.meanings(node):
-            if target_of(name) == name:
+            if (
+                target_of(name) == name and name in said
+            ):  # else another file has it, or another line, and moves it there
                 if "numba" in self.imported(node.value):
                     self.spelled[node] = name.removeprefix("numba.")
                 else:
                     self._find(node, name, rules.ANOTHER_WAY)
             if longest or name in rules.DIFFERENT:
                 self._judge(node, name)
+            if longest:
+                self._set(node, {name})
         for decorator, given in self.decorators(node.value):
             device = "device" in given and not is_false(given["device"])
             for verdict in rules.member(theirs(decorator), node.attr.value, device):
@@ -136,14 +150,19 @@ class Uses(Meanings):
                 self._argument(node, rule)
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
-        """Note settings, and modules' names in texts but for the names of loggers."""
+        """Note settings, modules' names but for those of loggers, and Python in texts, docstrings left out."""
         text = node.raw_value
+        if text in rules.PLUGINS:
+            self._find(node, text, str(rules.plugin(text)))
         if text in rules.VARIABLES:
             self._find(node, text, f"means nothing to devmem: {rules.VARIABLES[text]}")
         if target_of(text) and text.replace(".", "").replace("_", "").isalnum():
             call = self.parent(self.parent(node))
             if not (isinstance(call, cst.Call) and dotted(call.func).endswith("getLogger")):
                 self._find(node, text, f"is text, which is left as it is: ours is {rules.ours(text)}")
+        elif not isinstance(self.parent(node), cst.Expr) and rules.is_code(str(node.evaluated_value)):
+            shown = next(line.strip() for line in str(node.evaluated_value).splitlines() if rules.SAID.search(line))
+            self._find(node, repr(shown), "is text that Python may run, which is left as it is: change it there")
 
     def _mention(self, node: cst.Name, said: str) -> None:
         """What of ``numba`` is used here, for the import that it comes from."""
@@ -171,6 +190,10 @@ class Uses(Meanings):
                 if text in rule.values if rule.values else not is_false(each.value):
                     shown = repr(text) if rule.values else "..."
                     self._find(node, f"{max(self.called(node))}({rule.keyword}={shown})", rule.what, rule.kind)
+
+    def _set(self, node: cst.CSTNode, names: set[str]) -> None:
+        """Note settings of numba's that Python code sets or asks for, and its warnings."""
+        self._settings += [(node, *told) for told in map(rules.setting, names) if told is not None]
 
     def _judge(self, node: cst.CSTNode, name: str) -> None:
         for verdict in rules.verdicts(name):

@@ -156,7 +156,10 @@ class Brought:
                 problem = problem or error
         self.discard()
         if problem is not None:
-            raise problem
+            try:
+                raise problem
+            finally:
+                del problem  # or its traceback and this frame would keep each other, and the copies
 
     def discard(self) -> None:
         """Give back the memory of the uploads, behind what uses it."""

@@ -21,6 +21,8 @@ from .launch import Launch, Nothing, check_on_host
 
 #: Threads of a block where nobody says how many: enough for every device to be busy with, and no more than any of them takes.
 THREADS = 256
+#: Threads that run in step, where those are most: blocks are made of whole ones.
+WAVE = 64
 #: Threads of a block, at most: so many on every GPU there is.
 BLOCK = 1024
 #: Bytes of shared memory: more than any of them has for a block.
@@ -101,18 +103,21 @@ class Kernel(Decorated):
         )
 
     def forall(self, n: int, stream: Any = 0, *, threads: int = 0, dynamic_shared_bytes: int = 0) -> Launch | Nothing:
-        """A launch with at least one thread for each of ``n`` elements, in blocks of ``threads``; of none for 0.
+        """A launch with more threads than the ``n`` elements, a block more at most; with none for 0.
 
-        There may be a few threads more: the kernel asks whether ``devmem.grid(1)`` is below ``n``.
+        The kernel asks whether ``devmem.grid(1)`` is below ``n``; one that does not is found wherever it is first tried, because
+        there always is a thread that has no element. Who names the ``threads`` of a block gets as few blocks as hold ``n``.
         """
         count = _integer("forall(n)", n)
         if count < 0:
             raise LayoutError(f"forall() takes a number of elements, not {count}")
-        threads = _integer("threads", threads) or min(THREADS, max(count, 1))
+        named = _integer("threads", threads)
+        threads = named or min(THREADS, (count // WAVE + 1) * WAVE)
         block = _extent("block", threads, BLOCK)
         if not count:
             return Nothing(self)
-        return Launch(self, _extent("grid", -(-count // threads), MOST), block, stream, _bytes(dynamic_shared_bytes))
+        blocks = -(-count // threads) if named else count // threads + 1
+        return Launch(self, _extent("grid", blocks, MOST), block, stream, _bytes(dynamic_shared_bytes))
 
     def compile_for(self, device: Any = None, signature: str | None = None) -> None:
         """Compile now, for a device (None: the current one), what would be compiled at the first launch.
@@ -186,8 +191,7 @@ class Kernel(Decorated):
         found: list[Kernel] = []
         functions, seen = [self.function], {self.function}
         while functions:
-            variables = inspect.getclosurevars(functions.pop())
-            for each in (*variables.nonlocals.values(), *variables.globals.values()):
+            for each in _named(functions.pop()):
                 kernel = each.kernel if isinstance(each, Launch) else each
                 if isinstance(kernel, Kernel) and kernel not in found:
                     found.append(kernel)
@@ -237,6 +241,18 @@ def _of_places(function: Function) -> inspect.Signature:
                 f"{str(each)!r} has none; give each argument a name before any *"
             )
     return found
+
+
+def _named(function: Function) -> Iterator[object]:
+    """What the names in a function stand for, now; those without a value are left out."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            pass
+    found = getattr(function, "__globals__", {})
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    yield from (found[name] for name in names if name in found)
 
 
 def _extent(what: str, value: Any, most: int) -> Extent:

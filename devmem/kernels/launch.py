@@ -124,7 +124,7 @@ class Launch:
         key: list[Any],
         bound: Stream | None,
     ) -> None:
-        stream = context.stream_of(self.stream if self.stream or bound is None else bound)
+        stream = self._stream_of(context, bound)
         key[0] = context
         codes = self.kernel.codes
         found = codes.by_key.get(looked_up := tuple(key))
@@ -164,7 +164,7 @@ class Launch:
             self._launch_brought(context, brought, bound)
             return
         compiler_for(context)  # raises before anything moves
-        stream = context.stream_of(self.stream or bound or 0)
+        stream = self._stream_of(context, bound)
         with Entered(context) as driver:
             _check_not_captured(stream, context)
             brought.bring(context, stream)
@@ -191,6 +191,17 @@ class Launch:
             brought.launched(False)
             raise
         brought.launched(True)
+
+    def _stream_of(self, context: Context, bound: Stream | None) -> Stream:
+        try:
+            return context.stream_of(self.stream if self.stream or bound is None else bound)
+        except DevmemError as error:
+            if type(self.stream) is int:
+                error.add_note(
+                    f"the third of the brackets is the stream; bytes of dynamic shared memory are the fourth, "
+                    f"kernel[grid, block, 0, {self.stream}]"
+                )
+            raise
 
     def _told(self) -> str:
         shared = f", each with {self.shared_bytes} bytes of dynamic shared memory" if self.shared_bytes else ""

@@ -145,6 +145,10 @@ PUBLIC = (
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
+#: What to write for names that other libraries have.
+_MEANT = {"sub": "; atomic.add(ary, idx, -val) subtracts"}
+
+
 class _Name:
     """What compilers recognise by its identity."""
 
@@ -157,6 +161,15 @@ class _Name:
 
     def __reduce__(self) -> str:
         return self.name
+
+    def __getattr__(self, name: str) -> Any:
+        has = (
+            ", ".join(each for each in dir(type(self)) if not each.startswith("_"))
+            or "nothing that is asked for by name"
+        )
+        raise AttributeError(
+            f"devmem.{self.__dict__.get('name')} has no {name!r}: there is {has}{_MEANT.get(name, '')}"
+        )
 
     @property
     def _numba_type_(self) -> Any:

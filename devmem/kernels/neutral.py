@@ -13,7 +13,7 @@ _NEUTRAL = {
     "lanemask_lt": "write (1 << devmem.laneid) - 1",
     "fma": "write a * b + c",
     "selp": "write a if condition else b",
-    "cbrt": "write x ** (1 / 3)",
+    "cbrt": "write math.copysign(abs(x) ** (1 / 3), x)",
     "types": "write NumPy's, such as np.float32",
     "cg": "blocks cannot wait for each other on every device: end the kernel, and launch another one behind it",
 }

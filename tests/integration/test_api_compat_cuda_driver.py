@@ -7,6 +7,8 @@ import ctypes
 import gc
 import importlib.metadata
 import pickle
+import sys
+import types
 import weakref
 
 import numpy as np
@@ -70,10 +72,26 @@ def test_facts_of_a_device(device):
     assert set(identity) == {"pci_domain_id", "pci_bus_id", "pci_device_id"}
     assert driver.Device.from_identity(identity).id == found.id
     assert identity["pci_bus_id"] == found.PCI_BUS_ID
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match=r"'NO_SUCH_ATTRIBUTE': of CUDA's there are .*, WARP_SIZE"):
         found.NO_SUCH_ATTRIBUTE  # noqa: B018
     with pytest.raises(RuntimeError, match="No device"):
         driver.Device.from_identity({"pci_domain_id": 77, "pci_bus_id": 77, "pci_device_id": 77})
+
+
+def test_what_a_program_asks_to_choose_its_blocks(device):
+    """On every backend: grids are made of these."""
+    found = cuda.get_current_device()
+    assert found.MULTIPROCESSOR_COUNT >= 1
+    threads = found.MAX_THREADS_PER_BLOCK
+    assert threads <= found.MAX_THREADS_PER_MULTIPROCESSOR
+    blocks = [found.MAX_BLOCK_DIM_X, found.MAX_BLOCK_DIM_Y, found.MAX_BLOCK_DIM_Z]
+    assert all(64 <= each <= threads for each in blocks)
+    assert found.MAX_GRID_DIM_X == (1 << 31) - 1
+    assert min(found.MAX_GRID_DIM_Y, found.MAX_GRID_DIM_Z) >= 65535
+    assert found.MAX_SHARED_MEMORY_PER_BLOCK >= 48 << 10
+    assert found.MAX_REGISTERS_PER_BLOCK >= 1 << 15
+    assert found.TOTAL_CONSTANT_MEMORY >= 1 << 16
+    assert found.compute_capability == (found.COMPUTE_CAPABILITY_MAJOR, found.COMPUTE_CAPABILITY_MINOR)
 
 
 def test_there_is_one_context_for_each_device_and_all_threads(in_thread):
@@ -706,6 +724,38 @@ def test_plugins_that_are_refused():
         pool_manager(Pool())()
     with pytest.raises(TypeError, match="abstract"):
         cuda.BaseCUDAMemoryManager(context=None)
+
+
+def numbas_own(name="RMMNumbaManager"):
+    """A plugin as in a file that imports Numba, as RMM's does."""
+    theirs = type("HostOnlyCUDAMemoryManager", (), {"__module__": "numba.cuda.cudadrv.driver"})
+    return type(name, (theirs,), {"__module__": "rmm.allocators.numba", "interface_version": 1})
+
+
+def test_plugins_of_numbas_own_contexts_are_refused(monkeypatch):
+    """They would ask Numba for its context, and open one beside ours."""
+    with pytest.raises(TypeError, match=r"rmm\.allocators\.numba\.RMMNumbaManager .* devmem\.use_memory\(\"rmm\"\)"):
+        cuda.set_memory_manager(numbas_own())
+    assert type(cuda.current_context().memory_manager).__name__ == "NumbaCUDAMemoryManager"
+    cuda.close()
+    for name, package in (("rmm", True), ("rmm.allocators", True), ("rmm.allocators.numba", False)):
+        module = types.ModuleType(name)
+        module._numba_memory_manager = numbas_own()
+        if package:
+            module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("NUMBA_CUDA_MEMORY_MANAGER", "rmm.allocators.numba")
+    with pytest.raises(
+        RuntimeError, match=r"from rmm.allocators.numba: .*Numba's own contexts.*DEVMEM_MEMORY_MANAGER=rmm"
+    ):
+        cuda.current_context()
+
+
+def test_rmms_variable_is_answered_where_numba_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rmm", None)
+    monkeypatch.setenv("NUMBA_CUDA_MEMORY_MANAGER", "rmm.allocators.numba")
+    with pytest.raises(RuntimeError, match="DEVMEM_MEMORY_MANAGER=rmm"):
+        cuda.current_context()
 
 
 def test_a_plugin_is_named_by_a_variable(monkeypatch, tmp_path):

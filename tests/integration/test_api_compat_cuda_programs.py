@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 
 import numpy as np
@@ -221,6 +222,19 @@ def test_a_kernel_on_device_arrays(kernels):
     assert (d.copy_to_host()[:20] == np.arange(20.0)).all()
 
 
+def test_arguments_by_their_names(kernels):
+    d = cuda.to_device(np.arange(4.0))
+    increase[1, 4](d, by=2)
+    increase.forall(4)(array=d, by=1)
+    assert d.copy_to_host().tolist() == [3, 4, 5, 6]
+
+
+def test_arrays_in_a_tuple_are_refused(kernels):
+    d = cuda.to_device(np.arange(4.0))
+    with pytest.raises(TypeError, match="one by one"):
+        increase[1, 4]((d, d), 1)
+
+
 def test_a_kernel_on_host_arrays(kernels):
     source = np.arange(100.0)
     with pytest.warns(dm.DevmemWarning, match="uploaded"):
@@ -237,6 +251,76 @@ def test_numbas_variables_silence_the_warning_of_copies(kernels, monkeypatch, na
     monkeypatch.setenv(name, value)
     increase[4, 32](source := np.arange(100.0), 1.0)
     assert source[0] == 1
+
+
+POINT = np.dtype([("x", "f8"), ("y", "f8")])
+
+
+@cuda.jit
+def move(point, by, out):
+    out[0] = point.x
+    point.y = by
+
+
+def test_a_record_of_an_array_in_a_kernel(kernels):
+    points, out = cuda.to_device(np.ones(3, POINT)), cuda.to_device(np.zeros(1))
+    move[1, 1](points[1], 4.0, out)
+    assert points.copy_to_host().tolist() == [(1, 1), (1, 4), (1, 1)]
+    assert out.copy_to_host()[0] == 1
+    move[1, 1](cuda.InOut(host := np.ones(3, POINT)[2]), 5.0, out)
+    assert host.tolist() == (1, 5)
+
+
+@cuda.jit
+def twice(value):
+    return value * 2
+
+
+@cuda.jit
+def twice_each(array):
+    at = cuda.grid(1)
+    if at < array.size:
+        array[at] = twice(array[at])
+
+
+@cuda.jit("void(float64[:])")
+def twice_each_and_more(array):
+    twice_each(array)
+    array[cuda.grid(1)] += twice(1)
+
+
+def test_a_kernel_that_a_kernel_calls_is_a_function(kernels):
+    """As in numba.cuda: ``device=True`` is for functions that are never launched, and need not be said."""
+    d = cuda.to_device(np.arange(4.0))
+    twice_each[1, 4](d)
+    twice_each_and_more[1, 4](d)
+    assert d.copy_to_host().tolist() == [2, 6, 10, 14]
+    with pytest.raises(ValueError, match="is launched with its grid"):
+        twice(1)
+
+
+def test_a_function_of_a_kernel_is_looked_through(kernels, device):
+    """What no compiler takes is found in what a kernel calls, with or without ``device=True``."""
+    if "launch" in device.info.capabilities:
+        pytest.skip("compilers say it in their own words")
+
+    def plain(value):
+        return value
+
+    @cuda.jit
+    def inner(value):
+        return plain(value)
+
+    @cuda.jit
+    def outer(array):
+        array[0] = inner(array[0])
+
+    with pytest.raises(dm.errors.SimulatorError, match="plain is a plain function"):
+        outer[1, 1](cuda.to_device(np.ones(1)))
+
+
+def test_a_kernel_can_be_pickled():
+    assert pickle.loads(pickle.dumps(twice)) is twice
 
 
 def test_a_kernel_on_a_stream(kernels):

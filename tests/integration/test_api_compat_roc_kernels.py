@@ -182,6 +182,33 @@ def test_host_arrays_are_back_on_return_with_a_stream_too(need, hold):
     assert (got == 2).all()
 
 
+@pytest.mark.parametrize("stream", [0, None, False])
+def test_no_stream_can_be_said(stream):
+    got = np.zeros(4)
+    add_one[1, 4, stream](got)
+    add_one.configure(4, 4, stream)(got)
+    add_one.forall(4, stream=stream)(got)
+    assert (got == 3).all()
+
+
+def test_a_stream_by_its_number():
+    stream = roc.stream()
+    got = np.zeros(4)
+    add_one[1, 4, stream.handle](got)
+    assert (got == 1).all()
+
+
+def test_a_kernel_is_not_called_by_one():
+    @roc.jit
+    def outer(array):
+        add_one(array)
+
+    with pytest.raises(Exception, match=r"add_one") as caught:
+        outer[1, 1](np.zeros(1))
+    if isinstance(caught.value, dm.errors.SimulatorError):
+        assert "@roc.jit(device=True)" in str(caught.value)
+
+
 def test_a_kernel_returns_nothing():
     with pytest.raises(TypeError, match="returns nothing, not float64"):
         roc.jit("float64(float64[:])")

@@ -116,8 +116,20 @@ def test_a_configuration_that_cannot_be(configuration, error, message):
         idle[configuration]
 
 
-@pytest.mark.parametrize(("n", "grid", "block"), [(1, 1, 1), (256, 1, 256), (257, 2, 256), (10_000, 40, 256)])
-def test_forall_has_a_thread_for_each(compiler, n, grid, block):
+@pytest.mark.parametrize(
+    ("n", "grid", "block"),
+    [
+        (1, 1, 64),
+        (63, 1, 64),
+        (64, 1, 128),
+        (255, 1, 256),
+        (256, 2, 256),
+        (257, 2, 256),
+        (10_000, 40, 256),
+        (512, 3, 256),
+    ],
+)
+def test_forall_has_a_thread_for_each_and_one_that_has_none(compiler, n, grid, block):
     idle.forall(n)(3)
     idle.forall(n, threads=10, dynamic_shared_bytes=4)(3)
     first, second = launches(compiler)
@@ -326,6 +338,19 @@ def test_a_kernel_that_names_another_is_told_of_device_functions(compiler):
             "it names <kernel idle>" in note and "@devmem.kernel(device=True)" in note
             for note in raised.value.__notes__
         )
+
+
+def test_a_name_that_has_no_value_yet_hides_nothing(compiler):
+    """What the compiler says comes through; a name that is assigned later is looked at by then."""
+    inner = dm.kernel(device=True)(lambda value: later(value))
+
+    def calling(value):
+        return later(idle(value)) + inner(value)
+
+    with pytest.raises(SyntaxError) as raised:
+        dm.kernel(broken=True)(calling)[1, 1](1)
+    assert any("it names <kernel idle>" in note for note in raised.value.__notes__)
+    later = 1
 
 
 def test_compile_for_compiles_before_the_first_launch(compiler, device):

@@ -43,6 +43,17 @@ def beyond(a):
 
 
 @dm.kernel
+def diverging(a):
+    if dm.grid(1) % 2:
+        dm.barrier()
+
+
+@dm.kernel
+def failing(a):
+    a[0] = 1 // (a.size - a.size)
+
+
+@dm.kernel
 def neighbours(a):
     s = dm.shared.array(64, np.float32)
     t = dm.threadIdx.x
@@ -113,6 +124,31 @@ def test_with_a_stream_it_is_raised_by_whoever_waits(how):
     double[1, 8, stream](a)
     stream.synchronize()
     assert a.copy_to_host().tolist() == [2] + [0] * 7
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("kernel", [beyond, diverging, failing])
+def test_a_report_that_is_gone_keeps_nothing(named, kernel):
+    """Without a collection: the arrays of the launch go with the last name for them."""
+    stream = dm.stream() if named else 0
+
+    def launch(a):
+        with pytest.raises(dm.SimulatorError):
+            kernel[2, 4, stream](a)
+            dm.synchronize()
+
+    def array():
+        a = dm.to_device(np.ones(8))
+        launch(a)
+        return weakref.ref(a)
+
+    array()  # what a first launch makes
+    gc.collect()
+    gc.disable()
+    try:
+        assert array()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_download_behind_a_kernel_that_failed_does_not_pass_for_its_result():
@@ -524,3 +560,36 @@ def test_numbers_overflow_and_are_divided_without_a_word_as_on_a_device():
     a = dm.to_device(np.array([1, 1, 1, 0], np.float32))
     numbers[3, 1](a, 1e300, 2**40)
     assert np.isinf(a.copy_to_host()[0])
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 100, 256, 512])
+def test_forall_shows_a_guard_that_is_missing(n):
+    @dm.kernel
+    def careless(a):
+        a[dm.grid(1)] = 1
+
+    @dm.kernel
+    def guarded(a):
+        i = dm.grid(1)
+        if i < a.size:
+            a[i] = 1
+
+    a = dm.zeros(n)
+    with pytest.raises(dm.SimulatorError, match=f"index {n} on axis 0"):
+        careless.forall(n)(a)
+    guarded.forall(n)(a)
+    assert a.copy_to_host().all()
+
+
+def test_bytes_where_the_stream_stands():
+    with pytest.raises(dm.LayoutError) as raised:
+        double[1, 8, 32](dm.zeros(8))
+    assert "kernel[grid, block, 0, 32]" in raised.value.__notes__[0]
+
+
+def test_a_traceback_is_about_the_launch():
+    with pytest.raises(dm.SimulatorError) as raised:
+        beyond[1, 8](dm.zeros(8))
+    frames = [each.name for each in raised.traceback]
+    assert frames[0] == "test_a_traceback_is_about_the_launch"
+    assert len(frames) <= 4, frames

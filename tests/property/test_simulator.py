@@ -96,7 +96,8 @@ def test_a_race_is_reported_exactly_where_there_is_one(driver, program, seed):
                 wavebarrier()
             barrier()
         if t == 0:
-            result.extend(int(s[cell]) for cell in range(CELLS))
+            for cell in range(CELLS):
+                result.append(int(s[cell]))
 
     compiled = Simulator().compile(kernel, (), driver, {})
     with dm.simulator(race_check=True, shuffle=seed, wave_size=WAVE):

@@ -357,7 +357,12 @@ def test_names_of_the_compiler_move_with_the_module_that_has_them():
         ("from numba import cuda, njit\n", 1, "numba", "stays for njit, and has to be installed"),
         ("from numba import cuda, float32\n", 1, "numba", "NumPy's types do in kernels, and text in signatures"),
         ("import numba\nf(numba)\nnumba.cuda.close()\n", 1, "numba", "stays, and has to be installed"),
-        ("from numba.cuda import jit\n@jit\ndef f(): 1\nf.ptx\n", 4, "f.ptx", "whose Dispatcher has configure, forall"),
+        (
+            "from numba.cuda import jit\n@jit\ndef f(): 1\nf.ptx\n",
+            4,
+            "f.ptx",
+            "whose Dispatcher has configure, forall, py_func, signatures",
+        ),
         (
             "m = importlib.import_module('numba.cuda.cudadrv')\n",
             1,
@@ -370,6 +375,100 @@ def test_a_name_that_differs_is_told_with_its_line(source, line, name, words):
     [finding] = rewrite(source.encode()).findings
     assert (finding.line, finding.name) == (line, name)
     assert words in finding.what
+
+
+SETTINGS = {
+    "of numba": ("from numba import cuda, config", "config.CUDA_WARN_ON_IMPLICIT_COPY = 0", "set NUMBA_CUDA_WARN_ON"),
+    "of its core": (
+        "from numba.core import config\nfrom numba import cuda",
+        "config.DISABLE_PERFORMANCE_WARNINGS = 1",
+        "set ",
+    ),
+    "in full": ("import numba", "numba.config.ENABLE_CUDASIM = 1", "DEVMEM_BACKEND=host stands for it"),
+    "of numba-cuda": (
+        "from numba import cuda",
+        "cuda.core.config.CUDA_WARN_ON_IMPLICIT_COPY = 0",
+        "set NUMBA_CUDA_WARN_ON",
+    ),
+    "of roc": ("from numba import config", "config.DISABLE_HSA = 1", "DEVMEM_BACKEND chooses another one"),
+    "unknown": ("from numba import cuda, config", "config.CUDA_LOW_OCCUPANCY_WARNINGS = 0", "means nothing to devmem"),
+    "a warning": (
+        "from numba.core.errors import NumbaPerformanceWarning\nfrom numba import cuda",
+        "warnings.simplefilter('ignore', NumbaPerformanceWarning)",
+        "filter devmem.DevmemWarning",
+    ),
+    "moved already": (
+        "from numba import config\nfrom devmem.compat import numba_cuda",
+        "config.DISABLE_PERFORMANCE_WARNINGS = 1",
+        "set NUMBA_DISABLE_PERFORMANCE_WARNINGS in the environment",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_and_warnings_of_numbas_are_told(name):
+    imports, use, words = SETTINGS[name]
+    source = f"{imports}\n# of cuda, or hsa\n{use}\n"
+    [finding] = [each for each in rewrite(source.encode()).findings if not each.name.startswith("numba")]
+    assert finding.line == source.count("\n")
+    assert words in finding.what
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from numba.core.errors import NumbaPerformanceWarning as W\nfilter(W)  # no cuda here",
+        "from numba import config\nconfig.DISABLE_PERFORMANCE_WARNINGS = config.DISABLE_JIT = 1  # no cuda",
+        "from numba import cuda\nconfig.ENABLE_CUDASIM = 1",
+        "from numba import cuda\nfrom numba.core.errors import NumbaWarning\nf(NumbaWarning)",
+    ],
+)
+def test_settings_of_others_are_not(source):
+    assert [each for each in rewrite(source.encode()).findings if each.name != "numba"] == []
+
+
+TEXTS = [
+    "pytest.mark.skipif('not numba.cuda.is_available()')",
+    "exec('from numba import cuda')",
+    "run('import numba.cuda; numba.cuda.close()')",
+    'program = """\n    from numba import roc\n    roc.stream()\n    """',
+]
+NO_CODE = [
+    "raise ImportError('numba.cuda is not there')",
+    "f('needs numba.cuda')",
+    'def f():\n    """from numba import cuda"""',
+    "f('from numba import njit')",
+    "f('cuda of numba')",
+    "getLogger('numba.cuda.cudadrv')",
+    "f('from .numba import cuda')",
+]
+
+
+@pytest.mark.parametrize("source", TEXTS)
+def test_programs_in_texts_are_told(source):
+    [finding] = rewrite(f"import pytest\n{source}\n".encode()).findings
+    assert finding.line == 2
+    assert "Python may run" in finding.what
+    assert "numba" in finding.name
+
+
+@pytest.mark.parametrize("source", NO_CODE)
+def test_words_in_texts_are_not(source):
+    assert rewrite(f"{source}\n".encode()).findings == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from rmm.allocators.numba import RMMNumbaManager",
+        "import rmm.allocators.numba",
+        "os.environ['NUMBA_CUDA_MEMORY_MANAGER'] = 'rmm.allocators.numba'",
+    ],
+)
+def test_plugins_that_import_numba_themselves_are_told(source):
+    [finding] = rewrite(f"from numba import cuda\n{source}\n".encode()).findings
+    assert (finding.line, finding.name.startswith("rmm.allocators.numba")) == (2, True)
+    assert 'devmem.use_memory("rmm")' in finding.what
 
 
 @pytest.mark.parametrize(
@@ -580,6 +679,130 @@ def test_what_cannot_be_read_does_not_stop_the_others(run, tree):
     assert (tree / "bad.py").read_text() == "from numba import cuda, (\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("lesson.ipynb", "is a notebook: convert it with jupyter nbconvert --to script"),
+        ("kernels.pyx", "is no Python, by its ending '.pyx'"),
+        ("notes.md", "is no Python, by its ending '.md'"),
+    ],
+)
+def test_what_is_no_python_is_refused_and_the_others_are_done(run, tree, name, why):
+    (tree / name).write_text('{"source": ["from numba import cuda"]}')
+    code, _, err = run("--write", tree / name, tree / "a.py")
+    assert code == 2
+    assert f"{name}: {why}" in err
+    assert "2 files, 1 to change, 1 failed: 1 written" in err
+    assert (tree / "a.py").read_text() == CHANGED
+
+
+def test_a_script_has_no_ending(run, tmp_path):
+    (tmp_path / "tool").write_text(SOURCE)
+    assert run("--write", tmp_path / "tool")[0] == 0
+    assert (tmp_path / "tool").read_text() == CHANGED
+
+
+#: Code bases of several files, and what is told of ``use.py`` there: lines and names.
+HANDED_ON = {
+    "beside it": ({"gpu.py": "from numba import cuda"}, "from gpu import cuda\ncuda.cg"),
+    "in a package": ({"__init__.py": "", "gpu.py": "from numba import cuda"}, "from .gpu import cuda\ncuda.cg"),
+    "by its whole name": (
+        {"p/__init__.py": "", "p/gpu.py": "from numba import cuda"},
+        "from p.gpu import cuda\ncuda.cg",
+    ),
+    "as a module": ({"gpu.py": "from numba import cuda"}, "from . import gpu\ngpu.cuda.cg"),
+    "as a module, renamed": ({"gpu.py": "from numba import cuda"}, "import gpu as g\ng.cuda.cg"),
+    "if there is one": (
+        {"gpu.py": "try:\n    from numba import cuda\nexcept ImportError:\n    from fake import cuda"},
+        "from gpu import cuda\ncuda.cg",
+    ),
+    "renamed": ({"gpu.py": "import numba as nb\nxp = nb.cuda"}, "from gpu import xp\nxp.cg"),
+    "by two": (
+        {"one.py": "from numba import cuda", "gpu/__init__.py": "from one import cuda as c"},
+        "from gpu import c\nc.cg",
+    ),
+    "by one that is further out": (
+        {"__init__.py": "from numba import cuda", "s/__init__.py": "from .. import cuda"},
+        None,
+    ),
+    "all names": ({"gpu.py": "from numba import cuda"}, "from gpu import *\ncuda.cg"),
+    "all names of all names": (
+        {"o.py": "from numba import cuda", "gpu.py": "from o import *"},
+        "from gpu import cuda\ncuda.cg",
+    ),
+    "changed already": ({"gpu.py": "from devmem.compat import numba_cuda as cuda"}, "from gpu import cuda\ncuda.cg"),
+    "a part of it": ({"gpu.py": "from numba.cuda import atomic"}, "from gpu import atomic\natomic.sub"),
+    "each other": ({"gpu.py": "from use import cuda\nfrom numba import cuda"}, "from gpu import cuda\ncuda.cg"),
+    "in a function": ({"gpu.py": "from numba import cuda"}, "def f():\n    from gpu import cuda\n    return cuda.cg"),
+}
+
+
+def written(folder: Path, files: dict[str, str]) -> None:
+    for name, source in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"{source}\n")
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_what_other_files_hand_on_is_told(run, tmp_path, name):
+    files, use = HANDED_ON[name]
+    inside = "s/use.py" if use is None else "use.py"
+    use = use or "from . import cuda\ncuda.cg"
+    written(tmp_path, {**files, inside: use})
+    code, out, _ = run("--json", tmp_path)
+    assert code == 1
+    [found] = [each for each in json.loads(out)["files"] if Path(each["path"]).name == "use.py"]
+    assert [(each["line"], each["name"].rpartition(".")[2]) for each in found["findings"]] == [
+        (use.count("\n") + 1, use.rpartition(".")[2])
+    ]
+    assert not found["changed"]
+
+
+@pytest.mark.parametrize(
+    ("files", "use"),
+    [
+        ({"gpu.py": "from numba import cuda"}, "from elsewhere.gpu import cuda\ncuda.cg"),
+        ({"gpu.py": "from cupy import cuda\nfrom numba import roc"}, "from gpu import cuda\ncuda.cg"),
+        ({"a/gpu.py": "from numba import cuda", "b/gpu.py": "from cupy import cuda"}, "from gpu import cuda\ncuda.cg"),
+        ({"gpu.py": "from numba import cuda\ndef f():\n    import numba.roc as c"}, "from gpu import c\nc.cg"),
+        ({"gpu.py": "from numba import cuda"}, "from gpu import cuda\ncuda.to_device([1])"),
+    ],
+)
+def test_what_other_files_do_not_hand_on_is_not_told(run, tmp_path, files, use):
+    written(tmp_path, {**files, "use.py": use})
+    assert run(tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class K:\n    xp = cuda\n    def f(self): return self.xp.cg",
+        "class K:\n    xp = cuda\nK.xp.cg",
+        "class K:\n    xp = cuda\n    @classmethod\n    def f(cls): return cls.xp.cg",
+        "class K:\n    def __init__(self): self.xp = cuda\n    def f(me): return me.xp.cg",
+        "class K:\n    from numba import cuda\n    def f(self): return self.cuda.cg",
+        "class K:\n    atomic = cuda.atomic\n    class L:\n        atomic = 1\n    def f(self): return self.atomic.sub",
+    ],
+)
+def test_attributes_of_classes_are_followed(source):
+    source = f"from numba import cuda\n{source}\n"
+    [finding] = rewrite(source.encode()).findings
+    assert finding.name in ("numba.cuda.cg", "numba.cuda.atomic.sub")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class K:\n    xp = cuda\n    def __init__(self): self.xp = fake\n    def f(self): return self.xp.cg",
+        "class K:\n    xp = cuda\n    def f(self, other): return other.xp.cg",
+        "class K:\n    xp = cuda\ndef f(self): return self.xp.cg",
+        "class K:\n    xp = xp\n    def f(self): return self.xp.cg",
+    ],
+)
+def test_attributes_that_may_be_something_else_are_not(source):
+    assert rewrite(f"from numba import cuda\n{source}\n".encode()).findings == []
+
+
 def test_mode_and_links_stay(run, tmp_path):
     real, link = tmp_path / "real.py", tmp_path / "link.py"
     real.write_text(SOURCE)
@@ -610,8 +833,8 @@ def test_a_file_that_changed_meanwhile_is_left(run, tree, monkeypatch):
 
     look = migrate._look
 
-    def look_and_touch(path):
-        found = look(path)
+    def look_and_touch(path, *more):
+        found = look(path, *more)
         path.write_text("x = 1\n")
         return found
 

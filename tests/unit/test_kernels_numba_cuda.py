@@ -166,6 +166,25 @@ def test_a_device_function_is_compiled_with_its_kernel_and_no_device(numba):
     assert ".entry" in ptx(numba, kernel, "void(float64[::1], float32)")
 
 
+def test_a_kernel_of_the_drop_in_is_a_function_of_kernels_too(numba):
+    from devmem.compat import numba_cuda as cuda
+
+    @cuda.jit
+    def double(value):
+        return value * 2
+
+    @cuda.jit(launch_bounds=64)
+    def store(array, value):
+        array[0] = double(value)
+
+    @cuda.jit
+    def kernel(array, value):
+        store(array, value)
+
+    for each in (store, kernel):
+        assert ptx(numba, each, "void(float32[::1], float32)").count(".entry") == 1
+
+
 def test_globals_and_functions_are_left_alone(numba):
     before = dict(vars(kernels_all))
     code = kernels_all.block_reverse.function.__code__

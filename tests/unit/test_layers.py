@@ -81,12 +81,17 @@ RULES: Mapping[str, Rule] = {
     "devmem.compat": rule(
         "devmem api spi adapters.emm _core.allocation _core.stream _core.memory", "numpy", lazily=None
     ),
+    # Its kernels are functions that kernels call, too; and what a device is that kernels are simulated on.
+    "devmem.compat.numba_cuda.kernel": rule("devmem api spi compat kernels.kernel kernels.names", lazily=None),
+    "devmem.compat.numba_roc.compiler": rule("devmem api spi compat kernels.names", "numpy", lazily=None),
+    "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.simulation", lazily=None),
     "devmem.adapters": rule("devmem api spi kit _core.allocation _core.stream _core.memory", "numpy", lazily=None),
     "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
     # Asks the drop-ins which names they have. Loaded when somebody migrates.
     "devmem.cli.rewriting": rule("cli.uses cli.meanings cli.rules", "libcst"),
     "devmem.cli.uses": rule("cli.meanings cli.rules", "libcst"),
     "devmem.cli.meanings": rule("cli.rules", "libcst"),
+    "devmem.cli.modules": rule("cli.rules"),
     "devmem.cli.rules": rule("compat kernels"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
     "devmem.testing": rule("devmem api spi errors memory", "numpy pytest hypothesis"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 import types
 
 import numpy as np
@@ -77,11 +79,6 @@ def in_a_lambda(a):
     a[0] = function(1)
 
 
-def in_a_comprehension(a):
-    for x in [helper(i) for i in (1, 2)]:  # refused
-        a[0] = x
-
-
 def catching(a):
     a[0] = 1
     try:  # refused
@@ -111,7 +108,6 @@ REFUSED = [
     where_none_is,
     after_a_loop,
     in_a_lambda,
-    in_a_comprehension,
     catching,
     ending,
     managing,
@@ -168,7 +164,7 @@ def own(a):
     def inner(x):
         return x + a[1]
 
-    for x in [inner(i) for i in range(2)]:
+    for x in (inner(0), inner(1)):
         a[0] = x
     for i in range(3):
         if i == 1:
@@ -198,6 +194,189 @@ def test_a_handler_that_nobody_could_see_does_not_swallow_a_report(simulated, li
 
     report = simulated.report(kernel, 1, 1, np.ones(4))
     assert (report.kind, report.lineno) == ("out of bounds", line_of(Unseen.run, "# here"))
+
+
+# -- statements, stores and shapes ---------------------------------------------------------------------------------------
+
+TABLE = np.arange(4.0)
+SIZE = 4
+count = 0
+
+
+def making_a_list(a):
+    found = [a[0], 2.0]  # refused
+    a[0] = found[1]
+
+
+def comprehending(a):
+    for x in [a[i] for i in range(2)]:  # refused
+        a[0] = x
+
+
+def making_a_dict(a):
+    found = {"x": a[0]}  # refused
+    a[0] = found["x"]
+
+
+def making_a_set(a):
+    found = {a[0], 2.0}  # refused
+    a[0] = len(found)
+
+
+def in_a_set(a):
+    if a.size in {1, 2}:  # refused
+        a[0] = 1
+
+
+def generating(a):
+    a[0] = sum(a[i] for i in range(3))  # refused
+
+
+def importing(a):
+    import math  # refused
+
+    a[0] = math.pi
+
+
+def classifying(a):
+    class Point:  # refused
+        x = 1
+
+    a[0] = Point.x
+
+
+def counting(a):
+    global count
+    count = 1  # refused
+
+
+def into_a_global_array(a):
+    TABLE[0] = a[0]  # refused
+
+
+def adding_to_a_global_array(a):
+    TABLE[int(a[0]) + 1] += a[0] * 2  # refused
+
+
+def asking_the_time(a):
+    a[0] = time.perf_counter()  # refused
+
+
+def drawing(a):
+    a[0] = random.random()  # refused
+
+
+def drawing_integers(a):
+    a[0] = random.randint(0, 3)  # refused
+
+
+def drawing_of_numpy(a):
+    a[0] = np.random.random()  # refused
+
+
+def yielding(a):
+    yield 1  # refused
+
+
+async def waiting(a):
+    a[0] = 1  # refused
+
+
+def shape_of_an_argument(a, n):
+    near = dm.shared.array(n, np.float32)  # refused
+    near[0] = a[0]
+
+
+def shape_with_an_argument(a, n):
+    own = dm.local.array((SIZE, n), np.float32)  # refused
+    own[0, 0] = a[0]
+
+
+def shape_of_the_block(a):
+    near = shared.array(dm.blockDim.x, np.float32)  # refused
+    near[0] = a[0]
+
+
+def shape_with_the_block(a):
+    near = shared.array((blockDim.x, 2), dtype=np.float32)  # refused
+    near[0, 0] = a[0]
+
+
+shared, blockDim = dm.shared, dm.blockDim
+
+STATEMENTS = {
+    making_a_list: "lists are not for kernels",
+    comprehending: "lists are not for kernels",
+    making_a_dict: "dicts are not for kernels",
+    making_a_set: "sets are not for kernels",
+    in_a_set: "sets are not for kernels",
+    generating: "generators are not for kernels",
+    importing: "at the top of the module",
+    classifying: "classes are not for kernels",
+    counting: "globals are constants in kernels",
+    into_a_global_array: "TABLE is a global, and a constant in kernels",
+    adding_to_a_global_array: "TABLE is a global, and a constant in kernels",
+    asking_the_time: "time.perf_counter is the host's, and no compiler has it: measure on the host",
+    drawing: "random.random is the host's",
+    drawing_integers: "random.randint is the host's",
+    drawing_of_numpy: "np.random.random is the host's",
+    yielding: "generators are not for kernels",
+    waiting: "async functions are not for kernels",
+    shape_of_an_argument: "n is an argument: make it a global",
+    shape_with_an_argument: "the shape of devmem.local.array() is a constant, and n is an argument",
+    shape_of_the_block: "what devmem.blockDim says is not",
+    shape_with_the_block: "what devmem.blockDim says is not",
+}
+
+
+@pytest.mark.parametrize("kernel", STATEMENTS, ids=lambda kernel: kernel.__name__)
+def test_statements_that_no_compiler_takes(simulated, line_of, kernel):
+    arguments = (np.ones(4), 3)[: kernel.__code__.co_argcount]
+    report = simulated.report(kernel, 1, 1, *arguments)
+    assert (report.kind, report.lineno) == ("misuse", line_of(kernel, "# refused"))
+    assert STATEMENTS[kernel] in str(report)
+    assert TABLE.tolist() == [0, 1, 2, 3]
+
+
+def ordinary(a, n):
+    size = 4
+    near = dm.shared.array(size, np.float32)
+    n = 2  # no argument's value any more
+    own = dm.local.array(n, np.float32)
+    ranks = dm.shared.array(a.ndim, np.float32)
+    table = dm.const.array_like(TABLE)
+    near[0], own[0], ranks[0] = table[1], TABLE[2], 0
+    for x in [1, 2]:
+        if x in (1, a[1]) or a.size in [x, 7]:
+            a[x if x > 1 else 0] = near[0] + own[0]
+    a[3] = TABLE[int(a[1])] if a.size > 2 else TABLE[0]
+    for i, x in enumerate((n, 2)):
+        a[i] += x
+
+
+@dm.kernel(device=True)
+def sized(n):
+    near = dm.shared.array(n, np.float32)  # which compilers take where it is called with a number
+    near[0] = 1
+    return near[0]
+
+
+def calling_sized(a):
+    a[0] = sized(8)
+
+
+def test_what_compilers_take(simulated):
+    """And pytest's own dicts and lists, where it rewrites an ``assert``."""
+
+    def asserting(a):
+        assert a[0] == 1, (a.size, [a[0]])
+        assert max(a[0], a[1]) in (1, 2)
+
+    simulated.run(asserting, 1, 1, np.ones(4))
+    [got] = simulated.run(ordinary, 1, 1, np.ones(4), 3)
+    assert got.tolist() == [5, 3, 1, 1]
+    [got] = simulated.run(calling_sized, 1, 1, np.zeros(4))
+    assert got[0] == 1
 
 
 # -- names of one vendor's ---------------------------------------------------------------------------------------------
@@ -245,6 +424,7 @@ def test_what_to_write_instead():
     for name in ("ballot_sync", "shfl_up_sync"):
         assert "devmem.shared.array" in instead(name)
     assert "end the kernel" in instead("cg")
+    assert "copysign" in instead("cbrt"), "a power of what is negative is nan"
     assert "no name for it" in instead("nanosleep")
 
 

@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.kernels.names import atomic, barrier, blockIdx, const, grid, local, shared, threadIdx, wavebarrier
-from devmem.spi.errors import SimulatorError
+from devmem.kernels.names import (
+    atomic,
+    barrier,
+    blockIdx,
+    const,
+    grid,
+    local,
+    mem_fence,
+    shared,
+    threadIdx,
+    wavebarrier,
+)
+from devmem.spi.errors import LayoutError, SimulatorError
 
 EIGHT = np.zeros(8, np.int32)
 
@@ -23,6 +34,319 @@ def at(report, kind, thread, block=(0, 0, 0)):
     assert f"block {block}, thread {thread}" in text
     assert f"test_simulator_reports.py:{report.lineno} in " in text
     return report.lineno
+
+
+# -- indices and stores that compiled code has no, or another, meaning for -------------------------------------------------
+
+
+def test_a_negative_index_is_told_what_compiled_code_makes_of_it(simulated):
+    def kernel(a):
+        a[threadIdx.x] = a[threadIdx.x - 1]
+
+    told = str(simulated.report(kernel, 1, 4, np.zeros(4)))
+    assert "index -1 on axis 0 of <array 'a' of shape (4,), dtype float64>: compiled code counts from the end" in told
+    assert "a[a.size - 1], or a[(i - 1) % n]" in told
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, np.int64, np.complex64, "M8[s]"])
+@pytest.mark.parametrize(
+    ("value", "told"), [(None, "returned nothing on some path"), ("3", "the text '3'"), (b"3", "the text b'3'")]
+)
+def test_what_is_no_number_is_not_stored(simulated, dtype, value, told, watched):
+    def line(a):
+        a[0] = value  # here
+
+    def near(a):
+        part = shared.array((2, 2), dtype)
+        part[0, 0] = value
+
+    with dm.simulator(race_check=watched):
+        for kernel, array in ((line, np.zeros(4, dtype)), (line, np.zeros((2, 2), dtype)), (near, np.zeros(1))):
+            report = simulated.report(kernel, 1, 1, array)
+            assert report.kind == "misuse"
+            assert told in str(report)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint64])
+@pytest.mark.parametrize("value", [1j, np.complex64(1j), np.complex128(2)])
+def test_a_complex_number_is_not_stored_among_real_ones(simulated, dtype, value):
+    def kernel(a):
+        a[0] = value
+
+    report = simulated.report(kernel, 1, 1, np.zeros(4, dtype))
+    assert report.kind == "misuse"
+    assert "write value.real, or abs(value)" in str(report)
+
+
+def test_what_is_stored_as_ever(simulated):
+    def kernel(real, whole, imaginary, dates, words):
+        real[0], real[1], real[2] = True, np.int8(3), np.float16(0.5)
+        whole[0], whole[1] = 2.7, np.True_
+        imaginary[0], imaginary[1] = 2, 1j
+        dates[0] = dates[1]
+        words[0] = words[1]
+        real[3:5] = real[0:2]
+
+    given = (
+        np.zeros(5),
+        np.zeros(2, np.int32),
+        np.zeros(2, np.complex64),
+        np.arange(2).astype("M8[s]"),
+        np.array(["a", "b"]),
+    )
+    got = simulated.run(kernel, 1, 1, *given)
+    assert [each.tolist() for each in got[:3]] == [[1, 3, 0.5, 1, 3], [2, 1], [2, 1j]]
+    assert got[3][0] == got[3][1]
+    assert got[4].tolist() == ["b", "b"]
+
+
+# -- what no device has ------------------------------------------------------------------------------------------------
+
+
+def test_more_shared_memory_than_any_device_has(simulated, line_of):
+    def at_once(a):
+        near = shared.array((256, 256), np.float64)  # here
+        near[0, 0] = 1
+
+    def by_and_by(a):
+        first = shared.array(20_000, np.float32)
+        second = shared.array(10_000, np.float64)
+        third = shared.array(1 << 10, np.float32)  # here
+        first[0] = second[0] = third[0] = 1
+
+    for kernel, nbytes in ((at_once, 8 << 16), (by_and_by, 164_096)):
+        report = simulated.report(kernel, 2, 2, np.ones(1))
+        assert (report.kind, report.lineno) == ("misuse", line_of(kernel, "# here"))
+        assert f"the block has {nbytes} bytes of shared memory by now, and no GPU has so much" in str(report)
+
+
+def test_shared_memory_of_each_block_is_counted_by_itself(simulated):
+    def kernel(a):
+        near = shared.array(100_000, np.uint8)
+        near[0] = 1
+
+    simulated.run(kernel, 5, 2, np.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("grid_", "block"), [((1, 65_536), 1), ((1, 1, 65_536), 1), (1, (1, 1, 65)), ((1, 70_000, 1), (1, 1, 1))]
+)
+def test_axes_longer_than_most_devices_take(simulated, grid_, block):
+    with pytest.raises(LayoutError, match=r"65535 blocks along y and z, and 64 threads along z.*longest axis to x"):
+        simulated(lambda: None, grid_, block)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(
+    ("operation", "dtypes"),
+    [
+        *(
+            (operation, (bool, "i1", "u1", "i2", "u2", "f2", "c8", "c16"))
+            for operation in ("add", "max", "min", "exch")
+        ),
+        ("cas", (bool, "u1", "i2", "f2", "f4", "f8", "c8")),
+    ],
+)
+def test_atomics_that_no_device_has(simulated, operation, dtypes, watched):
+    def kernel(a):
+        near = shared.array(1, a.dtype)
+        near[0] = 0
+        array = near if watched else a
+        if operation == "cas":
+            atomic.cas(array, 0, 0, 1)
+        else:
+            getattr(atomic, operation)(array, 0, 1)
+
+    with dm.simulator(race_check=watched):
+        for dtype in dtypes:
+            report = simulated.report(kernel, 1, 1, np.zeros(2, dtype))
+            assert report.kind == "misuse"
+            assert f"devices have no atomic.{operation} for {np.dtype(dtype)}: take integers" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (0.5, "cuts 0.5 to 0 before atomic.add"),
+        (np.float32(-1.5), "cuts -1.5 to -1 before"),
+        (np.nan, "cuts nan to any integer"),
+        (None, "None is stored"),
+        (1j, "write value.real"),
+    ],
+)
+def test_what_is_no_integer_is_not_added_to_one(simulated, value, told):
+    def kernel(a):
+        atomic.add(a, 0, value)
+
+    report = simulated.report(kernel, 1, 1, np.zeros(2, np.int32))
+    assert report.kind == "misuse"
+    assert told in str(report)
+
+
+def test_whole_numbers_may_be_floats(simulated):
+    def kernel(a):
+        atomic.add(a, 0, 2.0)
+
+    [got] = simulated.run(kernel, 1, 4, np.zeros(2, np.int32))
+    assert got[0] == 8
+
+
+def test_a_constant_is_no_array_of_the_devices(simulated, line_of):
+    def kernel(a):
+        table = const.array_like(a)  # here
+        a[0] = table[1]
+
+    report = simulated.report(kernel, 1, 1, np.zeros(4))
+    assert at(report, "misuse", (0, 0, 0)) == line_of(kernel, "# here")
+    assert "takes a host array that is a global, and <array 'a'" in str(report)
+
+
+# -- what to write instead ---------------------------------------------------------------------------------------------
+
+RECORDS = np.zeros(2, [("mass", "f4"), ("name", "S4")])
+
+
+def set_a_field(a, r):
+    r[0].mas = 1
+
+
+def set_an_item(a, r):
+    r[0]["mas"] = 1
+
+
+def set_near(a, r):
+    near = shared.array(2, RECORDS.dtype)
+    near[0].mas = 1
+
+
+def halves(a, r):
+    for _ in range(a.size / 2):
+        pass
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "told"),
+    [
+        (lambda a, r: np.sum(a), "numpy.sum() is given a whole 'array in a kernel': kernels compute with elements"),
+        (lambda a, r: a.sum(), "has no 'sum': kernels compute with elements"),
+        (lambda a, r: a + a, "'array in a kernel' and 'array in a kernel': kernels compute with elements"),
+        (lambda a, r: a[a.size / 4], "not with 1.0: divide with //"),
+        (lambda a, r: a[threadIdx], "write threadIdx.x"),
+        (lambda a, r: threadIdx.X, "devmem.threadIdx has no 'X': there is x, y, z"),
+        (lambda a, r: atomic.sub(a, 0, 1), "there is add, cas, exch, max, min; atomic.add(ary, idx, -val) subtracts"),
+        (lambda a, r: shared.array(8), "write devmem.shared.array(shape, dtype)"),
+        (lambda a, r: grid(2) < 4, "x, y = devmem.grid(2)"),
+        (lambda a, r: r[0].mas, "there is no field 'mas' in the record: there are mass, name"),
+        (set_a_field, "there is no field 'mas' in the record: there are mass, name"),
+        (set_an_item, "there is no field 'mas' in the record: there are mass, name"),
+        (set_near, "there is no field 'mas' in the record: there are mass, name"),
+        (halves, "cannot be interpreted as an integer: divide with //"),
+    ],
+)
+def test_advice(simulated, kernel, told, watched):
+    with dm.simulator(race_check=watched):
+        assert told in str(simulated.report(kernel, 1, 1, np.zeros(4), RECORDS))
+
+
+def test_two_indices_of_one(simulated):
+    def kernel():
+        _x, _y = grid(1)
+
+    assert "x, y = devmem.grid(2)" in str(simulated.report(kernel, 1, 1))
+
+
+def test_fields_hold_numbers_too(simulated):
+    def kernel(r):
+        r[0].mass = None
+
+    report = simulated.report(kernel, 1, 1, RECORDS)
+    assert report.kind == "misuse"
+    assert "None is stored" in str(report)
+
+
+# -- updates of the device's memory that are lost ----------------------------------------------------------------------
+
+
+def counting(a, out):
+    out[0] += a[grid(1)]  # here
+
+
+def counting_in_a_row(a, out):
+    row = out.T[0:2]
+    row[1] = row[1] + 1  # here
+
+
+@pytest.mark.parametrize("how", [{"race_check": True}, {"shuffle": 3}], ids=str)
+@pytest.mark.parametrize(("blocks", "threads"), [(1, 8), (2, 4), (8, 1)])
+@pytest.mark.parametrize("kernel", [counting, counting_in_a_row])
+def test_an_update_that_another_thread_undoes(simulated, line_of, kernel, blocks, threads, how):
+    with dm.simulator(**how):
+        report = simulated.report(kernel, blocks, threads, np.ones(8), np.zeros(2))
+    assert (report.kind, report.lineno) == ("race", line_of(kernel, "# here"))
+    assert "on a GPU one of the two is lost; use devmem.atomic" in str(report)
+    assert f"at test_simulator_reports.py:{report.lineno} in {kernel.__name__}: {line_text(kernel)}" in str(report)
+
+
+def line_text(kernel):
+    return "out[0] += a[grid(1)]" if kernel is counting else "row[1] = row[1] + 1"
+
+
+def atomically(a, out):
+    atomic.add(out, 0, a[grid(1)])
+
+
+def each_its_own(a, out):
+    for _ in range(3):
+        a[grid(1)] += 1
+
+
+def in_turns(a, out):
+    for turn in range(8):
+        if threadIdx.x == turn:
+            out[0] += 1
+        barrier()
+
+
+def in_turns_of_a_wave(a, out):
+    for turn in range(8):
+        if threadIdx.x == turn:
+            out[0] += 1
+        wavebarrier()
+
+
+def any_of_them(a, out):
+    if out[0] == 0:
+        out[0] = 1
+    if a[0] == a[7]:
+        out[1] = grid(1)  # whichever is last, and nobody reads it
+
+
+def the_same_again(a, out):
+    out[0] = out[0] + 0 * a[0]
+    out[1] = 7
+
+
+@pytest.mark.parametrize("how", [{"race_check": True}, {"shuffle": 3}], ids=str)
+@pytest.mark.parametrize(
+    "kernel", [atomically, each_its_own, in_turns, in_turns_of_a_wave, any_of_them, the_same_again]
+)
+def test_updates_that_none_is_lost_of(simulated, kernel, how):
+    with dm.simulator(**how):
+        simulated.run(kernel, 1, 8, np.ones(8), np.zeros(2))
+
+
+def test_updates_under_a_lock(simulated):
+    def kernel(lock, out):
+        if atomic.cas(lock, 0, 0, 1) == 0:
+            out[0] += 1
+            mem_fence()
+            atomic.exch(lock, 0, 0)
+
+    with dm.simulator(race_check=True):
+        _, out = simulated.run(kernel, 1, 32, np.zeros(1, np.int32), np.zeros(2))
+    assert out[0] == 32
 
 
 # -- divergence --------------------------------------------------------------------------------------------------------
@@ -585,7 +909,8 @@ def test_the_wrong_number_of_arguments(simulated, line_of):
 
 def test_shared_arrays_of_one_place_are_of_one_shape(simulated, line_of):
     def kernel():
-        shared.array(threadIdx.x + 1, np.int32)  # here
+        size = threadIdx.x + 1
+        shared.array(size, np.int32)  # here
 
     report = simulated.report(kernel, 1, 2)
     assert at(report, "misuse", (1, 0, 0)) == line_of(kernel, "# here")
@@ -602,10 +927,7 @@ def test_a_kernel_returns_nothing(simulated, line_of):
     def computed(a):
         return a[0]  # here
 
-    def stops(a):  # here
-        yield a[0]
-
-    for each in (kernel, computed, stops):
+    for each in (kernel, computed):
         error = simulated.report(each, 1, 2, np.zeros(1))
         assert at(error, "misuse", (0, 0, 0)) == line_of(each, "# here")
         assert "returns nothing" in str(error)

@@ -12,9 +12,23 @@ from ...spi.types import Capability, DeviceInfo, Exchange, MemoryKind
 from .functions import INVALID_VALUE
 from .runtime import UPGRADE, Calls, Runtime, hiding
 
-#: Device attributes, by their numbers.
-_FACTS = {
+#: Device attributes, by their numbers: those that count something; all others are yes or no.
+_COUNTS = {
     "copy_engines": 2,
+    "max_block_dim_x": 26,
+    "max_block_dim_y": 27,
+    "max_block_dim_z": 28,
+    "max_grid_dim_x": 29,
+    "max_grid_dim_y": 30,
+    "max_grid_dim_z": 31,
+    "max_threads_per_block": 56,
+    "max_threads_per_multiprocessor": 57,
+    "multiprocessor_count": 63,
+    "max_registers_per_block": 71,
+    "max_shared_memory_per_block": 74,
+    "total_constant_memory": 83,
+}
+_FACTS = _COUNTS | {
     "can_map_host_memory": 3,
     "concurrent_managed_access": 9,
     "integrated": 16,
@@ -25,8 +39,6 @@ _FACTS = {
     "stream_wait_value": 10013,
 }
 _WARP_SIZE = 87
-#: Facts that count something; all others are yes or no.
-_COUNTS = {"copy_engines"}
 #: Where the name of the instruction set is among a device's properties.
 _ARCH_AT = slice(1160, 1416)
 #: Copies of rows whose pitch is no multiple of this are done by a slow path of the runtime.

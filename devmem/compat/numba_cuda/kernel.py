@@ -6,11 +6,12 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable
-from functools import update_wrapper
 from typing import Any
 
 import devmem
 
+from ...kernels.kernel import DeviceFunction
+from ...kernels.names import running
 from ...spi.errors import DevmemError, UnsupportedError
 from ..spelling import old
 from .cudadrv.error import translated
@@ -41,23 +42,27 @@ REFUSED = {
 }
 
 
-class Dispatcher:
-    """A kernel: ``k[blocks, threads](...)``, ``k[blocks, threads, stream, shared_bytes](...)``, ``k.forall(n)(...)``."""
+class Dispatcher(DeviceFunction):
+    """A kernel: ``k[blocks, threads](...)``, ``k[blocks, threads, stream, shared_bytes](...)``, ``k.forall(n)(...)``.
 
-    __name__: str
+    In kernels it is a function that they call, with or without ``device=True``, as numba.cuda has it.
+    """
+
+    #: The types that it was declared for.
+    signatures: tuple[str, ...] = ()
 
     def __init__(self, function: Callable[..., object], signatures: tuple[str, ...], options: dict[str, Any]) -> None:
-        self.py_func = function
-        self.targetoptions = options
+        super().__init__(function, signatures, options)
         self.kernel: Any = devmem.kernel(signatures, **options)(function)
-        update_wrapper(self, function)
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}>"
 
-    def __call__(self, *args: Any) -> None:
-        """Say how it is launched: ValueError."""
-        normalize_kernel_dimensions(None, None)
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """In a kernel, call it. On the host, say how it is launched: ValueError."""
+        if running() is None:
+            normalize_kernel_dimensions(None, None)
+        return super().__call__(*args, **named)
 
     def __getitem__(self, args: Any) -> Any:
         if not isinstance(args, tuple) or len(args) not in (2, 3, 4):
@@ -84,9 +89,14 @@ class Dispatcher:
         return _Launch(self.kernel.forall(ntasks, named(stream), threads=tpb, dynamic_shared_bytes=sharedmem))
 
     @property
-    def signatures(self) -> tuple[str, ...]:
-        """The types that it was declared for."""
-        return tuple(self.kernel.signatures)
+    def py_func(self) -> Callable[..., object]:
+        """What was decorated."""
+        return self.function
+
+    @property
+    def targetoptions(self) -> dict[str, object]:
+        """What the compiler is told."""
+        return self.options
 
 
 class _Launch:
@@ -95,15 +105,15 @@ class _Launch:
     def __init__(self, launch: Any) -> None:
         self.launch = launch
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: Any, **named: Any) -> None:
         try:
             native()
             if not _quiet():
-                self.launch(*args)
+                self.launch(*args, **named)
                 return
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", devmem.DevmemWarning)
-                self.launch(*args)
+                self.launch(*args, **named)
         except DevmemError as error:
             raise translated(error) from error
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import devmem
 
+from ...kernels.names import running
 from ...spi.errors import LayoutError, UnsupportedError
 from .hsadrv.devices import choose
 from .hsadrv.error import HsaKernelLaunchError, translating
@@ -61,7 +62,7 @@ class Kernel:
         self.native = native
         self.global_size = tuple(global_size)
         self.local_size = None if local_size is None else tuple(local_size)
-        self.stream = stream
+        self.stream = stream or None  # 0 is no stream, too
         self.__name__ = native.__name__
         self.__doc__ = native.__doc__
 
@@ -106,7 +107,13 @@ class Kernel:
         ------
         HsaKernelLaunchError
             Work-items do not fill groups.
+        UnsupportedError
+            A kernel calls it.
         """
+        if running() is not None:
+            raise UnsupportedError(
+                f"{self} is called by a kernel: make a function of it, @roc.jit(device=True), or launch it behind this one"
+            )
         choose()
         given = [_either_way(each) for each in args]
         if 0 in self.global_size:
@@ -123,7 +130,7 @@ class Kernel:
         if self.stream is None:
             devmem.synchronize()
         elif any(isinstance(each, devmem.In | devmem.InOut) for each in given):
-            self.stream.synchronize()
+            devmem.current_device().context().stream_of(self.stream).synchronize()  # it may be a number
 
 
 def _either_way(argument: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import devmem
 
+from ...._core.simulation import THREADS
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
 from . import state, vendor
@@ -14,6 +15,23 @@ from .ipc import identity_of
 
 if TYPE_CHECKING:
     from .contexts import Context
+
+
+#: Of devices that kernels are simulated on: the blocks that run there, and otherwise what every GPU has room for.
+SIMULATED = {
+    "MULTIPROCESSOR_COUNT": THREADS,
+    "MAX_THREADS_PER_BLOCK": 1024,
+    "MAX_THREADS_PER_MULTIPROCESSOR": 1024,
+    "MAX_BLOCK_DIM_X": 1024,
+    "MAX_BLOCK_DIM_Y": 1024,
+    "MAX_BLOCK_DIM_Z": 64,
+    "MAX_GRID_DIM_X": (1 << 31) - 1,
+    "MAX_GRID_DIM_Y": 65535,
+    "MAX_GRID_DIM_Z": 65535,
+    "MAX_SHARED_MEMORY_PER_BLOCK": 48 << 10,
+    "MAX_REGISTERS_PER_BLOCK": 1 << 16,
+    "TOTAL_CONSTANT_MEMORY": 1 << 16,
+}
 
 
 class Device:
@@ -48,7 +66,10 @@ class Device:
         if value is None:
             known = _attributes(self.native)
             if name not in known:
-                raise AttributeError(f"{self.native} has no attribute {name!r}")
+                raise AttributeError(
+                    f"{self.native} has no attribute {name!r}: of CUDA's there are {', '.join(sorted(known))}, and all of them "
+                    f"where the driver is NVIDIA's"
+                )
             value = known[name]
         setattr(self, name, value)
         return value
@@ -132,7 +153,6 @@ def _attributes(native: devmem.Device) -> dict[str, int]:
         "INTEGRATED": bool(info.facts.get("integrated", False)),
         "ASYNC_ENGINE_COUNT": int(info.facts.get("copy_engines", 1)),
         "WARP_SIZE": info.warp_size,
-        "MAX_THREADS_PER_BLOCK": 1024,
         "COMPUTE_CAPABILITY_MAJOR": major,
         "COMPUTE_CAPABILITY_MINOR": minor,
         "KERNEL_EXEC_TIMEOUT": 0,
@@ -141,4 +161,12 @@ def _attributes(native: devmem.Device) -> dict[str, int]:
         "PCI_DOMAIN_ID": place["pci_domain_id"],
         "PCI_BUS_ID": place["pci_bus_id"],
         "PCI_DEVICE_ID": place["pci_device_id"],
+        **_limits(info),
     }
+
+
+def _limits(info: devmem.DeviceInfo) -> dict[str, int]:
+    """What kernels may ask for: as the driver says, or what the simulator runs, where that is what runs them."""
+    simulated = {} if Capability.LAUNCH in info.capabilities else SIMULATED
+    limits = {name: info.facts.get(name.lower(), simulated.get(name)) for name in SIMULATED}
+    return {name: int(value) for name, value in limits.items() if value}

@@ -29,6 +29,9 @@ MANAGER = "NUMBA_CUDA_MEMORY_MANAGER"
 COUNT = "NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT"
 RATIO = "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO"
 
+#: What to do about plugins in somebody else's files.
+BY_ITSELF = 'devmem knows RMM by itself, devmem.use_memory("rmm") or DEVMEM_MEMORY_MANAGER=rmm'
+
 
 class MemoryInfo(NamedTuple):
     """Free and total memory of a device, in bytes."""
@@ -285,9 +288,12 @@ def set_memory_manager(mm_plugin: Any) -> None:
     ------
     RuntimeError
         It is written for another version of the interface.
+    TypeError
+        It is of Numba's own interface, which allocates for Numba's contexts, and not of this one.
     """
     global _manager
     if mm_plugin is not None:
+        _refuse_numbas(mm_plugin)
         version = mm_plugin(context=None).interface_version
         if version != VERSION:
             raise RuntimeError(f"EMM Plugin interface has version {version} - version {VERSION} required")
@@ -310,8 +316,19 @@ def manager_class() -> Any:
     try:
         set_memory_manager(importlib.import_module(name)._numba_memory_manager)
     except Exception as error:
-        raise RuntimeError(f"Failed to use memory manager from {name}") from error
+        advice = f"; {BY_ITSELF}" if name.startswith("rmm.") and isinstance(error, ImportError) else ""
+        raise RuntimeError(f"Failed to use memory manager from {name}: {error}{advice}") from error
     return _manager
+
+
+def _refuse_numbas(plugin: Any) -> None:
+    """Refuse a class that is derived from Numba's own, in a file that imports Numba: it knows nothing of our contexts."""
+    classes = plugin.__mro__ if isinstance(plugin, type) else ()
+    if any(each.__module__.partition(".")[0] == "numba" for each in classes):
+        raise TypeError(
+            f"{plugin.__module__}.{plugin.__qualname__} is a memory manager for Numba's own contexts, since its file imports "
+            f"Numba: change the import there, if it is yours; {BY_ITSELF}"
+        )
 
 
 def _raising(function: Callable[..., Any], *arguments: Any) -> Any:

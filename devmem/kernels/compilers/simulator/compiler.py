@@ -11,8 +11,9 @@ import numpy as np
 from ...._core.layout import span
 from ...._core.simulation import current
 from ....spi.driver import Driver, SupportsExecute
-from ....spi.errors import LayoutError, UnsupportedError
+from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
+from ...launch import DEEP, FAR
 from ...names import here
 from .refused import check
 from .types import RecordType, ScalarType, TupleType, Type, parse, type_of
@@ -30,7 +31,7 @@ class Simulator:
     def unavailable(self) -> str | None:
         """Say how greenlet is installed, unless it is."""
         if importlib.util.find_spec("greenlet") is None:
-            return "kernels on the host backend need greenlet: pip install greenlet"
+            return "kernels on the host backend need greenlet, devmem's extra 'sim': pip install greenlet"
         return None
 
     def type_of(self, argument: object) -> Hashable:
@@ -102,7 +103,7 @@ class SimulatedKernel:
         Raises
         ------
         LayoutError
-            Grid or block have no work-items, or a block has more than any GPU runs.
+            Grid or block have no work-items, or are longer than GPUs take.
         BackendError
             An array is not in the device's memory.
         UnsupportedError
@@ -122,8 +123,11 @@ class SimulatedKernel:
         try:
             self._executor.execute(run, ranges, stream)
             self._driver.stream_synchronize(stream)
-        except BaseException:  # also where the wait did not begin: nothing of it runs behind an interrupt
+        except BaseException as error:  # also where the wait did not begin: nothing of it runs behind an interrupt
             run.interrupt()
+            if isinstance(error, SimulatorError):
+                # It says itself where it was, and not how the streams came by it.
+                raise error.with_traceback(None) from error.__cause__
             raise
 
     def close(self) -> None:
@@ -167,7 +171,9 @@ def _readonly(argument: Any) -> bool:
 
 def _record(array: Any) -> Any:
     """The one record of an array, in its memory, with its fields as attributes."""
-    return array.view(np.dtype((np.record, array.dtype)))[()]
+    from .memory import Record
+
+    return array.view(np.dtype((Record, array.dtype)))[()]
 
 
 def _check(grid: Extent, block: Extent, shared_bytes: int) -> None:
@@ -178,5 +184,10 @@ def _check(grid: Extent, block: Extent, shared_bytes: int) -> None:
     items = block[0] * block[1] * block[2]
     if items > BLOCK_LIMIT:
         raise LayoutError(f"a block has at most {BLOCK_LIMIT} threads on every GPU, not {block}: {items}")
+    if max(grid[1:]) > FAR or block[2] > DEEP:
+        raise LayoutError(
+            f"most GPUs take at most {FAR} blocks along y and z, and {DEEP} threads along z, not {grid} blocks of {block}: "
+            f"give the longest axis to x"
+        )
     if shared_bytes < 0:
         raise LayoutError(f"dynamic shared memory of {shared_bytes} bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import threading
@@ -13,6 +14,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from ....spi.errors import SimulatorError
 from ...names import Dim3, here
+from . import advice
 from .memory import Checked, checked, dtype_of, poisoned, shape_of
 from .races import Watch
 from .refused import returned_at
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 #: What a work-item waits for.
 BLOCK, WAVE = "barrier", "wave's barrier"
+
+#: Bytes of shared memory whose shape is a constant, for a block: more than any GPU has.
+STATIC = 160 << 10
 
 # Around every atomic operation of every launch: two streams may work on the same array.
 _atomics = threading.Lock()
@@ -80,7 +85,10 @@ class Group:
             raise
         except BaseException as error:
             told = explain(error, here.item, self.code)
-            raise told from told.__cause__
+            try:
+                raise told from told.__cause__
+            finally:
+                del told  # or its traceback and this frame would keep each other, and the launch's arrays
 
     def close(self) -> None:
         """End all greenlets, on the thread that they belong to. Those still waiting at a barrier are told to leave."""
@@ -147,8 +155,11 @@ class Group:
         """The block's array of a place in the kernel: the first who comes by makes it."""
         found = self._arrays.get(key)
         if found is None:
-            data = poisoned(shape_of(shape), dtype_of(dtype))
-            array = self._shared(data, "shared array", 0, None)
+            lengths, kind = shape_of(shape), dtype_of(dtype)
+            nbytes = math.prod(lengths) * kind.itemsize + sum(array.nbytes for _, array in self._arrays.values())
+            if nbytes > STATIC:
+                raise Misuse("misuse", f"the block has {nbytes} bytes of shared memory by now, and {advice.STATIC}")
+            array = self._shared(poisoned(lengths, kind), "shared array", 0, None)
             self._arrays[key] = (shape, dtype), array
             return array
         if found[0] != (shape, dtype):
@@ -215,7 +226,8 @@ class Item:
         self._wait((WAVE, *chain_of(caller(sys._getframe(1)), _WORK)))
 
     def fence(self, scope: int) -> None:
-        """Do nothing: what one thread of the host writes, the others see."""
+        """Note it: what one thread of the host writes, the others see anyway."""
+        self._orders()
 
     def shared_array(self, shape: Any, dtype: Any) -> Any:
         """The block's array of this place in the kernel."""
@@ -232,6 +244,10 @@ class Item:
 
     def const_array(self, ary: Any) -> Any:
         """What the host array held when a thread of the kernel first came by this place."""
+        if isinstance(ary, Checked):
+            raise Misuse(
+                "misuse", f"const.array_like() takes a host array that is a global, and {ary!r} can be used as it is"
+            )
         frame = caller(sys._getframe(1))
         return self.group.launch.constant(site_of(frame), frame.f_code, ary)
 
@@ -239,8 +255,14 @@ class Item:
         """Read, combine and write with nobody in between."""
         if not isinstance(ary, Checked):
             raise TypeError(f"atomic.{operation} takes an array of the kernel's, not {type(ary).__name__}")
+        self._orders()
         with _atomics:
             return ary.exchange(operation, index, operands)
+
+    def _orders(self) -> None:
+        updates = self.group.launch.updates
+        if updates is not None:
+            updates.ordered = True
 
     def _wait(self, place: tuple[Any, ...]) -> None:
         group = self.group

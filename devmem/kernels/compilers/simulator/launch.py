@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...._core.simulation import Simulation
+from ...._core.simulation import THREADS, Simulation
 from ....spi.errors import SimulatorError
 from ....spi.executing import executing
 from ....spi.types import Extent
@@ -21,9 +20,7 @@ from .group import Group
 from .interrupts import Interrupts
 from .memory import CONST, Checked, checked
 from .reports import Site, locals_of
-
-#: Threads of the host that the blocks are dealt out to, at most. One runs at a time, as always in Python.
-THREADS = max(2, min(os.cpu_count() or 1, 4))
+from .updates import Updates, updated
 
 #: With the code, which must not leave its identity to another one.
 Constants = dict[Site, tuple[Checked, CodeType]]
@@ -53,6 +50,7 @@ class Launch:
         self.work_dim = max((axis + 1 for axis in range(3) if grid[axis] * block[axis] > 1), default=1)
         self.shared_bytes = shared_bytes
         self.simulation = simulation
+        self.updates = Updates() if simulation.watches else None
         self._constants = constants
         self._order: Sequence[int] = range(math.prod(grid))
         if simulation.shuffle is not None:
@@ -70,9 +68,12 @@ class Launch:
         try:
             if not self._interrupts.asked:
                 self.arguments = tuple(make(places) for make in self._makers)
+                if self.updates is not None:
+                    self.arguments = tuple(updated(each, self.updates) for each in self.arguments)
                 self._run()
         except BaseException:
             if not self._interrupts.asked:
+                self._failures.clear()  # or what it raises would keep the launch, and the launch that
                 raise
         finally:
             self._over.set()
@@ -84,8 +85,9 @@ class Launch:
             return ""
         if not self._interrupts.end(self._over):
             return f"{self.function.__qualname__} still runs in the simulator: what it calls does not let itself be interrupted"
-        reports = [error for _, error in sorted(self._failures.items()) if isinstance(error, SimulatorError)]
-        return str(reports[0]) if reports else ""
+        reports = [str(error) for _, error in sorted(self._failures.items()) if isinstance(error, SimulatorError)]
+        self._failures.clear()
+        return reports[0] if reports else ""
 
     def _run(self) -> None:
         helpers = []
@@ -105,7 +107,7 @@ class Launch:
             if isinstance(value, Checked):
                 value.detach()  # the device may free their memory from here on
         if self._failures:
-            raise self._failures[min(self._failures)]
+            raise _bare(self._failures[min(self._failures)])
 
     def constant(self, site: Site, code: CodeType, array: Any) -> Checked:
         """A copy of a host array for a place in the kernel, made when it is first asked for: as if it had been compiled in."""
@@ -144,3 +146,8 @@ class Launch:
     def _block(self, number: int) -> Dim3:
         across, down, _ = self.grid_dim
         return Dim3(number % across, number // across % down, number // (across * down))
+
+
+def _bare(error: BaseException) -> BaseException:
+    """A report without the way by which it came, of which it says what there is to say."""
+    return error.with_traceback(None) if isinstance(error, SimulatorError) else error

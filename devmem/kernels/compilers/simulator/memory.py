@@ -1,4 +1,4 @@
-"""The arrays that kernels see: NumPy's elements, and indices that are checked."""
+"""The arrays that kernels see: elements are `numbers`, and indices are checked."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import advice
+from .numbers import REAL, TYPES, native_of, ours
 from .reports import Misuse
 
 Array = npt.NDArray[Any]
 #: The space of what `devmem.const` gives.
 CONST = "const array"
 
-_int64 = np.int64  # looked up at each access to an array of integers
+_REAL = advice.REAL | REAL
 
 # One type for views of any length: a ctypes array type for each length would cost more than a small launch.
 _Anything = ctypes.c_char * (1 << 62)
@@ -25,9 +27,9 @@ _Anything = ctypes.c_char * (1 << 62)
 class Checked:
     """An array in a kernel.
 
-    ``a[i]``, ``a[i, j]`` are NumPy scalars, integers as `widened`, and can be assigned to; fewer indices, and slices, give arrays
+    ``a[i]``, ``a[i, j]`` are numbers as compiled code has them, and can be assigned to; fewer indices, and slices, give arrays
     that share the memory.
-    An index that is not one of the array's is reported, also a negative one. Records are NumPy's: ``a[i]["x"]``, ``a[i].x``.
+    An index that is not one of the array's is reported, also a negative one. Records are `Record`: ``a[i]["x"]``, ``a[i].x``.
     There is no arithmetic with whole arrays, as there is none on a device.
     """
 
@@ -46,10 +48,16 @@ class Checked:
 
     def __getitem__(self, index: Any) -> Any:
         key, whole = self._key(index)
-        return self._data[key] if whole else self._part(key)
+        return ours(self._data[key]) if whole else self._part(key)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._store(self._key(index)[0], value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"an array in a kernel has no {name!r}: {advice.WHOLE}")
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise TypeError(f"numpy.{function.__name__}() is given a whole {NAME!r}")
 
     def __len__(self) -> int:
         if not self.shape:
@@ -100,13 +108,17 @@ class Checked:
         if not whole:
             raise TypeError(f"atomic.{operation} is about one element, and {index!r} are {self._data[key].size}")
         data = self._data
+        if (why := advice.against_atomic(operation, data.dtype, operands)) is not None:
+            raise Misuse("misuse", f"{why} (in {self!r})")
         before = data[key]
         operands = tuple(_as_stored(each, data.dtype) for each in operands)
+        if data.dtype.kind in "fc":  # which are combined as wide as they are stored
+            operands = tuple(map(data.dtype.type, operands))
         if operation != "cas":
             self._store(key, COMBINE[operation](before, operands[0]))
         elif before == operands[0]:
             self._store(key, operands[1])
-        return before
+        return ours(before)
 
     def detach(self) -> None:
         """Let go of the memory: whoever looks at a failed kernel later finds zeros."""
@@ -128,10 +140,12 @@ class Checked:
             try:
                 at = operator.index(part)
             except TypeError:
-                raise TypeError(f"arrays in kernels are indexed with integers and slices, not with {part!r}") from None
+                told = (
+                    f"arrays in kernels are indexed with integers and slices, not with {part!r}{advice.on_index(part)}"
+                )
+                raise TypeError(told) from None
             if not 0 <= at < shape[axis]:
-                hint = "" if at >= 0 else ": kernels do not count from the end"
-                raise Misuse("out of bounds", f"index {at} on axis {axis} of {self!r}{hint}")
+                raise Misuse("out of bounds", f"index {at} on axis {axis} of {self!r}{advice.NEGATIVE * (at < 0)}")
             key.append(at)
         return tuple(key), whole
 
@@ -155,6 +169,8 @@ class Checked:
             value = value._data
         elif isinstance(value, Reference):
             value = value.whole()
+        if type(value) not in _REAL and (why := advice.against_storing(value, self._data.dtype)) is not None:
+            raise Misuse("misuse", f"{why} (in {self!r})")
         self._data[key] = _as_stored(value, self._data.dtype)
 
 
@@ -168,45 +184,70 @@ class Reference:
         raise NotImplementedError
 
 
-class Line(Checked):
-    """An array with one axis, by the short way."""
+class Record(np.record):  # type: ignore[misc]
+    """One record, in its memory: NumPy's, whose fields are as elements of arrays are."""
 
-    __slots__ = ("_length",)
+    def __getattribute__(self, name: str) -> Any:
+        return _field(super().__getattribute__(name))
+
+    def __getitem__(self, name: Any) -> Any:
+        return _field(super().__getitem__(name))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(advice.on_field(name, self.dtype))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        if isinstance(name, str) and name not in (self.dtype.names or ()):
+            raise AttributeError(advice.on_field(name, self.dtype))
+        if (why := advice.against_storing(value, self.dtype[name])) is not None:
+            raise Misuse("misuse", f"{why} (in field {name!r} of a record)")
+        super().__setitem__(name, value)
+
+
+class Line(Checked):
+    """An array of numbers with one axis, by the short way."""
+
+    __slots__ = ("_length", "_number")
 
     def __init__(self, data: Array, space: str) -> None:
         super().__init__(data, space)
+        self._number = TYPES[native_of(data.dtype.type)]
         self._length = data.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
         if type(index) is int and 0 <= index < self._length:
-            return self._data[index]
+            return self._number(self._data.item(index))  # of integers, twice as fast as from NumPy's number
         return Checked.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is int and 0 <= index < self._length:
+        if type(index) is int and 0 <= index < self._length and type(value) in _REAL:
             self._data[index] = value
         else:
             Checked.__setitem__(self, index, value)
 
 
 class Plane(Checked):
-    """An array with two axes, by the short way."""
+    """An array of numbers with two axes, by the short way."""
 
-    __slots__ = ("_columns", "_rows")
+    __slots__ = ("_columns", "_number", "_rows")
 
     def __init__(self, data: Array, space: str) -> None:
         super().__init__(data, space)
+        self._number = TYPES[native_of(data.dtype.type)]
         self._rows, self._columns = data.shape
 
     def __getitem__(self, index: Any) -> Any:
         if type(index) is tuple and len(index) == 2:
             row, column = index
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
-                return self._data[index]
+                return self._number(self._data.item(row, column))
         return Checked.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is tuple and len(index) == 2:
+        if type(index) is tuple and len(index) == 2 and type(value) in _REAL:
             row, column = index
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
                 self._data[index] = value
@@ -215,22 +256,12 @@ class Plane(Checked):
 
 
 class Narrow(Checked):
-    """An array of integers of less than 64 bits: what is read of it is computed with in 64, as compiled kernels do.
-
-    In NumPy's own types 200 + 100 of two bytes were 44, and the average of three colours wrong here alone.
-    """
+    """An array of integers of less than 64 bits, which are what is left of wider ones that are stored."""
 
     __slots__ = ()
 
-    def __getitem__(self, index: Any) -> Any:
-        return widened(super().__getitem__(index))
-
     def __setitem__(self, index: Any, value: Any) -> None:
         super().__setitem__(index, _as_stored(value, self._data.dtype))
-
-    def exchange(self, operation: str, index: Any, operands: tuple[Any, ...]) -> Any:
-        """As of any array."""
-        return widened(super().exchange(operation, index, operands))
 
 
 class NarrowLine(Narrow, Line):
@@ -238,13 +269,9 @@ class NarrowLine(Narrow, Line):
 
     __slots__ = ()
 
-    def __getitem__(self, index: Any) -> Any:
-        if type(index) is int and 0 <= index < self._length:
-            return _int64(self._data.item(index))  # twice as fast as from NumPy's number
-        return Narrow.__getitem__(self, index)
-
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is int and 0 <= index < self._length and (type(value) is not int or 0 <= value < 128):
+        kind = type(value)
+        if type(index) is int and 0 <= index < self._length and kind in _REAL and (kind is not int or 0 <= value < 128):
             try:
                 self._data[index] = value
                 return
@@ -257,13 +284,6 @@ class NarrowPlane(Narrow, Plane):
     """With two axes, by the short way."""
 
     __slots__ = ()
-
-    def __getitem__(self, index: Any) -> Any:
-        if type(index) is tuple and len(index) == 2:
-            row, column = index
-            if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
-                return _int64(self._data.item(row, column))
-        return Narrow.__getitem__(self, index)
 
 
 class Fixed(Checked):
@@ -280,19 +300,14 @@ class Fixed(Checked):
 
 
 def checked(data: Array, space: str) -> Checked:
-    """The array as a kernel sees it; records become NumPy's, with fields as attributes."""
+    """The array as a kernel sees it; records have their fields as attributes."""
     kind: type[Checked] = Checked
     if data.dtype.names is not None:
-        data = data.view(np.dtype((np.record, data.dtype)))
-    else:
+        data = data.view(np.dtype((Record, data.dtype)))
+    elif native_of(data.dtype.type) is not None:
         kinds = _NARROW if data.dtype.kind in "iu" and data.itemsize < 8 else _KINDS
         kind = kinds[min(data.ndim, 3)]
     return (kind if data.flags.writeable else _FIXED[kind])(data, space)
-
-
-def widened(value: Any) -> Any:
-    """An integer of less than 64 bits as one of 64; anything else as it is."""
-    return np.int64(value) if isinstance(value, np.integer) and value.itemsize < 8 else value
 
 
 def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -321,6 +336,10 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     if found.hasobject or not found.itemsize:
         raise TypeError(f"kernels have no arrays of {dtype!r}")
     return found
+
+
+def _field(value: Any) -> Any:
+    return checked(value, "field of a record") if isinstance(value, np.ndarray) else ours(value)
 
 
 def _as_stored(value: Any, dtype: np.dtype[Any]) -> Any:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ....spi.errors import SimulatorError, UnsupportedError
 from ...kernel import DeviceFunction
 from ...neutral import instead
 from .reports import describe
+from .steps import against_code, refusal, varying
 
 #: What the vendors' compilers are told; here it changes nothing.
 OPTIONS = frozenset({"debug", "fastmath", "launch_bounds", "lineinfo", "opt"})
 #: Whose functions are not the user's: compilers have code of their own for them, and devmem's say themselves where they belong.
 _LIBRARIES = frozenset({"devmem", "numba", "numpy"})
 _VENDORS = {"numba.cuda": "CUDA", "numba.hip": "ROCm"}
+#: What belongs on the host, by the module that it comes from; and what to do instead.
+_HOSTS = {
+    "time": "measure on the host, with devmem.event()",
+    "random": "make the numbers on the host, and give the kernel an array of them",
+    "numpy.random.mtrand": "make the numbers on the host, and give the kernel an array of them",
+}
 _ALWAYS = frozenset({"JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD"})
 _ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE"})
 _NOWHERE: Any = object()
@@ -33,7 +40,7 @@ def check(function: Callable[..., object], options: Mapping[str, object]) -> Non
     TypeError
         An option that no compiler has got.
     SimulatorError
-        A plain function of Python is named, or there is a ``try`` or a ``with``.
+        It has what no compiler takes: a plain function of Python, a ``try``, a list, an ``import``.
     UnsupportedError
         A name is named that one vendor's compiler alone knows.
     """
@@ -45,7 +52,8 @@ def check(function: Callable[..., object], options: Mapping[str, object]) -> Non
         if id(each) in seen:
             continue
         seen.add(id(each))
-        for code, line, spelled, value in Names(each).used(each.__code__):
+        given = each.__code__.co_varnames[: each.__code__.co_argcount] if each is function else ()
+        for code, line, spelled, value in Names(each, given).used(each.__code__):
             if isinstance(value, DeviceFunction):
                 _check_options(value.options)
                 waiting.append(value.function)
@@ -56,30 +64,45 @@ def check(function: Callable[..., object], options: Mapping[str, object]) -> Non
 class Names:
     """What the names in a function's code stand for, now."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, given: Sequence[str]) -> None:
+        self._given = given  #: arguments whose values are known at the launch
         self._globals: dict[str, Any] = function.__globals__
         self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
     def used(self, code: CodeType) -> Iterator[tuple[CodeType, int, str, Any]]:
         """(code, line, name as it is written, value) of all names from outside the function that are reached in a code."""
+        if (why := against_code(code)) is not None:
+            raise _misuse(why, code, _first(code))
         _check_handlers(code)
         found = list(dis.get_instructions(code))
+
+        def outside(at: int) -> Any:
+            return self._loaded(found, at)[0]
+
         for at in sorted(self._reached(found)):
             step = found[at]
+            if (why := refusal(code, found, at, outside)) is not None:
+                raise _misuse(why, code, _line(step, code))
             if step.opname == "LOAD_CONST" and isinstance(step.argval, CodeType):
                 yield from self.used(step.argval)
-            value = self._value(step)
-            if value is _NOWHERE or str(step.argval).startswith("@"):  # pytest's, in place of an `assert`
+            value, spelled, end = self._loaded(found, at)
+            if value is _NOWHERE or spelled.startswith("@"):  # pytest's, in place of an `assert`
                 continue
-            spelled = str(step.argval)
-            while isinstance(value, ModuleType) and found[at + 1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                at += 1
-                spelled += f".{found[at].argval}"
-                try:
-                    value = getattr(value, found[at].argval)
-                except Exception as error:  # told when the line is run, unless it is a vendor's
-                    value = error
+            if (why := varying(found, end, value, self._given, outside)) is not None:
+                raise _misuse(why, code, _line(step, code))
             yield code, _line(step, code), spelled, value
+
+    def _loaded(self, found: list[dis.Instruction], at: int) -> tuple[Any, str, int]:
+        """(value, name as it is written, last instruction) of what is loaded at a place; of a module, what is taken of it."""
+        value, spelled = self._value(found[at]), str(found[at].argval)
+        while isinstance(value, ModuleType) and found[at + 1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            at += 1
+            spelled += f".{found[at].argval}"
+            try:
+                value = getattr(value, found[at].argval)
+            except Exception as error:  # told when the line is run, unless it is a vendor's
+                value = error
+        return value, spelled, at
 
     def _reached(self, found: list[dis.Instruction]) -> set[int]:
         """The places of the instructions that can be reached, other than by an exception."""
@@ -143,6 +166,12 @@ def _line(step: dis.Instruction, code: CodeType) -> int:
     return (step.positions.lineno if step.positions is not None else None) or code.co_firstlineno
 
 
+def _first(code: CodeType) -> int:
+    """The first line of a function that has code of its own: no decorator's."""
+    lines = (line for _, _, line in code.co_lines() if line)
+    return min((line for line in lines if line > code.co_firstlineno), default=code.co_firstlineno)
+
+
 def _check_options(options: Mapping[str, object]) -> None:
     unknown = sorted(set(options) - OPTIONS)
     if unknown:
@@ -171,6 +200,9 @@ def _check(value: Any, spelled: str, code: CodeType, line: int) -> None:
         else:
             advice = instead(name)
         raise UnsupportedError(f"{spelled} works on {only} alone: {advice}\n  {describe(code, line)}")
+    if _made_by(value) in _HOSTS:
+        told = f"{spelled} is the host's, and no compiler has it: {_HOSTS[_made_by(value)]}"
+        raise _misuse(told, code, line)
     if (
         type(value) is FunctionType
         and (value.__module__ or "").partition(".")[0] not in _LIBRARIES
@@ -196,6 +228,14 @@ def _works_on(value: Any) -> str | None:
             return _VENDORS[vendor]
     only = getattr(type(value), "works_on", None)
     return only if isinstance(only, str) else None
+
+
+def _made_by(function: Any) -> str:
+    """The module that a function of C's, or the object that it is a method of, comes from."""
+    if not isinstance(function, BuiltinFunctionType | MethodType):
+        return ""
+    owner = function.__self__
+    return str(owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__)
 
 
 def _known(function: object) -> bool:

@@ -13,6 +13,7 @@ from ....spi.errors import SimulatorError
 from ... import names
 from ...kernel import DeviceFunction
 from ...names import WorkItem
+from . import advice
 from .interrupts import Interrupted
 
 #: Modules whose frames are not the kernel's, although they are above it on the stack: the names that it uses.
@@ -124,7 +125,7 @@ def explain(error: BaseException, item: WorkItem | None, kernel: CodeType) -> Si
         return told
     if isinstance(error, Interrupted):
         return report("interrupted", "the launch was ended here, by who waited for it", item, code, line)
-    told = report("exception", f"{type(error).__name__}: {error}", item, code, line)
+    told = report("exception", f"{type(error).__name__}: {error}{advice.on_exception(error)}", item, code, line)
     told.__cause__ = error
     return told
 

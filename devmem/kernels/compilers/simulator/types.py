@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...._core.layout import is_contiguous
+from ...._core.record import DeviceRecord
 from ...arrangement import spelled
+from .numbers import ours
 
 #: numba's names of types that NumPy calls otherwise.
 NAMES = {
@@ -60,12 +62,9 @@ class ScalarType:
         return given == self or given.dtype.kind in TAKEN.get(self.dtype.kind, "")
 
     def convert(self, value: Any) -> Any:
-        """A number of this type; conversions wrap, as on a device, and integers are then computed with in 64 bits."""
-        if self.dtype.kind == "b":
-            return bool(value)
+        """A number of this type, as kernels see it; conversions wrap, as on a device."""
         with np.errstate(all="ignore"):
-            found = np.asarray(value).astype(self.dtype)[()]
-        return np.int64(found) if self.dtype.kind in "iu" and self.dtype.itemsize < 8 else found
+            return ours(np.asarray(value).astype(self.dtype)[()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,9 @@ class RecordType:
 
 @dataclass(frozen=True, slots=True)
 class TupleType:
-    """A tuple of numbers."""
+    """A tuple of numbers, or of tuples of them."""
 
-    parts: tuple[ScalarType, ...]
+    parts: tuple[ScalarType | TupleType, ...]
 
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.parts))})"
@@ -125,9 +124,11 @@ def type_of(argument: object) -> Type:
         return ScalarType(argument.dtype)
     if isinstance(argument, tuple):
         parts = tuple(type_of(each) for each in argument)
-        if not all(isinstance(part, ScalarType) for part in parts):
-            raise TypeError(f"{argument!r} is no argument for a kernel: only tuples of numbers are")
-        return TupleType(tuple(part for part in parts if isinstance(part, ScalarType)))
+        if not all(isinstance(part, ScalarType | TupleType) for part in parts):
+            raise TypeError(
+                f"{argument!r} is no argument for a kernel: only tuples of numbers are; give arrays and records one by one"
+            )
+        return TupleType(tuple(part for part in parts if isinstance(part, ScalarType | TupleType)))
     return _type_of_memory(argument)
 
 
@@ -162,14 +163,14 @@ def _parse(text: str, signature: str) -> Type:
 
 
 def _type_of_memory(argument: Any) -> Type:
-    """Of an array on the device, or a record there, which has no shape."""
+    """Of an array on the device, or a record there: a `DeviceRecord`, some of which have a shape, or what has none."""
     try:
         dtype, _ = argument.dtype, argument.ptr
     except AttributeError:
         raise TypeError(
             f"{type(argument).__name__} is no argument for a kernel: those are arrays, records, numbers and tuples of them"
         ) from None
-    shape = getattr(argument, "shape", None)
+    shape = None if isinstance(argument, DeviceRecord) else getattr(argument, "shape", None)
     if shape is None:
         return RecordType(dtype)
     contiguous = [order for order in "CF" if is_contiguous(shape, argument.strides, dtype.itemsize, order)]

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from .memory import NAME, Array, Checked, Reference, widened
+from . import advice
+from .memory import NAME, Array, Checked, Reference
+from .numbers import ours
 
 if TYPE_CHECKING:
     from .races import Watch
@@ -32,7 +34,7 @@ class Watched(Checked):
             return self._part(key)
         if self._data.dtype.names is not None:
             return WatchedRecord(self, key)
-        return widened(self.read(key))
+        return ours(self.read(key))
 
     def read(self, key: tuple[Any, ...]) -> Any:
         """An element; that it is read is told."""
@@ -41,6 +43,8 @@ class Watched(Checked):
 
     def field(self, name: str) -> Watched:
         """A field of all elements, which are records."""
+        if name not in (self._data.dtype.names or ()):
+            raise AttributeError(advice.on_field(name, self._data.dtype))
         data = self._data[name]
         inner = data.shape[self.ndim :]  # of a field that is an array itself
         within = np.arange(math.prod(inner)).reshape(inner) * data.itemsize
@@ -58,7 +62,7 @@ class Watched(Checked):
             key, whole = self._key(index)
             if whole:
                 self.read(key)
-            return widened(super().exchange(operation, index, operands))
+            return super().exchange(operation, index, operands)
 
     def _part(self, key: tuple[Any, ...]) -> Self:
         return type(self)(self._data[key], self.space, self._cells[key], self._watch)
@@ -91,7 +95,7 @@ class WatchedRecord(Reference):
 
     def __getattr__(self, name: str) -> Any:
         if name not in (self._array.dtype.names or ()):
-            raise AttributeError(f"a record of {self._array!r} has no field {name!r}")
+            raise AttributeError(advice.on_field(name, self._array.dtype))
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:

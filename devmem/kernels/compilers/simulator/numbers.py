@@ -1,0 +1,279 @@
+"""The numbers that kernels see: NumPy's scalars, with the operators that compiled code has.
+
+By NumPy's own rules ``a[i] * 0.1`` would be rounded to single precision, a sum of truths a truth, and an unsigned element less a
+greater constant 2**64 too much: silently, and here alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+ARITHMETIC = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
+SHIFTS = "lshift", "rshift"
+BITWISE = "and", "or", "xor"
+EQUALITY = "eq", "ne"
+ORDER = "lt", "le", "gt", "ge"
+
+_INTEGERS = "biu"
+_PYTHON: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
+
+
+def result(name: str, left: Any, right: Any) -> Any:
+    """NumPy's type of what an operator gives for operands of two of NumPy's types; None: compilers refuse them.
+
+    =============  =========================================  ================================================
+    operator       integers                                   floats and complex numbers among them
+    =============  =========================================  ================================================
+    ``+ - *``      int64; uint64 if both are unsigned         as arrays of both: float32 is kept beside itself,
+                                                              truths, integers of 8 bits and int16
+    ``// %``       the same                                   the same, of floats
+    ``/``          float64                                    the same
+    ``**``         as ``+``                                   the same, but float32 to an integer is float32
+    ``<< >>``      int64; uint64 if the left one is unsigned  none
+    ``& | ^``      as ``+``; of two truths a truth            none
+    comparisons    a truth, of their values                   a truth, as the type of ``+``; order: no complex
+    =============  =========================================  ================================================
+
+    A number of Python's own is an int64, a float64 or a complex128.
+    """
+    kinds = np.dtype(left).kind + np.dtype(right).kind
+    if name in EQUALITY or (name in ORDER and "c" not in kinds):
+        return np.bool_
+    if set(kinds) <= set(_INTEGERS):
+        if name in BITWISE and kinds == "bb":
+            return np.bool_
+        if name == "truediv":
+            return np.float64
+        return np.uint64 if kinds == "uu" or (name in SHIFTS and kinds[0] == "u") else np.int64
+    if name not in ARITHMETIC or ("c" in kinds and name in ("floordiv", "mod")):
+        return None
+    if name == "pow" and left is np.float32 and kinds[1] in _INTEGERS:
+        return np.float32
+    return np.result_type(*(np.uint32 if each is np.uint16 else each for each in (left, right))).type
+
+
+class Bool(int):
+    """A truth: Python's, but not turned round is what it is not. In Python itself ``~True`` is -2."""
+
+    __slots__ = ()
+    native, base = np.bool_, int
+
+    def __repr__(self) -> str:
+        return "True" if self else "False"
+
+    def __reduce__(self) -> Any:
+        return bool, (int(self),)
+
+    def __invert__(self) -> Any:
+        return _truth(not self)
+
+
+_TRUE, _FALSE = Bool(1), Bool(0)
+
+
+def _truth(value: Any) -> Bool:
+    return _TRUE if value else _FALSE
+
+
+def _number(native: Any) -> Any:
+    """The class of the numbers that stand for one of NumPy's types; integers have 64 bits, however wide those are.
+
+    It has one base: NumPy crashes where it converts a scalar that has more.
+    """
+    base = {"i": np.int64, "u": np.uint64}.get(np.dtype(native).kind, native)
+    names: dict[str, Any] = {"__slots__": (), "native": native, "base": base}
+    for part in "real", "imag":
+        names[part] = property(_of_part(getattr(base, part)))
+    for method in "conjugate", "__round__":
+        if hasattr(base, method):  # complex numbers are not rounded
+            names[method] = _of_method(getattr(base, method))
+    return type(native.__name__, (base,), names)
+
+
+def _of_part(part: Any) -> Callable[[Any], Any]:
+    return lambda self: ours(part.__get__(self))
+
+
+def _of_method(method: Any) -> Callable[..., Any]:
+    return lambda self, *options: ours(method(self, *options))
+
+
+#: What makes a number, by NumPy's type. Others, float16 say, are left as they are.
+TYPES: dict[Any, Any] = {np.bool_: _truth}
+for _width in "8", "16", "32", "64":
+    for _name in f"int{_width}", f"uint{_width}":
+        TYPES[getattr(np, _name)] = _number(getattr(np, _name))
+for _name in "float32", "float64", "complex64", "complex128":
+    TYPES[getattr(np, _name)] = _number(getattr(np, _name))
+
+_UINT64 = TYPES[np.uint64]
+_OURS: set[Any] = {Bool, *TYPES.values()} - {_truth}
+#: The classes of those that are not complex.
+REAL = frozenset(kind for kind in _OURS if np.dtype(kind.native).kind != "c")
+
+
+def ours(value: Any) -> Any:
+    """A number of Python's or NumPy's with our operators; anything else as it is."""
+    native = native_of(type(value))
+    if native is None or type(value) in _OURS:
+        return value
+    try:
+        return TYPES[native](value)
+    except OverflowError:  # a constant of 64 bits
+        return _UINT64(value)
+
+
+def _native_of(kind: type) -> Any:
+    if kind in _OURS:
+        return kind.native  # type: ignore[attr-defined]
+    if issubclass(kind, np.generic):
+        native = np.dtype(kind).type if issubclass(kind, np.number | np.bool_) else None
+        return next((each for each in TYPES if native is not None and np.dtype(each) == native), None)
+    return next((native for python, native in _PYTHON.items() if issubclass(kind, python)), None)
+
+
+#: NumPy's type of the numbers of a class; None: it is not one of numbers that are computed with.
+native_of: Callable[[Any], Any] = functools.cache(_native_of)
+
+
+def _plain(value: Any) -> Any:
+    """The same number as NumPy's own."""
+    native = native_of(type(value))
+    try:
+        return value if native is None else native(value)
+    except OverflowError:
+        return np.uint64(value)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Of integers with negative exponents what is left of a fraction."""
+    if isinstance(exponent, np.signedinteger) and exponent < 0:
+        return base ** (exponent & 1) if base in (1, -1) else type(base)(0)
+    return base**exponent
+
+
+def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
+    """What makes the result for another operand's type, None if there is none; and what both become before, None: nothing."""
+    other = native_of(kind)
+    left, right = (other, mine.native) if reflected else (mine.native, other)
+    if other is None and issubclass(kind, np.generic):  # float16, say: as NumPy has it
+        return ours, _plain
+    found = None if other is None else result(name, left, right)
+    if found is None:
+        return None, None
+    cast = found
+    if name in EQUALITY + ORDER:
+        cast = result("add", left, right)
+        if np.dtype(cast).kind in _INTEGERS:
+            return _truth, int  # whose comparisons know no width
+    # NumPy's own operator does it, and is faster.
+    same = cast is mine.base and (issubclass(kind, mine.base) or kind in (int, float, complex))
+    exact = name == "pow" and np.dtype(found).kind in _INTEGERS
+    return TYPES[found], None if same and not exact else cast
+
+
+def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
+    operation = _power if name == "pow" else getattr(operator, f"__{name}__")
+    direct = getattr(mine.base, f"__{'r' if reflected else ''}{name}__")
+    cases: dict[type, tuple[Any, Any]] = {}
+
+    def method(self: Any, other: Any) -> Any:
+        try:
+            make, cast = cases[type(other)]
+        except KeyError:
+            make, cast = cases[type(other)] = _case(name, mine, type(other), reflected)
+        if make is None:
+            return NotImplemented
+        try:
+            if cast is None:
+                return make(direct(self, other))
+            operands = cast(self), cast(other)
+            return make(operation(*(operands[::-1] if reflected else operands)))
+        except OverflowError:
+            if type(other) is not int:
+                raise
+        unsigned = _UINT64(other)  # as compilers take a constant that needs all 64 bits
+        return operation(unsigned, self) if reflected else operation(self, unsigned)
+
+    return method
+
+
+def _unary(mine: Any, name: str) -> Callable[[Any], Any]:
+    direct, make = getattr(mine.base, f"__{name}__"), TYPES[mine.base]
+    return lambda self: make(direct(self))
+
+
+def _absolute(self: Any) -> Any:
+    return ours(abs(self.native(self)))  # the one operator that leaves integers as wide as they are
+
+
+def _of_truths(name: str) -> Callable[[Any, Any], Any]:
+    direct = getattr(int, f"__{name}__")
+
+    def method(self: Any, other: Any) -> Any:
+        found = direct(self, other)
+        truth = name not in BITWISE or isinstance(other, bool | Bool)
+        return _truth(found) if truth and found is not NotImplemented else found
+
+    return method
+
+
+def _array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+    """Functions of NumPy's see NumPy's numbers, and give ours; where a number of NumPy's comes first, operators end here too."""
+    if ufunc in _UFUNCS and method == "__call__" and not options:
+        operands = [ours(each) for each in inputs]
+        if all(type(each) in _OURS for each in operands):
+            return _UFUNCS[ufunc](*operands)
+    found = getattr(ufunc, method)(*map(_plain, inputs), **options)
+    return tuple(map(ours, found)) if isinstance(found, tuple) else ours(found)
+
+
+def _divmod(self: Any, other: Any) -> Any:
+    return self // other, self % other
+
+
+def _rdivmod(self: Any, other: Any) -> Any:
+    return other // self, other % self
+
+
+for _name in BITWISE + EQUALITY + ORDER:
+    setattr(Bool, f"__{_name}__", _of_truths(_name))
+for _native, _kind in TYPES.items():
+    if _native is np.bool_:
+        continue
+    for _name in ARITHMETIC + SHIFTS + BITWISE:
+        setattr(_kind, f"__{_name}__", _binary(_kind, _name))
+        setattr(_kind, f"__r{_name}__", _binary(_kind, _name, reflected=True))
+    for _name in EQUALITY + ORDER:
+        setattr(_kind, f"__{_name}__", _binary(_kind, _name))
+    for _name in ("neg", "pos", "invert") if np.dtype(_native).kind in _INTEGERS else ("neg", "pos"):
+        setattr(_kind, f"__{_name}__", _unary(_kind, _name))
+    _kind.__abs__, _kind.__divmod__, _kind.__rdivmod__ = _absolute, _divmod, _rdivmod
+for _kind in _OURS:
+    _kind.__array_ufunc__ = _array_ufunc
+
+_UFUNCS: dict[np.ufunc, Any] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.true_divide: operator.truediv,
+    np.floor_divide: operator.floordiv,
+    np.remainder: operator.mod,
+    np.power: operator.pow,
+    np.left_shift: operator.lshift,
+    np.right_shift: operator.rshift,
+    np.bitwise_and: operator.and_,
+    np.bitwise_or: operator.or_,
+    np.bitwise_xor: operator.xor,
+    np.equal: operator.eq,
+    np.not_equal: operator.ne,
+    np.less: operator.lt,
+    np.less_equal: operator.le,
+    np.greater: operator.gt,
+    np.greater_equal: operator.ge,
+}

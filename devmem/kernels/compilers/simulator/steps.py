@@ -1,0 +1,119 @@
+"""What single instructions of a kernel say: statements, stores and shapes that no compiler takes."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from ...names import Local, Position, Shared
+
+_SIZED = "are not for kernels, where the size of all things is known before: take a tuple, or devmem.local.array"
+#: By instruction.
+_REFUSED = {
+    "BUILD_CONST_KEY_MAP": f"dicts {_SIZED}",
+    "BUILD_LIST": f"lists {_SIZED}",
+    "BUILD_MAP": f"dicts {_SIZED}",
+    "BUILD_SET": f"sets {_SIZED}",
+    "IMPORT_NAME": "imports are not for kernels: write them at the top of the module",
+    "LOAD_BUILD_CLASS": "classes are not for kernels: inside there are numbers, arrays and tuples",
+    "STORE_GLOBAL": "globals are constants in kernels: results go into an array that it is given",
+}
+_CONSTANT = "make it a global, or take the dynamic shared memory of the launch, devmem.shared.array(0, dtype)"
+
+#: What the instruction at a place loads from outside the function, modules looked through.
+Outside = Callable[[int], Any]
+
+
+def refusal(code: CodeType, found: Sequence[dis.Instruction], at: int, outside: Outside) -> str | None:
+    """Why no compiler takes the instruction at a place in a code; None if one may."""
+    step = found[at]
+    if step.opname.startswith("BUILD_") and any(name.startswith("@") for name in code.co_names):
+        return None  # pytest's, in place of an `assert`
+    if step.opname == "LOAD_CONST" and isinstance(step.argval, frozenset):
+        return _REFUSED["BUILD_SET"]
+    if step.opname == "STORE_SUBSCR":
+        made = _container(found, at)
+        if made is not None and isinstance(outside(made), np.ndarray):
+            return f"{found[made].argval} is a global, and a constant in kernels: give the array as an argument to write it"
+    if step.opname == "BUILD_LIST" and any("LIST_TO_TUPLE" in each.opname + each.argrepr for each in found[at:]):
+        return None  # (*these, that), which is a tuple in the end
+    return _REFUSED.get(step.opname)
+
+
+def against_code(code: CodeType) -> str | None:
+    """Why a function with such a code is none for a device; None if it may be one."""
+    if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return "async functions are not for kernels: leave async and await out, a launch does not wait as it is"
+    if code.co_flags & inspect.CO_GENERATOR:
+        return "generators are not for kernels: write the loop out, and results into an array"
+    return None
+
+
+def varying(
+    found: Sequence[dis.Instruction], at: int, value: Any, given: Sequence[str], outside: Outside
+) -> str | None:
+    """Of ``shared`` or ``local``, loaded by the instruction at a place: why the shape that it is called with is no constant.
+
+    ``given``: the arguments of the kernel. Told is what is plainly none: such an argument, or a length of the launch's.
+    """
+    if not isinstance(value, Shared | Local) or at + 2 >= len(found) or found[at + 1].argval != "array":
+        return None
+    told = f"the shape of devmem.{value.name}.array() is a constant, and"
+    for place in _shape(found, at + 2):
+        loaded = set(_words(found[place])) & set(given)
+        changed = {word for step in found if "STORE" in step.opname for word in _words(step)}
+        alone = _loads(found[place + 1]) or found[place + 1].opname == "BUILD_TUPLE"  # nothing is taken of it
+        if alone and "FAST" in found[place].opname and loaded and not loaded & changed:
+            return f"{told} {min(loaded)} is an argument: {_CONSTANT}"
+        if isinstance(asked := outside(place), Position):
+            return f"{told} what devmem.{asked.name} says is not: {_CONSTANT}"
+    return None
+
+
+def _shape(found: Sequence[dis.Instruction], at: int) -> Iterator[int]:
+    """Where the shape is loaded that a call begins with: a single thing, or the first of a tuple."""
+    while found[at].opname == "PUSH_NULL":
+        at += 1
+    yield at
+    while _loads(found[at]) and at + 1 < len(found):
+        at += 1
+    if found[at].opname == "BUILD_TUPLE":
+        yield from range(at - (found[at].arg or 0), at)
+
+
+def _container(found: Sequence[dis.Instruction], at: int) -> int | None:
+    """Where the array was loaded that a STORE_SUBSCR writes; None if it was not just loaded, or by one of several ways."""
+    depth = 1  # below the index, of which it is the array
+    while at > 0 and not found[at].is_jump_target:
+        at -= 1
+        step = found[at]
+        if "JUMP" in step.opname or step.opname in ("FOR_ITER", "SEND"):
+            return None
+        if step.opname in ("COPY", "SWAP"):
+            depth = _moved(step.opname, step.arg or 0, depth)
+            continue
+        effect = dis.stack_effect(step.opcode, step.arg if step.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
+        if depth < (max(effect, 1) if _loads(step) else 1):
+            return at if _loads(step) else None
+        depth -= effect
+    return None
+
+
+def _moved(name: str, place: int, depth: int) -> int:
+    """How deep a value was before an instruction that copies or swaps values."""
+    if name == "COPY":
+        return depth - 1 if depth else place - 1
+    return {0: place - 1, place - 1: 0}.get(depth, depth)
+
+
+def _loads(step: dis.Instruction) -> bool:
+    return step.opname.startswith("LOAD_") and step.opname not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+
+
+def _words(step: dis.Instruction) -> tuple[Any, ...]:
+    return step.argval if isinstance(step.argval, tuple) else (step.argval,)

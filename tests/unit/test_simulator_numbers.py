@@ -1,0 +1,185 @@
+"""What simulated kernels compute, where NumPy's own numbers would give something else than compiled code."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+import pickle
+
+import numpy as np
+import pytest
+
+from devmem.kernels.compilers.simulator.numbers import TYPES, ours
+from devmem.kernels.names import atomic, const, local, shared
+from devmem.spi.errors import SimulatorError
+
+U8, I8, U16, I32, U32, I64, U64 = (
+    getattr(np, name) for name in ("uint8", "int8", "uint16", "int32", "uint32", "int64", "uint64")
+)
+F4, F8, C8 = np.float32, np.float64, np.complex64
+TENTH = float(F4(0.1))
+
+
+@pytest.fixture(autouse=True)
+def silent():
+    with np.errstate(all="ignore"):  # as in a kernel
+        yield
+
+
+# What numba computes, with its error model "numpy".
+@pytest.mark.parametrize(
+    ("function", "given", "expected"),
+    [
+        (lambda a, b: a + b, (np.True_, np.True_), 2),
+        (lambda a, b: a - b, (np.False_, np.True_), -1),
+        (lambda a: -a, (np.True_,), -1),
+        (lambda a: ~a, (np.True_,), False),
+        (lambda a, b: a ^ b, (np.True_, np.True_), False),
+        (lambda a, b: (a > 0) + (b > 0), (F8(1), F8(1)), 2),
+        (lambda a: (a > 0) - (a < 0), (F4(-3),), -1),
+        (lambda a: ~(a > 0), (I32(3),), False),
+        (lambda a: a * 10, (F4(1e38),), float(F4(1e38)) * 10),
+        (lambda a: a * 1e30, (F4(1e30),), float(F4(1e30)) * 1e30),
+        (lambda a: 0.0 + a, (F4(0.1),), TENTH),
+        (lambda a: a == 0.1, (F4(0.1),), False),
+        (lambda a: a * F4(0.1), (F4(0.1),), float(F4(0.1) * F4(0.1))),
+        (lambda a, b: a * b, (F4(0.1), U8(3)), float(F4(0.1) * F4(3))),
+        (lambda a, b: a * b, (F4(0.1), U16(3)), TENTH * 3),
+        (lambda a: abs(a * 0.1), (C8(1 + 2j),), abs((1 + 2j) * 0.1)),
+        (lambda a: a.real * 0.1, (C8(1 + 2j),), 0.1),
+        (lambda a: round(a, 1) * 0.1, (F4(0.12),), TENTH * 0.1),
+        (lambda a: round(a), (F4(2.5),), 2),
+        (lambda a: a - 6, (U64(5),), -1),
+        (lambda a: 4 - a, (U64(5),), -1),
+        (lambda a: a * -1, (U64(5),), -5),
+        (lambda a: a > -1, (U64(5),), True),
+        (lambda a, b: a < b, (U64(1 << 63), I64(-1)), False),
+        (lambda a: a * 6364136223846793005 + 1, (U64(5),), 5 * 6364136223846793005 + 1 - (2 << 64)),
+        (lambda a: a * 0x9E3779B97F4A7C15 >> 33, (U64(5),), (5 * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 33),
+        (lambda a, b: (a - b) >> 4, (U32(1), U32(2)), ((1 << 64) - 1) >> 4),
+        (lambda a, b: a + b, (U8(200), U8(100)), 300),
+        (lambda a: a - 300, (U8(5),), -295),
+        (lambda a: abs(a), (I8(-128),), -128),
+        (lambda a: a**-1, (I64(5),), 0),
+        (lambda a: a**-3, (I64(-1),), -1),
+        (lambda a: a**30, (I64(5),), 8985370930000934825),
+        (lambda a: a // 0, (I64(5),), 0),
+        (lambda a: a % 0, (I32(5),), 0),
+        (lambda a: a / 0, (I32(5),), math.inf),
+        (lambda a: 1 / a, (F4(0),), math.inf),
+        (lambda a: np.minimum(a, 0.1), (F4(1),), 0.1),
+        (lambda a: np.sqrt(a) * np.float32(2), (F4(4),), 4),
+        (lambda a: np.float32(3) - a, (U64(5),), -2),
+        (lambda a: np.int64(3) - a, (U64(5),), -2),
+        (lambda a: np.isnan(a) + np.isnan(a), (F4(np.nan),), 2),
+    ],
+)
+def test_operators_give_what_compiled_code_gives(function, given, expected):
+    assert function(*map(ours, given)) == expected
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(lambda x, f=f: f(x, 1j) for f in (operator.lt, operator.floordiv)),
+        lambda x: x & 1,
+        lambda x: x + "1",
+        lambda x: 1 << x,
+    ],
+)
+def test_what_compilers_refuse_is_refused(function):
+    with pytest.raises(TypeError):
+        function(ours(F4(1)))
+
+
+@pytest.mark.parametrize("constant", [1 << 64, -(1 << 63) - 1])
+def test_constants_that_fit_nowhere_are_reported(constant):
+    with pytest.raises(OverflowError):
+        ours(U64(1)) + constant
+
+
+def test_wherever_a_kernel_reads_a_number_it_is_one_of_ours(simulated):
+    table, found = np.array([True, True]), []
+    record = np.dtype([("x", np.float32), ("y", np.uint8, (2,)), ("z", [("w", np.float32)])])
+
+    def kernel(line, plane, cube, zero, records, one, number, flag):
+        s, mine = shared.array(1, np.float32), local.array(1, np.uint8)
+        s[0], mine[0] = 0.1, 200
+        found.append(
+            (line[0], plane[0, 0], cube[0, 0, 0], zero[()], s[0], line[0:][0], plane[0][0], plane.T[0, 0], number)
+        )
+        found.append(
+            (records[0].x, records[0]["x"], records[0].z.w, records[0].z["w"], one.x, atomic.add(line, 0, 0.0))
+        )
+        found.append((mine[0] + mine[0], records[0].y[1] + records[0].y[1], one["y"][0] + one["y"][0]))
+        found.append((const.array_like(table)[0] + const.array_like(table)[1], flag + flag, ~flag))
+
+    arrays = [np.ones((1,) * axes, np.float32) for axes in (1, 2, 3, 0)]
+    records = np.ones(1, record)
+    records["y"] = 200
+    simulated.run(kernel, 1, 1, *arrays, records, records[0], np.float32(0.1), True)
+    assert [(x * 0.1).native for x in found[0] + found[1]] == [np.float64] * 15
+    assert found[2:] == [(400, 400, 400), (2, 2, False)]
+
+
+def test_fields_that_are_arrays_are_checked_as_arrays_are(simulated):
+    def kernel(records):
+        records[0].y[0] = 7
+        records[0].y[2] = 1
+
+    records = np.zeros(1, [("y", np.int16, (2,))])
+    with pytest.raises(SimulatorError, match="index 2 on axis 0 of <field of a record of shape"):
+        simulated.run(kernel, 1, 1, records)
+
+
+def test_float_atomics_are_as_wide_as_the_array(simulated):
+    def kernel(total):
+        for _ in range(10):
+            atomic.add(total, 0, 0.1)
+
+    expected = F4(0)
+    for _ in range(10):
+        expected += F4(0.1)
+    [got] = simulated.run(kernel, 1, 1, np.zeros(1, np.float32))
+    assert got == expected
+
+
+VALUES = [np.True_, I8(-3), U8(200), I32(-70000), U32((1 << 31) + 5), I64(-(1 << 40)), U64((1 << 63) + 5)]
+VALUES += [F4(3.7), F4(np.nan), F8(1e300), F8(-3.5), C8(1 + 2j), np.complex128(1 + 2j)]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_they_are_the_same_number_to_everything_else(value):
+    number = ours(value)
+    assert float(f"{number}") == value if type(value) in (F4, F8, I8) and value == value else str(number) == str(value)
+    assert copy.copy(number) is number or copy.copy(number) == number or value != value
+    back = pickle.loads(pickle.dumps(number))
+    assert type(back).__module__ in ("numpy", "builtins")
+    assert back == value or value != value
+    assert bool(number) is bool(value)
+    assert hash(number) == hash(value) or value != value
+    if not np.iscomplexobj(value):
+        assert math.isnan(value) or int(number) == int(value)
+        assert isinstance(number, float) is isinstance(value, float)
+    if isinstance(value, np.integer | np.bool_):
+        assert operator.index(number) == int(value)
+        assert range(3)[ours(U8(1)) : number] == range(3)[1 : int(value)]
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("dtype", list(TYPES))
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_numpy_stores_and_casts_them_as_its_own(value, dtype):
+    def stored(given):
+        array = np.zeros(1, dtype)
+        try:
+            array[0] = given
+            return array.tobytes(), repr(dtype(given))
+        except (TypeError, ValueError, OverflowError) as error:
+            return type(error)
+
+    wide = type(value)
+    if isinstance(value, np.integer):
+        wide = np.uint64 if value.dtype.kind == "u" else np.int64
+    assert stored(ours(value)) == stored(wide(value))
