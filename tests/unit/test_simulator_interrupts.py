@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -129,3 +130,41 @@ def test_nothing_is_raised_behind_it(hasty, monkeypatch):
     assert interrupts.end(runner.over)
     runner.join(30)
     assert runner.problem is None
+
+
+LOOKED_FOR = """
+import sys, threading
+from devmem.kernels.compilers.simulator.interrupts import Interrupted, Interrupts
+
+def run(end, times):
+    interrupts, begun, over = Interrupts(), threading.Event(), threading.Event()
+    def spin():
+        begun.set()
+        while end:
+            pass
+    def body():
+        for _ in range(times):
+            try:
+                interrupts.inside(spin)
+            except Interrupted:
+                pass
+        over.set()
+    thread = threading.Thread(target=body)
+    thread.start()
+    begun.wait()
+    if end:
+        interrupts.end(over)
+    thread.join()
+
+for end in (False, True):
+    for times in (1, 3):
+        run(end, times)
+sys.settrace(lambda frame, event, arg: None)
+print(sorted([3, 1, 2], key=lambda each: -each))
+"""
+
+
+def test_the_interpreter_does_not_go_on_looking_for_it():
+    """Python 3.11 would hang in the first function that a debugger, or a coverage tool, traces."""
+    done = subprocess.run([sys.executable, "-c", LOOKED_FOR], capture_output=True, text=True, timeout=40, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[3, 2, 1]\n", "")

@@ -10,9 +10,9 @@ from threading import get_ident
 #: How often threads are told to end, and how long between, in seconds: code that they call may not notice at once.
 ATTEMPTS, PATIENCE = 20, 0.1
 
-_call = "PyThreadState_SetAsyncExc", ctypes.pythonapi
-_raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(_call)
-_take_back = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(_call)
+_raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
 
 
 class Interrupted(BaseException):
@@ -40,14 +40,7 @@ class Interrupts:
                 raise Interrupted
             run(*args)
         finally:
-            while True:
-                try:
-                    self._inside.discard(me)
-                    with self._lock:  # nobody is about to raise it any more
-                        _take_back(me, None)  # what was raised, and has not come yet
-                    break
-                except Interrupted:
-                    pass
+            self._leave(me)
 
     def end(self, over: threading.Event) -> bool:
         """End all that runs, until ``over`` is set; False if it cannot be ended. Nothing of it begins any more."""
@@ -59,3 +52,23 @@ class Interrupts:
             if over.wait(PATIENCE):
                 return True
         return False
+
+    def _leave(self, me: int) -> None:
+        """Let nobody raise it in this thread any more, and take what was raised and has not come yet.
+
+        It has to come. If it were taken back, the interpreter would go on looking for it, at every call of every thread; and
+        while a debugger or a coverage tool traces, Python 3.11 would do nothing else.
+        """
+        left = False
+        while not left:
+            try:
+                self._inside.discard(me)
+                with self._lock:  # nobody is about to raise it any more
+                    asked = self.asked
+                left = True
+                if asked:
+                    _raise_in(me, Interrupted)  # instead of the one that has not come, or as one more
+                    while True:
+                        pass
+            except Interrupted:
+                pass
