@@ -35,7 +35,7 @@ class Checked:
 
     __slots__ = ("_data", "shape", "space")
     __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # a method for type checkers; this is how Python says that there is none
 
     def __init__(self, data: Array, space: str) -> None:
         self._data = data
@@ -184,7 +184,7 @@ class Reference:
         raise NotImplementedError
 
 
-class Record(np.record):  # type: ignore[misc]
+class Record(np.record):  # type: ignore[misc]  # final for type checkers, and not for Python
     """One record, in its memory: NumPy's, whose fields are as elements of arrays are."""
 
     def __getattribute__(self, name: str) -> Any:

@@ -130,7 +130,7 @@ def ours(value: Any) -> Any:
 
 def _native_of(kind: type) -> Any:
     if kind in _OURS:
-        return kind.native  # type: ignore[attr-defined]
+        return kind.native  # type: ignore[attr-defined]  # all of `_OURS` have one
     if issubclass(kind, np.generic):
         native = np.dtype(kind).type if issubclass(kind, np.number | np.bool_) else None
         return next((each for each in TYPES if native is not None and np.dtype(each) == native), None)

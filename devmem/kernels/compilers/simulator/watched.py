@@ -48,7 +48,7 @@ class Watched(Checked):
         data = self._data[name]
         inner = data.shape[self.ndim :]  # of a field that is an array itself
         within = np.arange(math.prod(inner)).reshape(inner) * data.itemsize
-        begin = self._cells + self._data.dtype.fields[name][1]  # type: ignore[index]
+        begin = self._cells + self._data.dtype.fields[name][1]  # type: ignore[index]  # a record has fields
         return Watched(data, f"{self.space}, field {name!r},", np.add.outer(begin, within), self._watch)
 
     @property
