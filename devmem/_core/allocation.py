@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from ..spi.errors import ClosedError, DevmemError, LayoutError
@@ -236,17 +237,15 @@ class Using:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # Also after a failure: some of the work may be on its way.
-        problem: DevmemError | None = None
-        for each in self.allocations:
+        left = iter(self.allocations)
+        for each in left:
             try:
                 each.after_use(self.stream)
-            except DevmemError as failed:  # the others must still be told
-                problem = problem or failed
-        if problem is not None:
-            try:
-                raise problem
-            finally:
-                del problem  # or its traceback and this frame would keep each other, and the arrays of whoever called
+            except DevmemError:
+                for other in left:  # they must still be told
+                    with suppress(DevmemError):
+                        other.after_use(self.stream)
+                raise
 
 
 class Borrowed(Allocation):

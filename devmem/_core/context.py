@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..spi.driver import PROTOCOLS, Driver
 from ..spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError, LayoutError, PluginError, UnsupportedError
+from ..spi.failures import FirstError, again
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from . import dlpack, scopes
 from .advice import Repeats
@@ -377,11 +378,6 @@ class Context:
         if self.dead is not None:
             return
         driver = self.driver
-        problem: DevmemError | None = None
-
-        def leave() -> None:
-            self.registry.leave(self, lost=isinstance(problem, DeviceLost))
-
         try:
             token = driver.enter()
         except DeviceLost:
@@ -393,23 +389,26 @@ class Context:
                 self._end(why)
                 driver.close()
             return
-        try:
-            for step in (driver.synchronize, leave, self.ring.close, self.reclaim.clear):
-                try:
-                    step()
-                except DevmemError as error:  # the rest must still be given back
-                    problem = problem or error
-                    if step == driver.synchronize:
-                        self.reclaim.strand()
-        finally:
-            self._end(why)
+        with FirstError() as first:
+
+            def leave() -> None:
+                self.registry.leave(self, lost=isinstance(first.error, DeviceLost))
+
             try:
-                if token is not None:
-                    driver.exit(token)
+                for step in (driver.synchronize, leave, self.ring.close, self.reclaim.clear):
+                    try:
+                        step()
+                    except DevmemError as error:  # the rest must still be given back
+                        first.put(error)
+                        if step == driver.synchronize:
+                            self.reclaim.strand()
             finally:
-                self.registry.close_driver(driver)
-        if problem is not None:
-            raise problem
+                self._end(why)
+                try:
+                    if token is not None:
+                        driver.exit(token)
+                finally:
+                    self.registry.close_driver(driver)
 
     def _end(self, why: str) -> None:
         self.dead = ClosedError(f"{self.device} {why} since this handle was made: make a new one")
@@ -438,11 +437,6 @@ class DeadDriver:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise again(object.__getattribute__(self, "_error"))
-
-
-def again(error: DevmemError) -> DevmemError:
-    """The same error to be raised once more: a new object, as the traceback of one that is kept would keep its frames alive."""
-    return type(error)(*error.args)
 
 
 def _staged_from(info: DeviceInfo) -> int:

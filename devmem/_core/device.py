@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .. import plugins
 from ..spi.driver import Driver
 from ..spi.errors import ClosedError, ConfigError, ForkedError
+from ..spi.failures import FirstError
 from ..spi.types import DeviceInfo, MemoryInfo
 from . import registry, scopes
 from .backends import chosen_name, statuses, usable_backend
@@ -237,17 +238,15 @@ def open_contexts() -> list[Context]:
 def close_all() -> None:
     """Close every open device of every backend; the next use opens afresh, and reads the settings again."""
     global _default
-    problem: Exception | None = None
-    for context in open_contexts():
-        try:
-            _close(context.device, "was closed")
-        except Exception as error:  # the other devices must still be closed
-            problem = problem or error
-    with _lock:
-        _default = None
-    forget()
-    if problem is not None:
-        raise problem
+    with FirstError() as first:
+        for context in open_contexts():
+            try:
+                _close(context.device, "was closed")
+            except Exception as error:  # the other devices must still be closed
+                first.put(error)
+        with _lock:
+            _default = None
+        forget()
 
 
 def _find_default() -> Device:

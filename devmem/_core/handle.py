@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ..spi.errors import DevmemError, LayoutError
+from ..spi.failures import again
 from . import transfer
 from .allocation import Using
 from .args import check_destination, check_same, host_array
@@ -48,6 +49,7 @@ class Transfer:
         self._dst = dst
         self._event = event
         self._download = download
+        #: A copy, as every time it is raised.
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -64,7 +66,7 @@ class Transfer:
         try:
             return event.query()
         except DevmemError as error:
-            self._error = error
+            self._error = again(error)
             return True
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -89,7 +91,7 @@ class Transfer:
         if event is not None and timeout is not None and not until(self.done, timeout):
             return False
         if self._error is not None:
-            raise self._error
+            raise again(self._error)
         if event is None:
             return True
         try:
@@ -99,7 +101,7 @@ class Transfer:
                 event.synchronize()
                 self._context.reclaim.poll()
         except Exception as error:
-            self._error = error
+            self._error = again(error)
             raise
         self._event = None
         self._download = self._src = None

@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..spi.errors import DevmemError, DevmemWarning, OutOfMemory
+from ..spi.failures import FirstError
 from ..spi.types import LEGACY_STREAM, Capability, MemoryKind
 from .allocation import Allocation, Heap, Onward
 from .config import settings
-from .exhausted import out_of_memory
 from .inflight import InFlight, stranded
 from .scopes import deferral
 from .stream import Event, Stream
@@ -91,6 +91,8 @@ class Reclaimer(InFlight):
         While a graph is captured nothing of it may be done: then the answer is the error.
         """
         if isinstance(first, OutOfMemory) or not isinstance(first, DevmemError):
+            from .exhausted import out_of_memory  # with the statistics that it asks: only where memory has run out
+
             if self._capturing():
                 raise out_of_memory(self.context, heap, nbytes, first, capturing=True) from first
             self.drain()
@@ -106,7 +108,10 @@ class Reclaimer(InFlight):
             except Exception as error:
                 heap.explain(error, nbytes)
                 raise
-        raise first
+        try:
+            raise first
+        finally:
+            del first  # or its traceback and this frame would keep each other, and the arrays of whoever called
 
     def release_now(self, allocation: Allocation) -> None:
         """Free one block at once, after the streams that it was used on, unless cleanup is deferred."""
@@ -153,36 +158,33 @@ class Reclaimer(InFlight):
         """
         self._take_stock()
         driver = self.context.driver
-        problems: list[Exception] = []
+        with FirstError() as first:
 
-        def attempt(step: Callable[..., object], *arguments: object) -> None:
-            try:
-                step(*arguments)
-            except Exception as error:  # the rest must still be given back; a plugin's resource may raise anything
-                problems.append(error)
+            def attempt(step: Callable[..., object], *arguments: object) -> None:
+                try:
+                    step(*arguments)
+                except Exception as error:  # the rest must still be given back; a plugin's resource may raise anything
+                    first.put(error)
 
-        for heap in self.context.heaps:
-            for ptr, nbytes in list(heap.live.items()) if heap.kind is MemoryKind.DEVICE else ():
-                attempt(heap.give_back, ptr, nbytes, LEGACY_STREAM)
-            attempt(heap.trim, 0)
-        for item in self.pending:
-            if isinstance(item, Allocation):
-                attempt(item.give_back)
-        self.pending.clear()
-        for stream in list(self.busy):
-            stream.inflight = deque()
-        self.busy.clear()
-        self.parting.clear()
-        for handle in list(self.context.handles):
-            attempt(driver.stream_destroy, handle)
-        self.context.handles.clear()
-        for event in list(self.events):
-            attempt(driver.event_destroy, event)
-        self.events.clear()
-        self.spare_events.clear()
-        if problems:
-            del problems[1:]
-            raise problems.pop()  # not kept here, as in `Using`
+            for heap in self.context.heaps:
+                for ptr, nbytes in list(heap.live.items()) if heap.kind is MemoryKind.DEVICE else ():
+                    attempt(heap.give_back, ptr, nbytes, LEGACY_STREAM)
+                attempt(heap.trim, 0)
+            for item in self.pending:
+                if isinstance(item, Allocation):
+                    attempt(item.give_back)
+            self.pending.clear()
+            for stream in list(self.busy):
+                stream.inflight = deque()
+            self.busy.clear()
+            self.parting.clear()
+            for handle in list(self.context.handles):
+                attempt(driver.stream_destroy, handle)
+            self.context.handles.clear()
+            for event in list(self.events):
+                attempt(driver.event_destroy, event)
+            self.events.clear()
+            self.spare_events.clear()
 
     def strand(self) -> None:
         """Nobody can tell when the running copies are done: never let go of what they use."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from ..spi.errors import ClosedError, DevmemError
+from ..spi.failures import FirstError
 from ..spi.types import Capability
 from .entered import Entered
 
@@ -53,15 +54,12 @@ class Registration:
                 self._undo()
 
     def _undo(self) -> None:
-        problem: DevmemError | None = None
-        for array in self.arrays[::-1]:
-            try:
-                self.context.registry.deregister(self.context, array)
-            except DevmemError as error:  # the others must still be let go
-                problem = problem or error
-        # Where only the wait failed, an array is still registered, and closing can be tried again.
-        self.arrays = [
-            array for array in self.arrays if problem is not None and self.context.registry.holds(self.context, array)
-        ]
-        if problem is not None:
-            raise problem
+        with FirstError() as first:
+            for array in self.arrays[::-1]:
+                try:
+                    self.context.registry.deregister(self.context, array)
+                except DevmemError as error:  # the others must still be let go
+                    first.put(error)
+            # Where only the wait failed, an array is still registered, and closing can be tried again.
+            held = [] if first.error is None else self.arrays
+            self.arrays = [array for array in held if self.context.registry.holds(self.context, array)]

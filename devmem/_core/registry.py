@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from ..spi.errors import ClosedError, DeviceLost, DevmemError, LayoutError
+from ..spi.failures import FirstError
 from ..spi.types import Capability
 from .entered import Entered
 from .layout import extent
@@ -239,24 +240,22 @@ class Registry:
                     ending.append(segment)
         if not ending:
             return
-        problem: BaseException | None = None
-        try:
-            self._wait_for_copies(ending)
-            self._settle(entered)
-        except BaseException as error:  # nobody may be left waiting for what is marked
-            problem = error
-        for segment in ending if problem is None else ():
+        with FirstError() as first:
             try:
-                segment.unlock(entered)
-            except BaseException as error:  # the others must still be let go
-                problem = problem or error
-        for driver in self._forget(ending):
-            try:
-                driver.close()
-            except DevmemError as error:  # of a device that nobody uses any more
-                problem = problem or error
-        if problem is not None:
-            raise problem
+                self._wait_for_copies(ending)
+                self._settle(entered)
+            except BaseException as error:  # nobody may be left waiting for what is marked
+                first.put(error)
+            for segment in ending if first.error is None else ():
+                try:
+                    segment.unlock(entered)
+                except BaseException as error:  # the others must still be let go
+                    first.put(error)
+            for driver in self._forget(ending):
+                try:
+                    driver.close()
+                except DevmemError as error:  # of a device that nobody uses any more
+                    first.put(error)
 
     def _forget(self, ending: list[Segment]) -> list[Any]:
         """Take out what was unlocked. The drivers that nothing keeps from closing any more.

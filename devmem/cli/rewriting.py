@@ -86,7 +86,7 @@ def _parsed(source: bytes) -> cst.Module:
     except (SyntaxError, ValueError) as error:  # of Python that is newer than this one, maybe
         if "too many nested" in str(error):
             raise Unparsable(TOO_DEEP) from error
-        refusal = error
+        refusal = error.with_traceback(None)
     try:
         module = cst.parse_module(source)
         module.code.encode(module.encoding)

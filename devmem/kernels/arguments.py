@@ -18,6 +18,7 @@ from .._core.smart import SmartArray
 from .._core.transfer import guard
 from .._core.upload import empty, upload
 from ..spi.errors import DevmemError, DevmemWarning, LayoutError
+from ..spi.failures import FirstError
 from .code import argument
 from .onlyread import only_read
 
@@ -148,18 +149,13 @@ class Brought:
 
         Given a stream, the copies may still run on return.
         """
-        problem: DevmemError | None = None
-        for copy in self.copies.values():
-            try:
-                copy.fetch(stream)
-            except DevmemError as error:
-                problem = problem or error
-        self.discard()
-        if problem is not None:
-            try:
-                raise problem
-            finally:
-                del problem  # or its traceback and this frame would keep each other, and the copies
+        with FirstError() as first:
+            for copy in self.copies.values():
+                try:
+                    copy.fetch(stream)
+                except DevmemError as error:
+                    first.put(error)
+            self.discard()
 
     def discard(self) -> None:
         """Give back the memory of the uploads, behind what uses it."""

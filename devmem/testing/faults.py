@@ -341,7 +341,10 @@ class FaultyBackend:
     def open(self, ordinal: int) -> Driver:
         failure = self.faults.failure("open", self.name)
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # as in `FaultyDriver`
         driver = FaultyDriver(self.inner.open(ordinal), backend=self.name, faults=self.faults)
         self.drivers[ordinal] = driver
         return driver

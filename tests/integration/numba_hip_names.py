@@ -86,9 +86,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import kernels_all  # noqa: E402
 
 import devmem as dm  # noqa: E402
+from devmem.kernels import names  # noqa: E402
 from devmem.kernels.compilers.numba_hip import device_names  # noqa: E402
 
-for name in dm.kernels.names.PUBLIC:
+for name in names.PUBLIC:
     value = getattr(dm, name)
     if not isinstance(value, int):
         assert isinstance(device_names.type_of_name(value), types.Type), name

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -192,6 +195,39 @@ def test_memory_that_ran_out_is_a_cuda_api_error_and_a_memory_error():
     assert isinstance(caught.value, dm.OutOfMemory)
     assert "bytes" in caught.value.msg
     assert str(caught.value).startswith("[2] ")
+
+
+class Mine:
+    """Something that a caller has in a variable."""
+
+
+@pytest.mark.parametrize("what", ["dtype", "items", "type", "closed"])
+def test_errors_that_go_as_they_are_keep_nothing_and_are_nobodys_cause(what):
+    """Without a collection: not what their callers had."""
+    array = cuda.to_device(np.arange(3))
+    array.free()
+    calls = {
+        "dtype": lambda: cuda.device_array(4, dtype="O"),
+        "items": lambda: cuda.to_device(np.array([object()])),
+        "type": lambda: cuda.device_array(4, dtype=np.dtype("i4"), strides="x"),
+        "closed": array.copy_to_host,
+    }
+
+    def caller():
+        mine = Mine()
+        try:
+            calls[what]()
+        except (TypeError, dm.DevmemError) as error:
+            return weakref.ref(mine), error.__cause__ is error
+
+    gc.collect()
+    gc.disable()
+    try:
+        kept, own_cause = caller()
+        assert kept() is None
+        assert not own_cause
+    finally:
+        gc.enable()
 
 
 # -- memory that host and device share ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import gc
 import importlib.util
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -61,6 +62,7 @@ class Backend(table.Backend):  # type: ignore[name-defined, misc]
 
     def forgotten(self) -> list[object]:
         """Whether drivers were closed is told by the emulator's books instead."""
+        self.opened.clear()
         return []
 
 
@@ -105,6 +107,25 @@ def attempt(call: Callable[[], object]) -> BaseException | None:
     except (DevmemError, MemoryError) as error:
         return error
     return None
+
+
+class Caller:
+    """Something that a caller has in a variable."""
+
+
+def keeps_nobody(call: Callable[[], object], mistake: Callable[[Callable[[], object]], object]) -> bool:
+    """Whether what failed lets go of the frames of its callers, and all that they have, without a collection."""
+
+    def caller() -> weakref.ref[Caller]:
+        found = Caller()
+        mistake(call)
+        return weakref.ref(found)
+
+    gc.disable()
+    try:
+        return caller()() is None
+    finally:
+        gc.enable()
 
 
 def functions_of(control: emulator.Control, call: Callable[[], object]) -> dict[str, int]:
@@ -160,7 +181,7 @@ def inject(
             control.fail(function, nth, code, repeat=repeat)
             where = f"with call {nth} of {count} of {function} failing with {code}"
             try:
-                attempt(call)
+                assert keeps_nobody(call, attempt)
                 met = backend.disarmed or control.calls().get(function, 0) >= nth
             except BaseException as error:
                 error.add_note(where)
@@ -313,6 +334,28 @@ def test_memory_that_the_driver_will_not_take_back(
         with dm.current_device().entered():
             backend.vendor.free_behind(address)
         assert control.live() == before
+
+
+LOST = 719
+
+
+def test_a_lost_device_keeps_nobody_who_was_told(backend: Backend) -> None:
+    """What went wrong at first is kept, to be told each time that somebody asks."""
+    array = dm.to_device(np.zeros(1000))
+    for function in functions_of(backend.control, array.copy_to_host):
+        backend.control.fail(function, 1, LOST)
+
+    def lost(call: Callable[[], object]) -> None:
+        with pytest.raises(dm.errors.DeviceLost, match=str(LOST)):
+            call()
+
+    for call in (array.copy_to_host, array.copy_to_host, dm.synchronize):
+        assert keeps_nobody(call, lost)
+        backend.control.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DevmemWarning)  # nothing can be given back
+        dm.close()
+    backend.vendor.renew()  # as a new process would find it
 
 
 # -- what is current, at every verb ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import gc
 import importlib.util
 import inspect
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ import pytest
 
 import devmem as dm
 from devmem.backends.host.hooks import HostBackend
+from devmem.kernels import names as kernel_names
 from devmem.spi.driver import Driver
 from devmem.spi.errors import BackendError
 from devmem.spi.types import Capability
@@ -57,7 +59,7 @@ def entry(name: str, *, bare: bool = False) -> Callable[[Call], Call]:
 
 
 class Backend(FaultyBackend):
-    """Remembers every driver that it opened."""
+    """Remembers every driver that it opened, until it is closed."""
 
     def __init__(self, inner: HostBackend, name: str = "faulty") -> None:
         super().__init__(inner, name)
@@ -71,8 +73,9 @@ class Backend(FaultyBackend):
 
     def forgotten(self) -> list[FaultyDriver]:
         """Drivers that were replaced without having been closed."""
+        self.opened = [driver for driver in self.opened if not closed(driver)]  # the closed ones would grow without end
         current = self.drivers.values()
-        return [driver for driver in self.opened if not any(driver is each for each in current) and not closed(driver)]
+        return [driver for driver in self.opened if not any(driver is each for each in current)]
 
 
 def closed(driver: FaultyDriver) -> bool:
@@ -956,7 +959,7 @@ def _(env: Env) -> None:
 
 #: Public names that make no driver call which could fail, and why.
 EXCLUDED = {
-    **dict.fromkeys(dm.kernels.names.PUBLIC, "belongs in a kernel: on the host it raises"),
+    **dict.fromkeys(kernel_names.PUBLIC, "belongs in a kernel: on the host it raises"),
     "register_backend": "adds a name to a table",
     "open_ipc_array": "needs two processes: its loop is in test_api_ipc.py",
     "errors": "a module",
@@ -1217,13 +1220,30 @@ class OneMethod:
 
 def loop(env: Env, call: Callable[[], object], target: Any, *, repeat: bool = False) -> int:
     env.check()
+    callers: list[weakref.ref[Caller]] = []
+
+    def called() -> None:
+        caller = Caller()
+        callers.append(weakref.ref(caller))
+        call()
 
     def check() -> None:
+        assert callers[-1]() is None, (
+            "what failed keeps the frames of its callers, and all that they have, until a collection"
+        )
         env.check()
         call()
         env.check()
 
-    return every_failure(call, target, check=check, repeat=repeat)
+    gc.disable()
+    try:
+        return every_failure(called, target, check=check, repeat=repeat)
+    finally:
+        gc.enable()
+
+
+class Caller:
+    """Something that a caller has in a variable."""
 
 
 def finish(env: Env, *steps: Callable[[], object]) -> None:

@@ -341,7 +341,8 @@ def test_a_stream_is_dropped_with_copies_in_flight(bench: Bench) -> None:
     assert np.array_equal(array.copy_to_host(), base)
     del array
     gc.collect()
-    dm.trim()
+    dm.trim()  # the block, behind an event on the stream
+    dm.synchronize()
     dm.trim()
     assert bench.backend.live().streams == before - 1
 
@@ -465,6 +466,67 @@ def test_an_event_that_could_not_be_had_keeps_nothing_once_its_error_is_gone(ben
         assert reference() is None
     finally:
         gc.enable()
+
+
+class Mine:
+    """Something that a caller has in a variable."""
+
+
+@pytest.mark.parametrize("ask", ["wait", "result", "done", "with"])
+def test_a_transfer_that_failed_keeps_nobody_who_asked(bench: Bench, ask: str) -> None:
+    """It says the same each time, and is there for as long as somebody has it: those who asked need not be."""
+    copy = dm.copy_async(dm.to_device(numbers()), stream=bench.side)
+
+    def caller() -> weakref.ref[Mine]:
+        mine = Mine()
+        if ask == "done":
+            assert copy.done()
+        with pytest.raises(dm.BackendError, match=f"injected failure of {method}"):
+            if ask == "with":
+                with copy:
+                    pass
+            else:
+                getattr(copy, "wait" if ask == "done" else ask)()
+        return weakref.ref(mine)
+
+    method = "event_query" if ask == "done" else "event_synchronize"
+    bench.side.synchronize()
+    bench.backend.fail_at(1, method)
+    gc.collect()
+    gc.disable()
+    try:
+        assert [caller()() for _ in range(3)] == [None] * 3
+    finally:
+        gc.enable()
+
+
+class Refused(dm.DevmemError, MemoryError):
+    """No memory, in the words of a resource that means something else by it."""
+
+
+class Refusing:
+    """Memory that nobody is given."""
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        raise Refused("ask somebody else")
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None: ...
+
+
+def test_memory_that_was_refused_keeps_nobody_who_asked(bench: Bench) -> None:
+    def caller() -> weakref.ref[Mine]:
+        mine = Mine()
+        with pytest.raises(Refused, match="ask somebody else"):
+            dm.to_device(numbers(), stream=bench.side)
+        return weakref.ref(mine)
+
+    with dm.use_memory(Refusing()):
+        gc.collect()
+        gc.disable()
+        try:
+            assert caller()() is None
+        finally:
+            gc.enable()
 
 
 def test_a_block_used_on_a_foreign_stream_outlives_it(bench: Bench) -> None:

@@ -123,7 +123,19 @@ def test_what_means_the_same_is_both():
     assert isinstance(found, error.HsaApiError)
     assert isinstance(found, devmem.BackendError)
     assert (found.code, found.call, found.name, str(found)) == (3, "f", "BAD", str(refused))
-    assert error.translated(found) is found
     assert isinstance(error.translated(devmem.BackendUnavailable("x")), error.HsaSupportError)
-    layout = devmem.LayoutError("x")
-    assert error.translated(layout) is layout
+    for known in (found, devmem.LayoutError("x")):
+        with pytest.raises(type(known)) as raised:
+            error.translated(known)
+        assert raised.value is known
+
+
+def test_what_was_translated_already_keeps_its_cause():
+    @error.translating
+    @error.translating
+    def refuse():
+        raise devmem.BackendError("no", code=3)
+
+    with pytest.raises(error.HsaApiError) as caught:
+        refuse()
+    assert type(caught.value.__cause__) is devmem.BackendError

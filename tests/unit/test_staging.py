@@ -769,6 +769,50 @@ def test_a_download_that_failed_keeps_nothing_once_its_error_is_gone(backend, co
         gc.enable()
 
 
+class Mine:
+    """Something that a caller has in a variable."""
+
+
+@pytest.mark.parametrize("how", ["taken out", "waited for"])
+def test_a_download_that_another_copy_ended_keeps_nothing(backend, context, monkeypatch, how):
+    """Without a collection: not those who needed its slot, while it waits to be told; nor its destination, when it is dropped."""
+    array, stream, target = dm.to_device(data(SLOTS * SLOT)), dm.stream(), np.zeros(SLOTS * SLOT, "u1")
+    dm.synchronize()
+    with hold(stream):
+        under_way = dm.copy_async(array, target, stream=stream)
+    stream.synchronize()
+
+    def refuse(*_):
+        raise OSError("the disk is full")
+
+    def need_a_slot(under_way):
+        mine = Mine()
+        if how == "taken out":
+            with monkeypatch.context() as patch:
+                patch.setattr(Download, "put", refuse)
+                dm.to_device(data())
+        else:
+            backend.fail_at(1, "event_synchronize")
+            with pytest.raises(BackendError):
+                dm.to_device(data())
+            backend.disarm()
+        assert under_way._download._failed
+        return weakref.ref(mine)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert need_a_slot(under_way)() is None
+        dropped = weakref.ref(target)
+        del under_way, target
+        dm.synchronize()
+        dm.trim()
+        assert dropped() is None
+    finally:
+        gc.enable()
+    round_trip(context)
+
+
 def test_a_download_that_nobody_waited_for_when_the_device_is_closed(backend, context):
     array = dm.to_device(data(2 * SLOT))
     download = Download(context, np.zeros(2 * SLOT, "u1"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...spi.driver import Driver
 from ...spi.errors import BackendError
+from ...spi.failures import FirstError
 from ...spi.types import LEGACY_STREAM, Capability
 from .books import Books
 from .homes import Fence, Home
@@ -134,16 +135,16 @@ class Crossing:
 
     def drop_events(self, keep: int = 0) -> None:
         """Destroy events that nobody uses, but for so many."""
-        problem: Exception | None = None
-        while len(self._spare) > keep:
-            try:
-                self.driver.event_destroy(self._spare.pop())
-            except IndexError:  # another thread had it
-                break
-            except Exception as error:  # the others are still to be
-                problem = problem or error
-        if problem is not None:
-            raise problem
+        if len(self._spare) <= keep:
+            return
+        with FirstError() as first:
+            while len(self._spare) > keep:
+                try:
+                    self.driver.event_destroy(self._spare.pop())
+                except IndexError:  # another thread had it
+                    break
+                except Exception as error:  # the others are still to be
+                    first.put(error)
 
     def wait_for_all(self) -> None:
         """Make everyone's all that is free by now, after the whole device has passed it."""

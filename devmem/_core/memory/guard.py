@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...spi.driver import Driver
 from ...spi.errors import DevmemWarning, GuardError, UnsupportedError
+from ...spi.failures import FirstError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM
 from .adaptor import Adaptor
@@ -173,19 +174,16 @@ class Guard(Adaptor):
                 self._kept_bytes += block.size
             else:
                 self._gone[ptr] = block
-        failed: Exception | None = None
         try:
             if not keep:
                 self._deallocate(block.base, block.size, stream)
             self._release(self.quarantine_bytes, stream)
         except Exception as error:
-            failed = error
+            if wrong:
+                raise _refusal("\n".join(wrong), block.nbytes) from error
+            raise
         if wrong:
-            found = GuardError("\n".join(wrong))
-            found.taken = block.nbytes
-            raise found from failed
-        if failed is not None:
-            raise failed
+            raise _refusal("\n".join(wrong), block.nbytes)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -258,22 +256,20 @@ class Guard(Adaptor):
             while len(self._gone) > REMEMBERED:
                 self._gone.popitem(last=False)
         wrong: list[str] = []
-        problem: BaseException | None = None
-        for block in leaving:
-            try:
-                wrong += self._late_writes(block, stream)
-            except Exception as error:
-                problem = problem or error
-            try:
-                self._deallocate(block.base, block.size, stream)
-            except Exception as error:
-                problem = problem or error
-        if wrong:
-            with self._lock:
-                self.reports += wrong
-            warnings.warn("\n".join(wrong), DevmemWarning, stacklevel=4)
-        if problem is not None:
-            raise problem
+        with FirstError() as first:
+            for block in leaving:
+                try:
+                    wrong += self._late_writes(block, stream)
+                except Exception as error:
+                    first.put(error)
+                try:
+                    self._deallocate(block.base, block.size, stream)
+                except Exception as error:
+                    first.put(error)
+            if wrong:
+                with self._lock:
+                    self.reports += wrong
+                warnings.warn("\n".join(wrong), DevmemWarning, stacklevel=4)
 
     # -- what is wrong -------------------------------------------------------------------------------------------------
 
@@ -335,9 +331,9 @@ class _Block:
         return text.rstrip()
 
 
-def _refusal(problem: str) -> GuardError:
+def _refusal(problem: str, taken: int = 0) -> GuardError:
     refused = GuardError(problem)
-    refused.taken = 0
+    refused.taken = taken
     return refused
 
 

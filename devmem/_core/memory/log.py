@@ -97,9 +97,9 @@ class Log(Adaptor):
             try:
                 if os.write(self._file, line) == len(line):
                     return
-                problem = OSError("only a part of a line could be written")
+                problem = "only a part of a line could be written"
             except OSError as error:
-                problem = error
+                problem = str(error)
             os.close(self._file)
             self._file = None
         warnings.warn(f"{self.path} cannot be written to, the log ends here: {problem}", DevmemWarning, stacklevel=3)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DevmemError, LayoutError, OutOfMemory
+from ...spi.failures import FirstError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 from .adaptor import Adaptor
@@ -300,20 +301,18 @@ class PinnedPool(Adaptor):
 
     def _release(self, nbytes: int) -> None:
         """Give free blocks back until they make up so many bytes, those of the class that was used longest ago first."""
-        problem: Exception | None = None
-        for ptr, size in self._unused(nbytes):
-            began = time.perf_counter()
-            try:
-                self._deallocate(ptr, size, LEGACY_STREAM)
-            except Exception as error:  # given back nevertheless, and the others are still to be
-                problem = problem or error
-            finally:
-                with self._lock:
-                    self._seconds += time.perf_counter() - began
-                    self._reserved -= size
-                    self._given_back += 1
-        if problem is not None:
-            raise problem
+        with FirstError() as first:
+            for ptr, size in self._unused(nbytes):
+                began = time.perf_counter()
+                try:
+                    self._deallocate(ptr, size, LEGACY_STREAM)
+                except Exception as error:  # given back nevertheless, and the others are still to be
+                    first.put(error)
+                finally:
+                    with self._lock:
+                        self._seconds += time.perf_counter() - began
+                        self._reserved -= size
+                        self._given_back += 1
 
     def _unused(self, nbytes: int) -> Iterator[tuple[int, int]]:
         """Blocks to give back, each out of the books before it is."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DevmemError, LayoutError, OutOfMemory, UnsupportedError
+from ...spi.failures import FirstError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, MemoryKind
 from .adaptor import Adaptor
@@ -322,20 +323,18 @@ class PoolMemory(Adaptor):
         books = self._books
         with books.open() as ours:
             struck = books.strike_idle_chunks(nbytes) if ours else []
-        problem: Exception | None = None
-        try:
-            while struck:
-                start, size, _ = struck.pop()
-                try:
-                    self._deallocate(start, size, LEGACY_STREAM)
-                except Exception as error:  # given back nevertheless, and the others are still to be
-                    problem = problem or error
-                finally:
-                    with books.open():
-                        books.pledge(-size)
-        finally:
-            with books.open():
-                for chunk in struck:
-                    books.put_back(chunk)
-        if problem is not None:
-            raise problem
+        with FirstError() as first:
+            try:
+                while struck:
+                    start, size, _ = struck.pop()
+                    try:
+                        self._deallocate(start, size, LEGACY_STREAM)
+                    except Exception as error:  # given back nevertheless, and the others are still to be
+                        first.put(error)
+                    finally:
+                        with books.open():
+                            books.pledge(-size)
+            finally:
+                with books.open():
+                    for chunk in struck:
+                        books.put_back(chunk)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from ...spi.failures import FirstError
 from ..strips import copy_elements
 from .blocks import blocks
 
@@ -80,20 +81,16 @@ class Crew:
             self._start()
         if self._trace is not None:
             steps = [partial(_traced, self._trace, step) for step in steps]
-        job = _Job(steps)
-        try:
-            for _ in range(min(len(steps) - 1, self._serving)):
-                self._work.put(job)
-            job.work()
-            job.wait()
-        except BaseException:
-            job.abandon()
-            raise
-        if job.problem is not None:
+        with FirstError() as first:
+            job = _Job(steps, first)
             try:
-                raise job.problem
-            finally:
-                job.problem = None  # or it would keep this frame alive, and this frame it
+                for _ in range(min(len(steps) - 1, self._serving)):
+                    self._work.put(job)
+                job.work()
+                job.wait()
+            except BaseException:
+                job.abandon()
+                raise
 
     def close(self) -> None:
         """Let the threads end. A copy that is made later starts others."""
@@ -121,10 +118,10 @@ class _Job:
     others are at work, and a sign that it took and did not act upon is not missed.
     """
 
-    __slots__ = ("_at_work", "_ended", "_lock", "_steps", "problem")
+    __slots__ = ("_at_work", "_ended", "_first", "_lock", "_steps")
 
-    def __init__(self, steps: list[Step]) -> None:
-        self.problem: BaseException | None = None
+    def __init__(self, steps: list[Step], first: FirstError) -> None:
+        self._first = first
         self._steps = deque(steps)
         #: Threads of the crew that have come, and not gone; the lock is theirs.
         self._at_work = 0
@@ -142,7 +139,7 @@ class _Job:
             try:
                 step()
             except Exception as error:
-                self.problem = self.problem or error
+                self._first.put(error)
 
     def help(self) -> None:
         """Take steps on a thread of the crew until none is left."""
@@ -151,7 +148,7 @@ class _Job:
         try:
             self.work()
         except BaseException as error:
-            self.problem = self.problem or error
+            self._first.put(error)
         with self._lock:
             self._at_work -= 1
         self._ended.put(None)

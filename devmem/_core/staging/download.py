@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ...spi.errors import LayoutError
+from ...spi.errors import DevmemError, LayoutError
+from ...spi.failures import again
 from ...spi.types import CopyKind
 from ..layout import Shape, rows, span
 from ..plans import run
@@ -101,15 +102,10 @@ class Download:
         OSError
             The destination is a file, and cannot be written to.
         """
-        try:
-            while self._take_out_more():
-                pass
-            if self._failed:
-                self._tell()
-        except BaseException as error:
-            if self._error is error:
-                self._error = None  # as in `_tell`
-            raise
+        while self._take_out_more():
+            pass
+        if self._failed:
+            self._tell()
 
     def returned(self) -> None:
         """A slot with a block of ours was put back, perhaps by one who was interrupted: whoever waits for us may have it."""
@@ -147,19 +143,19 @@ class Download:
     def _end(self, error: BaseException | None) -> None:
         with self._changed:
             if not self._failed:
-                self._error = error
+                self._error = None if error is None else again(error)
             self._failed = True
             self._changed.notify_all()
         with self._emptying:
             pass  # another thread may be writing there
 
     def _tell(self) -> NoReturn:
-        """Raise what went wrong, once: kept any longer it, the frames of its traceback, and what they have would never go."""
+        """Raise what went wrong, once."""
         error, self._error = self._error, None
         try:
             raise error or LayoutError("this copy has failed, and was told of: make it anew")
         finally:
-            del error
+            del error  # or its traceback and this frame would keep each other
 
     def _take_out_more(self) -> bool:
         """Take out what can be had, and wait for what others are at; whether there is more."""
@@ -170,10 +166,20 @@ class Download:
             for slot in slots:
                 if ring.claim(slot, taking):
                     if slot.wanted_by() is self:
-                        ring.settle(slot)
+                        self._settle(slot)
                     ring.put_back(slot, taking)
         with self._changed:
             if self._slots and not self._failed:
                 with Waiting(self.context, "a block that another thread takes out"):
                     self._changed.wait_for(lambda: not self._slots or self._failed or self._returned != returned)
             return bool(self._slots) and not self._failed
+
+    def _settle(self, slot: Slot) -> None:
+        """Have a block of ours taken out. If the wait for it fails, who called is told of that now, and not once more."""
+        known = self._failed
+        try:
+            self.context.ring.settle(slot)
+        except DevmemError:
+            if not known:
+                self._error = None
+            raise

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import ClosedError, DevmemError, OutOfMemory
+from ...spi.failures import FirstError
 from ...spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
 from ..config import settings
 from ..layout import Shape, address
@@ -244,22 +245,17 @@ class Ring:
 
     def _destroy(self, slots: list[Slot]) -> None:
         driver = self.context.driver
-        problem: DevmemError | None = None
-        for slot in slots:
-            self.made.pop(slot, None)
-            for give_back, what in (
-                (driver.event_destroy, (slot.event,)),
-                (driver.free, (slot.ptr, self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED)),
-            ):
-                try:
-                    give_back(*what)
-                except DevmemError as error:  # the others must still be given back
-                    problem = problem or error
-        if problem is not None:
-            try:
-                raise problem
-            finally:
-                del problem  # as in `Using`
+        with FirstError() as first:
+            for slot in slots:
+                self.made.pop(slot, None)
+                for give_back, what in (
+                    (driver.event_destroy, (slot.event,)),
+                    (driver.free, (slot.ptr, self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED)),
+                ):
+                    try:
+                        give_back(*what)
+                    except DevmemError as error:  # the others must still be given back
+                        first.put(error)
 
 
 class Taking:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from cuda.bindings import driver as binding
 
 from ...spi.errors import DeviceLost, UnsupportedError
+from ...spi.failures import again
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from .library import NOT_READY, cu, fail
 
@@ -85,7 +86,7 @@ class Calls:
         try:
             fail(call, error)
         except DeviceLost as first:
-            self.lost = self.lost or first
+            self.lost = self.lost or again(first)
             raise
 
     def fail_event(self, call: str, error: Any) -> NoReturn:

@@ -96,7 +96,10 @@ def code_of(unknown: ValueError) -> int:
     """The status for which the binding has no name, and raises this instead of returning it."""
     found = re.match(r"(\d+) is not a valid CUresult", str(unknown))
     if found is None:
-        raise unknown
+        try:
+            raise unknown
+        finally:
+            del unknown  # or its traceback and this frame would keep each other
     return int(found[1])
 
 

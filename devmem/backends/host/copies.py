@@ -172,7 +172,7 @@ def _owner(ordinal: int, ptr: int, nbytes: int) -> tuple[Calls, int]:
             try:
                 return driver, driver._space.device_side("copy_peer", ptr, nbytes)
             except BackendError as error:
-                problem = error
+                problem = error.with_traceback(None)
     try:
         raise problem
     finally:

@@ -40,7 +40,7 @@ class Engine(Functions):
         super().__init__()
         self.lock = _lock
         self.stopping = False
-        self.lost: BaseException | None = None  # what a job raised: the device cannot be trusted after that
+        self.lost = ""  # what a job raised: the device cannot be trusted after that
         self.legacy = Stream(self, non_blocking=False)
         self.streams: dict[int, Stream] = {LEGACY_STREAM: self.legacy}
         self.events: dict[int, Event] = {}
@@ -286,7 +286,7 @@ class Engine(Functions):
 
     def _refusal(self) -> BaseException:
         if self.lost:
-            return fault("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost!r}")
+            return fault("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost}")
         return fault("a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's, or Python is exiting")
 
     # -- waiting, outside the lock -----------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ class Engine(Functions):
             try:
                 job.run(*job.args)
             except BaseException as error:  # nobody above: the next caller is told
-                self.lost = error
+                self.lost = repr(error)
             finally:
                 del job  # what it keeps alive must not live until the next job comes
                 with self.lock:

@@ -132,7 +132,10 @@ def _broken(function: str, error: Exception, fail: Fail) -> Any:
         raise UnsupportedError(f"this HIP runtime has no {function}: it needs a newer ROCm ({error})") from error
     if isinstance(error, RuntimeError) and "dlopen" in str(error):
         raise BackendUnavailable(f"{function}: the HIP runtime could not be loaded ({error})") from error
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # or its traceback and this frame would keep each other
 
 
 def _point_at(name: str, path: str) -> bool:

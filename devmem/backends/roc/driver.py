@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...spi.errors import BackendError, DevmemError, UnsupportedError
+from ...spi.failures import FirstError, again
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, CopyKind, MemoryKind
 from .extras import COHERENT, MAPPED, NON_COHERENT, PORTABLE, WRITE_COMBINED
 from .functions import CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_VALUE
@@ -52,7 +53,7 @@ class RocDriver(Launching):
     def enter(self) -> int | None:
         """Make the device current, unless it is: another library may have switched since."""
         if self.lost is not None:
-            raise self.lost.with_traceback(None)
+            raise again(self.lost)
         current: int = self.hip.hipGetDevice()
         if current == self.ordinal:
             return None
@@ -229,7 +230,6 @@ class RocDriver(Launching):
         Memory that the host can see stays, because ndarrays may point to it.
         """
         streams = [stream for stream in self.streams if stream > PER_THREAD_STREAM]
-        problem: BaseException | None = None
         try:
             token = self.enter()
         except DevmemError:
@@ -245,17 +245,13 @@ class RocDriver(Launching):
         steps += [(self.event_destroy, event) for event in self.events]
         steps += [(lambda ptr: self.free(ptr, 0, LEGACY_STREAM), ptr) for ptr in self.blocks]
         steps += [(self.hip.hipHostFree, word) for word in self.words]
-        for give_back, what in [*steps, (lambda _: self.drop_pool(), 0)]:
-            try:
-                give_back(what)
-            except DevmemError as error:  # the others must still be given back
-                problem = problem or error
-        self.exit(token)
-        if problem is not None:
-            try:
-                raise problem
-            finally:
-                del problem  # or its traceback and this frame would keep each other
+        with FirstError() as first:
+            for give_back, what in [*steps, (lambda _: self.drop_pool(), 0)]:
+                try:
+                    give_back(what)
+                except DevmemError as error:  # the others must still be given back
+                    first.put(error)
+            self.exit(token)
 
 
 def _captured(error: BackendError) -> UnsupportedError:

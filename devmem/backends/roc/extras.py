@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ...spi.errors import BackendError, DeviceLost, LayoutError
+from ...spi.failures import again
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 from .functions import (
     ALREADY_REGISTERED,
@@ -99,7 +100,7 @@ class Extras:
         try:
             self.found.fail(call, code)
         except DeviceLost as first:
-            self.lost = self.lost or first
+            self.lost = self.lost or again(first)
             raise
 
     def refuse(self, call: str, code: int, why: str) -> NoReturn:

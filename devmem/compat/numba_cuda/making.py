@@ -27,13 +27,19 @@ def new(function: Callable[..., Any], shape: Any, dtype: Any, strides: Any, orde
 
 
 def of_layout(error: Any, shape: Any, strides: Any, dtype: Any, order: str) -> Exception:
-    """The exception for a new array that could not be made: what numba.cuda says of its arguments, or what went wrong else."""
+    """The exception for a new array that could not be made: what numba.cuda says of its arguments, or what went wrong else.
+
+    To be raised from the error; or that is raised, as by `translated`.
+    """
     if isinstance(error, TypeError | devmem.LayoutError):
         try:
             shape_strides_dtype(shape, strides, dtype, order)
         except Exception as found:
             return found
-    return translated(error) if isinstance(error, DevmemError) else error
+    try:
+        return translated(error)
+    finally:
+        del error
 
 
 def made(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

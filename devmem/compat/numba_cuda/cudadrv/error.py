@@ -105,23 +105,26 @@ class BadIndex(LayoutError, TypeError):
 
 
 def translated(error: DevmemError) -> Exception:
-    """An error of devmem's as numba.cuda's callers know it; those of meaning alike to both are let be.
+    """An error of devmem's as numba.cuda's callers know it, to be raised from it; those of meaning alike to both are raised.
 
     LayoutError and ClosedError are ValueErrors, UnsupportedError is a NotImplementedError: they go as they are.
     """
     if isinstance(error, CudaDriverError | CudaSupportError):
-        return error
-    if isinstance(error, BackendError):
+        pass
+    elif isinstance(error, BackendError):
         found: BackendError
         kind = _NoMemory if isinstance(error, OutOfMemory) else _Refused
         found = kind(OUT_OF_MEMORY if kind is _NoMemory else error.code, str(error))
         found.backend, found.call, found.name = error.backend, error.call, error.name
         return found
-    if isinstance(error, ForkedError):
+    elif isinstance(error, ForkedError):
         return _Forked(f"CUDA initialized before forking: {error}")
-    if isinstance(error, BackendUnavailable):
+    elif isinstance(error, BackendUnavailable):
         return _Unavailable(str(error))
-    return error
+    try:  # here, as nothing can be its own cause: it would never go
+        raise error
+    finally:
+        del error
 
 
 def _again(kind: type[CudaAPIError], code: int, msg: str, fields: dict[str, object]) -> CudaAPIError:

@@ -55,15 +55,20 @@ class _Unavailable(HsaSupportError, BackendUnavailable):
 
 
 def translated(error: DevmemError) -> Exception:
-    """An error of devmem's as numba.roc's callers know it; one that is of such a type, or of a builtin one, as it is."""
+    """An error of devmem's as numba.roc's callers know it, to be raised from it; one that they know is raised."""
     if isinstance(error, HsaDriverError | HsaSupportError):
-        return error
-    if isinstance(error, BackendError):
+        pass
+    elif isinstance(error, BackendError):
         kind = _NoMemory if isinstance(error, OutOfMemory) else _Refused
         found = kind(error.code, str(error))
         found.backend, found.call, found.name = error.backend, error.call, error.name
         return found
-    return _Unavailable(str(error)) if isinstance(error, BackendUnavailable) else error
+    elif isinstance(error, BackendUnavailable):
+        return _Unavailable(str(error))
+    try:  # here, as nothing can be its own cause: it would never go
+        raise error
+    finally:
+        del error
 
 
 def translating(function: F) -> F:
