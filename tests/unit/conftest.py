@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,3 +90,12 @@ def simulated() -> Iterator[Machine]:
     machine = Machine()
     yield machine
     machine.driver.close()
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns at every opportunity."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)

@@ -571,7 +571,78 @@ def test_atomics_give_the_value_from_before(simulated, operation, operands, afte
     assert (a.tolist(), old) == ([0, after, 0], 5)
 
 
-def test_every_thread_gets_a_number_of_its_own(simulated):
+@pytest.mark.parametrize(
+    ("dtype", "before", "operation", "operands", "after"),
+    [
+        ("i4", 5, "add", ((1 << 32) + 2,), 7),
+        ("i4", (1 << 31) - 1, "add", (1,), -(1 << 31)),
+        ("i4", 5, "add", (np.uint64((1 << 64) - 2),), 3),
+        ("i4", 5, "add", (True,), 6),
+        ("i4", 5, "max", (1 << 31,), 5),
+        ("i4", 5, "cas", (5 + (1 << 32), 1 << 31), -(1 << 31)),
+        ("u4", 5, "add", (-1,), 4),
+        ("u4", 5, "max", (-1,), (1 << 32) - 1),
+        ("u8", 5, "add", ((1 << 64) - 1,), 4),
+        ("u8", 5, "min", (np.int64(-1),), 5),
+        (">i8", 5, "add", (np.float32(2),), 7),
+        ("i8", 5, "cas", (5.0, np.float32(1 << 40)), 1 << 40),
+        ("f4", 0, "exch", (0.1,), np.float32(0.1)),
+        ("f8", 5, "max", (np.nan,), np.nan),
+        ("f4", np.nan, "max", (1,), np.nan),
+        ("f4", 5, "min", (np.nan,), np.nan),
+        ("f8", np.nan, "min", (1,), np.nan),
+    ],
+)
+def test_operands_of_atomics_become_elements(simulated, dtype, before, operation, operands, after):
+    def kernel(a, old):
+        old[0] = getattr(atomic, operation)(a, (0, 1), *operands)
+
+    a, old = simulated.run(kernel, 1, 1, np.array([[0, before]], dtype), np.zeros(1, dtype))
+    np.testing.assert_array_equal([a[0, 1], old[0]], [after, before])
+
+
+@pytest.mark.parametrize("operands", [(1 << 64,), ((1,),), ("1",)])
+def test_what_is_no_number_of_a_device_is_no_operand(simulated, operands):
+    def kernel(a):
+        atomic.add(a, 0, *operands)
+
+    a = simulated.put(np.array([5, 6]))
+    with pytest.raises(SimulatorError, match=r"OverflowError|TypeError|no number"):
+        simulated(kernel, 1, 1, a)
+    assert simulated.get(a).tolist() == [5, 6]
+
+
+def test_a_failed_comparison_writes_nothing_and_one_that_holds_not_what_is_read_only(simulated):
+    def kernel(a, old):
+        old[0] = atomic.cas(a, 0, 4, 7)
+        atomic.cas(a, 0, 5, 7)
+
+    a, old = simulated.put(np.array([5]), readonly=True), simulated.put(np.zeros(1, int))
+    with pytest.raises(SimulatorError, match="kernels may only read it"):
+        simulated(kernel, 1, 1, a, old)
+    assert (simulated.get(a), simulated.get(old)) == (5, 5)
+
+
+def test_an_atomic_operation_undoes_no_plain_store_of_another_block(simulated, hasty):
+    def kernel(a, lost):
+        if blockIdx.x == 0:
+            for n in range(1, 3001):
+                a[0] = n
+                for _ in range(50):
+                    if a[0] != n:
+                        lost[0] += 1
+                        break
+            a[1] = 1
+        else:
+            while a[1] == 0:
+                atomic.add(a, 0, 0)
+                atomic.max(a, 0, 0)
+
+    _, lost = simulated.run(kernel, 2, 1, np.zeros(2, np.int64), np.zeros(1, np.int64))
+    assert lost == 0
+
+
+def test_every_thread_gets_a_number_of_its_own(simulated, hasty):
     def kernel(next_one, taken):
         taken[atomic.add(next_one, 0, 1)] += 1
 

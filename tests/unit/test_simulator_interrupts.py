@@ -5,21 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from devmem.kernels.compilers.simulator.interrupts import Interrupted, Interrupts
 from devmem.kernels.compilers.simulator.interrupts import _raise_in as raise_in
-
-
-@pytest.fixture
-def hasty() -> Iterator[None]:
-    """Threads take turns at every opportunity."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
+from devmem.spi.types import LEGACY_STREAM
 
 
 class Runner(threading.Thread):
@@ -130,6 +121,34 @@ def test_nothing_is_raised_behind_it(hasty, monkeypatch):
     assert interrupts.end(runner.over)
     runner.join(30)
     assert runner.problem is None
+
+
+@pytest.mark.parametrize("when", ["before", "while it runs", "behind"])
+def test_who_interrupts_a_launch_is_told_where_it_was_if_it_was_anywhere(simulated, when):
+    begun = threading.Event()
+
+    def kernel():
+        begun.set()
+        while when == "while it runs":
+            pass
+
+    class Executor:
+        def execute(self, run, ranges, stream):
+            if when == "before":
+                assert run.interrupt() == ""
+            thread = threading.Thread(target=run, args=([],))
+            thread.start()
+            if when == "while it runs":
+                assert begun.wait(30)
+                assert "the launch was ended here" in run.interrupt()
+            thread.join(30)
+            assert not thread.is_alive()
+            assert run.interrupt() == ""
+
+    compiled = simulated.prepare(kernel)
+    compiled._executor = Executor()
+    compiled.launch((1, 1, 1), (1, 1, 1), 0, LEGACY_STREAM, ())
+    assert begun.is_set() == (when != "before")
 
 
 LOOKED_FOR = """

@@ -16,8 +16,6 @@ NEGATIVE = (
 )
 #: Of arrays in shared memory.
 STATIC = "no GPU has so much for a block: on most 48 KiB can be had by constant shapes, and on AMD's 64"
-#: Classes of what any array of numbers takes.
-REAL = frozenset({bool, int, float, np.bool_, *(np.dtype(code).type for code in "bBhHiIlLqQefdg")})
 
 #: Of what is done to an array as a whole.
 WHOLE = (

@@ -142,7 +142,8 @@ class SimulatedKernel:
         if isinstance(argument, np.void):
             record = _record(np.array(argument.copy()))  # of a record, np.array() alone is a view
             return lambda places: record
-        from .memory import checked, over
+        from .memory import checked
+        from .plain import over
 
         names = self._function.__code__.co_varnames
         space = f"array {names[number]!r}" if number < len(names) else "array"

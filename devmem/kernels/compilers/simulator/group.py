@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from ....spi.errors import SimulatorError
 from ...names import Dim3, here
 from . import advice
-from .memory import Checked, checked, dtype_of, poisoned, shape_of
+from .memory import Checked, checked
+from .plain import dtype_of, poisoned, shape_of
 from .races import Watch
 from .refused import returned_at
 from .reports import Misuse, Place, Site, caller, chain_of, explain, report, site_of
@@ -29,9 +30,6 @@ BLOCK, WAVE = "barrier", "wave's barrier"
 
 #: Bytes of shared memory whose shape is a constant, for a block: more than any GPU has.
 STATIC = 160 << 10
-
-# Around every atomic operation of every launch: two streams may work on the same array.
-_atomics = threading.Lock()
 
 
 class Group:
@@ -84,6 +82,8 @@ class Group:
         except SimulatorError:
             raise
         except BaseException as error:
+            if here.item is None:  # nobody's turn it was yet: it was ended before
+                raise
             told = explain(error, here.item, self.code)
             try:
                 raise told from told.__cause__
@@ -93,11 +93,12 @@ class Group:
     def close(self) -> None:
         """End all greenlets, on the thread that they belong to. Those still waiting at a barrier are told to leave."""
         self.closing = True
-        for item in self.items:
-            here.item = item
-            _end(item.greenlet)
         for worker in self._idle:
-            _end(worker)
+            worker.switch()
+        for item in self.items:
+            if item.place:
+                here.item = item
+                _end(item.greenlet)
         here.item = None
         self.items, self.waves = [], []  # or what a launch leaves behind would wait for the collector
 
@@ -127,6 +128,8 @@ class Group:
                 self._begun = True
                 self._idle.append(me)
                 self.leave()
+                if self.closing:
+                    return
 
     # -- barriers ----------------------------------------------------------------------------------------------------
 
@@ -227,7 +230,9 @@ class Item:
 
     def fence(self, scope: int) -> None:
         """Note it: what one thread of the host writes, the others see anyway."""
-        self._orders()
+        updates = self.group.launch.updates
+        if updates is not None:
+            updates.ordered = True
 
     def shared_array(self, shape: Any, dtype: Any) -> Any:
         """The block's array of this place in the kernel."""
@@ -255,14 +260,10 @@ class Item:
         """Read, combine and write with nobody in between."""
         if not isinstance(ary, Checked):
             raise TypeError(f"atomic.{operation} takes an array of the kernel's, not {type(ary).__name__}")
-        self._orders()
-        with _atomics:
-            return ary.exchange(operation, index, operands)
-
-    def _orders(self) -> None:
         updates = self.group.launch.updates
         if updates is not None:
             updates.ordered = True
+        return ary.exchange(operation, index, operands)
 
     def _wait(self, place: tuple[Any, ...]) -> None:
         group = self.group
@@ -308,6 +309,10 @@ def _end(worker: Any) -> None:
 
 
 def _items(group: Group) -> list[Item]:
-    across, down, deep = group.launch.block_dim
-    threads = (Dim3(x, y, z) for z in range(deep) for y in range(down) for x in range(across))
-    return [Item(group, index, thread) for index, thread in enumerate(threads)]
+    return [Item(group, index, thread) for index, thread in enumerate(_threads(group.launch.block_dim))]
+
+
+@functools.lru_cache(8)  # a program has few shapes of blocks, and launches have many threads
+def _threads(block_dim: Dim3) -> tuple[Dim3, ...]:
+    across, down, deep = block_dim
+    return tuple(Dim3(x, y, z) for z in range(deep) for y in range(down) for x in range(across))

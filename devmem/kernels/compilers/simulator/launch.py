@@ -59,8 +59,8 @@ class Launch:
         self._next = 0
         self._failures: dict[int, BaseException] = {}
         self._interrupts = Interrupts()
-        self._begun = False
-        self._over = threading.Event()
+        self._begun = self._ended = False
+        self._over: threading.Event | None = None  # made by who waits for it: it costs more than all the rest here
 
     def __call__(self, places: Sequence[int]) -> None:
         """Run all blocks; raise what the first of them that failed reported, unless it was interrupted: that was told."""
@@ -76,14 +76,20 @@ class Launch:
                 self._failures.clear()  # or what it raises would keep the launch, and the launch that
                 raise
         finally:
-            self._over.set()
+            self._ended = True
+            if self._over is not None:
+                self._over.set()
 
     def interrupt(self) -> str:
         """End it, from another thread, or see to it that it never begins; say where it was, if it was anywhere."""
         self._interrupts.asked = True
         if not self._begun:
             return ""
-        if not self._interrupts.end(self._over):
+        with self._lock:
+            over = self._over = self._over or threading.Event()
+        if self._ended:
+            over.set()
+        if not self._interrupts.end(over):
             return f"{self.function.__qualname__} still runs in the simulator: what it calls does not let itself be interrupted"
         reports = [str(error) for _, error in sorted(self._failures.items()) if isinstance(error, SimulatorError)]
         self._failures.clear()

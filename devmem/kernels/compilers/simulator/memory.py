@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
 from typing import Any
@@ -10,18 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import advice
-from .numbers import REAL, TYPES, native_of, ours
+from . import advice, atomics
+from .numbers import INTEGRAL, REAL, TYPES, native_of, ours, stored
 from .reports import Misuse
 
 Array = npt.NDArray[Any]
 #: The space of what `devmem.const` gives.
 CONST = "const array"
 
-_REAL = advice.REAL | REAL
-
-# One type for views of any length: a ctypes array type for each length would cost more than a small launch.
-_Anything = ctypes.c_char * (1 << 62)
+# Classes of what is an index of one element as it is.
+_PLACES = INTEGRAL - {np.bool_}
 
 
 class Checked:
@@ -103,31 +100,28 @@ class Checked:
         return self._over(self._data.T)
 
     def exchange(self, operation: str, index: Any, operands: tuple[Any, ...]) -> Any:
-        """Do an atomic operation on an element, inside the lock of all atomics; the value from before."""
+        """Do an atomic operation on an element; the value from before."""
         key, whole = self._key(index)
-        if not whole:
-            raise TypeError(f"atomic.{operation} is about one element, and {index!r} are {self._data[key].size}")
         data = self._data
-        if (why := advice.against_atomic(operation, data.dtype, operands)) is not None:
-            raise Misuse("misuse", f"{why} (in {self!r})")
-        before = data[key]
-        operands = tuple(_as_stored(each, data.dtype) for each in operands)
-        if data.dtype.kind in "fc":  # which are combined as wide as they are stored
-            operands = tuple(map(data.dtype.type, operands))
-        if operation != "cas":
-            self._store(key, COMBINE[operation](before, operands[0]))
-        elif before == operands[0]:
-            self._store(key, operands[1])
-        return ours(before)
+        if not whole:
+            raise TypeError(f"atomic.{operation} is about one element, and {index!r} are {data[key].size}")
+        return ours(self._exchange(operation, key, atomics.converted(operation, self, data.dtype, operands)))
 
     def detach(self) -> None:
         """Let go of the memory: whoever looks at a failed kernel later finds zeros."""
         self._data = np.broadcast_to(np.zeros((), self._data.dtype), self.shape)
 
+    def _exchange(self, operation: str, key: tuple[int, ...], operands: tuple[Any, ...]) -> Any:
+        return atomics.exchange(self._data, key, operation, operands)
+
     def _key(self, index: Any) -> tuple[tuple[Any, ...], bool]:
         """The index, checked; whether it is one element's."""
-        parts = index if type(index) is tuple else (index,)
         shape = self.shape
+        if len(shape) == 1 and type(index) in _PLACES:  # as nearly always
+            at = operator.index(index)
+            if 0 <= at < shape[0]:
+                return (at,), True
+        parts = index if type(index) is tuple else (index,)
         if len(parts) > len(shape):
             raise Misuse("out of bounds", f"{len(parts)} indices for {self!r}")
         key: list[Any] = []
@@ -169,9 +163,9 @@ class Checked:
             value = value._data
         elif isinstance(value, Reference):
             value = value.whole()
-        if type(value) not in _REAL and (why := advice.against_storing(value, self._data.dtype)) is not None:
+        if type(value) not in REAL and (why := advice.against_storing(value, self._data.dtype)) is not None:
             raise Misuse("misuse", f"{why} (in {self!r})")
-        self._data[key] = _as_stored(value, self._data.dtype)
+        self._data[key] = stored(value, self._data.dtype)
 
 
 class Reference:
@@ -223,7 +217,7 @@ class Line(Checked):
         return Checked.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is int and 0 <= index < self._length and type(value) in _REAL:
+        if type(index) is int and 0 <= index < self._length and type(value) in REAL:
             self._data[index] = value
         else:
             Checked.__setitem__(self, index, value)
@@ -247,7 +241,7 @@ class Plane(Checked):
         return Checked.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is tuple and len(index) == 2 and type(value) in _REAL:
+        if type(index) is tuple and len(index) == 2 and type(value) in REAL:
             row, column = index
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
                 self._data[index] = value
@@ -261,7 +255,7 @@ class Narrow(Checked):
     __slots__ = ()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(index, _as_stored(value, self._data.dtype))
+        super().__setitem__(index, stored(value, self._data.dtype))
 
 
 class NarrowLine(Narrow, Line):
@@ -271,7 +265,7 @@ class NarrowLine(Narrow, Line):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         kind = type(value)
-        if type(index) is int and 0 <= index < self._length and kind in _REAL and (kind is not int or 0 <= value < 128):
+        if type(index) is int and 0 <= index < self._length and kind in REAL and (kind is not int or 0 <= value < 128):
             try:
                 self._data[index] = value
                 return
@@ -294,6 +288,12 @@ class Fixed(Checked):
     def __setitem__(self, index: Any, value: Any) -> None:
         self._store(self._key(index)[0], value)
 
+    def _exchange(self, operation: str, key: tuple[int, ...], operands: tuple[Any, ...]) -> Any:
+        before = self._data[key]
+        if operation != "cas" or before == operands[0]:
+            self._store(key, operands[-1])
+        return before
+
     def _store(self, key: tuple[Any, ...], value: Any) -> None:
         why = "it is a constant" if self.space == CONST else "it was given as devmem.In(...), or its owner forbids it"
         raise Misuse("misuse", f"{self!r} is written, and kernels may only read it: {why}")
@@ -310,45 +310,8 @@ def checked(data: Array, space: str) -> Checked:
     return (kind if data.flags.writeable else _FIXED[kind])(data, space)
 
 
-def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array that nobody has written: no zeros, which would hide it, but NaN, -1, the greatest unsigned integer."""
-    data = np.full(math.prod(shape) * dtype.itemsize, 0x01 if dtype.kind == "b" else 0xFF, np.uint8)
-    return data.view(dtype).reshape(shape)
-
-
-def over(address: int, low: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """The array whose lowest byte lies at an address, ``low`` bytes (none, or a negative number) from its first element."""
-    return np.ndarray(shape, dtype, memoryview(_Anything.from_address(address)), -low, strides)
-
-
-def shape_of(shape: Any) -> tuple[int, ...]:
-    """A shape as kernels write it: an integer, or a tuple of them."""
-    return tuple(map(operator.index, shape)) if isinstance(shape, tuple | list) else (operator.index(shape),)
-
-
-def dtype_of(dtype: Any) -> np.dtype[Any]:
-    """A dtype as kernels write it: NumPy's, or a type of a compiler, which is called the same."""
-    found: np.dtype[Any]
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = np.dtype({"boolean": "bool"}.get(str(dtype), str(dtype)))
-    if found.hasobject or not found.itemsize:
-        raise TypeError(f"kernels have no arrays of {dtype!r}")
-    return found
-
-
 def _field(value: Any) -> Any:
     return checked(value, "field of a record") if isinstance(value, np.ndarray) else ours(value)
-
-
-def _as_stored(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A value for an array: integers wrap, where NumPy would refuse them."""
-    if dtype.kind not in "iu":
-        return value
-    if type(value) is int and -(1 << 63) <= value < 1 << 63:
-        value = np.int64(value)
-    return value.astype(dtype) if isinstance(value, np.integer) else value
 
 
 #: By the number of axes; 3: any.
@@ -362,10 +325,3 @@ _FIXED: dict[type[Checked], type[Checked]] = {
 }
 for _kind in (*_KINDS, *_NARROW):
     _kind.__name__ = NAME
-
-COMBINE: dict[str, Any] = {
-    "add": operator.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "exch": lambda before, value: value,
-}

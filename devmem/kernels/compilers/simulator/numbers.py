@@ -113,15 +113,26 @@ for _name in "float32", "float64", "complex64", "complex128":
 
 _UINT64 = TYPES[np.uint64]
 _OURS: set[Any] = {Bool, *TYPES.values()} - {_truth}
-#: The classes of those that are not complex.
-REAL = frozenset(kind for kind in _OURS if np.dtype(kind.native).kind != "c")
+#: Classes of what any array of numbers takes: ours that are not complex, Python's, NumPy's.
+REAL: frozenset[Any] = frozenset(
+    {
+        *(kind for kind in _OURS if np.dtype(kind.native).kind != "c"),
+        *(bool, int, float, np.bool_),
+        *(np.dtype(code).type for code in "bBhHiIlLqQefdg"),
+    }
+)
+#: Those of truths and integers.
+INTEGRAL: frozenset[Any] = frozenset(kind for kind in REAL if issubclass(kind, int | np.integer | np.bool_))
 
 
 def ours(value: Any) -> Any:
     """A number of Python's or NumPy's with our operators; anything else as it is."""
-    native = native_of(type(value))
-    if native is None or type(value) in _OURS:
+    kind = type(value)
+    native = native_of(kind)
+    if native is None or kind in _OURS:
         return value
+    if kind is native:
+        value = value.item()  # which they are made of in half the time
     try:
         return TYPES[native](value)
     except OverflowError:  # a constant of 64 bits
@@ -139,6 +150,15 @@ def _native_of(kind: type) -> Any:
 
 #: NumPy's type of the numbers of a class; None: it is not one of numbers that are computed with.
 native_of: Callable[[Any], Any] = functools.cache(_native_of)
+
+
+def stored(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A value for an array: integers wrap, where NumPy would refuse them."""
+    if dtype.kind not in "iu":
+        return value
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        value = np.int64(value)
+    return value.astype(dtype) if isinstance(value, np.integer) else value
 
 
 def _plain(value: Any) -> Any:

@@ -101,7 +101,7 @@ class Names:
             try:
                 value = getattr(value, found[at].argval)
             except Exception as error:  # told when the line is run, unless it is a vendor's
-                value = error
+                value = error.with_traceback(None)
         return value, spelled, at
 
     def _reached(self, found: list[dis.Instruction]) -> set[int]:

@@ -109,10 +109,8 @@ def report(kind: str, message: str, item: WorkItem, code: CodeType, line: int) -
     )
 
 
-def explain(error: BaseException, item: WorkItem | None, kernel: CodeType) -> SimulatorError:
+def explain(error: BaseException, item: WorkItem, kernel: CodeType) -> SimulatorError:
     """The report of an exception that came out of a kernel: where it was raised, or where the kernel called what raised it."""
-    if item is None:  # nobody's turn it was yet: it was ended before
-        raise error
     waits = getattr(item, "place", ())
     # Where there is no line of the user's the call itself failed: the wrong number of arguments.
     code, line = _raised_at(error.__traceback__, kernel) or (

@@ -64,15 +64,24 @@ class Watched(Checked):
                 self.read(key)
             return super().exchange(operation, index, operands)
 
+    def _exchange(self, operation: str, key: tuple[int, ...], operands: tuple[Any, ...]) -> Any:
+        before = super()._exchange(operation, key, operands)
+        if operation != "cas" or before == operands[0]:
+            self._written(key)
+        return before
+
     def _part(self, key: tuple[Any, ...]) -> Self:
         return type(self)(self._data[key], self.space, self._cells[key], self._watch)
 
     def _store(self, key: tuple[Any, ...], value: Any) -> None:
-        size = self._data.itemsize
         if isinstance(value, Watched):
             for cell in value._cells.flat:
                 value._watch.read(int(cell), value._data.itemsize, value, ...)
         super()._store(key, value)
+        self._written(key)
+
+    def _written(self, key: tuple[Any, ...]) -> None:
+        size = self._data.itemsize
         cells, stored = np.atleast_1d(self._cells[key]), np.atleast_1d(self._data[key])
         for cell, each in zip(cells.flat, stored.flat, strict=True):
             self._watch.write(int(cell), size, each.tobytes(), self, key)
