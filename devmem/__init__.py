@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import typing as _typing
+from importlib import import_module as _import_module
+
 # The folder of the built-in backends is loaded (it is empty) before the verb of the same name is bound: the first import of
 # one of its modules would put the folder in the verb's place.
 from . import backends as _folder  # noqa: F401
-from . import errors, memory
+from . import errors
 from ._core.array import DeviceNDArray
 from ._core.backends import BackendStatus
 from ._core.config import Setting
@@ -30,9 +33,7 @@ from .api.devices import (
     unregister_backend,
     use_backend,
 )
-from .api.files import load, save
 from .api.interop import as_device_array, from_dlpack, is_device_array, open_ipc_array
-from .api.kernels import In, InOut, Out, kernel
 from .api.memory import memory_info, transfer_stats, trim, use_memory
 from .api.registration import (
     deregister,
@@ -46,7 +47,6 @@ from .api.registration import (
     pinned_array_like,
     register,
 )
-from .api.simulation import simulator
 from .api.streams import (
     default_stream,
     defer_cleanup,
@@ -76,34 +76,42 @@ from .errors import (
     TransferGuardError,
     UnsupportedError,
 )
-from .kernels.names import (
-    CLK_GLOBAL_MEM_FENCE,
-    CLK_LOCAL_MEM_FENCE,
-    atomic,
-    barrier,
-    blockDim,
-    blockIdx,
-    const,
-    get_global_id,
-    get_global_size,
-    get_group_id,
-    get_local_id,
-    get_local_size,
-    get_num_groups,
-    get_work_dim,
-    grid,
-    gridDim,
-    gridsize,
-    laneid,
-    local,
-    mem_fence,
-    shared,
-    syncthreads,
-    threadIdx,
-    warpsize,
-    wavebarrier,
-)
 from .spi.types import DeviceInfo, MemoryInfo
+
+if _typing.TYPE_CHECKING:
+    from . import memory
+    from .api.files import load, save
+    from .api.kernels import In, InOut, Out, kernel
+    from .api.simulation import simulator
+    from .kernels.names import (
+        CLK_GLOBAL_MEM_FENCE,
+        CLK_LOCAL_MEM_FENCE,
+        atomic,
+        barrier,
+        blockDim,
+        blockIdx,
+        const,
+        get_global_id,
+        get_global_size,
+        get_group_id,
+        get_local_id,
+        get_local_size,
+        get_num_groups,
+        get_work_dim,
+        grid,
+        gridDim,
+        gridsize,
+        laneid,
+        local,
+        mem_fence,
+        shared,
+        syncthreads,
+        threadIdx,
+        warpsize,
+        wavebarrier,
+    )
+
+    __version__: str
 
 __all__ = [
     "CLK_GLOBAL_MEM_FENCE",
@@ -220,14 +228,42 @@ __all__ = [
     "zeros",
 ]
 
+#: Names that not every program uses, by the module that has them. It is imported when somebody asks for the first of them, as
+#: `devmem.memory` is: its pools and adaptors, kernels and files take a third of what all of devmem takes to import.
+_LATER = {
+    ".api.files": "load save",
+    ".api.kernels": "In InOut Out kernel",
+    ".api.simulation": "simulator",
+    ".kernels.names": (
+        "CLK_GLOBAL_MEM_FENCE CLK_LOCAL_MEM_FENCE atomic barrier blockDim blockIdx const get_global_id "
+        "get_global_size get_group_id get_local_id get_local_size get_num_groups get_work_dim grid gridDim gridsize "
+        "laneid local mem_fence shared syncthreads threadIdx warpsize wavebarrier"
+    ),
+}
+_HOMES = {name: module for module, names in _LATER.items() for name in names.split()}
 
-def __getattr__(name: str) -> str:
-    # The version is looked up when somebody asks: reading a distribution's metadata takes longer than the rest of the import.
-    if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+if not _typing.TYPE_CHECKING:  # which would take it that there is every name, misspelt ones too
 
-        try:
-            return version("devmem")
-        except PackageNotFoundError:
-            return "0+unknown"  # a checkout that was never installed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name == "memory":
+            return _import_module(".memory", __name__)
+        if name in _HOMES:
+            found = getattr(_import_module(_HOMES[name], __name__), name)
+        elif name == "__version__":  # a distribution's metadata takes longer to read than the rest of the import
+            found = _version()
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("devmem")
+    except PackageNotFoundError:
+        return "0+unknown"  # a checkout that was never installed

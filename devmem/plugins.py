@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -347,7 +346,7 @@ def _place(error: BaseException) -> str:
     import traceback  # only where something is wrong
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    loaders = (__file__, importlib.__file__, str(Path(pluggy.__file__).parent), str(Path(importlib.__file__).parent))
+    loaders = (__file__, *pluggy.__path__, *importlib.__path__)
     theirs = bool(frames) and not frames[-1].filename.startswith(loaders)
     return f", {frames[-1].filename}:{frames[-1].lineno}" if theirs else ""
 

@@ -6,9 +6,12 @@ import os
 import threading
 import warnings
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..spi.errors import ConfigError, DevmemWarning
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _lock = threading.Lock()
 _open: TraceFile | None = None
@@ -113,6 +116,8 @@ def tracefile(text: str) -> TraceFile | None:
     global _open
     if not text:
         return None
+    from pathlib import Path  # late, as `json` below
+
     path = Path(text).absolute()
     with _lock:
         if _open is None or _open.asked != path:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from .._core import scopes
 from .._core.device import context_of, open_contexts
 from .._core.entered import Entered
-from .._core.memory import fresh, resource_of, trace
-from .._core.memory.foreign import Boundary, bind_down, is_ours
+from .._core.memory import resource_of
 from ..spi.errors import ConfigError, DevmemError, PluginError
-from ..spi.memory import SupportsTrim
+from ..spi.failures import FirstError
 from ..spi.types import MemoryInfo, MemoryKind
 
 
@@ -66,62 +63,6 @@ def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> sc
     return scopes.MemoryScope(context, context.bind(found, wanted))
 
 
-def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]:
-    """Do with a stack what a trace says that was written by `devmem.memory.Log`, and tell what it cost.
-
-    The stack is a fresh one, with nothing in it; streams of the trace are stood for by streams of the device.
-
-    Parameters
-    ----------
-    log : str or Path
-        The file.
-    resource : str
-        A stack as text, as for `use_memory`.
-    device : Device, int or str, optional
-        Where; the current device, if none is given.
-
-    Returns
-    -------
-    dict
-        ``stack``, ``device``; ``calls`` of the stack with their ``seconds`` and ``us_per_call``; ``driver_calls`` and
-        ``driver_seconds``; ``peak_live_bytes`` as asked for, ``peak_reserved_bytes`` as taken from the driver, and their
-        ``ratio``; ``failed`` allocations with the first ``errors``; ``left_over``: blocks that the trace never gave back.
-
-    Raises
-    ------
-    ConfigError
-        A line of the file is no record, or the text means no stack.
-    OSError
-        The file cannot be read.
-    """
-    context = context_of(device)
-    records = list(trace.read(log))
-    stack = fresh(resource.strip(), context)
-    with Entered(context) as driver, ExitStack() as after:
-        meter, streams = trace.Meter(driver), trace.Streams(driver)
-        after.callback(streams.close)
-        bind_down(stack, meter)
-        if isinstance(stack, SupportsTrim):
-            after.callback(stack.trim, 0)
-        after.callback(driver.synchronize)
-        result = trace.replay(records, stack if is_ours(stack) else Boundary(stack), stream=streams)
-    return {
-        "stack": repr(stack),
-        "device": str(context.device),
-        "calls": result.calls,
-        "seconds": result.seconds,
-        "us_per_call": 1e6 * result.seconds / result.calls if result.calls else 0.0,
-        "driver_calls": meter.calls,
-        "driver_seconds": meter.seconds,
-        "peak_live_bytes": result.peak_live_bytes,
-        "peak_reserved_bytes": meter.peak_reserved_bytes,
-        "ratio": meter.peak_reserved_bytes / result.peak_live_bytes if result.peak_live_bytes else 0.0,
-        "failed": result.failed,
-        "errors": result.errors,
-        "left_over": result.left_over,
-    }
-
-
 def trim(keep_bytes: int = 0, device: Any = None) -> None:
     """Free what waits in the queue, then give cached memory back to the driver until at most ``keep_bytes`` are kept.
 
@@ -129,15 +70,13 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
     """
     if keep_bytes < 0:
         raise ConfigError(f"trim(keep_bytes={keep_bytes}): what is kept is a number of bytes, from 0 on")
-    problem: DevmemError | None = None
-    for context in open_contexts() if device is None else [context_of(device)]:
-        try:
-            with Entered(context):
-                context.reclaim.trim(keep_bytes)
-        except DevmemError as error:  # one device that is lost must not keep the others' memory
-            problem = problem or error
-    if problem is not None:
-        raise problem
+    with FirstError() as first:
+        for context in open_contexts() if device is None else [context_of(device)]:
+            try:
+                with Entered(context):
+                    context.reclaim.trim(keep_bytes)
+            except DevmemError as error:  # one device that is lost must not keep the others' memory
+                first.put(error)
 
 
 def transfer_stats(reset: bool = False, device: Any = None) -> dict[str, dict[str, Any]]:

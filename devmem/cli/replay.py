@@ -9,7 +9,7 @@ import click
 
 import devmem
 
-from ..api.memory import replay as replay_log
+from ..api.replay import replay as replay_log
 from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, print_json, print_table, size
 from .roundtrip import choose
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 import types
@@ -32,6 +35,34 @@ UNWANTED = [
     "greenlet",
 ]
 
+#: What is imported when somebody asks for it: each costs a tenth of a millisecond or more, and not every program uses it.
+LATER = [
+    "devmem._core.exhausted",
+    "devmem._core.files",
+    "devmem._core.memory",
+    "devmem._core.simulation",
+    "devmem.adapters",
+    "devmem.api.replay",
+    "devmem.compat",
+    "devmem.kernels",
+    "devmem.kit",
+    "devmem.memory",
+    "difflib",
+    "email",
+    "importlib.metadata",
+    "importlib.util",
+    "json",
+    "logging",
+    "pathlib",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "zipfile",
+]
+
+#: Of the memory stacks, what a device that nobody told anything else takes its memory from.
+STACK = {"adaptor", "direct", "foreign", "sizes", "stream_ordered"}
+
 PROBE = """
 import json, os, sys, threading
 import numpy
@@ -44,10 +75,12 @@ def tasks():
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
 
 before = handles(), tasks()
+loaded = set(sys.modules)
 import devmem
 after = handles(), tasks()
 print(json.dumps({
-    "modules": sorted(sys.modules), "threads": threading.active_count(), "before": before, "after": after,
+    "modules": sorted(sys.modules), "new": sorted(set(sys.modules) - loaded), "threads": threading.active_count(),
+    "before": before, "after": after,
 }))
 """
 
@@ -71,6 +104,18 @@ def test_import_loads_no_backend_and_no_test_tool(imported):
     assert loaded == []
 
 
+def test_import_loads_nothing_that_only_some_programs_use(imported):
+    needed = {"devmem._core.memory", *(f"devmem._core.memory.{name}" for name in STACK)}
+    early = [name for name in imported["new"] if any(name == each or name.startswith(f"{each}.") for each in LATER)]
+    assert set(early) - needed == set()
+
+
+def test_what_waits_exists():
+    # A module that was renamed would be watched no more.
+    for name in [*LATER, *(f"devmem._core.memory.{name}" for name in STACK)]:
+        assert importlib.util.find_spec(name) is not None, name
+
+
 def test_import_opens_nothing(imported):
     assert imported["before"][0] == imported["after"][0]
 
@@ -85,9 +130,44 @@ def test_import_works_with_a_bad_setting(monkeypatch):
     subprocess.run([sys.executable, "-W", "error", "-c", "import devmem"], check=True)
 
 
+def waiting():
+    """Names that are imported when somebody asks for them, as a type checker sees them, by their module."""
+    tree = ast.parse(Path(devmem.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    return {
+        alias.name: f".{node.module}" if node.module else ""
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_names_that_wait_are_found_where_type_checkers_find_them():
+    assert waiting() == {**devmem._HOMES, "memory": ""}
+    assert waiting().keys() <= set(devmem.__all__)
+
+
+def test_names_that_wait_are_there_from_the_beginning():
+    use = f"""
+import devmem
+for name in {[*waiting(), "__version__"]}:
+    assert name not in vars(devmem), name
+    assert name in dir(devmem), name
+    taken = {{}}
+    exec(f"from devmem import {{name}}", taken)
+    assert vars(devmem)[name] is taken[name] is getattr(devmem, name), name
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", use], check=True)
+
+
+@pytest.mark.parametrize("name", ["In", "Out", "InOut", "kernel", "load", "save", "simulator"])
+def test_a_name_that_waits_can_be_pickled(name):
+    assert pickle.loads(pickle.dumps(getattr(devmem, name))) is getattr(devmem, name)
+
+
 def test_all_is_what_is_exported():
     # Names that are no identifiers are pytest's: it rewrites the asserts of packages that bring it a plugin.
-    public = {name for name in vars(devmem) if name.isidentifier() and not name.startswith("_")} - {"annotations"}
+    public = {name for name in dir(devmem) if name.isidentifier() and not name.startswith("_")} - {"annotations"}
     # Submodules become attributes when something imports them; only those that are meant to be used are listed.
     modules = {name for name in public if isinstance(getattr(devmem, name), types.ModuleType)}
     assert public - modules == {name for name in devmem.__all__ if not name.startswith("__")} - modules

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import devmem as dm
 from devmem._core.memory import trace
 from devmem._core.memory.trace import Meter, Record, Streams
-from devmem.api.memory import replay
+from devmem.api.replay import replay
 from devmem.backends.host.hooks import HostBackend
 from devmem.cli.commands import commands
 from devmem.memory import DriverMemory, FailIf, Limit, Log, StreamOrderedMemory

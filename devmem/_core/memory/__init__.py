@@ -9,47 +9,15 @@ from ...spi.memory import MemoryResource
 from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..config import settings
 from ..entered import Entered
-from .adaptor import Adaptor, kind_of
-from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory
-from .faults import FailIf, FailNth, OnOutOfMemory
+from .adaptor import kind_of
+from .direct import PLAIN, DriverMemory
 from .foreign import bind_down, check_resource
-from .guard import Guard
-from .limit import Limit
-from .log import Log
-from .pinned_pool import PinnedPool, PinnedReport
-from .pool import PoolMemory, PoolReport
-from .prefetch import Prefetch
-from .scrub import Scrub
-from .spelling import PLAIN, build
-from .statistics import Owner, Snapshot, Statistics
 from .stream_ordered import StreamOrderedMemory
 
 if TYPE_CHECKING:
-    from ..context import Context
+    from collections.abc import Callable
 
-__all__ = [
-    "Adaptor",
-    "DriverMemory",
-    "FailIf",
-    "FailNth",
-    "Guard",
-    "Limit",
-    "Log",
-    "ManagedMemory",
-    "MappedMemory",
-    "OnOutOfMemory",
-    "Owner",
-    "PinnedMemory",
-    "PinnedPool",
-    "PinnedReport",
-    "PoolMemory",
-    "PoolReport",
-    "Prefetch",
-    "Scrub",
-    "Snapshot",
-    "Statistics",
-    "StreamOrderedMemory",
-]
+    from ..context import Context
 
 
 def default_resource(context: Context) -> MemoryResource:
@@ -68,8 +36,7 @@ def default_host_resource(context: Context, kind: MemoryKind) -> MemoryResource 
 
 def of_kind(kind: MemoryKind, flags: AllocFlags) -> MemoryResource:
     """The plain resource for memory that the host can see."""
-    kinds = {MemoryKind.PINNED: PinnedMemory, MemoryKind.MAPPED: MappedMemory, MemoryKind.MANAGED: ManagedMemory}
-    return kinds[kind](flags=flags)
+    return PLAIN[kind](flags=flags)
 
 
 def resource_of(what: object, context: Context, kind: MemoryKind = MemoryKind.DEVICE) -> MemoryResource:
@@ -102,7 +69,7 @@ def resource_of(what: object, context: Context, kind: MemoryKind = MemoryKind.DE
 
 def fresh(text: str, context: Context, kind: MemoryKind = MemoryKind.DEVICE) -> MemoryResource:
     """A stack of its own for a text, not bound yet; see `resource_of`."""
-    return build(
+    return _spelled(
         text, context, lambda: _native(context) if kind is MemoryKind.DEVICE else of_kind(kind, AllocFlags.NONE)
     )
 
@@ -117,7 +84,13 @@ def prepare(resource: MemoryResource, context: Context) -> MemoryResource:
 def _native(context: Context) -> MemoryResource:
     """What suits a device, as its backend says; else the driver's pool where there is one, else plain memory."""
     plain = StreamOrderedMemory if context.has(Capability.STREAM_ORDERED) else DriverMemory
-    return build(context.info.default_memory, context, plain) if context.info.default_memory else plain()
+    return _spelled(context.info.default_memory, context, plain) if context.info.default_memory else plain()
+
+
+def _spelled(text: str, context: Context, below: Callable[[], MemoryResource]) -> MemoryResource:
+    from .spelling import build  # and with it every pool and adaptor, a sixth of what `import devmem` took
+
+    return build(text, context, below)
 
 
 def _named_by(variable: str, spelled: str, context: Context, kind: MemoryKind) -> MemoryResource:

@@ -105,6 +105,15 @@ class ManagedMemory(_OfKind):
     kind = MemoryKind.MANAGED
 
 
+#: What a stack stands on for each kind of memory, where nothing else is said.
+PLAIN: dict[MemoryKind, Callable[..., _Direct]] = {
+    MemoryKind.DEVICE: DriverMemory,
+    MemoryKind.PINNED: PinnedMemory,
+    MemoryKind.MAPPED: MappedMemory,
+    MemoryKind.MANAGED: ManagedMemory,
+}
+
+
 def _unbound(*_: object) -> Any:
     raise DevmemError(
         "this memory resource is not bound to a device yet: install it with devmem.use_memory(); where another stands over it, "

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from ...plugins import ADAPTERS, MANAGER
 from ...spi.errors import ConfigError, DevmemError, PluginError
 from ...spi.memory import MemoryResource
-from ...spi.types import MemoryKind
 from ..backends import registry
 from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory
 from .faults import FailNth
@@ -289,12 +288,3 @@ def _is_module(name: str) -> bool:
         return False
     except Exception:  # the package around it: it is there, and importing it again tells what is wrong
         return True
-
-
-#: What a stack stands on for each kind of memory, where its text does not say.
-PLAIN: dict[MemoryKind, Callable[..., MemoryResource]] = {
-    MemoryKind.DEVICE: DriverMemory,
-    MemoryKind.PINNED: PinnedMemory,
-    MemoryKind.MAPPED: MappedMemory,
-    MemoryKind.MANAGED: ManagedMemory,
-}
