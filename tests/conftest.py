@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # Before anything reads a setting. What the caller has set stays: the same suite runs on a GPU with DEVMEM_BACKEND=cuda.
 os.environ.setdefault("DEVMEM_BACKEND", "host")
@@ -20,11 +21,19 @@ if not any(entry.name == "devmem" for entry in importlib.metadata.entry_points(g
     pytest_plugins = ["devmem.testing.plugin"]
 
 FOLDERS = frozenset({"unit", "contract", "property", "integration", "leaks", "docs", "peers"})
+#: Folders, or how files begin, whose tests compute, or compile, all the time: tens of seconds where others want the processors
+#: too. They get more of it (in seconds), less than `faulthandler_timeout`.
+BUSY, LONG = ("property", "leaks", "test_emulated_", "test_emulator_"), 140
 
 # No deadline: two slow cores under load are not a bug. Function-scoped fixtures of the leak plugin are meant to span examples.
-settings.register_profile("devmem", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.register_profile(
+    "devmem", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 settings.register_profile("thorough", settings.get_profile("devmem"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "devmem"))
+# Some of what is drawn are constants in the source of the modules that are imported by then, which depends on the tests that
+# ran before: none are, or the examples would be others with each order.
+providers._get_local_constants = providers.Constants
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,6 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             folder = item.path.relative_to(here).parts[0]
             if folder in FOLDERS:
                 item.add_marker(folder)
+            if folder in BUSY or item.path.name.startswith(BUSY):
+                item.add_marker(pytest.mark.timeout(LONG))
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ class ExecuteChecks(Harness):
             try:
                 rig.driver.enter()
             except BackendError as error:
-                refused.append(error)
+                refused.append(error.with_traceback(None))
 
         driver.execute(run, [], stream)
         rig.driver.stream_synchronize(stream)
@@ -315,7 +315,7 @@ def interrupted(wait: Callable[[], object], ended: threading.Event) -> BaseExcep
                 armed[0] = True
                 wait()
             except Interrupt as found:
-                error = found
+                error = found.with_traceback(None)
     finally:
         over.set()
         helper.join(PATIENCE)

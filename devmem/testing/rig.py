@@ -262,8 +262,12 @@ class Worker(threading.Thread):
     def finish(self) -> None:
         self.join(PATIENCE)
         assert not self.is_alive(), f"a call did not return within {PATIENCE} s"
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or its traceback and this frame would keep each other
 
 
 def address(data: Bytes) -> int:

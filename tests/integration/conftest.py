@@ -137,11 +137,45 @@ def run_in_thread(call: Callable[[], object]) -> object:
     return outcome[0]
 
 
+class Background(threading.Thread):
+    """Something that may have to wait for a held stream."""
+
+    def __init__(self, call: Callable[[], object], device: dm.Device | None = None) -> None:
+        super().__init__(daemon=True)
+        self.errors: list[BaseException] = []
+        self._call: Callable[[], object] | None = call
+        self._device = device or dm.current_device()
+        self.start()
+
+    def run(self) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            with self._device:
+                call()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is over by then, and the thread with it: what that refers to would count as left behind otherwise."""
+        self.join(seconds)
+        return not self.is_alive()
+
+
+@pytest.fixture
+def in_background() -> Callable[..., Background]:
+    """``done = in_background(call)`` runs it on a thread of its own; then ``done.wait(seconds)`` and ``done.errors``."""
+    return Background
+
+
 @pytest.fixture
 def python(devmem_backend: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a script in a fresh interpreter on the backend under test; keywords set (or unset) ``DEVMEM_*``."""
+    """Run a script in a fresh interpreter on the backend under test; keywords set (or unset) ``DEVMEM_*``.
 
-    def run(script: str, **settings: str | None) -> subprocess.CompletedProcess[str]:
+    ``patience`` is the seconds after which it is taken to hang: shorter than the test's own limit, so that this one tells.
+    """
+
+    def run(script: str, *, patience: float = 50, **settings: str | None) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "DEVMEM_BACKEND": devmem_backend}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         for name, value in settings.items():
@@ -149,7 +183,12 @@ def python(devmem_backend: str) -> Callable[..., subprocess.CompletedProcess[str
             if value is not None:
                 environment[f"DEVMEM_{name}"] = value
         return subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=50, check=False
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=patience,
+            check=False,
         )
 
     return run

@@ -182,7 +182,7 @@ def test_tiles_are_wide_on_both_sides():
     assert [part.stop for part in first] == [512, 1, 512]
 
 
-def test_what_is_on_the_sources_stream_comes_first(way, need, hold, device, second):
+def test_what_is_on_the_sources_stream_comes_first(way, need, hold, device, second, in_background):
     need("hold")
     with second:
         stream = dm.stream(non_blocking=True)
@@ -193,15 +193,15 @@ def test_what_is_on_the_sources_stream_comes_first(way, need, hold, device, seco
     with hold(stream) as latch:
         with second:
             there.fill(5, stream=stream)
-        done, errors = in_background(lambda: here.copy_to_device(there), device)
+        done = in_background(lambda: here.copy_to_device(there))
         assert not done.wait(0.2), "it did not wait for the source"
         latch.release()
         assert done.wait(30)
-    assert not errors
+    assert not done.errors
     assert np.all(here.copy_to_host() == 5)
 
 
-def test_on_the_destinations_stream_it_has_its_place(way, need, hold, device, second):
+def test_on_the_destinations_stream_it_has_its_place(way, need, hold, device, second, in_background):
     need("hold")
     there = dm.to_device(DATA, device=second)
     stream = dm.stream(non_blocking=True)
@@ -216,17 +216,17 @@ def test_on_the_destinations_stream_it_has_its_place(way, need, hold, device, se
         here.fill(7, stream=stream)
 
     with hold(stream) as latch:
-        done, errors = in_background(work, device)
+        done = in_background(work)
         done.wait(0.2)  # it waits where the slots are all on the held stream, or the copy is the driver's own
         latch.release()
         assert done.wait(30)
     stream.synchronize()
-    assert not errors
+    assert not done.errors
     assert np.array_equal(after.copy_to_host(), DATA)
     assert np.all(here.copy_to_host() == 7)
 
 
-def test_memory_that_nobody_named_a_stream_for(way, need, hold, device, second):
+def test_memory_that_nobody_named_a_stream_for(way, need, hold, device, second, in_background):
     """The source was written on its device's default stream; the one in scope does not wait for that by itself."""
     need("hold")
     here = dm.zeros(DATA.shape, "i2")
@@ -242,11 +242,11 @@ def test_memory_that_nobody_named_a_stream_for(way, need, hold, device, second):
                 with second, scoped:
                     here.copy_to_device(there)
 
-            done, errors = in_background(work, device)
+            done = in_background(work)
             assert not done.wait(0.2), "it did not wait for the memory's own stream"
             latch.release()
             assert done.wait(30)
-    assert not errors
+    assert not done.errors
     assert np.all(here.copy_to_host() == 4)
 
 
@@ -309,7 +309,7 @@ def test_failures_leave_nothing(recorded, method, with_settings, monkeypatch):
     assert np.array_equal(target.copy_to_host(), DATA)
 
 
-def test_where_one_row_fails_the_others_are_waited_for(recorded, need, hold):
+def test_where_one_row_fails_the_others_are_waited_for(recorded, need, hold, in_background):
     """The source is the caller's again when the error comes out: nobody reads it any more."""
     need("hold")
     others = [each for each in dm.devices() if each.backend == dm.current_device().backend]
@@ -322,26 +322,11 @@ def test_where_one_row_fails_the_others_are_waited_for(recorded, need, hold):
     with hold(stream) as latch:
         recorded.fail_at(4, "copy_peer")
         rows = np.s_[:, :10]
-        done, errors = in_background(lambda: target[rows].copy_to_device(source[rows], stream=stream), here)
+        done = in_background(lambda: target[rows].copy_to_device(source[rows], stream=stream), here)
         assert not done.wait(0.3), "it came back while the source was still to be read"
         latch.release()
         assert done.wait(30)
     assert recorded.injected
     recorded.disarm()
-    assert [type(error) for error in errors] == [dm.BackendError]
+    assert [type(error) for error in done.errors] == [dm.BackendError]
     assert np.array_equal(target.copy_to_host()[:3, :10], DATA[:3, :10])
-
-
-def in_background(work, device):
-    errors, done = [], threading.Event()
-
-    def body():
-        try:
-            with device:
-                work()
-        except BaseException as error:
-            errors.append(error)
-        done.set()
-
-    threading.Thread(target=body, daemon=True).start()
-    return done, errors

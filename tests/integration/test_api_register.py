@@ -265,7 +265,7 @@ def test_the_devices_count_on_their_own(second):
 
 
 @pytest.mark.parametrize("way", ["pinned", "register", "deregister"])
-def test_the_end_waits_for_copies_that_use_the_memory(need, in_thread, locked, way):
+def test_the_end_waits_for_copies_that_use_the_memory(need, in_background, locked, way):
     need("hold")
     s = dm.stream(non_blocking=True)
     a = pages(1)
@@ -273,24 +273,32 @@ def test_the_end_waits_for_copies_that_use_the_memory(need, in_thread, locked, w
     d = dm.zeros(PAGE, "u1")
     registration = dm.pinned(a) if way == "pinned" else dm.register(a)
     leave = (lambda: dm.deregister(a)) if way == "deregister" else registration.close
-    with hold(s, patience=0.3, tolerant=True) as latch:
+    with hold(s) as latch:
         d.copy_to_device(a, stream=s)
         assert not s.query()
-        leave()
-    assert latch.expired, "the memory was let go while a copy was held back"
+        done = in_background(leave)
+        assert not done.wait(0.1), "the memory was let go while a copy was held back"
+        latch.release()
+        assert done.wait(30)
+    assert done.errors == []
     assert locked() == {}
     assert set(d.tolist()) == {9}
 
 
-def test_the_end_of_mapped_waits_for_work_on_the_view(need):
+def test_the_end_of_mapped_waits_for_work_on_the_view(need, in_background):
     need("hold", "mapped")
     s = dm.stream(non_blocking=True)
     a = pages(1)
     d = dm.full(PAGE, 4, "u1")
-    with hold(s, patience=0.3, tolerant=True) as latch, dm.mapped(a) as view:
+    mapping = dm.mapped(a)
+    with hold(s) as latch, mapping as view:
         view.copy_to_device(d, stream=s)
         assert not s.query()
-    assert latch.expired
+        done = in_background(mapping.close)
+        assert not done.wait(0.1), "it did not wait"
+        latch.release()
+        assert done.wait(30)
+    assert done.errors == []
     assert (a == 4).all()
 
 

@@ -160,7 +160,7 @@ def test_mapped_on_two_devices_at_once(pair, need, locked):
 
 
 @pytest.mark.parametrize("way", ["deregister", "reset"])
-def test_letting_go_waits_for_copies_of_every_device(pair, need, locked, way):
+def test_letting_go_waits_for_copies_of_every_device(pair, need, locked, in_background, way):
     """Registered on the first device alone; the copy that is held back runs on the second."""
     need("hold")
     a = pages(1)
@@ -169,15 +169,14 @@ def test_letting_go_waits_for_copies_of_every_device(pair, need, locked, way):
     with pair[1]:
         stream = dm.stream(non_blocking=True)
         d = dm.full(PAGE, 9, "u1")
-    with hold(stream, patience=0.3, tolerant=True) as latch:
+    with hold(stream) as latch:
         d.copy_to_host(a, stream=stream)
         assert not stream.query()
-        if way == "deregister":
-            with pair[0]:
-                dm.deregister(a)
-        else:
-            pair[0].reset()
-    assert latch.expired, "the memory was let go while another device's copy was held back"
+        done = in_background((lambda: dm.deregister(a)) if way == "deregister" else pair[0].reset, pair[0])
+        assert not done.wait(0.1), "the memory was let go while another device's copy was held back"
+        latch.release()
+        assert done.wait(30)
+    assert done.errors == []
     assert locked() == {}
     assert set(a.tolist()) == {9}
 

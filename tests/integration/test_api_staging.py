@@ -113,24 +113,7 @@ def test_a_read_only_source():
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-def in_background(work, backend):
-    """Run something that may wait for a held stream, on a thread of its own."""
-    errors, done = [], threading.Event()
-
-    def body():
-        try:
-            with dm.use_backend(backend):
-                work()
-        except BaseException as error:
-            errors.append(error)
-        done.set()
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    return done, errors
-
-
-def test_later_work_never_overtakes_a_block(need, hold, device):
+def test_later_work_never_overtakes_a_block(need, hold, in_background):
     need("hold")
     stream = dm.stream()
     array, back = dm.zeros(DATA.shape, "i2"), dm.zeros(DATA.shape, "i2")
@@ -142,28 +125,28 @@ def test_later_work_never_overtakes_a_block(need, hold, device):
         array.fill(7, stream=stream)
 
     with hold(stream) as latch:
-        done, errors = in_background(work, device.backend)
+        done = in_background(work)
         done.wait(0.1)  # it waits where its slots are all on the held stream; there is nothing to be seen from here
         latch.release()
         assert done.wait(30)
     stream.synchronize()
-    assert not errors
+    assert not done.errors
     assert np.array_equal(back.copy_to_host(), DATA)
     assert np.all(array.copy_to_host() == 7)
 
 
-def test_a_download_takes_what_was_there_when_it_was_called(need, hold, device):
+def test_a_download_takes_what_was_there_when_it_was_called(need, hold, in_background):
     need("hold")
     stream = dm.stream()
     array = dm.to_device(DATA)
     back = np.zeros_like(DATA)
     dm.synchronize()
     with hold(stream) as latch:
-        done, errors = in_background(lambda: array.copy_to_host(back, stream=stream), device.backend)
+        done = in_background(lambda: array.copy_to_host(back, stream=stream))
         assert not done.wait(0.1), "it was complete before the stream went on"
         latch.release()
         assert done.wait(30)
-        assert not errors
+        assert not done.errors
         array.fill(7, stream=stream)
     stream.synchronize()
     assert np.array_equal(back, DATA)

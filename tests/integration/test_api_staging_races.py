@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -30,21 +28,6 @@ def shaped(request):
     if request.param == "contiguous":
         return np.copy
     return lambda array: np.repeat(array, 2)[::2]
-
-
-def in_background(work, backend):
-    errors, done = [], threading.Event()
-
-    def body():
-        try:
-            with dm.use_backend(backend):
-                work()
-        except BaseException as error:
-            errors.append(error)
-        done.set()
-
-    threading.Thread(target=body, daemon=True).start()
-    return done, errors
 
 
 def empty(*streams):
@@ -82,7 +65,7 @@ def test_another_streams_copy_leaves_held_slots_alone(hold, shaped):
 
 
 @pytest.mark.parametrize("again", ["named", "blocking"])
-def test_the_same_streams_next_copy_waits_for_a_slot(hold, device, shaped, again):
+def test_the_same_streams_next_copy_waits_for_a_slot(hold, shaped, again, in_background):
     stream = dm.stream(non_blocking=True)
     one, two = empty(stream, stream)
     bound = two.bind(stream)
@@ -95,17 +78,17 @@ def test_the_same_streams_next_copy_waits_for_a_slot(hold, device, shaped, again
             else:
                 bound.copy_to_device(shaped(OTHER))
 
-        done, errors = in_background(work, device.backend)
+        done = in_background(work)
         assert not done.wait(0.1), "a slot was taken while the copy in it had not begun"
         latch.release()
         assert done.wait(30)
-    assert errors == []
+    assert done.errors == []
     stream.synchronize()
     assert np.array_equal(one.copy_to_host(), DATA)
     assert np.array_equal(two.copy_to_host(), OTHER)
 
 
-def test_slots_that_a_download_fills_are_not_filled_by_an_upload(hold, device, shaped):
+def test_slots_that_a_download_fills_are_not_filled_by_an_upload(hold, shaped, in_background):
     """What a background download has fetched is taken out before another copy goes into the slot."""
     stream = dm.stream(non_blocking=True)
     one, two = empty(stream, stream)
@@ -113,11 +96,11 @@ def test_slots_that_a_download_fills_are_not_filled_by_an_upload(hold, device, s
     back = shaped(np.zeros_like(DATA))
     with hold(stream) as latch:
         under_way = dm.copy_async(one, back, stream=stream)
-        done, errors = in_background(lambda: two.copy_to_device(shaped(OTHER), stream=stream), device.backend)
+        done = in_background(lambda: two.copy_to_device(shaped(OTHER), stream=stream))
         assert not done.wait(0.1)
         latch.release()
         assert done.wait(30)
-    assert errors == []
+    assert done.errors == []
     under_way.result()
     stream.synchronize()
     assert np.array_equal(back, DATA)

@@ -386,9 +386,10 @@ def test_dropped_streams_are_destroyed_when_their_work_is_done(recorded, need, n
     dm.synchronize()
     assert set(d.tolist()) == {3}
     del d
-    for _ in range(3):  # the block first, which remembers its streams, then they
+    for _ in range(3):  # the block first, behind events on the streams that it remembers; then they, which pass those
         gc.collect()
         dm.trim()
+        dm.synchronize()
     assert recorded.live().streams == before - 1
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import devmem as dm
 from devmem._core import advice
+from devmem._core.staging import crew
 
 MIB = 1 << 20
 
@@ -289,8 +290,18 @@ def test_why_a_copy_was_staged(traced):
     assert (strided["args"]["width"], strided["args"]["rows"]) == (4, 2048)
 
 
-def test_the_crew_and_the_waits_are_there(staged, tmp_path):
-    path = tmp_path / "trace.json"
+def test_the_crew_and_the_waits_are_there(staged, tmp_path, monkeypatch):
+    path, begun, copy = tmp_path / "trace.json", threading.Event(), crew.copy_elements
+
+    def together(*arguments: Any) -> None:
+        """The caller could do it all before anybody else gets a processor."""
+        if threading.current_thread().name.startswith("devmem-staging-"):
+            begun.set()
+        else:
+            assert begun.wait(30)
+        copy(*arguments)
+
+    monkeypatch.setattr(crew, "copy_elements", together)
     staged(TRACE=str(path), STAGING_SLOT_BYTES=str(4 * MIB))
     source = np.zeros(20 * MIB, "u1")
     assert np.array_equal(dm.to_device(source).copy_to_host(), source)

@@ -158,7 +158,6 @@ class Machine(RuleBasedStateMachine):
             np.testing.assert_array_equal(self.device(smart).copy_to_host(), model)
 
 
-@pytest.mark.timeout(300)
 def test_whoever_asks_is_told_the_newest(devmem_backend):
     class OnThis(Machine):
         pass
