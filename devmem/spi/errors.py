@@ -56,8 +56,7 @@ class BackendError(DevmemError, RuntimeError):
         self.name = name
 
     def __reduce__(self) -> tuple[object, ...]:
-        fields = {"backend": self.backend, "call": self.call, "code": self.code, "name": self.name}
-        return _rebuild, (type(self), str(self), fields)
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
 
 
 class OutOfMemory(BackendError, MemoryError):

@@ -17,7 +17,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 class FirstError:
-    """``with FirstError() as first:`` what is put aside in the block is raised at its end; of several, the first.
+    """``with FirstError() as first:`` what is put aside in the block is raised at its end: the first, or Ctrl-C.
 
     For several things that all have to be done, whatever becomes of each. A block that is left by another error is left by that.
 
@@ -42,8 +42,8 @@ class FirstError:
         self.error: BaseException | None = None
 
     def put(self, error: BaseException) -> None:
-        """Put an error aside, unless there is one."""
-        if self.error is None:
+        """Put an error aside, unless there is one. Ctrl-C, and what else is no `Exception`, goes before those that are."""
+        if self.error is None or (isinstance(self.error, Exception) and not isinstance(error, Exception)):
             self.error = error
 
     def __enter__(self) -> FirstError:
@@ -61,14 +61,17 @@ class FirstError:
 def again(error: E) -> E:
     """A copy of an error that is kept, to be raised each time somebody comes to it: what is raised gets a traceback.
 
-    It says the same, with the notes and the cause. One whose class cannot be copied is that error itself, without the traceback.
+    It says the same, with the notes and the cause; that is a copy too, for its frames have the same callers. One whose class
+    cannot be copied is that error itself, without the traceback.
     """
     try:
         made = copy.copy(error)
     except Exception:  # of a constructor that takes something else than `args`, whatever it raises then
-        return error.with_traceback(None)
+        made = error.with_traceback(None)
     made.args = error.args
-    made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
+    cause, hidden = error.__cause__, error.__suppress_context__
+    made.__cause__ = cause if cause is None or cause is error else again(cause)
+    made.__suppress_context__ = hidden
     if notes := getattr(error, "__notes__", ()):
         made.__notes__ = [*notes]
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +91,15 @@ def test_a_block_that_is_left_by_another_error_is_left_by_that():
     assert first.error is None
 
 
+@pytest.mark.parametrize(
+    "errors", [[ValueError(), KeyboardInterrupt(), SystemExit()], [KeyboardInterrupt(), ValueError()]]
+)
+def test_an_interrupt_goes_before_any_error(errors):
+    with pytest.raises(KeyboardInterrupt), FirstError() as first:
+        for error in errors:
+            first.put(error)
+
+
 def leave_otherwise() -> None:
     with FirstError() as first:
         try:
@@ -138,12 +148,53 @@ def test_a_copy_of_an_error_says_the_same(error):
     made = again(error)
     assert made is not error
     assert (type(made), str(made), made.args) == (type(error), str(error), error.args)
-    assert (made.__cause__, made.__traceback__) == (error.__cause__, None)
+    assert (repr(made.__cause__), made.__suppress_context__, made.__traceback__) == ("KeyError('why')", True, None)
     assert {name: value for name, value in vars(made).items() if name != "__notes__"} == {
         name: value for name, value in vars(error).items() if name != "__notes__"
     }
     made.add_note("a third time")
     assert error.__notes__ == ["seen twice"]
+
+
+def fail_for_a_reason() -> None:
+    try:
+        _ = 1 // 0
+    except ZeroDivisionError as error:
+        raise BackendError("it fails") from error
+
+
+def test_a_copy_keeps_nothing_for_its_cause_either():
+    kept = []
+
+    def call() -> None:
+        try:
+            fail_for_a_reason()
+        except BackendError as error:
+            kept.append(again(error))
+            raise
+
+    assert not kept_by(call)
+    assert isinstance(kept[0].__cause__, ZeroDivisionError)
+
+
+def test_an_error_that_is_its_own_cause_can_be_raised_once_more():
+    error = BackendError("it fails")
+    error.__cause__ = error
+    assert again(error).__cause__ is error
+
+
+class Detailed(BackendError):
+    """Of a plugin's: it has more to say."""
+
+    advice: str
+
+
+@pytest.mark.parametrize("copied", [again, lambda error: pickle.loads(pickle.dumps(error))], ids=["again", "pickled"])
+def test_what_else_an_error_has_is_copied(copied):
+    error = Detailed("it fails", code=3)
+    error.advice = "do not"
+    made = copied(error)
+    assert (made.advice, made.code, str(made)) == ("do not", 3, "it fails")
 
 
 class Wordy(Exception):

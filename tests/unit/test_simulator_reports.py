@@ -974,6 +974,30 @@ def test_those_at_a_barrier_are_told_to_leave(simulated):
     assert sorted(left) == [0, 1, 2, 3, 4]
 
 
+def test_those_that_do_not_leave_are_ended_all_the_same(simulated):
+    greenlet = pytest.importorskip("greenlet")
+    begun, stayed = [], []
+
+    class Unseen:
+        def run(self):
+            begun.append(threadIdx.x)
+            if threadIdx.x == 1:
+                raise ValueError("of mine")
+            try:
+                barrier()
+            except BaseException:  # such as what tells it to leave
+                stayed.append(greenlet.getcurrent())
+
+    unseen = Unseen()
+
+    def kernel():
+        unseen.run()
+
+    assert at(simulated.report(kernel, 1, 4), "exception", (1, 0, 0))
+    assert [each.dead for each in stayed] == [True]
+    assert begun == [0, 1]
+
+
 def test_the_first_block_to_fail_is_told_of(simulated):
     def kernel(a):
         if blockIdx.x > 4:

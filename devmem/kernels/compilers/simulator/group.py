@@ -93,12 +93,14 @@ class Group:
     def close(self) -> None:
         """End all greenlets, on the thread that they belong to. Those still waiting at a barrier are told to leave."""
         self.closing = True
-        for worker in self._idle:
-            worker.switch()
+        for _ in self._pending:  # none of them begins any more
+            pass
         for item in self.items:
             if item.place:
                 here.item = item
                 _end(item.greenlet)
+        for worker in self._idle:  # also those that would not hear of it
+            worker.switch()
         here.item = None
         self.items, self.waves = [], []  # or what a launch leaves behind would wait for the collector
 
