@@ -8,6 +8,7 @@ both owners, and a misspelt hook is an error rather than silence.
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import warnings
 from collections.abc import Mapping
@@ -346,7 +347,7 @@ def _place(error: BaseException) -> str:
     import traceback  # only where something is wrong
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    loaders = (__file__, *pluggy.__path__, *importlib.__path__)
+    loaders = (__file__, *(folder + os.sep for folder in (*pluggy.__path__, *importlib.__path__)))
     theirs = bool(frames) and not frames[-1].filename.startswith(loaders)
     return f", {frames[-1].filename}:{frames[-1].lineno}" if theirs else ""
 

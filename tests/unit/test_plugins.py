@@ -6,6 +6,7 @@ import importlib.metadata
 import types
 import warnings
 
+import pluggy
 import pytest
 
 from devmem import plugins
@@ -199,6 +200,17 @@ def test_a_broken_plugin_harms_no_other(installed, broken, says):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         registry.every_backend()  # said once
+
+
+@pytest.mark.parametrize(("beside", "named"), [("_extra", True), ("", False)])
+def test_the_line_of_a_plugin_is_named_and_not_that_of_its_loader(installed, beside, named):
+    file = f"{pluggy.__path__[0]}{beside}/plugin.py"
+    function = types.SimpleNamespace()
+    exec(compile("def devmem_backends(): return 1 / 0", file, "exec"), vars(function))
+    installed(Entry("broken", function))
+    with pytest.warns(DevmemWarning, match="ZeroDivisionError") as seen:
+        Registry().every_backend()
+    assert (f", {file}:1" in str(seen[0].message)) is named
 
 
 def test_a_backend_that_lacks_parts_is_refused_with_their_names():
