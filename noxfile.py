@@ -189,6 +189,13 @@ def interop(session: nox.Session) -> None:
     emulated(session, "cuda", "tests/integration/test_api_upload.py", "tests/contract/test_cuda_imitation.py")
 
 
+@nox.session(python=["3.12", "3.13", "3.14"])
+def newer(session: nox.Session) -> None:
+    """All of the main run on a newer Python: by hand, as far as there is one. The README says on which it last passed."""
+    session.install("-e", ".[demo,test]")
+    session.run("python", "-m", "pytest", "-q", *session.posargs)
+
+
 def emulated(session: nox.Session, backend: str, *tests: str, **variables: str) -> None:
     """Run tests in a process that sees the emulated driver of a backend."""
     command = ["python", "-m", "pytest", "-q", "--devmem-backend", backend, *tests]
