@@ -14,6 +14,22 @@ from devmem.backends.host.hooks import HostBackend
 from devmem.kernels.compilers.simulator.compiler import Simulator
 from devmem.spi.errors import SimulatorError
 from devmem.spi.types import LEGACY_STREAM, CopyKind
+from devmem.testing import FaultyDriver
+
+
+@pytest.fixture
+def driver() -> Iterator[FaultyDriver]:
+    """A strict host device that is entered, whose calls can be made to fail and which notes every mistake."""
+    backend = HostBackend()
+    backend.configure({"strict": True, "devices": 1})
+    opened = FaultyDriver(backend.open(0))
+    token = opened.enter()
+    yield opened
+    opened.disarm()
+    opened.synchronize()
+    assert opened.mistakes == []
+    opened.exit(token)
+    opened.close()
 
 
 class Buffer:

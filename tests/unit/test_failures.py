@@ -6,7 +6,7 @@ import ast
 import gc
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from devmem.memory import Guard, PinnedPool, PoolMemory
 from devmem.spi.errors import BackendError, BackendUnavailable, DevmemError, OutOfMemory
 from devmem.spi.failures import FirstError, again
 from devmem.spi.types import LEGACY_STREAM
-from devmem.testing import FaultyDriver
 from devmem.testing.latch import entered
 
 PACKAGE = Path(__file__).parents[2] / "devmem"
@@ -221,18 +220,6 @@ def test_an_error_of_any_class_can_be_raised_once_more():
 
 
 # -- who puts errors aside ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def driver() -> Iterator[FaultyDriver]:
-    backend = HostBackend()
-    backend.configure({"strict": True, "devices": 1})
-    opened = FaultyDriver(backend.open(0))
-    token = opened.enter()
-    yield opened
-    opened.disarm()
-    opened.exit(token)
-    opened.close()
 
 
 @pytest.mark.parametrize("make", [PoolMemory, PinnedPool, lambda: Guard(quarantine_bytes=1 << 20)])

@@ -21,19 +21,6 @@ from devmem.testing import FaultyDriver
 BOTTOMS = {"driver": DriverMemory, "stream_ordered": StreamOrderedMemory}
 
 
-@pytest.fixture
-def driver() -> Iterator[FaultyDriver]:
-    backend = HostBackend()
-    backend.configure({"strict": True, "devices": 1})
-    opened = FaultyDriver(backend.open(0))
-    token = opened.enter()
-    yield opened
-    opened.disarm()
-    assert opened.mistakes == []
-    opened.exit(token)
-    opened.close()
-
-
 @pytest.fixture(params=BOTTOMS)
 def guard(request: pytest.FixtureRequest, driver: FaultyDriver) -> Iterator[Guard]:
     found = Guard(BOTTOMS[request.param]())

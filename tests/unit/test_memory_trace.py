@@ -13,7 +13,6 @@ import devmem as dm
 from devmem._core.memory import trace
 from devmem._core.memory.trace import Meter, Record, Streams
 from devmem.api.replay import replay
-from devmem.backends.host.hooks import HostBackend
 from devmem.cli.commands import commands
 from devmem.memory import DriverMemory, FailIf, Limit, Log, StreamOrderedMemory
 from devmem.spi.driver import SupportsManaged, SupportsStreamOrdered
@@ -25,16 +24,11 @@ S = LEGACY_STREAM
 
 
 @pytest.fixture
-def driver() -> Iterator[FaultyDriver]:
-    backend = HostBackend()
-    backend.configure({"strict": True, "devices": 1})
-    opened = FaultyDriver(backend.open(0))
-    token = opened.enter()
-    yield opened
-    opened.synchronize()
-    assert opened.blocks() == {}
-    opened.exit(token)
-    opened.close()
+def driver(driver: FaultyDriver) -> Iterator[FaultyDriver]:
+    yield driver
+    driver.disarm()
+    driver.synchronize()
+    assert driver.blocks() == {}
 
 
 def bound(resource: DriverMemory, driver: object) -> DriverMemory:

@@ -7,7 +7,6 @@ import itertools
 import lzma
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,14 @@ import devmem as dm
 from devmem._core.memory import machine, numa
 from devmem._core.memory.blocks import Shelf
 from devmem._core.memory.trace import read, replay
-from devmem.backends.host.hooks import HostBackend
 from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
 from devmem.memory import PinnedMemory, PinnedPool, PoolMemory, StreamOrderedMemory
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, DeviceInfo, MemoryKind
-from devmem.testing import FaultyDriver, Latch, hold
+from devmem.testing import Latch, hold
 
 MIB = 1 << 20
 TRACES = Path(__file__).parents[2] / "benchmarks" / "traces"
-
-
-@pytest.fixture
-def driver() -> Iterator[Any]:
-    backend = HostBackend()
-    backend.configure({"strict": True, "devices": 1})
-    found = FaultyDriver(backend.open(0))
-    token = found.enter()
-    yield found
-    found.synchronize()
-    assert not found.mistakes
-    found.exit(token)
-    found.close()
 
 
 def bound(resource: Any, driver: Any) -> Any:
