@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import pickle
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ def three_steps(kind: type[BaseException] = DevmemError) -> None:
 
 
 def test_the_first_error_is_raised_when_all_is_done():
-    done = []
+    done, around = [], sys.exception()
     with pytest.raises(BackendError, match="step 1") as raised, FirstError() as first:
         for number in range(4):
             try:
@@ -73,7 +74,7 @@ def test_the_first_error_is_raised_when_all_is_done():
                 assert isinstance(first.error, BackendError)
                 assert first.error.code == 1
     assert done == [0, 1, 2, 3]
-    assert raised.value.__context__ is None
+    assert raised.value.__context__ is around
     assert first.error is None
 
 

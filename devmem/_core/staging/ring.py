@@ -176,9 +176,10 @@ class Ring:
     def trim(self) -> None:
         """Give back the slots that nothing is in; the device is entered, and may be waited for."""
         with self.taking(self.context.legacy) as taking:
+            idle: list[Slot] = []
             with self._lock:
-                idle = [slot for slot in list(self._free) if slot.wanted_by() is None and self._is_idle(slot)]
-                idle = [slot for slot in idle if self.claim(slot, taking)]
+                unused = (slot for slot in list(self._free) if slot.wanted_by() is None and self._is_idle(slot))
+                idle.extend(slot for slot in unused if self.claim(slot, taking))
             self._destroy(idle)
         self.retry()
 
