@@ -65,6 +65,8 @@ class Foreign:
 def foreign(device):
     if device.backend not in LIBRARIES:
         pytest.skip(f"{device} is no vendor's, so nobody else captures graphs on it")
+    gc.collect()  # what tests before left in cycles may be memory whose end waits for the device, which a capture forbids
+    dm.trim()
     dm.synchronize()
     return Foreign(device, *LIBRARIES[device.backend])
 
