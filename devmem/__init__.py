@@ -9,17 +9,17 @@ from importlib import import_module as _import_module
 # one of its modules would put the folder in the verb's place.
 from . import backends as _folder  # noqa: F401
 from . import errors
-from ._core.array import DeviceNDArray
-from ._core.backends import BackendStatus
-from ._core.config import Setting
-from ._core.device import Device, current_device
-from ._core.handle import Transfer
-from ._core.hostarray import ManagedNDArray, MappedNDArray
-from ._core.ipc import IpcHandle
-from ._core.pinned import PinnedNDArray
-from ._core.record import DeviceRecord
-from ._core.smart import SmartArray
-from ._core.stream import Event, Stream
+from ._core.arrays.host_visible import ManagedNDArray, MappedNDArray
+from ._core.arrays.ndarray import DeviceNDArray
+from ._core.arrays.pinned import PinnedNDArray
+from ._core.arrays.record import DeviceRecord
+from ._core.arrays.smart import SmartArray
+from ._core.base.config import Setting
+from ._core.bulk.async_copy import Transfer
+from ._core.device.backends import BackendStatus
+from ._core.device.device import Device, current_device
+from ._core.interop.ipc import IpcHandle
+from ._core.ordering.stream import Event, Stream
 from .api.arrays import device_array, device_array_like, full, to_device, zeros
 from .api.devices import (
     backends,

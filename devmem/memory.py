@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ._core.memory.adaptor import Adaptor
 from ._core.memory.direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory
-from ._core.memory.faults import FailIf, FailNth, OnOutOfMemory
+from ._core.memory.failing import FailIf, FailNth, OnOutOfMemory
 from ._core.memory.guard import Guard
 from ._core.memory.limit import Limit
 from ._core.memory.log import Log
-from ._core.memory.pinned_pool import PinnedPool, PinnedReport
-from ._core.memory.pool import PoolMemory, PoolReport
+from ._core.memory.pool.pinned_pool import PinnedPool, PinnedReport
+from ._core.memory.pool.pool import PoolMemory, PoolReport
 from ._core.memory.prefetch import Prefetch
 from ._core.memory.scrub import Scrub
 from ._core.memory.statistics import Owner, Snapshot, Statistics

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from .._core.allocation import Allocation
-from .._core.stream import Stream
+from .._core.lifetime.allocation import Allocation
+from .._core.ordering.stream import Stream
 from ..api.devices import device as device_of
 from ..spi.errors import DevmemError, DevmemWarning, UnsupportedError
 from ..spi.types import LEGACY_STREAM, AllocFlags, Capability, MemoryKind

@@ -22,7 +22,7 @@ from .held import load
 from .loans import Loans
 
 if TYPE_CHECKING:
-    from .._core.allocation import Allocation
+    from .._core.lifetime.allocation import Allocation
 
 INSTALL = "numba-cuda"
 

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from .._core.args import layout_of
-from .._core.array import DeviceNDArray
-from .._core.device import context_of, current_context
-from .._core.pinned import PinnedNDArray
-from .._core.upload import empty, filled, like, upload
-from .._core.upload import to_device as _to_device
+from .._core.arrays.creation import empty, filled, like, upload
+from .._core.arrays.creation import to_device as _to_device
+from .._core.arrays.ndarray import DeviceNDArray
+from .._core.arrays.pinned import PinnedNDArray
+from .._core.base.arguments import layout_of
+from .._core.device.device import context_of, current_context
 
 
 def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, device: Any = None) -> Any:

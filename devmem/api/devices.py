@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core import scopes
-from .._core.backends import BackendStatus, registry, statuses
-from .._core.config import Setting, describe
-from .._core.config import settings as _settings
-from .._core.device import Device, close_all, default_device, device_at, device_of, select
+from .._core.base import scopes
+from .._core.base.config import Setting, describe
+from .._core.base.config import settings as _settings
+from .._core.device.backends import BackendStatus, registry, statuses
+from .._core.device.device import Device, close_all, default_device, device_at, device_of, select
 from ..spi.driver import Backend
 
 

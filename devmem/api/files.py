@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core import files
-from .._core.array import DeviceNDArray
+from .._core.arrays.ndarray import DeviceNDArray
+from .._core.bulk import files
 
 
 def load(

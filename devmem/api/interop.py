@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core import interchange
-from .._core.array import DeviceNDArray
-from .._core.interchange import from_dlpack as _from_dlpack
-from .._core.ipc import IpcHandle
+from .._core.arrays import exchange
+from .._core.arrays.exchange import from_dlpack as _from_dlpack
+from .._core.arrays.ndarray import DeviceNDArray
+from .._core.interop.ipc import IpcHandle
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> DeviceNDArray[Any]:
@@ -56,12 +56,12 @@ def as_device_array(obj: Any) -> DeviceNDArray[Any]:
     BufferError
         Its DLPack capsule does, or it refuses to hand one out.
     """
-    return interchange.as_device_array(obj)
+    return exchange.as_device_array(obj)
 
 
 def is_device_array(obj: Any) -> bool:
     """Whether `as_device_array` takes the object, as far as the object says; the memory itself is not asked for."""
-    return interchange.is_device_array(obj)
+    return exchange.is_device_array(obj)
 
 
 def open_ipc_array(handle: IpcHandle, shape: Any = None, dtype: Any = None, strides: Any = None) -> DeviceNDArray[Any]:
@@ -90,7 +90,7 @@ def open_ipc_array(handle: IpcHandle, shape: Any = None, dtype: Any = None, stri
     BackendError
         The driver refuses; the array may be gone.
     """
-    return interchange.open_ipc_array(handle, shape, dtype, strides)
+    return exchange.open_ipc_array(handle, shape, dtype, strides)
 
 
 __all__ = ["as_device_array", "from_dlpack", "is_device_array", "open_ipc_array"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core import scopes
-from .._core.device import context_of, open_contexts
-from .._core.entered import Entered
+from .._core.base import scopes
+from .._core.base.current_device import Entered
+from .._core.device.device import context_of, open_contexts
 from .._core.memory import resource_of
 from ..spi.errors import ConfigError, DevmemError, PluginError
 from ..spi.failures import FirstError

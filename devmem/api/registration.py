@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._core.args import alloc_flags, layout_of, pinnable
-from .._core.device import current_context
-from .._core.entered import Entered
-from .._core.hostarray import ManagedNDArray, MappedNDArray, Mapping, host_visible
-from .._core.pinned import PinnedNDArray
-from .._core.registration import Registration
-from .._core.upload import like
+from .._core.arrays.creation import like
+from .._core.arrays.host_visible import ManagedNDArray, MappedNDArray, Mapping, host_visible
+from .._core.arrays.pinned import PinnedNDArray
+from .._core.base.arguments import alloc_flags, layout_of, pinnable
+from .._core.base.current_device import Entered
+from .._core.device.device import current_context
+from .._core.lifetime.registration import Registration
 from ..spi.types import AllocFlags, MemoryKind
 
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from .._core.device import context_of
-from .._core.entered import Entered
-from .._core.memory import fresh, trace
+from .._core.base.current_device import Entered
+from .._core.device.device import context_of
+from .._core.memory import allocation_log, fresh
 from .._core.memory.foreign import Boundary, bind_down, is_ours
 from ..spi.memory import SupportsTrim
 
@@ -42,16 +42,16 @@ def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]
         The file cannot be read.
     """
     context = context_of(device)
-    records = list(trace.read(log))
+    records = list(allocation_log.read(log))
     stack = fresh(resource.strip(), context)
     with Entered(context) as driver, ExitStack() as after:
-        meter, streams = trace.Meter(driver), trace.Streams(driver)
+        meter, streams = allocation_log.Meter(driver), allocation_log.Streams(driver)
         after.callback(streams.close)
         bind_down(stack, meter)
         if isinstance(stack, SupportsTrim):
             after.callback(stack.trim, 0)
         after.callback(driver.synchronize)
-        result = trace.replay(records, stack if is_ours(stack) else Boundary(stack), stream=streams)
+        result = allocation_log.replay(records, stack if is_ours(stack) else Boundary(stack), stream=streams)
     return {
         "stack": repr(stack),
         "device": str(context.device),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .._core import simulation
-from .._core.scopes import Scope
-from .._core.simulation import Simulation
+from .._core.base import simulation
+from .._core.base.scopes import Scope
+from .._core.base.simulation import Simulation
 
 
 def simulator(race_check: bool = False, shuffle: int | None = None, wave_size: int = 32) -> Scope[Simulation]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core.device import current_context, current_device, open_contexts
-from .._core.entered import Entered
-from .._core.scopes import deferral
-from .._core.stream import Event, Stream
+from .._core.base.current_device import Entered
+from .._core.base.scopes import deferral
+from .._core.device.device import current_context, current_device, open_contexts
+from .._core.ordering.stream import Event, Stream
 
 
 def stream(*, priority: int = 0, non_blocking: bool = False) -> Stream:

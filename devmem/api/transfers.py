@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .._core import batch, handle
-from .._core import scatter as pieces
-from .._core.array import DeviceNDArray
-from .._core.handle import Transfer
+from .._core.arrays.ndarray import DeviceNDArray
+from .._core.bulk import async_copy, batch
+from .._core.bulk import scatter as pieces
+from .._core.bulk.async_copy import Transfer
 
 
 def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = None, pinned: bool = False) -> Transfer:
@@ -47,7 +47,7 @@ def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = N
     BackendError
         Nothing could be enqueued. What the driver says later is raised by ``wait`` and ``result``.
     """
-    return handle.copy_async(src, dst, stream, device, pinned)
+    return async_copy.copy_async(src, dst, stream, device, pinned)
 
 
 def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:

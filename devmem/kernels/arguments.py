@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .._core.args import check_destination, host_array
-from .._core.array import DeviceNDArray, device_view
-from .._core.config import caller_level
-from .._core.layout import address
-from .._core.record import DeviceRecord
-from .._core.smart import SmartArray
-from .._core.transfer import guard
-from .._core.upload import empty, upload
+from .._core.arrays.creation import empty, upload
+from .._core.arrays.ndarray import DeviceNDArray, device_view
+from .._core.arrays.record import DeviceRecord
+from .._core.arrays.smart import SmartArray
+from .._core.base.arguments import check_destination, host_array
+from .._core.base.config import caller_level
+from .._core.base.layout import address
+from .._core.copy.host_device import guard
 from ..spi.errors import DevmemError, DevmemWarning, LayoutError
 from ..spi.failures import FirstError
 from .code import argument
@@ -25,7 +25,7 @@ from .onlyread import only_read
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from .._core.context import Context
+    from .._core.device.open_device import Context
     from .kernel import Kernel
 
 #: Scalars that are code of their own by their class alone.

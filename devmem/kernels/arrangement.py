@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._core.layout import is_contiguous
+from .._core.base.layout import is_contiguous
 
 if TYPE_CHECKING:
-    from .._core.array import DeviceNDArray
+    from .._core.arrays.ndarray import DeviceNDArray
 
 
 def arrangement(array: DeviceNDArray[Any]) -> tuple[str, bool]:

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._core.backends import registry
+from .._core.device.backends import registry
 from ..spi.errors import UnsupportedError
 from ..spi.kernel import CompiledKernel, KernelCompiler
 from ..spi.types import Capability
 
 if TYPE_CHECKING:
-    from .._core.context import Context
-    from .._core.stream import Stream
+    from .._core.device.open_device import Context
+    from .._core.ordering.stream import Stream
     from .kernel import Kernel
 
 Types = tuple[Hashable, ...]

@@ -10,8 +10,8 @@ from functools import update_wrapper
 from types import MappingProxyType
 from typing import Any
 
-from .._core.device import context_of
-from .._core.entered import Entered
+from .._core.base.current_device import Entered
+from .._core.device.device import context_of
 from ..spi.errors import LayoutError, UnsupportedError
 from ..spi.types import Extent
 from . import names

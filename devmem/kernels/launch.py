@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from .._core.allocation import Using
-from .._core.array import DeviceNDArray
-from .._core.device import current_context
-from .._core.entered import Entered
-from .._core.record import DeviceRecord
-from .._core.stream import Stream
+from .._core.arrays.ndarray import DeviceNDArray
+from .._core.arrays.record import DeviceRecord
+from .._core.base.current_device import Entered
+from .._core.device.device import current_context
+from .._core.lifetime.allocation import Using
+from .._core.ordering.stream import Stream
 from ..spi.errors import BackendError, DevmemError, LayoutError, UnsupportedError
 from ..spi.types import Capability, Extent
 from .arguments import PLAIN, Brought, name_argument, of_two_devices
@@ -20,8 +20,8 @@ from .code import compiler_for, type_of
 from .names import here
 
 if TYPE_CHECKING:
-    from .._core.allocation import Allocation
-    from .._core.context import Context
+    from .._core.device.open_device import Context
+    from .._core.lifetime.allocation import Allocation
     from .kernel import Kernel
 
 _LEAST, _MOST = -(1 << 63), 1 << 63

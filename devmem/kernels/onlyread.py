@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core.array import DeviceNDArray
-from .._core.record import DeviceRecord
+from .._core.arrays.ndarray import DeviceNDArray
+from .._core.arrays.record import DeviceRecord
 
 
 class OnlyRead(DeviceNDArray[Any]):

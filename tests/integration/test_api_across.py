@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devmem as dm
-from devmem._core import across
-from devmem._core.across import tiles
+from devmem._core.copy import peer
+from devmem._core.copy.peer import tiles
 
 SLOT, SLOTS = 1024, 3
 DATA = np.random.default_rng(1).integers(0, 256, (12, 20, 30), np.uint8).view("i2")
@@ -86,20 +86,20 @@ def test_the_path(way, device, second):
 def test_the_trace_is_told_why(way, device, second, monkeypatch):
     """Too many rows are another reason than a device that is out of reach."""
     told = []
-    monkeypatch.setattr(across, "count", lambda *args: told.append((args[1], args[5])))
+    monkeypatch.setattr(peer, "count", lambda *args: told.append((args[1], args[5])))
     there, here = dm.to_device(DATA, device=second), dm.zeros(DATA.shape, "i2")
     here.copy_to_device(there)
     here[:, :, ::2].copy_to_device(there[:, :, ::2])
     here[:2, :2, ::9].copy_to_device(there[:2, :2, ::9])
     assert len(told) == 3
     if expected(device, second, way) == "peer":
-        assert told[0] == ("peer", across.PEER)
+        assert told[0] == ("peer", peer.PEER)
         assert told[1][0] != "peer"
-        assert told[1][1].startswith(across.ROW_BY_ROW)
-        assert across.APART not in {why for _, why in told}
+        assert told[1][1].startswith(peer.ROW_BY_ROW)
+        assert peer.APART not in {why for _, why in told}
     else:
-        assert all(why.startswith(across.APART) for _, why in told)
-        assert told[2][1].endswith(across.SMALL)
+        assert all(why.startswith(peer.APART) for _, why in told)
+        assert told[2][1].endswith(peer.SMALL)
 
 
 def test_small_arrays(way, device, second):

@@ -274,7 +274,7 @@ def test_a_copy_on_the_host_has_no_stream(exchange):
 
 @needs_versioned
 def test_copies_say_that_they_are_copies(device):
-    from devmem._core import dlpack
+    from devmem._core.interop import dlpack
 
     array = dm.to_device(data())
     for ask in ({"copy": True}, {"dl_device": (1, 0), "copy": True}):
@@ -751,7 +751,7 @@ def test_read_only_memory_is_only_read(read_only):
 
 
 def test_read_only_memory_is_exported_so(read_only, exchange):
-    from devmem._core import dlpack
+    from devmem._core.interop import dlpack
 
     seen = dm.from_dlpack(read_only)
     assert dlpack.take(seen[1:].__dlpack__(max_version=(1, 0)))[4] == dlpack.READ_ONLY
@@ -940,7 +940,7 @@ def test_a_number_that_no_device_has(exchange):
 
 def test_a_consumer_that_fails_half_way(craft):
     """Ours, taken and dropped: as if its consumer had raised between the two."""
-    from devmem._core import dlpack
+    from devmem._core.interop import dlpack
 
     array = dm.to_device(data())
     with contextlib.suppress(ZeroDivisionError):
@@ -1260,7 +1260,7 @@ READ_BY_NUMPY = 1, 3, 11, 13
 
 def relabelled(capsule, expected):
     """The (unversioned) capsule as one of ordinary memory."""
-    from devmem._core import dlpack
+    from devmem._core.interop import dlpack
 
     tensor = crafted.Legacy.from_address(dlpack._pointer(capsule, b"dltensor"))
     assert (tensor.device_type, tensor.device_id) == expected

@@ -14,8 +14,8 @@ import pytest
 
 import devmem as dm
 from devmem import plugins
-from devmem._core.files import copies, disk
-from devmem._core.staging import download
+from devmem._core.bulk.files import copies, disk
+from devmem._core.copy.staging import download
 
 SLOT, SLOTS = 1024, 3
 DATA = np.random.default_rng(1).integers(0, 256, (12, 20, 30), np.uint8).view("i2")

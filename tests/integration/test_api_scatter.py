@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core import scatter
+from devmem._core.bulk import scatter
 from devmem.errors import BackendError
 
 SLOT, SLOTS = 1024, 3

@@ -128,7 +128,7 @@ def test_the_device_gathers_and_scatters(image, flip):
 
 
 def test_in_parts(image, monkeypatch):
-    monkeypatch.setattr("devmem._core.aside.PART_BYTES", 1000)
+    monkeypatch.setattr("devmem._core.copy.device_scratch.PART_BYTES", 1000)
     whole, there = image
     assert np.array_equal(there[COLOUR].copy_to_host(), whole[COLOUR])
     there[COLOUR].copy_to_device(whole[:, :, 7])
@@ -186,7 +186,7 @@ def test_a_full_device_is_copied_from_and_to_all_the_same(image, monkeypatch):
     def full(*arguments: object) -> None:
         raise dm.OutOfMemory("full")
 
-    monkeypatch.setattr("devmem._core.aside.Aside", full)
+    monkeypatch.setattr("devmem._core.copy.device_scratch.Aside", full)
     assert np.array_equal(there[COLOUR].copy_to_host(), whole[COLOUR])
     assert paths() == {"d2h span"}
     there[COLOUR].copy_to_device(whole[:, :, 7])
@@ -202,7 +202,7 @@ def test_another_thread_may_lock_the_memory_between_two_parts(uneven, image, nee
     dm.register(apart)  # where something is page-locked, copies hold what they write to steady
     into = np.zeros(1 << 16, "u1")
     out = into[: whole[COLOUR].size].reshape(whole[COLOUR].shape)
-    real = dm._core.aside.along_rows
+    real = dm._core.copy.device_scratch.along_rows
     begun = threading.Event()
 
     def along_rows(*arguments: Any) -> None:
@@ -217,7 +217,7 @@ def test_another_thread_may_lock_the_memory_between_two_parts(uneven, image, nee
             dm.register(into)
 
     other = threading.Thread(target=lock)
-    monkeypatch.setattr("devmem._core.aside.along_rows", along_rows)
+    monkeypatch.setattr("devmem._core.copy.device_scratch.along_rows", along_rows)
     other.start()
     there[COLOUR].copy_to_host(out)
     other.join()

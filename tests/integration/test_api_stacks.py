@@ -15,7 +15,7 @@ import pytest
 
 import devmem as dm
 from devmem import memory, plugins
-from devmem._core import scopes
+from devmem._core.base import scopes
 from devmem.spi.types import Capability
 from devmem.testing import FaultyBackend, FaultyDriver
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import devmem as dm
-from devmem._core import advice
-from devmem._core.staging import crew
+from devmem._core.copy import advice
+from devmem._core.copy.staging import workers
 
 MIB = 1 << 20
 
@@ -291,7 +291,7 @@ def test_why_a_copy_was_staged(traced):
 
 
 def test_the_crew_and_the_waits_are_there(staged, tmp_path, monkeypatch):
-    path, begun, copy = tmp_path / "trace.json", threading.Event(), crew.copy_elements
+    path, begun, copy = tmp_path / "trace.json", threading.Event(), workers.copy_elements
 
     def together(*arguments: Any) -> None:
         """The caller could do it all before anybody else gets a processor."""
@@ -301,7 +301,7 @@ def test_the_crew_and_the_waits_are_there(staged, tmp_path, monkeypatch):
             assert begun.wait(30)
         copy(*arguments)
 
-    monkeypatch.setattr(crew, "copy_elements", together)
+    monkeypatch.setattr(workers, "copy_elements", together)
     staged(TRACE=str(path), STAGING_SLOT_BYTES=str(4 * MIB))
     source = np.zeros(20 * MIB, "u1")
     assert np.array_equal(dm.to_device(source).copy_to_host(), source)
@@ -372,7 +372,7 @@ def test_the_child_of_a_fork_leaves_the_file_alone(python, tmp_path):
                 array.copy_to_host()
             except (dm.ForkedError, dm.BackendUnavailable):
                 pass
-            from devmem._core.tracefile import tracefile
+            from devmem._core.copy.trace import tracefile
             tracefile(os.environ["DEVMEM_TRACE"]).span("mine", "copy", 0.0, 1.0, {})
             os._exit(0)
         os.waitpid(pid, 0)

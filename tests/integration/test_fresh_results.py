@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.staging.crew import Crew
+from devmem._core.copy.staging.workers import Crew
 
 SMAPS = Path("/proc/self/smaps")
 LARGE = 8 << 20

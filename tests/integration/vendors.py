@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 import devmem as dm
-from devmem._core.config import settings
+from devmem._core.base.config import settings
 from devmem.spi.errors import BackendError
 from devmem.testing import emulator
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.inflight import stranded
+from devmem._core.ordering.completions import stranded
 from devmem.testing import hold
 
 TIMES = 10_000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
 import devmem as dm
-from devmem._core.batch import down, gather, up
+from devmem._core.bulk.batch import down, gather, up
 
 Array = np.ndarray[Any, Any]
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devmem as dm
-from devmem._core import dlpack
+from devmem._core.interop import dlpack
 
 _spec = importlib.util.spec_from_file_location("crafted", Path(__file__).parents[1] / "crafted.py")
 assert _spec is not None and _spec.loader is not None

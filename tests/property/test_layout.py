@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
-from devmem._core import layout
+from devmem._core.base import layout
 from devmem.spi.errors import LayoutError
 
 Array = np.ndarray[Any, Any]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
 import devmem as dm
-from devmem._core import config, strips
-from devmem._core.staging import crew
+from devmem._core.base import config
+from devmem._core.copy import host_copy
+from devmem._core.copy.staging import workers
 from devmem.spi.types import Capability
 
 Array = np.ndarray[Any, Any]
@@ -30,9 +31,9 @@ def small_parts() -> Iterator[None]:
     """Parts of a few bytes, so that several threads work on small arrays too; everything is staged, whatever its size."""
     dm.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew, "PART", 64)
+        patch.setattr(workers, "PART", 64)
         for name, value in {"LONG": 4, "STRIP": 3, "LINE": 8}.items():
-            patch.setattr(strips, name, value)
+            patch.setattr(host_copy, name, value)
         patch.setenv("DEVMEM_STAGING_THRESHOLD", "0")
         if dm.current_device().context().staged_from > 1:
             pytest.skip("this device has no page-locked memory")

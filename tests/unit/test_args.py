@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devmem._core.args import (
+from devmem._core.base.arguments import (
     assignable,
     check_destination,
     check_same,

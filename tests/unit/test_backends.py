@@ -7,7 +7,8 @@ import warnings
 import pytest
 
 from devmem import plugins
-from devmem._core import backends, config
+from devmem._core.base import config
+from devmem._core.device import backends
 from devmem.spi import SPI_VERSION
 from devmem.spi.errors import BackendUnavailable, ConfigError, DevmemWarning, PluginError
 

@@ -11,7 +11,7 @@ import types
 import pytest
 
 from devmem import plugins
-from devmem._core import config
+from devmem._core.base import config
 from devmem.spi.errors import ConfigError, DevmemWarning
 
 DEFAULTS = {

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devmem._core import dlpack
-from devmem._core.dltypes import dtype_code
-from devmem._core.layout import address
+from devmem._core.base.layout import address
+from devmem._core.interop import dlpack
+from devmem._core.interop.dlpack_types import dtype_code
 
 _spec = importlib.util.spec_from_file_location("crafted", Path(__file__).parents[1] / "crafted.py")
 crafted = importlib.util.module_from_spec(_spec)
@@ -213,7 +213,7 @@ def test_a_tensor_may_outlive_the_interpreter():
     script = """
 import sys
 import numpy as np
-from devmem._core import dlpack
+from devmem._core.interop import dlpack
 a = np.arange(3.0)
 class P:
     def __dlpack_device__(self): return (1, 0)
@@ -230,7 +230,7 @@ print("done")
 IN_C = """
 import ctypes, sys, threading, weakref
 import numpy as np
-from devmem._core import dlpack
+from devmem._core.interop import dlpack
 
 class Owner: pass
 

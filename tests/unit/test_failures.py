@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from devmem._core.copy.staging.workers import Crew
 from devmem._core.memory.log import Log
-from devmem._core.staging.crew import Crew
 from devmem.backends.host.hooks import HostBackend
 from devmem.memory import Guard, PinnedPool, PoolMemory
 from devmem.spi.errors import BackendError, BackendUnavailable, DevmemError, OutOfMemory
@@ -285,8 +285,8 @@ def test_steps_that_fail(monkeypatch, interrupted):
         raise KeyboardInterrupt
 
     if interrupted:
-        monkeypatch.setattr("devmem._core.staging.crew._Job.wait", interrupt)
-        monkeypatch.setattr("devmem._core.staging.crew._Job.abandon", lambda job: None)
+        monkeypatch.setattr("devmem._core.copy.staging.workers._Job.wait", interrupt)
+        monkeypatch.setattr("devmem._core.copy.staging.workers._Job.abandon", lambda job: None)
     try:
         assert not kept_by(lambda: crew.run([lambda: fail(0)] * 3), BackendError, KeyboardInterrupt)
     finally:

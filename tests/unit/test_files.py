@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devmem import plugins
-from devmem._core.files import npy
-from devmem._core.files.disk import opened, replacing
-from devmem._core.staging import crew as crew_module
-from devmem._core.staging.crew import Crew
+from devmem._core.bulk.files import npy
+from devmem._core.bulk.files.disk import opened, replacing
+from devmem._core.copy.staging import workers as crew_module
+from devmem._core.copy.staging.workers import Crew
 from devmem.adapters.kvikio import KvikIO
 from devmem.spi.errors import LayoutError
 

@@ -37,10 +37,10 @@ UNWANTED = [
 
 #: What is imported when somebody asks for it: each costs a tenth of a millisecond or more, and not every program uses it.
 LATER = [
-    "devmem._core.exhausted",
-    "devmem._core.files",
+    "devmem._core.lifetime.oom",
+    "devmem._core.bulk.files",
     "devmem._core.memory",
-    "devmem._core.simulation",
+    "devmem._core.base.simulation",
     "devmem.adapters",
     "devmem.api.replay",
     "devmem.compat",
@@ -61,7 +61,7 @@ LATER = [
 ]
 
 #: Of the memory stacks, what a device that nobody told anything else takes its memory from.
-STACK = {"adaptor", "direct", "foreign", "sizes", "stream_ordered"}
+STACK = {"adaptor", "direct", "foreign", "size_text", "stream_ordered"}
 
 PROBE = """
 import json, os, sys, threading

@@ -79,13 +79,15 @@ RULES: Mapping[str, Rule] = {
     # Both speak to foreign arrays and allocators; numpy is the library's own dependency and no foreign one.
     # An old EMM plugin is a resource in the same way for both: adapters.emm has it.
     "devmem.compat": rule(
-        "devmem api spi adapters.emm _core.allocation _core.stream _core.memory", "numpy", lazily=None
+        "devmem api spi adapters.emm _core.lifetime.allocation _core.ordering.stream _core.memory", "numpy", lazily=None
     ),
     # Its kernels are functions that kernels call, too; and what a device is that kernels are simulated on.
     "devmem.compat.numba_cuda.kernel": rule("devmem api spi compat kernels.kernel kernels.names", lazily=None),
     "devmem.compat.numba_roc.compiler": rule("devmem api spi compat kernels.names", "numpy", lazily=None),
-    "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.simulation", lazily=None),
-    "devmem.adapters": rule("devmem api spi kit _core.allocation _core.stream _core.memory", "numpy", lazily=None),
+    "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.base.simulation", lazily=None),
+    "devmem.adapters": rule(
+        "devmem api spi kit _core.lifetime.allocation _core.ordering.stream _core.memory", "numpy", lazily=None
+    ),
     "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
     # Asks the drop-ins which names they have. Loaded when somebody migrates.
     "devmem.cli.rewriting": rule("cli.uses cli.meanings cli.rules", "libcst"),
@@ -308,13 +310,16 @@ def test_every_rule_names_a_package_of_the_design():
         ("devmem.plugins", "from ._core import config"),
         ("devmem.plugins", "import cuda"),
         ("devmem.plugins", "from .backends.host import hooks"),
-        ("devmem._core.device", "import pluggy"),
-        ("devmem._core.device", "from ..api import arrays"),
-        ("devmem._core.device", "from ..backends import host"),
-        ("devmem._core.device", "def f():\n    from ..backends.host import hooks"),
-        ("devmem._core.device", "import importlib\nimportlib.import_module('devmem.backends.host')"),
-        ("devmem._core.device", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..api import arrays"),
-        ("devmem._core.device", "try:\n    import cupy\nexcept ImportError:\n    pass"),
+        ("devmem._core.device.device", "import pluggy"),
+        ("devmem._core.device.device", "from ...api import arrays"),
+        ("devmem._core.device.device", "from ...backends import host"),
+        ("devmem._core.device.device", "def f():\n    from ...backends.host import hooks"),
+        ("devmem._core.device.device", "import importlib\nimportlib.import_module('devmem.backends.host')"),
+        (
+            "devmem._core.device.device",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..api import arrays",
+        ),
+        ("devmem._core.device.device", "try:\n    import cupy\nexcept ImportError:\n    pass"),
         ("devmem.kernels.launch", "from ..backends import cuda"),
         ("devmem.kernels.launch", "import numba"),
         ("devmem.kernels.compilers.simulator", "import numba"),
@@ -322,7 +327,7 @@ def test_every_rule_names_a_package_of_the_design():
         ("devmem.api.arrays", "import pluggy"),
         ("devmem.adapters.torch", "import torch"),
         ("devmem.adapters.torch", "from .._core import reclaim"),
-        ("devmem.compat.numba_cuda", "from .._core.transfer import upload"),
+        ("devmem.compat.numba_cuda", "from .._core.copy.host_device import upload"),
         ("devmem.cli.info", "from .._core import config"),
         ("devmem.cli.info", "from ..testing import plugin"),
         ("devmem.cli.samples", "import matplotlib"),
@@ -344,7 +349,7 @@ def test_a_forbidden_import_is_found(module, source):
         ("devmem.cli.info", "import devmem"),
         ("devmem.cli.samples", "def f():\n    from matplotlib import cbook"),
         ("devmem.backends.cuda.driver", "from cuda.bindings import driver"),
-        ("devmem._core.device", "from ..spi.driver import Driver\nfrom . import layout\nimport ctypes.util"),
+        ("devmem._core.device.device", "from ..spi.driver import Driver\nfrom . import layout\nimport ctypes.util"),
     ],
 )
 def test_an_allowed_import_is_not(module, source):

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from devmem._core.layout import (
+from devmem._core.base.layout import (
     Rows,
     address,
     check_size,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.memory import trace
+from devmem._core.memory import allocation_log
 from devmem._core.memory.adaptor import cached_in
 from devmem.memory import (
     DriverMemory,
@@ -440,7 +440,7 @@ def test_a_line_that_is_cut_short_ends_the_log(driver: FaultyDriver, tmp_path: P
         with pytest.warns(dm.DevmemWarning, match="the log ends here: only a part of a line"):
             ptr = log.allocate(5, S)
     log.deallocate(ptr, 5, S)
-    assert list(trace.read(tmp_path / "log")) == []
+    assert list(allocation_log.read(tmp_path / "log")) == []
 
 
 def test_a_log_is_not_emptied_for_a_stack_that_cannot_be_used(driver: FaultyDriver, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import devmem as dm
-from devmem._core.memory import trace
-from devmem._core.memory.trace import Meter, Record, Streams
+from devmem._core.memory import allocation_log
+from devmem._core.memory.allocation_log import Meter, Record, Streams
 from devmem.api.replay import replay
 from devmem.cli.commands import commands
 from devmem.memory import DriverMemory, FailIf, Limit, Log, StreamOrderedMemory
@@ -53,7 +53,7 @@ def test_a_log_comes_back_as_it_was_written(driver: FaultyDriver, tmp_path: Path
     stream = driver.stream_create(0, True)
     ptr = log.allocate(100, stream)
     log.deallocate(ptr, 100, stream)
-    first, second = trace.read(tmp_path / "log")
+    first, second = allocation_log.read(tmp_path / "log")
     assert first[:4] == ("allocate", ptr, 100, stream)
     assert second[:4] == ("deallocate", ptr, 100, stream)
     assert 0 <= first.t <= second.t
@@ -70,19 +70,19 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "log"
     path.write_bytes(RECORDS[0].line() + line.encode() + b"\n")
     with pytest.raises(dm.ConfigError, match=f"{path}, line 2: not a record"):
-        list(trace.read(path))
+        list(allocation_log.read(path))
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(RECORDS[0].line() + RECORDS[1].line()[:20])
-    assert list(trace.read(path)) == RECORDS[:1]
+    assert list(allocation_log.read(path)) == RECORDS[:1]
 
 
 def test_a_replay_does_what_the_trace_says(driver: FaultyDriver) -> None:
     streams = Streams(driver)
     asked = []
-    result = trace.replay(RECORDS, bound(DriverMemory(), driver), stream=streams, after=asked.append)
+    result = allocation_log.replay(RECORDS, bound(DriverMemory(), driver), stream=streams, after=asked.append)
     assert (result.allocations, result.deallocations, result.failed, result.calls) == (4, 2, 0, 6)
     assert result.peak_live_bytes == 1100
     assert result.left_over == 2
@@ -97,7 +97,7 @@ def test_a_replay_does_what_the_trace_says(driver: FaultyDriver) -> None:
 def test_allocations_that_fail_are_counted_and_not_given_back(driver: FaultyDriver) -> None:
     stack = FailIf(DriverMemory(), lambda nbytes, stream: nbytes == 300)
     stack.bind(driver)
-    result = trace.replay(RECORDS, stack, stream=lambda handle: S)
+    result = allocation_log.replay(RECORDS, stack, stream=lambda handle: S)
     assert (result.allocations, result.deallocations, result.failed) == (3, 1, 1)
     assert "300 bytes was made to fail" in result.errors[0]
 
@@ -105,7 +105,7 @@ def test_allocations_that_fail_are_counted_and_not_given_back(driver: FaultyDriv
 def test_nothing_is_left_out_when_a_replay_fails(driver: FaultyDriver) -> None:
     driver.fail_at(3, "alloc", KeyError("not a memory matter"))
     with pytest.raises(KeyError):
-        trace.replay(RECORDS, bound(DriverMemory(), driver), stream=lambda handle: S)
+        allocation_log.replay(RECORDS, bound(DriverMemory(), driver), stream=lambda handle: S)
     driver.disarm()
 
 
@@ -113,13 +113,13 @@ def test_everything_goes_back_also_where_that_fails(driver: FaultyDriver) -> Non
     driver.fail_at(1, "free")
     records = [Record("allocate", address, 100, 1, 0.0) for address in range(1, 6)]
     with pytest.raises(BackendError, match="injected"):
-        trace.replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
+        allocation_log.replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
     assert driver.blocks() == {}
 
 
 def test_an_address_that_a_trace_hands_out_twice_counts_once(driver: FaultyDriver) -> None:
     records = [Record("allocate", 1, 100, 1, 0.0)] * 3 + [Record("deallocate", 1, 100, 1, 0.0)]
-    result = trace.replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
+    result = allocation_log.replay(records, bound(DriverMemory(), driver), stream=lambda handle: S)
     assert (result.peak_live_bytes, result.left_over) == (100, 0)
     assert driver.blocks() == {}
 
@@ -140,7 +140,7 @@ def test_the_driver_is_metered(driver: FaultyDriver, resource: type) -> None:
     meter = Meter(driver)  # type: ignore[arg-type]
     assert isinstance(meter, SupportsStreamOrdered)
     assert isinstance(meter, SupportsManaged)
-    result = trace.replay(RECORDS, bound(resource(), meter), stream=lambda handle: S)
+    result = allocation_log.replay(RECORDS, bound(resource(), meter), stream=lambda handle: S)
     assert meter.calls == 8  # with the two that were left over
     assert (meter.peak_reserved_bytes, meter.reserved_bytes) == (result.peak_live_bytes, 0)
     assert 0 < meter.seconds <= result.seconds + 1

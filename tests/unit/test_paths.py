@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core import paths
-from devmem._core.paths import RULES, Case, Path, Rule, Sort, choose, sort_of
+from devmem._core.copy import plan
+from devmem._core.copy.plan import RULES, Case, Path, Rule, Sort, choose, sort_of
 from devmem.backends.host.driver import HostDriver
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.types import Capability
@@ -121,7 +121,7 @@ def test_the_first_rule_that_holds_decides(monkeypatch):
     told = tuple(
         Rule(rule.path, rule.why, lambda case, rule=rule: asked.append(rule.why) or rule.holds(case)) for rule in RULES
     )
-    monkeypatch.setattr(paths, "RULES", told)
+    monkeypatch.setattr(plan, "RULES", told)
     everything = Context(Ring(slot_bytes=1, most=0), Registry(True), Driver(capturing_on=7))
     assert choose(everything, np.zeros(9, "i4"), Stream()).why == RULES[0].why  # type: ignore[arg-type]
     assert asked == [RULES[0].why], "what takes time to find out is asked only when it is needed"
@@ -210,7 +210,7 @@ def test_a_mapped_file_is_not_touched_to_find_out_what_it_is(context, tmp_path: 
 
 def test_what_memory_is_is_found_out_once(monkeypatch):
     asked: list[object] = []
-    monkeypatch.setattr(paths, "sort_of", lambda *arguments: asked.append(arguments) or Sort.PAGEABLE)
+    monkeypatch.setattr(plan, "sort_of", lambda *arguments: asked.append(arguments) or Sort.PAGEABLE)
     assert chosen(Context(), PLAIN).path is Path.STAGED
     assert len(asked) == 1
 

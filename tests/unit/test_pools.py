@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.memory import machine, numa
-from devmem._core.memory.blocks import Shelf
-from devmem._core.memory.trace import read, replay
+from devmem._core.memory import host_limits, numa
+from devmem._core.memory.allocation_log import read, replay
+from devmem._core.memory.pool.size_bins import Shelf
 from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
 from devmem.memory import PinnedMemory, PinnedPool, PoolMemory, StreamOrderedMemory
 from devmem.spi.errors import BackendError
@@ -641,18 +641,18 @@ def test_pinned_limit_gives_back_the_longest_unused_first() -> None:
 
 def test_pinned_memory_has_a_limit_unless_told_otherwise() -> None:
     report = bound(PinnedPool(), Silent()).report()
-    assert 0 < report.max_bytes <= machine.host_bytes() // 2
-    assert PinnedPool(max_bytes="25%").max_bytes == machine.host_bytes() // 4
+    assert 0 < report.max_bytes <= host_limits.host_bytes() // 2
+    assert PinnedPool(max_bytes="25%").max_bytes == host_limits.host_bytes() // 4
 
 
 def test_control_groups_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "_LIMITS", (str(limit), str(tmp_path / "none")))
-    whole = machine.host_bytes()
+    monkeypatch.setattr(host_limits, "_LIMITS", (str(limit), str(tmp_path / "none")))
+    whole = host_limits.host_bytes()
     limit.write_text("max\n")
-    assert machine.host_bytes() == whole
+    assert host_limits.host_bytes() == whole
     limit.write_text(f"{64 * MIB}\n")
-    assert machine.host_bytes() == 64 * MIB
+    assert host_limits.host_bytes() == 64 * MIB
 
 
 def test_pinned_event_that_fails_loses_nothing(driver: Any) -> None:

@@ -7,8 +7,8 @@ from mmap import PAGESIZE
 import numpy as np
 import pytest
 
-from devmem._core.layout import extent
-from devmem._core.scratch import scratch
+from devmem._core.base.layout import extent
+from devmem._core.copy.host_scratch import scratch
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (PAGESIZE,), (3, PAGESIZE + 1, 2)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core import config, scopes, simulation
+from devmem._core.base import config, scopes, simulation
 from devmem.kernels import names
 from devmem.kernels.compilers.simulator import compiler as simulator
 from devmem.kernels.compilers.simulator.types import ArrayType, ScalarType, parse, type_of

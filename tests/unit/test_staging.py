@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import devmem as dm
-from devmem._core.files.copies import ToFile
-from devmem._core.layout import span
-from devmem._core.staging import crew as crew_module
-from devmem._core.staging import ring as ring_module
-from devmem._core.staging.blocks import block_offset, block_shape, blocks
-from devmem._core.staging.crew import Crew
-from devmem._core.staging.download import Download
-from devmem._core.staging.upload import feed
+from devmem._core.base.layout import span
+from devmem._core.bulk.files.copies import ToFile
+from devmem._core.copy.staging import ring as ring_module
+from devmem._core.copy.staging import workers as crew_module
+from devmem._core.copy.staging.blocks import block_offset, block_shape, blocks
+from devmem._core.copy.staging.download import Download
+from devmem._core.copy.staging.upload import feed
+from devmem._core.copy.staging.workers import Crew
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.errors import BackendError, OutOfMemory
 from devmem.spi.types import MemoryKind

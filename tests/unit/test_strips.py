@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devmem._core import strips
+from devmem._core.copy import host_copy
 
 
 @pytest.fixture(autouse=True, scope="module")
 def short():
     """Rows of four elements are long, and one line is enough."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strips, "LONG", 4)
-        patch.setattr(strips, "STRIP", 3)
-        patch.setattr(strips, "LINE", 5)
+        patch.setattr(host_copy, "LONG", 4)
+        patch.setattr(host_copy, "STRIP", 3)
+        patch.setattr(host_copy, "LINE", 5)
         yield
 
 
@@ -38,16 +38,16 @@ def test_as_numpy(data):
     expected = base.copy()
     place = np.ndarray(shape, dtype, expected, dst.ctypes.data - base.ctypes.data, dst.strides) if dst.size else dst
     place[...] = src
-    strips.copy_elements(dst, src)
+    host_copy.copy_elements(dst, src)
     assert base.tobytes() == expected.tobytes()
 
 
 def test_transposed_rows_are_cut_and_others_are_not():
-    assert strips._long_axis((50, 60), (240, 4), (4, 200)) == 1
-    assert strips._long_axis((50, 60), (4, 200), (240, 4)) == 0
-    assert strips._long_axis((50, 60), (240, 4), (240, 4)) is None
-    assert strips._long_axis((50, 3), (12, 4), (4, 200)) is None  # short rows
-    assert strips._long_axis((50, 60), (240, 4), (0, 0)) is None  # one element, everywhere
-    assert strips._long_axis((4, 60), (240, 4), (1, 4)) is None  # a line is used up at once
-    assert strips._long_axis((0, 60), (240, 4), (4, 200)) is None
-    assert strips._long_axis((60,), (4,), (200,)) is None
+    assert host_copy._long_axis((50, 60), (240, 4), (4, 200)) == 1
+    assert host_copy._long_axis((50, 60), (4, 200), (240, 4)) == 0
+    assert host_copy._long_axis((50, 60), (240, 4), (240, 4)) is None
+    assert host_copy._long_axis((50, 3), (12, 4), (4, 200)) is None  # short rows
+    assert host_copy._long_axis((50, 60), (240, 4), (0, 0)) is None  # one element, everywhere
+    assert host_copy._long_axis((4, 60), (240, 4), (1, 4)) is None  # a line is used up at once
+    assert host_copy._long_axis((0, 60), (240, 4), (4, 200)) is None
+    assert host_copy._long_axis((60,), (4,), (200,)) is None

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core import advice, telemetry, tracefile
-from devmem._core.advice import Repeats
-from devmem._core.telemetry import SAMPLED, Stats, Waiting, begin, count, more
-from devmem._core.tracefile import TraceFile
+from devmem._core.copy import advice, statistics
+from devmem._core.copy import trace as tracefile
+from devmem._core.copy.advice import Repeats
+from devmem._core.copy.statistics import SAMPLED, Stats, Waiting, begin, count, more
+from devmem._core.copy.trace import TraceFile
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,18 +121,18 @@ def test_what_a_copy_waits_is_this_threads_since_it_began():
     context = Context()
     with Waiting(context, "something earlier"):  # type: ignore[arg-type]
         pass
-    telemetry.waits.seconds = 5.0
+    statistics.waits.seconds = 5.0
     began = begin()
-    assert telemetry.waits.seconds == 0.0
+    assert statistics.waits.seconds == 0.0
 
     def wait_elsewhere() -> None:
-        telemetry.waits.seconds += 1000.0
+        statistics.waits.seconds += 1000.0
 
     with Waiting(context, "a slot"):  # type: ignore[arg-type]
         other = threading.Thread(target=wait_elsewhere)
         other.start()
         other.join()
-    waited = telemetry.waits.seconds
+    waited = statistics.waits.seconds
     assert 0 < waited < 1000
     seconds = count(context, "x", 10_000, began)  # type: ignore[arg-type]
     numbers = context.stats.take(False)["x"]
@@ -284,7 +285,7 @@ def test_a_second_process_has_a_file_of_its_own(trace):
     """Whoever came first keeps the name."""
     pytest.importorskip("fcntl")
     script = textwrap.dedent(f"""
-        from devmem._core.tracefile import tracefile
+        from devmem._core.copy.trace import tracefile
         tracefile({str(trace.asked)!r}).span("theirs", "copy", 0.0, 1.0, {{}})
         import os; print(os.getpid())
     """)

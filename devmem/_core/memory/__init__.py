@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ...spi.errors import ConfigError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import AllocFlags, Capability, MemoryKind
-from ..config import settings
-from ..entered import Entered
+from ..base.config import settings
+from ..base.current_device import Entered
 from .adaptor import kind_of
 from .direct import PLAIN, DriverMemory
 from .foreign import bind_down, check_resource
@@ -17,7 +17,7 @@ from .stream_ordered import StreamOrderedMemory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..context import Context
+    from ..device.open_device import Context
 
 
 def default_resource(context: Context) -> MemoryResource:
@@ -88,7 +88,7 @@ def _native(context: Context) -> MemoryResource:
 
 
 def _spelled(text: str, context: Context, below: Callable[[], MemoryResource]) -> MemoryResource:
-    from .spelling import build  # and with it every pool and adaptor, a sixth of what `import devmem` took
+    from .stack_spec import build  # and with it every pool and adaptor, a sixth of what `import devmem` took
 
     return build(text, context, below)
 

@@ -16,8 +16,8 @@ from ...spi.failures import FirstError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM
 from .adaptor import Adaptor
-from .sizes import parse_size
-from .touch import Touch
+from .device_access import Touch
+from .size_text import parse_size
 
 #: What is in front of and behind a block, and in one that nobody has written to.
 FRESH = 0xFA

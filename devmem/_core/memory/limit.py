@@ -8,7 +8,7 @@ from ...spi.driver import Driver
 from ...spi.errors import GuardError, OutOfMemory
 from ...spi.memory import MemoryResource
 from .adaptor import Adaptor
-from .sizes import bytes_of, check_size
+from .size_text import bytes_of, check_size
 
 
 class Limit(Adaptor):

@@ -13,7 +13,7 @@ from ...spi.driver import Driver
 from ...spi.errors import DevmemWarning
 from ...spi.memory import MemoryResource
 from .adaptor import Adaptor
-from .trace import Record
+from .allocation_log import Record
 
 
 class Log(Adaptor):

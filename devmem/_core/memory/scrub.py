@@ -9,8 +9,8 @@ from ...spi.errors import ConfigError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, MemoryKind
 from .adaptor import Adaptor
+from .device_access import Touch
 from .direct import DriverMemory
-from .touch import Touch
 
 
 class Scrub(Adaptor):

@@ -6,7 +6,7 @@ from ...spi.driver import Driver, SupportsStreamOrdered
 from ...spi.errors import UnsupportedError
 from ...spi.types import Capability
 from .direct import _Direct
-from .sizes import bytes_of, check_size
+from .size_text import bytes_of, check_size
 
 
 class StreamOrderedMemory(_Direct):

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..._core.array import DeviceNDArray
+from ..._core.arrays.ndarray import DeviceNDArray
 
 _WORD = 8
 _MASK = (1 << 64) - 1

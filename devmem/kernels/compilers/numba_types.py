@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._core.array import DeviceNDArray
-from ..._core.record import DeviceRecord
+from ..._core.arrays.ndarray import DeviceNDArray
+from ..._core.arrays.record import DeviceRecord
 from ...spi.driver import SupportsLaunch
 from ...spi.types import Extent
 from ..arrangement import arrangement, spelled

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import devmem
 
-from ...._core.simulation import THREADS
+from ...._core.base.simulation import THREADS
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
 from . import state, vendor

@@ -20,14 +20,7 @@ from . import state, vendor
 from .contexts import MIN_REQUIRED_CC, Context
 from .device import Device
 from .devices import get_context, gpus, reset
-from .error import (
-    CudaAPIError,
-    CudaDriverError,
-    CudaSupportError,
-    DeadMemoryError,
-    LinkerError,
-    translated,
-)
+from .error import CudaAPIError, CudaDriverError, CudaSupportError, DeadMemoryError, LinkerError, translated
 from .ipc import SUPPORTS_IPC, GetIpcHandleMixin, IpcHandle
 from .layouts import byte_bounds
 from .managers import (

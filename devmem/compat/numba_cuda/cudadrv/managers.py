@@ -16,7 +16,7 @@ import numpy as np
 
 import devmem
 
-from ...._core.allocation import Allocation
+from ...._core.lifetime.allocation import Allocation
 from ....spi.errors import DevmemError
 from ....spi.types import AllocFlags, MemoryKind
 from .error import OUT_OF_MEMORY, CudaAPIError, translated

@@ -11,7 +11,7 @@ import numpy as np
 
 import devmem
 
-from ...._core.allocation import Allocation
+from ...._core.lifetime.allocation import Allocation
 from ....spi.errors import DevmemError
 from .error import translated
 from .streams import named

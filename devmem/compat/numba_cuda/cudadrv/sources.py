@@ -8,7 +8,7 @@ import numpy as np
 
 import devmem
 
-from ...._core.allocation import Allocation, Borrowed
+from ...._core.lifetime.allocation import Allocation, Borrowed
 from ....spi.errors import DevmemError
 from .error import translated
 from .layouts import array_core, byte_bounds, is_contiguous

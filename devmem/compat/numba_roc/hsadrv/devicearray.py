@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import devmem
 
-from ...._core.allocation import Allocation
+from ...._core.lifetime.allocation import Allocation
 from ....spi.errors import BackendError, LayoutError, UnsupportedError
 from .devices import Context, check_same, choose
 from .error import translated, translating

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...._core.layout import span
-from ...._core.simulation import current
+from ...._core.base.layout import span
+from ...._core.base.simulation import current
 from ....spi.driver import Driver, SupportsExecute
 from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...._core.simulation import THREADS, Simulation
+from ...._core.base.simulation import THREADS, Simulation
 from ....spi.errors import SimulatorError
 from ....spi.executing import executing
 from ....spi.types import Extent

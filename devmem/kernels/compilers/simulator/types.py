@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...._core.layout import is_contiguous
-from ...._core.record import DeviceRecord
+from ...._core.arrays.record import DeviceRecord
+from ...._core.base.layout import is_contiguous
 from ...arrangement import spelled
 from .numbers import ours
 

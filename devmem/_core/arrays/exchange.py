@@ -1,0 +1,90 @@
+"""Arrays of other libraries as device arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...spi.errors import UnsupportedError
+from ..base.layout import like_strides
+from ..device.device import context_of, current_context
+from ..interop import import_, ipc
+from ..interop.dlpack import HOST_TYPES
+from .creation import empty, upload
+from .ndarray import DeviceNDArray, device_view
+
+if TYPE_CHECKING:
+    from ..device.open_device import Context
+
+_ndarray = np.ndarray
+
+
+def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
+    """The memory that an object exports by DLPack, or a copy of it on the device that was asked for."""
+    if isinstance(obj, _ndarray) and type(obj) is not _ndarray:
+        view = device_view(obj)
+        if view is not None:  # memory of ours that a device can reach is known by more than DLPack says
+            return _placed(view, None if device is None else context_of(device), copy)
+    said = import_.device_of_tensor(obj)
+    wanted = None if device is None else context_of(device)
+    if said[0] in HOST_TYPES:
+        context = current_context() if wanted is None else wanted
+        if not context.is_host:
+            return _from_host(obj, context, copy)
+        return _placed(DeviceNDArray(*import_.by_dlpack(obj, said, copy, context)), wanted, copy)
+    found = DeviceNDArray(*import_.by_dlpack(obj, said, copy))
+    return found if wanted is None and not copy else _placed(found, wanted, copy)
+
+
+def _placed(found: DeviceNDArray[Any], wanted: Context | None, copy: bool | None) -> DeviceNDArray[Any]:
+    """The array, or a copy of it where that was asked for, or it is needed elsewhere."""
+    if wanted is not None and found.context is not wanted:
+        if copy is False:
+            raise BufferError(f"memory of {found.device} gets to {wanted.device} by a copy only, and copy=False")
+        strides = like_strides(found.shape, found.strides, found.itemsize)
+        result = empty(wanted, found.shape, found.dtype, strides, found.nbytes, 0)
+        result.copy_to_device(found)
+        return result
+    return found.copy() if copy else found
+
+
+def as_device_array(obj: Any) -> DeviceNDArray[Any]:
+    """An object's memory, in place."""
+    view = device_view(obj)
+    if view is None and _is_readable(obj):
+        view = DeviceNDArray(*import_.by_dlpack(obj, import_.device_of_tensor(obj)))
+    if view is None:
+        raise UnsupportedError(
+            f"a {type(obj).__name__} has no memory that the device can use in place: copy it with devmem.to_device()"
+        )
+    return view
+
+
+def is_device_array(obj: Any) -> bool:
+    """Whether an object says that it has memory that the device can use in place."""
+    if isinstance(obj, DeviceNDArray):
+        return True
+    if hasattr(type(obj), "__devmem_view__"):
+        return device_view(obj) is not None
+    return import_.has_device_memory(obj) or _is_readable(obj)
+
+
+def open_ipc_array(handle: Any, shape: Any, dtype: Any, strides: Any) -> DeviceNDArray[Any]:
+    """Memory of another process."""
+    return DeviceNDArray(*ipc.opened(handle, shape, dtype, strides))
+
+
+def _is_readable(obj: object) -> bool:
+    """Whether it has host memory, and the host is the device."""
+    return (
+        current_context().is_host
+        and hasattr(type(obj), "__dlpack_device__")
+        and import_.device_of_tensor(obj)[0] in HOST_TYPES
+    )
+
+
+def _from_host(obj: Any, context: Context, copy: bool | None) -> DeviceNDArray[Any]:
+    if copy is False:
+        raise BufferError(f"host memory gets to {context.device} by a copy only, and copy=False")
+    return upload(context, import_.host_tensor(obj), 0, True)

@@ -1,0 +1,242 @@
+"""Host arrays in memory that the driver made and a device can reach: mapped and managed; and how all of them are made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...spi.errors import LayoutError
+from ...spi.types import AllocFlags, Capability, MemoryKind
+from ..base.current_device import Entered
+from ..base.layout import Shape, address, extent, span
+from ..interop.dlpack import CPU
+from ..lifetime.allocation import Allocation, Borrowed
+from ..lifetime.registration import Registration
+from .ndarray import DeviceNDArray
+from .pinned import Buffer, DriverArray, PinnedNDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from ..device.open_device import Context
+    from ..ordering.stream import Stream
+
+
+class HostVisible(DriverArray):
+    """An ndarray whose memory a device can reach too. Views keep their device address; results of arithmetic have none."""
+
+    _allocation: Allocation | None
+    _device_base: int
+    _stream: Stream | None
+
+    def __array_finalize__(self, obj: object) -> None:
+        self._allocation = getattr(obj, "_allocation", None)
+        self._device_base = getattr(obj, "_device_base", 0)
+        self._stream = getattr(obj, "_stream", None)
+
+    def __array_wrap__(self, array: npt.NDArray[Any], context: Any = None, return_scalar: bool = False) -> Any:
+        # As of NumPy's own memmap: what was computed is a scalar, or an array that does not keep this memory alive.
+        if array is self or not array.shape:
+            return array if array is self else array[()]
+        return array.view(type(self))
+
+    @property
+    def ptr(self) -> int:
+        """The device's address of the first element; 0 for an empty array.
+
+        Raises
+        ------
+        ClosedError
+            The memory, or the device, is gone.
+        LayoutError
+            This array was computed from one and has ordinary memory of its own.
+        """
+        if not self.nbytes:
+            return 0
+        allocation = self._allocation
+        if allocation is None or not self._reached():
+            raise LayoutError(
+                f"this {type(self).__name__} is the result of a computation, in ordinary memory that no device can reach: "
+                f"copy it into a mapped_array() or managed_array()"
+            )
+        allocation.check()
+        return self._device_base + (address(self) - allocation.ptr)
+
+    @property
+    def device(self) -> Any:
+        """The device that the memory was made for."""
+        return self._owner().context.device
+
+    def copy_to_host(
+        self, ary: npt.NDArray[Any] | None = None, stream: Any = 0, *, pinned: bool = False
+    ) -> npt.NDArray[Any]:
+        """Copy the elements, in stream order, into ``ary`` or a new array; as for device arrays."""
+        return self._on_device().copy_to_host(ary, stream, pinned=pinned)
+
+    def copy_to_device(self, ary: object, stream: Any = 0) -> None:
+        """Copy host or device elements into this array, in stream order; as for device arrays."""
+        self._on_device().copy_to_device(ary, stream)
+
+    def split(self, section: int, stream: Any = 0) -> Iterator[npt.NDArray[Any]]:
+        """Views of ``section`` elements each along the first axis, the last one shorter."""
+        if section < 1:
+            raise LayoutError(f"a section has at least one element, not {section}")
+        return (self[start : start + section] for start in range(0, len(self), section))
+
+    def free(self) -> None:
+        """Not possible: NumPy views of the memory cannot be told that it is gone. Drop the last reference instead."""
+        raise LayoutError(
+            "memory that the host can see is given back when its last array is dropped: "
+            "NumPy views cannot be told that it is gone"
+        )
+
+    def __devmem_view__(self) -> DeviceNDArray[Any] | None:
+        # The result of a computation is an ordinary array like any other, and uploaded like one.
+        return self._on_device() if self._reached() else None
+
+    def _on_device(self) -> DeviceNDArray[Any]:
+        # Borrowed: freeing the view must not take the memory from under the array.
+        allocation = self._owner()
+        read_only = not self.flags.writeable
+        borrowed = Borrowed(allocation.context, allocation.ptr, allocation.nbytes, self, None, read_only)
+        return DeviceNDArray(borrowed, self.ptr, self.shape, self.dtype, self.strides, self._stream)
+
+    def _reached(self) -> bool:
+        """Whether the elements lie in the driver's memory."""
+        allocation = self._allocation
+        if allocation is None or not self.nbytes:
+            return allocation is not None
+        low, high = extent(self)
+        return allocation.ptr <= low and high <= allocation.ptr + allocation.nbytes
+
+    def _owner(self) -> Allocation:
+        if self._allocation is None:
+            raise LayoutError("this array has ordinary memory that no device can reach")
+        return self._allocation
+
+
+class MappedNDArray(HostVisible):
+    """A host array in page-locked memory that the device reads and writes in place, through an address of its own (``ptr``)."""
+
+
+class ManagedNDArray(HostVisible):
+    """An array with one address for host and device, moved or shared by the driver."""
+
+    def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
+        context = allocation.context
+        kind = context.info.exchange.managed_type
+        return kind, 0 if kind == CPU else context.info.ordinal
+
+    def prefetch(self, to_host: bool = False, stream: Any = 0) -> None:
+        """Move the pages to the device (or the host) ahead of use, ordered on the stream. A hint.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no managed memory that moves.
+        """
+        context = self._owner().context
+        context.require(Capability.MANAGED, "prefetch managed memory", "leave it to the driver")
+        chosen = context.stream_of(stream)
+        low, high = extent(self)
+        if high > low:
+            with Entered(context) as driver:
+                self._owner().before_use(chosen)
+                driver.prefetch(low, high - low, to_host, chosen.handle)
+                self._owner().after_use(chosen)
+
+    def advise(self, advice: str, to_host: bool = False) -> None:
+        """Tell the driver how the pages will be used.
+
+        ``advice`` is ``set_`` or ``unset_`` followed by ``read_mostly``, ``preferred_location`` or ``accessed_by``.
+        """
+        words = [a + b for a in ("set_", "unset_") for b in ("read_mostly", "preferred_location", "accessed_by")]
+        if advice not in words:
+            raise LayoutError(f"advice is one of {', '.join(words)}, not {advice!r}")
+        context = self._owner().context
+        context.require(Capability.MANAGED, "advise on managed memory", "leave it to the driver")
+        low, high = extent(self)
+        if high > low:
+            with Entered(context) as driver:
+                driver.advise(low, high - low, advice, to_host)
+
+
+def host_visible(
+    context: Context,
+    kind: MemoryKind,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    strides: Shape,
+    nbytes: int,
+    flags: AllocFlags = AllocFlags.NONE,
+    stream: Stream | None = None,
+) -> npt.NDArray[Any]:
+    """An uninitialised ndarray in driver memory of a kind."""
+    context.require_kind(kind)
+    if not nbytes:
+        allocation, raw, base = Allocation(context, context.heap, 0, 0, context.legacy), np.empty(0, np.uint8), 0
+    else:
+        with Entered(context) as driver:
+            allocation = context.allocate_host(nbytes, kind, flags)
+            base = driver.device_pointer(allocation.ptr) if kind is MemoryKind.MAPPED else allocation.ptr
+        raw = np.asarray(Buffer(allocation))
+    # An empty shape still wants a buffer of at least its offset.
+    array = np.ndarray(shape, dtype, raw, 0, strides) if nbytes else np.empty(shape, dtype)
+    if kind is MemoryKind.PINNED:
+        return array.view(PinnedNDArray)
+    visible: HostVisible = array.view(MappedNDArray if kind is MemoryKind.MAPPED else ManagedNDArray)
+    visible._allocation = allocation
+    visible._device_base = base
+    visible._stream = stream
+    return visible
+
+
+class Mapping:
+    """Host arrays that the device can reach until the end of a ``with`` block: yields their device views."""
+
+    __slots__ = ("registration", "views")
+
+    def __init__(self, context: Context, arrays: tuple[npt.NDArray[Any], ...], stream: Stream | None) -> None:
+        context.require(Capability.MAPPED, "map host memory", "copy it with to_device() instead")
+        for array in arrays:
+            if any(
+                step < 0 or (step == 0 and count > 1) for step, count in zip(array.strides, array.shape, strict=True)
+            ):
+                raise LayoutError(
+                    f"strides {array.strides} cannot be mapped: give an array without negative or repeated axes"
+                )
+        self.registration = Registration(context, arrays)
+        self.views: list[DeviceNDArray[Any]] = []
+        try:
+            with Entered(context):
+                for array in arrays:
+                    pointer = context.registry.device_pointer(context, array)
+                    size = span(array.shape, array.strides, array.itemsize)[1]
+                    borrowed = Borrowed(context, pointer, size, array, None, not array.flags.writeable)
+                    self.views.append(DeviceNDArray(borrowed, pointer, array.shape, array.dtype, array.strides, stream))
+        except BaseException:
+            self.registration.close()
+            raise
+
+    def __enter__(self) -> DeviceNDArray[Any] | list[DeviceNDArray[Any]]:
+        self.registration.__enter__()
+        return self.views[0] if len(self.views) == 1 else self.views
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the mapping, after the copies that use it: the device views raise ClosedError from then on."""
+        context = self.registration.context
+        if context.dead is not None:
+            return
+        try:
+            with Entered(context):
+                context.reclaim.settle()
+        finally:
+            for view in self.views:
+                view.allocation.freed = True
+            self.registration.close()

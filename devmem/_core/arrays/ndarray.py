@@ -1,0 +1,452 @@
+"""The device array, and how one is made."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ...spi.errors import BackendError, LayoutError
+from ...spi.types import CopyKind
+from ..base.arguments import assignable, check_destination, check_same, host_array, new_shape_of, order_of
+from ..base.current_device import Entered
+from ..base.layout import Shape, address, contiguous_strides, is_contiguous, like_strides, reshape, resolve_shape, span
+from ..copy import host_device, on_device, peer
+from ..copy.statistics import SAMPLED
+from ..device.device import current_context
+from ..interop import import_
+from ..interop.export import Exports
+from ..lifetime.allocation import Allocation, Using
+from .array_base import D
+from .operators import Operators
+from .pinned import pinned_like
+from .record import DeviceRecord
+from .views import Views
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ..device.open_device import Context
+    from ..ordering.stream import Stream
+
+H2D, D2H = CopyKind.H2D, CopyKind.D2H  # an enum's attribute takes as long as a call
+
+StreamLike = Any
+
+
+class DeviceNDArray(Views[D], Operators, Exports):
+    """An n-dimensional array in device memory.
+
+    Made by ``to_device``, ``device_array`` and their kin, not by its constructor. Indexing with ints, slices, Ellipsis and None,
+    ``reshape``, ``T`` and the like give views, which share the memory and keep it alive. The memory is given back when the
+    last of them is dropped, or at once by ``free()`` or at the end of ``with array:``.
+    """
+
+    __slots__ = ()
+
+    # -- copies --------------------------------------------------------------------------------------------------------
+
+    def copy_to_host(
+        self, ary: npt.NDArray[D] | None = None, stream: StreamLike = 0, *, pinned: bool = False
+    ) -> npt.NDArray[D]:
+        """Copy the elements to the host.
+
+        Parameters
+        ----------
+        ary : ndarray, optional
+            Where to: same shape and dtype, any strides, writable; bytes between its elements are not touched. A new array
+            with the same order of axes, if not given.
+        stream : stream, optional
+            Given, the copy is ordered on it and may still run on return: the result must not be read before the stream has
+            been synchronized. Both sides are kept alive until then. Not given, the copy is complete on return.
+        pinned : bool
+            Make the new array in page-locked memory, which the device writes to directly, and which goes back to a pool when the
+            array is dropped: the device's stack for such memory (`use_memory`), or a pool of the device's own.
+
+        Returns
+        -------
+        ndarray
+            ``ary``, or the new array; a `PinnedNDArray` if ``pinned``.
+
+        Raises
+        ------
+        LayoutError
+            ``ary`` has another shape or dtype, or is read-only; or both ``ary`` and ``pinned`` are given.
+        OutOfMemory
+            There is no page-locked memory left.
+        ClosedError, ForkedError
+            The memory, or the device, is gone.
+        BackendError
+            The driver refused.
+        """
+        allocation = self.allocation
+        if allocation.freed or allocation.context.dead is not None:
+            allocation.refuse()
+        context = allocation.context
+        shape, dtype, strides = self._shape, self._dtype, self._strides
+        if pinned:
+            ary, direct = self._pinned(ary), strides is None or self.is_c_contiguous() or self.is_f_contiguous()
+        elif ary is None:
+            ary, direct = (np.empty(shape, dtype), True) if strides is None else _host_like(shape, dtype, strides)
+        else:
+            flags = check_destination(ary, shape, dtype)
+            if flags.c_contiguous and (strides is None or strides == contiguous_strides(shape, dtype.itemsize)):
+                direct = True
+            else:
+                direct = (flags.c_contiguous and self.is_c_contiguous()) or (
+                    flags.f_contiguous and self.is_f_contiguous()
+                )
+        chosen = context.stream_of(stream if self._stream is None else stream or self._stream)
+        driver = context.driver
+        token = driver.enter()
+        try:
+            if context.reclaim.dropped or context.reclaim.busy:
+                context.reclaim.examine()
+            if not stream and not chosen.simple:
+                chosen.check_waitable(driver)
+            if chosen is allocation.home and not chosen.external:
+                self._read(ary, chosen, direct, not stream)
+            else:
+                with Using(chosen, allocation):
+                    self._read(ary, chosen, direct, not stream)
+        finally:
+            if token is not None:
+                driver.exit(token)
+        return ary
+
+    def copy_to_device(self, ary: object, stream: StreamLike = 0) -> None:
+        """Copy into this array, from the host or from a device array.
+
+        Parameters
+        ----------
+        ary : array_like or DeviceNDArray
+            Same shape and dtype, any strides.
+        stream : stream, optional
+            Given, the copy is ordered on it, may still run on return, and keeps both sides alive until it is done. Not given,
+            the copy is complete on return.
+
+        Raises
+        ------
+        LayoutError
+            Another shape or dtype.
+        """
+        view = device_view(ary)
+        source = host_array(ary) if view is None else view
+        check_same("copy_to_device", self.shape, self.dtype, source.shape, source.dtype)
+        self.put(source, stream)
+
+    def copy(self, stream: StreamLike = 0) -> DeviceNDArray[D]:
+        """A new array on the same device with the same elements, contiguous in the same order of axes."""
+        self.allocation.check()
+        chosen = self._ordered_on(stream)
+        with Entered(self.context) as driver:
+            if not stream:
+                chosen.check_waitable(driver)
+            result = self.like(chosen)
+            with Using(chosen, self.allocation, result.allocation):
+                on_device.move(result, self, chosen, blocking=not stream)
+        result._stream = chosen if stream else None
+        return result
+
+    def fill(self, value: object, stream: StreamLike = 0) -> None:
+        """Store one value in every element, cast as in ``d[...] = value``."""
+        self.allocation.check_writable()
+        chosen = self._ordered_on(stream)
+        with Entered(self.context) as driver:
+            if not stream:
+                chosen.check_waitable(driver)
+            with Using(chosen, self.allocation):
+                on_device.fill(self, value, chosen, blocking=not stream)
+
+    def item(self, *at: int) -> object:
+        """The only element, or the one at these indices, as a Python scalar."""
+        chosen = self._at(at) if at else self
+        if chosen.size != 1:
+            raise LayoutError(f"item() takes one element, this array has {chosen.size}: give its indices")
+        return chosen.copy_to_host().item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python scalars."""
+        return self.copy_to_host().tolist()
+
+    # -- elements, and views that may copy -------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        if type(key) is slice and self._shape:
+            return self._slice(key)
+        view = self._field(key) if isinstance(key, str) else self._at(key)
+        if view.shape or isinstance(key, str) or _asks_for_view(key):
+            return view
+        if view.dtype.fields is not None:
+            return DeviceRecord(view)
+        host_device.guard("indexing one element")
+        return view.copy_to_host()[()]
+
+    def __setitem__(self, key: Any, value: object) -> None:
+        self._assign(self._field(key) if isinstance(key, str) else self._at(key), value)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over an array without axes")
+        return (self[i] for i in range(self.shape[0]))
+
+    def reshape(self, *newshape: Any, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
+        """The elements in another shape: a view where there is one, else a copy on the device.
+
+        ``order`` 'C', 'F' or 'A' says in which order elements are counted. ``copy=False`` raises LayoutError instead of copying,
+        ``copy=True`` always copies.
+        """
+        self.allocation.check()
+        order = order_of(order, "CFA")
+        if order == "A":
+            order = "F" if self.is_f_contiguous() and not self.is_c_contiguous() else "C"
+        shape = resolve_shape(new_shape_of(newshape), self.size)
+        strides = None if copy else reshape(self.shape, self.strides, self.itemsize, shape, order)
+        if strides is not None:
+            return self._view(self._ptr, shape, strides)
+        if copy is False:
+            raise LayoutError(
+                f"an array of shape {self.shape} and strides {self.strides} has no view of shape {shape}, and copy=False: "
+                f"let it copy"
+            )
+        chosen = self._ordered_on(0)
+        with Entered(self.context) as driver:
+            chosen.check_waitable(driver)
+            packed = new(
+                self.context, self.shape, self.dtype, contiguous_strides(self.shape, self.itemsize, order), chosen
+            )
+            with Using(chosen, self.allocation, packed.allocation):
+                on_device.move(packed, self, chosen, blocking=True)
+        packed._stream = self._stream
+        return packed._view(packed._ptr, shape, contiguous_strides(shape, self.itemsize, order))
+
+    def ravel(self, order: str = "C", stream: StreamLike = 0) -> DeviceNDArray[D]:
+        """The elements along one axis: a view where there is one, else a copy on the device."""
+        return (self.bind(stream) if stream else self).reshape(self.size, order=order)
+
+    # -- lifetime ------------------------------------------------------------------------------------------------------
+
+    def free(self) -> None:
+        """Give back the memory that this array and all its views share, in stream order. A second call does nothing.
+
+        Every later use of any of them raises ClosedError. Borrowed memory is only let go of.
+        """
+        self.allocation.free()
+
+    def __enter__(self) -> DeviceNDArray[D]:
+        self.allocation.check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.allocation.context.dead is None:
+            self.free()
+
+    # -- NumPy and Python protocols ------------------------------------------------------------------------------------
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("a device array cannot become an ndarray without a copy: use copy_to_host()")
+        host_device.guard("numpy")
+        host = self.copy_to_host()
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __bool__(self) -> bool:
+        return bool(self._one("bool()"))
+
+    def __int__(self) -> int:
+        return int(self._one("int()"))
+
+    def __float__(self) -> float:
+        return float(self._one("float()"))
+
+    def __complex__(self) -> complex:
+        return complex(self._one("complex()"))
+
+    def __index__(self) -> int:
+        # TypeError, as from NumPy, so that a device array of several elements is refused as the fancy index that it is.
+        if self.shape or self.dtype.kind not in "iu":
+            raise TypeError(f"an index is one integer, not a device array of shape {self.shape} and dtype {self.dtype}")
+        return operator.index(self._one("an index"))
+
+    def __copy__(self) -> DeviceNDArray[D]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DeviceNDArray[D]:
+        return self.copy()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Through the host: a device address means nothing to whoever unpickles it.
+        host_device.guard("pickle")
+        return _unpickled, (self.copy_to_host(),)
+
+    # -- below ---------------------------------------------------------------------------------------------------------
+
+    def stream_in_force(self) -> Stream:
+        """The stream that orders this array's work where none is named."""
+        return self.context.stream_of(self._stream)
+
+    def like(self, stream: Stream) -> DeviceNDArray[D]:
+        """A new, uninitialised array of the same shape and order of axes; the device is entered."""
+        return new(self.context, self.shape, self.dtype, like_strides(self.shape, self.strides, self.itemsize), stream)
+
+    def _read(self, ary: npt.NDArray[D], stream: Stream, direct: bool, blocking: bool) -> None:
+        """The copy of `copy_to_host` itself."""
+        context = self.allocation.context
+        locked, nbytes = context.registry.segments, ary.nbytes
+        counter = context.downloads
+        if not direct or locked or nbytes >= context.timed_from or not counter[0] & SAMPLED:
+            host_device.read(self, ary, stream, blocking=blocking, named=not blocking)
+        elif nbytes:
+            try:
+                if context.driver.copy(address(ary), self._ptr, nbytes, D2H, stream.handle, blocking=blocking):
+                    context.reclaim.retire(stream, ary, self.allocation)
+            except BackendError:
+                if context.registry.segments is locked:
+                    raise
+                # As in `transfer`: cut at what was locked meanwhile.
+                host_device.read(self, ary, stream, blocking=blocking, named=not blocking)
+                return
+            counter[0] += 1
+            counter[1] += nbytes
+
+    def _pinned(self, ary: object) -> npt.NDArray[D]:
+        """A new array in page-locked memory, instead of one that was given."""
+        if ary is not None:
+            raise LayoutError("pinned=True makes a new array: give none, or one that is page-locked without it")
+        return pinned_like(self.context, self._shape, self._dtype, self._strides)
+
+    def _ordered_on(self, stream: StreamLike) -> Stream:
+        return self.context.stream_of(stream if self._stream is None else stream or self._stream)
+
+    def put(
+        self,
+        source: DeviceNDArray[Any] | npt.NDArray[Any],
+        stream: StreamLike,
+        *,
+        host_copy: bool = True,
+        named: bool | None = None,
+    ) -> None:
+        """Copy from an array of the same shape and dtype; ``host_copy`` as for `transfer.write`.
+
+        A stream that is given was ``named`` by the user, unless that is said otherwise.
+        """
+        self.allocation.check_writable()
+        chosen = self._ordered_on(stream)
+        context = self.allocation.context
+        with Entered(context) as driver:
+            if context.reclaim.dropped or context.reclaim.busy:
+                context.reclaim.examine()
+            if not stream:
+                chosen.check_waitable(driver)
+            if not isinstance(source, DeviceNDArray):
+                with Using(chosen, self.allocation):
+                    blocking = not stream
+                    told = not blocking if named is None else named
+                    host_device.write(self, source, chosen, blocking=blocking, host_copy=host_copy, named=told)
+                return
+            source.allocation.check()
+            if source.context is context:
+                with Using(chosen, self.allocation, source.allocation):
+                    on_device.move(self, source, chosen, blocking=not stream)
+            else:
+                with Using(chosen, self.allocation):
+                    peer.move(self, source, chosen, blocking=not stream)
+
+    def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
+        """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""
+        source = device_view(value)
+        if source is not None and source.dtype == view.dtype:
+            view.put(_broadcast(source, view.shape), 0)
+            return
+        if source is not None:
+            host_device.guard(f"assigning {source.dtype} to {view.dtype}")
+            value = source.copy_to_host()
+        host = assignable(value, view.dtype)
+        try:
+            spread = np.broadcast_to(host.reshape(_without_leading_ones(host.shape, len(view.shape))), view.shape)
+        except ValueError:
+            raise LayoutError(
+                f"cannot assign shape {host.shape} to shape {view.shape}: they do not broadcast"
+            ) from None
+        view.put(spread, 0)
+
+    def _one(self, what: str) -> Any:
+        if self.size != 1:
+            raise LayoutError(f"{what} takes an array of one element, this has {self.size}")
+        host_device.guard(what)
+        return self.copy_to_host().reshape(())[()]
+
+
+def new(
+    context: Context, shape: Shape, dtype: np.dtype[Any], strides: Shape, stream: Stream, nbytes: int = -1
+) -> DeviceNDArray[Any]:
+    """An uninitialised array; the device is entered."""
+    if nbytes < 0:
+        nbytes = span(shape, strides, dtype.itemsize)[1]
+    if not nbytes:
+        return DeviceNDArray(Allocation(context, context.heap, 0, 0, stream), 0, shape, dtype, strides)
+    allocation = context.allocate(nbytes, stream, unnamed=True)
+    return DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides)
+
+
+def device_view(obj: object) -> DeviceNDArray[Any] | None:
+    """The device's view of an object that has one, else None: a device array is its own, others may lend device memory."""
+    if isinstance(obj, DeviceNDArray):
+        return obj
+    view = getattr(type(obj), "__devmem_view__", None)
+    if view is not None:
+        return cast("DeviceNDArray[Any] | None", view(obj))
+    lent = import_.device_memory(obj)
+    return None if lent is None else DeviceNDArray(*lent)
+
+
+def _unpickled(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:
+    context = current_context()
+    with Entered(context):
+        array = new(
+            context,
+            host.shape,
+            host.dtype,
+            like_strides(host.shape, host.strides, host.itemsize),
+            context.default_stream,
+        )
+    array.put(host, 0)
+    return array
+
+
+def _host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape) -> tuple[npt.NDArray[Any], bool]:
+    """A new ndarray with the same order of axes, and whether one copy of bytes fills it."""
+    itemsize = dtype.itemsize
+    if strides == contiguous_strides(shape, itemsize) or is_contiguous(shape, strides, itemsize):
+        return np.empty(shape, dtype), True
+    if is_contiguous(shape, strides, itemsize, "F"):
+        return np.empty(shape, dtype, "F"), True
+    like = like_strides(shape, strides, itemsize)
+    size = max(span(shape, like, itemsize)[1], 1)
+    return np.ndarray(shape, dtype, np.empty(size, np.uint8), 0, like), False
+
+
+def _asks_for_view(key: object) -> bool:
+    return key is Ellipsis or (isinstance(key, tuple) and any(part is Ellipsis for part in key))
+
+
+def _without_leading_ones(shape: Shape, ndim: int) -> Shape:
+    """The shape with as few axes as that, where the surplus ones are in front and have length one: NumPy assigns so."""
+    while len(shape) > ndim and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _broadcast(source: DeviceNDArray[Any], shape: Shape) -> DeviceNDArray[Any]:
+    """A view of the source with axes repeated (stride 0), as NumPy broadcasts."""
+    kept = _without_leading_ones(source.shape, len(shape))
+    missing = len(shape) - len(kept)
+    lengths = (1,) * missing + kept
+    steps = (0,) * missing + source.strides[len(source.shape) - len(kept) :]
+    if missing < 0 or any(have not in (1, want) for have, want in zip(lengths, shape, strict=False)):
+        raise LayoutError(f"cannot assign shape {source.shape} to shape {shape}: they do not broadcast")
+    strides = tuple(0 if have != want else step for have, want, step in zip(lengths, shape, steps, strict=True))
+    return source._view(source._ptr, shape, strides)

@@ -1,0 +1,294 @@
+"""Every argument is parsed here, once, for verbs and methods."""
+
+from __future__ import annotations
+
+import operator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...spi.errors import LayoutError
+from ...spi.types import AllocFlags
+from .layout import Shape, check_size, contiguous_strides, span
+
+_COHERENCE = {"fine": AllocFlags.FINE, "coarse": AllocFlags.COARSE}
+
+
+def shape_of(shape: object) -> Shape:
+    """A tuple of lengths from an integer-like or a sequence of them.
+
+    Raises
+    ------
+    LayoutError
+        A length is negative.
+    TypeError
+        Something is not an integer.
+    """
+    if type(shape) is int and shape >= 0:
+        return (shape,)
+    try:
+        if isinstance(shape, (tuple, bool, np.bool_)):
+            raise TypeError
+        lengths: tuple[int, ...] = (operator.index(shape),)  # type: ignore[arg-type]
+    except TypeError:
+        if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
+            raise TypeError(f"a shape is an integer or a sequence of integers, not {shape!r}") from None
+        try:
+            lengths = tuple(map(operator.index, shape))
+        except TypeError:
+            raise TypeError(f"a shape is made of integers, not {shape!r}") from None
+    if lengths and min(lengths) < 0:
+        raise LayoutError(f"a shape has no negative lengths, got {lengths}")
+    return lengths
+
+
+def dtype_of(dtype: object) -> np.dtype[Any]:
+    """A NumPy dtype whose items are bytes and nothing else."""
+    found = _dtype_of_class(dtype) if isinstance(dtype, type) else np.dtype(dtype)  # type: ignore[call-overload]
+    if found.hasobject:
+        raise LayoutError(
+            f"the dtype {found} holds references to Python objects, which mean nothing on a device: use a dtype of plain bytes"
+        )
+    if found.subdtype is not None:
+        raise LayoutError(f"the dtype {found} is itself an array: put its shape behind the array's, as NumPy does")
+    return found
+
+
+@lru_cache(maxsize=64)
+def _dtype_of_class(kind: type) -> np.dtype[Any]:
+    return np.dtype(kind)
+
+
+def layout_of(shape: object, dtype: object, strides: object, order: str) -> tuple[Shape, np.dtype[Any], Shape, int]:
+    """(shape, dtype, strides, bytes) of a new array.
+
+    ``strides`` in bytes, non-negative and without overlap of elements; None for contiguous in ``order`` 'C' or 'F'.
+    """
+    if strides is None and order == "C" and type(shape) is int and isinstance(dtype, type):
+        return _vector(shape, dtype)
+    return _layout_of(shape, dtype, strides, order)
+
+
+@lru_cache(maxsize=1024)
+def _vector(length: int, dtype: type) -> tuple[Shape, np.dtype[Any], Shape, int]:
+    """The layout asked for most: to work it out takes longer than the rest of `device_array`.
+
+    Ints and classes alone are looked up: a tuple that equals another may have floats in it, and dtypes that are equal may differ
+    in what NumPy does not compare.
+    """
+    return _layout_of(length, dtype, None, "C")
+
+
+def _layout_of(shape: object, dtype: object, strides: object, order: str) -> tuple[Shape, np.dtype[Any], Shape, int]:
+    lengths = shape_of(shape)
+    kind = dtype_of(dtype)
+    if kind.itemsize == 0 and kind.kind in "SU":
+        kind = np.empty(0, kind).dtype  # text of no length given: NumPy makes arrays of one character
+    if order not in ("C", "F"):
+        raise LayoutError(f"order is 'C' or 'F', not {order!r}")
+    if strides is None:
+        steps, nbytes = _packed(lengths, kind.itemsize, order)
+        return lengths, kind, steps, nbytes
+    check_size(lengths, kind.itemsize)
+    steps = _strides_of(strides, lengths, kind.itemsize)
+    return lengths, kind, steps, span(lengths, steps, kind.itemsize)[1]
+
+
+@lru_cache(maxsize=1024)
+def _packed(shape: Shape, itemsize: int, order: str) -> tuple[Shape, int]:
+    nbytes = check_size(shape, itemsize)
+    return contiguous_strides(shape, itemsize, order), nbytes
+
+
+def _strides_of(strides: object, shape: Shape, itemsize: int) -> Shape:
+    try:
+        steps = tuple(operator.index(step) for step in strides)  # type: ignore[attr-defined]
+    except TypeError:
+        raise TypeError(f"strides are a sequence of integers (bytes), not {strides!r}") from None
+    if len(steps) != len(shape):
+        raise LayoutError(f"{len(steps)} strides {steps} do not go with {len(shape)} lengths {shape}")
+    reach = itemsize
+    for step, count in sorted((step, count) for step, count in zip(steps, shape, strict=True) if count > 1):
+        if step < reach:
+            raise LayoutError(
+                f"strides {steps} with shape {shape} and {itemsize} bytes an item are negative or let elements overlap"
+            )
+        reach = step * (count - 1) + reach
+    return steps
+
+
+def host_array(obj: object) -> npt.NDArray[Any]:
+    """An ndarray of what the user gave: itself, or what ``numpy.asarray`` makes of it.
+
+    Raises
+    ------
+    LayoutError
+        It has Python objects in it, or a mask that an upload would lose.
+    """
+    if isinstance(obj, np.ma.MaskedArray):
+        raise LayoutError(
+            "a masked array's mask does not go to a device: upload array.filled(...), and the mask by itself"
+        )
+    found = obj if type(obj) is np.ndarray else np.asarray(obj)
+    if found.dtype.hasobject:
+        if obj is None:
+            raise LayoutError(
+                "None is no array, and Python objects mean nothing to a device: give an array, a number or text"
+            )
+        plain = "convert it to a dtype of plain bytes first"
+        capsules = not isinstance(obj, np.ndarray) and hasattr(obj, "__dlpack__")  # NumPy does not ask for it by itself
+        raise LayoutError(
+            f"{type(obj).__name__} gives an array of dtype {found.dtype}, whose items are references to Python objects: "
+            f"{'take it with devmem.from_dlpack()' if capsules else plain}"
+        )
+    return found
+
+
+def pinnable(array: object) -> npt.NDArray[Any]:
+    """The ndarray of an argument of pinned(), mapped() or register()."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"only an ndarray's memory can be page-locked in place, not that of a {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise LayoutError(
+            f"an array of dtype {array.dtype} holds references to Python objects: nothing to share with a device"
+        )
+    return array
+
+
+def alloc_flags(portable: bool, wc: bool, coherence: str) -> AllocFlags:
+    """What the keywords of pinned_array() and mapped_array() ask for."""
+    if coherence not in _COHERENCE:
+        raise LayoutError(f"coherence is 'fine' or 'coarse', not {coherence!r}")
+    flags = _COHERENCE[coherence]
+    if portable:
+        flags |= AllocFlags.PORTABLE
+    if wc:
+        flags |= AllocFlags.WRITE_COMBINED
+    return flags
+
+
+def check_same(
+    what: str, dst_shape: Shape, dst_dtype: np.dtype[Any], src_shape: Shape, src_dtype: np.dtype[Any]
+) -> None:
+    """Raise LayoutError unless two arrays have one shape and one dtype."""
+    if dst_dtype != src_dtype:
+        raise LayoutError(
+            f"{what}: the destination has dtype {dst_dtype}, the source {src_dtype}: convert one of them first"
+        )
+    if dst_shape != src_shape:
+        raise LayoutError(
+            f"{what}: the destination has shape {dst_shape}, the source {src_shape}: reshape one of them first"
+        )
+
+
+def order_of(order: str, allowed: str) -> Any:
+    """One of the allowed letters; as Any, because NumPy's methods are typed to take literals."""
+    if order not in tuple(allowed):
+        raise LayoutError(f"order is one of {', '.join(map(repr, allowed))}, not {order!r}")
+    return order
+
+
+def priority_of(priority: object, least: int, greatest: int) -> int:
+    """A stream's priority, whatever its size."""
+    try:
+        if isinstance(priority, bool):
+            raise TypeError
+        return operator.index(priority)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"a stream's priority is an integer, the smaller the sooner (this device has {greatest} to {least}), not {priority!r}"
+        ) from None
+
+
+def new_shape_of(parts: tuple[Any, ...]) -> Shape:
+    """The shape given to ``reshape``: as one tuple or as several ints; -1 leaves one open."""
+    if len(parts) == 1 and hasattr(parts[0], "__iter__"):
+        parts = tuple(parts[0])
+    try:
+        return tuple(operator.index(count) for count in parts)
+    except TypeError:
+        raise TypeError(f"a shape is made of integers, not {parts!r}") from None
+
+
+def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str = "copy_to_host") -> Any:
+    """Raise unless an object is an ndarray that elements of that shape and dtype can be copied into; gives its flags.
+
+    ``call``: what the user called, for messages.
+    """
+    if not isinstance(ary, np.ndarray):
+        give = "its host(), and call host_changed() behind it" if hasattr(ary, "host_changed") else "numpy.empty(...)"
+        raise TypeError(f"{call}: the destination is an ndarray, not a {type(ary).__name__}: give {give}")
+    if ary.dtype != dtype or ary.shape != shape:
+        check_same(call, ary.shape, ary.dtype, shape, dtype)
+    flags = ary.flags
+    if not flags.writeable:
+        raise LayoutError(f"{call}: a copy to the host cannot go into a read-only array: give a writable one, or none")
+    if not flags.forc and ary.size and _overlaps_itself(ary.shape, ary.strides, ary.itemsize):
+        raise LayoutError(
+            f"{call}: a copy to the host cannot go into an array whose elements overlap (shape {ary.shape}, strides "
+            f"{ary.strides}, {ary.itemsize} bytes an item): give one that has its own place for each, numpy.empty(...)"
+        )
+    return flags
+
+
+def _overlaps_itself(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Whether two elements share a byte."""
+    reach = itemsize
+    for step, count in sorted((abs(step), count) for step, count in zip(strides, shape, strict=True) if count > 1):
+        if step < reach:
+            break
+        reach = step * (count - 1) + reach
+    else:
+        return False  # each axis steps over all that the ones before it reach
+    if 0 in (step for step, count in zip(strides, shape, strict=True) if count > 1):
+        return True
+    # Axes that interleave are rare enough to be looked at element by element.
+    offsets = np.zeros(1, np.int64)
+    for step, count in zip(strides, shape, strict=True):
+        offsets = np.add.outer(offsets, np.arange(count) * step).ravel()
+    offsets.sort()
+    return bool((np.diff(offsets) < itemsize).any())
+
+
+def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A host value as an array of the dtype, cast as ``numpy.copyto(casting="same_kind")`` does.
+
+    Raises
+    ------
+    LayoutError
+        The cast is not of the same kind.
+    """
+    array_like = isinstance(value, (np.ndarray, np.generic))
+    if not array_like and dtype.fields is not None:
+        return np.asarray(value, dtype)
+    host = host_array(value)
+    if host.dtype == dtype:
+        return host
+    if not array_like and host.dtype.kind in "iu" and dtype.kind in "iu":
+        return _held(host, dtype)
+    cast = np.empty(host.shape, dtype)
+    try:
+        # A Python scalar has no dtype of its own: NumPy must see it as it is.
+        np.copyto(cast, value if not array_like and host.ndim == 0 else host, casting="same_kind")  # type: ignore[arg-type]
+    except TypeError:
+        what = f"{value!r} ({type(value).__name__})" if host.ndim == 0 and not array_like else str(host.dtype)
+        to = (
+            f"numpy.{dtype.name}(value)"
+            if host.ndim == 0 and dtype.isbuiltin
+            else f"numpy.asarray(value).astype({dtype.str!r})"
+        )
+        raise LayoutError(
+            f"cannot assign {what} to {dtype}: the cast is not of the same kind; if that is meant, convert it yourself: {to}"
+        ) from None
+    return cast
+
+
+def _held(integers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Python integers in any integer dtype that holds them; NumPy before version 2 would wrap the others around."""
+    limits = np.iinfo(dtype)
+    for value in (int(integers.min(initial=0)), int(integers.max(initial=0))):
+        if not limits.min <= value <= limits.max:
+            raise LayoutError(f"cannot assign {value} to {dtype}, which holds {limits.min} to {limits.max}")
+    return integers.astype(dtype)

@@ -1,0 +1,59 @@
+"""How the simulator runs kernels: what the scope says, else the settings."""
+
+from __future__ import annotations
+
+import operator
+import os
+from dataclasses import dataclass
+
+from ...spi.errors import ConfigError
+from . import scopes
+from .config import settings
+
+#: Threads of the host that the blocks of a launch are dealt out to, at most. One runs at a time, as always in Python.
+THREADS = max(2, min(os.cpu_count() or 1, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a launch in the simulator looks out for. Documented at `devmem.simulator`."""
+
+    race_check: bool = False
+    shuffle: int | None = None
+    wave_size: int = 32
+
+    @property
+    def watches(self) -> bool:
+        """Whether each access to shared memory is compared with those of the block's other threads."""
+        return self.race_check or self.shuffle is not None
+
+
+def current() -> Simulation:
+    """The one in force, in this thread or task."""
+    chosen = scopes.simulation.get()
+    if chosen is not None:
+        return chosen
+    given = settings()
+    return Simulation(given.sim_race_check, given.sim_shuffle, given.sim_wave_size)
+
+
+def choose(race_check: bool, shuffle: int | None, wave_size: int) -> scopes.Scope[Simulation]:
+    """Make these hold, from now on or for a ``with`` block."""
+    if not isinstance(race_check, bool):
+        raise ConfigError(f"race_check={race_check!r} must be True or False")
+    seed, size = _integer("shuffle", shuffle), _integer("wave_size", wave_size)
+    if size is None or size < 1:
+        raise ConfigError(f"wave_size={wave_size!r} must be an integer of at least 1")
+    chosen = Simulation(race_check, seed, size)
+    return scopes.Scope(chosen, scopes.choose(scopes.simulation, chosen))
+
+
+def _integer(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ConfigError(f"{name}={value!r} must be an integer")

@@ -1,0 +1,232 @@
+"""A copy that is under way, and who owns both of its sides meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from ...spi.errors import DevmemError, LayoutError
+from ...spi.failures import again
+from ..arrays.creation import empty
+from ..arrays.ndarray import DeviceNDArray, device_view
+from ..arrays.pinned import pinned_like
+from ..arrays.record import DeviceRecord
+from ..base.arguments import check_destination, check_same, host_array
+from ..base.current_device import Entered
+from ..base.layout import like_strides
+from ..base.polling import until
+from ..copy import host_device
+from ..copy.staging import Download
+from ..device.device import context_of
+from ..lifetime.allocation import Using
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ..device.open_device import Context
+    from ..ordering.stream import Event
+
+#: Seconds between two looks of a task that awaits a copy: at first, and at most.
+FIRST_LOOK, LONGEST_LOOK = 50e-6, 5e-3
+
+
+class Transfer:
+    """A copy under way, made by `copy_async`.
+
+    It owns the source and the destination until the stream has passed the copy, also if it is dropped before. Nobody sees a
+    new host array before its elements are there: ``result`` gives it out. In ``with`` it is waited for at the end of the
+    block. ``await`` gives the result, and lets other tasks run meanwhile; a task is made of it by ``asyncio.ensure_future``.
+    """
+
+    __slots__ = ("_context", "_download", "_dst", "_error", "_event", "_src")
+
+    def __init__(self, context: Context, src: object, dst: Any, event: Event | None, download: Download | None) -> None:
+        self._context = context
+        self._src = src
+        self._dst = dst
+        self._event = event
+        self._download = download
+        #: A copy, as every time it is raised.
+        self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        state = "failed" if self._error is not None else "done" if self._event is None else "under way"
+        return (
+            f"<transfer to {self._dst!r}, {state}>" if isinstance(self._dst, DeviceNDArray) else f"<transfer, {state}>"
+        )
+
+    def done(self) -> bool:
+        """Whether the device has done its part, or failed: then ``wait`` and ``result`` do not wait for it any more."""
+        event = self._event
+        if event is None or self._error is not None:
+            return True
+        try:
+            return event.query()
+        except DevmemError as error:
+            self._error = again(error)
+            return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the copy is complete on both sides, for so many seconds at most; None: for as long as it takes.
+
+        Returns
+        -------
+        bool
+            True when it is complete; False if the time is over, and the copy still under way.
+
+        Raises
+        ------
+        BackendError, ClosedError, ForkedError
+            The copy failed; the same each time. What the destination holds then is undefined.
+        TypeError, ValueError
+            The timeout is no number of seconds.
+        """
+        if timeout is not None:
+            _check_seconds(timeout)
+        # In this order, and cleared in the other: another thread that waits may be done with both first.
+        event, download = self._event, self._download
+        if event is not None and timeout is not None and not until(self.done, timeout):
+            return False
+        if self._error is not None:
+            raise again(self._error)
+        if event is None:
+            return True
+        try:
+            with Entered(self._context):
+                if download is not None:
+                    host_device.finish(download)
+                event.synchronize()
+                self._context.reclaim.poll()
+        except Exception as error:
+            self._error = again(error)
+            raise
+        self._event = None
+        self._download = self._src = None
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The destination, when the copy is complete.
+
+        Raises
+        ------
+        TimeoutError
+            It is not, after so many seconds.
+        BackendError, ClosedError, ForkedError
+            The copy failed.
+        """
+        if not self.wait(timeout):
+            raise TimeoutError(
+                f"the copy is still under way after {timeout} seconds: ask again, or wait without a limit"
+            )
+        return self._dst
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a transfer cannot be pickled or copied: it is under way in this process; send what result() gives"
+        )
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio  # who awaits has it; the others are spared the time that it takes to import
+
+        pause = FIRST_LOOK
+        while not self.done():
+            yield from asyncio.sleep(pause).__await__()
+            pause = min(pause * 2, LONGEST_LOOK)
+        return self.result()
+
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if error is None:  # else the block's own error is the one to tell
+                raise
+
+
+def _check_seconds(timeout: object) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(
+            f"timeout={timeout!r} is no number of seconds: give one, or None to wait for as long as it takes"
+        )
+    if timeout != timeout:
+        raise ValueError("timeout=nan would never be over: give a number of seconds, or None")
+
+
+def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = False) -> Transfer:
+    """Begin a copy; see `devmem.copy_async`."""
+    source = src if isinstance(src, DeviceNDArray) else device_view(src)
+    target = None if dst is None else dst if isinstance(dst, DeviceNDArray) else device_view(dst)
+    if pinned and (source is None or dst is not None):
+        raise LayoutError("pinned=True is for a new host array: give a device array as source, and no destination")
+    if target is not None:
+        return _into_device(target, source, src, dst, stream, device)
+    if source is None:
+        if dst is not None:
+            raise TypeError(
+                f"both sides are on the host, a {type(src).__name__} and a {type(dst).__name__}: that is numpy.copyto()"
+            )
+        return _new_on_device(src, stream, device)
+    if device is not None and context_of(device) is not source.context:
+        raise LayoutError(f"device={device!s} is not where the source is ({source.device}): leave it out")
+    copy = _to_host(source, dst, stream, pinned)
+    if dst is None and isinstance(src, DeviceRecord):
+        copy._dst = copy._dst[()]  # a record of NumPy, which shares the array's memory
+    return copy
+
+
+def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
+    context = context_of(device)
+    chosen = context.stream_of(stream)
+    source = host_array(src)
+    shape, itemsize = source.shape, source.itemsize
+    strides = None if source.flags.c_contiguous else like_strides(shape, source.strides, itemsize)
+    made = empty(context, shape, source.dtype, strides, source.nbytes, stream)
+    made.put(source, chosen, named=bool(stream))
+    record = isinstance(src, np.void) and source.dtype.fields is not None
+    return _behind(context, chosen, source, DeviceRecord(made) if record else made, None)
+
+
+def _into_device(target: DeviceNDArray[Any], source: Any, src: Any, dst: Any, stream: Any, device: Any) -> Transfer:
+    context = target.context
+    if device is not None and context_of(device) is not context:
+        raise LayoutError(f"device={device!s} is not where the destination is ({target.device}): leave it out")
+    origin = host_array(src) if source is None else source
+    check_same("copy_async", target.shape, target.dtype, origin.shape, origin.dtype)
+    chosen = context.stream_of(stream if target.stream is None else stream or target.stream)
+    target.put(origin, chosen, named=bool(stream))
+    return _behind(context, chosen, origin, dst, None)
+
+
+def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any, pinned: bool) -> Transfer:
+    source.allocation.check()
+    context = source.context
+    if pinned:
+        target: Any = pinned_like(context, source.shape, source.dtype, source.strides)
+    elif dst is None:
+        strides = like_strides(source.shape, source.strides, source.itemsize)
+        target = np.ndarray(source.shape, source.dtype, np.empty(source.nbytes, np.uint8), 0, strides)
+    else:
+        check_destination(dst, source.shape, source.dtype, "copy_async")
+        target = dst
+    chosen = context.stream_of(stream if source.stream is None else stream or source.stream)
+    with Entered(context):
+        context.reclaim.examine()
+        with Using(chosen, source.allocation):
+            download = host_device.read_async(source, target, chosen, named=bool(stream))
+    return _behind(context, chosen, source, target, download)
+
+
+def _behind(context: Context, stream: Any, src: Any, dst: Any, download: Download | None) -> Transfer:
+    with Entered(context):
+        try:
+            event = context.reclaim.mark(stream, src, dst, download)
+        except BaseException:
+            if download is not None:
+                download.give_up()
+            raise
+    return Transfer(context, src, dst, event, download)

@@ -1,0 +1,274 @@
+"""Host arrays to a device: one block of memory, and one copy for all that are small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from operator import add, attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....spi.errors import BackendError, LayoutError
+from ....spi.types import Capability, CopyKind
+from ...arrays.creation import to_device
+from ...arrays.ndarray import DeviceNDArray, device_view
+from ...arrays.record import DeviceRecord
+from ...base.arguments import host_array
+from ...base.current_device import Entered
+from ...base.layout import address, like_strides
+from ...copy import host_device
+from ...copy.plan import Case, Sort, sort_of
+from ...device.device import context_of
+from ...lifetime.allocation import Allocation, Using
+from .calls import copy_many
+from .gather import gathered, parts, steps
+from .trees import Tree, flatten, path, paths, rebuild
+
+if TYPE_CHECKING:
+    from ...device.open_device import Context
+    from ...ordering.stream import Stream
+
+#: Arrays of so many bytes are copied from where they are: to gather them, which moves them once more, takes longer than a
+#: call for each, or, of page-locked ones, a place in the driver's batch.
+LARGE = 32 << 10
+
+#: How an array gets to the device: with the others, in a batch of the driver's, or alone.
+TOGETHER, BATCHED, ALONE = range(3)
+
+_new = object.__new__
+_nbytes, _dtype = attrgetter("nbytes"), attrgetter("dtype")
+H2D = CopyKind.H2D
+
+
+def upload_many(tree: Tree, stream: Any, device: Any) -> Tree:
+    """The same structure with device arrays; see `devmem.to_device_many`."""
+    context = context_of(device)
+    chosen = context.stream_of(stream)
+    leaves, classes, flat = flatten(tree)
+    records = _records(leaves, classes)
+    there = _already_there(tree, leaves, classes, stream, context)
+    numbers: Sequence[int] = range(len(leaves))
+    if there:
+        numbers = [at for at in numbers if at not in there]
+    upload = _Upload(context, [leaves[at] for at in numbers] if there else leaves, chosen, chosen if stream else None)
+    with Entered(context) as driver:
+        if not stream:
+            chosen.check_waitable(driver)
+        ranks = upload.prepare()
+        order = [numbers[rank] for rank in ranks] if ranks else numbers
+        try:
+            arrays = upload.run()
+        except Exception as error:
+            error.add_note(f"to_device_many: {paths(tree, order[upload.under_way])}")
+            raise
+    if ranks or there:
+        there.update(zip(order, arrays, strict=True))
+        arrays = [there[at] for at in range(len(leaves))]
+    for at in records:
+        arrays[at] = DeviceRecord(arrays[at])
+    return arrays if flat else rebuild(tree, iter(arrays))
+
+
+class _Upload:
+    """Host arrays on their way into one block of device memory.
+
+    Attributes
+    ----------
+    sources : list of ndarray
+        In the order in which they are to lie in the block; `prepare` may change it.
+    sizes, steps : list of int
+        Bytes of each, and from the beginning of each to that of the next.
+    ways : list of int
+        How each is copied, in rising order; empty: all together.
+    under_way : slice
+        Those that are being copied.
+    """
+
+    def __init__(self, context: Context, sources: list[npt.NDArray[Any]], stream: Stream, bound: Stream | None) -> None:
+        self.context = context
+        self.sources = sources
+        self.stream = stream
+        self.bound = bound
+        self.sizes = list(map(_nbytes, sources))
+        self.distinct = set(self.sizes)
+        self.steps = self.sizes
+        self.ways: list[int] = []
+        self.under_way = slice(None)
+        self._locked = context.registry.segments
+
+    def prepare(self) -> list[int]:
+        """Find out how each array is copied, and sort them by it, as what goes together is to lie together.
+
+        Their numbers in the new order; none, if it is the old one. The device is entered.
+        """
+        ranks: list[int] = []
+        ways = self._ways()
+        if ways:
+            ranks = sorted(range(len(ways)), key=ways.__getitem__)
+            self.ways = sorted(ways)
+            self.sources = [self.sources[rank] for rank in ranks]
+            self.sizes = [self.sizes[rank] for rank in ranks]
+        self.steps = steps(self.sizes, self.distinct)
+        return ranks
+
+    def run(self) -> list[Any]:
+        """Device arrays, complete where no stream was named; the device is entered."""
+        context, stream, sources, ways = self.context, self.stream, self.sources, self.ways
+        total = sum(self.steps)
+        if not total:
+            return self._arrays(None, plain=False)
+        block = context.allocate(total, stream, self.bound is None)
+        try:
+            with Using(stream, block):
+                first = ways.count(TOGETHER) if ways else len(sources)
+                last = len(sources) - ways.count(ALONE)
+                plain = self._copy_together(block, first)
+                arrays = self._arrays(block, plain=plain and not ways)
+                if first < last:
+                    self._copy_batched(arrays, slice(first, last))
+                if last < len(sources):
+                    self._copy_alone(arrays, last)
+            self.under_way = slice(None)
+            if self.bound is None:
+                context.driver.stream_synchronize(stream.handle)
+        except BaseException:
+            block.discard()
+            raise
+        return arrays
+
+    def _ways(self) -> list[int]:
+        """How each array gets to the device; an empty list where all go together."""
+        context, sources, sizes = self.context, self.sources, self.sizes
+        if sources and Case(context, sources[0], self.stream).capturing:
+            # What a graph copies it copies whenever it is launched, from where the user's arrays are.
+            return [ALONE] * len(sources)
+        if max(self.distinct, default=0) < LARGE:
+            return []
+        ways = [ALONE if nbytes >= LARGE else TOGETHER for nbytes in sizes]
+        if context.has(Capability.BATCH_COPY):
+            for at, source in enumerate(sources):
+                if ways[at] and source.flags.c_contiguous and _locked(context, source, sizes[at]):
+                    ways[at] = BATCHED
+        return ways
+
+    def _copy_together(self, block: Allocation, count: int) -> bool:
+        """Copy the first so many, which are gathered on the host. Whether all of them are C-contiguous."""
+        plain, ptr, steps = True, block.ptr, self.steps
+        for part in parts(steps if count == len(steps) else steps[:count], block.nbytes):
+            self.under_way = part
+            joined, were_plain = gathered(self.sources[part], self.sizes[part], gaps=steps is not self.sizes)
+            plain = plain and were_plain
+            if joined:
+                packed = np.frombuffer(joined, np.uint8)
+                there: DeviceNDArray[Any] = DeviceNDArray(block, ptr, packed.shape, packed.dtype, None)
+                host_device.write(there, packed, self.stream, blocking=self._waits(packed.size))
+            ptr += len(joined)
+        return plain
+
+    def _copy_batched(self, arrays: list[Any], part: slice) -> None:
+        """Copy page-locked arrays from where they are, by one call of the driver."""
+        registry, stream, self.under_way = self.context.registry, self.stream, part
+        arrays, sources, sizes = arrays[part], self.sources[part], self.sizes[part]
+        dsts, srcs = [array._ptr for array in arrays], list(map(address, sources))
+        with registry.steady(min(srcs), max(map(add, srcs, sizes))):
+            if registry.segments is self._locked:
+                copy_many(self.context, dsts, srcs, sizes, H2D, stream, sources)
+                return
+        # Something was locked or unlocked since it was looked at.
+        for array, source, nbytes in zip(arrays, sources, sizes, strict=True):
+            host_device.write(array, source, stream, blocking=self._waits(nbytes))
+
+    def _copy_alone(self, arrays: list[Any], first: int) -> None:
+        """Copy arrays one by one, from the first of them on, as `to_device` would."""
+        context, stream, counter = self.context, self.stream, self.context.uploads
+        running: list[object] = []
+        try:
+            for at in range(first, len(arrays)):
+                array, source, nbytes = arrays[at], self.sources[at], self.sizes[at]
+                self.under_way = slice(at, at + 1)
+                locked = context.registry.segments
+                if 0 < nbytes < context.timed_from and array._strides is None and not locked:
+                    try:
+                        if context.driver.copy(array._ptr, address(source), nbytes, H2D, stream.handle, blocking=False):
+                            running.append(source)
+                        counter[0] += 1
+                        counter[1] += nbytes
+                        continue
+                    except BackendError:
+                        if context.registry.segments is locked:
+                            raise
+                host_device.write(array, source, stream, blocking=self._waits(nbytes))
+        finally:
+            if running:
+                context.reclaim.retire(stream, *running)
+
+    def _waits(self, nbytes: int) -> bool:
+        """Whether a copy of so many bytes is waited for at once: what is not staged the driver mostly waits for anyway."""
+        return self.bound is None and nbytes < self.context.staged_from
+
+    def _arrays(self, block: Allocation | None, *, plain: bool) -> list[Any]:
+        """Device arrays for the sources' elements, one behind the other in the block.
+
+        ``plain``: it is known that all are C-contiguous. Asking them takes long, compared with the rest.
+        """
+        sources, bound = self.sources, self.bound
+        arrays: list[Any] = list(map(_new, repeat(DeviceNDArray, len(sources))))
+        ptr = 0 if block is None else block.ptr
+        for array, source, step in zip(arrays, sources, self.steps, strict=True):
+            # What DeviceNDArray(...) does, without the call: most of what an array of a few bytes takes.
+            array.allocation = block
+            array._ptr = ptr
+            array._shape = source.shape
+            array._dtype = source.dtype
+            array._strides = None
+            array._stream = bound
+            ptr += step
+        if plain and 0 not in self.distinct:
+            return arrays
+        for array, source, nbytes in zip(arrays, sources, self.sizes, strict=True):
+            if not nbytes:
+                array.allocation = Allocation(self.context, self.context.heap, 0, 0, self.stream)
+                array._ptr = 0
+            elif not source.flags.c_contiguous:
+                array._strides = like_strides(source.shape, source.strides, source.itemsize)
+        return arrays
+
+
+def _records(leaves: list[Any], classes: set[type]) -> list[int]:
+    """The leaves that are records of NumPy, by their number."""
+    if not any(issubclass(each, np.void) for each in classes):
+        return []
+    return [at for at, leaf in enumerate(leaves) if isinstance(leaf, np.void) and leaf.dtype.fields is not None]
+
+
+def _already_there(tree: Tree, leaves: list[Any], classes: set[type], stream: Any, context: Context) -> dict[int, Any]:
+    """The leaves that are device arrays, of any library, by their number, on this device; all others become ndarrays in place."""
+    there: dict[int, Any] = {}
+    if classes == {np.ndarray} and not any(dtype.hasobject for dtype in set(map(_dtype, leaves))):
+        return there
+    for at, leaf in enumerate(leaves):
+        if type(leaf) is not np.ndarray or leaf.dtype.hasobject:
+            try:
+                if isinstance(leaf, DeviceNDArray) or device_view(leaf) is not None:
+                    there[at] = to_device(leaf, stream, True, None, context.device)
+                else:
+                    leaves[at] = host_array(leaf)
+            except (TypeError, LayoutError) as error:
+                raise type(error)(f"{path(tree, at)}: {error}") from None
+            except Exception as error:  # a driver's, or of the leaf's own making
+                error.add_note(f"to_device_many: {path(tree, at)}")
+                raise
+    return there
+
+
+def _locked(context: Context, source: npt.NDArray[Any], nbytes: int) -> bool:
+    """Whether the driver can be given a contiguous array in one piece, to be read whenever the copy's turn comes."""
+    if source.base is None and not context.registry.segments:
+        return False  # most arrays: to look closer takes as long as to copy them
+    # What other libraries have locked is not asked for, which takes the driver longer than a copy of this size.
+    if sort_of(context, source, ask=False) not in (Sort.LOCKED, Sort.MANAGED):
+        return False
+    low = address(source)
+    return not context.registry.cuts(low, low + nbytes)

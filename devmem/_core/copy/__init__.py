@@ -1,0 +1,1 @@
+"""Copies between host and device, on one device and between devices: plans, driver calls, staging, statistics."""

@@ -1,0 +1,22 @@
+"""Ordinary host memory that copies of our own go through."""
+
+from __future__ import annotations
+
+import math
+from mmap import PAGESIZE
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.layout import Shape, address
+
+
+def scratch(shape: Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A new C-contiguous array of undefined contents, on pages of its own.
+
+    Neighbours on the heap may be page-locked at any time, and drivers refuse copies from or to memory that is so in part.
+    """
+    kind = np.dtype(dtype)
+    raw = np.empty(math.prod(shape) * kind.itemsize + 2 * PAGESIZE, np.uint8)
+    return np.ndarray(shape, kind, raw, -address(raw) % PAGESIZE)

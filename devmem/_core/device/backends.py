@@ -1,0 +1,110 @@
+"""Which backend: the one asked for, else the first GPU backend that is usable, else the host with a warning."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from ... import plugins
+from ...spi.driver import Backend
+from ...spi.errors import BackendUnavailable, ConfigError, DevmemWarning, PluginError
+from ..base.config import caller_level, settings
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """What is known of a backend: its name, whether it can be used here, else why not, its devices and who supplies it."""
+
+    name: str
+    usable: bool
+    reason: str | None
+    devices: int
+    origin: str
+
+
+_fallen_back = False
+
+
+def registry() -> plugins.Registry:
+    """The plugins, with the block list of the settings in force."""
+    plugins.registry.configure(settings().block_plugins)
+    return plugins.registry
+
+
+def usable_backend(name: str) -> Backend:
+    """The backend of that name, ready for use.
+
+    Raises
+    ------
+    ConfigError
+        Nobody supplies it.
+    BackendUnavailable
+        It cannot be used here; the message says why and what would help.
+    """
+    found = registry().backend(name)
+    if found is None:
+        failure = registry().failures.get(name)
+        if failure is not None and name in plugins.BUILT_IN:
+            raise BackendUnavailable(f"the backend {name!r} cannot be used: {failure.message}")
+        if failure is not None:
+            raise PluginError(failure.message)
+        known = ", ".join(sorted({*registry().every_backend(), *plugins.BUILT_IN}))
+        raise ConfigError(f"no backend is named {name!r} (DEVMEM_BACKEND, use_backend): give one of {known}")
+    plugins.configure(found.backend, settings().for_backend(name))
+    reason = found.backend.unavailable()
+    if reason is not None:
+        raise BackendUnavailable(f"the backend {name!r} cannot be used: {reason}")
+    return found.backend
+
+
+def chosen_name() -> str:
+    """The name of the backend that the settings name, else the first that is usable."""
+    return settings().backend or first_usable()
+
+
+def first_usable() -> str:
+    """The first GPU backend that can be used, else the host backend, with one warning that says why."""
+    global _fallen_back
+    reasons = []
+    for name in plugins.BUILT_IN:
+        if name == plugins.LAST_RESORT:
+            continue
+        reason = _reason(name)
+        if reason is None:
+            return name
+        reasons.append(f"{name}: {reason}")
+    if not _fallen_back:
+        _fallen_back = True
+        warnings.warn(
+            f"no GPU backend can be used, so devmem runs on the host backend ({'; '.join(reasons)}); "
+            f"set DEVMEM_BACKEND=host to choose it and silence this",
+            DevmemWarning,
+            stacklevel=caller_level(),
+        )
+    return plugins.LAST_RESORT
+
+
+def statuses() -> list[BackendStatus]:
+    """Every backend, usable or not, built-ins first."""
+    found = registry().every_backend()
+    failed = registry().failures
+    every = []
+    for name in dict.fromkeys([*plugins.BUILT_IN, *found, *failed]):
+        reason = _reason(name)
+        loaded = found.get(name)
+        count = loaded.backend.device_count() if loaded is not None and reason is None else 0
+        origin = loaded.origin if loaded is not None else failed[name].origin
+        every.append(BackendStatus(name, reason is None, reason, count, origin))
+    return every
+
+
+def _reason(name: str) -> str | None:
+    found = registry().backend(name)
+    if found is None:
+        failure = registry().failures.get(name)
+        return failure.message if failure else "nobody supplies it"
+    try:
+        plugins.configure(found.backend, settings().for_backend(name))
+        return found.backend.unavailable()
+    except Exception as error:  # it must not raise; one that does must not take the others with it
+        return f"the backend {name!r} from {found.origin} failed when it was asked: {type(error).__name__}: {error}"

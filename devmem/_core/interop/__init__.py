@@ -1,0 +1,1 @@
+"""Exchange with other libraries and processes: DLPack, array interfaces, IPC."""

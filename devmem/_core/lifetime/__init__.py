@@ -1,0 +1,1 @@
+"""Allocations, the queue that frees dropped memory later, page locks, and running out of memory."""

@@ -1,0 +1,414 @@
+"""Device memory that is owned: the heap it came from and the handle whose death gives it back."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from ...spi.errors import ClosedError, DevmemError, LayoutError
+from ...spi.types import MemoryKind
+from ..base.scopes import deferral
+from ..memory.adaptor import kept_by
+from ..memory.foreign import check_address, explain, is_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ...spi.memory import MemoryResource
+    from ..device.open_device import Context
+    from ..ordering.stream import Event, Stream
+
+
+#: Streams that a block remembers before it asks which of them have passed.
+MANY_STREAMS = 16
+
+
+class Allocation:
+    """A block of memory, shared by an array and all its views.
+
+    Python's own reference count decides when it is dropped; then ``__del__`` only appends it to the device's queue, and
+    the block is freed later, at a safe point, by the heap that made it.
+    """
+
+    __slots__ = ("__weakref__", "context", "freed", "heap", "home", "nbytes", "ptr", "streams", "unnamed")
+
+    #: Whether somebody lent the memory to be read only.
+    read_only = False
+
+    def __init__(
+        self, context: Context, heap: Heap, ptr: int, nbytes: int, home: Stream, unnamed: bool = False
+    ) -> None:
+        self.context = context
+        self.heap = heap
+        #: Whether nobody named the home stream: then the memory is there for every stream.
+        self.unnamed = unnamed
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.home = home
+        #: Other streams that devmem used the block on. Of a foreign stream, whose life is not ours, the event behind the
+        #: last use is kept instead of trusting the handle later.
+        self.streams: dict[Stream, Event | None] | None = None
+        self.freed = False
+
+    def __del__(self) -> None:
+        # Runs wherever the collector runs: no lock, no driver, no import, no global. The append is atomic, and
+        # resurrects the block until the queue has freed it; `__del__` is not called a second time.
+        try:
+            if not self.freed and self.ptr and not self.context.dead:
+                self.context.reclaim.dropped.append(self)
+        except AttributeError:
+            pass  # never finished __init__
+
+    def check(self) -> None:
+        """Raise if the block is gone."""
+        if self.freed or self.context.dead:
+            self.refuse()
+
+    def check_writable(self) -> None:
+        """Raise if the block is gone, or is only to be read."""
+        if self.freed or self.context.dead:
+            self.refuse()
+        if self.read_only:
+            raise LayoutError(
+                "this array is read-only, as whoever lent its memory has it: write to a copy of your own, array.copy()"
+            )
+
+    def refuse(self) -> NoReturn:
+        """Say why the block is gone."""
+        self.context.check()
+        raise ClosedError(
+            f"this memory ({self.nbytes} bytes on {self.context.device}) was freed: it cannot be used any more; "
+            f"keep the array until its last use, or allocate anew"
+        )
+
+    def before_use(self, stream: Stream) -> None:
+        """Called before work that touches the block is enqueued on a stream; the device is entered.
+
+        Memory that nobody named a stream for is there for every stream: one that does not wait for the memory's own by itself
+        is made to, once. Between two streams that the user named nothing is inserted.
+        """
+        if stream is self.home or (self.streams is not None and stream in self.streams):
+            return
+        if self.unnamed and not stream.waits_for(self.home):
+            self.context.reclaim.order(stream.handle, self.home.order_handle())
+        self._note(stream)
+
+    def after_use(self, stream: Stream) -> None:
+        """Called after the work is enqueued. Of a foreign stream, which may be gone by the time, an event is kept.
+
+        Where that stream captures, the block is kept for good: the graph may run at any time. An event in it would only pull
+        the stream that waits for it into the capture.
+        """
+        if stream.external:
+            reclaim = self.context.reclaim
+            if reclaim.goes_into_graph(stream, self):
+                return
+            if self.streams is None:
+                self.streams = {}
+            self.streams[stream] = reclaim.mark(stream, self)
+        elif self.streams is not None and stream is not self.home:
+            self.streams[stream] = None  # again: another thread may have taken it for one that has passed
+
+    def uses(self) -> dict[Stream, Event | None]:
+        """Every stream that devmem's work on the block may still be on."""
+        return {self.home: None, **(self.streams or {})}
+
+    def hand_to(self, stream: Stream) -> None:
+        """Make a stream's later work come after all that devmem enqueued on the block, and count it among those that use it.
+
+        For work of others, which the stream's own calls do not announce. The device is entered.
+        """
+        if self.streams is not None or stream is not self.home:
+            self.order_behind(stream)
+            self._note(stream)
+        if stream.external:
+            self.after_use(stream)
+
+    def order_behind(self, stream: Stream) -> None:
+        """Make a stream's later work come after all that devmem enqueued on the block. The device is entered."""
+        reclaim, handle = self.context.reclaim, stream.handle
+        for other, last_use in self.uses().items():
+            if other is stream:
+                continue
+            if last_use is not None:
+                self.context.driver.stream_wait(handle, last_use.handle)
+            elif not stream.waits_for(other):
+                reclaim.order(handle, other.order_handle())
+
+    def wait(self) -> None:
+        """Wait until all that devmem enqueued on the block is done. The device is entered."""
+        if self.streams is None and self.home is not None and self.home.plain:
+            self.context.driver.stream_synchronize(self.home.handle)
+            return
+        for other, last_use in self.uses().items():
+            if last_use is not None:
+                last_use.synchronize()
+            elif not other.closed:
+                self.context.driver.stream_synchronize(other.order_handle())
+
+    def _note(self, stream: Stream) -> None:
+        if stream is self.home or (self.streams is not None and stream in self.streams):
+            return
+        if self.streams is None:
+            self.streams = {}
+        elif len(self.streams) >= MANY_STREAMS:
+            self._forget_passed(self.streams)
+        self.streams[stream] = None
+
+    def _forget_passed(self, streams: dict[Stream, Event | None]) -> None:
+        """Let go of streams that have passed, or a block that lives long would keep every stream of its life from dying."""
+        for stream in list(streams):
+            # Taken out before it is asked: another thread that uses the block on it meanwhile puts it in again.
+            last_use = streams.pop(stream, None)
+            try:
+                passed = (
+                    last_use.query() if last_use is not None else stream.closed or (stream.plain and stream.query())
+                )
+            except DevmemError:
+                passed = False
+            if not passed:
+                streams.setdefault(stream, last_use)
+
+    def free(self) -> None:
+        """Give the block back now, in stream order. A second call does nothing.
+
+        Inside ``defer_cleanup()``, and while a graph is captured, it waits in the queue like a dropped one.
+        """
+        if self.freed:
+            return
+        context = self.context
+        if context.dead is not None:
+            context.check()
+        self.freed = True
+        ptr = self.ptr
+        if not ptr:
+            return
+        heap, home = self.heap, self.home
+        if self.streams is not None or not home.simple or not heap.ordered or deferral.depth:
+            context.reclaim.release_now(self)
+            return
+        driver = context.driver
+        token = None
+        try:
+            token = driver.enter()
+            self.ptr = 0
+            if heap.live.pop(ptr, None) is not None:  # erased before it is freed: see Heap.give_back
+                give = heap.deallocate  # a field: see Context.allocate
+                give(ptr, self.nbytes, home.handle)
+        except BaseException:
+            context.reclaim.keep(self)
+            raise
+        finally:
+            if token is not None:
+                driver.exit(token)
+
+    def discard(self) -> None:
+        """Free the block on the way out of a failure, whose own error is the one to be raised."""
+        try:
+            self.free()
+        except DevmemError:
+            self.freed = True  # what could not be freed now is in the queue already
+
+    def give_back(self) -> None:
+        """Return the block to its heap, once all streams have been dealt with by the queue."""
+        handle = self.home.order_handle()
+        # From here on the heap's, even if it fails: the address may be another block's before we would look again.
+        ptr, self.ptr = self.ptr, 0
+        self.heap.give_back(ptr, self.nbytes, handle)
+
+    def is_out(self) -> bool:
+        """Whether the heap has not taken the block back yet."""
+        return bool(self.ptr)
+
+
+class Using:
+    """``with Using(stream, *allocations):`` work on these blocks is enqueued on the stream, within the block."""
+
+    __slots__ = ("allocations", "stream")
+
+    def __init__(self, stream: Stream, *allocations: Allocation) -> None:
+        self.stream = stream
+        self.allocations = allocations
+
+    def __enter__(self) -> None:
+        for each in self.allocations:
+            each.before_use(self.stream)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # Also after a failure: some of the work may be on its way.
+        left = iter(self.allocations)
+        for each in left:
+            try:
+                each.after_use(self.stream)
+            except DevmemError:
+                for other in left:  # they must still be told
+                    with suppress(DevmemError):
+                        other.after_use(self.stream)
+                raise
+
+
+class Borrowed(Allocation):
+    """Memory of somebody else, kept alive by a reference to its owner; freeing it only lets go.
+
+    ``ready`` is the stream that its owner has made to wait for the memory; None where the owner orders each use by itself.
+    """
+
+    __slots__ = ("owner", "read_only", "ready")
+
+    def __init__(
+        self,
+        context: Context,
+        ptr: int,
+        nbytes: int,
+        owner: object,
+        ready: Stream | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.context = context
+        self.heap = context.heap
+        self.unnamed = True
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.home = None  # type: ignore[assignment]  # nobody's: then every use is told to `after_use`
+        self.streams = None
+        self.freed = False
+        self.owner = owner
+        self.ready = ready
+        self.read_only = read_only
+
+    def __del__(self) -> None:
+        pass  # nothing of ours to give back
+
+    def before_use(self, stream: Stream) -> None:
+        """A stream that the memory was not made ready for is made to wait until it is, once."""
+        ready = self.ready
+        if ready is None or stream is ready or (self.streams is not None and stream in self.streams):
+            return
+        if not stream.waits_for(ready):
+            self.context.reclaim.order(stream.handle, ready.order_handle())
+        self._note(stream)
+
+    def after_use(self, stream: Stream) -> None:
+        """Keep the owner alive until the stream has passed this use."""
+        self.context.reclaim.retire(stream, self.owner)
+        if self.ready is not None:
+            super().after_use(stream)
+
+    def uses(self) -> dict[Stream, Event | None]:
+        """Where it was made ready, and where it was used; what only lent it a device's address is asked for all its copies."""
+        if self.ready is not None:
+            return {self.ready: None, **(self.streams or {})}
+        return dict.fromkeys(self.context.reclaim.busy)
+
+    def free(self) -> None:
+        """Let go of the owner, once the work that uses its memory has passed."""
+        if not self.freed:
+            self.context.check()
+            self.freed = True
+            self.owner = None
+
+
+class Onward:
+    """Borrowed memory that was handed on: its owner stays until the consumer has let go, and the stream that it named has passed.
+
+    Of a foreign stream nothing is known by then: what is enqueued there at the export is all that is waited for.
+    """
+
+    __slots__ = ("context", "owner", "stream")
+
+    def __init__(self, allocation: Borrowed, stream: Stream | None) -> None:
+        self.context = allocation.context
+        self.owner = allocation.owner
+        self.stream = None if stream is None or stream.external else stream
+
+    def __del__(self) -> None:
+        # On any thread, whenever the consumer likes: as for blocks of ours, see `Allocation`.
+        try:
+            if self.stream is not None and not self.context.dead:
+                self.context.reclaim.parting.append(self)
+        except AttributeError:
+            pass
+
+    def part(self) -> None:
+        """Keep the owner behind what is on the stream now. The device is entered."""
+        if self.stream is not None:
+            stream = self.stream.stand_in()
+            if not self.context.driver.stream_query(stream.handle):
+                self.context.reclaim.retire(stream, self.owner)
+
+
+class Heap:
+    """A memory resource, bound to a device, with the addresses that are out, for one kind of memory."""
+
+    __slots__ = (
+        "__weakref__",
+        "allocate",
+        "context",
+        "deallocate",
+        "foreign",
+        "kind",
+        "live",
+        "ordered",
+        "resource",
+        "scopes",
+    )
+
+    deallocate: Callable[[int, int, int], None]
+
+    def __init__(self, context: Context, resource: MemoryResource, kind: MemoryKind = MemoryKind.DEVICE) -> None:
+        self.context = context
+        self.resource = resource
+        self.kind = kind
+        # Bound methods, looked up once: for a plain resource they are the driver's own.
+        self.allocate = resource.allocate
+        self.deallocate = resource.deallocate
+        self.ordered = bool(getattr(resource, "stream_ordered", False))
+        # What a resource of ours returns is an address: where it stands over a plugin's, it looks at that itself (see
+        # `foreign.Boundary`). What a plugin returns is looked at, and what it raises is explained.
+        self.foreign = not is_ours(resource)
+        if self.foreign:
+            self.deallocate = self._deallocate_foreign
+        self.live: dict[int, int] = {}
+        #: How many ``with use_memory()`` blocks are open on it.
+        self.scopes = 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that the stack keeps for reuse."""
+        return kept_by(self.resource)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Ask the stack to give cached memory back."""
+        trim = getattr(self.resource, "trim", None)
+        if trim is not None:
+            trim(keep_bytes)
+
+    def forget_stream(self, handle: int) -> None:
+        """Tell the stack that a stream is about to be destroyed, if it wants to know."""
+        forget = getattr(self.resource, "forget_stream", None)
+        if forget is not None:
+            forget(handle)
+
+    def give_back(self, ptr: int, nbytes: int, handle: int) -> None:
+        """Return a block to the resource."""
+        # Erased before it is freed: the other way round another thread can be given the address in between, and its
+        # entry would be erased instead.
+        if self.live.pop(ptr, None) is not None:
+            self.deallocate(ptr, nbytes, handle)
+
+    def check_address(self, ptr: object, nbytes: int) -> int:
+        """What a third-party resource returned, if it can be an address that is not out already."""
+        return check_address(self.resource, ptr, nbytes, self.live)
+
+    def explain(self, error: Exception, nbytes: int) -> None:
+        """Add what devmem knows to an exception of a third-party resource's ``allocate``."""
+        if self.foreign:
+            explain(error, self.resource, f"allocate of {nbytes} bytes on {self.context.device}")
+
+    def _deallocate_foreign(self, ptr: int, nbytes: int, handle: int) -> None:
+        try:
+            self.resource.deallocate(ptr, nbytes, handle)
+        except Exception as error:
+            explain(error, self.resource, f"deallocate of {nbytes} bytes on {self.context.device}")
+            raise

@@ -1,0 +1,1 @@
+"""Pools: memory that is kept for reuse, for each stream."""
