@@ -317,7 +317,7 @@ def test_every_rule_names_a_package_of_the_design():
         ("devmem._core.device.device", "import importlib\nimportlib.import_module('devmem.backends.host')"),
         (
             "devmem._core.device.device",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..api import arrays",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ...api import arrays",
         ),
         ("devmem._core.device.device", "try:\n    import cupy\nexcept ImportError:\n    pass"),
         ("devmem.kernels.launch", "from ..backends import cuda"),
