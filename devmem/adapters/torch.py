@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..api.devices import device as device_of
-from ..kit import native
 from ..spi.driver import Driver
 from ..spi.errors import BackendUnavailable, ConfigError
+from ..toolkit import toolchain
 from .held import Held, load, raw
 from .loans import Loans, tell
 
@@ -97,7 +97,7 @@ class Shim:
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
-        self.path = native.shared_library("torch_shim.so", [SHIM], SHIM_FLAGS)
+        self.path = toolchain.shared_library("torch_shim.so", [SHIM], SHIM_FLAGS)
         self._loans: dict[int, Loans] = {}
         self._lock = threading.Lock()
         # Kept for as long as the process lives, as C keeps their addresses.

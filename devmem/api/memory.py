@@ -9,8 +9,8 @@ from .._core.base.current_device import Entered
 from .._core.device.device import context_of, open_contexts
 from .._core.memory import resource_of
 from ..spi.errors import ConfigError, DevmemError, PluginError
-from ..spi.failures import FirstError
 from ..spi.types import MemoryInfo, MemoryKind
+from ..toolkit.deferred_errors import FirstError
 
 
 def memory_info(device: Any = None) -> MemoryInfo:

@@ -18,7 +18,7 @@ from .._core.base.config import caller_level
 from .._core.base.layout import address
 from .._core.copy.host_device import guard
 from ..spi.errors import DevmemError, DevmemWarning, LayoutError
-from ..spi.failures import FirstError
+from ..toolkit.deferred_errors import FirstError
 from .code import argument
 from .onlyread import only_read
 

@@ -1,6 +1,6 @@
 """The contract between devmem's generic machinery and everything that plugs into it.
 
-Nothing in this package behaves: it names, but for a few lines that all sides need alike, in `executing` and `failures`.
+It holds protocols, values and errors, and no behaviour: what several packages need to do alike is in `devmem.toolkit`.
 `driver` says what a backend supplies, `memory` what an allocator supplies, `kernel` what a compiler supplies, `types` the
 values that pass between them, `errors` what may be raised, `hookspecs` how all of them are found. It imports the standard
 library only, so a plugin that is written against it drags in neither NumPy nor a vendor.

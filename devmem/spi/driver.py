@@ -298,26 +298,27 @@ class SupportsLaunch(Protocol):
 
 
 @runtime_checkable
-class SupportsExecute(Protocol):
-    """Functions of Python as work of a stream: only where the host can reach the device's memory. The simulator stands on it."""
+class SupportsHostFunction(Protocol):
+    """Python functions that run in stream order: only where the host can reach the device's memory. The simulator needs it."""
 
-    def execute(
+    def launch_host_function(
         self, function: Callable[[Sequence[int]], None], ranges: Sequence[tuple[int, int]], stream: int
     ) -> None:
         """Call the function when the stream reaches it, with the addresses at which it may touch the ranges of device memory.
 
-        ``ranges`` are (address, bytes), each in one live block; they are checked by this call, as those of a copy are, and can be
-        touched until the function returns. It runs on a thread of the stream's, where no device is current, and must not call
-        the driver: ``enter`` raises there, and wherever ``spi.executing`` says that a thread works for such a function.
+        ``ranges`` are (address, bytes), each in one live block. This call checks them as it would check those of a copy; the
+        function may touch them until it returns. It runs on a thread of the driver's, where no device is current, and must not
+        call the driver: ``enter`` raises there, and on every thread that `devmem.toolkit.host_functions` has marked.
 
-        What it raises is raised once: by the next call that waits for the stream behind it (``stream_synchronize``, a blocking
-        copy, ``event_synchronize`` of an event recorded there), by ``synchronize``, or by the next ``execute`` on the stream,
-        which then enqueues nothing. Each of these on the legacy stream is behind all blocking streams, and tells of those too.
-        If such a wait is interrupted (Ctrl-C), the functions that it waits for are ended: their attribute ``interrupt``, if they
-        have one, is called from the waiting thread, whether they have begun or not. It gives what the function was at as text,
-        or "", and the function raises nothing any more.
-        The device is not lost by it, and work behind it runs. What nobody has been told becomes a DevmemWarning at ``close``, or
-        when the interpreter ends.
+        What the function raises is raised once: by the next call that waits for the stream behind it (``stream_synchronize``, a
+        blocking copy, ``event_synchronize`` of an event recorded there), by ``synchronize``, or by the next
+        ``launch_host_function`` on the stream, which then enqueues nothing. Each of these on the legacy stream is behind all
+        blocking streams, and raises their errors too. An error that no call has raised becomes a DevmemWarning at ``close``, or
+        when the interpreter ends. The device is not lost, and later work runs.
+
+        If such a wait is interrupted (Ctrl-C), the functions that it waits for are ended: the waiting thread calls their
+        attribute ``interrupt``, if they have one, whether they have begun or not. It returns as text what the function was
+        doing, or "", and the function raises nothing from then on.
         """
 
 
@@ -358,7 +359,7 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.IPC: SupportsIpc,
     Capability.CAPTURE: SupportsCapture,
     Capability.LAUNCH: SupportsLaunch,
-    Capability.EXECUTE: SupportsExecute,
+    Capability.HOST_FUNCTION: SupportsHostFunction,
     Capability.HOLD: SupportsHold,
     Capability.POINTER_INFO: SupportsPointerInfo,
 }

@@ -59,7 +59,7 @@ class Capability(StrEnum):
     IPC = "ipc"
     CAPTURE = "capture"
     LAUNCH = "launch"
-    EXECUTE = "execute"
+    HOST_FUNCTION = "host_function"
     HOLD = "hold"
     POINTER_INFO = "pointer_info"
 

@@ -6,7 +6,7 @@ from .driver_copies import CopyChecks
 from .driver_device import DeviceChecks
 from .driver_errors import ErrorChecks
 from .driver_events import EventChecks
-from .driver_execute import ExecuteChecks
+from .driver_host_functions import HostFunctionChecks
 from .driver_memory import MemoryChecks
 from .driver_optional import BatchChecks, StreamOrderedChecks, StridedChecks, VolumeChecks
 from .driver_sharing import HostMemoryChecks, ManagedChecks, NeighbourChecks
@@ -23,7 +23,7 @@ class DriverTests(
     StridedChecks,
     VolumeChecks,
     BatchChecks,
-    ExecuteChecks,
+    HostFunctionChecks,
     HostMemoryChecks,
     ManagedChecks,
     NeighbourChecks,

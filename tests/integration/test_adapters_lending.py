@@ -23,9 +23,9 @@ from devmem import memory
 from devmem.adapters import Loans, cuda_core, cupy, lend, numba, numba_hip, rmm, torch
 from devmem.adapters.held import Held
 from devmem.adapters.loans import AllStreams
-from devmem.kit import native
 from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind
 from devmem.testing.latch import Latch
+from devmem.toolkit import toolchain
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -685,14 +685,14 @@ def test_nothing_reaches_python_after_its_end(python, tmp_path):
 import ctypes, devmem as dm
 from pathlib import Path
 from devmem.adapters import torch
-from devmem.kit import native
+from devmem.toolkit import toolchain
 shim = torch.shim(dm.current_device().backend)
 library = ctypes.CDLL(str(shim.path))
 library.devmem_allocate.restype = ctypes.c_void_p
 library.devmem_allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
 ptr = library.devmem_allocate(1000, 0, None)
 assert ptr
-last = ctypes.CDLL(str(native.shared_library("last.so", [Path({str(last)!r})])))
+last = ctypes.CDLL(str(toolchain.shared_library("last.so", [Path({str(last)!r})])))
 cast = lambda function: ctypes.cast(function, ctypes.c_void_p)
 last.remember(cast(library.devmem_allocate), cast(library.devmem_free), ctypes.c_void_p(ptr))
 print("fine", flush=True)
@@ -742,10 +742,10 @@ print(asked(allocate, 1000), asked(allocate, 0))
 @needs_compiler
 def test_the_library_is_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = native.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS)
+    path = toolchain.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS)
     assert path.is_relative_to(tmp_path)
     made = path.stat().st_mtime_ns
-    assert native.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS) == path
+    assert toolchain.shared_library("torch_shim.so", [torch.SHIM], torch.SHIM_FLAGS) == path
     assert path.stat().st_mtime_ns == made
     assert [each.name for each in path.parent.iterdir()] == [path.name]
     ctypes.CDLL(str(path)).devmem_disconnect()
@@ -753,10 +753,10 @@ def test_the_library_is_compiled_once(monkeypatch, tmp_path):
 
 def test_no_compiler_is_told_with_what_to_install(monkeypatch):
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(dm.BackendUnavailable, match="pip install ziglang"):
-        native.compiler()
+        toolchain.compiler()
 
 
 @needs_compiler
@@ -765,10 +765,10 @@ def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
     broken = tmp_path / "broken.c"
     broken.write_text("int f( {")
     with pytest.raises(dm.BackendUnavailable, match=r"(?s)failed with exit status 1.*error"):
-        native.shared_library("broken.so", [broken])
+        toolchain.shared_library("broken.so", [broken])
     monkeypatch.setenv("CC", str(tmp_path / "no-such-compiler"))
     with pytest.raises(dm.BackendUnavailable, match="cannot be built with"):
-        native.shared_library("broken.so", [broken])
+        toolchain.shared_library("broken.so", [broken])
     assert list((tmp_path / "devmem" / "native").iterdir()) == []
 
 

@@ -26,7 +26,7 @@ _spec.loader.exec_module(kernels_all)
 
 @pytest.fixture(autouse=True)
 def simulated(need):
-    need("execute")
+    need("host_function")
     pytest.importorskip("greenlet")
 
 

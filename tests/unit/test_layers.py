@@ -64,18 +64,18 @@ RULES: Mapping[str, Rule] = {
     "devmem.errors": rule("spi"),
     "devmem.memory": rule("spi _core.memory"),
     "devmem.spi": rule(),
-    "devmem.kit": rule("spi"),
+    "devmem.toolkit": rule("spi"),
     "devmem.plugins": rule("spi", "pluggy"),
-    "devmem._core": rule("spi plugins", "numpy", lazily="ml_dtypes"),  # a capsule of bfloat16 asks for it
-    "devmem.kernels": rule("spi _core", "numpy"),
-    "devmem.kernels.compilers.numba_cuda": rule("spi _core kernels", "numpy numba"),
-    "devmem.kernels.compilers.numba_hip": rule("spi _core kernels", "numpy numba"),
-    "devmem.kernels.compilers.simulator": rule("spi _core kernels", "numpy greenlet"),
-    "devmem.api": rule("_core kernels plugins spi", "numpy"),
+    "devmem._core": rule("spi toolkit plugins", "numpy", lazily="ml_dtypes"),  # a capsule of bfloat16 asks for it
+    "devmem.kernels": rule("spi toolkit _core", "numpy"),
+    "devmem.kernels.compilers.numba_cuda": rule("spi toolkit _core kernels", "numpy numba"),
+    "devmem.kernels.compilers.numba_hip": rule("spi toolkit _core kernels", "numpy numba"),
+    "devmem.kernels.compilers.simulator": rule("spi toolkit _core kernels", "numpy greenlet"),
+    "devmem.api": rule("_core kernels plugins spi toolkit", "numpy"),
     "devmem.backends": rule(),
-    "devmem.backends.host": rule("spi kit", "numpy"),
-    "devmem.backends.cuda": rule("spi kit", "cuda"),
-    "devmem.backends.roc": rule("spi kit", "hip rocm"),
+    "devmem.backends.host": rule("spi toolkit", "numpy"),
+    "devmem.backends.cuda": rule("spi toolkit", "cuda"),
+    "devmem.backends.roc": rule("spi toolkit", "hip rocm"),
     # Both speak to foreign arrays and allocators; numpy is the library's own dependency and no foreign one.
     # An old EMM plugin is a resource in the same way for both: adapters.emm has it.
     "devmem.compat": rule(
@@ -86,7 +86,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.compat.numba_roc.compiler": rule("devmem api spi compat kernels.names", "numpy", lazily=None),
     "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.base.simulation", lazily=None),
     "devmem.adapters": rule(
-        "devmem api spi kit _core.lifetime.allocation _core.ordering.stream _core.memory", "numpy", lazily=None
+        "devmem api spi toolkit _core.lifetime.allocation _core.ordering.stream _core.memory", "numpy", lazily=None
     ),
     "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
     # Asks the drop-ins which names they have. Loaded when somebody migrates.
@@ -96,8 +96,8 @@ RULES: Mapping[str, Rule] = {
     "devmem.cli.modules": rule("cli.rules"),
     "devmem.cli.rules": rule("compat kernels"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
-    "devmem.testing": rule("devmem api spi errors memory", "numpy pytest hypothesis"),
-    "devmem.testing.emulator": rule("spi kit"),
+    "devmem.testing": rule("devmem api spi toolkit errors memory", "numpy pytest hypothesis"),
+    "devmem.testing.emulator": rule("spi toolkit"),
 }
 
 #: The vendor binding of each backend: out of reach until ``open()`` has been called.
@@ -298,9 +298,9 @@ def test_every_rule_names_a_package_of_the_design():
         ("devmem.spi.types", "import numpy"),
         ("devmem.spi.types", "from .. import plugins"),
         ("devmem.spi.types", "import cuda.bindings.driver"),
-        ("devmem.kit.status", "import numpy as np"),
-        ("devmem.kit.status", "from .._core import device"),
-        ("devmem.kit.status", "from devmem.api import arrays"),
+        ("devmem.toolkit.status", "import numpy as np"),
+        ("devmem.toolkit.status", "from .._core import device"),
+        ("devmem.toolkit.status", "from devmem.api import arrays"),
         ("devmem.backends.host.driver", "from ..._core import device"),
         ("devmem.backends.host.driver", "from ..cuda import driver"),
         ("devmem.backends.host.driver", "import cuda"),

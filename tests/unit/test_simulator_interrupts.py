@@ -132,8 +132,8 @@ def test_who_interrupts_a_launch_is_told_where_it_was_if_it_was_anywhere(simulat
         while when == "while it runs":
             pass
 
-    class Executor:
-        def execute(self, run, ranges, stream):
+    class Launcher:
+        def launch_host_function(self, run, ranges, stream):
             if when == "before":
                 assert run.interrupt() == ""
             thread = threading.Thread(target=run, args=([],))
@@ -146,7 +146,7 @@ def test_who_interrupts_a_launch_is_told_where_it_was_if_it_was_anywhere(simulat
             assert run.interrupt() == ""
 
     compiled = simulated.prepare(kernel)
-    compiled._executor = Executor()
+    compiled._launcher = Launcher()
     compiled.launch((1, 1, 1), (1, 1, 1), 0, LEGACY_STREAM, ())
     assert begun.is_set() == (when != "before")
 

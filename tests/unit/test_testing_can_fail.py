@@ -349,39 +349,39 @@ class DeclaresTooMuch(Broken):
 
 class ExecutesAtOnce(Broken):
     def spoil(self) -> None:
-        self.execute = lambda function, ranges, stream: function([])
+        self.launch_host_function = lambda function, ranges, stream: function([])
 
 
 class ExecutesAndWaits(Broken):
     def spoil(self) -> None:
-        def execute(function: Any, ranges: Any, stream: int) -> None:
-            self.sound.execute(function, ranges, stream)
+        def launch_host_function(function: Any, ranges: Any, stream: int) -> None:
+            self.sound.launch_host_function(function, ranges, stream)
             self.sound.stream_synchronize(stream)
 
-        self.execute = execute
+        self.launch_host_function = launch_host_function
 
 
 class ExecutesSilently(Broken):
     def spoil(self) -> None:
-        def execute(function: Any, ranges: Any, stream: int) -> None:
+        def launch_host_function(function: Any, ranges: Any, stream: int) -> None:
             def quiet(places: Any) -> None:
                 with contextlib.suppress(Exception):
                     function(places)
 
-            self.sound.execute(quiet, ranges, stream)
+            self.sound.launch_host_function(quiet, ranges, stream)
 
-        self.execute = execute
+        self.launch_host_function = launch_host_function
 
 
 class ExecutesElsewhere(Broken):
     def spoil(self) -> None:
-        def execute(function: Any, ranges: Any, stream: int) -> None:
+        def launch_host_function(function: Any, ranges: Any, stream: int) -> None:
             # In bounds, but somewhere else: a block that nobody gave.
             elsewhere = [self.sound.alloc(nbytes, stream) for _, nbytes in ranges]
             moved = [(ptr, nbytes) for ptr, (_, nbytes) in zip(elsewhere, ranges, strict=True)]
-            self.sound.execute(function, moved, stream)
+            self.sound.launch_host_function(function, moved, stream)
 
-        self.execute = execute
+        self.launch_host_function = launch_host_function
 
 
 class NoDetails(Broken):

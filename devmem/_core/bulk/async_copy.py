@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ...spi.errors import DevmemError, LayoutError
-from ...spi.failures import again
+from ...toolkit.deferred_errors import fresh_copy
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, device_view
 from ..arrays.pinned import pinned_like
@@ -66,7 +66,7 @@ class Transfer:
         try:
             return event.query()
         except DevmemError as error:
-            self._error = again(error)
+            self._error = fresh_copy(error)
             return True
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -91,7 +91,7 @@ class Transfer:
         if event is not None and timeout is not None and not until(self.done, timeout):
             return False
         if self._error is not None:
-            raise again(self._error)
+            raise fresh_copy(self._error)
         if event is None:
             return True
         try:
@@ -101,7 +101,7 @@ class Transfer:
                 event.synchronize()
                 self._context.reclaim.poll()
         except Exception as error:
-            self._error = again(error)
+            self._error = fresh_copy(error)
             raise
         self._event = None
         self._download = self._src = None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ... import plugins
 from ...spi.driver import Driver
 from ...spi.errors import ClosedError, ConfigError, ForkedError
-from ...spi.failures import FirstError
 from ...spi.types import DeviceInfo, MemoryInfo
+from ...toolkit.deferred_errors import FirstError
 from ..base import scopes
 from ..base.config import forget, settings
 from ..base.current_device import Entered

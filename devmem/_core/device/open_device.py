@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...spi.driver import PROTOCOLS, Driver
 from ...spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError, LayoutError, PluginError, UnsupportedError
-from ...spi.failures import FirstError, again
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, DeviceInfo, MemoryInfo, MemoryKind
+from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ..base import scopes
 from ..base.arguments import priority_of
 from ..base.config import DefaultStream, settings
@@ -100,7 +100,7 @@ class Context:
     def check(self) -> None:
         """Raise if the device was closed, reset or left behind by a fork."""
         if self.dead is not None:
-            raise again(self.dead)
+            raise fresh_copy(self.dead)
 
     def has(self, capability: Capability) -> bool:
         """Whether the device can do this."""
@@ -437,7 +437,7 @@ class DeadDriver:
         object.__setattr__(self, "_error", error)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise again(object.__getattribute__(self, "_error"))
+        raise fresh_copy(object.__getattribute__(self, "_error"))
 
 
 def _staged_from(info: DeviceInfo) -> int:

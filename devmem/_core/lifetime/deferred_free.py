@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...spi.errors import DevmemError, DevmemWarning, OutOfMemory
-from ...spi.failures import FirstError
 from ...spi.types import LEGACY_STREAM, Capability, MemoryKind
+from ...toolkit.deferred_errors import FirstError
 from ..base.config import settings
 from ..base.scopes import deferral
 from ..ordering.completions import InFlight, stranded

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from ...spi.errors import ClosedError, DeviceLost, DevmemError, LayoutError
-from ...spi.failures import FirstError
 from ...spi.types import Capability
+from ...toolkit.deferred_errors import FirstError
 from ..base.current_device import Entered
 from ..base.layout import extent
 

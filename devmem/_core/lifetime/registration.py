@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from ...spi.errors import ClosedError, DevmemError
-from ...spi.failures import FirstError
 from ...spi.types import Capability
+from ...toolkit.deferred_errors import FirstError
 from ..base.current_device import Entered
 
 if TYPE_CHECKING:

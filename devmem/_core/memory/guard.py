@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ...spi.driver import Driver
 from ...spi.errors import DevmemWarning, GuardError, UnsupportedError
-from ...spi.failures import FirstError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM
+from ...toolkit.deferred_errors import FirstError
 from .adaptor import Adaptor
 from .device_access import Touch
 from .size_text import parse_size

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from cuda.bindings import driver as binding
 
 from ...spi.errors import DeviceLost, UnsupportedError
-from ...spi.failures import again
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from ...toolkit.deferred_errors import fresh_copy
 from .library import NOT_READY, cu, fail
 
 #: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and _CAPTURED_EVENT.
@@ -86,7 +86,7 @@ class Calls:
         try:
             fail(call, error)
         except DeviceLost as first:
-            self.lost = self.lost or again(first)
+            self.lost = self.lost or fresh_copy(first)
             raise
 
     def fail_event(self, call: str, error: Any) -> NoReturn:

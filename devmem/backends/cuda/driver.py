@@ -8,8 +8,8 @@ from typing import Any
 from cuda.bindings import driver as binding
 
 from ...spi.errors import BackendError
-from ...spi.failures import again
 from ...spi.types import LEGACY_STREAM, AllocFlags, CopyKind, MemoryKind
+from ...toolkit.deferred_errors import fresh_copy
 from .calls import CAPTURE_UNSUPPORTED, unseen
 from .extras import Extras
 from .info import describe
@@ -60,7 +60,7 @@ class CudaDriver(Extras, Launching):
     def enter(self) -> Any:
         """Make the primary context current, unless it is: another library may have switched since."""
         if self.lost is not None:
-            raise again(self.lost)
+            raise fresh_copy(self.lost)
         try:
             error, current = _get_current()
         except ValueError as unknown:

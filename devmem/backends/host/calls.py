@@ -8,7 +8,7 @@ import threading
 import weakref
 
 from devmem.spi.errors import BackendError
-from devmem.spi.executing import executing
+from devmem.toolkit.host_functions import this_thread
 
 from .engine import Engine
 from .faults import fault
@@ -43,7 +43,7 @@ class Calls:
         before = current.key
         if before is self._key:
             return None
-        if executing.on:
+        if this_thread.runs_host_function:
             why = "a kernel, or what else runs for a stream, cannot launch another one, allocate, copy or wait"
             raise fault("enter", "NOT_PERMITTED", f"{why}: do that on the host, and give it arrays as arguments")
         current.key = self._key

@@ -26,7 +26,7 @@ _CAPABILITIES = frozenset(
         Capability.MAPPED,
         Capability.MANAGED,
         Capability.PEER,
-        Capability.EXECUTE,
+        Capability.HOST_FUNCTION,
         Capability.HOLD,
         Capability.POINTER_INFO,
     }
@@ -118,13 +118,13 @@ class HostDriver(Copies):
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
-    def execute(
+    def launch_host_function(
         self, function: Callable[[Sequence[int]], None], ranges: Sequence[tuple[int, int]], stream: int
     ) -> None:
-        on, engine = self._stream(stream, "execute"), self._engine
+        on, engine = self._stream(stream, "launch_host_function"), self._engine
         if wrong := [f"{nbytes} bytes" for _, nbytes in ranges if nbytes <= 0]:
-            raise fault("execute", "INVALID_VALUE", wrong[0])
-        places = [self._space.device_side("execute", ptr, nbytes) for ptr, nbytes in ranges]
+            raise fault("launch_host_function", "INVALID_VALUE", wrong[0])
+        places = [self._space.device_side("launch_host_function", ptr, nbytes) for ptr, nbytes in ranges]
         if engine.failures:
             engine.tell(on, on.completed)
         engine.post(on, engine.protect, on, function, places)  # never inline: it may run for as long as it likes

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from devmem.spi.errors import DevmemWarning
-from devmem.spi.executing import executing
+from devmem.toolkit.host_functions import this_thread
 
 from .streams import Job, Point, Run, Stream
 
@@ -29,7 +29,7 @@ class Functions:
         Which function that is the stream has been told when the job was taken: see `function_of`.
         """
         try:
-            with executing.here():
+            with this_thread.running_host_function():
                 run(*args)
         except BaseException as error:
             with self.lock:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...spi.errors import BackendError, DevmemError, UnsupportedError
-from ...spi.failures import FirstError, again
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, CopyKind, MemoryKind
+from ...toolkit.deferred_errors import FirstError, fresh_copy
 from .extras import COHERENT, MAPPED, NON_COHERENT, PORTABLE, WRITE_COMBINED
 from .functions import CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_VALUE
 from .handles import page_locked
@@ -53,7 +53,7 @@ class RocDriver(Launching):
     def enter(self) -> int | None:
         """Make the device current, unless it is: another library may have switched since."""
         if self.lost is not None:
-            raise again(self.lost)
+            raise fresh_copy(self.lost)
         current: int = self.hip.hipGetDevice()
         if current == self.ordinal:
             return None

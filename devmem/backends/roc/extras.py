@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ...spi.errors import BackendError, DeviceLost, LayoutError
-from ...spi.failures import again
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
+from ...toolkit.deferred_errors import fresh_copy
 from .functions import (
     ALREADY_REGISTERED,
     CAPTURE_ELSEWHERE,
@@ -100,7 +100,7 @@ class Extras:
         try:
             self.found.fail(call, code)
         except DeviceLost as first:
-            self.lost = self.lost or again(first)
+            self.lost = self.lost or fresh_copy(first)
             raise
 
     def refuse(self, call: str, code: int, why: str) -> NoReturn:

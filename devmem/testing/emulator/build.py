@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from devmem.kit import native
 from devmem.spi.errors import BackendUnavailable
+from devmem.toolkit import toolchain
 
 SOURCES = Path(__file__).parent
 CORE = (
@@ -122,7 +122,7 @@ def library(backend: str, layout: str = "full") -> Path:
         raise BuildError(f"no layout {layout!r} of the emulated {backend}: choose from {', '.join(FRONTS[backend])}")
     front = FRONTS[backend][layout]
     try:
-        return native.shared_library(
+        return toolchain.shared_library(
             front.target,
             [SOURCES / name for name in (*CORE, *front.sources)],
             [*FLAGS, *front.flags, *_extra_flags(), f"-Wl,-soname,{front.soname}", *LINK],

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ....spi.errors import DevmemError, LayoutError
-from ....spi.failures import again
 from ....spi.types import CopyKind
+from ....toolkit.deferred_errors import fresh_copy
 from ...base.layout import Shape, rows, span
 from ..statistics import Waiting
 from ..submit import run
@@ -143,7 +143,7 @@ class Download:
     def _end(self, error: BaseException | None) -> None:
         with self._changed:
             if not self._failed:
-                self._error = None if error is None else again(error)
+                self._error = None if error is None else fresh_copy(error)
             self._failed = True
             self._changed.notify_all()
         with self._emptying:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ....spi.errors import ClosedError, DevmemError, OutOfMemory
-from ....spi.failures import FirstError
 from ....spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
+from ....toolkit.deferred_errors import FirstError
 from ...base.config import settings
 from ...base.layout import Shape, address
 from ..host_scratch import scratch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from ....spi.failures import FirstError
+from ....toolkit.deferred_errors import FirstError
 from ..host_copy import copy_elements
 from .blocks import blocks
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ....spi.driver import Driver
 from ....spi.errors import BackendError
-from ....spi.failures import FirstError
 from ....spi.types import LEGACY_STREAM, Capability
+from ....toolkit.deferred_errors import FirstError
 from .free_lists import Books
 from .stream_cache import Fence, Home
 

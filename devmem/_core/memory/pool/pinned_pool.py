@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ....spi.driver import Driver
 from ....spi.errors import ConfigError, DevmemError, LayoutError, OutOfMemory
-from ....spi.failures import FirstError
 from ....spi.memory import MemoryResource
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
+from ....toolkit.deferred_errors import FirstError
 from ..adaptor import Adaptor
 from ..direct import PinnedMemory
 from ..host_limits import host_bytes

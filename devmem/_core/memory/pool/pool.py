@@ -8,9 +8,9 @@ from functools import partial
 
 from ....spi.driver import Driver
 from ....spi.errors import ConfigError, DevmemError, LayoutError, OutOfMemory, UnsupportedError
-from ....spi.failures import FirstError
 from ....spi.memory import MemoryResource
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, MemoryKind
+from ....toolkit.deferred_errors import FirstError
 from ..adaptor import Adaptor
 from ..size_text import bytes_of, check_size
 from .cross_stream import Crossing

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...._core.base.layout import span
 from ...._core.base.simulation import current
-from ....spi.driver import Driver, SupportsExecute
+from ....spi.driver import Driver, SupportsHostFunction
 from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
 from ...launch import DEEP, FAR
@@ -69,7 +69,7 @@ class Simulator:
         why = self.unavailable()
         if why is not None:
             raise UnsupportedError(why)
-        if not isinstance(driver, SupportsExecute):
+        if not isinstance(driver, SupportsHostFunction):
             raise UnsupportedError(
                 f"kernels cannot be simulated on {driver.info.name}: the host does not reach its memory"
             )
@@ -84,14 +84,18 @@ class SimulatedKernel:
     resident = False
 
     def __init__(
-        self, function: Callable[..., object], types: tuple[Hashable, ...], driver: Driver, executor: SupportsExecute
+        self,
+        function: Callable[..., object],
+        types: tuple[Hashable, ...],
+        driver: Driver,
+        launcher: SupportsHostFunction,
     ) -> None:
         from .launch import Constants, Launch  # greenlet comes with it, an extra
 
         self._function = function
         self._types = types
         self._driver = driver
-        self._executor = executor
+        self._launcher = launcher
         self._launch = Launch
         self._constants: Constants = {}
 
@@ -118,10 +122,10 @@ class SimulatedKernel:
         makers = [self._prepare(number, argument, ranges) for number, argument in enumerate(arguments)]
         run = self._launch(self._function, makers, grid, block, shared_bytes, current(), self._constants)
         if stream not in (LEGACY_STREAM, PER_THREAD_STREAM):
-            self._executor.execute(run, ranges, stream)
+            self._launcher.launch_host_function(run, ranges, stream)
             return
         try:
-            self._executor.execute(run, ranges, stream)
+            self._launcher.launch_host_function(run, ranges, stream)
             self._driver.stream_synchronize(stream)
         except BaseException as error:  # also where the wait did not begin: nothing of it runs behind an interrupt
             run.interrupt()

@@ -13,8 +13,8 @@ import numpy as np
 
 from ...._core.base.simulation import THREADS, Simulation
 from ....spi.errors import SimulatorError
-from ....spi.executing import executing
 from ....spi.types import Extent
+from ....toolkit.host_functions import this_thread
 from ...names import Dim3
 from .group import Group
 from .interrupts import Interrupts
@@ -125,7 +125,7 @@ class Launch:
         return found[0]
 
     def _help(self) -> None:
-        with executing.here():
+        with this_thread.running_host_function():
             self._blocks()
 
     def _blocks(self) -> None:

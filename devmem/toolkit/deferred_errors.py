@@ -1,8 +1,8 @@
-"""Errors that are put aside, to be raised later or once more, and keep nothing alive meanwhile.
+"""Errors that are kept, to be raised later or more than once, without keeping anything else alive.
 
-An error has its traceback, and that the frames of all who were called, with their variables; and these refer to those who called.
-So an error that stays in a variable of one of them, or in an object that they have, keeps all of it, arrays and buffers among it,
-until a garbage collection.
+An error refers to its traceback, the traceback to the frames of the callers, and a frame to its variables. So an error that stays
+in one of those variables, or in an object that they refer to, makes a reference cycle: arrays and buffers in it live until the
+next garbage collection. `FirstError` raises what it kept and drops it; `fresh_copy` makes a copy without a traceback.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 class FirstError:
-    """``with FirstError() as first:`` what is put aside in the block is raised at its end: the first, or Ctrl-C.
+    """Do several things, all of them whatever becomes of each, then raise the first error.
 
-    For several things that all have to be done, whatever becomes of each. A block that is left by another error is left by that.
+    The end of the ``with`` block raises the first error that was ``put``, or the first that is no `Exception`, such as Ctrl-C. If
+    the block itself raises, that error goes on and the one that was put is dropped.
 
     ::
 
@@ -33,7 +34,7 @@ class FirstError:
     Attributes
     ----------
     error : BaseException or None
-        What has been put aside so far.
+        What the end of the block would raise now.
     """
 
     __slots__ = ("error",)
@@ -42,7 +43,7 @@ class FirstError:
         self.error: BaseException | None = None
 
     def put(self, error: BaseException) -> None:
-        """Put an error aside, unless there is one. Ctrl-C, and what else is no `Exception`, goes before those that are."""
+        """Keep an error unless there is one; what is no `Exception` replaces one that is."""
         if self.error is None or (isinstance(self.error, Exception) and not isinstance(error, Exception)):
             self.error = error
 
@@ -58,19 +59,19 @@ class FirstError:
                 del first  # or its traceback and this frame would keep each other
 
 
-def again(error: E) -> E:
-    """A copy of an error that is kept, to be raised each time somebody comes to it: what is raised gets a traceback.
+def fresh_copy(error: E) -> E:
+    """A copy of a kept error, to be raised: raising adds a traceback, and the kept error must not get one.
 
-    It says the same, with the notes and the cause; that is a copy too, for its frames have the same callers. One whose class
-    cannot be copied is that error itself, without the traceback.
+    Message, attributes and notes are the same; the cause is copied too, because its frames belong to the same callers. An error
+    whose class cannot be copied is returned itself, without its traceback.
     """
     try:
         made = copy.copy(error)
-    except Exception:  # of a constructor that takes something else than `args`, whatever it raises then
+    except Exception:  # a constructor that takes something other than `args` may raise anything
         made = error.with_traceback(None)
     made.args = error.args
     cause, hidden = error.__cause__, error.__suppress_context__
-    made.__cause__ = cause if cause is None or cause is error else again(cause)
+    made.__cause__ = cause if cause is None or cause is error else fresh_copy(cause)
     made.__suppress_context__ = hidden
     if notes := getattr(error, "__notes__", ()):
         made.__notes__ = [*notes]

@@ -17,9 +17,9 @@ from devmem._core.memory.log import Log
 from devmem.backends.host.hooks import HostBackend
 from devmem.memory import Guard, PinnedPool, PoolMemory
 from devmem.spi.errors import BackendError, BackendUnavailable, DevmemError, OutOfMemory
-from devmem.spi.failures import FirstError, again
 from devmem.spi.types import LEGACY_STREAM
 from devmem.testing.latch import entered
+from devmem.toolkit.deferred_errors import FirstError, fresh_copy
 
 PACKAGE = Path(__file__).parents[2] / "devmem"
 
@@ -145,7 +145,7 @@ def test_a_copy_of_an_error_says_the_same(error):
     error.__cause__ = KeyError("why")
     with pytest.raises(type(error)):
         raise error
-    made = again(error)
+    made = fresh_copy(error)
     assert made is not error
     assert (type(made), str(made), made.args) == (type(error), str(error), error.args)
     assert (repr(made.__cause__), made.__suppress_context__, made.__traceback__) == ("KeyError('why')", True, None)
@@ -170,7 +170,7 @@ def test_a_copy_keeps_nothing_for_its_cause_either():
         try:
             fail_for_a_reason()
         except BackendError as error:
-            kept.append(again(error))
+            kept.append(fresh_copy(error))
             raise
 
     assert not kept_by(call)
@@ -180,7 +180,7 @@ def test_a_copy_keeps_nothing_for_its_cause_either():
 def test_an_error_that_is_its_own_cause_can_be_raised_once_more():
     error = BackendError("it fails")
     error.__cause__ = error
-    assert again(error).__cause__ is error
+    assert fresh_copy(error).__cause__ is error
 
 
 class Detailed(BackendError):
@@ -189,7 +189,9 @@ class Detailed(BackendError):
     advice: str
 
 
-@pytest.mark.parametrize("copied", [again, lambda error: pickle.loads(pickle.dumps(error))], ids=["again", "pickled"])
+@pytest.mark.parametrize(
+    "copied", [fresh_copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["fresh_copy", "pickled"]
+)
 def test_what_else_an_error_has_is_copied(copied):
     error = Detailed("it fails", code=3)
     error.advice = "do not"
@@ -212,11 +214,11 @@ class Stubborn(Exception):
 
 
 def test_an_error_of_any_class_can_be_raised_once_more():
-    assert str(again(Wordy("it"))) == "it is wrong"
+    assert str(fresh_copy(Wordy("it"))) == "it is wrong"
     error = Stubborn("it", "fails")
     with pytest.raises(Stubborn):
         raise error
-    assert again(error) is error
+    assert fresh_copy(error) is error
     assert error.__traceback__ is None
 
 
@@ -380,8 +382,8 @@ def _is_kept(raised: ast.expr | None) -> bool:
         ("try:\n f()\nexcept E as error:\n kept = kept or error", [4]),
         ("try:\n f()\nexcept E as error:\n self.kept = error", [4]),
         ("try:\n f()\nexcept E as error:\n errors.append(error)", [4]),
-        ("try:\n f()\nexcept E as error:\n kept = again(error)\n raise", []),
-        ("raise ValueError\nraise ValueError(problem)\nraise errors.Problem\nraise again(problem)\nraise", []),
+        ("try:\n f()\nexcept E as error:\n kept = fresh_copy(error)\n raise", []),
+        ("raise ValueError\nraise ValueError(problem)\nraise errors.Problem\nraise fresh_copy(problem)\nraise", []),
     ],
 )
 def test_a_line_that_keeps_an_error_is_found(source, lines):

@@ -1,1 +1,0 @@
-"""Bricks for backend authors."""
