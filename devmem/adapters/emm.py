@@ -105,7 +105,7 @@ def resources(manager: Any, context: Any = None) -> tuple[EMMMemory, EMMPinnedMe
     ----------
     manager : type, module or instance
         The plugin's class, the module that names it as ``_numba_memory_manager``, or an instance that exists already, such as
-        ``numba.cuda.current_context().memory_manager``.
+        ``numba.cuda.current_open_device().memory_manager``.
     context : object, optional
         What the class is made with: Numba's context of the device.
 

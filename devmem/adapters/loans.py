@@ -10,7 +10,7 @@ from .._core.lifetime.allocation import Allocation
 from .._core.ordering.stream import Stream
 from ..api.devices import device as device_of
 from ..spi.errors import DevmemError, DevmemWarning, UnsupportedError
-from ..spi.types import LEGACY_STREAM, AllocFlags, Capability, MemoryKind
+from ..spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
 from .held import asked
 
 #: Blocks that nobody can give back any more.
@@ -79,19 +79,19 @@ class Loans:
         block = self._out.pop(ptr, None)
         if block is None:
             raise DevmemError(f"the address {ptr:#x} was not lent by {self.device}, or came back already")
-        context = block.context
-        if context.dead:
+        handle, streams = block.device_handle, block.queue.streams
+        if handle.dead:
             return
-        behind = context.external_stream(stream)
+        behind = streams.external_stream(stream)
         if behind.external:
             # The owner may destroy the stream as soon as we return: an event stands for it. A stream that is capturing a graph
             # cannot be asked for one.
             with self.device.entered():
-                if _capturing(context, behind):
-                    behind = AllStreams(context, LEGACY_STREAM)
+                if handle.capturing(behind.handle):
+                    behind = AllStreams(streams, LEGACY_STREAM)
                 else:
                     block.after_use(behind)
-                    behind = context.legacy
+                    behind = streams.legacy
         block.home = behind
 
     def take_back_or_tell(self, ptr: int, stream: int, who: str) -> None:
@@ -106,38 +106,38 @@ class Loans:
 
         ``keep``: what keeps a foreign stream in existence. The block holds on to it, and is given back behind the stream's work.
         """
-        context = self._context()
-        home = context.external_stream(stream) if keep is None else _kept(context, stream, keep)
+        opened = self._open_device()
+        home = opened.streams.external_stream(stream) if keep is None else _kept(opened.streams, stream, keep)
         with self.device.entered():
-            if home.external and _capturing(context, home):
+            if home.external and opened.handle.capturing(home.handle):
                 raise UnsupportedError(
                     f"{home!r} is capturing a graph, and {nbytes} bytes of devmem's memory cannot belong to one: allocate "
                     f"before the capture, or let the library's own allocator serve it"
                 )
-            found: Allocation = context.allocate(nbytes, home)
+            found: Allocation = opened.memory.allocate(nbytes, home)
         return found
 
     def block_for_all(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE, flags: int = 0) -> Allocation:
         """A block for a library that says nothing of streams: it is freed when the device has done all that it had to do."""
-        context = self._context()
+        opened = self._open_device()
         block: Allocation
         with self.device.entered():
             if kind is MemoryKind.DEVICE:
-                block = context.allocate(nbytes, context.legacy)
+                block = opened.memory.allocate(nbytes, opened.streams.legacy)
             else:
-                context.require_kind(kind)
-                block = context.allocate_host(nbytes, kind, AllocFlags(flags))
-        block.home = AllStreams(context, LEGACY_STREAM)
+                opened.handle.require_kind(kind)
+                block = opened.memory.allocate_host(nbytes, kind, AllocFlags(flags), opened.streams.legacy)
+        block.home = AllStreams(opened.streams, LEGACY_STREAM)
         return block
 
-    def _context(self) -> Any:
-        context = self.device.context()
-        if asked.driver is context.driver:
+    def _open_device(self) -> Any:
+        opened = self.device.opened()
+        if asked.driver is opened.handle.driver:
             raise DevmemError(
                 f"{self.device} takes its memory from a library that takes it from {self.device} again: give one of the two "
                 f"another allocator, devmem.use_memory(devmem.memory.DriverMemory()) say"
             )
-        return context
+        return opened
 
 
 def lend(nbytes: int, stream: int = 0, device: Any = None) -> tuple[int, Callable[[], None]]:
@@ -162,13 +162,13 @@ class KeptStream(Stream):
 
     __slots__ = ("keep",)
 
-    def __init__(self, context: Any, handle: int, keep: object) -> None:
-        super().__init__(context, handle, external=True)
+    def __init__(self, streams: Any, handle: int, keep: object) -> None:
+        super().__init__(streams, handle, external=True)
         self.keep = keep
 
     def order_handle(self) -> int:
         """The legacy stream, behind all that is on this one now: memory stacks keep no handle that is not devmem's own."""
-        self.context.reclaim.order(LEGACY_STREAM, self.handle)
+        self.services.order(LEGACY_STREAM, self.handle)
         return LEGACY_STREAM
 
 
@@ -177,23 +177,19 @@ class AllStreams(Stream):
 
     __slots__ = ()
 
-    def __init__(self, context: Any, handle: int) -> None:
-        super().__init__(context, handle)
+    def __init__(self, streams: Any, handle: int) -> None:
+        super().__init__(streams, handle)
         self.simple = False  # a block whose home is all streams is never freed without asking for the order
 
     def order_handle(self) -> int:
         """The legacy stream of a device that is idle."""
-        self.context.driver.synchronize()
+        self.device_handle.driver.synchronize()
         return LEGACY_STREAM
 
 
-def _capturing(context: Any, stream: Stream) -> bool:
-    return context.has(Capability.CAPTURE) and bool(context.driver.capturing(stream.handle))
-
-
-def _kept(context: Any, handle: int, keep: object) -> Stream:
-    known: Stream = context.external_stream(handle)
-    return KeptStream(context, handle, keep) if known.external else known
+def _kept(streams: Any, handle: int, keep: object) -> Stream:
+    known: Stream = streams.external_stream(handle)
+    return KeptStream(streams, handle, keep) if known.external else known
 
 
 def tell(message: str) -> None:

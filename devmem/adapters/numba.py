@@ -111,7 +111,7 @@ def make_manager(base: Any, driver: Any, backend: str, pointer: Callable[[int], 
             blocks, self._blocks = self._blocks, {}
             super().reset()
             for block in blocks.values():
-                if not block.context.dead:
+                if not block.device_handle.dead:
                     block.free()
 
         @contextmanager

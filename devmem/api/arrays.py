@@ -13,7 +13,7 @@ from .._core.arrays.creation import to_device as _to_device
 from .._core.arrays.ndarray import DeviceNDArray
 from .._core.arrays.pinned import PinnedNDArray
 from .._core.base.arguments import layout_of
-from .._core.device.device import context_of, current_context
+from .._core.device.device import current_open_device, open_device_of
 
 
 def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, device: Any = None) -> Any:
@@ -53,7 +53,7 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, d
         The driver refused; nothing is left allocated.
     """
     if (type(obj) is ndarray or type(obj) is PinnedNDArray) and to is None:
-        return upload(current_context() if device is None else context_of(device), obj, stream, copy)
+        return upload(current_open_device() if device is None else open_device_of(device), obj, stream, copy)
     return _to_device(obj, stream, copy, to, device)
 
 
@@ -84,20 +84,20 @@ def device_array(
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
     packed = strides is None and order == "C"
-    return empty(current_context(), lengths, kind, None if packed else steps, nbytes, stream)
+    return empty(current_open_device(), lengths, kind, None if packed else steps, nbytes, stream)
 
 
 def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]:
     """Allocate an uninitialised device array with the shape, dtype and order of axes of an array, without its gaps."""
     shape, dtype, strides, nbytes = like(ary)
-    return empty(current_context(), shape, dtype, strides, nbytes, stream)
+    return empty(current_open_device(), shape, dtype, strides, nbytes, stream)
 
 
 def zeros(shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0) -> DeviceNDArray[Any]:
     """A device array of zeros; otherwise as `device_array`."""
     lengths, kind, steps, nbytes = layout_of(shape, dtype, None, order)
     nothing = np.zeros((), kind)  # not 0, which for text would be "0"
-    return filled(current_context(), lengths, kind, None if order == "C" else steps, nbytes, nothing, stream)
+    return filled(current_open_device(), lengths, kind, None if order == "C" else steps, nbytes, nothing, stream)
 
 
 def full(
@@ -107,7 +107,7 @@ def full(
     wanted = np.asarray(fill_value).dtype if dtype is None else dtype
     lengths, kind, steps, nbytes = layout_of(shape, wanted, None, order)
     value = np.array(fill_value, kind)  # the dtype was named: NumPy converts to it
-    return filled(current_context(), lengths, kind, None if order == "C" else steps, nbytes, value, stream)
+    return filled(current_open_device(), lengths, kind, None if order == "C" else steps, nbytes, value, stream)
 
 
 __all__ = ["device_array", "device_array_like", "full", "to_device", "zeros"]

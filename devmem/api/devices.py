@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core.base import scopes
 from .._core.base.config import Setting, describe
 from .._core.base.config import settings as _settings
-from .._core.device.backends import BackendStatus, registry, statuses
-from .._core.device.device import Device, close_all, default_device, device_at, device_of, select
+from .._core.base.plugin_registry import registry
+from .._core.base.scopes import Scope, choose
+from .._core.device.backends import BackendStatus, statuses
+from .._core.device.device import Device, close_all, current, default_device, device_at, device_of, select
 from ..spi.driver import Backend
 
 
@@ -35,7 +36,7 @@ def select_device(what: Any) -> Device:
     return select(what)
 
 
-def use_backend(name: str) -> scopes.Scope[str]:
+def use_backend(name: str) -> Scope[str]:
     """Choose the backend for this thread or task from now on, or in ``with`` until the end of the block.
 
     Raises
@@ -45,7 +46,7 @@ def use_backend(name: str) -> scopes.Scope[str]:
     ConfigError
         Nobody supplies a backend of that name.
     """
-    return scopes.Scope(name, scopes.choose(scopes.device, default_device(name)))
+    return Scope(name, choose(current, default_device(name)))
 
 
 def chosen_backend() -> str | None:
@@ -53,7 +54,7 @@ def chosen_backend() -> str | None:
 
     For namespaces that prefer another one then.
     """
-    chosen = scopes.device.get()
+    chosen = current.get()
     return chosen.backend if chosen is not None else _settings().backend or None
 
 

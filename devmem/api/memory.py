@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core.base import scopes
-from .._core.base.current_device import Entered
-from .._core.device.device import context_of, open_contexts
-from .._core.memory import resource_of
+from .._core.base.device_handle import CurrentDevice
+from .._core.device.device import open_device_of, open_devices
+from .._core.lifetime.device_memory import MemoryScope
 from ..spi.errors import ConfigError, DevmemError, PluginError
 from ..spi.types import MemoryInfo, MemoryKind
 from ..toolkit.deferred_errors import FirstError
@@ -19,10 +18,10 @@ def memory_info(device: Any = None) -> MemoryInfo:
     ``free`` and ``total`` are the driver's; ``live`` is what devmem handed out, ``pending`` what was dropped and waits in the
     queue, ``cached`` what the memory stack keeps for reuse.
     """
-    return context_of(device).memory_info()
+    return open_device_of(device).memory.memory_info()
 
 
-def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> scopes.Scope[Any]:
+def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> MemoryScope:
     """Choose where a device's memory comes from: from now on, or in ``with`` for this thread or task until the end of the block.
 
     Parameters
@@ -48,19 +47,19 @@ def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> sc
     UnsupportedError
         The device has no such memory, or cannot do what the resource needs.
     """
-    context = context_of(device)
+    opened = open_device_of(device)
     try:
         wanted = MemoryKind(kind)
     except ValueError:
         raise ConfigError(f"use_memory(kind={kind!r}): give one of {', '.join(MemoryKind)}") from None
-    context.require_kind(wanted)
+    opened.handle.require_kind(wanted)
     try:
-        found = resource_of(resource, context, wanted)
+        found = opened.memory.resource(resource, wanted)
     except (ConfigError, PluginError) as error:
         if not isinstance(resource, str):
             raise
         raise type(error)(f"use_memory({resource!r}): {error}") from error
-    return scopes.MemoryScope(context, context.bind(found, wanted))
+    return MemoryScope(opened.memory, opened.memory.bind(found, wanted))
 
 
 def trim(keep_bytes: int = 0, device: Any = None) -> None:
@@ -71,10 +70,10 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
     if keep_bytes < 0:
         raise ConfigError(f"trim(keep_bytes={keep_bytes}): what is kept is a number of bytes, from 0 on")
     with FirstError() as first:
-        for context in open_contexts() if device is None else [context_of(device)]:
+        for opened in open_devices() if device is None else [open_device_of(device)]:
             try:
-                with Entered(context):
-                    context.reclaim.trim(keep_bytes)
+                with CurrentDevice(opened.handle):
+                    opened.trim(keep_bytes)
             except DevmemError as error:  # one device that is lost must not keep the others' memory
                 first.put(error)
 
@@ -99,4 +98,4 @@ def transfer_stats(reset: bool = False, device: Any = None) -> dict[str, dict[st
         is the part that the host stood still for slots of the ring and for streams; where the driver's own call waits, that
         cannot be told apart.
     """
-    return context_of(device).stats.take(reset)
+    return open_device_of(device).statistics.take(reset)

@@ -11,8 +11,8 @@ from .._core.arrays.creation import like
 from .._core.arrays.host_visible import ManagedNDArray, MappedNDArray, Mapping, host_visible
 from .._core.arrays.pinned import PinnedNDArray
 from .._core.base.arguments import alloc_flags, layout_of, pinnable
-from .._core.base.current_device import Entered
-from .._core.device.device import current_context
+from .._core.base.device_handle import CurrentDevice
+from .._core.device.device import current_open_device
 from .._core.lifetime.registration import Registration
 from ..spi.types import AllocFlags, MemoryKind
 
@@ -47,7 +47,7 @@ def pinned_array(
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
     flags = alloc_flags(portable, wc, coherence)
-    array = host_visible(current_context(), MemoryKind.PINNED, lengths, kind, steps, nbytes, flags)
+    array = host_visible(current_open_device(), MemoryKind.PINNED, lengths, kind, steps, nbytes, flags)
     assert isinstance(array, PinnedNDArray)
     return array
 
@@ -56,7 +56,7 @@ def pinned_array_like(ary: Any, *, portable: bool = False, wc: bool = False, coh
     """Allocate a `pinned_array` with the shape, dtype and order of axes of an array."""
     shape, dtype, strides, nbytes = like(ary)
     flags = alloc_flags(portable, wc, coherence)
-    array = host_visible(current_context(), MemoryKind.PINNED, shape, dtype, strides, nbytes, flags)
+    array = host_visible(current_open_device(), MemoryKind.PINNED, shape, dtype, strides, nbytes, flags)
     assert isinstance(array, PinnedNDArray)
     return array
 
@@ -121,7 +121,8 @@ def pinned(*arrays: npt.NDArray[Any]) -> Registration:
 
     Leaving it waits for copies that use them, then unlocks at once. Arrays may overlap, or be pinned already: that is counted.
     """
-    return Registration(current_context(), tuple(map(pinnable, arrays)))
+    opened = current_open_device()
+    return Registration(opened.handle, opened.page_locks, tuple(map(pinnable, arrays)))
 
 
 def register(*arrays: npt.NDArray[Any]) -> Registration:
@@ -136,7 +137,8 @@ def register(*arrays: npt.NDArray[Any]) -> Registration:
     BackendError
         The driver refused; none of the arrays is registered then.
     """
-    return Registration(current_context(), tuple(map(pinnable, arrays)))
+    opened = current_open_device()
+    return Registration(opened.handle, opened.page_locks, tuple(map(pinnable, arrays)))
 
 
 def deregister(*arrays: npt.NDArray[Any]) -> None:
@@ -149,10 +151,10 @@ def deregister(*arrays: npt.NDArray[Any]) -> None:
     BackendError
         The wait failed, and nothing was touched; or the driver complained when it let go, which it has then done.
     """
-    context = current_context()
+    opened = current_open_device()
     checked = list(map(pinnable, arrays))
-    with Entered(context):
-        context.registry.deregister(context, *checked)
+    with CurrentDevice(opened.handle):
+        opened.page_locks.deregister(opened.handle, *checked)
 
 
 def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:
@@ -161,17 +163,17 @@ def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:
     The block gets their device views: one array, or a list of several. At its end, after the work that uses them, they raise
     ClosedError.
     """
-    context = current_context()
-    chosen = context.stream_of(stream) if stream else None
-    return Mapping(context, tuple(map(pinnable, arrays)), chosen)
+    opened = current_open_device()
+    chosen = opened.streams.stream_of(stream) if stream else None
+    return Mapping(opened, tuple(map(pinnable, arrays)), chosen)
 
 
 def _mapped(
     shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...], nbytes: int, stream: Any, flags: AllocFlags
 ) -> MappedNDArray:
-    context = current_context()
-    bound = context.stream_of(stream) if stream else None
-    array = host_visible(context, MemoryKind.MAPPED, shape, dtype, strides, nbytes, flags, bound)
+    opened = current_open_device()
+    bound = opened.streams.stream_of(stream) if stream else None
+    array = host_visible(opened, MemoryKind.MAPPED, shape, dtype, strides, nbytes, flags, bound)
     assert isinstance(array, MappedNDArray)
     return array
 
@@ -184,9 +186,9 @@ def _managed(
     stream: Any,
     attach_global: bool,
 ) -> ManagedNDArray:
-    context = current_context()
-    bound = context.stream_of(stream) if stream else None
+    opened = current_open_device()
+    bound = opened.streams.stream_of(stream) if stream else None
     flags = AllocFlags.NONE if attach_global else AllocFlags.ATTACH_HOST
-    array = host_visible(context, MemoryKind.MANAGED, shape, dtype, strides, nbytes, flags, bound)
+    array = host_visible(opened, MemoryKind.MANAGED, shape, dtype, strides, nbytes, flags, bound)
     assert isinstance(array, ManagedNDArray)
     return array

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from .._core.base.current_device import Entered
-from .._core.device.device import context_of
+from .._core.base.device_handle import CurrentDevice
+from .._core.device.device import open_device_of
 from .._core.memory import allocation_log, fresh
 from .._core.memory.foreign import Boundary, bind_down, is_ours
 from ..spi.memory import SupportsTrim
@@ -41,10 +41,10 @@ def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]
     OSError
         The file cannot be read.
     """
-    context = context_of(device)
+    opened = open_device_of(device)
     records = list(allocation_log.read(log))
-    stack = fresh(resource.strip(), context)
-    with Entered(context) as driver, ExitStack() as after:
+    stack = fresh(resource.strip(), opened.handle)
+    with CurrentDevice(opened.handle) as driver, ExitStack() as after:
         meter, streams = allocation_log.Meter(driver), allocation_log.Streams(driver)
         after.callback(streams.close)
         bind_down(stack, meter)
@@ -54,7 +54,7 @@ def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]
         result = allocation_log.replay(records, stack if is_ours(stack) else Boundary(stack), stream=streams)
     return {
         "stack": repr(stack),
-        "device": str(context.device),
+        "device": str(opened.device),
         "calls": result.calls,
         "seconds": result.seconds,
         "us_per_call": 1e6 * result.seconds / result.calls if result.calls else 0.0,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core.base.current_device import Entered
+from .._core.base.device_handle import CurrentDevice
 from .._core.base.scopes import deferral
-from .._core.device.device import current_context, current_device, open_contexts
+from .._core.device.device import current_device, current_open_device, open_devices
 from .._core.ordering.stream import Event, Stream
 
 
@@ -20,22 +20,22 @@ def stream(*, priority: int = 0, non_blocking: bool = False) -> Stream:
     non_blocking : bool
         True: the stream neither waits for the legacy default stream, nor that one for it.
     """
-    return current_context().new_stream(priority, non_blocking)
+    return current_open_device().new_stream(priority, non_blocking)
 
 
 def default_stream() -> Stream:
     """The stream that orders work on the current device where none is named: legacy, or what DEVMEM_DEFAULT_STREAM says."""
-    return current_context().default_stream
+    return current_open_device().streams.default
 
 
 def legacy_default_stream() -> Stream:
     """The legacy default stream of the current device, which waits for all blocking streams, and they for it."""
-    return current_context().legacy
+    return current_open_device().streams.legacy
 
 
 def per_thread_default_stream() -> Stream:
     """The calling thread's own default stream on the current device."""
-    return current_context().per_thread
+    return current_open_device().streams.per_thread
 
 
 def external_stream(ptr: Any) -> Stream:
@@ -45,12 +45,12 @@ def external_stream(ptr: Any) -> Stream:
     its address can be given wherever a stream is asked for. Its owner must keep it alive while work is given to it, not until the
     memory used there is freed.
     """
-    return current_context().external_stream(ptr)
+    return current_open_device().streams.external_stream(ptr)
 
 
 def event(timing: bool = True) -> Event:
     """Make an event on the current device; without timing it is cheaper to record and to wait for."""
-    return Event(current_context(), timing)
+    return Event(current_open_device().streams, timing)
 
 
 def event_elapsed_time(start: Event, end: Event) -> float:
@@ -76,6 +76,6 @@ class defer_cleanup:
 
     def __exit__(self, *_: object) -> None:
         if deferral.leave():
-            for context in open_contexts():
-                with Entered(context):
-                    context.reclaim.examine()
+            for opened in open_devices():
+                with CurrentDevice(opened.handle):
+                    opened.free_queue.safe_point()

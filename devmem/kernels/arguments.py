@@ -13,10 +13,10 @@ from .._core.arrays.creation import empty, upload
 from .._core.arrays.ndarray import DeviceNDArray, device_view
 from .._core.arrays.record import DeviceRecord
 from .._core.arrays.smart import SmartArray
+from .._core.base.address import address
 from .._core.base.arguments import check_destination, host_array
 from .._core.base.config import caller_level
-from .._core.base.layout import address
-from .._core.copy.host_device import guard
+from .._core.base.transfer_guard import guard
 from ..spi.errors import DevmemError, DevmemWarning, LayoutError
 from ..toolkit.deferred_errors import FirstError
 from .code import argument
@@ -25,7 +25,7 @@ from .onlyread import only_read
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from .._core.device.open_device import Context
+    from .._core.device.open_device import OpenDevice
     from .kernel import Kernel
 
 #: Scalars that are code of their own by their class alone.
@@ -83,7 +83,7 @@ class Brought:
     Made in two steps. The first only looks: nothing has moved if it raises. `bring` uploads.
     """
 
-    __slots__ = ("arguments", "arrays", "context", "copies", "kernel", "only_read", "overwritten", "smart")
+    __slots__ = ("arguments", "arrays", "copies", "kernel", "only_read", "open_device", "overwritten", "smart")
 
     def __init__(self, kernel: Kernel, given: tuple[Any, ...]) -> None:
         self.kernel = kernel
@@ -96,7 +96,7 @@ class Brought:
         self.smart: list[SmartArray] = []
         self.overwritten: list[SmartArray] = []
         self.only_read = frozenset(place for place, each in enumerate(given) if isinstance(each, In))
-        self.context: Context | None = None
+        self.open_device: OpenDevice | None = None
         implicit = None
         smart = []
         for place, each in enumerate(given):
@@ -122,11 +122,11 @@ class Brought:
                 name_argument(error, kernel, place)
                 raise
 
-    def bring(self, context: Context, stream: Any) -> None:
+    def bring(self, opened: OpenDevice, stream: Any) -> None:
         """Upload what is on the host; if one upload fails, what the others took is given back."""
         try:
             for copy in self.copies.values():
-                self.arrays.append(copy.bring(context, stream))
+                self.arrays.append(copy.bring(opened, stream))
         except BaseException:
             self.discard()
             raise
@@ -197,10 +197,10 @@ class Brought:
 
     def _on_device(self, array: DeviceNDArray[Any]) -> DeviceNDArray[Any]:
         array.allocation.check()
-        if self.context is None:
-            self.context = array.context
-        elif array.context is not self.context:
-            raise of_two_devices(self.context, array)
+        if self.open_device is None:
+            self.open_device = array.open_device
+        elif array.open_device is not self.open_device:
+            raise of_two_devices(self.open_device, array)
         self.arrays.append(array)
         return array
 
@@ -262,15 +262,15 @@ class Copy:
         if isinstance(self.value, np.ndarray):
             check_destination(self.value, self.host.shape, self.host.dtype, self.what())
 
-    def bring(self, context: Context, stream: Any) -> DeviceNDArray[Any]:
+    def bring(self, opened: OpenDevice, stream: Any) -> DeviceNDArray[Any]:
         """Make the array on the device."""
         host = self.host
         if self.upload:
-            self.array = upload(context, host, stream, True)
+            self.array = upload(opened, host, stream, True)
         else:
             only_f = host.flags.f_contiguous and not host.flags.c_contiguous
             strides = host.strides if only_f else None
-            self.array = empty(context, host.shape, host.dtype, strides, host.nbytes, stream)
+            self.array = empty(opened, host.shape, host.dtype, strides, host.nbytes, stream)
         return self.array
 
     def argument(self) -> Any:
@@ -297,11 +297,11 @@ def name_argument(error: E, kernel: Kernel, place: int) -> E:
     return error
 
 
-def of_two_devices(context: Context, array: DeviceNDArray[Any]) -> LayoutError:
+def of_two_devices(opened: OpenDevice, array: DeviceNDArray[Any]) -> LayoutError:
     """The error where a launch is given arrays of two devices."""
     return LayoutError(
-        f"a kernel runs on one device, and this array is on {array.device}, those before it on {context.device}: copy one of "
-        f"them over, devmem.to_device(array, device={str(context.device)!r})"
+        f"a kernel runs on one device, and this array is on {array.device}, those before it on {opened.device}: copy one of "
+        f"them over, devmem.to_device(array, device={str(opened.device)!r})"
     )
 
 

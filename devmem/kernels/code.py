@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._core.device.backends import registry
+from .._core.base.plugin_registry import registry
 from ..spi.errors import UnsupportedError
 from ..spi.kernel import CompiledKernel, KernelCompiler
 from ..spi.types import Capability
 
 if TYPE_CHECKING:
-    from .._core.device.open_device import Context
+    from .._core.device.open_device import OpenDevice
     from .._core.ordering.stream import Stream
     from .kernel import Kernel
 
@@ -25,22 +25,21 @@ class Code:
     When the last reference goes, it waits in the device's queue like dropped memory, and is given back when the device is idle.
     """
 
-    __slots__ = ("__weakref__", "closed", "compiled", "context")
+    __slots__ = ("__weakref__", "closed", "compiled", "open_device")
 
     #: What it counts for in the queue.
     nbytes = 0
 
-    def __init__(self, context: Context, compiled: CompiledKernel) -> None:
-        self.context = context
+    def __init__(self, opened: OpenDevice, compiled: CompiledKernel) -> None:
+        self.open_device = opened
         self.compiled = compiled
         self.closed = False
 
     def __del__(self) -> None:
         # Anywhere, at any time: see `Allocation.__del__`.
         try:
-            if not self.closed and not self.context.dead:
-                queue: Any = self.context.reclaim.dropped
-                queue.append(self)
+            if not self.closed and not self.open_device.handle.dead:
+                self.open_device.handle.dropped.append(self)
         except AttributeError:
             pass
 
@@ -48,15 +47,19 @@ class Code:
         """Whether the device still has it."""
         return not self.closed
 
-    def destroy(self) -> None:
-        """Give it back; on which streams it was launched nobody has counted, so the device is waited for.
+    def release(self, waited: set[int]) -> bool:
+        """Unload the code, after waiting for the device: the streams that it was launched on are not counted.
 
-        Unless the device holds nothing: a wait that nobody asked for would take a report from who waits for it.
+        Unless the device holds nothing of it: an unneeded wait would take an error report from the caller that waits for it.
         """
         if getattr(self.compiled, "resident", True):
-            self.context.driver.synchronize()
+            self.open_device.handle.driver.synchronize()
         self.closed = True  # from here on the driver's, even if it fails
         self.compiled.close()
+        return True
+
+    def release_at_close(self) -> None:
+        """Nothing: the close of the device unloads its code."""
 
 
 class Codes:
@@ -66,13 +69,13 @@ class Codes:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        #: By the context and what a launch sees of its arguments without asking the compiler.
+        #: By the opened and what a launch sees of its arguments without asking the compiler.
         self.by_key: dict[tuple[Any, ...], Code] = {}
-        self.by_types: dict[tuple[Context, Types], Code] = {}
+        self.by_types: dict[tuple[OpenDevice, Types], Code] = {}
         self.compiling = threading.RLock()
 
     def for_arguments(
-        self, context: Context, key: tuple[Any, ...], arguments: Sequence[object], stream: Stream
+        self, opened: OpenDevice, key: tuple[Any, ...], arguments: Sequence[object], stream: Stream
     ) -> Code:
         """The code for these arguments, for a launch on the stream; compiled, if there is none. The device is entered.
 
@@ -83,18 +86,20 @@ class Codes:
         UnsupportedError
             No compiler can be used; or it would have to be loaded while a graph is captured on the stream.
         """
-        compiler = compiler_for(context)
+        compiler = compiler_for(opened)
         given = tuple(type_of(compiler, self.kernel, place, each) for place, each in enumerate(arguments))
         types = self._declared(compiler, given) if self.kernel.signatures else given
-        code = self.by_key[key] = self.for_types(context, compiler, types, stream)
+        code = self.by_key[key] = self.for_types(opened, compiler, types, stream)
         return code
 
-    def for_types(self, context: Context, compiler: KernelCompiler, types: Types, stream: Stream | None = None) -> Code:
+    def for_types(
+        self, opened: OpenDevice, compiler: KernelCompiler, types: Types, stream: Stream | None = None
+    ) -> Code:
         """The code for these types; compiled, if there is none. The device is entered."""
-        found = self.by_types.get((context, types))
+        found = self.by_types.get((opened, types))
         if found is None:
             with self.compiling:  # one thread compiles, and those that come meanwhile have the same code
-                found = self.by_types.get((context, types)) or self._compiled(context, compiler, types, stream)
+                found = self.by_types.get((opened, types)) or self._compiled(opened, compiler, types, stream)
         return found
 
     def types_of(self, compiler: KernelCompiler, signature: str) -> Types:
@@ -107,30 +112,30 @@ class Codes:
             )
         return found
 
-    def _compiled(self, context: Context, compiler: KernelCompiler, types: Types, stream: Stream | None) -> Code:
+    def _compiled(self, opened: OpenDevice, compiler: KernelCompiler, types: Types, stream: Stream | None) -> Code:
         if (
             stream is not None
-            and Capability.CAPTURE in context.capabilities
-            and context.driver.capturing(stream.handle)
+            and Capability.CAPTURE in opened.handle.capabilities
+            and opened.handle.driver.capturing(stream.handle)
         ):
             raise UnsupportedError(
-                f"{stream!r} is capturing a graph, and {self.kernel} is not compiled for {context.device} and "
+                f"{stream!r} is capturing a graph, and {self.kernel} is not compiled for {opened.device} and "
                 f"{_listed(compiler, types)} yet: loading code may wait for the device, or allocate there; launch it once "
                 f"before the capture, or call compile_for()"
             )
         self._forget_closed()
         kernel = self.kernel
         try:
-            compiled = compiler.compile(kernel.function, types, context.driver, kernel.options)
+            compiled = compiler.compile(kernel.function, types, opened.handle.driver, kernel.options)
         except Exception as error:
-            error.add_note(f"while {compiler.name} compiled {kernel} for {context.device}")
+            error.add_note(f"while {compiler.name} compiled {kernel} for {opened.device}")
             for other in kernel.kernels_named():
                 error.add_note(
                     f"it names {other}, and a kernel cannot call one: make that a device function, "
                     f"@devmem.kernel(device=True), or launch it from the host"
                 )
             raise
-        code = self.by_types[context, types] = Code(context, compiled)
+        code = self.by_types[opened, types] = Code(opened, compiled)
         return code
 
     def _declared(self, compiler: KernelCompiler, given: Types) -> Types:
@@ -155,13 +160,13 @@ class Codes:
 
     def _forget_closed(self) -> None:
         """Drop what belongs to devices that were closed, or a kernel would keep every one of them."""
-        for key in [key for key in list(self.by_key) if key[0].dead is not None]:
+        for key in [key for key in list(self.by_key) if key[0].handle.dead is not None]:
             self.by_key.pop(key, None)
-        for types in [types for types in list(self.by_types) if types[0].dead is not None]:
+        for types in [types for types in list(self.by_types) if types[0].handle.dead is not None]:
             self.by_types.pop(types, None)
 
 
-def compiler_for(context: Context) -> KernelCompiler:
+def compiler_for(opened: OpenDevice) -> KernelCompiler:
     """The compiler for a device's backend: the first that can be used.
 
     Raises
@@ -169,7 +174,7 @@ def compiler_for(context: Context) -> KernelCompiler:
     UnsupportedError
         There is none; the message says why of each, with the command that installs it.
     """
-    backend = context.info.backend
+    backend = opened.handle.info.backend
     plugins = registry()
     found = plugins.compilers_for(backend)
     reasons = []
@@ -183,7 +188,7 @@ def compiler_for(context: Context) -> KernelCompiler:
         reasons.append(f"{each.compiler.name}: {reason}")
     reasons += plugins.compiler_failures(backend)
     raise UnsupportedError(
-        f"no kernel compiler can be used for {context.device} ({'; '.join(reasons) or 'nobody supplies one for its backend'})"
+        f"no kernel compiler can be used for {opened.device} ({'; '.join(reasons) or 'nobody supplies one for its backend'})"
     )
 
 

@@ -10,8 +10,8 @@ from functools import update_wrapper
 from types import MappingProxyType
 from typing import Any
 
-from .._core.base.current_device import Entered
-from .._core.device.device import context_of
+from .._core.base.device_handle import CurrentDevice
+from .._core.device.device import open_device_of
 from ..spi.errors import LayoutError, UnsupportedError
 from ..spi.types import Extent
 from . import names
@@ -144,11 +144,11 @@ class Kernel(Decorated):
                 f"{self} was declared for no types: say which, compile_for(device, 'void(float32[::1])'), or "
                 f"@devmem.kernel('...')"
             )
-        context = context_of(device)
-        compiler = compiler_for(context)
-        with Entered(context):
+        opened = open_device_of(device)
+        compiler = compiler_for(opened)
+        with CurrentDevice(opened.handle):
             for each in wanted:
-                self.codes.for_types(context, compiler, self.codes.types_of(compiler, each))
+                self.codes.for_types(opened, compiler, self.codes.types_of(compiler, each))
 
     def bound(self, arguments: tuple[object, ...], named: Mapping[str, object]) -> tuple[object, ...]:
         """The arguments in their places, as a call of the function would have them: by position, by name, or by default.

@@ -8,9 +8,9 @@ import numpy as np
 
 from .._core.arrays.ndarray import DeviceNDArray
 from .._core.arrays.record import DeviceRecord
-from .._core.base.current_device import Entered
-from .._core.device.device import current_context
-from .._core.lifetime.allocation import Using
+from .._core.base.device_handle import CurrentDevice
+from .._core.device.device import open_device_of
+from .._core.lifetime.allocation import StreamUse
 from .._core.ordering.stream import Stream
 from ..spi.errors import BackendError, DevmemError, LayoutError, UnsupportedError
 from ..spi.types import Capability, Extent
@@ -20,7 +20,7 @@ from .code import compiler_for, type_of
 from .names import here
 
 if TYPE_CHECKING:
-    from .._core.device.open_device import Context
+    from .._core.device.open_device import OpenDevice
     from .._core.lifetime.allocation import Allocation
     from .kernel import Kernel
 
@@ -77,7 +77,7 @@ class Launch:
         """
         if named or len(arguments) != len(self.kernel.parameters):
             arguments = self.kernel.bound(arguments, named)
-        context: Context | None = None
+        opened: OpenDevice | None = None
         bound: Stream | None = None
         allocations: list[Allocation] = []
         key: list[Any] = [None]
@@ -86,13 +86,13 @@ class Launch:
             kind = type(each)
             if kind is DeviceNDArray or (kind not in SCALARS and issubclass(kind, DeviceNDArray)):
                 allocation = each.allocation
-                owner = allocation.context
-                if allocation.freed or owner.dead is not None:
+                owner = each.open_device
+                if allocation.freed or owner.handle.dead is not None:
                     self._refuse(arguments, each)
-                if owner is not context:
-                    if context is not None:
-                        raise name_argument(of_two_devices(context, each), self.kernel, _place(arguments, each))
-                    context = owner
+                if owner is not opened:
+                    if opened is not None:
+                        raise name_argument(of_two_devices(opened, each), self.kernel, _place(arguments, each))
+                    opened = owner
                 if each._stream is not None and each._stream is not bound:
                     bound = self._bound(bound, each)
                 allocations.append(allocation)
@@ -112,29 +112,29 @@ class Launch:
             else:
                 self._bring(arguments)
                 return
-        if context is None:
-            context = self._own_context()
-        self._enqueue(context, arguments, allocations, key, bound)
+        if opened is None:
+            opened = self._own_open_device()
+        self._enqueue(opened, arguments, allocations, key, bound)
 
     def _enqueue(
         self,
-        context: Context,
+        opened: OpenDevice,
         arguments: Any,
         allocations: list[Allocation],
         key: list[Any],
         bound: Stream | None,
     ) -> None:
-        stream = self._stream_of(context, bound)
-        key[0] = context
+        stream = self._stream_of(opened, bound)
+        key[0] = opened
         codes = self.kernel.codes
         found = codes.by_key.get(looked_up := tuple(key))
-        driver = context.driver
+        driver = opened.handle.driver
         token = driver.enter()
         try:
             if found is None:
-                found = codes.for_arguments(context, looked_up, arguments, stream)
-            if context.reclaim.dropped or context.reclaim.busy:
-                context.reclaim.examine()
+                found = codes.for_arguments(opened, looked_up, arguments, stream)
+            if opened.handle.dropped or opened.completions.busy:
+                opened.free_queue.safe_point()
             launch = found.compiled.launch
             for each in allocations:
                 if each.home is not stream or stream.external:
@@ -142,7 +142,7 @@ class Launch:
             else:
                 launch(self.grid, self.block, self.shared_bytes, stream.handle, arguments)
                 return
-            with Using(stream, *allocations):
+            with StreamUse(stream, *allocations):
                 launch(self.grid, self.block, self.shared_bytes, stream.handle, arguments)
         except (BackendError, OverflowError) as error:
             error.add_note(self._told())
@@ -155,21 +155,21 @@ class Launch:
         """The launch of arguments that are not all arrays of ours and plain scalars."""
         check_on_host(self.kernel)
         brought = Brought(self.kernel, given)
-        context = brought.context or self._own_context()
+        opened = brought.open_device or self._own_open_device()
         bound: Stream | None = None
         for array in brought.arrays:
             if array._stream is not None and array._stream is not bound:
                 bound = self._bound(bound, array)
         if not brought.copies:
-            self._launch_brought(context, brought, bound)
+            self._launch_brought(opened, brought, bound)
             return
-        compiler_for(context)  # raises before anything moves
-        stream = self._stream_of(context, bound)
-        with Entered(context) as driver:
-            _check_not_captured(stream, context)
-            brought.bring(context, stream)
+        compiler_for(opened)  # raises before anything moves
+        stream = self._stream_of(opened, bound)
+        with CurrentDevice(opened.handle) as driver:
+            _check_not_captured(stream, opened)
+            brought.bring(opened, stream)
             try:
-                self._launch_brought(context, brought, stream)
+                self._launch_brought(opened, brought, stream)
             except BaseException:
                 brought.discard()
                 raise
@@ -179,22 +179,22 @@ class Launch:
             finally:
                 if not self.stream:
                     driver.stream_synchronize(stream.handle)
-                    context.reclaim.poll()
+                    opened.completions.poll()
 
-    def _launch_brought(self, context: Context, brought: Brought, bound: Stream | None) -> None:
+    def _launch_brought(self, opened: OpenDevice, brought: Brought, bound: Stream | None) -> None:
         key: list[Any] = [None]
         for place, each in enumerate(brought.arguments):
-            key += _key(each) or ("type", type_of(compiler_for(context), self.kernel, place, each))
+            key += _key(each) or ("type", type_of(compiler_for(opened), self.kernel, place, each))
         try:
-            self._enqueue(context, brought.seen(), [each.allocation for each in brought.arrays], key, bound)
+            self._enqueue(opened, brought.seen(), [each.allocation for each in brought.arrays], key, bound)
         except BaseException:
             brought.launched(False)
             raise
         brought.launched(True)
 
-    def _stream_of(self, context: Context, bound: Stream | None) -> Stream:
+    def _stream_of(self, opened: OpenDevice, bound: Stream | None) -> Stream:
         try:
-            return context.stream_of(self.stream if self.stream or bound is None else bound)
+            return opened.streams.stream_of(self.stream if self.stream or bound is None else bound)
         except DevmemError as error:
             if type(self.stream) is int:
                 error.add_note(
@@ -217,9 +217,9 @@ class Launch:
             name_argument(error, self.kernel, _place(arguments, array))
             raise
 
-    def _own_context(self) -> Context:
+    def _own_open_device(self) -> OpenDevice:
         """The device of the stream, where one is named, else the current one."""
-        return self.stream.context if isinstance(self.stream, Stream) else current_context()
+        return open_device_of(self.stream.device if isinstance(self.stream, Stream) else None)
 
     def _bound(self, before: Stream | None, array: DeviceNDArray[Any]) -> Stream | None:
         """The stream that the arrays are bound to; between two of them somebody has to choose."""
@@ -265,9 +265,9 @@ def _order(array: DeviceNDArray[Any]) -> str:
     return order if aligned else f"{order}, not aligned"
 
 
-def _check_not_captured(stream: Stream, context: Context) -> None:
+def _check_not_captured(stream: Stream, opened: OpenDevice) -> None:
     """Refuse host arrays where a graph would run again on memory that they had for one launch. The device is entered."""
-    if Capability.CAPTURE in context.capabilities and context.driver.capturing(stream.handle):
+    if Capability.CAPTURE in opened.handle.capabilities and opened.handle.driver.capturing(stream.handle):
         raise UnsupportedError(
             f"{stream!r} is capturing a graph, and host arrays are on the device for one launch alone: keep them there, "
             f"devmem.to_device(), before the capture begins"

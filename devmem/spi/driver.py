@@ -363,3 +363,27 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.HOLD: SupportsHold,
     Capability.POINTER_INFO: SupportsPointerInfo,
 }
+
+
+class FullDriver(
+    Driver,
+    SupportsStreamOrdered,
+    SupportsStridedCopy,
+    SupportsVolumeCopy,
+    SupportsBatchCopy,
+    SupportsHostRegister,
+    SupportsMapped,
+    SupportsManaged,
+    SupportsPeer,
+    SupportsIpc,
+    SupportsCapture,
+    SupportsLaunch,
+    SupportsHostFunction,
+    SupportsHold,
+    SupportsPointerInfo,
+    Protocol,
+):
+    """Every method of the contract, as devmem's core sees a driver.
+
+    A method of a ``Supports...`` protocol exists only where the device declares the capability: the core asks before it calls.
+    """

@@ -252,11 +252,11 @@ class Capturing:
 
 
 def test_nothing_is_lent_to_a_foreign_stream_that_captures(device, foreign, monkeypatch):
-    loans, context = Loans(), device.context()
+    loans, context = Loans(), device.opened()
     ptr = loans.lend(100, foreign)
-    driver = Capturing(context.driver)
+    driver = Capturing(context.handle.driver)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
+        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
         patch.setattr(context, "driver", driver)
         with pytest.raises(dm.UnsupportedError, match="is capturing a graph, and 200 bytes"):
             loans.lend(200, foreign)

@@ -42,8 +42,8 @@ def way(request, with_settings, second, need_kind, monkeypatch):
 def apart(monkeypatch, *devices):
     """Let none of them reach another's memory."""
     for device in devices:
-        context = device.context()
-        monkeypatch.setattr(context, "capabilities", context.capabilities - {dm.spi.types.Capability.PEER})
+        context = device.opened()
+        monkeypatch.setattr(context, "capabilities", context.handle.capabilities - {dm.spi.types.Capability.PEER})
 
 
 def paths(device):
@@ -122,7 +122,7 @@ def test_bounded_memory(way, with_settings, device, second, monkeypatch):
     finally:
         tracemalloc.stop()
     assert most < large.nbytes // 4
-    assert all(len(each.context().ring.made) <= 3 for each in (device, second))
+    assert all(len(each.opened().ring.made) <= 3 for each in (device, second))
     assert np.array_equal(here.copy_to_host(), large)
 
 
@@ -275,7 +275,7 @@ def test_threads_that_copy_either_way(way, device, second):
         assert not thread.is_alive()
     assert failures == []
     for each in (device, second):
-        ring = each.context().ring
+        ring = each.opened().ring
         assert set(ring._free) == set(ring.made)
 
 
@@ -299,7 +299,7 @@ def test_failures_leave_nothing(recorded, method, with_settings, monkeypatch):
         if not recorded.injected:
             break
         for each in (here, there):
-            ring = each.context().ring
+            ring = each.opened().ring
             assert set(ring._free) | set(ring._stranded) == set(ring.made)
         if not failed:
             assert np.array_equal(target.copy_to_host(), DATA)

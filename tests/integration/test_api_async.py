@@ -394,12 +394,12 @@ class Failing:
 
 @pytest.mark.parametrize("how", ["wait", "timeout", "result", "with", "await"])
 def test_what_the_driver_says_later_is_told_each_time(way, device, monkeypatch, how):
-    context = device.context()
+    context = device.opened()
     array = dm.to_device(DATA)
     under_way = dm.copy_async(array)
     dm.synchronize()
     with monkeypatch.context() as patch:
-        failing = Failing(context.driver, "event_query", "event_synchronize")
+        failing = Failing(context.handle.driver, "event_query", "event_synchronize")
         patch.setattr(context, "driver", failing)
 
         async def wait():
@@ -432,9 +432,9 @@ def test_what_the_driver_says_later_is_told_each_time(way, device, monkeypatch, 
 
 
 def test_nothing_could_be_enqueued(way, device, monkeypatch):
-    context, array, room = device.context(), dm.to_device(DATA), np.full_like(DATA, -1)
+    context, array, room = device.opened(), dm.to_device(DATA), np.full_like(DATA, -1)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "driver", Failing(context.driver, "copy"))
+        patch.setattr(context, "driver", Failing(context.handle.driver, "copy"))
         with pytest.raises(BackendError):
             dm.copy_async(array, room)
         with pytest.raises(BackendError):

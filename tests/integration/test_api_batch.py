@@ -396,9 +396,9 @@ def test_registered_leaves(need):
 def test_memory_that_is_locked_meanwhile_is_looked_at_again(need, device, monkeypatch):
     need("batch_copy", "host_register")
     leaves, other = [pinned(40 * KIB, number) for number in range(3)], np.zeros(1 << 20, np.uint8)
-    context = device.context()
+    context = device.opened()
     before = dm.transfer_stats().get("h2d batch", {"copies": 0})["copies"]
-    steady = type(context.registry).steady
+    steady = type(context.page_locks).steady
     registered = []
 
     def first(self, low, high):
@@ -407,7 +407,7 @@ def test_memory_that_is_locked_meanwhile_is_looked_at_again(need, device, monkey
         return steady(self, low, high)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(context.registry), "steady", first)
+        patch.setattr(type(context.page_locks), "steady", first)
         up = dm.to_device_many(leaves, dm.stream())
     assert registered
     assert same(leaves, up)
@@ -427,7 +427,7 @@ def test_arrays_of_their_own_are_put_together_by_one_call(need, recorded):
 
 
 def test_where_a_graph_is_captured_everything_is_copied_from_where_it_is(device, monkeypatch):
-    context = device.context()
+    context = device.opened()
     stream = dm.stream()
     leaves = [np.arange(10), np.arange(20.0), np.zeros(0), np.arange(100_000)]
     seen = []
@@ -447,8 +447,8 @@ def test_where_a_graph_is_captured_everything_is_copied_from_where_it_is(device,
             return self.driver.copy(dst, src, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.capabilities | {dm.spi.types.Capability.CAPTURE})
-        patch.setattr(context, "driver", Capturing(context.driver))
+        patch.setattr(context, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
+        patch.setattr(context, "driver", Capturing(context.handle.driver))
         patch.setattr(stream, "simple", False)
         up = dm.to_device_many(leaves, stream)
     assert seen == [leaf.ctypes.data for leaf in leaves if leaf.size]

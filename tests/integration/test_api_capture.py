@@ -39,10 +39,10 @@ class Capturing:
 @pytest.fixture
 def captured(device, monkeypatch):
     """A stream that is capturing, and what its driver was asked from then on."""
-    context = device.context()
-    driver = Capturing(context.driver)
+    context = device.opened()
+    driver = Capturing(context.handle.driver)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
+        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
         patch.setattr(context, "driver", driver)
         stream = dm.stream()
         yield stream, driver
@@ -114,7 +114,7 @@ def test_work_on_the_named_stream_goes_on(captured):
 def test_what_a_graph_reads_is_kept_for_good(captured, device, monkeypatch, whose):
     """Nobody knows when it runs, and the event behind the copy can never be asked for; other work on the stream goes on."""
     ours, driver = captured
-    stream, reclaim = ours, device.context().reclaim
+    stream, reclaim = ours, device.opened().free_queue
     if whose == "foreign":
         stream = dm.external_stream(DATA.ctypes.data)  # a number that is nobody's
         stream.handle = ours.handle

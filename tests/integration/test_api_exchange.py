@@ -537,7 +537,7 @@ def test_a_consumer_that_names_its_stream_sees_the_bytes(race, streams, device, 
     handle = theirs.handle if whose in ("ours", "foreign") else LEGACY_STREAM
     name = {"none named": None}.get(whose, names.get(handle, handle))
     if whose == "foreign":
-        device.context().streams.pop(handle)
+        device.opened().streams.pop(handle)
     with hold(race.held) as latch:
         race.write()
         capsule = race.array.__dlpack__(stream=name)
@@ -550,7 +550,7 @@ def test_a_consumer_that_names_its_stream_sees_the_bytes(race, streams, device, 
     assert race.arrived()
     del capsule
     if whose == "foreign":
-        device.context().streams[handle] = theirs
+        device.opened().streams[handle] = theirs
         del race.array
         dm.synchronize()
         dm.trim()
@@ -1088,7 +1088,7 @@ def test_the_stream_that_is_named_is_one_that_is_there(interface, device, in_thr
         return
     stream = dm.stream()
     if whose == "foreign":
-        context, handle = device.context(), stream.handle
+        context, handle = device.opened(), stream.handle
         context.streams.pop(handle)
         array = dm.to_device(data(), stream=dm.external_stream(handle))
         assert array.__cuda_array_interface__["stream"] == LEGACY_STREAM

@@ -54,7 +54,7 @@ def same(found, expected):
 
 
 def whole_ring():
-    ring = dm.current_device().context().ring
+    ring = dm.current_device().opened().ring
     assert set(ring._free) == set(ring.made)
 
 
@@ -407,7 +407,7 @@ def test_a_full_disk_leaves_what_was_there(turned, tmp_path, monkeypatch, tidy):
 def test_what_another_copy_meets_in_a_slot_is_not_its_error(tmp_path, monkeypatch, hold, need):
     """A block of a file whose write fails is taken out by whoever needs the slot: the error is the file's."""
     array = dm.to_device(DATA.ravel()[: SLOTS * SLOT // 2])
-    context, stream = dm.current_device().context(), dm.stream()
+    context, stream = dm.current_device().opened(), dm.stream()
     dm.synchronize()
     with disk.replacing(str(tmp_path / "a.npy")) as (file, _), dm.current_device().entered():
         to_file = copies.ToFile(context, file, 0, array.nbytes)
@@ -445,7 +445,7 @@ def test_failures_of_the_driver(recorded, method, way, tmp_path):
     array = dm.to_device(DATA)
     room = TARGETS["C" if way == "load into" else "axes"]()
     dm.synchronize()
-    context = dm.current_device().context()
+    context = dm.current_device().opened()
     told = 0
     for nth in range(1, 30):
         with dm.current_device().entered():
@@ -492,7 +492,7 @@ def test_in_bounded_memory(with_settings, tmp_path):
     finally:
         tracemalloc.stop()
     assert most < 1 << 20, "a host array held much of the file"
-    ring = dm.current_device().context().ring
+    ring = dm.current_device().opened().ring
     assert 0 < len(ring.made) <= SLOTS
     assert ring.slot_bytes == 64 * SLOT
     assert np.array_equal(np.load(tmp_path / "b.npy"), large)
@@ -618,7 +618,7 @@ def test_a_capturing_stream_is_refused(device, monkeypatch, tmp_path):
     np.save(tmp_path / "a.npy", DATA)
     stream = dm.stream()
     array = dm.to_device(DATA, stream=stream)
-    context = device.context()
+    context = device.opened()
 
     class Capturing:
         def __init__(self, driver):
@@ -631,8 +631,8 @@ def test_a_capturing_stream_is_refused(device, monkeypatch, tmp_path):
             return handle == stream.handle
 
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.capabilities | {dm.spi.types.Capability.CAPTURE})
-        patch.setattr(context, "driver", Capturing(context.driver))
+        patch.setattr(context, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
+        patch.setattr(context, "driver", Capturing(context.handle.driver))
         patch.setattr(stream, "simple", False)
         for call in (lambda: dm.load(tmp_path / "a.npy", stream=stream), lambda: dm.save(array, tmp_path / "b.npy")):
             with pytest.raises(dm.UnsupportedError, match="captur"):

@@ -118,7 +118,7 @@ def test_large_uploads_make_their_slots(foreign, with_settings, device):
         array.copy_to_device(large, stream=stream)
         stream.synchronize()
     assert foreign.result == 0
-    assert device.context().ring.made
+    assert device.opened().ring.made
     assert np.array_equal(array.copy_to_host(), large)
 
 
@@ -153,7 +153,7 @@ def test_an_event_of_a_graph_tells_nothing(foreign):
 
 def test_memory_that_a_graph_may_use_is_kept_and_holds_up_nothing(foreign, device):
     """Nobody can tell when the graph will have run for the last time; an event in it would pull our streams into the capture."""
-    heap, home = device.context().heap, dm.stream()
+    heap, home = device.opened().memory.heap, dm.stream()
     array, source = dm.device_array(1000, stream=home), dm.pinned_array(1000)
     array.copy_to_device(source, stream=home)
     ptr = array.ptr
@@ -196,7 +196,7 @@ def test_an_interrupt_leaves_no_thread_relaxed(foreign, device, monkeypatch, mod
     if device.backend == "cuda":
         owner, attribute = importlib.import_module("devmem.backends.cuda.calls"), "_exchange"
     else:
-        owner, attribute = device.context().driver.hip, name
+        owner, attribute = device.opened().handle.driver.hip, name
     sound, interrupted = getattr(owner, attribute), []
 
     def exchange(*arguments):

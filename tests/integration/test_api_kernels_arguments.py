@@ -111,7 +111,7 @@ def test_nothing_moves_where_another_argument_is_refused(copying, with_settings)
 
 
 def test_large_pageable_arrays_are_no_advice_where_no_stream_is_named(copying, device):
-    if not device.context().locking_pays:
+    if not device.opened().locking_pays:
         pytest.skip("pageable memory is as good here")
     src, dst = np.ones(1 << 18), np.zeros(1 << 18)
     with warnings.catch_warnings():
@@ -258,7 +258,7 @@ def test_threads_that_launch_first_have_it_compiled_once(copying, compiler, devi
 @pytest.fixture
 def capture(device, monkeypatch):
     """Begins and ends a capture on a stream, as the driver tells of one."""
-    context = device.context()
+    context = device.opened()
     stream = dm.stream()
     held = []
 
@@ -269,9 +269,9 @@ def capture(device, monkeypatch):
         def capturing(self, handle):
             return handle in held
 
-    driver = context.driver
+    driver = context.handle.driver
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
+        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
         patch.setattr(context, "driver", Capturing())
         yield stream, held
         held.clear()

@@ -23,7 +23,7 @@ def foreign(device: dm.Device) -> Iterator[dm.Stream]:
     dm.synchronize()
     with device.entered() as driver:
         driver.stream_destroy(handle)
-    device.context().externals.pop(handle, None)
+    device.opened().externals.pop(handle, None)
 
 
 @pytest.mark.parametrize("current", ["non-blocking", "foreign"])

@@ -22,7 +22,7 @@ copying = pytest.mark.parametrize("way", ["to_device", "copy_to_device", "copy_t
 def driver(recorded, need):
     need("host_register")
     device = dm.current_device()
-    device.context()
+    device.opened()
     return recorded.drivers[device.ordinal]
 
 
@@ -208,7 +208,7 @@ def test_a_copy_enqueued_while_it_was_waited_for_is_waited_for_too(driver, recor
     stream = dm.stream(non_blocking=True)
     array = dm.zeros(mine.shape, "u1")
     block = dm.register(neighbour)
-    registry = dm.current_device().context().registry
+    registry = dm.current_device().opened().page_locks
     sound, calls = registry._settle, []
 
     def settle(entered):
@@ -231,7 +231,7 @@ def test_a_copy_enqueued_while_it_was_waited_for_is_waited_for_too(driver, recor
 def test_what_cannot_be_waited_for_stays_locked(driver, recorded, memory):
     neighbour = memory[2 * PAGE :]
     block = dm.register(neighbour)
-    registry = dm.current_device().context().registry
+    registry = dm.current_device().opened().page_locks
     sound, calls = registry._settle, []
 
     def settle(entered):

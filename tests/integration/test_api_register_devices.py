@@ -25,7 +25,7 @@ def pair(recorded, need):
     if len(mine) < 2:
         pytest.skip(f"{recorded.name} has one device only")
     for each in mine[:2]:
-        each.context()
+        each.opened()
     return mine[:2]
 
 

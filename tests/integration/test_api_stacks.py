@@ -515,7 +515,7 @@ def test_a_third_partys_memory_error_counts_as_out_of_memory(package):
 
 
 def test_while_a_graph_is_captured_nothing_is_given_back_to_make_room(device, monkeypatch):
-    context, stream = device.context(), dm.stream()
+    context, stream = device.opened(), dm.stream()
     asked = []
 
     class Capturing:
@@ -526,9 +526,9 @@ def test_while_a_graph_is_captured_nothing_is_given_back_to_make_room(device, mo
         def capturing(self, handle):
             return handle == stream.handle
 
-    driver = context.driver
+    driver = context.handle.driver
     with dm.use_memory(memory.FailNth(None, 1)), monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
+        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
         patch.setattr(context, "driver", Capturing())
         with pytest.raises(dm.OutOfMemory, match="nothing can be given back while a graph is captured"):
             dm.zeros(3)
@@ -571,15 +571,15 @@ def test_the_answer_to_memory_that_ran_out_is_given_once_and_in_order(monkeypatc
         def trim(self, keep_bytes):
             steps.append(f"trimmed to {keep_bytes}")
 
-    context, collect = dm.current_device().context(), gc.collect
-    wait = context.driver.synchronize
+    context, collect = dm.current_device().opened(), gc.collect
+    wait = context.handle.driver.synchronize
     monkeypatch.setattr(gc, "collect", lambda *args: [steps.append("collected"), collect(*args)][1])
     with dm.use_memory(Scarce()):
         dropped = dm.device_array(100, "u1")
         del dropped
         steps.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(type(context.driver), "synchronize", lambda _: [steps.append("waited"), wait()][1])
+            patch.setattr(type(context.handle.driver), "synchronize", lambda _: [steps.append("waited"), wait()][1])
             with pytest.raises(dm.OutOfMemory, match=r"asked for 2000 bytes.*scarce"):
                 dm.device_array(2000, "u1")
     assert steps == ["asked", "freed", "waited", "collected", "waited", "trimmed to 0", "asked"]
@@ -589,8 +589,8 @@ def test_the_answer_to_memory_that_ran_out_is_given_once_and_in_order(monkeypatc
 
 
 def test_a_stack_that_later_ones_pushed_out_can_still_be_used():
-    early, context = memory.Statistics(), dm.current_device().context()
-    before = context.heap
+    early, context = memory.Statistics(), dm.current_device().opened()
+    before = context.memory.heap
     scope = dm.use_memory(early)
     later = [dm.use_memory(memory.Statistics()) for _ in range(12)]
     try:
@@ -603,18 +603,18 @@ def test_a_stack_that_later_ones_pushed_out_can_still_be_used():
         for each in reversed(later):
             with each:
                 pass
-    assert context.heap is before
+    assert context.memory.heap is before
 
 
 def test_a_stack_is_known_from_its_installation_on():
     """Whatever other threads do between the making of its heap and its first use."""
-    context = dm.current_device().context()
+    context = dm.current_device().opened()
     stack = memory.Statistics()
-    heap = context.bind(stack)
+    heap = context.memory.bind(stack)
     context.forget_idle_heaps()
-    assert heap not in context.heaps
+    assert heap not in context.memory.heaps
     scope = scopes.MemoryScope(context, heap)
-    assert heap in context.heaps
+    assert heap in context.memory.heaps
     with scope:
         context.forget_idle_heaps()
         array = dm.device_array(100, "u1")

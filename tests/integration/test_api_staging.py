@@ -185,7 +185,7 @@ def test_the_source_is_the_callers_again_when_an_upload_returns(need, hold):
 
 
 def test_a_captured_stream_goes_directly(device, monkeypatch):
-    context = device.context()
+    context = device.opened()
     stream = dm.stream()
     array = dm.zeros(DATA.shape, "i2")
     source = DATA.copy()
@@ -202,8 +202,8 @@ def test_a_captured_stream_goes_directly(device, monkeypatch):
             return handle == stream.handle
 
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.capabilities | {dm.spi.types.Capability.CAPTURE})
-        patch.setattr(context, "driver", Capturing(context.driver))
+        patch.setattr(context, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
+        patch.setattr(context, "driver", Capturing(context.handle.driver))
         patch.setattr(stream, "simple", False)
         array.copy_to_device(source, stream=stream)
     stream.synchronize()

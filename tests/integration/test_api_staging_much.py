@@ -64,8 +64,8 @@ def words(ptr):
 def resident():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
-context = dm.current_device().context()
-counting = context.driver = Counting(context.driver)
+context = dm.current_device().opened()
+counting = context.handle.driver = Counting(context.handle.driver)
 source = np.arange(ARRAY // 8, dtype="<u8")
 back = np.zeros_like(source)
 array = dm.device_array(source.shape, "<u8")

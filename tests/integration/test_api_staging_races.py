@@ -125,7 +125,7 @@ def test_a_batch_waits_for_its_slots_too(hold):
 
 def test_what_these_tests_would_see(hold, device, monkeypatch):
     """A ring that does not wait gives the slots away, and the bytes of one copy to another."""
-    ring = device.context().ring
+    ring = device.opened().ring
     stream = dm.stream(non_blocking=True)
     one, two = empty(stream, stream)
     with monkeypatch.context() as patch:

@@ -43,7 +43,7 @@ def traced(staged, tmp_path):
     staged(TRACE=str(path))
 
     def read(sort: str = "copy") -> list[dict[str, Any]]:
-        dm.current_device().context()  # opened at first use
+        dm.current_device().opened()  # opened at first use
         return [event for event in events(path) if event.get("cat") == sort]
 
     return read
@@ -148,7 +148,7 @@ def test_seconds_of_few_small_copies_are_theirs(device, with_settings):
         assert stats[path]["copies"] == 5000
         assert stats[path]["bytes"] == 5000 * 128
         assert 0 < stats[path]["seconds"] < 10
-    assert device.context().uploads[2] == device.context().downloads[2] == 32
+    assert device.opened().statistics.uploads[2] == device.opened().statistics.downloads[2] == 32
 
 
 def test_waiting_for_a_slot_is_told(staged, need, hold, device):
@@ -159,7 +159,7 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device):
     array, source = dm.zeros(5 * 4096, "u1"), np.zeros(5 * 4096, "u1")
     array.copy_to_device(source)
     dm.transfer_stats(reset=True)
-    done, ring = threading.Event(), device.context().ring
+    done, ring = threading.Event(), device.opened().ring
     problems: list[BaseException] = []
 
     def work() -> None:

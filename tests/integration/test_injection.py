@@ -1166,12 +1166,12 @@ def staged_async(env: Env) -> None:
 def staged_across(env: Env) -> None:
     """By way of the slots: neither device reaches the other's memory."""
     context = dm.device(0).context()
-    able = context.capabilities
-    context.capabilities = able - {Capability.PEER}
+    able = context.handle.capabilities
+    context.handle.capabilities = able - {Capability.PEER}
     try:
         env.target.copy_to_device(env.far_array, stream=env.stream)
     finally:
-        context.capabilities = able
+        context.handle.capabilities = able
 
 
 def staged_files(env: Env) -> None:

@@ -277,7 +277,7 @@ def trim_rings(*devices: dm.Device) -> None:
     """Give slots back, after a look at how many there are."""
     for device in devices:
         with device.entered():
-            ring = device.context().ring
+            ring = device.opened().ring
             assert len(ring.made) <= SLOTS
             assert set(ring._free) == set(ring.made)
             ring.trim()

@@ -268,13 +268,13 @@ def settle() -> None:
 
 def books() -> dict[str, Any]:
     """What devmem and the driver hold."""
-    context = dm.current_device().context()
-    reclaim = context.reclaim
-    driver: Any = context.driver
+    context = dm.current_device().opened()
+    reclaim = context.free_queue
+    driver: Any = context.handle.driver
     return {
         "live and pending": dm.memory_info()[2:4],
         "driver": driver.live_counts() if hasattr(driver, "live_counts") else None,
-        "heaps": len(context.heaps),
+        "heaps": len(context.memory.heaps),
         "busy streams": len(reclaim.busy),
         "events": len(reclaim.events),
         "spare events": len(reclaim.spare_events),
@@ -283,9 +283,9 @@ def books() -> dict[str, Any]:
         "stranded": len(stranded),
         "streams": len(context.streams),
         "handles": len(context.handles),
-        "registered": len(context.registry.held[context])
-        + len(context.registry.segments)
-        + len(context.registry.closing),
+        "registered": len(context.page_locks.held[context])
+        + len(context.page_locks.segments)
+        + len(context.page_locks.closing),
     }
 
 
@@ -346,18 +346,18 @@ def test_what_waits_for_streams_does_not_pile_up(things: Things) -> None:
             things.array.copy_to_host(things.pinned, stream=things.other)
     things.other.synchronize()
     dm.device_array(1)
-    context = dm.current_device().context()
-    assert len(context.reclaim.spare_events) <= 64, "no more than a handful of events are kept for reuse"
+    context = dm.current_device().opened()
+    assert len(context.completions.events._spare) <= 64, "no more than a handful of events are kept for reuse"
     settle()
     assert books() == before
 
 
 def test_the_queue_is_bounded(things: Things) -> None:
     """Without a trim: what was dropped is freed at the next allocation, by count."""
-    context = dm.current_device().context()
+    context = dm.current_device().opened()
     for _ in range(1000):
         dm.to_device(things.host)
-        assert len(context.reclaim.dropped) + len(context.reclaim.pending) <= context.reclaim.max_count + 2
+        assert len(context.handle.dropped) + len(context.free_queue.pending) <= context.free_queue.max_count + 2
 
 
 def test_opening_and_closing() -> None:

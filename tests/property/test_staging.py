@@ -35,7 +35,7 @@ def small_parts() -> Iterator[None]:
         for name, value in {"LONG": 4, "STRIP": 3, "LINE": 8}.items():
             patch.setattr(host_copy, name, value)
         patch.setenv("DEVMEM_STAGING_THRESHOLD", "0")
-        if dm.current_device().context().staged_from > 1:
+        if dm.current_device().opened().ring.threshold > 1:
             pytest.skip("this device has no page-locked memory")
         yield
     dm.close()
@@ -44,7 +44,7 @@ def small_parts() -> Iterator[None]:
 @contextlib.contextmanager
 def ring(slots: int, slot_bytes: int, threads: int) -> Iterator[None]:
     """The device with a ring like this. Opening it anew for each example would take longer than all else."""
-    context = dm.current_device().context()
+    context = dm.current_device().opened()
     made = context.ring
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -186,7 +186,7 @@ def test_from_another_device(late: Any, data: st.DataObject, how: tuple[int, int
     context = here.context()
     with ring(*how), pytest.MonkeyPatch.context() as patch, late(stream, data):
         if data.draw(st.booleans()):  # neither reaches the other's memory
-            patch.setattr(context, "capabilities", context.capabilities - {Capability.PEER})
+            patch.setattr(context, "capabilities", context.handle.capabilities - {Capability.PEER})
         take(target).copy_to_device(from_take(source), stream=stream)
         source.copy_to_device(np.zeros(source.shape, source.dtype))  # it was read when the call returned
         dm.synchronize()

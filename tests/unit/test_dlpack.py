@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devmem._core.base.layout import address
+from devmem._core.base.address import address
 from devmem._core.interop import dlpack
 from devmem._core.interop.dlpack_types import dtype_code
 

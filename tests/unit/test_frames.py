@@ -290,7 +290,7 @@ def test_a_download_is_one_copy(witness, out):
 
 
 def test_a_timed_copy_is_one_copy_too(witness):
-    counted = dm.current_device().context().uploads[0]
+    counted = dm.current_device().opened().statistics.uploads[0]
     for _ in range(4096 - counted):
         dm.to_device(SOURCES["1-D"]).free()
     witness.calls.clear()

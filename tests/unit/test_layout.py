@@ -7,12 +7,10 @@ import ctypes
 import numpy as np
 import pytest
 
+from devmem._core.base.address import address, extent
 from devmem._core.base.layout import (
-    Rows,
-    address,
     check_size,
     contiguous_strides,
-    extent,
     index,
     is_contiguous,
     like_strides,
@@ -20,9 +18,9 @@ from devmem._core.base.layout import (
     overlap,
     reshape,
     resolve_shape,
-    rows,
     span,
 )
+from devmem._core.copy.rows import Rows, rows
 from devmem.spi.errors import LayoutError
 
 

@@ -459,13 +459,15 @@ def test_what_comes_back_in_a_capture_is_wiped_when_it_has_ended(capturing: Capt
 def test_arrays_of_a_captured_stream_are_looked_at_when_the_capture_has_ended(
     guarded: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, stream = dm.current_device().context(), dm.stream()
+    context, stream = dm.current_device().opened(), dm.stream()
     first, second = dm.to_device(np.arange(10)), dm.to_device(np.arange(10), stream=stream)
     stream.synchronize()
     overrun(second)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
-        patch.setattr(type(context.driver), "capturing", lambda _, handle: handle == stream.handle, raising=False)
+        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
+        patch.setattr(
+            type(context.handle.driver), "capturing", lambda _, handle: handle == stream.handle, raising=False
+        )
         del first
         second.free()  # in the queue, as the capture has it
         dm.trim()

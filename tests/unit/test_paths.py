@@ -147,7 +147,7 @@ def context() -> Iterator[Any]:
     dm.register_backend(backend)
     try:
         with dm.use_backend("sorts"), dm.current_device().entered():
-            yield dm.current_device().context()
+            yield dm.current_device().opened()
     finally:
         dm.unregister_backend("sorts")
         dm.close()
@@ -231,7 +231,7 @@ def test_memory_that_the_device_reads_through_the_hosts_page_tables(threshold, s
     try:
         with dm.use_backend("coherent"):
             wanted = sys.maxsize if not threshold and said is None else max(threshold if said is None else int(said), 1)
-            assert dm.current_device().context().staged_from == wanted
+            assert dm.current_device().opened().ring.threshold == wanted
     finally:
         dm.unregister_backend("coherent")
         monkeypatch.undo()

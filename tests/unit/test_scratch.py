@@ -7,7 +7,7 @@ from mmap import PAGESIZE
 import numpy as np
 import pytest
 
-from devmem._core.base.layout import extent
+from devmem._core.base.address import extent
 from devmem._core.copy.host_scratch import scratch
 
 

@@ -321,7 +321,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBackend]:
 
 @pytest.fixture
 def context(backend: FaultyBackend) -> Any:
-    return dm.current_device().context()
+    return dm.current_device().opened()
 
 
 def data(nbytes: int = 5 * SLOT + 17, seed: int = 0) -> np.ndarray:
@@ -351,7 +351,7 @@ def round_trip(context: Any) -> None:
 )
 def test_a_copy_that_fits_into_a_few_slots_is_cut_into_several_blocks(nbytes, blocks):
     """Or the device would wait until the host has filled all of it, and the other way round."""
-    ring = dm.current_device().context().ring
+    ring = dm.current_device().opened().ring
     assert (ring.slot_bytes, ring.most) == (16 << 20, 4)
     limit = ring.block_bytes(nbytes)
     assert limit <= ring.slot_bytes
@@ -429,7 +429,7 @@ def test_blocks_of_ordinary_memory_are_bounded_too(backend, context, monkeypatch
     sent, more = data(SLOTS * SLOT, 1), data(20 * SLOT, 2)
     one, two = dm.device_array(sent.shape, "u1"), dm.device_array(more.shape, "u1")
     dm.synchronize()
-    sound, ordinary, in_flight = context.driver, ring_module._ordinary, []
+    sound, ordinary, in_flight = context.handle.driver, ring_module._ordinary, []
 
     class Late:
         def __getattr__(self, name):
@@ -464,7 +464,7 @@ def test_blocks_of_ordinary_memory_are_bounded_too(backend, context, monkeypatch
 
 def test_a_finalizer_that_copies_while_a_slot_is_looked_for(backend, context, monkeypatch):
     """The collector may run it at any time, on the thread that is in the middle of a copy."""
-    stream, sent, sound, nested = dm.stream(), data(), context.driver, []
+    stream, sent, sound, nested = dm.stream(), data(), context.handle.driver, []
     array = dm.to_device(sent)
 
     class Collecting:
@@ -657,7 +657,7 @@ def test_slots_are_made_while_the_ring_looks_at_them(backend, context, what):
     [slot] = ring.made
     slot.ring = ring
     if what == "let go":
-        ring.let_go(ring.taking(context.legacy))
+        ring.let_go(ring.taking(context.streams.legacy))
     else:
         ring._destroy = lambda slots: None
         ring.close()
@@ -817,7 +817,7 @@ def test_a_download_that_nobody_waited_for_when_the_device_is_closed(backend, co
     array = dm.to_device(data(2 * SLOT))
     download = Download(context, np.zeros(2 * SLOT, "u1"))
     with dm.current_device().entered():
-        download.start(array.ptr, (1,), context.default_stream)
+        download.start(array.ptr, (1,), context.streams.default)
     dm.close()
     assert isinstance(download._error, dm.ClosedError)
 
@@ -884,7 +884,7 @@ def test_after_a_failed_download_nobody_writes_to_the_destination(backend, conte
 def test_a_slot_whose_stream_cannot_be_waited_for_is_never_used_again(backend, context):
     stream = dm.stream()
     array = dm.device_array(2 * SLOT, "u1")
-    sound = context.driver
+    sound = context.handle.driver
     backend.fail_at(1, "copy")
 
     class Broken:
@@ -894,12 +894,12 @@ def test_a_slot_whose_stream_cannot_be_waited_for_is_never_used_again(backend, c
         def stream_synchronize(self, handle):
             raise BackendError("lost", backend="faulty", call="stream_synchronize", code=6, name="LOST")
 
-    context.driver = Broken()
+    context.handle.driver = Broken()
     try:
         with pytest.raises(BackendError, match="injected"):
             array.copy_to_device(data(2 * SLOT), stream=stream)
     finally:
-        context.driver = sound
+        context.handle.driver = sound
     backend.disarm()
     assert len(context.ring._stranded) == 1
     assert context.ring._stranded[0] not in context.ring._free
@@ -916,7 +916,7 @@ def test_threads_never_make_one_slot_too_many(backend, context):
     def take():
         with dm.use_backend("faulty"), dm.current_device().entered():
             barrier.wait(20)
-            taking = context.ring.taking(context.legacy)
+            taking = context.ring.taking(context.streams.legacy)
             found.append((context.ring.take(taking, SLOT), taking))
 
     threads = [threading.Thread(target=take) for _ in range(6)]

@@ -135,7 +135,7 @@ def test_what_a_copy_waits_is_this_threads_since_it_began():
     waited = statistics.waits.seconds
     assert 0 < waited < 1000
     seconds = count(context, "x", 10_000, began)  # type: ignore[arg-type]
-    numbers = context.stats.take(False)["x"]
+    numbers = context.statistics.take(False)["x"]
     assert numbers["waited_seconds"] == waited
     assert seconds == pytest.approx(numbers["seconds"] - waited)
     assert numbers["seconds"] >= waited
@@ -146,7 +146,7 @@ def test_waits_that_are_given_and_what_comes_later():
     began = begin()
     count(context, "x", 10, began - 3, 2.0)  # type: ignore[arg-type]
     more(context, "x", began - 1)  # type: ignore[arg-type]
-    numbers = context.stats.take(False)["x"]
+    numbers = context.statistics.take(False)["x"]
     assert (numbers["copies"], numbers["bytes"], numbers["waited_seconds"]) == (1, 10, 2.0)
     assert numbers["seconds"] > 4
 
@@ -156,8 +156,8 @@ def test_small_direct_ones_apart_from_the_others():
     for nbytes in (999, 1000):
         count(context, "d2h direct", nbytes, begin())  # type: ignore[arg-type]
     count(context, "d2h packed", 1, begin())  # type: ignore[arg-type]
-    assert context.stats.small["d2h direct"][:3] == [1, 999, 1]
-    assert context.stats.take(False)["d2h direct"]["copies"] == 2
+    assert context.statistics.small["d2h direct"][:3] == [1, 999, 1]
+    assert context.statistics.take(False)["d2h direct"]["copies"] == 2
 
 
 def test_sixteen_of_4096_are_timed():

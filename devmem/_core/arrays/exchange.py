@@ -8,14 +8,14 @@ import numpy as np
 
 from ...spi.errors import UnsupportedError
 from ..base.layout import like_strides
-from ..device.device import context_of, current_context
+from ..device.device import current_open_device, open_device_of
 from ..interop import import_, ipc
 from ..interop.dlpack import HOST_TYPES
 from .creation import empty, upload
 from .ndarray import DeviceNDArray, device_view
 
 if TYPE_CHECKING:
-    from ..device.open_device import Context
+    from ..device.open_device import OpenDevice
 
 _ndarray = np.ndarray
 
@@ -25,21 +25,21 @@ def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
     if isinstance(obj, _ndarray) and type(obj) is not _ndarray:
         view = device_view(obj)
         if view is not None:  # memory of ours that a device can reach is known by more than DLPack says
-            return _placed(view, None if device is None else context_of(device), copy)
+            return _placed(view, None if device is None else open_device_of(device), copy)
     said = import_.device_of_tensor(obj)
-    wanted = None if device is None else context_of(device)
+    wanted = None if device is None else open_device_of(device)
     if said[0] in HOST_TYPES:
-        context = current_context() if wanted is None else wanted
-        if not context.is_host:
-            return _from_host(obj, context, copy)
-        return _placed(DeviceNDArray(*import_.by_dlpack(obj, said, copy, context)), wanted, copy)
+        opened = current_open_device() if wanted is None else wanted
+        if not opened.handle.is_host:
+            return _from_host(obj, opened, copy)
+        return _placed(DeviceNDArray(*import_.by_dlpack(obj, said, copy, opened)), wanted, copy)
     found = DeviceNDArray(*import_.by_dlpack(obj, said, copy))
     return found if wanted is None and not copy else _placed(found, wanted, copy)
 
 
-def _placed(found: DeviceNDArray[Any], wanted: Context | None, copy: bool | None) -> DeviceNDArray[Any]:
+def _placed(found: DeviceNDArray[Any], wanted: OpenDevice | None, copy: bool | None) -> DeviceNDArray[Any]:
     """The array, or a copy of it where that was asked for, or it is needed elsewhere."""
-    if wanted is not None and found.context is not wanted:
+    if wanted is not None and found.open_device is not wanted:
         if copy is False:
             raise BufferError(f"memory of {found.device} gets to {wanted.device} by a copy only, and copy=False")
         strides = like_strides(found.shape, found.strides, found.itemsize)
@@ -78,13 +78,13 @@ def open_ipc_array(handle: Any, shape: Any, dtype: Any, strides: Any) -> DeviceN
 def _is_readable(obj: object) -> bool:
     """Whether it has host memory, and the host is the device."""
     return (
-        current_context().is_host
+        current_open_device().handle.is_host
         and hasattr(type(obj), "__dlpack_device__")
         and import_.device_of_tensor(obj)[0] in HOST_TYPES
     )
 
 
-def _from_host(obj: Any, context: Context, copy: bool | None) -> DeviceNDArray[Any]:
+def _from_host(obj: Any, opened: OpenDevice, copy: bool | None) -> DeviceNDArray[Any]:
     if copy is False:
-        raise BufferError(f"host memory gets to {context.device} by a copy only, and copy=False")
-    return upload(context, import_.host_tensor(obj), 0, True)
+        raise BufferError(f"host memory gets to {opened.device} by a copy only, and copy=False")
+    return upload(opened, import_.host_tensor(obj), 0, True)

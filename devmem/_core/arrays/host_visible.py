@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
 from ...spi.types import AllocFlags, Capability, MemoryKind
-from ..base.current_device import Entered
-from ..base.layout import Shape, address, extent, span
+from ..base.address import address, extent
+from ..base.device_handle import CurrentDevice
+from ..base.layout import Shape, span
 from ..interop.dlpack import CPU
-from ..lifetime.allocation import Allocation, Borrowed
+from ..lifetime.allocation import Allocation
 from ..lifetime.registration import Registration
 from .ndarray import DeviceNDArray
 from .pinned import Buffer, DriverArray, PinnedNDArray
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from ..device.open_device import Context
+    from ..device.open_device import OpenDevice
     from ..ordering.stream import Stream
 
 
@@ -29,11 +30,14 @@ class HostVisible(DriverArray):
     """An ndarray whose memory a device can reach too. Views keep their device address; results of arithmetic have none."""
 
     _allocation: Allocation | None
+    _open_device: OpenDevice
     _device_base: int
     _stream: Stream | None
 
     def __array_finalize__(self, obj: object) -> None:
         self._allocation = getattr(obj, "_allocation", None)
+        if self._allocation is not None:
+            self._open_device = cast(HostVisible, obj)._open_device
         self._device_base = getattr(obj, "_device_base", 0)
         self._stream = getattr(obj, "_stream", None)
 
@@ -68,7 +72,8 @@ class HostVisible(DriverArray):
     @property
     def device(self) -> Any:
         """The device that the memory was made for."""
-        return self._owner().context.device
+        self._owner()
+        return self._open_device.device
 
     def copy_to_host(
         self, ary: npt.NDArray[Any] | None = None, stream: Any = 0, *, pinned: bool = False
@@ -98,11 +103,12 @@ class HostVisible(DriverArray):
         return self._on_device() if self._reached() else None
 
     def _on_device(self) -> DeviceNDArray[Any]:
-        # Borrowed: freeing the view must not take the memory from under the array.
+        # ForeignAllocation: freeing the view must not take the memory from under the array.
         allocation = self._owner()
         read_only = not self.flags.writeable
-        borrowed = Borrowed(allocation.context, allocation.ptr, allocation.nbytes, self, None, read_only)
-        return DeviceNDArray(borrowed, self.ptr, self.shape, self.dtype, self.strides, self._stream)
+        opened = self._open_device
+        borrowed = opened.memory.foreign(allocation.ptr, allocation.nbytes, self, None, read_only)
+        return DeviceNDArray(opened, borrowed, self.ptr, self.shape, self.dtype, self.strides, self._stream)
 
     def _reached(self) -> bool:
         """Whether the elements lie in the driver's memory."""
@@ -126,9 +132,9 @@ class ManagedNDArray(HostVisible):
     """An array with one address for host and device, moved or shared by the driver."""
 
     def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
-        context = allocation.context
-        kind = context.info.exchange.managed_type
-        return kind, 0 if kind == CPU else context.info.ordinal
+        opened = self._open_device
+        kind = opened.handle.info.exchange.managed_type
+        return kind, 0 if kind == CPU else opened.handle.info.ordinal
 
     def prefetch(self, to_host: bool = False, stream: Any = 0) -> None:
         """Move the pages to the device (or the host) ahead of use, ordered on the stream. A hint.
@@ -138,15 +144,15 @@ class ManagedNDArray(HostVisible):
         UnsupportedError
             The device has no managed memory that moves.
         """
-        context = self._owner().context
-        context.require(Capability.MANAGED, "prefetch managed memory", "leave it to the driver")
-        chosen = context.stream_of(stream)
+        owner, opened = self._owner(), self._open_device
+        opened.handle.require(Capability.MANAGED, "prefetch managed memory", "leave it to the driver")
+        chosen = opened.streams.stream_of(stream)
         low, high = extent(self)
         if high > low:
-            with Entered(context) as driver:
-                self._owner().before_use(chosen)
+            with CurrentDevice(opened.handle) as driver:
+                owner.before_use(chosen)
                 driver.prefetch(low, high - low, to_host, chosen.handle)
-                self._owner().after_use(chosen)
+                owner.after_use(chosen)
 
     def advise(self, advice: str, to_host: bool = False) -> None:
         """Tell the driver how the pages will be used.
@@ -156,16 +162,16 @@ class ManagedNDArray(HostVisible):
         words = [a + b for a in ("set_", "unset_") for b in ("read_mostly", "preferred_location", "accessed_by")]
         if advice not in words:
             raise LayoutError(f"advice is one of {', '.join(words)}, not {advice!r}")
-        context = self._owner().context
-        context.require(Capability.MANAGED, "advise on managed memory", "leave it to the driver")
+        owner, opened = self._owner(), self._open_device
+        opened.handle.require(Capability.MANAGED, "advise on managed memory", "leave it to the driver")
         low, high = extent(self)
         if high > low:
-            with Entered(context) as driver:
+            with CurrentDevice(opened.handle) as driver:
                 driver.advise(low, high - low, advice, to_host)
 
 
 def host_visible(
-    context: Context,
+    opened: OpenDevice,
     kind: MemoryKind,
     shape: Shape,
     dtype: np.dtype[Any],
@@ -175,12 +181,16 @@ def host_visible(
     stream: Stream | None = None,
 ) -> npt.NDArray[Any]:
     """An uninitialised ndarray in driver memory of a kind."""
-    context.require_kind(kind)
+    opened.handle.require_kind(kind)
     if not nbytes:
-        allocation, raw, base = Allocation(context, context.heap, 0, 0, context.legacy), np.empty(0, np.uint8), 0
+        allocation, raw, base = (
+            opened.memory.nothing(opened.streams.legacy),
+            np.empty(0, np.uint8),
+            0,
+        )
     else:
-        with Entered(context) as driver:
-            allocation = context.allocate_host(nbytes, kind, flags)
+        with CurrentDevice(opened.handle) as driver:
+            allocation = opened.memory.allocate_host(nbytes, kind, flags, opened.streams.legacy)
             base = driver.device_pointer(allocation.ptr) if kind is MemoryKind.MAPPED else allocation.ptr
         raw = np.asarray(Buffer(allocation))
     # An empty shape still wants a buffer of at least its offset.
@@ -188,6 +198,7 @@ def host_visible(
     if kind is MemoryKind.PINNED:
         return array.view(PinnedNDArray)
     visible: HostVisible = array.view(MappedNDArray if kind is MemoryKind.MAPPED else ManagedNDArray)
+    visible._open_device = opened
     visible._allocation = allocation
     visible._device_base = base
     visible._stream = stream
@@ -197,10 +208,10 @@ def host_visible(
 class Mapping:
     """Host arrays that the device can reach until the end of a ``with`` block: yields their device views."""
 
-    __slots__ = ("registration", "views")
+    __slots__ = ("open_device", "registration", "views")
 
-    def __init__(self, context: Context, arrays: tuple[npt.NDArray[Any], ...], stream: Stream | None) -> None:
-        context.require(Capability.MAPPED, "map host memory", "copy it with to_device() instead")
+    def __init__(self, opened: OpenDevice, arrays: tuple[npt.NDArray[Any], ...], stream: Stream | None) -> None:
+        opened.handle.require(Capability.MAPPED, "map host memory", "copy it with to_device() instead")
         for array in arrays:
             if any(
                 step < 0 or (step == 0 and count > 1) for step, count in zip(array.strides, array.shape, strict=True)
@@ -208,15 +219,18 @@ class Mapping:
                 raise LayoutError(
                     f"strides {array.strides} cannot be mapped: give an array without negative or repeated axes"
                 )
-        self.registration = Registration(context, arrays)
+        self.open_device = opened
+        self.registration = Registration(opened.handle, opened.page_locks, arrays)
         self.views: list[DeviceNDArray[Any]] = []
         try:
-            with Entered(context):
+            with CurrentDevice(opened.handle):
                 for array in arrays:
-                    pointer = context.registry.device_pointer(context, array)
+                    pointer = opened.page_locks.device_pointer(opened.handle, array)
                     size = span(array.shape, array.strides, array.itemsize)[1]
-                    borrowed = Borrowed(context, pointer, size, array, None, not array.flags.writeable)
-                    self.views.append(DeviceNDArray(borrowed, pointer, array.shape, array.dtype, array.strides, stream))
+                    borrowed = opened.memory.foreign(pointer, size, array, None, not array.flags.writeable)
+                    self.views.append(
+                        DeviceNDArray(opened, borrowed, pointer, array.shape, array.dtype, array.strides, stream)
+                    )
         except BaseException:
             self.registration.close()
             raise
@@ -230,12 +244,12 @@ class Mapping:
 
     def close(self) -> None:
         """End the mapping, after the copies that use it: the device views raise ClosedError from then on."""
-        context = self.registration.context
-        if context.dead is not None:
+        opened = self.open_device
+        if opened.handle.dead is not None:
             return
         try:
-            with Entered(context):
-                context.reclaim.settle()
+            with CurrentDevice(opened.handle):
+                opened.completions.wait_complete()
         finally:
             for view in self.views:
                 view.allocation.freed = True

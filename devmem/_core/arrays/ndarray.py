@@ -9,18 +9,36 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ...spi.errors import BackendError, LayoutError
-from ...spi.types import CopyKind
-from ..base.arguments import assignable, check_destination, check_same, host_array, new_shape_of, order_of
-from ..base.current_device import Entered
-from ..base.layout import Shape, address, contiguous_strides, is_contiguous, like_strides, reshape, resolve_shape, span
-from ..copy import host_device, on_device, peer
-from ..copy.statistics import SAMPLED
-from ..device.device import current_context
-from ..interop import import_
+from ...spi.errors import LayoutError
+from ..base.arguments import (
+    assignable,
+    check_destination,
+    check_same,
+    host_array,
+    new_shape_of,
+    one_value,
+    order_of,
+)
+from ..base.array_view import D
+from ..base.device_handle import CurrentDevice
+from ..base.layout import (
+    Shape,
+    check_size,
+    contiguous_strides,
+    is_contiguous,
+    like_strides,
+    reshape,
+    resolve_shape,
+    span,
+)
+from ..base.transfer_guard import guard
+from ..copy.peer import PeerSource, copy_from_peer
+from ..device.device import current_open_device
+from ..device.open_device import OpenDevice
 from ..interop.export import Exports
-from ..lifetime.allocation import Allocation, Using
-from .array_base import D
+from ..interop.import_ import device_memory
+from ..lifetime.allocation import StreamUse
+from ..ordering.stream import Stream
 from .operators import Operators
 from .pinned import pinned_like
 from .record import DeviceRecord
@@ -28,11 +46,6 @@ from .views import Views
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from ..device.open_device import Context
-    from ..ordering.stream import Stream
-
-H2D, D2H = CopyKind.H2D, CopyKind.D2H  # an enum's attribute takes as long as a call
 
 StreamLike = Any
 
@@ -82,36 +95,29 @@ class DeviceNDArray(Views[D], Operators, Exports):
         BackendError
             The driver refused.
         """
-        allocation = self.allocation
-        if allocation.freed or allocation.context.dead is not None:
-            allocation.refuse()
-        context = allocation.context
-        shape, dtype, strides = self._shape, self._dtype, self._strides
+        allocation, opened = self.allocation, self.open_device
+        allocation.check()
         if pinned:
-            ary, direct = self._pinned(ary), strides is None or self.is_c_contiguous() or self.is_f_contiguous()
+            if ary is not None:
+                raise LayoutError("pinned=True makes a new array: give none, or one that is page-locked without it")
+            ary = pinned_like(opened, self._shape, self._dtype, self._strides)
         elif ary is None:
-            ary, direct = (np.empty(shape, dtype), True) if strides is None else _host_like(shape, dtype, strides)
+            ary = host_like(self._shape, self._dtype, self._strides)
         else:
-            flags = check_destination(ary, shape, dtype)
-            if flags.c_contiguous and (strides is None or strides == contiguous_strides(shape, dtype.itemsize)):
-                direct = True
-            else:
-                direct = (flags.c_contiguous and self.is_c_contiguous()) or (
-                    flags.f_contiguous and self.is_f_contiguous()
-                )
-        chosen = context.stream_of(stream if self._stream is None else stream or self._stream)
-        driver = context.driver
+            check_destination(ary, self._shape, self._dtype)
+        chosen = self._ordered_on(stream)
+        driver = opened.handle.driver
         token = driver.enter()
         try:
-            if context.reclaim.dropped or context.reclaim.busy:
-                context.reclaim.examine()
-            if not stream and not chosen.simple:
-                chosen.check_waitable(driver)
+            if opened.free_queue.dropped or opened.completions.busy:
+                opened.free_queue.safe_point()
+            if not stream:
+                chosen.check_waitable()
             if chosen is allocation.home and not chosen.external:
-                self._read(ary, chosen, direct, not stream)
+                opened.copies.download(self, ary, chosen, not stream)
             else:
-                with Using(chosen, allocation):
-                    self._read(ary, chosen, direct, not stream)
+                with StreamUse(chosen, allocation):
+                    opened.copies.download(self, ary, chosen, not stream)
         finally:
             if token is not None:
                 driver.exit(token)
@@ -142,24 +148,25 @@ class DeviceNDArray(Views[D], Operators, Exports):
         """A new array on the same device with the same elements, contiguous in the same order of axes."""
         self.allocation.check()
         chosen = self._ordered_on(stream)
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.open_device.handle):
             if not stream:
-                chosen.check_waitable(driver)
+                chosen.check_waitable()
             result = self.like(chosen)
-            with Using(chosen, self.allocation, result.allocation):
-                on_device.move(result, self, chosen, blocking=not stream)
+            with StreamUse(chosen, self.allocation, result.allocation):
+                self.open_device.copies.move(result, self, chosen, not stream)
         result._stream = chosen if stream else None
         return result
 
     def fill(self, value: object, stream: StreamLike = 0) -> None:
         """Store one value in every element, cast as in ``d[...] = value``."""
         self.allocation.check_writable()
+        item = one_value(value, self.dtype)
         chosen = self._ordered_on(stream)
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.open_device.handle):
             if not stream:
-                chosen.check_waitable(driver)
-            with Using(chosen, self.allocation):
-                on_device.fill(self, value, chosen, blocking=not stream)
+                chosen.check_waitable()
+            with StreamUse(chosen, self.allocation):
+                self.open_device.copies.fill(self, item, chosen, not stream)
 
     def item(self, *at: int) -> object:
         """The only element, or the one at these indices, as a Python scalar."""
@@ -182,7 +189,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
             return view
         if view.dtype.fields is not None:
             return DeviceRecord(view)
-        host_device.guard("indexing one element")
+        guard("indexing one element")
         return view.copy_to_host()[()]
 
     def __setitem__(self, key: Any, value: object) -> None:
@@ -213,13 +220,13 @@ class DeviceNDArray(Views[D], Operators, Exports):
                 f"let it copy"
             )
         chosen = self._ordered_on(0)
-        with Entered(self.context) as driver:
-            chosen.check_waitable(driver)
+        with CurrentDevice(self.open_device.handle):
+            chosen.check_waitable()
             packed = new(
-                self.context, self.shape, self.dtype, contiguous_strides(self.shape, self.itemsize, order), chosen
+                self.open_device, self.shape, self.dtype, contiguous_strides(self.shape, self.itemsize, order), chosen
             )
-            with Using(chosen, self.allocation, packed.allocation):
-                on_device.move(packed, self, chosen, blocking=True)
+            with StreamUse(chosen, self.allocation, packed.allocation):
+                self.open_device.copies.move(packed, self, chosen, True)
         packed._stream = self._stream
         return packed._view(packed._ptr, shape, contiguous_strides(shape, self.itemsize, order))
 
@@ -232,7 +239,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
     def free(self) -> None:
         """Give back the memory that this array and all its views share, in stream order. A second call does nothing.
 
-        Every later use of any of them raises ClosedError. Borrowed memory is only let go of.
+        Every later use of any of them raises ClosedError. ForeignAllocation memory is only let go of.
         """
         self.allocation.free()
 
@@ -241,7 +248,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.allocation.context.dead is None:
+        if self.open_device.handle.dead is None:
             self.free()
 
     # -- NumPy and Python protocols ------------------------------------------------------------------------------------
@@ -249,7 +256,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("a device array cannot become an ndarray without a copy: use copy_to_host()")
-        host_device.guard("numpy")
+        guard("numpy")
         host = self.copy_to_host()
         return host if dtype is None else host.astype(dtype, copy=False)
 
@@ -279,81 +286,46 @@ class DeviceNDArray(Views[D], Operators, Exports):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Through the host: a device address means nothing to whoever unpickles it.
-        host_device.guard("pickle")
+        guard("pickle")
         return _unpickled, (self.copy_to_host(),)
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def stream_in_force(self) -> Stream:
         """The stream that orders this array's work where none is named."""
-        return self.context.stream_of(self._stream)
+        return self.open_device.streams.stream_of(self._stream)
 
     def like(self, stream: Stream) -> DeviceNDArray[D]:
         """A new, uninitialised array of the same shape and order of axes; the device is entered."""
-        return new(self.context, self.shape, self.dtype, like_strides(self.shape, self.strides, self.itemsize), stream)
-
-    def _read(self, ary: npt.NDArray[D], stream: Stream, direct: bool, blocking: bool) -> None:
-        """The copy of `copy_to_host` itself."""
-        context = self.allocation.context
-        locked, nbytes = context.registry.segments, ary.nbytes
-        counter = context.downloads
-        if not direct or locked or nbytes >= context.timed_from or not counter[0] & SAMPLED:
-            host_device.read(self, ary, stream, blocking=blocking, named=not blocking)
-        elif nbytes:
-            try:
-                if context.driver.copy(address(ary), self._ptr, nbytes, D2H, stream.handle, blocking=blocking):
-                    context.reclaim.retire(stream, ary, self.allocation)
-            except BackendError:
-                if context.registry.segments is locked:
-                    raise
-                # As in `transfer`: cut at what was locked meanwhile.
-                host_device.read(self, ary, stream, blocking=blocking, named=not blocking)
-                return
-            counter[0] += 1
-            counter[1] += nbytes
-
-    def _pinned(self, ary: object) -> npt.NDArray[D]:
-        """A new array in page-locked memory, instead of one that was given."""
-        if ary is not None:
-            raise LayoutError("pinned=True makes a new array: give none, or one that is page-locked without it")
-        return pinned_like(self.context, self._shape, self._dtype, self._strides)
+        return new(
+            self.open_device, self.shape, self.dtype, like_strides(self.shape, self.strides, self.itemsize), stream
+        )
 
     def _ordered_on(self, stream: StreamLike) -> Stream:
-        return self.context.stream_of(stream if self._stream is None else stream or self._stream)
+        return self.open_device.streams.stream_of(stream if self._stream is None else stream or self._stream)
 
-    def put(
-        self,
-        source: DeviceNDArray[Any] | npt.NDArray[Any],
-        stream: StreamLike,
-        *,
-        host_copy: bool = True,
-        named: bool | None = None,
-    ) -> None:
-        """Copy from an array of the same shape and dtype; ``host_copy`` as for `transfer.write`.
-
-        A stream that is given was ``named`` by the user, unless that is said otherwise.
-        """
+    def put(self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike, *, host_copy: bool = True) -> None:
+        """Copy from an array of the same shape and dtype; without ``host_copy`` a source is not gathered on the host first."""
         self.allocation.check_writable()
         chosen = self._ordered_on(stream)
-        context = self.allocation.context
-        with Entered(context) as driver:
-            if context.reclaim.dropped or context.reclaim.busy:
-                context.reclaim.examine()
+        opened = self.open_device
+        with CurrentDevice(opened.handle):
+            if opened.free_queue.dropped or opened.completions.busy:
+                opened.free_queue.safe_point()
             if not stream:
-                chosen.check_waitable(driver)
+                chosen.check_waitable()
             if not isinstance(source, DeviceNDArray):
-                with Using(chosen, self.allocation):
-                    blocking = not stream
-                    told = not blocking if named is None else named
-                    host_device.write(self, source, chosen, blocking=blocking, host_copy=host_copy, named=told)
+                with StreamUse(chosen, self.allocation):
+                    opened.copies.upload(self, source, chosen, not stream, host_copy)
                 return
             source.allocation.check()
-            if source.context is context:
-                with Using(chosen, self.allocation, source.allocation):
-                    on_device.move(self, source, chosen, blocking=not stream)
+            if source.open_device is opened:
+                with StreamUse(chosen, self.allocation, source.allocation):
+                    opened.copies.move(self, source, chosen, not stream)
             else:
-                with Using(chosen, self.allocation):
-                    peer.move(self, source, chosen, blocking=not stream)
+                origin = PeerSource(source.open_device.copies, source, source.allocation, source.stream_in_force())
+                with StreamUse(chosen, self.allocation):
+                    copy_from_peer(opened.copies, self, origin, chosen, blocking=not stream)
 
     def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
         """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""
@@ -362,7 +334,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
             view.put(_broadcast(source, view.shape), 0)
             return
         if source is not None:
-            host_device.guard(f"assigning {source.dtype} to {view.dtype}")
+            guard(f"assigning {source.dtype} to {view.dtype}")
             value = source.copy_to_host()
         host = assignable(value, view.dtype)
         try:
@@ -376,20 +348,28 @@ class DeviceNDArray(Views[D], Operators, Exports):
     def _one(self, what: str) -> Any:
         if self.size != 1:
             raise LayoutError(f"{what} takes an array of one element, this has {self.size}")
-        host_device.guard(what)
+        guard(what)
         return self.copy_to_host().reshape(())[()]
 
 
 def new(
-    context: Context, shape: Shape, dtype: np.dtype[Any], strides: Shape, stream: Stream, nbytes: int = -1
+    opened: OpenDevice,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    strides: Shape | None,
+    stream: Stream,
+    nbytes: int = -1,
+    bound: Stream | None = None,
 ) -> DeviceNDArray[Any]:
-    """An uninitialised array; the device is entered."""
+    """An uninitialised array whose memory is ordered on a stream, bound to one if the user named it; the device is entered.
+
+    Strides of None are those of a C-contiguous array; ``nbytes``: the bytes that it spans, where they are known.
+    """
     if nbytes < 0:
-        nbytes = span(shape, strides, dtype.itemsize)[1]
-    if not nbytes:
-        return DeviceNDArray(Allocation(context, context.heap, 0, 0, stream), 0, shape, dtype, strides)
-    allocation = context.allocate(nbytes, stream, unnamed=True)
-    return DeviceNDArray(allocation, allocation.ptr, shape, dtype, strides)
+        nbytes = check_size(shape, dtype.itemsize) if strides is None else span(shape, strides, dtype.itemsize)[1]
+    memory = opened.memory
+    allocation = memory.allocate(nbytes, stream, bound is None) if nbytes else memory.nothing(stream)
+    return DeviceNDArray(opened, allocation, allocation.ptr, shape, dtype, strides, bound)
 
 
 def device_view(obj: object) -> DeviceNDArray[Any] | None:
@@ -399,34 +379,33 @@ def device_view(obj: object) -> DeviceNDArray[Any] | None:
     view = getattr(type(obj), "__devmem_view__", None)
     if view is not None:
         return cast("DeviceNDArray[Any] | None", view(obj))
-    lent = import_.device_memory(obj)
+    lent = device_memory(obj)
     return None if lent is None else DeviceNDArray(*lent)
 
 
 def _unpickled(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:
-    context = current_context()
-    with Entered(context):
+    opened = current_open_device()
+    with CurrentDevice(opened.handle):
         array = new(
-            context,
+            opened,
             host.shape,
             host.dtype,
             like_strides(host.shape, host.strides, host.itemsize),
-            context.default_stream,
+            opened.streams.default,
         )
     array.put(host, 0)
     return array
 
 
-def _host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape) -> tuple[npt.NDArray[Any], bool]:
-    """A new ndarray with the same order of axes, and whether one copy of bytes fills it."""
-    itemsize = dtype.itemsize
-    if strides == contiguous_strides(shape, itemsize) or is_contiguous(shape, strides, itemsize):
-        return np.empty(shape, dtype), True
-    if is_contiguous(shape, strides, itemsize, "F"):
-        return np.empty(shape, dtype, "F"), True
-    like = like_strides(shape, strides, itemsize)
-    size = max(span(shape, like, itemsize)[1], 1)
-    return np.ndarray(shape, dtype, np.empty(size, np.uint8), 0, like), False
+def host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape | None) -> npt.NDArray[Any]:
+    """A new ndarray with the same order of axes as one with these strides; None: in C order."""
+    if strides is None or is_contiguous(shape, strides, dtype.itemsize):
+        return np.empty(shape, dtype)
+    if is_contiguous(shape, strides, dtype.itemsize, "F"):
+        return np.empty(shape, dtype, "F")
+    like = like_strides(shape, strides, dtype.itemsize)
+    size = max(span(shape, like, dtype.itemsize)[1], 1)
+    return np.ndarray(shape, dtype, np.empty(size, np.uint8), 0, like)
 
 
 def _asks_for_view(key: object) -> bool:

@@ -10,14 +10,15 @@ import numpy.typing as npt
 
 from ...spi.errors import LayoutError
 from ...spi.types import AllocFlags, MemoryKind
-from ..base.current_device import Entered
-from ..base.layout import Shape, address, like_strides
+from ..base.address import address
+from ..base.device_handle import CurrentDevice
+from ..base.layout import Shape, like_strides
 from ..interop import dlpack, export
 from ..interop.dlpack import CPU, IS_COPIED, READ_ONLY
 from ..lifetime.allocation import Allocation
 
 if TYPE_CHECKING:
-    from ..device.open_device import Context
+    from ..device.open_device import OpenDevice
 
 
 class Buffer:
@@ -75,7 +76,7 @@ class DriverArray(np.ndarray[Any, Any]):
                 )
             device = CPU, 0
         if allocation is not None:
-            export.make_ready(allocation.context, stream, now=bool(copy))
+            export.make_ready(allocation.queue.streams, stream, now=bool(copy))
         array = np.array(self, subok=False) if copy else self
         flags = (0 if array.flags.writeable else READ_ONLY) | (IS_COPIED if copy else 0)
         ptr = address(array) if array.size else 0
@@ -89,31 +90,33 @@ class DriverArray(np.ndarray[Any, Any]):
         while isinstance(base, np.ndarray):
             base = base.base
         found = base.allocation if type(base) is Buffer else None
-        return found if found is not None and found.context.dead is None else None
+        return found if found is not None and found.device_handle.dead is None else None
 
     def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
-        return allocation.context.info.exchange.host_type, 0
+        return allocation.device_handle.info.exchange.host_type, 0
 
 
 class PinnedNDArray(DriverArray):
     """A host array in page-locked memory, which copies reach directly; what is computed from it is an ndarray."""
 
-    def __array_wrap__(self, array: npt.NDArray[Any], context: Any = None, return_scalar: bool = False) -> Any:
+    def __array_wrap__(self, array: npt.NDArray[Any], opened: Any = None, return_scalar: bool = False) -> Any:
         if array is self or not array.shape:
             return array if array is self else array[()]
         return np.asarray(array)
 
 
-def pinned_like(context: Context, shape: Shape, dtype: np.dtype[Any], strides: Shape | None) -> npt.NDArray[Any]:
+def pinned_like(opened: OpenDevice, shape: Shape, dtype: np.dtype[Any], strides: Shape | None) -> npt.NDArray[Any]:
     """An uninitialised array in pooled page-locked memory, in the same order of axes as one with these strides; None: in C order.
 
     The pool has the memory back when the array and its views are gone, and the streams have passed the copies that use it.
     """
-    context.require_kind(MemoryKind.PINNED)
+    opened.handle.require_kind(MemoryKind.PINNED)
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
         return np.empty(shape, dtype)
-    with Entered(context):
-        allocation = context.allocate_host(nbytes, MemoryKind.PINNED, AllocFlags.NONE, pooled=True)
+    with CurrentDevice(opened.handle):
+        allocation = opened.memory.allocate_host(
+            nbytes, MemoryKind.PINNED, AllocFlags.NONE, opened.streams.legacy, pooled=True
+        )
     steps = None if strides is None else like_strides(shape, strides, dtype.itemsize)
     return np.ndarray(shape, dtype, np.asarray(Buffer(allocation)), 0, steps).view(PinnedNDArray)

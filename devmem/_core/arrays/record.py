@@ -10,7 +10,7 @@ from ..base.arguments import assignable
 
 if TYPE_CHECKING:
     from ..device.device import Device
-    from ..device.open_device import Context
+    from ..device.open_device import OpenDevice
     from .ndarray import DeviceNDArray
 
 
@@ -46,9 +46,9 @@ class DeviceRecord:
         return self._array.nbytes
 
     @property
-    def context(self) -> Context:
+    def opened(self) -> OpenDevice:
         """The open device that the record lives on."""
-        return self._array.context
+        return self._array.open_device
 
     @property
     def device(self) -> Device:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from ...spi.errors import LayoutError
 from ..base.arguments import dtype_of
+from ..base.array_view import D
 from ..base.layout import Shape, contiguous_strides, index, slice_indices
-from .array_base import D, Region
+from .array_base import ArrayBase
 
 if TYPE_CHECKING:
     from .ndarray import DeviceNDArray
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _new: Any = object.__new__
 
 
-class Views(Region[D]):
+class Views(ArrayBase[D]):
     """What gives another array over the same memory, which keeps it alive."""
 
     __slots__ = ()
@@ -88,7 +89,7 @@ class Views(Region[D]):
         """The same array on a stream: its work is ordered there where no other is named. Binding makes nothing asynchronous."""
         self.allocation.check()
         view = self._view(self._ptr, self._shape, self._strides)
-        view._stream = self.context.stream_of(stream) if stream else None
+        view._stream = self.open_device.streams.stream_of(stream) if stream else None
         return view
 
     # -- below ---------------------------------------------------------------------------------------------------------
@@ -96,38 +97,21 @@ class Views(Region[D]):
     def _view(
         self, ptr: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any] | None = None
     ) -> DeviceNDArray[Any]:
-        # As `Region` would make it: a class of somebody else's may have a constructor of its own.
+        # Not by the constructor: a subclass of the user's may have another one.
         view: DeviceNDArray[Any] = _new(type(self))
-        view.allocation = self.allocation
-        view._ptr = ptr if 0 not in shape else 0
-        view._shape = shape
-        view._dtype = dtype or self._dtype
-        view._strides = strides
-        view._stream = self._stream
+        ptr = ptr if 0 not in shape else 0
+        ArrayBase.__init__(
+            view, self.open_device, self.allocation, ptr, shape, dtype or self._dtype, strides, self._stream
+        )
         return view
 
     def _slice(self, key: slice) -> DeviceNDArray[D]:
         """What `_at` does, for the commonest index: one slice."""
-        allocation = self.allocation
-        if allocation.freed or allocation.context.dead is not None:
-            allocation.refuse()
-        shape, dtype = self._shape, self._dtype
-        strides = self._strides or contiguous_strides(shape, dtype.itemsize)
+        self.allocation.check()
+        shape, strides = self._shape, self.strides
         start, stop, step = slice_indices(key, shape[0])
-        count = len(range(start, stop, step))
-        stride = strides[0]
-        if len(shape) == 1:
-            shape, strides = (count,), (stride * step,)
-        else:
-            shape, strides = (count, *shape[1:]), (stride * step, *strides[1:])
-        view: DeviceNDArray[D] = _new(type(self))  # as in `_view`, without the call
-        view.allocation = allocation
-        view._ptr = self._ptr + start * stride if 0 not in shape else 0
-        view._shape = shape
-        view._dtype = dtype
-        view._strides = strides
-        view._stream = self._stream
-        return view
+        shape, outer = (len(range(start, stop, step)), *shape[1:]), strides[0]
+        return self._view(self._ptr + start * outer, shape, (outer * step, *strides[1:]))
 
     def _at(self, key: object) -> DeviceNDArray[D]:
         self.allocation.check()

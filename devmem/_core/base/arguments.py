@@ -285,6 +285,16 @@ def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return cast
 
 
+def one_value(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The one value that `fill` stores, as an array without axes; LayoutError if there are several."""
+    cast = assignable(value, dtype)
+    if cast.size != 1:
+        raise LayoutError(
+            f"fill() stores one value, not {cast.size} of shape {cast.shape}: assign them, d[...] = values"
+        )
+    return cast.reshape(())
+
+
 def _held(integers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Python integers in any integer dtype that holds them; NumPy before version 2 would wrap the others around."""
     limits = np.iinfo(dtype)

@@ -1,44 +1,18 @@
-"""Arithmetic of shapes, strides and byte ranges. Pure: no device, no memory is touched here."""
+"""Arithmetic of shapes, strides and byte ranges: pure functions of integers."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
 import sys
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...spi.errors import LayoutError
 
 Shape = tuple[int, ...]
-
-#: Where an ndarray object keeps the address of its data: first behind the object header, by NumPy's stable ABI.
-_DATA = object.__basicsize__
-_WORD = ctypes.sizeof(ctypes.c_size_t)
-#: Halvings that make a word's number of an address; a division takes longer.
-_TO_WORDS = _WORD.bit_length() - 1
-#: All memory as words, to be read from, shifted so that an ndarray object's own number finds the address of its data.
-_words = (ctypes.c_size_t * ((sys.maxsize - _DATA) // _WORD)).from_address(_DATA)
-
-
-def address(array: npt.NDArray[Any]) -> int:
-    """The address of an ndarray's first element, of any array: read-only, without axes, datetimes.
-
-    Read from the array object itself: ``array.ctypes.data`` takes ten times as long. Nothing but this function hands out
-    host addresses.
-    """
-    return _words[id(array) >> _TO_WORDS]
-
-
-_probe = np.empty(1)
-if address(_probe) != _probe.__array_interface__["data"][0]:
-    raise ImportError(f"NumPy {np.__version__} keeps array addresses where devmem does not know: please report it")
 
 
 def span(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int]:
@@ -52,13 +26,6 @@ def span(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int]:
         else:
             high += (count - 1) * stride
     return low, high + itemsize
-
-
-def extent(array: npt.NDArray[Any]) -> tuple[int, int]:
-    """Addresses of the lowest byte of an ndarray and of the byte behind its highest."""
-    low, high = span(array.shape, array.strides, array.itemsize)
-    start = address(array)
-    return start + low, start + high
 
 
 @lru_cache(maxsize=1024)
@@ -250,9 +217,6 @@ def check_size(shape: Shape, itemsize: int) -> int:
     return nbytes
 
 
-# -- strided copies ----------------------------------------------------------------------------------------------------
-
-
 def memory_order(shape: Shape, strides: Shape) -> tuple[list[int], list[int]]:
     """Axes from the largest stride to the smallest, and those whose stride is negative."""
     axes = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
@@ -263,90 +227,3 @@ def in_memory_order(shape: Shape, strides: Shape, axes: list[int], flipped: list
     """Shape and strides with the axes so, and none of the strides negative: what is lowest in memory comes first."""
     steps = [-stride if axis in flipped else stride for axis, stride in enumerate(strides)]
     return tuple(shape[axis] for axis in axes), tuple(steps[axis] for axis in axes)
-
-
-class Slices(NamedTuple):
-    """What a three-dimensional copy needs besides its rows: slices, pitches between them, and where each call begins."""
-
-    depth: int
-    dst_rows: int
-    src_rows: int
-    offsets: list[tuple[int, int]]
-
-
-@dataclass(slots=True)
-class Rows:
-    """A strided copy as a driver can do it: rows of ``width`` bytes, ``height`` of them a pitch apart, and that again at
-    every offset of the ``outer`` axes (count, destination stride, source stride).
-    """
-
-    width: int
-    height: int
-    dst_pitch: int
-    src_pitch: int
-    outer: list[tuple[int, int, int]]
-    dst_offset: int
-    src_offset: int
-
-    @property
-    def calls(self) -> int:
-        """Driver calls that it takes where the driver copies in two dimensions."""
-        return math.prod(count for count, _, _ in self.outer)
-
-    def slices(self) -> Slices | None:
-        """The same with one outer axis done in the same call: one that lies whole pitches apart, on both sides."""
-        for at in range(len(self.outer) - 1, -1, -1):
-            count, dst, src = self.outer[at]
-            dst_rows, dst_rest = divmod(dst, self.dst_pitch)
-            src_rows, src_rest = divmod(src, self.src_pitch)
-            if self.height > 1 and not dst_rest and not src_rest and min(dst_rows, src_rows) >= self.height:
-                rest = replace(self, outer=[*self.outer[:at], *self.outer[at + 1 :]])
-                return Slices(count, dst_rows, src_rows, rest.offsets())
-        return None
-
-    def offsets(self) -> list[tuple[int, int]]:
-        """(destination, source) offsets of every call."""
-        found = [(self.dst_offset, self.src_offset)]
-        for count, dst, src in self.outer:
-            found = [(d + i * dst, s + i * src) for d, s in found for i in range(count)]
-        return found
-
-
-def rows(shape: Shape, itemsize: int, dst_strides: Shape, src_strides: Shape) -> Rows:
-    """Break a copy between two layouts of one shape into as few two-dimensional copies as it can be.
-
-    Source axes may have any stride (0 repeats, negative runs backwards); destination elements do not overlap.
-    """
-    dst_offset = src_offset = 0
-    axes = []
-    for count, dst, src in zip(shape, dst_strides, src_strides, strict=True):
-        if count == 1:
-            continue
-        if dst < 0:  # walk the axis the other way, on both sides
-            dst_offset += (count - 1) * dst
-            src_offset += (count - 1) * src
-            dst, src = -dst, -src
-        axes.append((count, dst, src))
-    axes.sort(key=lambda axis: axis[1])
-    width = itemsize
-    while axes and axes[0][1] == width == axes[0][2]:
-        width *= axes.pop(0)[0]
-    axes = _merged(axes)
-    best = max((axis for axis in axes if min(axis[1], axis[2]) >= width), default=None)
-    if best is None:
-        return Rows(width, 1, width, width, axes[::-1], dst_offset, src_offset)
-    axes.remove(best)
-    return Rows(width, best[0], best[1], best[2], axes[::-1], dst_offset, src_offset)
-
-
-def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Join neighbouring axes that lie one inside the other on both sides; from the innermost out."""
-    joined: list[tuple[int, int, int]] = []
-    for count, dst, src in axes:
-        if joined:
-            inner, inner_dst, inner_src = joined[-1]
-            if dst == inner * inner_dst and src == inner * inner_src:
-                joined[-1] = (inner * count, inner_dst, inner_src)
-                continue
-        joined.append((count, dst, src))
-    return joined

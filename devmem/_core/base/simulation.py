@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ...spi.errors import ConfigError
-from . import scopes
 from .config import settings
+from .scopes import Scope
+from .scopes import choose as choose_in
 
 #: Threads of the host that the blocks of a launch are dealt out to, at most. One runs at a time, as always in Python.
 THREADS = max(2, min(os.cpu_count() or 1, 4))
@@ -28,16 +30,20 @@ class Simulation:
         return self.race_check or self.shuffle is not None
 
 
+#: The simulation of the innermost ``with devmem.simulator():`` of this thread or task.
+in_force: ContextVar[Simulation | None] = ContextVar("devmem_simulation", default=None)
+
+
 def current() -> Simulation:
     """The one in force, in this thread or task."""
-    chosen = scopes.simulation.get()
+    chosen = in_force.get()
     if chosen is not None:
         return chosen
     given = settings()
     return Simulation(given.sim_race_check, given.sim_shuffle, given.sim_wave_size)
 
 
-def choose(race_check: bool, shuffle: int | None, wave_size: int) -> scopes.Scope[Simulation]:
+def choose(race_check: bool, shuffle: int | None, wave_size: int) -> Scope[Simulation]:
     """Make these hold, from now on or for a ``with`` block."""
     if not isinstance(race_check, bool):
         raise ConfigError(f"race_check={race_check!r} must be True or False")
@@ -45,7 +51,7 @@ def choose(race_check: bool, shuffle: int | None, wave_size: int) -> scopes.Scop
     if size is None or size < 1:
         raise ConfigError(f"wave_size={wave_size!r} must be an integer of at least 1")
     chosen = Simulation(race_check, seed, size)
-    return scopes.Scope(chosen, scopes.choose(scopes.simulation, chosen))
+    return Scope(chosen, choose_in(in_force, chosen))
 
 
 def _integer(name: str, value: object) -> int | None:

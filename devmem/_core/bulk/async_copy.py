@@ -15,18 +15,17 @@ from ..arrays.ndarray import DeviceNDArray, device_view
 from ..arrays.pinned import pinned_like
 from ..arrays.record import DeviceRecord
 from ..base.arguments import check_destination, check_same, host_array
-from ..base.current_device import Entered
+from ..base.device_handle import CurrentDevice
 from ..base.layout import like_strides
 from ..base.polling import until
-from ..copy import host_device
 from ..copy.staging import Download
-from ..device.device import context_of
-from ..lifetime.allocation import Using
+from ..device.device import open_device_of
+from ..lifetime.allocation import StreamUse
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..device.open_device import Context
+    from ..device.open_device import OpenDevice
     from ..ordering.stream import Event
 
 #: Seconds between two looks of a task that awaits a copy: at first, and at most.
@@ -41,10 +40,12 @@ class Transfer:
     block. ``await`` gives the result, and lets other tasks run meanwhile; a task is made of it by ``asyncio.ensure_future``.
     """
 
-    __slots__ = ("_context", "_download", "_dst", "_error", "_event", "_src")
+    __slots__ = ("_download", "_dst", "_error", "_event", "_opened", "_src")
 
-    def __init__(self, context: Context, src: object, dst: Any, event: Event | None, download: Download | None) -> None:
-        self._context = context
+    def __init__(
+        self, opened: OpenDevice, src: object, dst: Any, event: Event | None, download: Download | None
+    ) -> None:
+        self._opened = opened
         self._src = src
         self._dst = dst
         self._event = event
@@ -95,11 +96,11 @@ class Transfer:
         if event is None:
             return True
         try:
-            with Entered(self._context):
+            with CurrentDevice(self._opened.handle):
                 if download is not None:
-                    host_device.finish(download)
+                    self._opened.copies.finish_download(download)
                 event.synchronize()
-                self._context.reclaim.poll()
+                self._opened.completions.poll()
         except Exception as error:
             self._error = fresh_copy(error)
             raise
@@ -171,7 +172,7 @@ def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = Fals
                 f"both sides are on the host, a {type(src).__name__} and a {type(dst).__name__}: that is numpy.copyto()"
             )
         return _new_on_device(src, stream, device)
-    if device is not None and context_of(device) is not source.context:
+    if device is not None and open_device_of(device) is not source.open_device:
         raise LayoutError(f"device={device!s} is not where the source is ({source.device}): leave it out")
     copy = _to_host(source, dst, stream, pinned)
     if dst is None and isinstance(src, DeviceRecord):
@@ -180,53 +181,53 @@ def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = Fals
 
 
 def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
-    context = context_of(device)
-    chosen = context.stream_of(stream)
+    opened = open_device_of(device)
+    chosen = opened.streams.stream_of(stream)
     source = host_array(src)
     shape, itemsize = source.shape, source.itemsize
     strides = None if source.flags.c_contiguous else like_strides(shape, source.strides, itemsize)
-    made = empty(context, shape, source.dtype, strides, source.nbytes, stream)
-    made.put(source, chosen, named=bool(stream))
+    made = empty(opened, shape, source.dtype, strides, source.nbytes, stream)
+    made.put(source, chosen)
     record = isinstance(src, np.void) and source.dtype.fields is not None
-    return _behind(context, chosen, source, DeviceRecord(made) if record else made, None)
+    return _behind(opened, chosen, source, DeviceRecord(made) if record else made, None)
 
 
 def _into_device(target: DeviceNDArray[Any], source: Any, src: Any, dst: Any, stream: Any, device: Any) -> Transfer:
-    context = target.context
-    if device is not None and context_of(device) is not context:
+    opened = target.open_device
+    if device is not None and open_device_of(device) is not opened:
         raise LayoutError(f"device={device!s} is not where the destination is ({target.device}): leave it out")
     origin = host_array(src) if source is None else source
     check_same("copy_async", target.shape, target.dtype, origin.shape, origin.dtype)
-    chosen = context.stream_of(stream if target.stream is None else stream or target.stream)
-    target.put(origin, chosen, named=bool(stream))
-    return _behind(context, chosen, origin, dst, None)
+    chosen = opened.streams.stream_of(stream if target.stream is None else stream or target.stream)
+    target.put(origin, chosen)
+    return _behind(opened, chosen, origin, dst, None)
 
 
 def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any, pinned: bool) -> Transfer:
     source.allocation.check()
-    context = source.context
+    opened = source.open_device
     if pinned:
-        target: Any = pinned_like(context, source.shape, source.dtype, source.strides)
+        target: Any = pinned_like(opened, source.shape, source.dtype, source.strides)
     elif dst is None:
         strides = like_strides(source.shape, source.strides, source.itemsize)
         target = np.ndarray(source.shape, source.dtype, np.empty(source.nbytes, np.uint8), 0, strides)
     else:
         check_destination(dst, source.shape, source.dtype, "copy_async")
         target = dst
-    chosen = context.stream_of(stream if source.stream is None else stream or source.stream)
-    with Entered(context):
-        context.reclaim.examine()
-        with Using(chosen, source.allocation):
-            download = host_device.read_async(source, target, chosen, named=bool(stream))
-    return _behind(context, chosen, source, target, download)
+    chosen = opened.streams.stream_of(stream if source.stream is None else stream or source.stream)
+    with CurrentDevice(opened.handle):
+        opened.free_queue.safe_point()
+        with StreamUse(chosen, source.allocation):
+            download = opened.copies.start_download(source, target, chosen)
+    return _behind(opened, chosen, source, target, download)
 
 
-def _behind(context: Context, stream: Any, src: Any, dst: Any, download: Download | None) -> Transfer:
-    with Entered(context):
+def _behind(opened: OpenDevice, stream: Any, src: Any, dst: Any, download: Download | None) -> Transfer:
+    with CurrentDevice(opened.handle):
         try:
-            event = context.reclaim.mark(stream, src, dst, download)
+            event = opened.completions.event_behind(stream, src, dst, download)
         except BaseException:
             if download is not None:
                 download.give_up()
             raise
-    return Transfer(context, src, dst, event, download)
+    return Transfer(opened, src, dst, event, download)

@@ -17,15 +17,15 @@ from ..arrays.creation import empty, like
 from ..arrays.ndarray import DeviceNDArray, device_view
 from ..arrays.pinned import pinned_like
 from ..base.arguments import check_destination, host_array
-from ..base.current_device import Entered
-from ..copy import host_device
+from ..base.array_view import part_of
+from ..base.device_handle import CurrentDevice
 from ..copy.staging.blocks import blocks
-from ..device.device import context_of
-from ..lifetime.allocation import Using
+from ..device.device import open_device_of
+from ..lifetime.allocation import StreamUse
 from . import async_copy
 
 if TYPE_CHECKING:
-    from ..device.open_device import Context
+    from ..device.open_device import OpenDevice
     from ..ordering.stream import Stream
 
 #: Downloads that are begun before the first of them is waited for, for each array.
@@ -41,23 +41,23 @@ def scatter(array: Any, devices: Any, axis: Any) -> list[DeviceNDArray[Any]]:
             "scatter() cuts host arrays; a device array is cut by indexing, and a piece copied by to_device()"
         )
     source = host_array(array)
-    contexts = [context_of(device) for device in _listed(devices)]
-    pieces = np.array_split(source, len(contexts), _axis_of("scatter", axis, source.ndim))
-    streams = {context: context.stream_of(0) for context in contexts}
+    opened_devices = [open_device_of(device) for device in _listed(devices)]
+    pieces = np.array_split(source, len(opened_devices), _axis_of("scatter", axis, source.ndim))
+    streams = {opened: opened.streams.stream_of(0) for opened in opened_devices}
     made: list[DeviceNDArray[Any]] = []
     try:
-        for context, stream in streams.items():
-            with Entered(context) as driver:
-                stream.check_waitable(driver)
-        for at, (piece, context) in enumerate(zip(pieces, contexts, strict=True)):
-            with _naming("scatter", "piece", at, len(pieces), f"of shape {piece.shape} for {context.device}"):
-                made.append(empty(context, *like(piece), 0))
-        for at, key in _in_turns(pieces, contexts):
-            piece, context = pieces[at], contexts[at]
-            with _naming("scatter", "piece", at, len(pieces), f"of shape {piece.shape} for {context.device}"):
-                _write(made[at], piece, key, streams[context])
-        for context, stream in streams.items():
-            with _naming("scatter", "copies", None, 0, f"to {context.device}"):
+        for opened, stream in streams.items():
+            with CurrentDevice(opened.handle):
+                stream.check_waitable()
+        for at, (piece, opened) in enumerate(zip(pieces, opened_devices, strict=True)):
+            with _naming("scatter", "piece", at, len(pieces), f"of shape {piece.shape} for {opened.device}"):
+                made.append(empty(opened, *like(piece), 0))
+        for at, key in _in_turns(pieces, opened_devices):
+            piece, opened = pieces[at], opened_devices[at]
+            with _naming("scatter", "piece", at, len(pieces), f"of shape {piece.shape} for {opened.device}"):
+                _write(made[at], piece, key, streams[opened])
+        for opened, stream in streams.items():
+            with _naming("scatter", "copies", None, 0, f"to {opened.device}"):
                 stream.synchronize()
     except BaseException:
         for each in made:
@@ -82,7 +82,7 @@ def gather(arrays: Any, axis: Any, out: Any, pinned: bool) -> npt.NDArray[Any]:
             raise LayoutError("gather(pinned=True) makes a new array: leave out= out")
         check_destination(out, shape, first.dtype, "gather(out=)")
     else:
-        out = pinned_like(first.context, shape, first.dtype, None) if pinned else np.empty(shape, first.dtype)
+        out = pinned_like(first.open_device, shape, first.dtype, None) if pinned else np.empty(shape, first.dtype)
     before: Key = (slice(None),) * along
     rooms = [out[(*before, slice(start, end))] for start, end in pairwise(ends)]
     _fetch(views, rooms)
@@ -103,7 +103,7 @@ def _fetch(views: list[DeviceNDArray[Any]], rooms: list[npt.NDArray[Any]]) -> No
         under_way.popleft()  # not before: interrupted, it is still under way
 
     try:
-        for at, key in _in_turns(rooms, [view.context for view in views]):
+        for at, key in _in_turns(rooms, [view.open_device for view in views]):
             with _naming("gather", "array", at, len(views), f"of shape {views[at].shape} on {views[at].device}"):
                 under_way.append((at, async_copy.copy_async(views[at]._at(key), rooms[at][key], None, None)))
             if len(under_way) > UNDER_WAY * len(views):
@@ -118,23 +118,23 @@ def _fetch(views: list[DeviceNDArray[Any]], rooms: list[npt.NDArray[Any]]) -> No
 
 
 def _write(array: DeviceNDArray[Any], piece: npt.NDArray[Any], key: Key, stream: Stream) -> None:
-    with Entered(array.context), Using(stream, array.allocation):
-        host_device.write(array._at(key), piece[key], stream, blocking=False)
+    with CurrentDevice(array.open_device.handle), StreamUse(stream, array.allocation):
+        array.open_device.copies.upload(part_of(array, key), piece[key], stream, False)
 
 
-def _in_turns(arrays: Sequence[npt.NDArray[Any]], contexts: Sequence[Context]) -> Iterator[tuple[int, Key]]:
+def _in_turns(arrays: Sequence[npt.NDArray[Any]], opened_devices: Sequence[OpenDevice]) -> Iterator[tuple[int, Key]]:
     """Parts of host arrays, as large as a device's ring: of each array in turn, so that no device waits until others are done."""
-    parts = [_parts(array, context) for array, context in zip(arrays, contexts, strict=True)]
+    parts = [_parts(array, opened) for array, opened in zip(arrays, opened_devices, strict=True)]
     for turn in zip_longest(*parts):
         for at, key in enumerate(turn):
             if key is not None:
                 yield at, key
 
 
-def _parts(array: npt.NDArray[Any], context: Context) -> Iterator[Key]:
+def _parts(array: npt.NDArray[Any], opened: OpenDevice) -> Iterator[Key]:
     if not array.nbytes:
         return
-    ring = context.ring
+    ring = opened.ring
     axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     shape = tuple(array.shape[axis] for axis in axes)
     for block in blocks(shape, array.itemsize, ring.slot_bytes * max(ring.most, 1)):

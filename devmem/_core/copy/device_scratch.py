@@ -1,61 +1,48 @@
-"""A second array on the device: what takes the driver a call for each row from or to the host, it does there in one."""
+"""Device scratch for strided copies that would otherwise take one driver call per row between host and device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ...spi.types import CopyKind
-from ..base.layout import Rows, contiguous_strides, in_memory_order, memory_order, rows
-from ..lifetime.allocation import Using
-from .staging.blocks import Block, blocks
-from .submit import run
+from ..base.array_view import ArrayView, part_of
+from ..lifetime.allocation import StreamUse
+from ..lifetime.device_memory import DeviceMemory
+from ..ordering.stream import Stream
+from .staging.blocks import Block, block_shape, blocks
 
 if TYPE_CHECKING:
-    from ..arrays.ndarray import DeviceNDArray
-    from ..ordering.stream import Stream
+    from types import TracebackType
 
 #: Bytes of it. Each part takes two calls, which is little beside moving as much.
 PART_BYTES = 4 << 20
 
-D2D = CopyKind.D2D
 
+class DeviceScratch:
+    """``with DeviceScratch(memory, view, stream) as parts:`` each part of a view, with as much contiguous memory beside it.
 
-class Aside:
-    """``with Aside(array, stream) as parts:`` (block, that part of the array, as much contiguous memory) of each part in turn.
-
-    The array's axes go from the largest stride to the smallest. The memory is the same for all parts, which the stream's order
-    keeps apart. After the block it is given back, in that order.
+    Iterating gives (block, that part of the view, the contiguous part). The view's axes go from the largest stride to the
+    smallest. The memory is the same for all parts, which the stream's order keeps apart, and is given back in that order.
     """
 
-    def __init__(self, array: DeviceNDArray[Any], stream: Stream) -> None:
-        self.array = array
-        self.blocks = list(blocks(array.shape, array.itemsize, PART_BYTES))
-        self.room = array._at(self.blocks[0]).like(stream)  # none is larger than the first
-        self._using = Using(stream, self.room.allocation)
+    def __init__(self, memory: DeviceMemory, view: ArrayView[Any], stream: Stream) -> None:
+        self.view = view
+        self._blocks = list(blocks(view.shape, view.itemsize, PART_BYTES))
+        first = part_of(view, self._blocks[0])  # none is larger than the first
+        self._allocation = memory.allocate(first.nbytes, stream)
+        self._use = StreamUse(stream, self._allocation)
 
-    def __enter__(self) -> Iterator[tuple[Block, DeviceNDArray[Any], DeviceNDArray[Any]]]:
-        self._using.__enter__()
-        return map(self._part, self.blocks)
+    def __enter__(self) -> DeviceScratch:
+        self._use.__enter__()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            self._using.__exit__(kind, error, at)
+            self._use.__exit__(kind, error, at)
         finally:
-            self.room.allocation.discard()
+            self._allocation.discard()
 
-    def _part(self, block: Block) -> tuple[Block, DeviceNDArray[Any], DeviceNDArray[Any]]:
-        part = self.array._at(block)
-        return block, part, self.room._view(self.room.ptr, part.shape, None)
-
-
-def along_rows(dst: DeviceNDArray[Any], src: DeviceNDArray[Any], stream: Stream) -> None:
-    """Enqueue a copy on the device, by its driver alone, in however many calls."""
-    run(dst.context, rows(dst.shape, dst.itemsize, dst.strides, src.strides), dst.ptr, src.ptr, D2D, stream, False)
-
-
-def unpacking(array: DeviceNDArray[Any]) -> Rows:
-    """How a copy to the array's elements goes from as many in one run, which lie there in the same order."""
-    shape, strides = in_memory_order(array.shape, array.strides, *memory_order(array.shape, array.strides))
-    return rows(shape, array.itemsize, strides, contiguous_strides(shape, array.itemsize))
+    def __iter__(self) -> Iterator[tuple[Block, ArrayView[Any], ArrayView[Any]]]:
+        for block in self._blocks:
+            lengths = block_shape(self.view.shape, block)
+            yield block, part_of(self.view, block), ArrayView(self._allocation.ptr, lengths, self.view.dtype)

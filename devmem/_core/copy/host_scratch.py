@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.layout import Shape, address
+from ..base.address import address
+from ..base.layout import Shape
 
 
 def scratch(shape: Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

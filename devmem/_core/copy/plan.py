@@ -1,119 +1,257 @@
-"""Which way a large copy between host and device goes: a table of rules, the first of which that holds decides.
+"""The plan of a copy: which route it takes, in which rows, and why. Pure: nothing is copied, allocated or waited for here.
 
-Copies smaller than the device's staging threshold never get here: they go directly, whatever their memory is.
+`plan_copy` looks at the layouts of both sides and at facts of the device (`CopyFacts`), and answers with a `CopyPlan` whose reason
+goes into the trace. The engine executes it. The routes:
+
+==========  ==========================================================================================================
+direct      one run of bytes on both sides
+2d          rows, by the driver's copies in two and three dimensions
+packed      gathered in a host buffer first (upload), or fetched in one run and scattered from there (download)
+span        everything between the elements is fetched with them, and gathered on the host; sparse: in parts
+staged      by way of page-locked slots; on one device, by way of the host
+scratch     by way of a second array on the device, where only the device copies such rows in few calls
+==========  ==========================================================================================================
 """
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from ...spi.types import CopyKind
+from ..base.array_view import Strided
+from ..base.layout import is_contiguous, span
+from ..ordering.stream import Stream
+from .host_memory import HostMemory
+from .rows import Rows, rows, unpacking_rows
 
-from ...spi.types import Capability, MemoryKind
-from ..base.layout import extent
-from ..lifetime.allocation import Allocation
+#: Rows at least this wide are copied by the driver as they lie; narrower ones are cheaper to gather on the host.
+WIDE_ROW = 512
+#: Driver calls that a strided copy may take before it is done by way of a host buffer instead.
+MANY_CALLS = 64
+#: How many times fewer they have to be for a detour.
+FEWER = 4
+#: How many times the wanted bytes a span may have, to be fetched whole.
+DENSE_SPAN = 8
+#: Bytes of a span that is fetched where the whole would be too much: about what the bus moves while the driver is called.
+SPARSE_PART = 64 << 10
 
-if TYPE_CHECKING:
-    from ..device.open_device import Context
-    from ..ordering.stream import Stream
+BELOW = "too small for the way through page-locked slots to pay"
+NARROW = f"rows of less than {WIDE_ROW} bytes are cheaper to gather on the host"
+MANY = f"the driver would be called more than {MANY_CALLS} times"
+GAPS = f"{MANY}: rows are fetched with what lies between them"
+SPARSE = f"{MANY}, and the whole is too sparse: it is fetched in parts of {SPARSE_PART >> 10} KiB"
+SCRATCH = f"{MANY} between host and device, and fewer times on it"
+UNPITCHED = "the device does not copy rows so far apart in one call"
+CUT = "page-locked memory begins or ends within the host array"
+UNCOPIED = "copy=False: nothing is gathered on the host"
+ONE_RUN = "both sides are one run of bytes"
+ROWS = "rows are wide, and few calls of the driver copy them"
+MAPPED_FILE = "a mapped file, whose pages several threads fetch"
+PAGEABLE = "pageable memory, copied by the driver, leaves most of the bus unused"
+
+H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 
 
-class Path(StrEnum):
-    """Ways from one side to the other."""
+class Route(StrEnum):
+    """How a copy goes."""
 
     DIRECT = "direct"
+    ROWS = "2d"
+    PACKED = "packed"
+    SPAN = "span"
+    SPARSE = "sparse"
     STAGED = "staged"
+    SCRATCH = "scratch"
 
 
-class Sort(StrEnum):
-    """What host memory is, as far as a copy is concerned."""
-
-    PAGEABLE = "pageable"
-    LOCKED = "page-locked"
-    MANAGED = "managed"
-    FILE = "file-backed"
-
-
-@dataclass(slots=True)
-class Case:
-    """One copy. What takes time to find out is asked for by the rule that needs it."""
-
-    context: Context
-    host: npt.NDArray[Any]
-    stream: Stream
-    _sort: Sort | None = None
+class CopyFacts(Protocol):
+    """What a plan depends on besides the two sides. The engine is it; a test gives its own."""
 
     @property
-    def sort(self) -> Sort:
-        """What the host side is; found out once."""
-        if self._sort is None:
-            self._sort = sort_of(self.context, self.host)
-        return self._sort
+    def staging_threshold(self) -> int:
+        """Bytes from which a copy of pageable memory is staged."""
 
     @property
-    def capturing(self) -> bool:
+    def slot_bytes(self) -> int: ...
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether page-locked memory for slots is to be had."""
+
+    @property
+    def pitch_multiple(self) -> int:
+        """What pitches must be a multiple of for strided copies between host and device to be worth having."""
+
+    def calls(self, rows: Rows, kind: CopyKind) -> int:
+        """Driver calls that rows take."""
+
+    def is_pitched(self, rows: Rows, kind: CopyKind) -> bool:
+        """Whether the driver copies these rows in one call."""
+
+    def is_capturing(self, stream: Stream) -> bool:
         """Whether a graph is captured on the stream."""
-        context, stream = self.context, self.stream
-        return not stream.simple and context.has(Capability.CAPTURE) and context.driver.capturing(stream.handle)
+
+    def memory_of(self, host: Any) -> HostMemory:
+        """What a host array's memory is."""
+
+    def is_cut(self, host: Any) -> bool:
+        """Whether page-locked memory begins or ends within a host array."""
 
 
-class Rule(NamedTuple):
-    """A path, and when and why it is taken."""
+class CopyPlan(NamedTuple):
+    """A route, the path that it is counted under, why it is taken, and the rows that the driver copies."""
 
-    path: Path
+    route: Route
+    path: str
     why: str
-    holds: Callable[[Case], bool]
+    rows: Rows | None = None
 
 
-#: Why smaller ones go directly.
-BELOW = "too small for the way through page-locked slots to pay"
-
-RULES = (
-    Rule(
-        Path.DIRECT, "elements do not fit into a slot", lambda case: case.host.itemsize > case.context.ring.slot_bytes
-    ),
-    Rule(Path.DIRECT, "no page-locked memory was to be had", lambda case: not case.context.ring.most),
-    # What a graph copies, it copies whenever it is launched: from where the user's array is, not from a slot.
-    Rule(Path.DIRECT, "a graph is captured on the stream", lambda case: case.capturing),
-    Rule(Path.DIRECT, "the device reaches the memory", lambda case: case.sort in (Sort.LOCKED, Sort.MANAGED)),
-    Rule(Path.STAGED, "a mapped file, whose pages several threads fetch", lambda case: case.sort is Sort.FILE),
-    Rule(Path.STAGED, "pageable memory, copied by the driver, leaves most of the bus unused", lambda case: True),
-)
+_SMALL = {kind: CopyPlan(Route.DIRECT, f"{kind.value} direct", BELOW) for kind in CopyKind}
 
 
-def choose(context: Context, host: npt.NDArray[Any], stream: Stream) -> Rule:
-    """The rule for a large copy; the device is entered."""
-    case = Case(context, host, stream)
-    return next(rule for rule in RULES if rule.holds(case))
+def plan_copy(
+    kind: CopyKind,
+    dst: Strided,
+    src: Strided,
+    facts: CopyFacts,
+    stream: Stream,
+    *,
+    host_copy: bool = True,
+    scratch: bool = True,
+) -> CopyPlan:
+    """Plan a copy between two sides of one shape and dtype that have no byte in common.
 
-
-def sort_of(context: Context, host: npt.NDArray[Any], *, ask: bool = True) -> Sort:
-    """What an array's memory is: by who made it, by what is registered, by what it is a view of, by asking the driver.
-
-    Unless ``ask``, the driver is left alone: what only it knows counts as pageable.
+    Parameters
+    ----------
+    kind : CopyKind
+        Which side is the host's.
+    dst, src : Strided
+        The layouts; the host's side is an ndarray.
+    host_copy : bool
+        Whether an upload may be gathered on the host first.
+    scratch : bool
+        Whether the device may be asked for memory for a second array.
     """
-    base: Any = host
-    while isinstance(base, np.ndarray):
-        base = base.base
-    allocation = getattr(base, "allocation", None)
-    # Another vendor's driver knows nothing of it.
-    if isinstance(allocation, Allocation) and allocation.context.registry is context.registry:
-        return Sort.MANAGED if allocation.heap.kind is MemoryKind.MANAGED else Sort.LOCKED
-    if isinstance(base, memoryview):
-        base = base.obj
-    low, high = extent(host)
-    if context.registry.covers(low, high):
-        return Sort.LOCKED
-    if isinstance(base, mmap.mmap):
-        return Sort.FILE
-    # Page-locked by another library: it is the driver who knows. Ordinary memory is in none of its allocations.
-    if ask and context.knows_pointers:
-        whose = context.driver.pointer_device
-        if whose(low) is not None and whose(high - 1) is not None:
-            return Sort.LOCKED
-    return Sort.PAGEABLE
+    one_run = is_one_run(dst) and is_one_run(src)
+    if kind is D2D:
+        return _on_device(dst, src, facts)
+    device, host = (dst, src) if kind is H2D else (src, dst)
+    if one_run and device.nbytes < facts.staging_threshold:
+        return _SMALL[kind] if host_copy else CopyPlan(Route.DIRECT, "h2d direct", UNCOPIED)
+    if kind is H2D and host_copy and scratch and (plan := _scattered(device, facts)):
+        return plan
+    why = BELOW if host_copy else UNCOPIED
+    if device.nbytes >= facts.staging_threshold and host_copy:
+        staged, why = _staging(host, facts, stream)
+        if staged:
+            plan = _staged(kind, device, facts, one_run, why)
+            if plan.route is Route.STAGED:
+                return plan
+            why = plan.why
+    if one_run:
+        return CopyPlan(Route.DIRECT, f"{kind.value} direct", why)
+    return _upload(dst, src, facts, why) if kind is H2D else _download(dst, src, facts, why, scratch)
+
+
+def is_one_run(side: Strided) -> bool:
+    """Whether the elements are one run of bytes, in C order."""
+    return is_contiguous(side.shape, side.strides, side.itemsize)
+
+
+def against_rows(rows: Rows, facts: CopyFacts, host: Any = None) -> str:
+    """Why the driver is not to copy rows as they lie between host and device; empty, if it is."""
+    if rows.width < WIDE_ROW:
+        return NARROW
+    if facts.calls(rows, H2D) > MANY_CALLS:
+        return MANY
+    if not facts.is_pitched(rows, H2D):
+        return UNPITCHED
+    return CUT if host is not None and facts.is_cut(host) else ""
+
+
+def _is_run(rows: Rows) -> bool:
+    return rows.calls == rows.height == 1
+
+
+def _by_rows(kind: CopyKind, plan: Rows, why: str) -> CopyPlan:
+    if plan.height == 1 and (kind is not D2D or _is_run(plan)):
+        return CopyPlan(Route.DIRECT, f"{kind.value} direct", why, plan)
+    return CopyPlan(Route.ROWS, f"{kind.value} 2d", ROWS, plan)
+
+
+def _staging(host: Strided, facts: CopyFacts, stream: Stream) -> tuple[bool, str]:
+    """Whether a large copy between host and device goes by way of slots, and why; the first rule that holds decides."""
+    if host.itemsize > facts.slot_bytes:
+        return False, "elements do not fit into a slot"
+    if not facts.has_slots:
+        return False, "no page-locked memory was to be had"
+    # A graph copies whenever it is launched: from the user's array, not from a slot.
+    if facts.is_capturing(stream):
+        return False, "a graph is captured on the stream"
+    memory = facts.memory_of(host)
+    if memory in (HostMemory.LOCKED, HostMemory.MANAGED):
+        return False, "the device reaches the memory"
+    return True, MAPPED_FILE if memory is HostMemory.FILE else PAGEABLE
+
+
+def _staged(kind: CopyKind, device: Strided, facts: CopyFacts, one_run: bool, why: str) -> CopyPlan:
+    """A staged copy; a download of rows too narrow for the driver is fetched with its gaps, unless it is too sparse."""
+    path = f"{kind.value} staged"
+    if one_run:
+        return CopyPlan(Route.STAGED, path, why)
+    plan = unpacking_rows(device.shape, device.strides, device.itemsize)
+    if kind is H2D or facts.calls(plan, D2H) <= MANY_CALLS:
+        return CopyPlan(Route.STAGED, path, why, plan)
+    low, high = span(device.shape, device.strides, device.itemsize)
+    if high - low > DENSE_SPAN * device.nbytes:
+        return CopyPlan(Route.SPARSE, path, MANY, plan)
+    return CopyPlan(Route.STAGED, path, GAPS, plan)
+
+
+def _scattered(dst: Strided, facts: CopyFacts) -> CopyPlan | None:
+    """An upload to elements that only the device itself stores in few calls."""
+    if facts.pitch_multiple == 1:
+        return None
+    plan = unpacking_rows(dst.shape, dst.strides, dst.itemsize)
+    if facts.calls(plan, H2D) <= max(MANY_CALLS, FEWER * facts.calls(plan, D2D)):
+        return None
+    return CopyPlan(Route.SCRATCH, "h2d scratch", SCRATCH, plan)
+
+
+def _upload(dst: Strided, src: Strided, facts: CopyFacts, why: str) -> CopyPlan:
+    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
+    reason = "" if _is_run(plan) else against_rows(plan, facts, src)
+    return CopyPlan(Route.PACKED, "h2d packed", reason, plan) if reason else _by_rows(H2D, plan, why)
+
+
+def _download(dst: Strided, src: Strided, facts: CopyFacts, why: str, scratch: bool) -> CopyPlan:
+    packed = unpacking_rows(src.shape, src.strides, src.itemsize)
+    low, high = span(src.shape, src.strides, src.itemsize)
+    dense = high - low <= DENSE_SPAN * src.nbytes
+    calls = facts.calls(packed, D2H)
+    if facts.pitch_multiple > 1 and scratch and not dense and calls > MANY_CALLS >= facts.calls(packed, D2D):
+        return CopyPlan(Route.SCRATCH, "d2h scratch", SCRATCH, packed)
+    plan = rows(src.shape, src.itemsize, dst.strides, src.strides)
+    reason = "" if _is_run(plan) else against_rows(plan, facts, dst)
+    if not reason:
+        return _by_rows(D2H, plan, why)
+    if _is_run(packed) or not against_rows(packed, facts):
+        return CopyPlan(Route.PACKED, "d2h packed", reason, packed)
+    if dense:
+        return CopyPlan(Route.SPAN, "d2h span", reason, packed)
+    if calls <= MANY_CALLS:
+        return CopyPlan(Route.PACKED, "d2h packed", reason, packed)
+    return CopyPlan(Route.SPARSE, "d2h span", SPARSE, packed)
+
+
+def _on_device(dst: Strided, src: Strided, facts: CopyFacts) -> CopyPlan:
+    plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
+    calls = facts.calls(plan, D2D)
+    # Where the destination alone takes so many, the detour would not take fewer.
+    if calls > MANY_CALLS:
+        alone = unpacking_rows(dst.shape, dst.strides, dst.itemsize)
+        if calls > FEWER * facts.calls(alone, D2D):
+            return CopyPlan(Route.STAGED, "d2d staged", MANY, plan)
+    return _by_rows(D2D, plan, ONE_RUN)

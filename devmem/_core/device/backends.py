@@ -9,6 +9,7 @@ from ... import plugins
 from ...spi.driver import Backend
 from ...spi.errors import BackendUnavailable, ConfigError, DevmemWarning, PluginError
 from ..base.config import caller_level, settings
+from ..base.plugin_registry import registry
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,6 @@ class BackendStatus:
 
 
 _fallen_back = False
-
-
-def registry() -> plugins.Registry:
-    """The plugins, with the block list of the settings in force."""
-    plugins.registry.configure(settings().block_plugins)
-    return plugins.registry
 
 
 def usable_backend(name: str) -> Backend:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, cast
 
 from ... import plugins
 from ...spi.driver import Driver
@@ -14,10 +15,10 @@ from ...spi.types import DeviceInfo, MemoryInfo
 from ...toolkit.deferred_errors import FirstError
 from ..base import scopes
 from ..base.config import forget, settings
-from ..base.current_device import Entered
+from ..base.device_handle import CurrentDevice
 from ..lifetime import page_locks
 from .backends import chosen_name, statuses, usable_backend
-from .open_device import Context
+from .open_device import OpenDevice
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,6 +28,9 @@ _default: Device | None = None
 _lock = threading.RLock()
 _left_behind: set[str] = set()
 _exiting = False
+#: The device that is current in this thread or task, and what was current before each ``with device:``.
+current: ContextVar[Device | None] = ContextVar("devmem_device", default=None)
+_saved: ContextVar[tuple[Device | None, Any] | None] = ContextVar("devmem_saved_devices", default=None)
 
 
 class Device:
@@ -35,12 +39,12 @@ class Device:
     Devices compare equal when they are the same device; `reset` does not change which device it is.
     """
 
-    __slots__ = ("_before", "_context", "backend", "ordinal")
+    __slots__ = ("_before", "_opened", "backend", "ordinal")
 
     def __init__(self, backend: str, ordinal: int) -> None:
         self.backend = backend
         self.ordinal = ordinal
-        self._context: Context | None = None
+        self._opened: OpenDevice | None = None
         self._before: Device | None = None
 
     def __repr__(self) -> str:
@@ -59,18 +63,18 @@ class Device:
         return device_at, (self.backend, self.ordinal)
 
     def __enter__(self) -> Device:
-        self.context()
-        saved = scopes.saved_devices.get()
-        scopes.saved_devices.set((scopes.device.get(), saved))
-        scopes.device.set(self)
+        self.opened()
+        saved = _saved.get()
+        _saved.set((current.get(), saved))
+        current.set(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        entry = scopes.saved_devices.get()
+        entry = _saved.get()
         assert entry is not None, "left a device that was not entered here"
         before, rest = entry
-        scopes.device.set(before)
-        scopes.saved_devices.set(rest)
+        current.set(before)
+        _saved.set(rest)
 
     @property
     def id(self) -> int:
@@ -80,7 +84,7 @@ class Device:
     @property
     def info(self) -> DeviceInfo:
         """Name, uuid, memory, architecture and capabilities."""
-        return self.context().info
+        return self.opened().handle.info
 
     @property
     def name(self) -> str:
@@ -89,39 +93,39 @@ class Device:
 
     def memory_info(self) -> MemoryInfo:
         """Bytes ``(free, total, live, pending, cached)`` of this device."""
-        return self.context().memory_info()
+        return self.opened().memory.memory_info()
 
     def synchronize(self) -> None:
         """Wait until everything that was enqueued on this device is done."""
-        context = self.context()
-        with Entered(context) as driver:
+        opened = self.opened()
+        with CurrentDevice(opened.handle) as driver:
             driver.synchronize()
-            context.reclaim.poll()
+            opened.completions.poll()
 
     def reset(self) -> None:
         """Wait, free all that devmem has on this device, and close it. Handles made before raise ClosedError from then on.
 
         The device can be used again at once. Pinned, mapped and managed host arrays that are still referenced stay readable.
         What it has registered ends. Pages that another device has registered too stay locked, and what the driver keeps for
-        them (on CUDA the primary context) stays until they are deregistered there.
+        them (on CUDA the primary opened) stays until they are deregistered there.
         """
         _close(self, "was reset")
 
     def driver(self) -> Driver:
         """The open device's driver, for tests and extensions; call it inside ``with device.entered():``."""
-        driver: Driver = self.context().driver
+        driver: Driver = self.opened().handle.driver
         return driver
 
-    def entered(self) -> Entered:
+    def entered(self) -> CurrentDevice:
         """``with device.entered() as driver:`` make the device current for the driver's own calls."""
-        return Entered(self.context())
+        return CurrentDevice(self.opened().handle)
 
-    def context(self) -> Context:
+    def opened(self) -> OpenDevice:
         """Everything that lives while the device is open; opens it if it is not."""
-        context = self._context
-        if context is None or context.dead is not None:
-            context = self._context = _open(self)
-        return context
+        opened = self._opened
+        if opened is None or opened.handle.dead is not None:
+            opened = self._opened = _open(self)
+        return opened
 
 
 def device_at(backend: str, ordinal: int) -> Device:
@@ -177,7 +181,7 @@ def checked_device(backend: str, ordinal: int, asked: object) -> Device:
 
 def current_device() -> Device:
     """The device that is current in this thread or task, else the default of the chosen backend."""
-    return scopes.device.get() or _default or _find_default()
+    return current.get() or _default or _find_default()
 
 
 def default_device(backend: str) -> Device:
@@ -186,23 +190,23 @@ def default_device(backend: str) -> Device:
     return checked_device(backend, number, f"DEVMEM_DEVICE={number}")
 
 
-def current_context() -> Context:
-    """The open context of the current device."""
-    device = scopes.device.get() or _default or _find_default()
-    context = device._context
-    return context if context is not None and context.dead is None else device.context()
+def current_open_device() -> OpenDevice:
+    """The open opened of the current device."""
+    device = current.get() or _default or _find_default()
+    opened = device._opened
+    return opened if opened is not None and opened.handle.dead is None else device.opened()
 
 
-def context_of(device: object) -> Context:
-    """The open context of the device that an argument means."""
-    return current_context() if device is None else device_of(device).context()
+def open_device_of(device: object) -> OpenDevice:
+    """The open opened of the device that an argument means."""
+    return current_open_device() if device is None else device_of(device).opened()
 
 
 def select(what: object) -> Device:
     """Make a device current from now on; used in ``with``, the result puts back what was current before."""
     chosen = Selected(device_of(what))
-    chosen.context()
-    scopes.device.set(device_at(chosen.backend, chosen.ordinal))
+    chosen.opened()
+    current.set(device_at(chosen.backend, chosen.ordinal))
     return chosen
 
 
@@ -213,26 +217,26 @@ class Selected(Device):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device.backend, device.ordinal)
-        self._before = scopes.device.get()
+        self._before = current.get()
 
     def __enter__(self) -> Device:
         return device_at(self.backend, self.ordinal)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        scopes.device.set(self._before)
+        current.set(self._before)
 
-    def context(self) -> Context:
-        """The context of the one device object."""
-        return device_at(self.backend, self.ordinal).context()
+    def opened(self) -> OpenDevice:
+        """The opened of the one device object."""
+        return device_at(self.backend, self.ordinal).opened()
 
 
-def open_contexts() -> list[Context]:
+def open_devices() -> list[OpenDevice]:
     """Every device that is open."""
     with _lock:
         return [
-            device._context
+            device._opened
             for device in _devices.values()
-            if device._context is not None and device._context.dead is None
+            if device._opened is not None and device._opened.handle.dead is None
         ]
 
 
@@ -240,9 +244,9 @@ def close_all() -> None:
     """Close every open device of every backend; the next use opens afresh, and reads the settings again."""
     global _default
     with FirstError() as first:
-        for context in open_contexts():
+        for opened in open_devices():
             try:
-                _close(context.device, "was closed")
+                _close(cast(Device, opened.device), "was closed")
             except Exception as error:  # the other devices must still be closed
                 first.put(error)
         with _lock:
@@ -256,11 +260,11 @@ def _find_default() -> Device:
     return _default
 
 
-def _open(device: Device) -> Context:
+def _open(device: Device) -> OpenDevice:
     with _lock:
         # Somebody else may have opened it while this thread waited.
-        if device._context is not None and device._context.dead is None:
-            return device._context
+        if device._opened is not None and device._opened.handle.dead is None:
+            return device._opened
         if device.backend in _left_behind:
             raise ForkedError(
                 f"the backend {device.backend!r} was in use before this process was forked, and cannot be used in the child "
@@ -270,20 +274,20 @@ def _open(device: Device) -> Context:
             raise ClosedError(f"{device} cannot be opened any more: the interpreter is exiting")
         driver = usable_backend(device.backend).open(device.ordinal)
         try:
-            context = Context(device, driver)
+            opened = OpenDevice(device, driver)
         except BaseException:
             driver.close()
             raise
-        device._context = context
-        return context
+        device._opened = opened
+        return opened
 
 
 def _close(device: Device, why: str) -> None:
     with _lock:
         canonical = device_at(device.backend, device.ordinal)
-        context = canonical._context
-    if context is not None and context.dead is None:
-        context.close(why)
+        opened = canonical._opened
+    if opened is not None and opened.handle.dead is None:
+        opened.close(why)
 
 
 def _after_fork_in_child() -> None:
@@ -292,11 +296,11 @@ def _after_fork_in_child() -> None:
     scopes.deferral.lock = threading.Lock()
     scopes.deferral.depth = 0  # blocks of threads that do not exist here
     plugins.registry.lock = threading.RLock()
-    page_locks.leave_behind()
+    page_locks.forget_after_fork()
     for device in list(_devices.values()):
-        if device._context is not None and device._context.dead is None:
+        if device._opened is not None and device._opened.handle.dead is None:
             _left_behind.add(device.backend)
-            device._context.left_behind()
+            device._opened.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -308,5 +312,5 @@ def _at_exit() -> None:
     global _exiting
     _exiting = True
     for device in list(_devices.values()):
-        if device._context is not None and device._context.dead is None:
-            device._context.left_at_exit()
+        if device._opened is not None and device._opened.handle.dead is None:
+            device._opened.forget_at_exit()

@@ -49,7 +49,7 @@ HOST_TYPES = frozenset({CPU, CUDA_HOST, ROCM_HOST})
 
 # A tensor: data, device type and number, axes, dtype (code, bits, lanes), shape, strides, byte offset.
 _TENSOR = "QiiiBBHQQQ"
-# Unversioned: the tensor, context, deleter. Versioned: major, minor, context, deleter, flags, the tensor.
+# Unversioned: the tensor, opened, deleter. Versioned: major, minor, opened, deleter, flags, the tensor.
 _read_legacy = struct.Struct("=" + _TENSOR + "QQ").unpack_from
 _read_versioned = struct.Struct("=IIQQQ" + _TENSOR).unpack_from
 # What is rewritten: address and device, behind the flags where there are any; types that NumPy has not got; strides.

@@ -10,9 +10,10 @@ import numpy as np
 
 from ...spi.errors import LayoutError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from ..base.current_device import Entered
-from ..base.layout import Shape, address, is_contiguous
-from ..lifetime.allocation import Onward
+from ..base.address import address
+from ..base.device_handle import CurrentDevice
+from ..base.layout import Shape, is_contiguous
+from ..lifetime.allocation import ExportedForeign
 from . import dlpack, ipc
 from .dlpack import IS_COPIED, READ_ONLY
 from .dlpack import export as capsule_of
@@ -20,9 +21,10 @@ from .dlpack_types import dtype_code
 
 if TYPE_CHECKING:
     from ..arrays.ndarray import DeviceNDArray
-    from ..device.open_device import Context
+    from ..device.open_device import OpenDevice
     from ..lifetime.allocation import Allocation
     from ..ordering.stream import Stream
+    from ..ordering.stream_table import StreamTable
 
 #: What a consumer says that will order its work itself.
 NO_ORDER = -1
@@ -33,6 +35,7 @@ class Exports:
 
     __slots__ = ()
 
+    open_device: OpenDevice
     allocation: Allocation
     _ptr: int
     _shape: Shape
@@ -40,7 +43,7 @@ class Exports:
     _dtype: np.dtype[Any]
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.allocation.context.dlpack_device
+        return self.open_device.handle.dlpack_device
 
     def __dlpack__(
         self,
@@ -74,16 +77,14 @@ class Exports:
         LayoutError
             A stream that the device does not have.
         """
-        allocation = self.allocation
-        if allocation.freed or allocation.context.dead is not None:
-            allocation.refuse()
-        context = allocation.context
+        allocation, opened = self.allocation, self.open_device
+        allocation.check()
         versioned = max_version is not None and max_version[0] >= 1
         if dl_device is not None or copy:
             return _elsewhere(self, stream, versioned, dl_device, copy)  # type: ignore[arg-type]
         consumer: Stream | None = None
         if self._ptr and stream != NO_ORDER:
-            consumer = consumer_of(context, stream)
+            consumer = consumer_of(opened.streams, stream)
             # Nothing is to be done where the consumer's is the only stream that ever was.
             # Memory of somebody else's on the host has no home either.
             if (
@@ -92,15 +93,15 @@ class Exports:
                 or consumer.external
                 or allocation.streams is not None
             ):
-                with Entered(context):
+                with CurrentDevice(opened.handle):
                     if consumer is None:
                         allocation.wait()
                     else:
                         allocation.hand_to(consumer)
-        keep = Onward(allocation, consumer) if allocation.home is None else allocation
+        keep = ExportedForeign(allocation, consumer) if allocation.home is None else allocation
         flags = READ_ONLY if allocation.read_only else 0
         return capsule_of(
-            self._ptr, context.dlpack_device, self._shape, self._strides, self._dtype, flags, keep, versioned
+            self._ptr, opened.handle.dlpack_device, self._shape, self._strides, self._dtype, flags, keep, versioned
         )
 
     def get_ipc_handle(self) -> ipc.IpcHandle:
@@ -124,14 +125,10 @@ class Exports:
 
         AttributeError where the device's arrays have none.
         """
-        allocation = self.allocation
-        if allocation.freed or allocation.context.dead is not None:
-            allocation.refuse()
-        context = allocation.context
-        if not context.info.exchange.array_interface:
-            raise AttributeError(
-                f"arrays on {context.device} have no __cuda_array_interface__: exchange them by DLPack"
-            )
+        allocation, opened = self.allocation, self.open_device
+        allocation.check()
+        if not opened.handle.info.exchange.array_interface:
+            raise AttributeError(f"arrays on {opened.device} have no __cuda_array_interface__: exchange them by DLPack")
         ptr, shape, strides, dtype = self._ptr, self._shape, self._strides, self._dtype
         if strides is not None and is_contiguous(shape, strides, dtype.itemsize):
             strides = None
@@ -142,14 +139,14 @@ class Exports:
             "data": (ptr, allocation.read_only),
             "strides": strides,
             "version": 3,
-            "stream": _stream_to_wait_for(allocation, context) if ptr else None,
+            "stream": _stream_to_wait_for(allocation, opened) if ptr else None,
         }
         if dtype.fields is not None:
             interface.update(_described(dtype))
         return interface
 
 
-def consumer_of(context: Context, stream: object) -> Stream | None:
+def consumer_of(table: StreamTable, stream: object) -> Stream | None:
     """The stream that a DLPack consumer names in its vendor's numbers; None where it has none, and the host is to wait.
 
     Raises
@@ -157,11 +154,11 @@ def consumer_of(context: Context, stream: object) -> Stream | None:
     LayoutError
         The vendor has no such stream.
     """
-    names = context.info.exchange.streams
+    names = table.handle.info.exchange.streams
     if type(stream) is int and names is not None and names.get(stream) == LEGACY_STREAM:
-        return context.legacy  # as most say it
+        return table.legacy  # as most say it
     if stream is None:
-        return context.legacy if names is not None else None
+        return table.legacy if names is not None else None
     try:
         if isinstance(stream, bool):
             raise TypeError
@@ -170,71 +167,72 @@ def consumer_of(context: Context, stream: object) -> Stream | None:
         raise TypeError(f"DLPack names streams by integers or None, not {stream!r}") from None
     if names is None:
         raise LayoutError(
-            f"arrays on {context.device} are exported with stream=None or -1, not {number}: it has no streams"
+            f"arrays on {table.handle.device} are exported with stream=None or -1, not {number}: it has no streams"
         )
     handle = names.get(number, number if number > PER_THREAD_STREAM else 0)
     if handle == LEGACY_STREAM:
-        return context.legacy
+        return table.legacy
     if not handle:
         known = ", ".join(map(str, names))
         raise LayoutError(
-            f"stream={number} means nothing on {context.device}: DLPack has {known} for its default streams, None, -1 for no "
+            f"stream={number} means nothing on {table.handle.device}: DLPack has {known} for its default streams, None, -1 for no "
             f"ordering, and the handles of others"
         )
-    return context.external_stream(handle)
+    return table.external_stream(handle)
 
 
-def make_ready(context: Context, stream: int | None, *, now: bool = False) -> None:
+def make_ready(table: StreamTable, stream: int | None, *, now: bool = False) -> None:
     """Wait for the copies to and from host memory that are still running, where the consumer of such memory wants it.
 
-    ``now``: the host waits, whatever stream the consumer names. It is to read the memory itself, before any stream would.
+    ``now``: the host waits, whatever stream the consumer names, because it reads the memory itself.
     """
     if stream == NO_ORDER:
         return
-    consumer = None if stream is None else consumer_of(context, stream)
-    if not context.reclaim.busy:
+    consumer = None if stream is None else consumer_of(table, stream)
+    completions = table.completions
+    if not completions.busy:
         return
-    with Entered(context):
+    with CurrentDevice(table.handle):
         if consumer is None or now:
-            context.reclaim.settle()
+            completions.wait_complete()
             return
-        for other in list(context.reclaim.busy):
+        for other in list(completions.busy):
             if other is not consumer and not consumer.waits_for(other):
-                context.reclaim.order(consumer.handle, other.order_handle())
+                completions.order(consumer.handle, other.order_handle())
 
 
 def _elsewhere(array: DeviceNDArray[Any], stream: object, versioned: bool, dl_device: object, copy: bool | None) -> Any:
     """A capsule of a copy; or of the array itself, where that is what the consumer turns out to want."""
-    context = array.allocation.context
-    wanted = context.dlpack_device if dl_device is None else _device_pair(dl_device)
-    if wanted == context.dlpack_device:
+    opened = array.open_device
+    wanted = opened.handle.dlpack_device if dl_device is None else _device_pair(dl_device)
+    if wanted == opened.handle.dlpack_device:
         if not copy:
             return array.__dlpack__(stream=stream, max_version=dlpack.VERSION if versioned else None)  # type: ignore[arg-type]
         dtype_code(array._dtype)
-        copied = _copied(array, context, stream)
+        copied = _copied(array, opened, stream)
         layout = copied._shape, copied._strides, copied._dtype
         return capsule_of(copied._ptr, wanted, *layout, IS_COPIED, copied.allocation, versioned)
     if wanted != (dlpack.CPU, 0):
         raise BufferError(
-            f"an array on {context.device} (DLPack device {context.dlpack_device}) is exported there or to the host, (1, 0), "
+            f"an array on {opened.device} (DLPack device {opened.handle.dlpack_device}) is exported there or to the host, (1, 0), "
             f"not to {wanted}: copy it with devmem.to_device(array, device=...) first"
         )
     if copy is False:
-        raise BufferError(f"an array on {context.device} gets to the host by a copy only, and copy=False")
+        raise BufferError(f"an array on {opened.device} gets to the host by a copy only, and copy=False")
     if stream is not None:
         raise LayoutError(f"a copy in host memory is complete: with dl_device=(1, 0) give stream=None, not {stream!r}")
     dtype_code(array._dtype)
-    with Entered(context):
+    with CurrentDevice(opened.handle):
         array.allocation.wait()
     host = array.copy_to_host()
     ptr = address(host) if host.size else 0
     return capsule_of(ptr, wanted, host.shape, host.strides, host.dtype, IS_COPIED, host, versioned)
 
 
-def _copied(array: DeviceNDArray[Any], context: Context, stream: object) -> DeviceNDArray[Any]:
+def _copied(array: DeviceNDArray[Any], opened: OpenDevice, stream: object) -> DeviceNDArray[Any]:
     """A copy of an array: on its consumer's stream, or complete, where it names none."""
-    consumer = None if stream == NO_ORDER else consumer_of(context, stream)
-    with Entered(context):
+    consumer = None if stream == NO_ORDER else consumer_of(opened.streams, stream)
+    with CurrentDevice(opened.handle):
         if consumer is None:
             if stream != NO_ORDER:
                 array.allocation.wait()
@@ -253,17 +251,17 @@ def _device_pair(device: object) -> tuple[int, int]:
         raise TypeError(f"dl_device is a pair of integers, (type, number), not {device!r}") from None
 
 
-def _stream_to_wait_for(allocation: Allocation, context: Context) -> int | None:
+def _stream_to_wait_for(allocation: Allocation, opened: OpenDevice) -> int | None:
     """The vendor's number of a stream that comes after all that devmem enqueued on the block; None if all is done."""
-    home: Stream = allocation.home or getattr(allocation, "ready", None) or context.legacy
-    named = home.stand_in()
+    home: Stream = allocation.home or getattr(allocation, "ready", None) or opened.streams.legacy
+    named = home.ordering_stream()
     if allocation.streams is not None or named is not allocation.home:
-        with Entered(context):
+        with CurrentDevice(opened.handle):
             allocation.order_behind(named)
     handle = named.handle
-    if handle > PER_THREAD_STREAM or context.stream_names.get(handle) == handle:
+    if handle > PER_THREAD_STREAM or opened.handle.stream_numbers.get(handle) == handle:
         return handle
-    with Entered(context) as driver:  # a default stream whose number means something else to consumers
+    with CurrentDevice(opened.handle) as driver:  # a default stream whose number means something else to consumers
         driver.stream_synchronize(handle)
     return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,15 @@ import numpy.typing as npt
 from ...spi.errors import ConfigError, LayoutError, UnsupportedError
 from ...spi.types import PER_THREAD_STREAM
 from ..base.config import settings
-from ..base.current_device import Entered
+from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, contiguous_strides, normal_strides, span
-from ..device.device import checked_device, current_context, open_contexts
-from ..lifetime.allocation import Borrowed
+from ..device.device import checked_device, current_open_device, open_devices
+from ..device.open_device import OpenDevice
+from ..lifetime.allocation import ForeignAllocation
 from . import dlpack
 from .dlpack import HOST_TYPES, IS_COPIED, MOST_AXES, READ_ONLY, VERSION, Layout, take
 
-if TYPE_CHECKING:
-    from ..device.open_device import Context
-
-Parts = tuple[Borrowed, int, Shape, "np.dtype[Any]", Shape | None]
+Parts = tuple[OpenDevice, ForeignAllocation, int, Shape, "np.dtype[Any]", Shape | None]
 
 #: The newest version of the CUDA Array Interface whose meaning this code knows.
 INTERFACE_VERSION = 3
@@ -78,29 +76,29 @@ def device_of_tensor(obj: Any) -> tuple[int, int]:
         raise BufferError(f"__dlpack_device__ of {_a(obj)} returned {said!r}, not two integers") from None
 
 
-def by_dlpack(obj: Any, said: tuple[int, int], copy: bool | None = None, context: Context | None = None) -> Parts:
+def by_dlpack(obj: Any, said: tuple[int, int], copy: bool | None = None, opened: OpenDevice | None = None) -> Parts:
     """The memory of an object on a device of ours, made ready for the stream that is current there; ``said``: its DLPack device.
 
-    ``context``: the device, where it is known already.
+    ``opened``: the device, where it is known already.
 
     Raises
     ------
     BufferError
         It is on no device of ours; its producer refuses; what it hands over cannot be.
     """
-    if context is None:
-        context = current_context()
-        if said != context.dlpack_device:
-            context = _context_of(*said, context)
-    ours = context.stream_of(None)
+    if opened is None:
+        opened = current_open_device()
+        if said != opened.handle.dlpack_device:
+            opened = _context_of(*said, opened)
+    ours = opened.streams.stream_of(None)
     name = None
-    if context.stream_names:
-        name = context.stream_names.get(ours.handle, ours.handle)
-        if name == PER_THREAD_STREAM and name not in context.stream_names:
+    if opened.handle.stream_numbers:
+        name = opened.handle.stream_numbers.get(ours.handle, ours.handle)
+        if name == PER_THREAD_STREAM and name not in opened.handle.stream_numbers:
             # The vendor has no number for the thread's own default stream, which waits for the legacy one.
-            ours = context.legacy
-            name = context.stream_names[ours.handle]
-    driver = context.driver
+            ours = opened.streams.legacy
+            name = opened.handle.stream_numbers[ours.handle]
+    driver = opened.handle.driver
     token = driver.enter()  # producers refuse tensors of a device that is not current
     try:
         try:
@@ -116,7 +114,7 @@ def by_dlpack(obj: Any, said: tuple[int, int], copy: bool | None = None, context
             raise BufferError(f"{_a(obj)} says that it is on DLPack device {said} and hands over memory of {device}")
         if copy is False and flags & IS_COPIED:
             raise BufferError(f"{_a(obj)} was asked for its memory, copy=False, and hands over a copy")
-        if ptr and context.knows_pointers and not context.is_host:
+        if ptr and opened.handle.knows_pointers and not opened.handle.is_host:
             low += ptr
             found = driver.pointer_range(low)
             if found is None or low + nbytes > found[0] + found[1]:
@@ -124,7 +122,8 @@ def by_dlpack(obj: Any, said: tuple[int, int], copy: bool | None = None, context
     finally:
         if token is not None:
             driver.exit(token)
-    return Borrowed(context, ptr, nbytes, owner, ours, flags & READ_ONLY != 0), ptr, shape, dtype, strides
+    allocation = opened.memory.foreign(ptr, nbytes, owner, ours, flags & READ_ONLY != 0)
+    return opened, allocation, ptr, shape, dtype, strides
 
 
 def host_tensor(obj: Any, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -161,19 +160,19 @@ def _older_capsule_of(obj: Any, stream: int | None) -> Any:
     return obj.__dlpack__() if stream is None else obj.__dlpack__(stream=stream)
 
 
-def _context_of(kind: int, number: int, current: Context) -> Context:
+def _context_of(kind: int, number: int, current: OpenDevice) -> OpenDevice:
     """The open device that DLPack's numbers name, the current one or one of its kind before all others."""
-    for context in [current, *open_contexts()]:
-        exchange = context.info.exchange
+    for opened in [current, *open_devices()]:
+        exchange = opened.handle.info.exchange
         if kind not in (exchange.device_type, exchange.managed_type):
             continue
-        if context.is_host or number == context.info.ordinal:
-            return context
+        if opened.handle.is_host or number == opened.handle.info.ordinal:
+            return opened
         try:
-            return checked_device(context.info.backend, number, f"{context.info.backend}:{number}").context()
+            return checked_device(opened.handle.info.backend, number, f"{opened.handle.info.backend}:{number}").opened()
         except ConfigError as error:
             raise BufferError(f"the memory is on DLPack device {(kind, number)}, but {error}") from None
-    if kind in HOST_TYPES and current.is_host:
+    if kind in HOST_TYPES and current.handle.is_host:
         return current
     name = dlpack.DEVICE_NAMES.get(kind, "of a type that devmem does not know")
     raise BufferError(
@@ -197,21 +196,21 @@ def by_interface(obj: Any) -> Parts:
     """
     ptr, read_only, dtype, layout, stream = _parsed(obj.__cuda_array_interface__, obj)
     shape, strides, low, nbytes = layout
-    context = current_context()
+    opened = current_open_device()
     if not nbytes:
-        return Borrowed(context, 0, 0, obj, None, read_only), 0, shape, dtype, None
+        return opened, opened.memory.foreign(0, 0, obj, None, read_only), 0, shape, dtype, None
     if not ptr:
         raise LayoutError(f"{_of(obj)} describes an array of shape {shape} at address 0")
     if ptr + low <= 0 or ptr + low + nbytes > dlpack.END:
         raise LayoutError(f"{_of(obj)} describes an array beyond all addresses: {shape} at {ptr:#x}, strides {strides}")
-    if not _is_on(context, ptr + low, nbytes, obj):
-        context = _context_around(ptr + low, nbytes, context, obj)
-    ours = context.stream_of(None)
+    if not _is_on(opened, ptr + low, nbytes, obj):
+        opened = _context_around(ptr + low, nbytes, opened, obj)
+    ours = opened.streams.stream_of(None)
     if stream is not None and settings().cuda_array_interface_sync:
-        theirs = _handle_of(context, stream, obj)
+        theirs = _handle_of(opened, stream, obj)
         if theirs != ours.handle:
-            _order(context, ours.handle, theirs)
-    return Borrowed(context, ptr, nbytes, obj, ours, read_only), ptr, shape, dtype, strides
+            _order(opened, ours.handle, theirs)
+    return opened, opened.memory.foreign(ptr, nbytes, obj, ours, read_only), ptr, shape, dtype, strides
 
 
 def _parsed(interface: Any, obj: object) -> tuple[int, bool, np.dtype[Any], Layout, object]:
@@ -280,7 +279,7 @@ def _with_fields(dtype: np.dtype[Any], descr: Any) -> np.dtype[Any]:
     return fields if fields.fields is not None and fields.itemsize == dtype.itemsize else dtype
 
 
-def _handle_of(context: Context, stream: object, obj: object) -> int:
+def _handle_of(opened: OpenDevice, stream: object, obj: object) -> int:
     """Our handle of the stream that an interface names."""
     try:
         if isinstance(stream, bool):
@@ -288,7 +287,7 @@ def _handle_of(context: Context, stream: object, obj: object) -> int:
         number = operator.index(stream)  # type: ignore[arg-type]
     except TypeError:
         raise LayoutError(f"{_of(obj)} names its stream {stream!r}, not by an integer") from None
-    names = context.info.exchange.streams or {}
+    names = opened.handle.info.exchange.streams or {}
     handle = names.get(number, number)
     if handle <= 0:
         raise LayoutError(
@@ -297,14 +296,14 @@ def _handle_of(context: Context, stream: object, obj: object) -> int:
     return handle
 
 
-def _order(context: Context, later: int, earlier: int) -> None:
+def _order(opened: OpenDevice, later: int, earlier: int) -> None:
     """Make one stream wait for another, by handle."""
-    if later == context.legacy.handle and earlier in (later, 0):
+    if later == opened.streams.legacy.handle and earlier in (later, 0):
         return
-    driver = context.driver
+    driver = opened.handle.driver
     token = driver.enter()
     try:
-        context.reclaim.order(later, earlier)
+        opened.completions.order(later, earlier)
     finally:
         if token is not None:
             driver.exit(token)
@@ -313,17 +312,17 @@ def _order(context: Context, later: int, earlier: int) -> None:
 # -- whose memory is it? -----------------------------------------------------------------------------------------------
 
 
-def _is_on(context: Context, low: int, nbytes: int, obj: object) -> bool:
+def _is_on(opened: OpenDevice, low: int, nbytes: int, obj: object) -> bool:
     """Whether it is memory of that very device; raises if some is, and not all.
 
     Where nobody can be asked, the object is believed if the device's arrays speak its language.
     """
-    if not context.knows_pointers:
-        return context.info.exchange.array_interface
-    driver = context.driver
+    if not opened.handle.knows_pointers:
+        return opened.handle.info.exchange.array_interface
+    driver = opened.handle.driver
     token = driver.enter()
     try:
-        if driver.pointer_device(low) != context.info.ordinal:
+        if driver.pointer_device(low) != opened.handle.info.ordinal:
             return False
         found = driver.pointer_range(low)
         if found is None or low + nbytes > found[0] + found[1]:
@@ -334,18 +333,18 @@ def _is_on(context: Context, low: int, nbytes: int, obj: object) -> bool:
     return True
 
 
-def _context_around(low: int, nbytes: int, current: Context, obj: object) -> Context:
+def _context_around(low: int, nbytes: int, current: OpenDevice, obj: object) -> OpenDevice:
     """The device whose memory it is, by asking the drivers of those that are open: the interface does not say."""
-    asked = [current, *(context for context in open_contexts() if context is not current)]
-    for context in asked:
-        if context.knows_pointers:
-            with Entered(context) as driver:
+    asked = [current, *(opened for opened in open_devices() if opened is not current)]
+    for opened in asked:
+        if opened.handle.knows_pointers:
+            with CurrentDevice(opened.handle) as driver:
                 ordinal = driver.pointer_device(low)
-            if ordinal is not None and ordinal != context.info.ordinal:
-                context = checked_device(context.info.backend, ordinal, ordinal).context()
-        if _is_on(context, low, nbytes, obj):
-            return context
-    names = ", ".join(str(context.device) for context in asked)
+            if ordinal is not None and ordinal != opened.handle.info.ordinal:
+                opened = checked_device(opened.handle.info.backend, ordinal, ordinal).opened()
+        if _is_on(opened, low, nbytes, obj):
+            return opened
+    names = ", ".join(str(opened.device) for opened in asked)
     raise UnsupportedError(
         f"{_of(obj)} has memory at {low:#x} that no device of devmem's knows (asked: {names}): choose the backend of the library "
         f"that made it with devmem.use_backend()"

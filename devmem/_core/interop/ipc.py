@@ -13,18 +13,18 @@ import numpy as np
 from ...spi.errors import BackendError, LayoutError, UnsupportedError
 from ...spi.types import Capability
 from ..base.arguments import layout_of
-from ..base.current_device import Entered
+from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, span
 from ..device.backends import usable_backend
-from ..device.device import checked_device, current_context, open_contexts
-from ..lifetime.allocation import Allocation, Borrowed
+from ..device.device import checked_device, current_open_device, open_devices
+from ..lifetime.allocation import Allocation, ForeignAllocation
 from ..memory.adaptor import chain, largest_free_block
 from ..memory.direct import DriverMemory
 
 if TYPE_CHECKING:
     from ...spi.driver import Driver
     from ..arrays.ndarray import DeviceNDArray
-    from ..device.open_device import Context
+    from ..device.open_device import OpenDevice
 
 #: How to have memory that can be shared.
 PLAIN = "allocate it inside `with devmem.use_memory(devmem.memory.DriverMemory()):`"
@@ -104,7 +104,7 @@ class Counted(dict[int, int]):
         return super().pop(ptr, default)
 
 
-_opened: WeakKeyDictionary[Context, Opened] = WeakKeyDictionary()
+_opened: WeakKeyDictionary[OpenDevice, Opened] = WeakKeyDictionary()
 
 
 def handle_of(array: DeviceNDArray[Any]) -> IpcHandle:
@@ -117,22 +117,22 @@ def handle_of(array: DeviceNDArray[Any]) -> IpcHandle:
     LayoutError
         The array is empty.
     """
-    allocation, context = array.allocation, array.allocation.context
+    allocation, opened = array.allocation, array.open_device
     allocation.check()
-    context.require(Capability.IPC, "share memory with another process", "copy it through the host")
+    opened.handle.require(Capability.IPC, "share memory with another process", "copy it through the host")
     if not array._ptr:
         raise LayoutError(f"an array of shape {array.shape} has no memory to share")
-    if not _is_plain(allocation):
+    if not _is_plain(array):
         raise UnsupportedError(f"only plain memory of the driver can be shared with another process: {PLAIN}")
-    with Entered(context) as driver:
+    with CurrentDevice(opened.handle) as driver:
         allocation.wait()
         try:
             raw = driver.ipc_export(allocation.ptr)
         except BackendError as error:
             raise UnsupportedError(f"the driver does not share this memory ({error}): {PLAIN}") from error
     return IpcHandle(
-        context.info.backend,
-        context.info.uuid,
+        opened.handle.info.backend,
+        opened.handle.info.uuid,
         allocation.nbytes,
         array._ptr - allocation.ptr,
         array.shape,
@@ -163,30 +163,30 @@ def opened(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Any
         )
     if handle.process == os.getpid():
         raise UnsupportedError("this handle was made in this process: use the array itself")
-    context = _context_of(handle)
-    context.require(Capability.IPC, "open memory of another process", "copy it through the host")
-    resource = _opened.setdefault(context, Opened())
-    heap = context.bind(resource)
+    opened = _context_of(handle)
+    opened.handle.require(Capability.IPC, "open memory of another process", "copy it through the host")
+    resource = _opened.setdefault(opened, Opened())
+    heap = opened.memory.bind(resource)
     if not isinstance(heap.live, Counted):
         heap.live = Counted()
-    home = context.stream_of(None)
-    with Entered(context) as driver:
-        context.reclaim.examine()
+    home = opened.streams.stream_of(None)
+    with CurrentDevice(opened.handle) as driver:
+        opened.free_queue.safe_point()
         base = driver.ipc_open(handle.raw)
         try:
-            _check_size(context, base, handle)
+            _check_size(opened, base, handle)
         except BaseException:
             driver.ipc_close(base)
             raise
         heap.live[base] = handle.nbytes
         # Made before the device is left, which can fail: then its end lets go of what was opened.
-        allocation = Allocation(context, heap, base, handle.nbytes, home, unnamed=True)
-    return allocation, base + handle.offset, lengths, kind, steps
+        allocation = Allocation(opened.free_queue, heap, base, handle.nbytes, home, unnamed=True)
+    return opened, allocation, base + handle.offset, lengths, kind, steps
 
 
-def _check_size(context: Context, base: int, handle: IpcHandle) -> None:
+def _check_size(opened: OpenDevice, base: int, handle: IpcHandle) -> None:
     """Raise unless the driver has opened as much as the handle says: it comes from elsewhere. The device is entered."""
-    found = context.driver.pointer_range(base) if context.knows_pointers else None
+    found = opened.handle.driver.pointer_range(base) if opened.handle.knows_pointers else None
     if found is not None and base + handle.nbytes > found[0] + found[1]:
         raise LayoutError(
             f"the handle says that {handle.nbytes} bytes are shared, and the driver has opened {found[0] + found[1] - base}: it "
@@ -201,32 +201,33 @@ def _layout(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Sh
     return layout_of(lengths, handle.dtype if dtype is None else dtype, strides, "C")[:3]
 
 
-def _is_plain(allocation: Allocation) -> bool:
+def _is_plain(array: DeviceNDArray[Any]) -> bool:
     """Whether the driver knows the block as an allocation of its own, which nothing of ours will hand out again in parts."""
-    if isinstance(allocation, Borrowed):
+    allocation = array.allocation
+    if isinstance(allocation, ForeignAllocation):
         return False
-    resource, context = allocation.heap.resource, allocation.context
+    resource, opened = allocation.heap.resource, array.open_device
     if not isinstance(chain(resource)[-1], DriverMemory) or largest_free_block(resource) is not None:
         return False
-    if not context.knows_pointers:
+    if not opened.handle.knows_pointers:
         return True
-    with Entered(context) as driver:
+    with CurrentDevice(opened.handle) as driver:
         found = driver.pointer_range(allocation.ptr)
     return found is None or bool(found[0] == allocation.ptr)
 
 
-def _context_of(handle: IpcHandle) -> Context:
+def _context_of(handle: IpcHandle) -> OpenDevice:
     """The device of this process that is the handle's, whichever number it has here."""
-    current = current_context()
-    for context in [current, *open_contexts()]:
-        if (context.info.backend, context.info.uuid) == (handle.backend, handle.uuid):
-            return context
-    if current.info.backend == handle.backend:
+    current = current_open_device()
+    for opened in [current, *open_devices()]:
+        if (opened.handle.info.backend, opened.handle.info.uuid) == (handle.backend, handle.uuid):
+            return opened
+    if current.handle.info.backend == handle.backend:
         for ordinal in range(usable_backend(handle.backend).device_count()):
-            context = checked_device(handle.backend, ordinal, ordinal).context()
-            if context.info.uuid == handle.uuid:
-                return context
+            opened = checked_device(handle.backend, ordinal, ordinal).opened()
+            if opened.handle.info.uuid == handle.uuid:
+                return opened
     raise UnsupportedError(
         f"the memory is on the device {handle.uuid} of the backend {handle.backend!r}, which this process does not see; the "
-        f"current one is {current.device} ({current.info.uuid})"
+        f"current one is {current.device} ({current.handle.info.uuid})"
     )

@@ -1,4 +1,11 @@
-"""Device memory that is owned: the heap it came from and the handle whose death gives it back."""
+"""Device memory that is owned: the heap it came from, the streams that use it, and the end that gives it back.
+
+An allocation is shared by an array and all its views; Python's reference count decides when it is dropped. It remembers its home
+stream, on whose order it is freed, and every other stream on which devmem used it: those are waited for by events before the
+block goes back. A block that was dropped waits in the deferred free queue; `free` gives it back at once, in stream order.
+
+Any thread may use an allocation; its streams' order keeps uses apart, not a lock.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +13,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from ...spi.errors import ClosedError, DevmemError, LayoutError
-from ...spi.types import MemoryKind
 from ..base.scopes import deferral
-from ..memory.adaptor import kept_by
-from ..memory.foreign import check_address, explain, is_ours
+from ..memory.heap import Heap
+from ..ordering.stream import Event, Stream
+from .deferred_free import DeferredFreeQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
-
-    from ...spi.memory import MemoryResource
-    from ..device.open_device import Context
-    from ..ordering.stream import Event, Stream
 
 
 #: Streams that a block remembers before it asks which of them have passed.
@@ -31,15 +33,27 @@ class Allocation:
     the block is freed later, at a safe point, by the heap that made it.
     """
 
-    __slots__ = ("__weakref__", "context", "freed", "heap", "home", "nbytes", "ptr", "streams", "unnamed")
+    __slots__ = (
+        "__weakref__",
+        "device_handle",
+        "freed",
+        "heap",
+        "home",
+        "nbytes",
+        "ptr",
+        "queue",
+        "streams",
+        "unnamed",
+    )
 
     #: Whether somebody lent the memory to be read only.
     read_only = False
 
     def __init__(
-        self, context: Context, heap: Heap, ptr: int, nbytes: int, home: Stream, unnamed: bool = False
+        self, queue: DeferredFreeQueue, heap: Heap, ptr: int, nbytes: int, home: Stream, unnamed: bool = False
     ) -> None:
-        self.context = context
+        self.queue = queue
+        self.device_handle = queue.handle
         self.heap = heap
         #: Whether nobody named the home stream: then the memory is there for every stream.
         self.unnamed = unnamed
@@ -55,19 +69,19 @@ class Allocation:
         # Runs wherever the collector runs: no lock, no driver, no import, no global. The append is atomic, and
         # resurrects the block until the queue has freed it; `__del__` is not called a second time.
         try:
-            if not self.freed and self.ptr and not self.context.dead:
-                self.context.reclaim.dropped.append(self)
+            if not self.freed and self.ptr and not self.device_handle.dead:
+                self.device_handle.dropped.append(self)
         except AttributeError:
             pass  # never finished __init__
 
     def check(self) -> None:
         """Raise if the block is gone."""
-        if self.freed or self.context.dead:
+        if self.freed or self.device_handle.dead:
             self.refuse()
 
     def check_writable(self) -> None:
         """Raise if the block is gone, or is only to be read."""
-        if self.freed or self.context.dead:
+        if self.freed or self.device_handle.dead:
             self.refuse()
         if self.read_only:
             raise LayoutError(
@@ -76,9 +90,9 @@ class Allocation:
 
     def refuse(self) -> NoReturn:
         """Say why the block is gone."""
-        self.context.check()
+        self.device_handle.check()
         raise ClosedError(
-            f"this memory ({self.nbytes} bytes on {self.context.device}) was freed: it cannot be used any more; "
+            f"this memory ({self.nbytes} bytes on {self.device_handle.device}) was freed: it cannot be used any more; "
             f"keep the array until its last use, or allocate anew"
         )
 
@@ -91,7 +105,7 @@ class Allocation:
         if stream is self.home or (self.streams is not None and stream in self.streams):
             return
         if self.unnamed and not stream.waits_for(self.home):
-            self.context.reclaim.order(stream.handle, self.home.order_handle())
+            self.queue.completions.order(stream.handle, self.home.order_handle())
         self._note(stream)
 
     def after_use(self, stream: Stream) -> None:
@@ -101,12 +115,12 @@ class Allocation:
         the stream that waits for it into the capture.
         """
         if stream.external:
-            reclaim = self.context.reclaim
-            if reclaim.goes_into_graph(stream, self):
+            completions = self.queue.completions
+            if completions.keep_if_captured(stream, self):
                 return
             if self.streams is None:
                 self.streams = {}
-            self.streams[stream] = reclaim.mark(stream, self)
+            self.streams[stream] = completions.event_behind(stream, self)
         elif self.streams is not None and stream is not self.home:
             self.streams[stream] = None  # again: another thread may have taken it for one that has passed
 
@@ -127,25 +141,25 @@ class Allocation:
 
     def order_behind(self, stream: Stream) -> None:
         """Make a stream's later work come after all that devmem enqueued on the block. The device is entered."""
-        reclaim, handle = self.context.reclaim, stream.handle
+        completions, handle = self.queue.completions, stream.handle
         for other, last_use in self.uses().items():
             if other is stream:
                 continue
             if last_use is not None:
-                self.context.driver.stream_wait(handle, last_use.handle)
+                self.device_handle.driver.stream_wait(handle, last_use.handle)
             elif not stream.waits_for(other):
-                reclaim.order(handle, other.order_handle())
+                completions.order(handle, other.order_handle())
 
     def wait(self) -> None:
         """Wait until all that devmem enqueued on the block is done. The device is entered."""
         if self.streams is None and self.home is not None and self.home.plain:
-            self.context.driver.stream_synchronize(self.home.handle)
+            self.device_handle.driver.stream_synchronize(self.home.handle)
             return
         for other, last_use in self.uses().items():
             if last_use is not None:
                 last_use.synchronize()
             elif not other.closed:
-                self.context.driver.stream_synchronize(other.order_handle())
+                self.device_handle.driver.stream_synchronize(other.order_handle())
 
     def _note(self, stream: Stream) -> None:
         if stream is self.home or (self.streams is not None and stream in self.streams):
@@ -177,27 +191,20 @@ class Allocation:
         """
         if self.freed:
             return
-        context = self.context
-        if context.dead is not None:
-            context.check()
+        self.device_handle.check()
         self.freed = True
-        ptr = self.ptr
-        if not ptr:
+        if not self.ptr:
             return
-        heap, home = self.heap, self.home
-        if self.streams is not None or not home.simple or not heap.ordered or deferral.depth:
-            context.reclaim.release_now(self)
+        if self.streams is not None or not self.home.simple or not self.heap.ordered or deferral.depth:
+            self.queue.release_now(self)
             return
-        driver = context.driver
+        driver = self.device_handle.driver
         token = None
         try:
             token = driver.enter()
-            self.ptr = 0
-            if heap.live.pop(ptr, None) is not None:  # erased before it is freed: see Heap.give_back
-                give = heap.deallocate  # a field: see Context.allocate
-                give(ptr, self.nbytes, home.handle)
+            self._give_back(self.home.handle)
         except BaseException:
-            context.reclaim.keep(self)
+            self.queue.keep(self)
             raise
         finally:
             if token is not None:
@@ -210,20 +217,57 @@ class Allocation:
         except DevmemError:
             self.freed = True  # what could not be freed now is in the queue already
 
-    def give_back(self) -> None:
-        """Return the block to its heap, once all streams have been dealt with by the queue."""
-        handle = self.home.order_handle()
+    def release(self, waited: set[int]) -> bool:
+        """Give the block back behind every stream that devmem used it on; the device is entered.
+
+        A heap that takes back only what no stream uses is given it after the host has waited for these streams, but for those in
+        ``waited``, which this drain has waited for already.
+        """
+        if not self.heap.ordered:
+            self._wait_for_streams(waited)
+        elif self.streams is not None:
+            self._order_home_behind(self.streams)
+        self.freed = True
+        self._give_back(self.home.order_handle())
+        return True
+
+    def release_at_close(self) -> None:
+        """Give the block back; the device is idle."""
+        self._give_back(self.home.order_handle())
+
+    def _give_back(self, handle: int) -> None:
         # From here on the heap's, even if it fails: the address may be another block's before we would look again.
         ptr, self.ptr = self.ptr, 0
         self.heap.give_back(ptr, self.nbytes, handle)
+
+    def _order_home_behind(self, streams: dict[Stream, Event | None]) -> None:
+        """Make the home stream wait for every other stream that devmem used the block on."""
+        home = self.home.order_handle()
+        for stream, last_use in streams.items():
+            if last_use is not None:
+                self.device_handle.driver.stream_wait(home, last_use.handle)
+            elif not stream.closed:
+                self.queue.completions.order(home, stream.order_handle())
+
+    def _wait_for_streams(self, waited: set[int]) -> None:
+        handles = {self.home.order_handle(): None}
+        for stream, last_use in (self.streams or {}).items():
+            if last_use is not None:
+                last_use.synchronize()
+            elif not stream.closed:
+                handles[stream.order_handle()] = None
+        for handle in handles:
+            if handle not in waited:
+                self.device_handle.driver.stream_synchronize(handle)
+                waited.add(handle)
 
     def is_out(self) -> bool:
         """Whether the heap has not taken the block back yet."""
         return bool(self.ptr)
 
 
-class Using:
-    """``with Using(stream, *allocations):`` work on these blocks is enqueued on the stream, within the block."""
+class StreamUse:
+    """``with StreamUse(stream, *allocations):`` work on these blocks is enqueued on the stream, within the block."""
 
     __slots__ = ("allocations", "stream")
 
@@ -248,7 +292,7 @@ class Using:
                 raise
 
 
-class Borrowed(Allocation):
+class ForeignAllocation(Allocation):
     """Memory of somebody else, kept alive by a reference to its owner; freeing it only lets go.
 
     ``ready`` is the stream that its owner has made to wait for the memory; None where the owner orders each use by itself.
@@ -258,15 +302,17 @@ class Borrowed(Allocation):
 
     def __init__(
         self,
-        context: Context,
+        queue: DeferredFreeQueue,
+        heap: Heap,
         ptr: int,
         nbytes: int,
         owner: object,
         ready: Stream | None = None,
         read_only: bool = False,
     ) -> None:
-        self.context = context
-        self.heap = context.heap
+        self.queue = queue
+        self.device_handle = queue.handle
+        self.heap = heap
         self.unnamed = True
         self.ptr = ptr
         self.nbytes = nbytes
@@ -286,12 +332,12 @@ class Borrowed(Allocation):
         if ready is None or stream is ready or (self.streams is not None and stream in self.streams):
             return
         if not stream.waits_for(ready):
-            self.context.reclaim.order(stream.handle, ready.order_handle())
+            self.queue.completions.order(stream.handle, ready.order_handle())
         self._note(stream)
 
     def after_use(self, stream: Stream) -> None:
         """Keep the owner alive until the stream has passed this use."""
-        self.context.reclaim.retire(stream, self.owner)
+        self.queue.completions.keep_until_complete(stream, self.owner)
         if self.ready is not None:
             super().after_use(stream)
 
@@ -299,116 +345,40 @@ class Borrowed(Allocation):
         """Where it was made ready, and where it was used; what only lent it a device's address is asked for all its copies."""
         if self.ready is not None:
             return {self.ready: None, **(self.streams or {})}
-        return dict.fromkeys(self.context.reclaim.busy)
+        return dict.fromkeys(self.queue.completions.busy)
 
     def free(self) -> None:
         """Let go of the owner, once the work that uses its memory has passed."""
         if not self.freed:
-            self.context.check()
+            self.device_handle.check()
             self.freed = True
             self.owner = None
 
 
-class Onward:
+class ExportedForeign:
     """Borrowed memory that was handed on: its owner stays until the consumer has let go, and the stream that it named has passed.
 
     Of a foreign stream nothing is known by then: what is enqueued there at the export is all that is waited for.
     """
 
-    __slots__ = ("context", "owner", "stream")
+    __slots__ = ("owner", "queue", "stream")
 
-    def __init__(self, allocation: Borrowed, stream: Stream | None) -> None:
-        self.context = allocation.context
+    def __init__(self, allocation: ForeignAllocation, stream: Stream | None) -> None:
+        self.queue = allocation.queue
         self.owner = allocation.owner
         self.stream = None if stream is None or stream.external else stream
 
     def __del__(self) -> None:
         # On any thread, whenever the consumer likes: as for blocks of ours, see `Allocation`.
         try:
-            if self.stream is not None and not self.context.dead:
-                self.context.reclaim.parting.append(self)
+            if self.stream is not None and not self.queue.handle.dead:
+                self.queue.foreign_releases.append(self)
         except AttributeError:
             pass
 
-    def part(self) -> None:
-        """Keep the owner behind what is on the stream now. The device is entered."""
+    def release(self) -> None:
+        """Keep the owner alive until the stream has completed what is on it now. The device is entered."""
         if self.stream is not None:
-            stream = self.stream.stand_in()
-            if not self.context.driver.stream_query(stream.handle):
-                self.context.reclaim.retire(stream, self.owner)
-
-
-class Heap:
-    """A memory resource, bound to a device, with the addresses that are out, for one kind of memory."""
-
-    __slots__ = (
-        "__weakref__",
-        "allocate",
-        "context",
-        "deallocate",
-        "foreign",
-        "kind",
-        "live",
-        "ordered",
-        "resource",
-        "scopes",
-    )
-
-    deallocate: Callable[[int, int, int], None]
-
-    def __init__(self, context: Context, resource: MemoryResource, kind: MemoryKind = MemoryKind.DEVICE) -> None:
-        self.context = context
-        self.resource = resource
-        self.kind = kind
-        # Bound methods, looked up once: for a plain resource they are the driver's own.
-        self.allocate = resource.allocate
-        self.deallocate = resource.deallocate
-        self.ordered = bool(getattr(resource, "stream_ordered", False))
-        # What a resource of ours returns is an address: where it stands over a plugin's, it looks at that itself (see
-        # `foreign.Boundary`). What a plugin returns is looked at, and what it raises is explained.
-        self.foreign = not is_ours(resource)
-        if self.foreign:
-            self.deallocate = self._deallocate_foreign
-        self.live: dict[int, int] = {}
-        #: How many ``with use_memory()`` blocks are open on it.
-        self.scopes = 0
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes that the stack keeps for reuse."""
-        return kept_by(self.resource)
-
-    def trim(self, keep_bytes: int) -> None:
-        """Ask the stack to give cached memory back."""
-        trim = getattr(self.resource, "trim", None)
-        if trim is not None:
-            trim(keep_bytes)
-
-    def forget_stream(self, handle: int) -> None:
-        """Tell the stack that a stream is about to be destroyed, if it wants to know."""
-        forget = getattr(self.resource, "forget_stream", None)
-        if forget is not None:
-            forget(handle)
-
-    def give_back(self, ptr: int, nbytes: int, handle: int) -> None:
-        """Return a block to the resource."""
-        # Erased before it is freed: the other way round another thread can be given the address in between, and its
-        # entry would be erased instead.
-        if self.live.pop(ptr, None) is not None:
-            self.deallocate(ptr, nbytes, handle)
-
-    def check_address(self, ptr: object, nbytes: int) -> int:
-        """What a third-party resource returned, if it can be an address that is not out already."""
-        return check_address(self.resource, ptr, nbytes, self.live)
-
-    def explain(self, error: Exception, nbytes: int) -> None:
-        """Add what devmem knows to an exception of a third-party resource's ``allocate``."""
-        if self.foreign:
-            explain(error, self.resource, f"allocate of {nbytes} bytes on {self.context.device}")
-
-    def _deallocate_foreign(self, ptr: int, nbytes: int, handle: int) -> None:
-        try:
-            self.resource.deallocate(ptr, nbytes, handle)
-        except Exception as error:
-            explain(error, self.resource, f"deallocate of {nbytes} bytes on {self.context.device}")
-            raise
+            stream = self.stream.ordering_stream()
+            if not self.queue.handle.driver.stream_query(stream.handle):
+                self.queue.completions.keep_until_complete(stream, self.owner)

@@ -8,23 +8,21 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
 from ...spi.errors import ClosedError, DeviceLost, DevmemError, LayoutError
 from ...spi.types import Capability
 from ...toolkit.deferred_errors import FirstError
-from ..base.current_device import Entered
-from ..base.layout import extent
-
-if TYPE_CHECKING:
-    from ..device.open_device import Context
+from ..base.address import extent
+from ..base.device_handle import CurrentDevice, DeviceHandle
+from ..ordering.completions import CompletionTracker
 
 PAGE = mmap.PAGESIZE
 
 
-class Registry:
+class PageLockTable:
     """What is page-locked for the devices of one backend, and which device's registrations lean on it.
 
     Drivers lock whole pages for the whole process, refuse pages that are locked already (or, on AMD, accept them and leak), and
@@ -48,31 +46,33 @@ class Registry:
     def __init__(self) -> None:
         self.segments: list[Segment] = []
         self._edges: list[int] = []
-        self.held: dict[Context, Held] = {}
+        self.held: dict[DeviceHandle, Held] = {}
+        self._completions: dict[DeviceHandle, CompletionTracker] = {}
         self.closing: list[Any] = []
         #: Ranges of addresses that copies are touching, each with its thread.
         self._copies: list[tuple[int, int, int]] = []
         self._changed = threading.Condition()
 
-    def join(self, context: Context) -> None:
-        """Let an open device register memory."""
+    def join(self, handle: DeviceHandle, completions: CompletionTracker) -> None:
+        """Let an open device register memory; its running copies are waited for before pages are unlocked."""
         with self._changed:
-            self.held[context] = {}
+            self.held[handle] = {}
+            self._completions[handle] = completions
 
-    def register(self, context: Context, array: npt.NDArray[Any]) -> None:
+    def register(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> None:
         """Lock an array's pages for a device, which is entered, or count once more those that are."""
         low, high = extent(array)
-        segments = [each for run in _page_runs([array]) for each in self._cover(context, *run)]
+        segments = [each for run in _page_runs([array]) for each in self._cover(handle, *run)]
         with self._changed:
-            held = self.held.get(context)
+            held = self.held.get(handle)
             if held is not None:
                 held.setdefault((low, high), []).append((array, segments))
                 return
-        self._let_go(segments, context.driver)
-        raise ClosedError(f"{context.device} was closed while memory was registered on it")
+        self._let_go(segments, handle.driver)
+        raise ClosedError(f"{handle.device} was closed while memory was registered on it")
 
     @contextmanager
-    def together(self, context: Context, arrays: Iterable[npt.NDArray[Any]]) -> Iterator[None]:
+    def together(self, handle: DeviceHandle, arrays: Iterable[npt.NDArray[Any]]) -> Iterator[None]:
         """Lock the pages of several arrays at once, so that those that share a page are not registered in pieces.
 
         Within the block the pages stay locked; after it those do that an array was registered in.
@@ -80,12 +80,12 @@ class Registry:
         locked: list[Segment] = []
         try:
             for run in _page_runs(arrays):
-                locked += self._cover(context, *run)
+                locked += self._cover(handle, *run)
             yield
         finally:
-            self._let_go(locked, context.driver)
+            self._let_go(locked, handle.driver)
 
-    def deregister(self, context: Context, *arrays: npt.NDArray[Any]) -> None:
+    def deregister(self, handle: DeviceHandle, *arrays: npt.NDArray[Any]) -> None:
         """Undo one registration of each on a device, which is entered, after the copies of any device that use the memory.
 
         Raises
@@ -93,36 +93,37 @@ class Registry:
         DevmemError
             An array is not registered, or the wait failed: nothing is touched. Or the driver complained when it let go.
         """
-        self.check_held(context, arrays)
-        self._settle(context.driver)
+        self.check_held(handle, arrays)
+        self._wait_for_copies_of_devices(handle.driver)
         segments: list[Segment] = []
         with self._changed:
-            self.check_held(context, arrays)
-            held = self.held[context]
+            self.check_held(handle, arrays)
+            held = self.held[handle]
             for key in map(extent, arrays):
                 segments += held[key].pop()[1]
                 if not held[key]:
                     del held[key]
-        self._let_go(segments, context.driver)
+        self._let_go(segments, handle.driver)
 
-    def leave(self, context: Context, lost: bool) -> None:
+    def leave(self, handle: DeviceHandle, lost: bool) -> None:
         """End all that a device has registered. Called once, at its close: it is idle and entered, or ``lost``.
 
         What a lost device has locked ended with it, as far as anybody can tell: nothing is undone, and the pages can be locked
         anew. What it counted on others is let go.
         """
         with self._changed:
-            held = self.held.pop(context, {})
+            held = self.held.pop(handle, {})
+            self._completions.pop(handle, None)
             segments = [each for entries in held.values() for _, run in entries for each in run]
-            for each in [each for each in self.segments if each.driver is context.driver]:
+            for each in [each for each in self.segments if each.driver is handle.driver]:
                 if lost:
                     each.locked = False
                 elif not each.count and not each.busy:  # could not be unlocked before: once more
                     each.count = 1
                     segments.append(each)
             if lost:
-                self._show(each for each in self.segments if each.driver is not context.driver)
-        self._let_go(segments, None if lost else context.driver)
+                self._show(each for each in self.segments if each.driver is not handle.driver)
+        self._let_go(segments, None if lost else handle.driver)
 
     def close_driver(self, driver: Any) -> None:
         """Close the driver of a device that has left: now, or when the last run of pages that it locked is let go."""
@@ -132,17 +133,17 @@ class Registry:
                 return
         driver.close()
 
-    def holds(self, context: Context, array: npt.NDArray[Any]) -> bool:
+    def holds(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> bool:
         """Whether the array is registered on a device."""
-        return extent(array) in self.held.get(context, {})
+        return extent(array) in self.held.get(handle, {})
 
-    def check_held(self, context: Context, arrays: Iterable[npt.NDArray[Any]]) -> None:
+    def check_held(self, handle: DeviceHandle, arrays: Iterable[npt.NDArray[Any]]) -> None:
         """Raise DevmemError unless every array is registered on a device, as often as it stands here."""
-        held = self.held.get(context, {})
+        held = self.held.get(handle, {})
         for (low, high), times in Counter(map(extent, arrays)).items():
             if len(held.get((low, high), ())) < times:
                 raise DevmemError(
-                    f"an array of {high - low} bytes at {low:#x} is not registered on {context.device}: "
+                    f"an array of {high - low} bytes at {low:#x} is not registered on {handle.device}: "
                     f"deregister exactly what was given to register(), on the same device, once for each time"
                 )
 
@@ -163,7 +164,7 @@ class Registry:
     def steady(self, low: int, high: int) -> Iterator[None]:
         """Within the block no other thread has pages of a range of addresses locked or unlocked.
 
-        For copies: `cuts` stays true, and what they leave running can be waited for (`Reclaimer.retire`) before the block ends.
+        For copies: `cuts` stays true, and what they leave running can be waited for (`CompletionTracker.keep_until_complete`) before the block ends.
         """
         copy = low, high, threading.get_ident()
         with self._changed:
@@ -176,13 +177,13 @@ class Registry:
                 self._copies.remove(copy)
                 self._changed.notify_all()
 
-    def device_pointer(self, context: Context, array: npt.NDArray[Any]) -> int:
+    def device_pointer(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> int:
         """A device's address of the lowest byte of an array that is registered on it; the device is entered."""
         low, high = extent(array)
         if high == low:
             return 0
-        segments = self.held[context][low, high][-1][1]
-        driver = context.driver
+        segments = self.held[handle][low, high][-1][1]
+        driver = handle.driver
         pointer: int = driver.device_pointer(low)
         for segment in segments[1:]:
             if driver.device_pointer(segment.start) - pointer != segment.start - low:
@@ -195,19 +196,19 @@ class Registry:
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
-    def _cover(self, context: Context, start: int, end: int, arrays: list[object]) -> list[Segment]:
+    def _cover(self, handle: DeviceHandle, start: int, end: int, arrays: list[object]) -> list[Segment]:
         """The segments that make up [start, end), each counted once more, after locking what is missing for some arrays."""
         covering, fresh, at = [], [], start
         with self._changed:
             self._wait_for_drivers(start, end)
             for segment in self._between(start, end):
                 if segment.start > at:
-                    fresh.append(Segment(at, segment.start, context.driver, arrays))
+                    fresh.append(Segment(at, segment.start, handle.driver, arrays))
                     covering.append(fresh[-1])
                 covering.append(segment)
                 at = segment.end
             if at < end:
-                fresh.append(Segment(at, end, context.driver, arrays))
+                fresh.append(Segment(at, end, handle.driver, arrays))
                 covering.append(fresh[-1])
             for segment in covering:
                 segment.count += 1
@@ -215,10 +216,10 @@ class Registry:
         try:
             self._wait_for_copies(fresh)
             for segment in fresh:
-                segment.lock(context.has(Capability.MAPPED))
+                segment.lock(handle.has(Capability.MAPPED))
         except BaseException:
             with suppress(DevmemError):  # what comes first is told
-                self._let_go(covering, context.driver)
+                self._let_go(covering, handle.driver)
             raise
         with self._changed:
             for segment in fresh:
@@ -243,7 +244,7 @@ class Registry:
         with FirstError() as first:
             try:
                 self._wait_for_copies(ending)
-                self._settle(entered)
+                self._wait_for_copies_of_devices(entered)
             except BaseException as error:  # nobody may be left waiting for what is marked
                 first.put(error)
             for segment in ending if first.error is None else ():
@@ -290,18 +291,18 @@ class Registry:
             ):
                 self._changed.wait()
 
-    def _settle(self, entered: Any) -> None:
+    def _wait_for_copies_of_devices(self, entered: Any) -> None:
         """Wait for the copies in flight on every device of the backend: any driver may read locked memory.
 
         ``entered`` is the driver that needs not be entered for it.
         """
-        for context in list(self.held):
-            if context.driver is entered:
-                context.reclaim.settle()
-            elif context.reclaim.busy:
+        for handle, completions in list(self._completions.items()):
+            if handle.driver is entered:
+                completions.wait_complete()
+            elif completions.busy:
                 # A lost device runs nothing any more, nor does one that was closed meanwhile.
-                with suppress(DeviceLost, ClosedError), Entered(context):
-                    context.reclaim.settle()
+                with suppress(DeviceLost, ClosedError), CurrentDevice(handle):
+                    completions.wait_complete()
 
     def _between(self, start: int, end: int) -> list[Segment]:
         return [each for each in self.segments if each.start < end and each.end > start]
@@ -322,7 +323,7 @@ class Segment:
         #: The arrays that it was locked for. Its pages are theirs, and must not become somebody else's while they are locked,
         #: also when only another array leans on it by then.
         self.arrays = arrays
-        #: Who locks it and will unlock it; not the context's own, which may be replaced by then.
+        #: Who locks it and will unlock it; not the handle's own, which may be replaced by then.
         self.driver = driver
         self.count = 0
         #: The thread whose driver locks or unlocks it just now, or 0.
@@ -358,17 +359,17 @@ class Segment:
 #: What is registered on one device: (lowest address, end) -> each registration's array and pages.
 Held: TypeAlias = dict[tuple[int, int], list[tuple[object, list[Segment]]]]
 
-_registries: dict[str, Registry] = {}
+_tables: dict[str, PageLockTable] = {}
 
 
-def registry_of(backend: str) -> Registry:
+def page_locks_of(backend: str) -> PageLockTable:
     """The one registry of a backend."""
-    return _registries.setdefault(backend, Registry())
+    return _tables.setdefault(backend, PageLockTable())
 
 
-def leave_behind() -> None:
+def forget_after_fork() -> None:
     """In the child of a fork: what is locked is the parent's."""
-    _registries.clear()
+    _tables.clear()
 
 
 def _page_runs(arrays: Iterable[npt.NDArray[Any]]) -> list[tuple[int, int, list[object]]]:

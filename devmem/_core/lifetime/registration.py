@@ -9,28 +9,28 @@ import numpy.typing as npt
 from ...spi.errors import ClosedError, DevmemError
 from ...spi.types import Capability
 from ...toolkit.deferred_errors import FirstError
-from ..base.current_device import Entered
+from ..base.device_handle import CurrentDevice, DeviceHandle
+from .page_locks import PageLockTable
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from ..device.open_device import Context
 
 
 class Registration:
     """Arrays that are registered until the end of a ``with`` block, or until ``deregister``."""
 
-    __slots__ = ("arrays", "closed", "context")
+    __slots__ = ("arrays", "closed", "handle", "page_locks")
 
-    def __init__(self, context: Context, arrays: tuple[npt.NDArray[Any], ...]) -> None:
-        context.require(Capability.HOST_REGISTER, "page-lock memory", "copy without registering, or use pinned_array()")
-        self.context = context
+    def __init__(self, handle: DeviceHandle, page_locks: PageLockTable, arrays: tuple[npt.NDArray[Any], ...]) -> None:
+        handle.require(Capability.HOST_REGISTER, "page-lock memory", "copy without registering, or use pinned_array()")
+        self.handle = handle
+        self.page_locks = page_locks
         self.arrays: list[npt.NDArray[Any]] = []
         self.closed = False
         try:
-            with Entered(context), context.registry.together(context, arrays):
+            with CurrentDevice(handle), page_locks.together(handle, arrays):
                 for array in arrays:
-                    context.registry.register(context, array)
+                    page_locks.register(handle, array)
                     self.arrays.append(array)
         except BaseException:  # also when leaving the device fails: nobody would have a handle to close
             self.close()
@@ -49,17 +49,17 @@ class Registration:
     def close(self) -> None:
         """Deregister what is still registered, each array after the copies that use it. A second call does nothing."""
         self.closed = True
-        if self.arrays and self.context.dead is None:
-            with Entered(self.context):
+        if self.arrays and self.handle.dead is None:
+            with CurrentDevice(self.handle):
                 self._undo()
 
     def _undo(self) -> None:
         with FirstError() as first:
             for array in self.arrays[::-1]:
                 try:
-                    self.context.registry.deregister(self.context, array)
+                    self.page_locks.deregister(self.handle, array)
                 except DevmemError as error:  # the others must still be let go
                     first.put(error)
             # Where only the wait failed, an array is still registered, and closing can be tried again.
             held = [] if first.error is None else self.arrays
-            self.arrays = [array for array in held if self.context.registry.holds(self.context, array)]
+            self.arrays = [array for array in held if self.page_locks.holds(self.handle, array)]

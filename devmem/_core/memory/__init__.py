@@ -8,7 +8,7 @@ from ...spi.errors import ConfigError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..base.config import settings
-from ..base.current_device import Entered
+from ..base.device_handle import CurrentDevice, DeviceHandle
 from .adaptor import kind_of
 from .direct import PLAIN, DriverMemory
 from .foreign import bind_down, check_resource
@@ -17,21 +17,22 @@ from .stream_ordered import StreamOrderedMemory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..device.open_device import Context
+#: Resources that were built of a text, by kind and text: one for each device.
+Named = dict[tuple[MemoryKind, str], MemoryResource]
 
 
-def default_resource(context: Context) -> MemoryResource:
+def default_resource(handle: DeviceHandle, named: Named) -> MemoryResource:
     """What a device's arrays come from until ``use_memory`` says otherwise."""
     spelled = settings().memory_manager
     if spelled:
-        return _named_by("DEVMEM_MEMORY_MANAGER", spelled, context, MemoryKind.DEVICE)
-    return _native(context)
+        return _named_by("DEVMEM_MEMORY_MANAGER", spelled, handle, named, MemoryKind.DEVICE)
+    return _native(handle)
 
 
-def default_host_resource(context: Context, kind: MemoryKind) -> MemoryResource | None:
+def default_host_resource(handle: DeviceHandle, named: Named, kind: MemoryKind) -> MemoryResource | None:
     """The stack that the settings name for memory that the host can see; None: plain memory, with the flags of each request."""
     spelled = settings().pinned_memory_manager if kind is MemoryKind.PINNED else ""
-    return _named_by("DEVMEM_PINNED_MEMORY_MANAGER", spelled, context, kind) if spelled else None
+    return _named_by("DEVMEM_PINNED_MEMORY_MANAGER", spelled, handle, named, kind) if spelled else None
 
 
 def of_kind(kind: MemoryKind, flags: AllocFlags) -> MemoryResource:
@@ -39,7 +40,9 @@ def of_kind(kind: MemoryKind, flags: AllocFlags) -> MemoryResource:
     return PLAIN[kind](flags=flags)
 
 
-def resource_of(what: object, context: Context, kind: MemoryKind = MemoryKind.DEVICE) -> MemoryResource:
+def resource_of(
+    what: object, handle: DeviceHandle, named: Named, kind: MemoryKind = MemoryKind.DEVICE
+) -> MemoryResource:
     """The resource that an argument means: an instance, or a stack as text.
 
     Raises
@@ -54,9 +57,9 @@ def resource_of(what: object, context: Context, kind: MemoryKind = MemoryKind.DE
     else:
         # One for each device: a text that is used ten thousand times must not make as many resources.
         key = kind, what.strip()
-        if key not in context.named_resources:
-            context.named_resources.setdefault(key, fresh(key[1], context, kind))
-        found = context.named_resources[key]
+        if key not in named:
+            named.setdefault(key, fresh(key[1], handle, kind))
+        found = named[key]
     has = kind_of(found)
     # Managed memory may serve as device memory; page-locked memory of the host is not the device's.
     if has is not kind and (kind, has) != (MemoryKind.DEVICE, MemoryKind.MANAGED):
@@ -67,34 +70,34 @@ def resource_of(what: object, context: Context, kind: MemoryKind = MemoryKind.DE
     return found
 
 
-def fresh(text: str, context: Context, kind: MemoryKind = MemoryKind.DEVICE) -> MemoryResource:
+def fresh(text: str, handle: DeviceHandle, kind: MemoryKind = MemoryKind.DEVICE) -> MemoryResource:
     """A stack of its own for a text, not bound yet; see `resource_of`."""
     return _spelled(
-        text, context, lambda: _native(context) if kind is MemoryKind.DEVICE else of_kind(kind, AllocFlags.NONE)
+        text, handle, lambda: _native(handle) if kind is MemoryKind.DEVICE else of_kind(kind, AllocFlags.NONE)
     )
 
 
-def prepare(resource: MemoryResource, context: Context) -> MemoryResource:
+def prepare(resource: MemoryResource, handle: DeviceHandle) -> MemoryResource:
     """Give a resource its device, which is entered meanwhile: a resource may reserve memory at once."""
-    with Entered(context) as driver:
+    with CurrentDevice(handle) as driver:
         bind_down(resource, driver)
     return resource
 
 
-def _native(context: Context) -> MemoryResource:
+def _native(handle: DeviceHandle) -> MemoryResource:
     """What suits a device, as its backend says; else the driver's pool where there is one, else plain memory."""
-    plain = StreamOrderedMemory if context.has(Capability.STREAM_ORDERED) else DriverMemory
-    return _spelled(context.info.default_memory, context, plain) if context.info.default_memory else plain()
+    plain = StreamOrderedMemory if handle.has(Capability.STREAM_ORDERED) else DriverMemory
+    return _spelled(handle.info.default_memory, handle, plain) if handle.info.default_memory else plain()
 
 
-def _spelled(text: str, context: Context, below: Callable[[], MemoryResource]) -> MemoryResource:
+def _spelled(text: str, handle: DeviceHandle, below: Callable[[], MemoryResource]) -> MemoryResource:
     from .stack_spec import build  # and with it every pool and adaptor, a sixth of what `import devmem` took
 
-    return build(text, context, below)
+    return build(text, handle, below)
 
 
-def _named_by(variable: str, spelled: str, context: Context, kind: MemoryKind) -> MemoryResource:
+def _named_by(variable: str, spelled: str, handle: DeviceHandle, named: Named, kind: MemoryKind) -> MemoryResource:
     try:
-        return resource_of(spelled, context, kind)
+        return resource_of(spelled, handle, named, kind)
     except (ConfigError, PluginError) as error:
         raise type(error)(f"{variable}={spelled!r}: {error}") from error

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...spi.driver import Driver, SupportsCapture
 from ...spi.errors import BackendError
 from ...spi.types import Capability, CopyKind, MemoryKind
-from ..base.layout import address
+from ..base.address import address
 from ..copy.host_scratch import scratch
 
 #: Read at a time, in bytes.

@@ -12,12 +12,12 @@ import importlib.util
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from ...plugins import ADAPTERS, MANAGER
 from ...spi.errors import ConfigError, DevmemError, PluginError
 from ...spi.memory import MemoryResource
-from ..device.backends import registry
+from ..base.device_handle import DeviceHandle
+from ..base.plugin_registry import registry
 from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory
 from .failing import FailNth
 from .foreign import check_resource, check_version, defined_at, package_of, where
@@ -31,9 +31,6 @@ from .scrub import Scrub
 from .size_text import ALLOWED, ALLOWED_SHARE, check_size, parse_size
 from .statistics import Statistics
 from .stream_ordered import StreamOrderedMemory
-
-if TYPE_CHECKING:
-    from ..device.open_device import Context
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ NAMED: dict[str, Part] = {
 }
 
 
-def build(text: str, context: Context, below: Callable[[], MemoryResource]) -> MemoryResource:
+def build(text: str, handle: DeviceHandle, below: Callable[[], MemoryResource]) -> MemoryResource:
     """The stack that a text means, not bound yet; ``below`` makes what it stands on where the text does not say.
 
     Raises
@@ -101,7 +98,7 @@ def build(text: str, context: Context, below: Callable[[], MemoryResource]) -> M
         raise ConfigError(f"no memory resource is named '': give {allowed()}")
     resource: MemoryResource | None = None
     for part in reversed(text.split(",")):
-        resource = _part(part.strip(), resource, context, below)
+        resource = _part(part.strip(), resource, handle, below)
     assert resource is not None
     return resource
 
@@ -113,7 +110,7 @@ def allowed() -> str:
 
 
 def _part(
-    text: str, upstream: MemoryResource | None, context: Context, below: Callable[[], MemoryResource]
+    text: str, upstream: MemoryResource | None, handle: DeviceHandle, below: Callable[[], MemoryResource]
 ) -> MemoryResource:
     name, colon, argument = text.partition(":")
     name = name.strip()
@@ -129,9 +126,9 @@ def _part(
     if broken is not None and not (colon and _is_module(name)):
         raise PluginError(f"the memory resource {text!r} cannot be had: {broken.message}")
     if colon and argument and name:
-        return _of_module(text, name, argument.strip(), upstream, context)
+        return _of_module(text, name, argument.strip(), upstream, handle)
     if name and _is_module(name):
-        return _of_module(text, name, MANAGER, upstream, context)
+        return _of_module(text, name, MANAGER, upstream, handle)
     failed = "; ".join(failure.message for failure in registry().failures.values())
     raise ConfigError(
         f"no memory resource is named {text!r}{_closest(name)}: give {allowed()}"
@@ -230,7 +227,7 @@ def _of_plugin(
 
 
 def _of_module(
-    text: str, module: str, attribute: str, upstream: MemoryResource | None, context: Context
+    text: str, module: str, attribute: str, upstream: MemoryResource | None, handle: DeviceHandle
 ) -> MemoryResource:
     origin = package_of(module)
     try:
@@ -256,7 +253,7 @@ def _of_module(
         return check_resource(found, repr(text), origin)
     check_version(found, repr(text), origin)
     assert callable(found)
-    return _called(found, (context.device,) if upstream is None else (context.device, upstream), repr(text), origin)
+    return _called(found, (handle.device,) if upstream is None else (handle.device, upstream), repr(text), origin)
 
 
 def _called(factory: Callable[..., object], arguments: tuple[object, ...], spelled: str, origin: str) -> MemoryResource:

@@ -1,174 +1,255 @@
-"""What running copies need: kept with an event behind them, until the stream has passed."""
+"""What must live until a stream has completed a piece of work: the only owner of "an event behind it".
+
+A copy that may still run after its call needs both of its sides; a block that comes back on a stream may be used by another only
+when that stream has passed the work before it. Each such payload is put behind an event, in the order of its stream, and given
+out again when the event has completed.
+
+`poll` is called at safe points: in verbs, on the caller's thread, never by the collector. It never waits, and lets go of payloads
+outside its lock, because their finalizers may run user code. It may be re-entered by such a finalizer on the same thread: the
+inner call then does nothing. What can never be told (work in a captured graph, which may run at any time; events of a lost
+device) is kept until the process ends: a leak is preferred to a dangling address.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Hashable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
+from ...spi.driver import Driver
 from ...spi.errors import DevmemError, UnsupportedError
-from ...spi.types import Capability
+from ..base.device_handle import DeviceHandle
 from .stream import Event, Stream
 
-if TYPE_CHECKING:
-    from ..device.open_device import Context
-
-#: Completion events that are kept for reuse.
+#: Completed events that are kept for the next use.
 SPARE_EVENTS = 64
-#: What a device may still touch where nothing can tell any more: kept until the process ends.
-stranded: list[object] = []
+#: What a device may still touch at a time that cannot be told: kept until the process ends.
+leaked: list[object] = []
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
-class InFlight:
-    """The streams of one open device that run copies of ours, and what each keeps alive.
+class HasDriver(Protocol):
+    """An object with a driver, which may change: a device handle, or a bound memory resource."""
 
-    Nothing waits here but `settle`: `poll` lets go of what has passed, at safe points, in the caller's thread.
+    @property
+    def driver(self) -> Driver: ...
+
+
+class EventPool:
+    """Events without timing, made when needed and kept for the next use."""
+
+    def __init__(self, owner: HasDriver) -> None:
+        self.owner = owner
+        #: Every event that exists, so that the close of the device can destroy them.
+        self.events: dict[int, None] = {}
+        self._spare: list[int] = []
+
+    def record(self, stream: int) -> int:
+        """An event behind all work that is on the stream now; the device is entered."""
+        event = self._take()
+        try:
+            self.owner.driver.event_record(event, stream)
+        except BaseException:
+            self.give_back(event)
+            raise
+        return event
+
+    def give_back(self, event: int) -> None:
+        """Keep an event for the next use, or destroy it where there are enough."""
+        if len(self._spare) < SPARE_EVENTS:
+            self._spare.append(event)
+        else:
+            self.destroy(event)
+
+    def destroy(self, event: int) -> None:
+        """Destroy an event."""
+        self.events.pop(event, None)
+        self.owner.driver.event_destroy(event)
+
+    def drop_spare(self) -> None:
+        """Destroy the events that are kept for the next use."""
+        while self._spare:
+            try:
+                event = self._spare.pop()
+            except IndexError:  # another thread took it
+                return
+            self.destroy(event)
+
+    def forget(self) -> None:
+        """Forget every event without calling the driver: the device was closed."""
+        self.events.clear()
+        self._spare.clear()
+
+    def _take(self) -> int:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            event = self.owner.driver.event_create(False)
+            self.events[event] = None
+            return event
+
+
+class CompletionQueue(Generic[K, T]):
+    """Payloads behind events, by stream and in the order of the stream.
+
+    Attributes
+    ----------
+    waiting : dict
+        By key of a stream, ``(event, payload)`` in the stream's order; without streams that have completed everything.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, events: EventPool) -> None:
+        self.events = events
         self.lock = threading.RLock()
-        self.polling = False
-        self.busy: dict[Stream, None] = {}
-        self.spare_events: list[int] = []
-        self.events: dict[int, None] = {}
+        self.waiting: dict[K, deque[tuple[int, T]]] = {}
+        self._polling = False
 
-    def retire(self, stream: Stream, *keep: object) -> None:
-        """Keep these alive until the stream has passed what is enqueued on it now; for good, where that goes into a graph."""
-        if stream.external and self.goes_into_graph(stream, *keep):
+    def add(self, key: K, stream: int, payload: T) -> None:
+        """Put a payload behind all work that is on the stream now; the device is entered."""
+        event = self.events.record(stream)
+        with self.lock:
+            self.waiting.setdefault(key, deque()).append((event, payload))
+
+    def completed(self) -> list[T]:
+        """Take out the payloads whose events have completed; none while another call, here or on another thread, does so."""
+        found: list[T] = []
+        if not self.lock.acquire(blocking=False):
+            return found
+        if self._polling:  # re-entered by a finalizer on this thread
+            self.lock.release()
+            return found
+        self._polling = True
+        surplus: list[int] = []
+        try:
+            query = self.events.owner.driver.event_query
+            for key, queue in list(self.waiting.items()):
+                # Events of one stream complete in order: the first that has not ends the search on that stream.
+                while queue:
+                    try:
+                        if not query(queue[0][0]):
+                            break
+                    except UnsupportedError:  # it was recorded into a captured graph
+                        leaked.append(queue[0][1])
+                    event, payload = queue.popleft()
+                    found.append(payload)
+                    surplus.append(event)
+                if not queue:
+                    self.waiting.pop(key, None)
+        finally:
+            self._polling = False
+            self.lock.release()
+            for event in surplus:
+                self.events.give_back(event)
+        return found
+
+    def synchronize(self, keys: Iterable[K] | None = None) -> None:
+        """Wait for the events of these streams, or of all."""
+        for key in list(self.waiting) if keys is None else keys:
+            with self.lock:
+                events = [event for event, _ in self.waiting.get(key, ())]
+            # All of them: two threads may have entered theirs in another order than they recorded them.
+            for event in events:
+                with suppress(UnsupportedError):  # in a captured graph: nothing tells when it completes
+                    self.events.owner.driver.event_synchronize(event)
+
+
+class CompletionTracker:
+    """What the running copies of one open device keep alive."""
+
+    def __init__(self, handle: DeviceHandle) -> None:
+        self.handle = handle
+        self.events = EventPool(handle)
+        self._queue: CompletionQueue[Stream, tuple[object, ...]] = CompletionQueue(self.events)
+        #: Streams that something waits on; what is false here needs no `poll`.
+        self.busy = self._queue.waiting
+
+    def keep_until_complete(self, stream: Stream, *keep: object) -> None:
+        """Keep objects alive until the stream has completed what is enqueued on it now.
+
+        For good, where that is captured into a graph. If no event can be had, the stream is waited for instead.
+        """
+        if stream.external and self.keep_if_captured(stream, *keep):
             return
         try:
-            event = self._take_event()
-            try:
-                self.context.driver.event_record(event, stream.handle)
-            except BaseException:
-                self._spare(event)
-                raise
-            with self.lock:
-                stream.inflight.append((event, keep))
-                self.busy[stream] = None
+            self._queue.add(stream, stream.handle, keep)
         except BaseException:
-            self._last_resort(stream, keep)
+            self._wait_or_leak(stream, keep)
             raise
-        if len(stream.inflight) > 1:
+        if len(self.busy.get(stream, ())) > 1:
             self.poll()
 
-    def goes_into_graph(self, stream: Stream, *keep: object) -> bool:
-        """Whether somebody captures on a foreign stream; then ``keep`` is kept for good, as the graph may run at any time.
+    def keep_if_captured(self, stream: Stream, *keep: object) -> bool:
+        """Whether another library captures a graph on its stream; then ``keep`` is kept for good: the graph may run at any time.
 
-        Asked before an event is recorded: one that was recorded into a graph can never be waited for, and spoils that when it is
-        asked for. Of streams of ours it is found out later, by `poll`.
+        Asked before an event is recorded: an event in a captured graph can never be waited for. Streams of devmem are found out
+        later, by `poll`.
         """
         try:
-            captured = self.context.has(Capability.CAPTURE) and bool(self.context.driver.capturing(stream.handle))
+            captured = self.handle.capturing(stream.handle)
         except BaseException:
-            self._last_resort(stream, keep)
+            self._wait_or_leak(stream, keep)
             raise
         if captured:
-            stranded.append(keep)
+            leaked.append(keep)
         return captured
 
     def poll(self) -> None:
-        """Let go of what finished copies held."""
-        if not self.lock.acquire(blocking=False):
-            return  # somebody else is at it
-        if self.polling:  # and so is this thread: a finalizer of the user's, run by the collector, came by here
-            self.lock.release()
-            return
-        self.polling = True
-        released: list[object] = []
-        surplus: list[int] = []
-        try:
-            query = self.context.driver.event_query
-            for stream in list(self.busy):
-                flight = stream.inflight
-                # Events of one stream pass in order, so the first that has not ends the search there, and a slow stream
-                # never holds up another.
-                while flight:
-                    try:
-                        if not query(flight[0][0]):
-                            break
-                    except UnsupportedError:  # recorded into a graph after all
-                        stranded.append(flight[0][1])
-                    event, keep = flight.popleft()
-                    released.append(keep)
-                    (self.spare_events if len(self.spare_events) < SPARE_EVENTS else surplus).append(event)
-                if not flight:
-                    self.busy.pop(stream, None)
-        finally:
-            self.polling = False
-            self.lock.release()
-        for event in surplus:
-            self._destroy_event(event)
-        # `released` dies here, outside the lock: user objects may have finalizers of their own.
+        """Let go of what completed copies kept."""
+        if self.busy:
+            self._queue.completed()  # dies here, outside the lock
 
-    def settle(self, streams: Iterable[Stream] | None = None) -> None:
-        """Wait until the copies in flight on these streams (or on all) have passed."""
-        for stream in list(self.busy) if streams is None else streams:
-            with self.lock:
-                events = [event for event, _ in stream.inflight]
-            # All of them: two threads may have queued theirs in another order than they were recorded.
-            for event in events:
-                with suppress(UnsupportedError):  # a graph's: it has passed when that ran, of which nobody knows
-                    self.context.driver.event_synchronize(event)
+    def wait_complete(self, streams: Iterable[Stream] | None = None) -> None:
+        """Wait until the copies in flight on these streams, or on all, have completed."""
+        self._queue.synchronize(streams)
         self.poll()
+
+    def is_busy(self, stream: Stream) -> bool:
+        """Whether a copy on the stream still keeps something alive."""
+        return stream in self.busy
+
+    def count(self, stream: Stream) -> int:
+        """How many copies on the stream keep something alive."""
+        return len(self.busy.get(stream, ()))
 
     def order(self, later: int, earlier: int) -> None:
         """Make one stream's later work wait for what is on another now; by handle."""
-        driver = self.context.driver
-        event = self._take_event()
+        event = self.events.record(earlier)
         try:
-            driver.event_record(event, earlier)
-            driver.stream_wait(later, event)
+            self.handle.driver.stream_wait(later, event)
         finally:
-            self._spare(event)
+            self.events.give_back(event)
 
-    def mark(self, stream: Stream, *keep: object) -> Event:
-        """An event behind everything that is on the stream now. If it cannot be had, ``keep`` outlives the stream's work."""
+    def event_behind(self, stream: Stream, *keep: object) -> Event:
+        """An event behind everything that is on the stream now. If none can be had, ``keep`` outlives the stream's work."""
         try:
-            event = Event(self.context, timing=False)
+            event = Event(stream.services, timing=False)
             event.record(stream)
         except BaseException:
-            self._last_resort(stream, keep)
+            self._wait_or_leak(stream, keep)
             raise
         return event
 
-    def strand(self) -> None:
-        """Nobody can tell when the running copies are done: never let go of their host buffers."""
-        stranded.extend(stream.inflight for stream in self.busy)
+    def leak_pending(self) -> None:
+        """Never let go of what the running copies keep: nothing tells when they complete."""
+        leaked.extend(self.busy.values())
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    def forget(self) -> None:
+        """Let go of everything: the device is idle, and its events are destroyed."""
+        self.busy.clear()
+        self.events.forget()
 
-    def forget_spare(self) -> None:
-        """Destroy the events that are kept for reuse."""
-        with self.lock:
-            spare, self.spare_events = self.spare_events, []
-        for event in spare:
-            self._destroy_event(event)
+    def forget_after_fork(self) -> None:
+        """In the child of a fork: keep what the parent's copies use, and take no lock that the parent may have held."""
+        leaked.append(self._queue)
+        self._queue = CompletionQueue(self.events)
+        self.busy = self._queue.waiting
 
-    def _take_event(self) -> int:
-        with self.lock:
-            if self.spare_events:
-                return self.spare_events.pop()
-        event: int = self.context.driver.event_create(False)
-        self.events[event] = None
-        return event
-
-    def _spare(self, event: int) -> None:
-        if len(self.spare_events) < SPARE_EVENTS:
-            with self.lock:
-                self.spare_events.append(event)
-        else:
-            self._destroy_event(event)
-
-    def _destroy_event(self, event: int) -> None:
-        self.events.pop(event, None)
-        self.context.driver.event_destroy(event)
-
-    def _last_resort(self, stream: Stream, keep: object) -> None:
-        """No event could be had behind a running copy: wait for it, or never let go of its buffer."""
+    def _wait_or_leak(self, stream: Stream, keep: object) -> None:
         try:
-            self.context.driver.stream_synchronize(stream.handle)
+            self.handle.driver.stream_synchronize(stream.handle)
         except DevmemError:
-            stranded.append(keep)
+            leaked.append(keep)

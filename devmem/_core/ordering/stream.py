@@ -4,21 +4,58 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ...spi.errors import BackendError, ClosedError, LayoutError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
-from ..base import scopes
-from ..base.current_device import Entered
+from ..base.device_handle import CurrentDevice, DeviceHandle, PublicDevice
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..device.device import Device
-    from ..device.open_device import Context
+#: The stream of the innermost ``with stream:`` of this thread or task, and what was current before each of them.
+current_stream: ContextVar[Stream | None] = ContextVar("devmem_stream", default=None)
+_saved: ContextVar[tuple[Stream | None, Any] | None] = ContextVar("devmem_saved_streams", default=None)
+
+
+class StreamServices(Protocol):
+    """What streams and events ask of their open device; `StreamTable` is it."""
+
+    @property
+    def handle(self) -> DeviceHandle: ...
+
+    @property
+    def legacy(self) -> Stream: ...
+
+    @property
+    def per_thread(self) -> Stream: ...
+
+    def stream_of(self, stream: object) -> Stream:
+        """The stream that an argument means."""
+
+    def order(self, later: int, earlier: int) -> None:
+        """Make one stream's later work wait for what is on another now; by handle."""
+
+    def poll(self) -> None:
+        """Let go of what completed copies kept."""
+
+    def wait_complete(self, stream: Stream) -> None:
+        """Wait until the copies in flight on a stream have completed."""
+
+    def is_busy(self, stream: Stream) -> bool:
+        """Whether a copy on the stream still keeps something alive."""
+
+    def forget_stream(self, handle: int) -> None:
+        """Take note that a stream is about to be destroyed."""
+
+    def add_event(self, event: int) -> None:
+        """Take note of an event, which the close of the device destroys if it is still there."""
+
+    def destroy_event(self, event: int) -> None:
+        """Destroy an event."""
 
 
 class Stream:
@@ -37,14 +74,14 @@ class Stream:
 
     __slots__ = (
         "__weakref__",
-        "context",
+        "device_handle",
         "external",
         "handle",
-        "inflight",
         "is_default",
         "non_blocking",
         "owned",
         "plain",
+        "services",
         "simple",
     )
 
@@ -52,31 +89,37 @@ class Stream:
     nbytes = 0
 
     def __init__(
-        self, context: Context, handle: int, *, owned: bool = False, external: bool = False, non_blocking: bool = False
+        self,
+        services: StreamServices,
+        handle: int,
+        *,
+        owned: bool = False,
+        external: bool = False,
+        non_blocking: bool = False,
     ) -> None:
-        self.context = context
+        self.services = services
+        self.device_handle = services.handle
         self.handle = handle
         self.owned = owned
         self.external = external
-        self.inflight: deque[tuple[int, object]] = deque()
         # Worked out once, for the hottest paths. Plain: the handle can be used from any thread for as long as the stream is
         # open. Simple: and no graph can be captured on it, as none ever is on the legacy stream.
         self.is_default = handle in (LEGACY_STREAM, PER_THREAD_STREAM)
         self.non_blocking = non_blocking or external  # of a foreign one it is not known
         self.plain = not external and handle != PER_THREAD_STREAM
-        self.simple = self.plain and (handle == LEGACY_STREAM or Capability.CAPTURE not in context.capabilities)
+        self.simple = self.plain and (handle == LEGACY_STREAM or not services.handle.has(Capability.CAPTURE))
 
     def __del__(self) -> None:
         try:
-            if self.owned and not self.context.dead:
-                self.context.reclaim.dropped.append(self)
+            if self.owned and not self.device_handle.dead:
+                self.device_handle.dropped.append(self)
         except AttributeError:
             pass
 
     def __repr__(self) -> str:
         what = {LEGACY_STREAM: "legacy default", PER_THREAD_STREAM: "per-thread default"}
         name = "closed" if self.closed else what.get(self.handle, f"{self.handle:#x}")
-        return f"<{'external ' if self.external else ''}stream {name} of {self.context.device}>"
+        return f"<{'external ' if self.external else ''}stream {name} of {self.device_handle.device}>"
 
     def __int__(self) -> int:
         return self.handle
@@ -89,33 +132,33 @@ class Stream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """(version, handle), for libraries that take any stream; default streams have the vendor's numbers."""
-        self.context.check()
-        return 0, self.context.stream_names.get(self.handle, self.handle)
+        self.device_handle.check()
+        return 0, self.device_handle.stream_numbers.get(self.handle, self.handle)
 
     def __enter__(self) -> Stream:
-        self.context.check()
+        self.device_handle.check()
         self.handle  # noqa: B018  (raises if closed)
-        saved = scopes.saved_streams.get()
-        scopes.saved_streams.set((scopes.stream.get(), saved))
-        scopes.stream.set(self)
+        saved = _saved.get()
+        _saved.set((current_stream.get(), saved))
+        current_stream.set(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        entry = scopes.saved_streams.get()
+        entry = _saved.get()
         assert entry is not None, "left a stream that was not entered here"
         before, rest = entry
-        scopes.stream.set(before)
-        scopes.saved_streams.set(rest)
+        current_stream.set(before)
+        _saved.set(rest)
 
     @property
-    def device(self) -> Device:
+    def device(self) -> PublicDevice:
         """The device that the stream belongs to."""
-        return self.context.device
+        return self.device_handle.device
 
     @property
     def closed(self) -> bool:
         """Whether the stream was closed, or its device was."""
-        return self.context.dead is not None
+        return self.device_handle.dead is not None
 
     def synchronize(self) -> None:
         """Wait until all work enqueued on this stream is done, and let go of what its copies held.
@@ -127,13 +170,13 @@ class Stream:
         ClosedError, ForkedError
             The stream or its device is gone.
         """
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.device_handle) as driver:
             driver.stream_synchronize(self.handle)
-            self.context.reclaim.poll()
+            self.services.poll()
 
     def query(self) -> bool:
         """Whether all work enqueued on this stream is done; does not wait."""
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.device_handle) as driver:
             return bool(driver.stream_query(self.handle))
 
     def wait(self, event: Event | Stream) -> None:
@@ -142,17 +185,17 @@ class Stream:
             event = event.record()
         if not isinstance(event, Event):
             raise TypeError(f"a stream waits for a devmem.Event or another devmem.Stream, not for {event!r}")
-        if event.context is not self.context:
+        if event.device_handle is not self.device_handle:
             # Nothing on one device can wait for an event of another backend's device: the host has to.
             event.synchronize()
             return
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.device_handle) as driver:
             driver.stream_wait(self.handle, event.handle)
 
     def record(self, event: Event | None = None) -> Event:
         """Record an event (a new one without timing, if none is given) behind all work that is on this stream now."""
         if event is None:
-            event = Event(self.context, timing=False)
+            event = Event(self.services, timing=False)
         if not isinstance(event, Event):
             raise TypeError(f"a stream records a devmem.Event, not {event!r}")
         event.record(self)
@@ -172,8 +215,8 @@ class Stream:
         if not self.owned:
             return
         self.synchronize()
-        with Entered(self.context):
-            self.context.reclaim.settle([self])
+        with CurrentDevice(self.device_handle):
+            self.services.wait_complete(self)
             self.destroy()
 
     # -- for the queue -------------------------------------------------------------------------------------------------
@@ -185,19 +228,19 @@ class Stream:
         """
         return other.closed or (other.handle == LEGACY_STREAM and not self.non_blocking)
 
-    def check_waitable(self, driver: Any) -> None:
+    def check_waitable(self) -> None:
         """Raise where a graph is captured on the stream: to wait for it would end the capture. The device is entered.
 
         Called by whatever waits for what it enqueues, before it enqueues anything.
         """
-        if not self.simple and Capability.CAPTURE in self.context.capabilities and driver.capturing(self.handle):
+        if not self.simple and self.device_handle.capturing(self.handle):
             raise UnsupportedError(
                 f"{self!r} is capturing a graph, which a call that waits would end: name the stream in the call, give it arrays "
                 f"that need no gathering on the host, or call it outside of the capture"
             )
 
     def order_handle(self) -> int:
-        """A handle of this context on which work is ordered behind all that this stream was given.
+        """A handle of this device on which work is ordered behind all that this stream was given.
 
         The stream's own, except where that cannot be used: of a closed stream all work has passed; another thread's default
         stream cannot be named from here, but the legacy stream waits for it; a foreign stream may be gone already.
@@ -205,35 +248,44 @@ class Stream:
         if self.plain:
             return self.handle
         # The handle 2 means another stream in each thread, and a new thread may have the ident of one that is gone.
-        if self.external or self.closed or self is not self.context.per_thread:
+        if self.external or self.closed or self is not self.services.per_thread:
             return LEGACY_STREAM
         return self.handle
 
-    def stand_in(self) -> Stream:
+    def ordering_stream(self) -> Stream:
         """The stream of `order_handle`."""
-        return self if self.order_handle() != LEGACY_STREAM else self.context.legacy
+        return self if self.order_handle() != LEGACY_STREAM else self.services.legacy
 
     def passed(self) -> bool:
         """Whether nothing of devmem's runs on the stream any more."""
-        return not self.inflight and (self.closed or bool(self.context.driver.stream_query(self.handle)))
+        return not self.services.is_busy(self) and (
+            self.closed or bool(self.device_handle.driver.stream_query(self.handle))
+        )
 
     def is_out(self) -> bool:
         """Whether the driver has not got the handle back yet."""
         return not self.closed
 
+    def release(self, waited: set[int]) -> bool:
+        """Destroy the stream, unless its copies still run."""
+        if not self.passed():
+            return False
+        self.destroy()
+        return True
+
+    def release_at_close(self) -> None:
+        """Nothing: the close of the device destroys every handle."""
+
     def destroy(self) -> None:
         """Give the handle back to the driver."""
         handle = self.handle
         self.owned = self.plain = self.simple = False
-        self.context.streams.pop(handle, None)
-        self.context.handles.pop(handle, None)
         self.__class__ = ClosedStream
         try:
             # While the handle still is this stream's: a pool must not take the next stream with that number for it.
-            for heap in list(self.context.heaps):
-                heap.forget_stream(handle)
+            self.services.forget_stream(handle)
         finally:
-            self.context.driver.stream_destroy(handle)
+            self.device_handle.driver.stream_destroy(handle)
 
 
 class ClosedStream(Stream):
@@ -248,7 +300,7 @@ class ClosedStream(Stream):
     def handle(self) -> NoReturn:  # type: ignore[override]
         """Say that the stream is closed."""
         raise ClosedError(
-            f"this stream of {self.context.device} is closed: make another with devmem.stream(), and rebind the arrays that "
+            f"this stream of {self.device_handle.device} is closed: make another with devmem.stream(), and rebind the arrays that "
             f"were bound to it with bind(0)"
         )
 
@@ -264,27 +316,28 @@ class Event:
     An event that was never recorded counts as passed.
     """
 
-    __slots__ = ("__weakref__", "context", "handle", "recorded", "timing")
+    __slots__ = ("__weakref__", "device_handle", "handle", "recorded", "services", "timing")
 
     nbytes = 0
 
-    def __init__(self, context: Context, timing: bool = True) -> None:
-        self.context = context
+    def __init__(self, services: StreamServices, timing: bool = True) -> None:
+        self.services = services
+        self.device_handle = services.handle
         self.timing = timing
         self.recorded = False
-        with Entered(context) as driver:
+        with CurrentDevice(self.device_handle) as driver:
             self.handle: int = driver.event_create(timing)
-            context.reclaim.events[self.handle] = None
+            services.add_event(self.handle)
 
     def __del__(self) -> None:
         try:
-            if self.handle and not self.context.dead:
-                self.context.reclaim.dropped.append(self)
+            if self.handle and not self.device_handle.dead:
+                self.device_handle.dropped.append(self)
         except (AttributeError, ClosedError):
             pass
 
     def __repr__(self) -> str:
-        return f"<event of {self.context.device}{'' if self.timing else ', without timing'}>"
+        return f"<event of {self.device_handle.device}{'' if self.timing else ', without timing'}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -293,34 +346,34 @@ class Event:
         )
 
     @property
-    def device(self) -> Device:
+    def device(self) -> PublicDevice:
         """The device that the event belongs to."""
-        return self.context.device
+        return self.device_handle.device
 
     def record(self, stream: Stream | int | None = 0) -> None:
         """Capture what is on the stream now (the current or default stream, if none is given); may be called again."""
-        chosen = self.context.stream_of(stream)
-        if chosen.context is not self.context:
+        chosen = self.services.stream_of(stream)
+        if chosen.device_handle is not self.device_handle:
             raise LayoutError(
                 f"this event belongs to {self.device}, the stream to {chosen.device}: record it on its own device"
             )
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.device_handle) as driver:
             driver.event_record(self.handle, chosen.handle)
             self.recorded = True
 
     def query(self) -> bool:
         """Whether the captured work is done; does not wait."""
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.device_handle) as driver:
             return bool(driver.event_query(self.handle))
 
     def synchronize(self) -> None:
         """Wait until the captured work is done."""
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.device_handle) as driver:
             driver.event_synchronize(self.handle)
 
     def wait(self, stream: Stream | int | None = 0) -> None:
         """Make later work on the stream wait for the captured work. The host does not wait."""
-        (stream if isinstance(stream, Stream) else self.context.stream_of(stream)).wait(self)
+        (stream if isinstance(stream, Stream) else self.services.stream_of(stream)).wait(self)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to ``end``.
@@ -334,7 +387,7 @@ class Event:
         """
         if not isinstance(end, Event):
             raise TypeError(f"times are taken between two devmem.Events, not to {end!r}")
-        if end.context is not self.context:
+        if end.device_handle is not self.device_handle:
             raise LayoutError(
                 f"these events belong to {self.device} and {end.device}: times of two devices do not compare"
             )
@@ -347,7 +400,7 @@ class Event:
                 f"times are taken between two events that were recorded ({which} {'was' if which == 'neither' else 'was not'}): "
                 f"record(stream) one before the work and one behind it"
             )
-        with Entered(self.context) as driver:
+        with CurrentDevice(self.device_handle) as driver:
             try:
                 return float(driver.event_elapsed(*handles))
             except BackendError as error:
@@ -367,8 +420,8 @@ class Event:
             self.handle  # noqa: B018
         except ClosedError:
             return
-        self.context.check()
-        with Entered(self.context):
+        self.device_handle.check()
+        with CurrentDevice(self.device_handle):
             self.destroy()
 
     def is_out(self) -> bool:
@@ -378,12 +431,19 @@ class Event:
         except ClosedError:
             return False
 
+    def release(self, waited: set[int]) -> bool:
+        """Destroy the event."""
+        self.destroy()
+        return True
+
+    def release_at_close(self) -> None:
+        """Nothing: the close of the device destroys every handle."""
+
     def destroy(self) -> None:
         """Give the handle back to the driver."""
         handle = self.handle
         self.__class__ = ClosedEvent
-        self.context.reclaim.events.pop(handle, None)
-        self.context.driver.event_destroy(handle)
+        self.services.destroy_event(handle)
 
 
 class ClosedEvent(Event):
@@ -394,7 +454,7 @@ class ClosedEvent(Event):
     @property
     def handle(self) -> NoReturn:  # type: ignore[override]
         """Say that the event is closed."""
-        raise ClosedError(f"this event of {self.context.device} is closed: make another with devmem.event()")
+        raise ClosedError(f"this event of {self.device_handle.device} is closed: make another with devmem.event()")
 
 
 def foreign_handle(stream: object) -> int | None:

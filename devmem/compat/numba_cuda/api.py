@@ -119,7 +119,7 @@ def to_device(obj: Any = MISSING, stream: Any = 0, copy: bool = True, to: Any = 
         refuse_rest(old, "to_device")
     try:
         if type(obj) is _ndarray and to is None and copy and obj.flags.forc and obj.size:
-            found = current_device().context()
+            found = current_device().opened()
             if found not in ready:
                 prepare(found)
             array = _upload(obj, stream if type(stream) is Stream else named(stream)) if stream else _upload(obj)
@@ -151,7 +151,7 @@ def device_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order
     if strides is not None or (type(shape) is not int and type(shape) is not tuple):
         shape, strides, dtype = shape_strides_dtype(shape, strides, dtype, order)
     try:
-        found = current_device().context()
+        found = current_device().opened()
         if found not in ready:
             prepare(found)
         if stream and type(stream) is not Stream:
@@ -167,7 +167,7 @@ def device_array_like(ary: Any, stream: Any = 0) -> Any:
     """Allocate an uninitialised device array with the shape, dtype and order of axes of an array, without its gaps."""
     ary.flags, ary.strides  # noqa: B018  (AttributeError of what is no array)
     try:
-        found = current_device().context()
+        found = current_device().opened()
         if found not in ready:
             prepare(found)
         array: Any = devmem.device_array_like(ary, named(stream) if stream else 0)

@@ -18,7 +18,7 @@ def new(function: Callable[..., Any], shape: Any, dtype: Any, strides: Any, orde
     if strides is not None or (type(shape) is not int and type(shape) is not tuple):
         shape, strides, dtype = shape_strides_dtype(shape, strides, dtype, order)
     try:
-        found = current_device().context()
+        found = current_device().opened()
         if found not in ready:
             prepare(found)
         return function(shape, dtype, strides, order, *more)
@@ -45,7 +45,7 @@ def of_layout(error: Any, shape: Any, strides: Any, dtype: Any, order: str) -> E
 def made(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """Call a verb of devmem's on a device that is ready."""
     try:
-        found = current_device().context()
+        found = current_device().opened()
         if found not in ready:
             prepare(found)
         return function(*arguments, **keywords)

@@ -130,7 +130,7 @@ class Kernel:
         if self.stream is None:
             devmem.synchronize()
         elif any(isinstance(each, devmem.In | devmem.InOut) for each in given):
-            devmem.current_device().context().stream_of(self.stream).synchronize()  # it may be a number
+            devmem.current_device().opened().streams.stream_of(self.stream).synchronize()  # it may be a number
 
 
 def _either_way(argument: Any) -> Any:

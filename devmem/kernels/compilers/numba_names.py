@@ -20,7 +20,7 @@ from ..kernel import DeviceFunction
 POSITIONS = (names.threadIdx, names.blockIdx, names.blockDim, names.gridDim)
 NUMBERS = (names.laneid, names.warpsize)
 
-#: What builds a value along an axis: of the target's context, the builder and the axis.
+#: What builds a value along an axis: of the target's opened, the builder and the axis.
 Value = Callable[[Any, Any, str], Any]
 
 
@@ -70,7 +70,7 @@ class NumbaNames(ABC):
 
     @abstractmethod
     def target(self) -> Any:
-        """The numba's target, with its two contexts."""
+        """The numba's target, with its two opened_devices."""
 
     @abstractmethod
     def register_namespaces(self) -> None:
@@ -81,27 +81,27 @@ class NumbaNames(ABC):
         """What the compiler makes of a device function."""
 
     @abstractmethod
-    def coordinate(self, context: Any, builder: Any, position: names.Position, axis: str) -> Any:
+    def coordinate(self, opened: Any, builder: Any, position: names.Position, axis: str) -> Any:
         """A position along an axis, an int32."""
 
     @abstractmethod
-    def read(self, context: Any, builder: Any, number: names.Number) -> Any:
+    def read(self, opened: Any, builder: Any, number: names.Number) -> Any:
         """A number, an int32."""
 
     @abstractmethod
-    def block_barrier(self, context: Any, builder: Any) -> Any:
+    def block_barrier(self, opened: Any, builder: Any) -> Any:
         """A barrier of the block, which orders accesses to all memory that the block can see."""
 
     @abstractmethod
-    def wave_barrier(self, context: Any, builder: Any) -> Any:
+    def wave_barrier(self, opened: Any, builder: Any) -> Any:
         """A barrier of the warp, or the wavefront."""
 
     @abstractmethod
-    def block_fence(self, context: Any, builder: Any) -> None:
+    def block_fence(self, opened: Any, builder: Any) -> None:
         """A fence that the block sees."""
 
     @abstractmethod
-    def device_fence(self, context: Any, builder: Any) -> None:
+    def device_fence(self, opened: Any, builder: Any) -> None:
         """A fence that the device sees."""
 
     # -- registering ---------------------------------------------------------------------------------------------------
@@ -139,21 +139,21 @@ class NumbaNames(ABC):
         for axis in "xyz":
             body[f"resolve_{axis}"] = lambda self, position: int32
 
-            def read(context: Any, builder: Any, sig: Any, args: Any, axis: str = axis) -> Any:
-                return self.coordinate(context, builder, position, axis)
+            def read(opened: Any, builder: Any, sig: Any, args: Any, axis: str = axis) -> Any:
+                return self.coordinate(opened, builder, position, axis)
 
             lowering.lower_getattr(kind, axis)(read)
         self.numba.typing_registry.register_attr(type("Position", (self.numba.templates.AttributeTemplate,), body))
-        lowering.lower_constant(kind)(lambda context, builder, ty, value: context.get_dummy_value())
+        lowering.lower_constant(kind)(lambda opened, builder, ty, value: opened.get_dummy_value())
 
     def _number(self, number: names.Number, kind: Any) -> None:
         self.kinds[number] = kind
         types, lowering = self.numba.types, self.numba.impl_registry
 
-        def cast(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
-            return context.cast(builder, value, types.int32, toty)
+        def cast(opened: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+            return opened.cast(builder, value, types.int32, toty)
 
-        lowering.lower_constant(kind)(lambda context, builder, ty, value: self.read(context, builder, number))
+        lowering.lower_constant(kind)(lambda opened, builder, ty, value: self.read(opened, builder, number))
         for other in (types.Integer, types.Float, types.Complex, types.Boolean):
             lowering.lower_cast(kind, other)(cast)
 
@@ -162,15 +162,15 @@ class NumbaNames(ABC):
         template = type("Template", (self.numba.templates.CallableTemplate,), body)
         self.kinds[function] = self.numba.types.Function(template)
 
-        def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            found = lower(context, builder, sig.args, args)
-            return context.get_dummy_value() if found is None else found
+        def build(opened: Any, builder: Any, sig: Any, args: Any) -> Any:
+            found = lower(opened, builder, sig.args, args)
+            return opened.get_dummy_value() if found is None else found
 
         for count in range(2):
             self.numba.impl_registry.lower(function, *[self.numba.types.Any] * count)(build)
 
     # -- functions: of each a typer, which takes numba's types and gives the result's, and what builds it in place, of the
-    # -- target's context, the builder, the types of the arguments and their values
+    # -- target's opened, the builder, the types of the arguments and their values
 
     def _functions(self) -> dict[Any, tuple[Any, Any]]:
         types = self.numba.types
@@ -188,9 +188,9 @@ class NumbaNames(ABC):
             names.grid: (self._axes("grid"), self._of_axes(place)),
             names.gridsize: (self._axes("gridsize"), self._of_axes(size)),
             names.get_work_dim: (lambda: types.int64, self._work_dim),
-            names.barrier: (self._scope, lambda context, builder, *scope: self.block_barrier(context, builder)),
-            names.syncthreads: (lambda: types.none, lambda context, builder, *_: self.block_barrier(context, builder)),
-            names.wavebarrier: (lambda: types.none, lambda context, builder, *_: self.wave_barrier(context, builder)),
+            names.barrier: (self._scope, lambda opened, builder, *scope: self.block_barrier(opened, builder)),
+            names.syncthreads: (lambda: types.none, lambda opened, builder, *_: self.block_barrier(opened, builder)),
+            names.wavebarrier: (lambda: types.none, lambda opened, builder, *_: self.wave_barrier(opened, builder)),
             names.mem_fence: (self._scope, self._fence),
         }
 
@@ -215,8 +215,8 @@ class NumbaNames(ABC):
     def _one(self, position: names.Position) -> Value:
         types = self.numba.types
 
-        def value(context: Any, builder: Any, axis: str) -> Any:
-            return context.cast(builder, self.coordinate(context, builder, position, axis), types.int32, types.int64)
+        def value(opened: Any, builder: Any, axis: str) -> Any:
+            return opened.cast(builder, self.coordinate(opened, builder, position, axis), types.int32, types.int64)
 
         return value
 
@@ -225,9 +225,9 @@ class NumbaNames(ABC):
         many, length = self._one(blocks), self._one(names.blockDim)
         top = None if rest is None else self._one(rest)
 
-        def value(context: Any, builder: Any, axis: str) -> Any:
-            whole = builder.mul(many(context, builder, axis), length(context, builder, axis))
-            return whole if top is None else builder.add(whole, top(context, builder, axis))
+        def value(opened: Any, builder: Any, axis: str) -> Any:
+            whole = builder.mul(many(opened, builder, axis), length(opened, builder, axis))
+            return whole if top is None else builder.add(whole, top(opened, builder, axis))
 
         return value
 
@@ -235,11 +235,11 @@ class NumbaNames(ABC):
         """The value along the axis that was asked for; where that is a constant, LLVM leaves out the others."""
         int32 = self.numba.types.int32
 
-        def lower(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
-            dim = context.cast(builder, values[0], kinds[0], int32)
-            x, y, z = (value(context, builder, axis) for axis in "xyz")
-            is_x = builder.icmp_signed("==", dim, context.get_constant(int32, 0))
-            is_y = builder.icmp_signed("==", dim, context.get_constant(int32, 1))
+        def lower(opened: Any, builder: Any, kinds: Any, values: Any) -> Any:
+            dim = opened.cast(builder, values[0], kinds[0], int32)
+            x, y, z = (value(opened, builder, axis) for axis in "xyz")
+            is_x = builder.icmp_signed("==", dim, opened.get_constant(int32, 0))
+            is_y = builder.icmp_signed("==", dim, opened.get_constant(int32, 1))
             return builder.select(is_x, x, builder.select(is_y, y, z))
 
         return lower
@@ -247,35 +247,35 @@ class NumbaNames(ABC):
     def _of_axes(self, value: Value) -> Any:
         """The values along as many axes as were asked for."""
 
-        def lower(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+        def lower(opened: Any, builder: Any, kinds: Any, values: Any) -> Any:
             count = kinds[0].literal_value
-            found = [value(context, builder, axis) for axis in "xyz"[:count]]
+            found = [value(opened, builder, axis) for axis in "xyz"[:count]]
             return found[0] if count == 1 else self.numba.cgutils.pack_array(builder, found)
 
         return lower
 
-    def _work_dim(self, context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+    def _work_dim(self, opened: Any, builder: Any, kinds: Any, values: Any) -> Any:
         int64, size = self.numba.types.int64, self._product(names.gridDim)
-        one = context.get_constant(int64, 1)
+        one = opened.get_constant(int64, 1)
 
         def wide(axis: str) -> Any:
-            return builder.icmp_signed(">", size(context, builder, axis), one)
+            return builder.icmp_signed(">", size(opened, builder, axis), one)
 
-        two = builder.select(wide("y"), context.get_constant(int64, 2), one)
-        return builder.select(wide("z"), context.get_constant(int64, 3), two)
+        two = builder.select(wide("y"), opened.get_constant(int64, 2), one)
+        return builder.select(wide("z"), opened.get_constant(int64, 3), two)
 
-    def _fence(self, context: Any, builder: Any, kinds: Any, values: Any) -> None:
+    def _fence(self, opened: Any, builder: Any, kinds: Any, values: Any) -> None:
         if not values:
-            self.device_fence(context, builder)
+            self.device_fence(opened, builder)
             return
         int32 = self.numba.types.int32
-        scope = context.cast(builder, values[0], kinds[0], int32)
-        local = context.get_constant(int32, names.CLK_LOCAL_MEM_FENCE)
+        scope = opened.cast(builder, values[0], kinds[0], int32)
+        local = opened.get_constant(int32, names.CLK_LOCAL_MEM_FENCE)
         with builder.if_else(builder.icmp_signed("==", scope, local)) as (to_block, to_device):
             with to_block:
-                self.block_fence(context, builder)
+                self.block_fence(opened, builder)
             with to_device:
-                self.device_fence(context, builder)
+                self.device_fence(opened, builder)
 
 
 def _number_type(types: Any) -> Any:

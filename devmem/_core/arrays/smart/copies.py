@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from ....spi.errors import DevmemError, LayoutError
 from ...base.arguments import check_destination, host_array, layout_of
-from ...base.current_device import Entered
+from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, contiguous_strides, memory_order
-from ...copy.host_device import guard
-from ...device.device import current_context
+from ...base.transfer_guard import guard
+from ...device.device import current_open_device
 from ..creation import empty, like, upload
 from ..ndarray import DeviceNDArray, device_view
 
@@ -123,8 +123,8 @@ class Sides:
                 host = self._host
             assert host is not None
             if gpu is None or not usable or gpu.allocation.read_only:
-                context = current_context()
-                made: DeviceNDArray[Any] = empty(context, *like(host), 0) if unread else upload(context, host, 0, True)
+                opened = current_open_device()
+                made: DeviceNDArray[Any] = empty(opened, *like(host), 0) if unread else upload(opened, host, 0, True)
             else:
                 made = gpu
                 _order(gpu)
@@ -169,7 +169,7 @@ def sides_of(obj: Any, copy: bool, dtype: np.dtype[Any] | None, order: Any, wher
         return Sides(device.copy_to_host(), None if copy else device)
     if where is Where.GPU:  # which copies
         host = np.asarray(host_array(obj), dtype, order)
-        return Sides(None if copy else host, upload(current_context(), host, 0, True))
+        return Sides(None if copy else host, upload(current_open_device(), host, 0, True))
     make = np.array if copy else np.asarray
     return Sides(make(host_array(obj), dtype, order=order), None)
 
@@ -179,7 +179,7 @@ def uninitialised(shape: Any, dtype: npt.DTypeLike | None, order: str, where: Wh
     axes: Any = "F" if order == "F" else "C"  # NumPy's functions are typed to take literals
     lengths, kind, strides, nbytes = layout_of(shape, np.float64 if dtype is None else dtype, None, axes)
     if where is Where.GPU:
-        return Sides(None, empty(current_context(), lengths, kind, strides, nbytes, 0))
+        return Sides(None, empty(current_open_device(), lengths, kind, strides, nbytes, 0))
     return Sides(np.empty(lengths, kind, axes), None)
 
 
@@ -193,15 +193,15 @@ def fits(array: Any, dtype: npt.DTypeLike | None, order: str) -> bool:
 
 
 def _gone(gpu: DeviceNDArray[Any] | None) -> bool:
-    return gpu is not None and (gpu.allocation.freed or gpu.allocation.context.dead is not None)
+    return gpu is not None and (gpu.allocation.freed or gpu.open_device.handle.dead is not None)
 
 
 def _order(gpu: DeviceNDArray[Any]) -> None:
     """Make the copy that follows come behind all work on the array, whatever streams that was given to."""
     gpu.allocation.check()
     stream = gpu.stream_in_force()
-    with Entered(gpu.context) as driver:
-        stream.check_waitable(driver)
+    with CurrentDevice(gpu.open_device.handle):
+        stream.check_waitable()
         gpu.allocation.order_behind(stream)
 
 

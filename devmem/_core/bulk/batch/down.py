@@ -17,16 +17,17 @@ from ....spi.types import CopyKind
 from ...arrays.ndarray import DeviceNDArray, device_view
 from ...arrays.pinned import pinned_like
 from ...arrays.record import DeviceRecord
-from ...base.current_device import Entered
-from ...base.layout import Shape, address, like_strides, span
-from ...copy import host_device, on_device
-from ...lifetime.allocation import Allocation, Using
+from ...base.address import address
+from ...base.array_view import ArrayView
+from ...base.device_handle import CurrentDevice
+from ...base.layout import Shape, like_strides, span
+from ...lifetime.allocation import StreamUse
 from .calls import copy_many
 from .gather import steps
 from .trees import Tree, flatten, path, paths, rebuild
 
 if TYPE_CHECKING:
-    from ...device.open_device import Context
+    from ...device.open_device import OpenDevice
     from ...ordering.stream import Stream
 
 #: Arrays of so many bytes are copied on their own: nothing is saved by putting them into one block before.
@@ -57,35 +58,35 @@ def download_many(tree: Tree, stream: Any, pinned: bool) -> Tree:
             at = next(at for at in numbers if views[at].allocation is block)
             error.add_note(f"to_host_many: {path(tree, at)}")
             raise
-    contexts = dict.fromkeys(block.context for block in blocks)
+    opened_devices = dict.fromkeys(array.open_device for array in arrays)
     found = list(leaves)
-    for context in contexts:
-        if len(contexts) > 1:
-            numbers = [at for at, view in enumerate(views) if view is not None and view.context is context]
+    for opened in opened_devices:
+        if len(opened_devices) > 1:
+            numbers = [at for at, view in enumerate(views) if view is not None and view.open_device is opened]
             arrays = [views[at] for at in numbers]
         where = partial(_where, tree, numbers)
-        for at, host in zip(numbers, _downloaded(context, arrays, stream, pinned, where), strict=True):
+        for at, host in zip(numbers, _downloaded(opened, arrays, stream, pinned, where), strict=True):
             found[at] = host[()] if isinstance(leaves[at], DeviceRecord) else host
     return found if flat else rebuild(tree, iter(found))
 
 
 def _downloaded(
-    context: Context, arrays: Arrays, on: Any, pinned: bool, where: Callable[[Sequence[int]], str]
+    opened: OpenDevice, arrays: Arrays, on: Any, pinned: bool, where: Callable[[Sequence[int]], str]
 ) -> list[npt.NDArray[Any]]:
     """Host arrays of arrays of one device. ``where`` says of some of them where they are in the tree."""
-    stream = context.stream_of(on)
+    stream = opened.streams.stream_of(on)
     sizes = [prod(array._shape) * array._dtype.itemsize for array in arrays]
     under_way: Sequence[int] = range(len(arrays))
-    with Entered(context) as driver:
-        stream.check_waitable(driver)
+    with CurrentDevice(opened.handle):
+        stream.check_waitable()
         for bound in {array._stream for array in arrays} - {None, stream}:
             assert bound is not None
             stream.wait(bound)
         try:
             if max(sizes) < LARGE:
-                return _fetched(context, arrays, sizes, stream, pinned)
+                return _fetched(opened, arrays, sizes, stream, pinned)
             under_way = small = [at for at, nbytes in enumerate(sizes) if nbytes < LARGE]
-            fetched = _fetched(context, [arrays[at] for at in small], [sizes[at] for at in small], stream, pinned)
+            fetched = _fetched(opened, [arrays[at] for at in small], [sizes[at] for at in small], stream, pinned)
             found = dict(zip(small, fetched, strict=True))
             for at, array in enumerate(arrays):
                 if at not in found:
@@ -102,7 +103,7 @@ def _where(tree: Tree, numbers: Sequence[int], under_way: Sequence[int]) -> str:
 
 
 def _fetched(
-    context: Context, arrays: Arrays, sizes: list[int], stream: Stream, pinned: bool
+    opened: OpenDevice, arrays: Arrays, sizes: list[int], stream: Stream, pinned: bool
 ) -> list[npt.NDArray[Any]]:
     """Host arrays of small device arrays, views of one buffer: their block as it is, or one that they are put into."""
     wanted = steps(sizes, set(sizes))
@@ -116,22 +117,22 @@ def _fetched(
         if high - low <= DENSE * total:
             [block] = blocks.values()
             low = max(low - low % ALIGNED, min(low, block.ptr))  # so that elements stay aligned in the host's buffer
-            host = _room(context, high - low, pinned)
-            with Using(stream, block):
-                _read(block, low, host, stream)
+            host = _room(opened, high - low, pinned)
+            with StreamUse(stream, block):
+                _read(opened, low, host, stream)
             places = [array._ptr - low for array in arrays]
             return _views(host, arrays, places, {at: arrays[at].strides for at in strided})
     places = [*accumulate(wanted, initial=0)][:-1]
     layouts = {at: like_strides(arrays[at].shape, arrays[at].strides, arrays[at].itemsize) for at in strided}
-    host = _room(context, total, pinned)
-    with Using(stream, *blocks.values()):
+    host = _room(opened, total, pinned)
+    with StreamUse(stream, *blocks.values()):
         # Where pageable memory is as good as any, nothing is put into a block on the way.
-        gather = _gathered if context.info.staging_threshold else _one_by_one
-        return gather(context, arrays, sizes, places, layouts, host, stream)
+        gather = _gathered if opened.handle.info.staging_threshold else _one_by_one
+        return gather(opened, arrays, sizes, places, layouts, host, stream)
 
 
 def _one_by_one(
-    context: Context,
+    opened: OpenDevice,
     arrays: Arrays,
     sizes: list[int],
     places: list[int],
@@ -142,14 +143,14 @@ def _one_by_one(
     """Copy each array to its place in a host buffer."""
     views = _views(host, arrays, places, layouts)
     for at in layouts:
-        host_device.read(arrays[at], views[at], stream, blocking=True)
-    _copy_whole(context, address(host), arrays, sizes, places, layouts, D2H, stream, host)
-    context.driver.stream_synchronize(stream.handle)
+        opened.copies.download(arrays[at], views[at], stream, True)
+    _copy_whole(opened, address(host), arrays, sizes, places, layouts, D2H, stream, host)
+    opened.handle.driver.stream_synchronize(stream.handle)
     return views
 
 
 def _gathered(
-    context: Context,
+    opened: OpenDevice,
     arrays: Arrays,
     sizes: list[int],
     places: list[int],
@@ -159,27 +160,27 @@ def _gathered(
 ) -> list[npt.NDArray[Any]]:
     """Put the arrays into one block on the device, and fetch that; where there is no room for it, each on its own."""
     try:
-        block = context.allocate(host.nbytes, stream, False)
+        block = opened.memory.allocate(host.nbytes, stream, False)
     except OutOfMemory:  # no other copy to the host has to have memory of the device
         views = _views(host, arrays, places, layouts)
         for array, view in zip(arrays, views, strict=True):
-            host_device.read(array, view, stream, blocking=True)
+            opened.copies.download(array, view, stream, True)
         return views
     try:
-        with Using(stream, block):
+        with StreamUse(stream, block):
             for at, strides in layouts.items():
                 array, ptr = arrays[at], block.ptr + places[at]
-                packed: DeviceNDArray[Any] = DeviceNDArray(block, ptr, array._shape, array._dtype, strides)
-                on_device.place(packed, array, stream, False)
-            _copy_whole(context, block.ptr, arrays, sizes, places, layouts, D2D, stream)
-            _read(block, block.ptr, host, stream)
+                packed: ArrayView[Any] = ArrayView(ptr, array._shape, array._dtype, strides)
+                opened.copies.place(packed, array, stream, False)
+            _copy_whole(opened, block.ptr, arrays, sizes, places, layouts, D2D, stream)
+            _read(opened, block.ptr, host, stream)
     finally:
         block.discard()
     return _views(host, arrays, places, layouts)
 
 
 def _copy_whole(
-    context: Context,
+    opened: OpenDevice,
     base: int,
     arrays: Arrays,
     sizes: list[int],
@@ -193,7 +194,7 @@ def _copy_whole(
     whole = [at for at, nbytes in enumerate(sizes) if nbytes and at not in layouts]
     if whole:
         dsts, srcs = [base + places[at] for at in whole], [arrays[at]._ptr for at in whole]
-        copy_many(context, dsts, srcs, [sizes[at] for at in whole], kind, stream, keep)
+        copy_many(opened, dsts, srcs, [sizes[at] for at in whole], kind, stream, keep)
 
 
 def _reach(arrays: Arrays, sizes: list[int], strided: list[int]) -> tuple[int, int]:
@@ -206,12 +207,12 @@ def _reach(arrays: Arrays, sizes: list[int], strided: list[int]) -> tuple[int, i
     return min(ptrs), max(map(add, ptrs, sizes))
 
 
-def _room(context: Context, nbytes: int, pinned: bool) -> npt.NDArray[Any]:
-    return pinned_like(context, (nbytes,), _BYTE, None) if pinned else np.empty(nbytes, _BYTE)
+def _room(opened: OpenDevice, nbytes: int, pinned: bool) -> npt.NDArray[Any]:
+    return pinned_like(opened, (nbytes,), _BYTE, None) if pinned else np.empty(nbytes, _BYTE)
 
 
-def _read(block: Allocation, low: int, host: npt.NDArray[Any], stream: Stream) -> None:
-    host_device.read(DeviceNDArray(block, low, host.shape, host.dtype, None), host, stream, blocking=True)
+def _read(opened: OpenDevice, low: int, host: npt.NDArray[Any], stream: Stream) -> None:
+    opened.copies.download(ArrayView(low, host.shape, host.dtype), host, stream, True)
 
 
 def _views(

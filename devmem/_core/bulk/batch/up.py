@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ....spi.errors import BackendError, LayoutError
+from ....spi.errors import LayoutError
 from ....spi.types import Capability, CopyKind
 from ...arrays.creation import to_device
 from ...arrays.ndarray import DeviceNDArray, device_view
 from ...arrays.record import DeviceRecord
+from ...base.address import address
 from ...base.arguments import host_array
-from ...base.current_device import Entered
-from ...base.layout import address, like_strides
-from ...copy import host_device
-from ...copy.plan import Case, Sort, sort_of
-from ...device.device import context_of
-from ...lifetime.allocation import Allocation, Using
+from ...base.array_view import ArrayView
+from ...base.device_handle import CurrentDevice
+from ...base.layout import like_strides
+from ...copy.host_memory import HostMemory, host_memory_of
+from ...device.device import open_device_of
+from ...lifetime.allocation import Allocation, StreamUse
 from .calls import copy_many
 from .gather import gathered, parts, steps
 from .trees import Tree, flatten, path, paths, rebuild
 
 if TYPE_CHECKING:
-    from ...device.open_device import Context
+    from ...device.open_device import OpenDevice
     from ...ordering.stream import Stream
 
 #: Arrays of so many bytes are copied from where they are: to gather them, which moves them once more, takes longer than a
@@ -44,18 +44,18 @@ H2D = CopyKind.H2D
 
 def upload_many(tree: Tree, stream: Any, device: Any) -> Tree:
     """The same structure with device arrays; see `devmem.to_device_many`."""
-    context = context_of(device)
-    chosen = context.stream_of(stream)
+    opened = open_device_of(device)
+    chosen = opened.streams.stream_of(stream)
     leaves, classes, flat = flatten(tree)
     records = _records(leaves, classes)
-    there = _already_there(tree, leaves, classes, stream, context)
+    there = _already_there(tree, leaves, classes, stream, opened)
     numbers: Sequence[int] = range(len(leaves))
     if there:
         numbers = [at for at in numbers if at not in there]
-    upload = _Upload(context, [leaves[at] for at in numbers] if there else leaves, chosen, chosen if stream else None)
-    with Entered(context) as driver:
+    upload = _Upload(opened, [leaves[at] for at in numbers] if there else leaves, chosen, chosen if stream else None)
+    with CurrentDevice(opened.handle):
         if not stream:
-            chosen.check_waitable(driver)
+            chosen.check_waitable()
         ranks = upload.prepare()
         order = [numbers[rank] for rank in ranks] if ranks else numbers
         try:
@@ -86,8 +86,10 @@ class _Upload:
         Those that are being copied.
     """
 
-    def __init__(self, context: Context, sources: list[npt.NDArray[Any]], stream: Stream, bound: Stream | None) -> None:
-        self.context = context
+    def __init__(
+        self, opened: OpenDevice, sources: list[npt.NDArray[Any]], stream: Stream, bound: Stream | None
+    ) -> None:
+        self.open_device = opened
         self.sources = sources
         self.stream = stream
         self.bound = bound
@@ -96,7 +98,7 @@ class _Upload:
         self.steps = self.sizes
         self.ways: list[int] = []
         self.under_way = slice(None)
-        self._locked = context.registry.segments
+        self._locked = opened.page_locks.segments
 
     def prepare(self) -> list[int]:
         """Find out how each array is copied, and sort them by it, as what goes together is to lie together.
@@ -115,13 +117,13 @@ class _Upload:
 
     def run(self) -> list[Any]:
         """Device arrays, complete where no stream was named; the device is entered."""
-        context, stream, sources, ways = self.context, self.stream, self.sources, self.ways
+        opened, stream, sources, ways = self.open_device, self.stream, self.sources, self.ways
         total = sum(self.steps)
         if not total:
             return self._arrays(None, plain=False)
-        block = context.allocate(total, stream, self.bound is None)
+        block = opened.memory.allocate(total, stream, self.bound is None)
         try:
-            with Using(stream, block):
+            with StreamUse(stream, block):
                 first = ways.count(TOGETHER) if ways else len(sources)
                 last = len(sources) - ways.count(ALONE)
                 plain = self._copy_together(block, first)
@@ -132,7 +134,7 @@ class _Upload:
                     self._copy_alone(arrays, last)
             self.under_way = slice(None)
             if self.bound is None:
-                context.driver.stream_synchronize(stream.handle)
+                opened.handle.driver.stream_synchronize(stream.handle)
         except BaseException:
             block.discard()
             raise
@@ -140,16 +142,16 @@ class _Upload:
 
     def _ways(self) -> list[int]:
         """How each array gets to the device; an empty list where all go together."""
-        context, sources, sizes = self.context, self.sources, self.sizes
-        if sources and Case(context, sources[0], self.stream).capturing:
+        opened, sources, sizes = self.open_device, self.sources, self.sizes
+        if sources and opened.copies.is_capturing(self.stream):
             # What a graph copies it copies whenever it is launched, from where the user's arrays are.
             return [ALONE] * len(sources)
         if max(self.distinct, default=0) < LARGE:
             return []
         ways = [ALONE if nbytes >= LARGE else TOGETHER for nbytes in sizes]
-        if context.has(Capability.BATCH_COPY):
+        if opened.handle.has(Capability.BATCH_COPY):
             for at, source in enumerate(sources):
-                if ways[at] and source.flags.c_contiguous and _locked(context, source, sizes[at]):
+                if ways[at] and source.flags.c_contiguous and _locked(opened, source, sizes[at]):
                     ways[at] = BATCHED
         return ways
 
@@ -162,77 +164,51 @@ class _Upload:
             plain = plain and were_plain
             if joined:
                 packed = np.frombuffer(joined, np.uint8)
-                there: DeviceNDArray[Any] = DeviceNDArray(block, ptr, packed.shape, packed.dtype, None)
-                host_device.write(there, packed, self.stream, blocking=self._waits(packed.size))
+                there: ArrayView[Any] = ArrayView(ptr, packed.shape, packed.dtype)
+                self.open_device.copies.upload(there, packed, self.stream, self._waits(packed.size))
             ptr += len(joined)
         return plain
 
     def _copy_batched(self, arrays: list[Any], part: slice) -> None:
         """Copy page-locked arrays from where they are, by one call of the driver."""
-        registry, stream, self.under_way = self.context.registry, self.stream, part
+        registry, stream, self.under_way = self.open_device.page_locks, self.stream, part
         arrays, sources, sizes = arrays[part], self.sources[part], self.sizes[part]
         dsts, srcs = [array._ptr for array in arrays], list(map(address, sources))
         with registry.steady(min(srcs), max(map(add, srcs, sizes))):
             if registry.segments is self._locked:
-                copy_many(self.context, dsts, srcs, sizes, H2D, stream, sources)
+                copy_many(self.open_device, dsts, srcs, sizes, H2D, stream, sources)
                 return
         # Something was locked or unlocked since it was looked at.
         for array, source, nbytes in zip(arrays, sources, sizes, strict=True):
-            host_device.write(array, source, stream, blocking=self._waits(nbytes))
+            self.open_device.copies.upload(array, source, stream, self._waits(nbytes))
 
     def _copy_alone(self, arrays: list[Any], first: int) -> None:
         """Copy arrays one by one, from the first of them on, as `to_device` would."""
-        context, stream, counter = self.context, self.stream, self.context.uploads
-        running: list[object] = []
-        try:
-            for at in range(first, len(arrays)):
-                array, source, nbytes = arrays[at], self.sources[at], self.sizes[at]
-                self.under_way = slice(at, at + 1)
-                locked = context.registry.segments
-                if 0 < nbytes < context.timed_from and array._strides is None and not locked:
-                    try:
-                        if context.driver.copy(array._ptr, address(source), nbytes, H2D, stream.handle, blocking=False):
-                            running.append(source)
-                        counter[0] += 1
-                        counter[1] += nbytes
-                        continue
-                    except BackendError:
-                        if context.registry.segments is locked:
-                            raise
-                host_device.write(array, source, stream, blocking=self._waits(nbytes))
-        finally:
-            if running:
-                context.reclaim.retire(stream, *running)
+        for at in range(first, len(arrays)):
+            self.under_way = slice(at, at + 1)
+            source = self.sources[at]
+            self.open_device.copies.upload(arrays[at], source, self.stream, self._waits(source.nbytes))
 
     def _waits(self, nbytes: int) -> bool:
         """Whether a copy of so many bytes is waited for at once: what is not staged the driver mostly waits for anyway."""
-        return self.bound is None and nbytes < self.context.staged_from
+        return self.bound is None and nbytes < self.open_device.ring.threshold
 
     def _arrays(self, block: Allocation | None, *, plain: bool) -> list[Any]:
         """Device arrays for the sources' elements, one behind the other in the block.
 
         ``plain``: it is known that all are C-contiguous. Asking them takes long, compared with the rest.
         """
-        sources, bound = self.sources, self.bound
-        arrays: list[Any] = list(map(_new, repeat(DeviceNDArray, len(sources))))
+        opened, bound = self.open_device, self.bound
+        nothing = opened.memory.nothing(self.stream)
         ptr = 0 if block is None else block.ptr
-        for array, source, step in zip(arrays, sources, self.steps, strict=True):
-            # What DeviceNDArray(...) does, without the call: most of what an array of a few bytes takes.
-            array.allocation = block
-            array._ptr = ptr
-            array._shape = source.shape
-            array._dtype = source.dtype
-            array._strides = None
-            array._stream = bound
+        arrays: list[Any] = []
+        for source, nbytes, step in zip(self.sources, self.sizes, self.steps, strict=True):
+            shape, dtype, strides = source.shape, source.dtype, None
+            if not plain and not source.flags.c_contiguous:
+                strides = like_strides(shape, source.strides, dtype.itemsize)
+            allocation, place = (block, ptr) if nbytes and block is not None else (nothing, 0)
+            arrays.append(DeviceNDArray(opened, allocation, place, shape, dtype, strides, bound))
             ptr += step
-        if plain and 0 not in self.distinct:
-            return arrays
-        for array, source, nbytes in zip(arrays, sources, self.sizes, strict=True):
-            if not nbytes:
-                array.allocation = Allocation(self.context, self.context.heap, 0, 0, self.stream)
-                array._ptr = 0
-            elif not source.flags.c_contiguous:
-                array._strides = like_strides(source.shape, source.strides, source.itemsize)
         return arrays
 
 
@@ -243,7 +219,9 @@ def _records(leaves: list[Any], classes: set[type]) -> list[int]:
     return [at for at, leaf in enumerate(leaves) if isinstance(leaf, np.void) and leaf.dtype.fields is not None]
 
 
-def _already_there(tree: Tree, leaves: list[Any], classes: set[type], stream: Any, context: Context) -> dict[int, Any]:
+def _already_there(
+    tree: Tree, leaves: list[Any], classes: set[type], stream: Any, opened: OpenDevice
+) -> dict[int, Any]:
     """The leaves that are device arrays, of any library, by their number, on this device; all others become ndarrays in place."""
     there: dict[int, Any] = {}
     if classes == {np.ndarray} and not any(dtype.hasobject for dtype in set(map(_dtype, leaves))):
@@ -252,7 +230,7 @@ def _already_there(tree: Tree, leaves: list[Any], classes: set[type], stream: An
         if type(leaf) is not np.ndarray or leaf.dtype.hasobject:
             try:
                 if isinstance(leaf, DeviceNDArray) or device_view(leaf) is not None:
-                    there[at] = to_device(leaf, stream, True, None, context.device)
+                    there[at] = to_device(leaf, stream, True, None, opened.device)
                 else:
                     leaves[at] = host_array(leaf)
             except (TypeError, LayoutError) as error:
@@ -263,12 +241,13 @@ def _already_there(tree: Tree, leaves: list[Any], classes: set[type], stream: An
     return there
 
 
-def _locked(context: Context, source: npt.NDArray[Any], nbytes: int) -> bool:
+def _locked(opened: OpenDevice, source: npt.NDArray[Any], nbytes: int) -> bool:
     """Whether the driver can be given a contiguous array in one piece, to be read whenever the copy's turn comes."""
-    if source.base is None and not context.registry.segments:
+    if source.base is None and not opened.page_locks.segments:
         return False  # most arrays: to look closer takes as long as to copy them
     # What other libraries have locked is not asked for, which takes the driver longer than a copy of this size.
-    if sort_of(context, source, ask=False) not in (Sort.LOCKED, Sort.MANAGED):
+    memory = host_memory_of(opened.handle, opened.page_locks, source, ask=False)
+    if memory not in (HostMemory.LOCKED, HostMemory.MANAGED):
         return False
     low = address(source)
-    return not context.registry.cuts(low, low + nbytes)
+    return not opened.page_locks.cuts(low, low + nbytes)

@@ -17,21 +17,21 @@ from ...arrays.creation import empty, target_of
 from ...arrays.ndarray import DeviceNDArray, device_view
 from ...arrays.smart import SmartArray
 from ...base.arguments import check_same, dtype_of, shape_of
-from ...base.current_device import Entered
+from ...base.array_view import ArrayView, part_of
+from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, check_size, contiguous_strides
-from ...copy import host_device, statistics
-from ...copy.staging import Download
+from ...copy.staging import Download, upload_blocks
 from ...copy.staging.blocks import Block, nearest, tiles
-from ...copy.staging.upload import feed
-from ...device.device import context_of
-from ...lifetime.allocation import Using
+from ...copy.statistics import begin
+from ...device.device import open_device_of
+from ...lifetime.allocation import StreamUse
 from . import npy
-from .disk import Disk, opened, replacing, telling
+from .disk import Disk, open_disk, replacing, telling
 from .npy import Elements
 
 if TYPE_CHECKING:
     from ....spi.files import DirectFiles
-    from ...device.open_device import Context
+    from ...device.open_device import OpenDevice
     from ...ordering.stream import Stream
 
 _BYTE = np.dtype(np.uint8)
@@ -40,9 +40,9 @@ _BYTE = np.dtype(np.uint8)
 def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: Any, to: Any) -> DeviceNDArray[Any]:
     """A device array of what is in a file; see `devmem.load`."""
     target = None if to is None else target_of(to, device)
-    context = context_of(device) if target is None else target.context
-    chosen = context.stream_of(stream if target is None or target.stream is None else stream or target.stream)
-    with opened(_name(path)) as file:
+    opened = open_device_of(device) if target is None else target.open_device
+    chosen = opened.streams.stream_of(stream if target is None or target.stream is None else stream or target.stream)
+    with open_disk(_name(path)) as file:
         elements = _elements(file, dtype, shape, offset)
         dtype, lengths = elements.dtype, elements.shape
         nbytes = check_size(lengths, dtype.itemsize)
@@ -51,13 +51,13 @@ def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: An
             check_same("load(to=)", target.shape, target.dtype, lengths, dtype)
             target.allocation.check_writable()
         strides = contiguous_strides(lengths, dtype.itemsize, "F") if elements.fortran else None
-        with Entered(context) as driver:
+        with CurrentDevice(opened.handle):
             # No graph: it would copy again, from memory that is used for something else by then.
-            chosen.check_waitable(driver)
-            array = empty(context, lengths, dtype, strides, nbytes, stream) if target is None else target
+            chosen.check_waitable()
+            array = empty(opened, lengths, dtype, strides, nbytes, stream) if target is None else target
             try:
                 if nbytes:
-                    with Using(chosen, array.allocation):
+                    with StreamUse(chosen, array.allocation):
                         if array.is_f_contiguous() if elements.fortran else array.is_c_contiguous():
                             _fill(array, file, elements.start, chosen, not stream)
                         else:
@@ -81,10 +81,10 @@ def save(array: Any, path: Any) -> None:
     with replacing(_name(path)) as (file, beside):
         file.write(header, 0)
         if source.nbytes:
-            with Entered(source.context) as driver:
-                stream.check_waitable(driver)
-                source.context.reclaim.examine()
-                with Using(stream, source.allocation):
+            with CurrentDevice(source.open_device.handle):
+                stream.check_waitable()
+                source.open_device.free_queue.safe_point()
+                with StreamUse(stream, source.allocation):
                     if fortran or source.is_c_contiguous():
                         _drain(source, file, beside, len(header), stream)
                     else:
@@ -94,8 +94,8 @@ def save(array: Any, path: Any) -> None:
 class ToFile(Download):
     """A copy of a device's bytes to a file, from an offset on."""
 
-    def __init__(self, context: Context, file: Disk, start: int, nbytes: int) -> None:
-        super().__init__(context, np.empty(0, _BYTE))
+    def __init__(self, opened: OpenDevice, file: Disk, start: int, nbytes: int) -> None:
+        super().__init__(opened.ring, opened.copies.submitter, np.empty(0, _BYTE))
         self.file = file
         self.begin = start
         self.nbytes = nbytes
@@ -144,26 +144,28 @@ def _elements(file: Disk, dtype: Any, shape: Any, offset: Any) -> Elements:
 
 def _fill(array: DeviceNDArray[Any], file: Disk, start: int, stream: Stream, blocking: bool) -> None:
     """Copy a file's bytes to where an array has its elements."""
-    context, nbytes, low = array.context, array.nbytes, array.ptr
-    began = statistics.begin()
-    crew = context.ring.crew
+    opened, nbytes, low = array.open_device, array.nbytes, array.ptr
+    began = begin()
+    workers = opened.ring.workers
 
     def read(block: Block, room: npt.NDArray[Any]) -> None:
-        file.read(room, start + (block[0].start or 0), crew)
+        file.read(room, start + (block[0].start or 0), workers)
 
-    if _is_small(context, nbytes):
+    if _is_small(opened, nbytes):
         host = np.empty(nbytes, _BYTE)
         read((slice(None),), host)
-        host_device.write(_bytes(array), host, stream, blocking=blocking)
+        opened.copies.upload(_bytes(array), host, stream, blocking)
         return
-    direct = _direct(context)
+    direct = _direct(opened)
     if direct is not None:
-        context.driver.stream_synchronize(stream.handle)  # what the memory was before may still be in use
+        opened.handle.driver.stream_synchronize(stream.handle)  # what the memory was before may still be in use
         _check_moved(file, direct.read(file.path, start, low, nbytes), nbytes)
-        statistics.count(context, "h2d file direct", nbytes, began, array=array, stream=stream)
+        opened.statistics.count("h2d file direct", nbytes, began, array=array, stream=stream)
         return
-    feed(context, low, (1,), (nbytes,), _BYTE, read, stream, blocking)
-    statistics.count(context, "h2d file", nbytes, began, array=array, stream=stream)
+    upload_blocks(opened.ring, opened.copies.submitter, low, (1,), (nbytes,), _BYTE, read, stream)
+    if blocking:
+        opened.copies.wait_for(stream)
+    opened.statistics.count("h2d file", nbytes, began, array=array, stream=stream)
 
 
 def _spread(array: DeviceNDArray[Any], file: Disk, start: int, strides: Shape | None, stream: Stream) -> None:
@@ -171,32 +173,33 @@ def _spread(array: DeviceNDArray[Any], file: Disk, start: int, strides: Shape | 
     with telling(file.path):
         raw: npt.NDArray[Any] = np.memmap(file.raw, _BYTE, "r", start, (array.nbytes,))
     # Blocking: the file is the caller's again on return.
-    host_device.write(array, np.ndarray(array.shape, array.dtype, raw, 0, strides), stream, blocking=True)
+    elements: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, raw, 0, strides)
+    array.open_device.copies.upload(array, elements, stream, True)
 
 
 def _drain(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stream: Stream) -> None:
     """Copy the bytes of a contiguous array to a file, behind its header."""
-    context, nbytes, low = array.context, array.nbytes, array.ptr
-    began = statistics.begin()
-    if _is_small(context, nbytes):
+    opened, nbytes, low = array.open_device, array.nbytes, array.ptr
+    began = begin()
+    if _is_small(opened, nbytes):
         host = np.empty(nbytes, _BYTE)
-        host_device.read(_bytes(array), host, stream, blocking=True)
+        opened.copies.download(_bytes(array), host, stream, True)
         file.write(host, start)
         return
-    direct = _direct(context)
+    direct = _direct(opened)
     if direct is not None:
-        context.driver.stream_synchronize(stream.handle)
+        opened.handle.driver.stream_synchronize(stream.handle)
         _check_moved(file, direct.write(str(beside), start, low, nbytes), nbytes)
-        statistics.count(context, "d2h file direct", nbytes, began, array=array, stream=stream)
+        opened.statistics.count("d2h file direct", nbytes, began, array=array, stream=stream)
         return
-    download = ToFile(context, file, start, nbytes)
+    download = ToFile(opened, file, start, nbytes)
     try:
         download.start(low, (1,), stream)
         download.finish()
     except BaseException:
         download.give_up()
         raise
-    statistics.count(context, "d2h file", nbytes, began, array=array, stream=stream)
+    opened.statistics.count("d2h file", nbytes, began, array=array, stream=stream)
 
 
 def _gather(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stream: Stream) -> None:
@@ -205,22 +208,22 @@ def _gather(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, str
     raw: npt.NDArray[Any] = np.memmap(beside, _BYTE, "r+", start, (array.nbytes,))
     mapped: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, raw)
     # What is too scattered for the ring is gathered in a host array, which is a tile's and not the whole's.
-    limit, long = array.context.ring.slot_bytes, {nearest(array.shape, array.strides)}
+    limit, long = array.open_device.ring.slot_bytes, {nearest(array.shape, array.strides)}
     for tile in tiles(array.shape, array.itemsize, limit, long):
-        host_device.read(array._at(tile), mapped[tile], stream, blocking=True)
+        array.open_device.copies.download(part_of(array, tile), mapped[tile], stream, True)
 
 
-def _is_small(context: Context, nbytes: int) -> bool:
+def _is_small(opened: OpenDevice, nbytes: int) -> bool:
     """Whether a file goes through a host array of its own: one that is no larger than a slot."""
-    return nbytes < min(context.staged_from, context.ring.slot_bytes)
+    return nbytes < min(opened.ring.threshold, opened.ring.slot_bytes)
 
 
-def _bytes(array: DeviceNDArray[Any]) -> DeviceNDArray[Any]:
-    return DeviceNDArray(array.allocation, array.ptr, (array.nbytes,), _BYTE, None)
+def _bytes(array: DeviceNDArray[Any]) -> ArrayView[np.uint8]:
+    return ArrayView(array.ptr, (array.nbytes,), _BYTE)
 
 
-def _direct(context: Context) -> DirectFiles | None:
-    found = plugins.registry.direct_files(context.info.backend)
+def _direct(opened: OpenDevice) -> DirectFiles | None:
+    found = plugins.registry.direct_files(opened.handle.info.backend)
     return found if found is not None and found.unavailable() is None else None
 
 

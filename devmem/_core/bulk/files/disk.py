@@ -17,7 +17,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ....spi.errors import LayoutError
-from ...copy.staging.workers import Crew
+from ...copy.staging.workers import CopyWorkers
 from ...lifetime.page_locks import PAGE
 
 #: Bytes that a file can have, and more than a system can be asked for.
@@ -46,16 +46,16 @@ class Disk:
         if size < start + nbytes:
             raise self._too_short(start, max(size - start, 0), nbytes)
 
-    def read(self, room: npt.NDArray[Any], offset: int, crew: Crew) -> None:
+    def read(self, room: npt.NDArray[Any], offset: int, workers: CopyWorkers) -> None:
         """Fill contiguous host memory from an offset on; several threads at once, where it is large."""
         nbytes, view = room.nbytes, room.data
-        parts = crew.share(nbytes)
+        parts = workers.share(nbytes)
         step = -(-nbytes // parts // PAGE) * PAGE
         ends = [*range(0, nbytes, step), nbytes]
         reads = [partial(self._read, view[low:high], offset + low) for low, high in pairwise(ends)]
         with telling(self.path):
             if len(reads) > 1:
-                crew.run([*reads])
+                workers.run([*reads])
             else:
                 self._read(view, offset)
 
@@ -107,7 +107,7 @@ class Disk:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Disk]:
+def open_disk(path: str) -> Iterator[Disk]:
     """A file to be read."""
     with telling(path), FileIO(path) as raw:
         if not raw.seekable():

@@ -13,15 +13,14 @@ import numpy.typing as npt
 from ....spi.errors import DevmemError, LayoutError
 from ....spi.types import CopyKind
 from ....toolkit.deferred_errors import fresh_copy
-from ...base.layout import Shape, rows, span
-from ..statistics import Waiting
-from ..submit import run
+from ...base.layout import Shape, span
+from ..rows import rows
+from ..submit import Submitter
 from .blocks import Block, block_offset, block_shape, blocks
 
 if TYPE_CHECKING:
-    from ...device.open_device import Context
     from ...ordering.stream import Stream
-    from .ring import Slot
+    from .ring import Ring, Slot, SlotReader
 
 
 class Download:
@@ -34,8 +33,9 @@ class Download:
     has failed, leaves its blocks where they are: nothing is written to the destination any more.
     """
 
-    def __init__(self, context: Context, dst: npt.NDArray[Any]) -> None:
-        self.context = context
+    def __init__(self, ring: Ring, submitter: Submitter, dst: npt.NDArray[Any]) -> None:
+        self.ring = ring
+        self.submitter = submitter
         self.dst = dst
         self._changed = threading.Condition()
         self._emptying = threading.RLock()  # a finalizer of the user's, run by the collector in between, may copy
@@ -54,7 +54,7 @@ class Download:
 
     def put(self, block: Block, elements: npt.NDArray[Any]) -> None:
         """Put a block's elements where they belong. Called in any order, on any thread, for one block at a time."""
-        self.context.ring.crew.copy(self.dst[block], elements)
+        self.ring.workers.copy(self.dst[block], elements)
 
     def start(self, src: int, strides: Shape, stream: Stream, gaps: bool = False) -> None:
         """Enqueue the copy of what ``src`` and ``strides`` say; the device is entered.
@@ -69,26 +69,27 @@ class Download:
             raise
 
     def _start(self, src: int, strides: Shape, stream: Stream, gaps: bool) -> None:
-        context, (shape, dtype) = self.context, self.layout
-        ring, itemsize = context.ring, dtype.itemsize
-        me = weakref.ref(self)
+        (shape, dtype), ring = self.layout, self.ring
+        itemsize = dtype.itemsize
+        me: weakref.ref[SlotReader] = weakref.ref(self)
         limit = ring.block_bytes(math.prod(shape) * itemsize)
-        with ring.taking(stream) as taking:
+        with ring.lease(stream) as lease:
             for block in blocks(shape, itemsize, limit, strides if gaps else None):
                 lengths = block_shape(shape, block)
                 nbytes = span(lengths, strides, itemsize)[1] if gaps else math.prod(lengths) * itemsize
-                slot = ring.take(taking, nbytes)
+                slot = ring.take(lease, nbytes)
                 if self._failed:  # a block that was taken out just now, here or by another thread
                     self._tell()
                 elements = slot.array(lengths, dtype, strides if gaps else None)
                 plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(lengths, itemsize, elements.strides, strides)
-                taking.begun = slot.in_ring
-                run(context, plan, slot.ptr, src + block_offset(strides, block), CopyKind.D2H, stream, not slot.in_ring)
+                lease.begun = slot.in_ring
+                there = src + block_offset(strides, block)
+                self.submitter.copy_rows(plan, slot.ptr, there, CopyKind.D2H, stream, not slot.in_ring)
                 if slot.in_ring:
                     with self._changed:
                         self._slots[slot] = block, elements
                     slot.fetched = me
-                    ring.enqueued(slot, taking)
+                    ring.enqueued(slot, lease)
                 else:
                     self.put(block, elements)
 
@@ -159,18 +160,18 @@ class Download:
 
     def _take_out_more(self) -> bool:
         """Take out what can be had, and wait for what others are at; whether there is more."""
-        ring = self.context.ring
+        ring = self.ring
         with self._changed:
             slots, returned = list(self._slots), self._returned
-        with ring.taking(self.context.legacy) as taking:
+        with ring.lease(self.ring.streams.legacy) as lease:
             for slot in slots:
-                if ring.claim(slot, taking):
+                if ring.claim(slot, lease):
                     if slot.wanted_by() is self:
                         self._settle(slot)
-                    ring.put_back(slot, taking)
+                    ring.put_back(slot, lease)
         with self._changed:
             if self._slots and not self._failed:
-                with Waiting(self.context, "a block that another thread takes out"):
+                with self.ring.statistics.waiting("a block that another thread takes out"):
                     self._changed.wait_for(lambda: not self._slots or self._failed or self._returned != returned)
             return bool(self._slots) and not self._failed
 
@@ -178,7 +179,7 @@ class Download:
         """Have a block of ours taken out. If the wait for it fails, who called is told of that now, and not once more."""
         known = self._failed
         try:
-            self.context.ring.settle(slot)
+            self.ring.settle(slot)
         except DevmemError:
             if not known:
                 self._error = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +15,20 @@ import numpy.typing as npt
 from ....spi.errors import ClosedError, DevmemError, OutOfMemory
 from ....spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
 from ....toolkit.deferred_errors import FirstError
+from ...base.address import address
 from ...base.config import settings
-from ...base.layout import Shape, address
+from ...base.device_handle import DeviceHandle
+from ...base.layout import Shape
+from ...ordering.completions import CompletionTracker
+from ...ordering.stream import Stream
+from ...ordering.stream_table import StreamTable
 from ..host_scratch import scratch
-from ..statistics import Waiting
-from .workers import Crew
+from ..statistics import CopyStatistics
+from .workers import CopyWorkers
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ...device.open_device import Context
-    from ...ordering.stream import Stream
-    from .download import Download
 
 #: Threads that copy at once, where nobody said how many: more do not make one device's bus busier.
 MOST_THREADS = 4
@@ -33,12 +36,25 @@ MOST_THREADS = 4
 SMALL_BLOCK = 4 << 20
 
 
+class SlotReader(Protocol):
+    """A download that has elements in slots."""
+
+    def take_out(self, slot: Slot) -> None:
+        """Put the elements in a slot where they belong."""
+
+    def returned(self) -> None:
+        """Take note that a slot with elements of this download was put back."""
+
+    def fail(self, error: BaseException) -> None:
+        """Take note that a block will not come."""
+
+
 class Ring:
     """The slots of one open device, and the crew that fills and empties them.
 
     A slot is taken, given a copy to do, and put back behind the others at once; who takes it next waits for the event behind that
     copy. So the engine drains some slots while the crew fills another, and the ring's memory bounds what is under way. Slots are
-    taken within a `Taking` and noted as its own, so none gets lost, wherever the one who took it is interrupted.
+    taken within a `SlotLease` and noted as its own, so none gets lost, wherever the one who took it is interrupted.
 
     Only whoever copies calls the driver, on its own thread. Nobody waits for another stream's copies: where all slots are
     busy on others, a block goes through ordinary memory, as it would without a ring. A slot whose elements were not fetched yet
@@ -47,20 +63,27 @@ class Ring:
     Where page-locked memory has run out no more are made, until something gives memory back.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(
+        self, handle: DeviceHandle, completions: CompletionTracker, streams: StreamTable, statistics: CopyStatistics
+    ) -> None:
         chosen = settings()
-        self.context = context
+        self.handle = handle
+        self.completions = completions
+        self.streams = streams
+        self.statistics = statistics
+        #: Bytes from which a copy of pageable memory is staged.
+        self.threshold = _threshold(handle)
         self.slot_bytes: int = chosen.staging_slot_bytes
         self.slots: int = chosen.staging_slots
         #: How many slots are made now: fewer where page-locked memory has run out.
         self.most: int = self.slots
-        self.crew = Crew(chosen.staging_threads or min(MOST_THREADS, os.cpu_count() or 1), context.trace)
+        self.workers = CopyWorkers(chosen.staging_threads or min(MOST_THREADS, os.cpu_count() or 1), statistics.trace)
         self.made: dict[Slot, None] = {}
         self._free: deque[Slot] = deque()
         #: Slots that a device may still touch where nothing can tell any more.
         self._stranded: list[Slot] = []
         #: By whom slots are being made.
-        self._making: dict[Taking, None] = {}
+        self._making: dict[SlotLease, None] = {}
         self._lock = threading.RLock()  # a finalizer of the user's, run by the collector in between, may copy
 
     def block_bytes(self, nbytes: int) -> int:
@@ -71,11 +94,11 @@ class Ring:
         """
         return min(self.slot_bytes, max(-(-nbytes // max(self.most, 1)), SMALL_BLOCK))
 
-    def taking(self, stream: Stream) -> Taking:
+    def lease(self, stream: Stream) -> SlotLease:
         """In a `with` block: slots for copies on a stream; the device is entered."""
-        return Taking(self, stream)
+        return SlotLease(self, stream)
 
-    def take(self, taking: Taking, nbytes: int) -> Slot:
+    def take(self, lease: SlotLease, nbytes: int) -> Slot:
         """A slot for a copy of so many bytes, with nothing in it any more.
 
         Raises
@@ -83,9 +106,9 @@ class Ring:
         DevmemError
             The wait for the copy before failed.
         """
-        slot = self._idle(taking) or self._make(taking) or self._oldest_on(taking)
+        slot = self._idle(lease) or self._make(lease) or self._oldest_on(lease)
         if slot is None:
-            self.hold_back(taking.stream)
+            self.hold_back(lease.stream)
             return _ordinary(nbytes)
         self.settle(slot)
         return slot
@@ -95,8 +118,8 @@ class Ring:
         download = slot.wanted_by()
         if slot.stream is not None:
             try:
-                with Waiting(self.context, "a slot"):
-                    self.context.driver.event_synchronize(slot.event)
+                with self.statistics.waiting("a slot"):
+                    self.handle.driver.event_synchronize(slot.event)
             except DevmemError as error:
                 slot.fetched = None
                 if download is not None:
@@ -107,17 +130,17 @@ class Ring:
             download.take_out(slot)  # if that is interrupted, whoever has the slot next does it
         slot.fetched = None
 
-    def enqueued(self, slot: Slot, taking: Taking) -> None:
+    def enqueued(self, slot: Slot, lease: SlotLease) -> None:
         """Take note that a copy with a slot is on the stream, and let others have it behind that."""
-        self.context.driver.event_record(slot.event, taking.stream.handle)
-        slot.stream = weakref.ref(taking.stream)
-        taking.begun = False
-        self.put_back(slot, taking)
+        self.handle.driver.event_record(slot.event, lease.stream.handle)
+        slot.stream = weakref.ref(lease.stream)
+        lease.begun = False
+        self.put_back(slot, lease)
 
-    def put_back(self, slot: Slot, taking: Taking) -> None:
+    def put_back(self, slot: Slot, lease: SlotLease) -> None:
         """Let others have a slot. To be done again if it was interrupted: until it is complete the slot is noted as held."""
         with self._lock:
-            if slot.holder is not taking:
+            if slot.holder is not lease:
                 return  # somebody else has taken it meanwhile
             if slot not in self._free:
                 self._free.append(slot)
@@ -125,22 +148,22 @@ class Ring:
         if download is not None:
             download.returned()
         with self._lock:
-            if slot.holder is taking:
+            if slot.holder is lease:
                 slot.holder = None
 
-    def let_go(self, taking: Taking) -> None:
+    def let_go(self, lease: SlotLease) -> None:
         """Put back what was taken and not put back, whether or not whoever took it got to know of it.
 
         A slot that a device may still be at follows when the stream has passed it, or, where that cannot be told, never.
         """
         with self._lock:
-            self._making.pop(taking, None)
-            held = [slot for slot in list(self.made) if slot.holder is taking]  # others may be making some
+            self._making.pop(lease, None)
+            held = [slot for slot in list(self.made) if slot.holder is lease]  # others may be making some
         for slot in held:
-            if taking.begun:
+            if lease.begun:
                 slot.fetched = None
                 try:
-                    self.context.driver.stream_synchronize(taking.stream.handle)
+                    self.handle.driver.stream_synchronize(lease.stream.handle)
                 except BaseException as error:
                     slot.holder = None
                     self._stranded.append(slot)
@@ -148,24 +171,24 @@ class Ring:
                         continue
                     raise
                 slot.stream = None
-            self.put_back(slot, taking)
+            self.put_back(slot, lease)
 
     def hold_back(self, stream: Stream) -> None:
         """Wait for a stream with as many ordinary blocks on it as the ring has slots, or they would be without bound.
 
         The stream is the caller's: to wait for it is not to wait for somebody else's.
         """
-        if len(stream.inflight) >= max(self.most, 2):
-            with Waiting(self.context, "the stream"):
-                self.context.driver.stream_synchronize(stream.handle)
-            self.context.reclaim.poll()
+        if self.completions.count(stream) >= max(self.most, 2):
+            with self.statistics.waiting("the stream"):
+                self.handle.driver.stream_synchronize(stream.handle)
+            self.completions.poll()
 
-    def claim(self, slot: Slot, taking: Taking) -> bool:
+    def claim(self, slot: Slot, lease: SlotLease) -> bool:
         """Take this slot, unless somebody has it: who has it settles it."""
         with self._lock:
             if slot not in self._free:
                 return False
-            slot.holder = taking  # before it is taken out, or an interrupt in between would lose it
+            slot.holder = lease  # before it is taken out, or an interrupt in between would lose it
             self._free.remove(slot)
             return True
 
@@ -175,11 +198,11 @@ class Ring:
 
     def trim(self) -> None:
         """Give back the slots that nothing is in; the device is entered, and may be waited for."""
-        with self.taking(self.context.legacy) as taking:
+        with self.lease(self.streams.legacy) as lease:
             idle: list[Slot] = []
             with self._lock:
                 unused = (slot for slot in list(self._free) if slot.wanted_by() is None and self._is_idle(slot))
-                idle.extend(slot for slot in unused if self.claim(slot, taking))
+                idle.extend(slot for slot in unused if self.claim(slot, lease))
             self._destroy(idle)
         self.retry()
 
@@ -194,39 +217,39 @@ class Ring:
             download = slot.wanted_by()
             if download is not None:
                 download.fail(
-                    ClosedError(f"{self.context.device} was closed before the copy was waited for: make it anew")
+                    ClosedError(f"{self.handle.device} was closed before the copy was waited for: make it anew")
                 )
-        self.crew.close()
+        self.workers.close()
         self._destroy(list(self.made))
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def _is_idle(self, slot: Slot) -> bool:
-        return slot.stream is None or bool(self.context.driver.event_query(slot.event))
+        return slot.stream is None or bool(self.handle.driver.event_query(slot.event))
 
-    def _idle(self, taking: Taking) -> Slot | None:
+    def _idle(self, lease: SlotLease) -> Slot | None:
         """A slot that need not be waited for: the one that has been free for the longest."""
         with self._lock:
-            return next((slot for slot in list(self._free) if self._is_idle(slot) and self.claim(slot, taking)), None)
+            return next((slot for slot in list(self._free) if self._is_idle(slot) and self.claim(slot, lease)), None)
 
-    def _oldest_on(self, taking: Taking) -> Slot | None:
+    def _oldest_on(self, lease: SlotLease) -> Slot | None:
         """The slot that the stream passes first. What is enqueued on it now comes later anyway."""
         with self._lock:
-            mine = (slot for slot in list(self._free) if slot.stream is not None and slot.stream() is taking.stream)
-            return next((slot for slot in mine if self.claim(slot, taking)), None)
+            mine = (slot for slot in list(self._free) if slot.stream is not None and slot.stream() is lease.stream)
+            return next((slot for slot in mine if self.claim(slot, lease)), None)
 
-    def _make(self, taking: Taking) -> Slot | None:
+    def _make(self, lease: SlotLease) -> Slot | None:
         """One slot more, unless there are enough, or page-locked memory has run out."""
         with self._lock:
             if len(self.made) + len(self._making) >= self.most:
                 return None
-            self._making[taking] = None
-        driver = self.context.driver
+            self._making[lease] = None
+        driver = self.handle.driver
         event = ptr = 0
         try:
             event = driver.event_create(False)
             ptr = driver.alloc(self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED, AllocFlags.NONE)
-            slot = Slot(np.asarray(_Memory(ptr, self.slot_bytes)), ptr, event, taking)
+            slot = Slot(np.asarray(_Memory(ptr, self.slot_bytes)), ptr, event, lease)
             self.made[slot] = None
             return slot
         except BaseException as error:
@@ -241,11 +264,11 @@ class Ring:
             return None
         finally:
             self._making.pop(
-                taking, None
+                lease, None
             )  # when it is counted as made, or another thread would find room for one too many
 
     def _destroy(self, slots: list[Slot]) -> None:
-        driver = self.context.driver
+        driver = self.handle.driver
         with FirstError() as first:
             for slot in slots:
                 self.made.pop(slot, None)
@@ -259,7 +282,7 @@ class Ring:
                         first.put(error)
 
 
-class Taking:
+class SlotLease:
     """Who takes slots, for copies on a stream, one at a time, and puts each back; in a `with` block.
 
     Where the block is left too early, by an error or a KeyboardInterrupt, which can come anywhere, what is held then is put back
@@ -275,7 +298,7 @@ class Taking:
         #: Whether a device may be at the slot that is held, and its event does not tell of it.
         self.begun = False
 
-    def __enter__(self) -> Taking:
+    def __enter__(self) -> SlotLease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -297,20 +320,20 @@ class Slot:
         Behind the copy that the slot is in; 0 for ordinary memory.
     stream : weakref to Stream, or None
         What that copy is on; None when it has passed.
-    fetched : weakref to Download, or None
+    fetched : weakref to SlotReader, or None
         Who wants what the copy brings.
-    holder : Taking, or None
+    holder : SlotLease, or None
         Who has taken it; meaningless while it is among the free ones.
     """
 
     __slots__ = ("_raw", "event", "fetched", "holder", "ptr", "stream")
 
-    def __init__(self, raw: npt.NDArray[np.uint8], ptr: int, event: int, holder: Taking | None = None) -> None:
+    def __init__(self, raw: npt.NDArray[np.uint8], ptr: int, event: int, holder: SlotLease | None = None) -> None:
         self._raw = raw
         self.ptr = ptr
         self.event = event
         self.stream: weakref.ref[Stream] | None = None
-        self.fetched: weakref.ref[Download] | None = None
+        self.fetched: weakref.ref[SlotReader] | None = None
         self.holder = holder
 
     @property
@@ -318,13 +341,20 @@ class Slot:
         """Whether the memory is the ring's, and comes back to it."""
         return self.event != 0
 
-    def wanted_by(self) -> Download | None:
+    def wanted_by(self) -> SlotReader | None:
         """Who wants what the copy brings, unless it was dropped."""
         return None if self.fetched is None else self.fetched()
 
     def array(self, shape: Shape, dtype: np.dtype[Any], strides: Shape | None = None) -> npt.NDArray[Any]:
         """The memory as an array, C-contiguous or with other strides, none of them negative."""
         return np.ndarray(shape, dtype, self._raw, 0, strides)
+
+
+def _threshold(handle: DeviceHandle) -> int:
+    chosen, info = settings(), handle.info
+    threshold = info.staging_threshold if chosen.staging_threshold is None else chosen.staging_threshold
+    pays = MemoryKind.PINNED in info.memory_kinds and (chosen.staging_threshold is not None or info.staging_threshold)
+    return max(threshold, 1) if chosen.staging_slots and pays else sys.maxsize
 
 
 def _ordinary(nbytes: int) -> Slot:

@@ -28,7 +28,7 @@ _PAGE = 4096
 Step = Callable[[], object]
 
 
-class Crew:
+class CopyWorkers:
     """Moves host bytes by several threads at once, the caller's among them.
 
     NumPy lets go of the GIL while it copies, so no compiled code of our own is needed. The threads are daemons that are parked
@@ -112,7 +112,7 @@ class Crew:
 
 
 class _Job:
-    """The steps of one call. Whoever has time takes the next: the caller, and threads of the crew.
+    """The steps of one call. A thread that is free takes the next: the caller's, or a worker.
 
     Of them only the caller can be interrupted, and that anywhere. So it takes no lock, and counts nothing: it looks at how many
     others are at work, and a sign that it took and did not act upon is not missed.
@@ -123,7 +123,7 @@ class _Job:
     def __init__(self, steps: list[Step], first: FirstError) -> None:
         self._first = first
         self._steps = deque(steps)
-        #: Threads of the crew that have come, and not gone; the lock is theirs.
+        #: Workers that have come, and not gone; the lock is theirs.
         self._at_work = 0
         self._lock = threading.Lock()
         #: One sign of each that has gone.
@@ -142,7 +142,7 @@ class _Job:
                 self._first.put(error)
 
     def help(self) -> None:
-        """Take steps on a thread of the crew until none is left."""
+        """Take steps on a worker until none is left."""
         with self._lock:
             self._at_work += 1  # before the first is taken: who waits must not look in between
         try:
@@ -154,7 +154,7 @@ class _Job:
         self._ended.put(None)
 
     def wait(self) -> None:
-        """Wait for the steps that the crew has begun."""
+        """Wait for the steps that workers have begun."""
         while self._at_work:
             self._ended.get()
 

@@ -50,9 +50,9 @@ class DeviceNDArray(Viewed):
             raise ValueError(f"strides not match ndim: {steps} for shape {lengths}")
         chosen = named(stream)
         native = state.native()
-        bound = native.stream_of(chosen) if chosen else None
+        bound = native.streams.stream_of(chosen) if chosen else None
         allocation, address = memory_for(native, lengths, steps, kind, bound, gpu_data)
-        super().__init__(allocation, address, lengths, kind, steps, bound)
+        super().__init__(native, allocation, address, lengths, kind, steps, bound)
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class DeviceNDArray(Viewed):
         try:
             view: Any = self._at(item) if type(item) is int else self._indexed(item)
             if stream:
-                view._stream = self.context.stream_of(named(stream))
+                view._stream = self.open_device.streams.stream_of(named(stream))
             if view._shape:
                 return view
             if view._dtype.names is not None:
@@ -308,7 +308,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
         """A field's value, complete on return; of a field that is a record or an array, its part of the memory."""
         field = self._field(item)
         if stream:
-            field._stream = self.context.stream_of(named(stream))
+            field._stream = self._array.open_device.streams.stream_of(named(stream))
         return field if field._shape else field.getitem(())
 
     def __setitem__(self, key: Any, value: Any) -> None:

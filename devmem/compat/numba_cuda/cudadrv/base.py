@@ -37,7 +37,7 @@ class DeviceNDArrayBase:
         given = getattr(allocation, "owner", None)
         if getattr(given, "device_pointer", None) == array._ptr and hasattr(given, "device_ctypes_pointer"):
             return given
-        return ArrayMemory(allocation, array._ptr, self.alloc_size, state.context_of(allocation.context))
+        return ArrayMemory(allocation, array._ptr, self.alloc_size, state.context_of(array.open_device))
 
     @property
     def alloc_size(self) -> int:
@@ -73,7 +73,7 @@ class DeviceNDArrayBase:
         """What another process opens the array with; OSError where the system has no such thing."""
         memory = self.gpu_data
         native = self._devmem_array()
-        handle = state.context_of(native.context).get_ipc_handle(memory)
+        handle = state.context_of(native.open_device).get_ipc_handle(memory)
         description = {"shape": native.shape, "strides": native.strides, "dtype": native.dtype}
         return IpcArrayHandle(ipc_handle=handle, array_desc=description)
 

@@ -63,7 +63,7 @@ class Context:
 
     def native(self) -> Any:
         """The open device, as devmem has it; ready for use."""
-        found = self.device.native.context()
+        found = self.device.native.opened()
         if found not in state.ready:
             state.prepare(found)
         return found
@@ -81,10 +81,10 @@ class Context:
         count = _number(COUNT, int)
         if count is not None or not ours:
             # A plugin decides by itself when memory goes: nothing that is dropped waits for more to be dropped.
-            native.reclaim.max_count = count or 0
+            native.free_queue.max_count = count or 0
         ratio = _number(RATIO, float)
         if ratio is not None:
-            native.reclaim.max_bytes = int(ratio * native.info.total_bytes)
+            native.free_queue.max_bytes = int(ratio * native.handle.info.total_bytes)
         if ours:
             _share(native)
             return
@@ -126,7 +126,7 @@ class Context:
         """Memory of another process, until the pointer dies."""
         native = self.native()
         try:
-            native.require(Capability.IPC, "open memory of another process", "copy it through the host")
+            native.handle.require(Capability.IPC, "open memory of another process", "copy it through the host")
             with native.device.entered() as driver:
                 address = driver.ipc_open(bytes(handle))
         except DevmemError as error:
@@ -140,7 +140,7 @@ class Context:
     def can_access_peer(self, peer_device: int) -> bool:
         """Whether this device reaches another one's memory directly."""
         native = self.native()
-        if Capability.PEER not in native.capabilities:
+        if Capability.PEER not in native.handle.capabilities:
             return False
         try:
             with native.device.entered() as driver:
@@ -162,7 +162,7 @@ class Context:
         if not isinstance(ptr, int):
             raise TypeError(f"ptr for external stream must be an int, not {type(ptr).__name__}")
         native = self.native()
-        found = native.external_stream(ptr)
+        found = native.streams.external_stream(ptr)
         return default(found, NumberedStream) if found.is_default else dressed(found, Stream)  # type: ignore[no-any-return]
 
     def create_event(self, timing: bool = True) -> Event:
@@ -175,15 +175,15 @@ class Context:
 
     def get_default_stream(self) -> Stream:
         """The stream that orders work for which none is named."""
-        return default(self.native().default_stream, DefaultStream)  # type: ignore[no-any-return]
+        return default(self.native().streams.default, DefaultStream)  # type: ignore[no-any-return]
 
     def get_legacy_default_stream(self) -> Stream:
         """The legacy default stream."""
-        return default(self.native().legacy, NumberedStream)  # type: ignore[no-any-return]
+        return default(self.native().streams.legacy, NumberedStream)  # type: ignore[no-any-return]
 
     def get_per_thread_default_stream(self) -> Stream:
         """The calling thread's own default stream."""
-        return default(self.native().per_thread, NumberedStream)  # type: ignore[no-any-return]
+        return default(self.native().streams.per_thread, NumberedStream)  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
         """Wait until all work on the device is done."""
@@ -258,7 +258,7 @@ state.opens_with(_open)
 def _share(native: Any) -> None:
     """Let device memory be plain memory of the driver, which other processes can open, unless somebody has chosen."""
     chosen = len(native.installed[MemoryKind.DEVICE]) > 1 or os.environ.get("DEVMEM_MEMORY_MANAGER")
-    if Capability.IPC in native.capabilities and not chosen:
+    if Capability.IPC in native.handle.capabilities and not chosen:
         devmem.use_memory(devmem.memory.DriverMemory(), native.device)
 
 
@@ -281,7 +281,7 @@ def _number(variable: str, kind: Any) -> Any:
 
 
 def _close_ipc(native: Any, address: int) -> None:
-    if native.dead is None:
+    if native.handle.dead is None:
         with native.device.entered() as driver:
             driver.synchronize()
             driver.ipc_close(address)

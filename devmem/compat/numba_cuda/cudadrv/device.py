@@ -86,7 +86,7 @@ class Device:
 
     def get_primary_context(self) -> Context:
         """The device's context; it is not made current."""
-        return state.context_of(self.native.context())  # type: ignore[no-any-return]
+        return state.context_of(self.native.opened())  # type: ignore[no-any-return]
 
     @property
     def primary_context(self) -> Context | None:

@@ -116,7 +116,7 @@ class Driver:
             native = state.native()
         except (CudaSupportError, DevmemError) as error:
             return str(error)
-        stand_in = native.info.exchange.device_type in NO_GPU
+        stand_in = native.handle.info.exchange.device_type in NO_GPU
         if stand_in and not os.environ.get("DEVMEM_BACKEND") and not _others(native.device):
             # Nobody chose it: whoever asks has a way of his own for machines without a GPU.
             return "no GPU can be used, and DEVMEM_BACKEND does not name the host backend, which stands in for one"
@@ -221,11 +221,11 @@ def device_memset(dst: Any, val: int, size: int, stream: Any = 0) -> None:
 
 def _copy(dst: int, src: int, size: int, kind: CopyKind, stream: Any, *keep: Any) -> None:
     native = state.native()
-    chosen = native.stream_of(named(stream))
+    chosen = native.streams.stream_of(named(stream))
     try:
         with native.device.entered() as device:
             if size and device.copy(dst, src, size, kind, chosen.handle, blocking=not stream):
-                native.reclaim.retire(chosen, *keep)
+                native.completions.keep_until_complete(chosen, *keep)
             if not stream and kind is CopyKind.D2D:
                 device.stream_synchronize(chosen.handle)
     except DevmemError as error:
@@ -263,7 +263,7 @@ def device_extents(devmem: Any) -> tuple[int, int]:
     """The first address of the allocation that an object lies in, and the one behind its last."""
     address = device_pointer(devmem)
     native = state.native()
-    if native.knows_pointers:
+    if native.handle.knows_pointers:
         with native.device.entered() as device:
             found = device.pointer_range(address)
         if found is not None:

@@ -34,7 +34,7 @@ class HostVisible(DeviceNDArrayBase):
     @stream.setter
     def stream(self, stream: Any) -> None:
         chosen = named(stream)
-        self._stream = devmem.current_device().context().stream_of(chosen) if chosen else None
+        self._stream = devmem.current_device().opened().streams.stream_of(chosen) if chosen else None
 
     @property
     def gpu_data(self) -> Any:

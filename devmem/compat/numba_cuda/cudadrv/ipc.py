@@ -100,7 +100,7 @@ class IpcHandle:
         opened, self._opened = self._opened, None
         opened.allocation.free()
         with opened.device.entered():
-            opened.context.reclaim.drain()  # the owner may want to know that it is closed
+            opened.open_device.free_queue.drain()  # the owner may want to know that it is closed
 
     def __reduce__(self) -> tuple[Any, ...]:
         return IpcHandle, (None, bytes(self.handle), self.size, self.source_info, self.offset)

@@ -144,14 +144,14 @@ class HostOnlyCUDAMemoryManager(BaseCUDAMemoryManager):
             return allocator()
 
     def _allocate(self, size: int, kind: MemoryKind, flags: AllocFlags = AllocFlags.NONE) -> Allocation:
-        native = self.context.device.native.context()
+        native = self.context.device.native.opened()
         try:
-            native.require_kind(kind)
+            native.handle.require_kind(kind)
             with native.device.entered():
                 if kind is MemoryKind.DEVICE:
-                    block: Allocation = native.allocate(size, native.stream_of(None), True)
+                    block: Allocation = native.memory.allocate(size, native.streams.stream_of(None), True)
                 else:
-                    block = native.allocate_host(size, kind, flags)
+                    block = native.memory.allocate_host(size, kind, flags, native.streams.legacy)
         except DevmemError as error:
             raise translated(error) from error
         self._blocks[block.ptr] = block
@@ -202,16 +202,16 @@ class PendingDeallocs:
         if native is None:
             return len(self._added)
         with native.device.entered():
-            native.reclaim.examine()
-        return len(self._added) + sum(isinstance(item, self._kind) for item in list(native.reclaim.pending))
+            native.free_queue.safe_point()
+        return len(self._added) + sum(isinstance(item, self._kind) for item in list(native.free_queue.pending))
 
     def add_item(self, dtor: Callable[[Any], object], handle: Any, size: int = 0) -> None:
         """Call ``dtor(handle)`` when the queue is next emptied, as what has so many bytes."""
         self._added.append((dtor, handle, int(size)))
         native = self._native()
         if native is not None and (
-            len(self._added) > native.reclaim.max_count
-            or sum(item[2] for item in self._added) > native.reclaim.max_bytes
+            len(self._added) > native.free_queue.max_count
+            or sum(item[2] for item in self._added) > native.free_queue.max_bytes
         ):
             self.clear()
 
@@ -225,8 +225,8 @@ class PendingDeallocs:
         native = self._native()
         if native is not None:
             with native.device.entered():
-                native.reclaim.poll()
-                native.reclaim.drain()
+                native.completions.poll()
+                native.free_queue.drain()
 
     @contextmanager
     def disable(self) -> Iterator[None]:
@@ -247,17 +247,17 @@ class PendingDeallocs:
     def memory_capacity(self) -> int:
         """Bytes of the device."""
         native = self._native()
-        return 0 if native is None else native.info.total_bytes
+        return 0 if native is None else native.handle.info.total_bytes
 
     @property
     def _max_pending_bytes(self) -> int:
         native = self._native()
-        return 0 if native is None else native.reclaim.max_bytes
+        return 0 if native is None else native.free_queue.max_bytes
 
     @property
     def _size(self) -> int:
         native = self._native()
-        return sum(item[2] for item in self._added) + (0 if native is None else native.reclaim.waiting_bytes())
+        return sum(item[2] for item in self._added) + (0 if native is None else native.free_queue.waiting_bytes())
 
     def _native(self) -> Any:
         context = None if self._context is None else self._context()

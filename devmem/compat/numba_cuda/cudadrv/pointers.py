@@ -312,7 +312,7 @@ def address_of(pointer: Any) -> int:
 def fill(address: int, byte: int, count: int, stream: Any) -> None:
     """Set device bytes, in the order of a stream."""
     device = devmem.current_device()
-    chosen = device.context().stream_of(named(stream))
+    chosen = device.opened().streams.stream_of(named(stream))
     try:
         with device.entered() as driver:
             if count:

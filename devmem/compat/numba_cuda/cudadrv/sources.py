@@ -8,7 +8,6 @@ import numpy as np
 
 import devmem
 
-from ...._core.lifetime.allocation import Allocation, Borrowed
 from ....spi.errors import DevmemError
 from .error import translated
 from .layouts import array_core, byte_bounds, is_contiguous
@@ -19,22 +18,22 @@ def memory_for(
     native: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], bound: Any, gpu_data: Any
 ) -> tuple[Any, int]:
     """The memory of an array that is made by its constructor, and where the array begins."""
-    chosen = bound or native.stream_of(None)
+    chosen = bound or native.streams.stream_of(None)
     if 0 in shape or not dtype.itemsize:
-        return Allocation(native, native.heap, 0, 0, chosen), 0
+        return native.memory.nothing(chosen), 0
     low, high = byte_bounds(0, shape, strides, dtype.itemsize)
     size = high - low
     if gpu_data is None:
         try:
             with native.device.entered():
-                block = native.allocate(size, chosen, bound is None)
+                block = native.memory.allocate(size, chosen, bound is None)
         except DevmemError as error:
             raise translated(error) from error
         return block, block.ptr - low
     address = int(gpu_data.device_ctypes_pointer.value or 0)
     if isinstance(gpu_data, ArrayMemory):
         return gpu_data.allocation, address
-    return Borrowed(native, address, size, gpu_data), address
+    return native.memory.foreign(address, size, gpu_data), address
 
 
 def described(array: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _lock = threading.RLock()
 
 def native() -> Any:
     """The open device, as devmem has it, that is current here; made ready."""
-    found = current_device().context()
+    found = current_device().opened()
     if found not in ready:
         prepare(found)
     return found

@@ -41,8 +41,8 @@ class Stream(devmem.Stream):
             old("Stream(context, handle, finalizer, external)", "Stream(handle, finalizer, external)")
             handle, finalizer, external = finalizer, external or None, bool(more and more[0])
         address = int(getattr(handle, "value", handle) or 0)
-        native = devmem.current_device().context()
-        super().__init__(native, address or native.default_stream.handle, external=external)
+        native = devmem.current_device().opened()
+        super().__init__(native.streams, address or native.streams.default.handle, external=external)
         if finalizer is not None:
             weakref.finalize(self, finalizer)
 
@@ -152,7 +152,8 @@ class Event(devmem.Event):
         if is_context(handle):
             old("Event(context, handle, finalizer)", "Event(handle, finalizer)")
             handle, finalizer = finalizer, more[0] if more else None
-        self.context = devmem.current_device().context()
+        self.services = devmem.current_device().opened().streams
+        self.device_handle = self.services.handle
         self.handle = int(getattr(handle, "value", handle) or 0)
         self.timing = self.recorded = True
         self.__class__ = ForeignEvent
@@ -248,7 +249,7 @@ def shown(stream: devmem.Stream | None) -> Any:
 def default(native: devmem.Stream, kind: type[Stream]) -> Any:
     """A default stream's object; devmem's own is never handed out, as it is not asynchronous by being named."""
     found = kind.__new__(kind)
-    devmem.Stream.__init__(found, native.context, native.handle)
+    devmem.Stream.__init__(found, native.services, native.handle)
     return found
 
 

@@ -58,7 +58,7 @@ def attribute(device: devmem.Device, name: str) -> int | None:
 def context_handle(device: devmem.Device) -> int:
     """The address of the device's primary context; a number of its own where there are no contexts."""
     found = binding_of(device)
-    return int(found[1].primary) if found is not None else id(device.context())
+    return int(found[1].primary) if found is not None else id(device.opened())
 
 
 def current_handle(device: devmem.Device) -> int:

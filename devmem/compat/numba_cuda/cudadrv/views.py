@@ -145,7 +145,7 @@ class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc
     @stream.setter
     def stream(self, stream: Any) -> None:
         chosen = named(stream)
-        self._stream = self.context.stream_of(chosen) if chosen else None
+        self._stream = self.open_device.streams.stream_of(chosen) if chosen else None
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -155,7 +155,7 @@ class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3, on any device; of an array that is bound to no stream, and has nothing running, ``stream`` is None."""
-        if not self.context.info.exchange.array_interface:
+        if not self.open_device.handle.info.exchange.array_interface:
             return described(self)
         found: dict[str, Any] = super().__cuda_array_interface__
         allocation, bound = self.allocation, self._stream
@@ -186,5 +186,5 @@ class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc
 
     def _rebound(self, view: Any, stream: Any) -> Any:
         if stream:
-            view._stream = self.context.stream_of(named(stream))
+            view._stream = self.open_device.streams.stream_of(named(stream))
         return view

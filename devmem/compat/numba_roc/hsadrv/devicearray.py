@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,14 +57,14 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         strides = (strides,) if isinstance(strides, int) else strides
         if dgpu_data is None:
             made = devmem.device_array(shape, dtype, strides)
-            super().__init__(made.allocation, made._ptr, made._shape, made._dtype, made._strides)
+            super().__init__(made.open_device, made.allocation, made._ptr, made._shape, made._dtype, made._strides)
             return
         if not isinstance(dgpu_data, DeviceMemory):
             raise LayoutError(f"dgpu_data is what another array has under that name, not {dgpu_data!r}")
         allocation = dgpu_data.allocation
         # NumPy says whether it fits; nothing is stored in the bytes.
         fitted: npt.NDArray[Any] = np.ndarray(shape, dtype, np.empty(allocation.nbytes, np.uint8), 0, strides)
-        super().__init__(allocation, allocation.ptr, fitted.shape, fitted.dtype, fitted.strides)
+        super().__init__(dgpu_data.open_device, allocation, allocation.ptr, fitted.shape, fitted.dtype, fitted.strides)
 
     def copy_to_host(
         self, ary: npt.NDArray[Any] | None = None, stream: Any = None, *, pinned: bool = False
@@ -163,7 +163,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
     @property
     def dgpu_data(self) -> DeviceMemory | None:
         """The memory; None of an array without elements."""
-        return DeviceMemory(self.allocation) if self.size else None
+        return DeviceMemory(self.open_device, self.allocation) if self.size else None
 
     def as_hsa_arg(self) -> DeviceMemory | None:
         """The memory, under the name that launches knew."""
@@ -204,16 +204,17 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
 class DeviceMemory:
     """The memory of a device array, to make another one in: ``DeviceNDArray(shape, strides, dtype, dgpu_data)``."""
 
-    __slots__ = ("_hsa_memsize_", "allocation")
+    __slots__ = ("_hsa_memsize_", "allocation", "open_device")
 
-    def __init__(self, allocation: Allocation) -> None:
+    def __init__(self, open_device: Any, allocation: Allocation) -> None:
+        self.open_device = open_device
         self.allocation = allocation
         self._hsa_memsize_ = allocation.nbytes
 
     @property
     def context(self) -> Context:
         """Where it is."""
-        return Context(self.allocation.context.device)
+        return Context(cast(devmem.Device, self.open_device.device))
 
     @property
     def device_ctypes_pointer(self) -> ctypes.c_void_p:

@@ -59,31 +59,31 @@ class CudaNames(NumbaNames):
         options = {"device": True, "opt": True, **function.options}
         return DeviceDispatcher(function.function, targetoptions=options)
 
-    def coordinate(self, context: Any, builder: Any, position: names.Position, axis: str) -> Any:
+    def coordinate(self, opened: Any, builder: Any, position: names.Position, axis: str) -> Any:
         """A special register."""
         return nvvmutils.call_sreg(builder, f"{REGISTERS[position]}.{axis}")
 
-    def read(self, context: Any, builder: Any, number: names.Number) -> Any:
+    def read(self, opened: Any, builder: Any, number: names.Number) -> Any:
         """A special register, of the same name."""
         return nvvmutils.call_sreg(builder, number.name)
 
-    def block_barrier(self, context: Any, builder: Any) -> Any:
+    def block_barrier(self, opened: Any, builder: Any) -> Any:
         """An intrinsic of numba's, called as numba does."""
-        kind = context.typing_context.resolve_value_type(cuda.syncthreads)
-        sig = kind.get_call_type(context.typing_context, (), {})
-        return context.get_function(kind, sig)(builder, ())
+        kind = opened.typing_context.resolve_value_type(cuda.syncthreads)
+        sig = kind.get_call_type(opened.typing_context, (), {})
+        return opened.get_function(kind, sig)(builder, ())
 
-    def wave_barrier(self, context: Any, builder: Any) -> None:
+    def wave_barrier(self, opened: Any, builder: Any) -> None:
         """Of the warp."""
-        _stub(context, builder, cuda.syncwarp)
+        _stub(opened, builder, cuda.syncwarp)
 
-    def block_fence(self, context: Any, builder: Any) -> None:
+    def block_fence(self, opened: Any, builder: Any) -> None:
         """Of the block."""
-        _stub(context, builder, cuda.threadfence_block)
+        _stub(opened, builder, cuda.threadfence_block)
 
-    def device_fence(self, context: Any, builder: Any) -> None:
+    def device_fence(self, opened: Any, builder: Any) -> None:
         """Of the device."""
-        _stub(context, builder, cuda.threadfence)
+        _stub(opened, builder, cuda.threadfence)
 
 
 class DeviceDispatcher(CUDADispatcher):  # type: ignore[misc]  # numba has no types for checkers
@@ -110,9 +110,9 @@ class DeviceDispatcher(CUDADispatcher):  # type: ignore[misc]  # numba has no ty
         return result
 
 
-def _stub(context: Any, builder: Any, function: Any) -> None:
+def _stub(opened: Any, builder: Any, function: Any) -> None:
     """A call of one of numba's functions that are known by what stands for them."""
-    context.get_function(function, signature(types.none))(builder, ())
+    opened.get_function(function, signature(types.none))(builder, ())
 
 
 NAMES = CudaNames(

@@ -59,33 +59,33 @@ class HipNames(NumbaNames):
         """What numba-hip's own decorator makes of it."""
         return hip.jit(device=True, **function.options)(function.function)
 
-    def coordinate(self, context: Any, builder: Any, position: names.Position, axis: str) -> Any:
+    def coordinate(self, opened: Any, builder: Any, position: names.Position, axis: str) -> Any:
         """Of the attribute of that name."""
-        kind = _attribute(context.typing_context, position.name)
-        value = _value(context, builder, position.name)
-        return context.get_getattr(kind, axis)(context, builder, kind, value, axis)
+        kind = _attribute(opened.typing_context, position.name)
+        value = _value(opened, builder, position.name)
+        return opened.get_getattr(kind, axis)(opened, builder, kind, value, axis)
 
-    def read(self, context: Any, builder: Any, number: names.Number) -> Any:
+    def read(self, opened: Any, builder: Any, number: names.Number) -> Any:
         """The attribute of that name."""
-        return _value(context, builder, number.name)
+        return _value(opened, builder, number.name)
 
-    def block_barrier(self, context: Any, builder: Any) -> None:
+    def block_barrier(self, opened: Any, builder: Any) -> None:
         """Of the work-group."""
-        _must_call(context, builder, "syncthreads")
+        _must_call(opened, builder, "syncthreads")
 
-    def wave_barrier(self, context: Any, builder: Any) -> None:
+    def wave_barrier(self, opened: Any, builder: Any) -> None:
         """A wavefront goes in step by itself: what is left to do is to keep the accesses of its lanes in order."""
         builder.fence("acq_rel", "wavefront")
-        any(_call(context, builder, name) for name in WAVE_BARRIER)
+        any(_call(opened, builder, name) for name in WAVE_BARRIER)
         builder.fence("acq_rel", "wavefront")
 
-    def block_fence(self, context: Any, builder: Any) -> None:
+    def block_fence(self, opened: Any, builder: Any) -> None:
         """Of the work-group."""
-        _must_call(context, builder, "threadfence_block")
+        _must_call(opened, builder, "threadfence_block")
 
-    def device_fence(self, context: Any, builder: Any) -> None:
+    def device_fence(self, opened: Any, builder: Any) -> None:
         """Of the device."""
-        _must_call(context, builder, "threadfence")
+        _must_call(opened, builder, "threadfence")
 
 
 def _attribute(typingctx: Any, name: str) -> Any:
@@ -96,24 +96,24 @@ def _attribute(typingctx: Any, name: str) -> Any:
         return None
 
 
-def _value(context: Any, builder: Any, name: str) -> Any:
+def _value(opened: Any, builder: Any, name: str) -> Any:
     """The value of an attribute of ``numba.hip``."""
     module = types.Module(hip)
-    return context.get_getattr(module, name)(context, builder, module, context.get_dummy_value(), name)
+    return opened.get_getattr(module, name)(opened, builder, module, opened.get_dummy_value(), name)
 
 
-def _call(context: Any, builder: Any, name: str) -> bool:
+def _call(opened: Any, builder: Any, name: str) -> bool:
     """Call a function of ``numba.hip``; False if there is none."""
-    kind = _attribute(context.typing_context, name)
+    kind = _attribute(opened.typing_context, name)
     if kind is None:
         return False
-    sig = kind.get_call_type(context.typing_context, (), {})
-    context.get_function(kind, sig)(builder, ())
+    sig = kind.get_call_type(opened.typing_context, (), {})
+    opened.get_function(kind, sig)(builder, ())
     return True
 
 
-def _must_call(context: Any, builder: Any, name: str) -> None:
-    if not _call(context, builder, name):
+def _must_call(opened: Any, builder: Any, name: str) -> None:
+    if not _call(opened, builder, name):
         raise NotImplementedError(f"this numba-hip has no {name}: ROCm's headers lack it")
 
 
@@ -139,9 +139,9 @@ def _atomic(operation: str) -> Any:
 
     typing_registry.register(Template)
 
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def build(opened: Any, builder: Any, sig: Any, args: Any) -> Any:
         array, at, *_ = sig.args
-        place = _element(context, builder, array, at, args[0], args[1])
+        place = _element(opened, builder, array, at, args[0], args[1])
         if operation == "cas":
             found = builder.cmpxchg(place, args[2], args[3], "monotonic", "monotonic")
             return builder.extract_value(found, 0)
@@ -155,15 +155,15 @@ def _atomic(operation: str) -> Any:
     return Template
 
 
-def _element(context: Any, builder: Any, array: Any, at: Any, value: Any, index: Any) -> Any:
+def _element(opened: Any, builder: Any, array: Any, at: Any, value: Any, index: Any) -> Any:
     """The address of an element; negative indices count from the end, as elsewhere in kernels of numba's."""
     if isinstance(at, types.BaseTuple):
         kinds, parts = list(at), cgutils.unpack_tuple(builder, index, count=len(at))
     else:
         kinds, parts = [at], [index]
-    indices = [context.cast(builder, part, kind, types.intp) for part, kind in zip(parts, kinds, strict=True)]
-    proxy = context.make_array(array)(context, builder, value)
-    return cgutils.get_item_pointer(context, builder, array, proxy, indices, wraparound=True)
+    indices = [opened.cast(builder, part, kind, types.intp) for part, kind in zip(parts, kinds, strict=True)]
+    proxy = opened.make_array(array)(opened, builder, value)
+    return cgutils.get_item_pointer(opened, builder, array, proxy, indices, wraparound=True)
 
 
 NAMES = HipNames(

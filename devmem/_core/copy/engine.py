@@ -1,0 +1,471 @@
+"""The copy engine of one open device: plans a copy, executes it, and counts it once.
+
+Every copy between host and device, and on the device, comes through here. Arrays are views (`ArrayView`); who owns their memory,
+and which streams use it, is the caller's business, as is entering the device. No path writes a byte that lies between the elements
+of its destination. What a running copy reads or writes on the host is kept alive until its stream has completed it.
+
+A copy from or to host memory must not meet pages that are being locked or unlocked: CUDA refuses a copy that lies half in
+page-locked memory. Where nothing is locked, which is nearly always, no lock is taken; if the driver refuses because memory beside
+it was locked meanwhile, the copy is made again with the table held steady, and cut there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...spi.errors import BackendError, LayoutError, OutOfMemory
+from ...spi.types import CopyKind
+from ..base.address import address, extent
+from ..base.array_view import ArrayView, address_range, along_memory, part_of
+from ..base.device_handle import DeviceHandle
+from ..base.layout import in_memory_order, is_contiguous, memory_order, overlap, span
+from ..lifetime.allocation import StreamUse
+from ..lifetime.device_memory import DeviceMemory
+from ..lifetime.page_locks import PageLockTable
+from ..ordering.completions import CompletionTracker
+from ..ordering.stream import Stream
+from .device_scratch import DeviceScratch
+from .host_copy import copy_elements, raw
+from .host_memory import HostMemory, host_memory_of
+from .host_scratch import scratch
+from .plan import GAPS, SPARSE_PART, CopyPlan, Route, plan_copy
+from .rows import Rows, rows
+from .staging import Download, Ring, upload
+from .staging.blocks import block_offset, block_shape, blocks, nearest, tiles
+from .statistics import CopyStatistics, begin
+from .submit import Submitter, calls, is_pitched
+
+#: Bytes of a fill pattern that are made on the host before doubling on the device begins.
+PATTERN_BYTES = 4096
+
+H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
+
+
+class CopyEngine:
+    """Copies of one open device, which is entered in every method. It is also the facts (`CopyFacts`) that plans are made of."""
+
+    def __init__(
+        self,
+        handle: DeviceHandle,
+        memory: DeviceMemory,
+        completions: CompletionTracker,
+        page_locks: PageLockTable,
+        ring: Ring,
+        statistics: CopyStatistics,
+    ) -> None:
+        self.handle = handle
+        self.memory = memory
+        self.completions = completions
+        self.page_locks = page_locks
+        self.ring = ring
+        self.statistics = statistics
+        self.submitter = Submitter(handle, page_locks)
+        self.staging_threshold = ring.threshold
+        self.slot_bytes = ring.slot_bytes
+        self.pitch_multiple = handle.info.strided_pitch_multiple
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether page-locked memory for slots is to be had."""
+        return bool(self.ring.most)
+
+    def calls(self, rows: Rows, kind: CopyKind) -> int:
+        """Driver calls that rows take."""
+        return calls(self.handle, rows, kind)
+
+    def is_pitched(self, rows: Rows, kind: CopyKind) -> bool:
+        """Whether the driver copies these rows in one call."""
+        return is_pitched(self.handle, rows, kind)
+
+    def is_capturing(self, stream: Stream) -> bool:
+        """Whether a graph is captured on the stream."""
+        return not stream.simple and self.handle.capturing(stream.handle)
+
+    def memory_of(self, host: npt.NDArray[Any]) -> HostMemory:
+        """What a host array's memory is."""
+        return host_memory_of(self.handle, self.page_locks, host)
+
+    def is_cut(self, host: npt.NDArray[Any]) -> bool:
+        """Whether page-locked memory begins or ends within a host array."""
+        return bool(self.page_locks.segments) and bool(self.page_locks.cuts(*extent(host)))
+
+    # -- between host and device ---------------------------------------------------------------------------------------
+
+    def upload(
+        self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool = True
+    ) -> None:
+        """Copy host elements into device elements, and count it.
+
+        Raises
+        ------
+        LayoutError
+            ``host_copy`` is false, and the source would have to be gathered on the host first.
+        """
+        if not src.nbytes:
+            return
+        plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy)
+        if self.statistics.skips_clock(plan.path, src.nbytes):
+            self._execute(plan, H2D, dst, src, stream, blocking)
+            self.statistics.count_untimed(plan.path, src.nbytes)
+        else:
+            began = begin()
+            plan = self._put(plan, dst, src, stream, blocking, host_copy)
+            self.statistics.count(plan.path, src.nbytes, began, None, plan.why, src, stream, plan.rows)
+
+    def download(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
+        """Copy device elements into host elements, and count it; the destination is writable."""
+        if not dst.nbytes:
+            return
+        plan = plan_copy(D2H, dst, src, self, stream)
+        if self.statistics.skips_clock(plan.path, dst.nbytes):
+            self._execute(plan, D2H, src, dst, stream, blocking)
+            self.statistics.count_untimed(plan.path, dst.nbytes)
+        else:
+            began = begin()
+            plan = self._get(plan, src, dst, stream, blocking)
+            self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
+
+    def put(
+        self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool = True
+    ) -> CopyPlan:
+        """Upload without counting: a part of a copy that the caller counts."""
+        plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy)
+        return self._put(plan, dst, src, stream, blocking, host_copy)
+
+    def get(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> CopyPlan:
+        """Download without counting: a part of a copy that the caller counts."""
+        return self._get(plan_copy(D2H, dst, src, self, stream), src, dst, stream, blocking)
+
+    def start_download(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> Download | None:
+        """Enqueue a download whose destination is not read before `finish_download`, and count it.
+
+        Returns
+        -------
+        Download or None
+            What has to be finished by hand, if anything.
+        """
+        nbytes = dst.nbytes
+        if not nbytes:
+            return None
+        began = begin()
+        plan = plan_copy(D2H, dst, src, self, stream)
+        download = self._start_staged(src, dst, stream, plan) if plan.route is Route.STAGED else None
+        if download is None:
+            plan = self._get(plan, src, dst, stream, False)
+        self.statistics.count(plan.path, nbytes, began, None, plan.why, src, stream, plan.rows)
+        return download
+
+    def finish_download(self, download: Download) -> None:
+        """Finish a download that `start_download` began; what that takes is counted with it."""
+        began = begin()
+        download.finish()
+        self.statistics.count_more("d2h staged", began)
+
+    # -- on the device -------------------------------------------------------------------------------------------------
+
+    def move(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool) -> None:
+        """Copy between two arrays of the device, and count it; right also where they overlap."""
+        if not dst.nbytes:
+            return
+        began = begin()
+        if not overlap(address_range(dst), address_range(src)):
+            plan = self.place(dst, src, stream, blocking)
+        elif (dst._ptr, dst.strides) != (src._ptr, src.strides):
+            plan = self._move_overlapping(dst, src, stream, blocking)
+        else:
+            return  # onto itself
+        self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
+
+    def place(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool) -> CopyPlan:
+        """Copy between regions of the device that have no byte in common, as a part of a copy that the caller counts."""
+        plan = plan_copy(D2D, dst, src, self, stream)
+        if plan.route is not Route.STAGED:
+            assert plan.rows is not None
+            self.submitter.copy_rows(plan.rows, dst._ptr, src._ptr, D2D, stream, blocking)
+            return plan
+        stream.check_waitable()
+        by_host(self, dst, stream, src, lambda part, host: self.get(part, host, stream, True))
+        if blocking:
+            self.wait_for(stream)
+        return plan
+
+    def fill(self, dst: ArrayView[Any], item: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
+        """Store one value, an array without axes of the same dtype, in every element, and count it."""
+        if not dst.nbytes:
+            return
+        began = begin()
+        pattern = item.tobytes()
+        if not any(is_contiguous(dst.shape, dst.strides, dst.itemsize, order) for order in "CF"):
+            plan = self.put(dst, np.broadcast_to(item, dst.shape), stream, blocking)
+            self.statistics.count("fill", dst.nbytes, began, None, plan.why, dst, stream, plan.rows)
+            return
+        width = next((width for width in (1, 2, 4) if _repeats(pattern, width)), 0)
+        if width and dst._ptr % width == 0:
+            word = int.from_bytes(pattern[:width], sys.byteorder)
+            self.handle.driver.fill(dst._ptr, word, width, dst.nbytes // width, stream.handle)
+        else:
+            self._fill_by_doubling(dst._ptr, pattern, dst.nbytes, stream)
+        if blocking:
+            self.wait_for(stream)
+        self.statistics.count("fill", dst.nbytes, began, None, "one run of bytes", dst, stream)
+
+    def wait_for(self, stream: Stream) -> None:
+        """Wait for a stream, and count it as waiting."""
+        with self.statistics.waiting("the stream"):
+            self.handle.driver.stream_synchronize(stream.handle)
+
+    # -- executing a plan ----------------------------------------------------------------------------------------------
+
+    def _put(
+        self,
+        plan: CopyPlan,
+        dst: ArrayView[Any],
+        src: npt.NDArray[Any],
+        stream: Stream,
+        blocking: bool,
+        host_copy: bool,
+    ) -> CopyPlan:
+        """Execute the plan of an upload; the plan that was executed in the end."""
+        if plan.route is Route.SCRATCH:
+            if self._put_by_scratch(dst, src, stream, blocking):
+                return plan
+            plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy, scratch=False)
+        if plan.route is Route.STAGED:
+            self._put_staged(dst, src, stream, blocking)
+        elif plan.route is Route.PACKED and not host_copy:
+            raise LayoutError(
+                f"copy=False, but a source of shape {src.shape} with strides {src.strides} has to be gathered on the host "
+                f"first: give numpy.ascontiguousarray(source), or copy=True"
+            )
+        else:
+            self._execute(plan, H2D, dst, src, stream, blocking)
+        return plan
+
+    def _get(
+        self, plan: CopyPlan, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool
+    ) -> CopyPlan:
+        """Execute the plan of a download; the plan that was executed in the end."""
+        if plan.route is Route.SCRATCH:
+            if self._get_by_scratch(src, dst, stream):
+                return plan
+            plan = plan_copy(D2H, dst, src, self, stream, scratch=False)
+        if plan.route is not Route.STAGED:
+            self._execute(plan, D2H, src, dst, stream, blocking)
+            return plan
+        download = self._start_staged(src, dst, stream, plan)
+        try:
+            download.finish()
+        except BaseException:
+            download.give_up()  # the destination is the caller's again: nothing may be written there later
+            raise
+        return plan
+
+    def _execute(
+        self,
+        plan: CopyPlan,
+        kind: CopyKind,
+        device: ArrayView[Any],
+        host: npt.NDArray[Any],
+        stream: Stream,
+        blocking: bool,
+        steady: bool = False,
+    ) -> None:
+        """Execute a plan on the user's host memory; ``steady``: no page of it is locked or unlocked meanwhile."""
+        locks = self.page_locks
+        before = locks.segments
+        if before and not steady:
+            with locks.steady(*extent(host)):
+                return self._execute(plan, kind, device, host, stream, blocking, True)
+        try:
+            if plan.route in (Route.DIRECT, Route.ROWS):
+                ptr, there = device._ptr, address(host)
+                dst, src = (ptr, there) if kind is H2D else (there, ptr)
+                if plan.rows is None:
+                    running = self.submitter.copy_run(dst, src, host.nbytes, kind, stream.handle, blocking=blocking)
+                else:
+                    running = self.submitter.copy_rows(plan.rows, dst, src, kind, stream, blocking)
+                if running:
+                    self.completions.keep_until_complete(stream, host)
+            elif kind is H2D:
+                self._put_packed(device, host, stream, blocking)
+            else:
+                stream.check_waitable()
+                get = {Route.PACKED: self._get_packed, Route.SPAN: self._get_span, Route.SPARSE: self._get_sparse}
+                get[plan.route](device, host, stream)
+        except BackendError:
+            if steady or locks.segments is before:
+                raise
+            with locks.steady(*extent(host)):
+                self._execute(plan, kind, device, host, stream, blocking, True)
+        return None
+
+    def _put_packed(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
+        """Gather the source on the host, in the destination's order of memory."""
+        ordered = along_memory(dst)
+        packed = scratch(ordered.shape, src.dtype)
+        copy_elements(raw(packed), in_order_of(dst, raw(src)))
+        plan = rows(ordered.shape, dst.itemsize, ordered.strides, packed.strides)
+        if self.submitter.copy_rows(plan, ordered._ptr, address(packed), H2D, stream, blocking):
+            self.completions.keep_until_complete(stream, packed)
+
+    def _put_staged(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
+        ordered, source = along_memory(dst), in_order_of(dst, raw(src))
+        strides = ordered.strides
+        if source.flags.c_contiguous and ordered.is_c_contiguous():
+            source, strides = _bytes(source), (1,)
+        upload(self.ring, self.submitter, ordered._ptr, strides, source, stream)
+        if blocking:
+            self.wait_for(stream)
+
+    def _put_by_scratch(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> bool:
+        """Let the device scatter the elements; False where it has no memory for them, and nothing was done."""
+        stream.check_waitable()
+        source = in_order_of(dst, src)
+        try:
+            parts = DeviceScratch(self.memory, along_memory(dst), stream)
+        except OutOfMemory:
+            return False
+        with parts:
+            for block, part, packed in parts:
+                self.put(packed, source[block], stream, False)
+                self._on_device(part, packed, stream)
+        if blocking:
+            self.wait_for(stream)
+        return True
+
+    def _get_by_scratch(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> bool:
+        """Let the device gather the elements; False where it has no memory for them, and nothing was done."""
+        stream.check_waitable()
+        target = in_order_of(src, dst)
+        try:
+            parts = DeviceScratch(self.memory, along_memory(src), stream)
+        except OutOfMemory:
+            return False
+        with parts:
+            for block, part, packed in parts:
+                self._on_device(packed, part, stream)
+                self.get(packed, target[block], stream, True)
+        return True
+
+    def _on_device(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream) -> None:
+        plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
+        self.submitter.copy_rows(plan, dst._ptr, src._ptr, D2D, stream, False)
+
+    def _start_staged(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, plan: CopyPlan) -> Download:
+        ordered, target = along_memory(src), in_order_of(src, raw(dst))
+        strides, gaps = ordered.strides, plan.why is GAPS
+        if target.flags.c_contiguous and ordered.is_c_contiguous():
+            target, strides = _bytes(target), (1,)
+        download = Download(self.ring, self.submitter, target)
+        download.start(ordered._ptr, strides, stream, gaps)
+        return download
+
+    def _get_packed(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
+        """Let the driver gather the elements; how they lie in the destination is the host's part."""
+        ordered = along_memory(src)
+        packed = scratch(ordered.shape, src.dtype)
+        plan = rows(ordered.shape, src.itemsize, packed.strides, ordered.strides)
+        self.submitter.copy_rows(plan, address(packed), ordered._ptr, D2H, stream, True)
+        copy_elements(in_order_of(src, raw(dst)), raw(packed))
+
+    def _get_span(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
+        """Fetch everything from the lowest to the highest element in one run."""
+        ordered = along_memory(src)
+        low, high = address_range(src)
+        fetched = scratch((high - low,), np.uint8)
+        if fetched.nbytes < self.staging_threshold:
+            self.submitter.copy_run(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
+        else:
+            whole = Download(self.ring, self.submitter, fetched)
+            whole.start(low, (1,), stream)
+            whole.finish()
+        elements: npt.NDArray[Any] = np.ndarray(ordered.shape, src.dtype, fetched, 0, ordered.strides)
+        copy_elements(in_order_of(src, raw(dst)), raw(elements))
+
+    def _get_sparse(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
+        """Fetch what lies between elements with them as long as that takes less time than the driver's next call."""
+        ordered, target = along_memory(src), in_order_of(src, raw(dst))
+        strides, itemsize = ordered.strides, src.itemsize
+        fetched = scratch((max(SPARSE_PART, itemsize),), np.uint8)
+        for block in blocks(ordered.shape, itemsize, SPARSE_PART, strides):
+            lengths = block_shape(ordered.shape, block)
+            nbytes, low = span(lengths, strides, itemsize)[1], ordered._ptr + block_offset(strides, block)
+            self.submitter.copy_run(address(fetched), low, nbytes, D2H, stream.handle, blocking=True)
+            elements: npt.NDArray[Any] = np.ndarray(lengths, src.dtype, fetched, 0, strides)
+            copy_elements(target[block], raw(elements))
+
+    def _move_overlapping(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool) -> CopyPlan:
+        """As if the source had been copied away first: it is."""
+        copy = self.memory.allocate(src.nbytes, stream)
+        with StreamUse(stream, copy):
+            packed: ArrayView[Any] = ArrayView(copy.ptr, src.shape, src.dtype)
+            self.place(packed, src, stream, False)
+            self.place(dst, packed, stream, blocking)
+        return CopyPlan(Route.SCRATCH, "d2d scratch", "source and destination overlap")
+
+    def _fill_by_doubling(self, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
+        """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
+        repeats = max(1, min(PATTERN_BYTES, nbytes) // len(pattern))
+        first = scratch((repeats * len(pattern),), np.uint8)
+        first[:] = np.frombuffer(pattern * repeats, np.uint8)
+        copy = self.submitter.copy_run
+        if copy(ptr, address(first), first.nbytes, H2D, stream.handle):
+            self.completions.keep_until_complete(stream, first)
+        done = first.nbytes
+        while done < nbytes:
+            step = min(done, nbytes - done)
+            copy(ptr + done, ptr, step, D2D, stream.handle)
+            done += step
+
+
+def by_host(
+    engine: CopyEngine,
+    dst: ArrayView[Any],
+    stream: Stream,
+    src: ArrayView[Any],
+    fetch: Callable[[ArrayView[Any], npt.NDArray[Any]], object],
+) -> None:
+    """Copy by way of host arrays, none larger than a slot, in tiles that are as wide as can be on both sides.
+
+    ``fetch(part, host)`` downloads a part of the source, whichever device it is on. What the destination's driver has yet to
+    read is bounded: else it would soon be the whole.
+    """
+    long = {nearest(side.shape, side.strides) for side in (dst, src)}
+    for tile in tiles(dst.shape, dst.itemsize, engine.slot_bytes, long):
+        part = part_of(src, tile)
+        host = np.empty(part.shape, part.dtype)
+        fetch(part, host)
+        engine.put(part_of(dst, tile), host, stream, False)
+        engine.ring.hold_back(stream)
+
+
+def in_order_of(view: ArrayView[Any], host: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A host array with its axes in the order in which a device view's lie in memory; see `along_memory`."""
+    axes, flipped = memory_order(view.shape, view.strides)
+    if flipped:
+        host = host[tuple(slice(None, None, -1) if axis in flipped else slice(None) for axis in range(host.ndim))]
+    return host.transpose(axes)
+
+
+def in_order_of_view(view: ArrayView[Any], other: ArrayView[Any]) -> ArrayView[Any]:
+    """Another device view with its axes in the order in which a device view's lie in memory; see `along_memory`."""
+    axes, flipped = memory_order(view.shape, view.strides)
+    low = other._ptr + sum((other.shape[axis] - 1) * other.strides[axis] for axis in flipped)
+    shape, strides = in_memory_order(other.shape, other.strides, axes, flipped)
+    return ArrayView(low, shape, other.dtype, strides)
+
+
+def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of a C-contiguous array."""
+    return np.ndarray((array.nbytes,), np.uint8, array) if array.flags.writeable else array.reshape(-1).view(np.uint8)
+
+
+def _repeats(pattern: bytes, width: int) -> bool:
+    return len(pattern) % width == 0 and pattern == pattern[:width] * (len(pattern) // width)

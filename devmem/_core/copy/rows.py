@@ -1,0 +1,102 @@
+"""A strided copy as rows, the way that drivers copy in two and three dimensions: pure stride algebra."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..base.layout import Shape, contiguous_strides, in_memory_order, memory_order
+
+
+class Slices(NamedTuple):
+    """What a three-dimensional copy needs besides its rows: slices, pitches between them, and where each call begins."""
+
+    depth: int
+    dst_rows: int
+    src_rows: int
+    offsets: list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Rows:
+    """A strided copy as a driver can do it: rows of ``width`` bytes, ``height`` of them a pitch apart, and that again at
+    every offset of the ``outer`` axes (count, destination stride, source stride).
+    """
+
+    width: int
+    height: int
+    dst_pitch: int
+    src_pitch: int
+    outer: list[tuple[int, int, int]]
+    dst_offset: int
+    src_offset: int
+
+    @property
+    def calls(self) -> int:
+        """Driver calls that it takes where the driver copies in two dimensions."""
+        return math.prod(count for count, _, _ in self.outer)
+
+    def slices(self) -> Slices | None:
+        """The same with one outer axis done in the same call: one that lies whole pitches apart, on both sides."""
+        for at in range(len(self.outer) - 1, -1, -1):
+            count, dst, src = self.outer[at]
+            dst_rows, dst_rest = divmod(dst, self.dst_pitch)
+            src_rows, src_rest = divmod(src, self.src_pitch)
+            if self.height > 1 and not dst_rest and not src_rest and min(dst_rows, src_rows) >= self.height:
+                rest = replace(self, outer=[*self.outer[:at], *self.outer[at + 1 :]])
+                return Slices(count, dst_rows, src_rows, rest.offsets())
+        return None
+
+    def offsets(self) -> list[tuple[int, int]]:
+        """(destination, source) offsets of every call."""
+        found = [(self.dst_offset, self.src_offset)]
+        for count, dst, src in self.outer:
+            found = [(d + i * dst, s + i * src) for d, s in found for i in range(count)]
+        return found
+
+
+def rows(shape: Shape, itemsize: int, dst_strides: Shape, src_strides: Shape) -> Rows:
+    """Break a copy between two layouts of one shape into as few two-dimensional copies as it can be.
+
+    Source axes may have any stride (0 repeats, negative runs backwards); destination elements do not overlap.
+    """
+    dst_offset = src_offset = 0
+    axes = []
+    for count, dst, src in zip(shape, dst_strides, src_strides, strict=True):
+        if count == 1:
+            continue
+        if dst < 0:  # walk the axis the other way, on both sides
+            dst_offset += (count - 1) * dst
+            src_offset += (count - 1) * src
+            dst, src = -dst, -src
+        axes.append((count, dst, src))
+    axes.sort(key=lambda axis: axis[1])
+    width = itemsize
+    while axes and axes[0][1] == width == axes[0][2]:
+        width *= axes.pop(0)[0]
+    axes = _merged(axes)
+    best = max((axis for axis in axes if min(axis[1], axis[2]) >= width), default=None)
+    if best is None:
+        return Rows(width, 1, width, width, axes[::-1], dst_offset, src_offset)
+    axes.remove(best)
+    return Rows(width, best[0], best[1], best[2], axes[::-1], dst_offset, src_offset)
+
+
+def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Join neighbouring axes that lie one inside the other on both sides; from the innermost out."""
+    joined: list[tuple[int, int, int]] = []
+    for count, dst, src in axes:
+        if joined:
+            inner, inner_dst, inner_src = joined[-1]
+            if dst == inner * inner_dst and src == inner * inner_src:
+                joined[-1] = (inner * count, inner_dst, inner_src)
+                continue
+        joined.append((count, dst, src))
+    return joined
+
+
+def unpacking_rows(shape: Shape, strides: Shape, itemsize: int) -> Rows:
+    """The rows of a copy from one run of bytes to elements that lie so, in the order in which they lie in memory."""
+    lengths, steps = in_memory_order(shape, strides, *memory_order(shape, strides))
+    return rows(lengths, itemsize, steps, contiguous_strides(lengths, itemsize))
