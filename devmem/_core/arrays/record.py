@@ -46,7 +46,7 @@ class DeviceRecord:
         return self._array.nbytes
 
     @property
-    def opened(self) -> OpenDevice:
+    def open_device(self) -> OpenDevice:
         """The open device that the record lives on."""
         return self._array.open_device
 

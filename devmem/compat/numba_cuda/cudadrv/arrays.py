@@ -308,7 +308,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
         """A field's value, complete on return; of a field that is a record or an array, its part of the memory."""
         field = self._field(item)
         if stream:
-            field._stream = self._array.open_device.streams.stream_of(named(stream))
+            field._stream = self.open_device.streams.stream_of(named(stream))
         return field if field._shape else field.getitem(())
 
     def __setitem__(self, key: Any, value: Any) -> None:
