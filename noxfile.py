@@ -27,6 +27,8 @@ nox.needs_version = ">=2025"
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 WHEEL_LIMIT = 1_000_000
+#: The tests that take the backend as a parameter: one folder, with a folder for each room in it.
+EVERY_BACKEND = "tests/integration/every_backend"
 
 #: The first numpy with wheels for a Python that the lower bound in pyproject.toml is too old for.
 FIRST_NUMPY = {(3, 13): "2.1.0", (3, 14): "2.3.3"}
@@ -55,11 +57,8 @@ def numpy22(session: nox.Session) -> None:
     if sys.version_info >= (3, 14):
         session.skip("NumPy 2.2 has no wheels for this Python")
     session.install("-e", ".[cli]", *pinned("test"), "numpy==2.2.6")
-    about_numpy = ("exchange", "numpy", "upload", "download", "batch")
-    files = [f"tests/integration/test_api_{name}.py" for name in about_numpy]
-    session.run(
-        "python", "-m", "pytest", "-q", "tests/unit/test_dlpack.py", "tests/property/test_dlpack_fuzz.py", *files
-    )
+    rooms = [f"{EVERY_BACKEND}/{room}" for room in ("interop", "arrays", "copy", "bulk")]
+    session.run("python", "-m", "pytest", "-q", "tests/unit/interop", "tests/property/interop", *rooms)
 
 
 @nox.session
@@ -90,11 +89,12 @@ def allocators(session: nox.Session) -> None:
     session.install("--no-deps", *names)
     # The build for the host alone, which not every index has; where it is missing its tests are skipped.
     session.run("python", "-m", "pip", "install", "-q", "torch==2.13.0+cpu", success_codes=[0, 1])
-    ours = "tests/integration/test_adapters_lending.py", "tests/integration/test_adapters_torch.py"
-    session.run(
-        "python", "-m", "pytest", "-q", "tests/contract/test_adapters.py", "tests/unit/test_compat_cuda.py", *ours
+    ours, host = (
+        "tests/integration/adapters",
+        ("tests/contract/resources/test_adapters.py", "tests/unit/compat/test_cuda.py"),
     )
-    emulated(session, "cuda", "tests/integration/test_adapters_peers.py", *ours)
+    session.run("python", "-m", "pytest", "-q", *host, ours)
+    emulated(session, "cuda", ours)
 
 
 @nox.session
@@ -128,30 +128,28 @@ def exchange(session: nox.Session) -> None:
 def kernels(session: nox.Session) -> None:
     """Kernels with numba-cuda: to PTX with no GPU, through its own simulator, and launched where launches are dropped."""
     session.install("-e", ".[cli,cuda-kernels,sim]", *pinned("test"), "numba-cuda==0.30.4")
-    ours = [*Path("tests/unit").glob("test_kernels*.py"), *Path("tests/integration").glob("test_api_kernels*.py")]
-    session.run("python", "-m", "pytest", "-q", *map(str, sorted(ours)))
-    emulated(session, "cuda", "tests/integration/test_api_kernels.py")
+    launched = f"{EVERY_BACKEND}/kernels"
+    session.run("python", "-m", "pytest", "-q", "tests/unit/kernels", launched)
+    emulated(session, "cuda", f"{launched}/test_launch.py")
 
 
 @nox.session
 def numba_hip(session: nox.Session) -> None:
     """Names in kernels against numba-hip's own registries, which brings what NVIDIA's bindings cannot be beside."""
     session.install("-e", ".[rocm-kernels]", *tools(), "numba-hip==0.2.1")
-    session.run(
-        "python", "-m", "pytest", "-q", "tests/unit/test_kernels_numba_hip.py", "tests/unit/test_kernels_names.py"
-    )
+    files = "tests/unit/kernels/test_numba_hip.py", "tests/unit/kernels/test_names.py"
+    session.run("python", "-m", "pytest", "-q", *files)
 
 
 @nox.session
 def cuda12(session: nox.Session) -> None:
     """The older series of NVIDIA's bindings, over the emulated driver."""
     session.install("-e", ".[cli]", "cuda-bindings==12.9.10", *tools())
-    own = Path("tests/contract").glob("test_cuda_*.py")
     # It holds the primary context: a process of its own.
-    emulated(session, "cuda", "tests/contract/test_emulator_truth.py")
-    emulated(session, "cuda", "tests/contract/test_driver_cuda.py")
-    emulated(session, "cuda", *map(str, sorted(own)))
-    emulated(session, "cuda", *api_tests())
+    emulated(session, "cuda", "tests/contract/emulator/test_truth_cuda.py")
+    emulated(session, "cuda", "tests/contract/drivers/test_cuda.py")
+    emulated(session, "cuda", "tests/contract/cuda")
+    emulated(session, "cuda", EVERY_BACKEND)
 
 
 @nox.session
@@ -160,14 +158,13 @@ def rocm7(session: nox.Session) -> None:
     session.install("-e", ".[cli]", "hip-python==7.2.2.562.43", *tools())
     debian_rocm(session)
     # What is called without the binding is tested beside the newer series.
-    worlds = "tests/contract/test_roc_debian.py", "tests/unit/test_roc_worlds.py"
+    worlds = "tests/contract/roc/test_debian.py", "tests/unit/backends/test_roc_worlds.py"
     session.run("python", "-m", "pytest", "-q", *worlds, "-k", "not ctypes")
-    below = map(str, sorted(Path("tests/integration").glob("test_emulated_*.py")))
-    own = ["tests/contract/test_driver_roc.py", "tests/contract/test_roc_traps.py"]
+    own = ["tests/contract/drivers/test_roc.py", "tests/contract/roc/test_traps.py"]
     emulated(session, "roc", *own, "-k", "not ctypes and not TestPool", DEVMEM_ROC_PROVIDER="hip")
-    emulated(session, "roc", *api_tests(), DEVMEM_ROC_PROVIDER="hip")
+    emulated(session, "roc", EVERY_BACKEND, DEVMEM_ROC_PROVIDER="hip")
     some = ["-k", "every_driver_function_fails or schedule"]
-    emulated(session, "roc", *below, *some, DEVMEM_ROC_PROVIDER="hip", SCHEDULE_SEEDS="100")
+    emulated(session, "roc", "tests/integration/emulated", *some, DEVMEM_ROC_PROVIDER="hip", SCHEDULE_SEEDS="100")
 
 
 @nox.session
@@ -175,7 +172,7 @@ def rocm10(session: nox.Session) -> None:
     """What ``pip install devmem[rocm]`` gives, and nothing of NVIDIA's, on Debian's real runtime. `scripts/test` has the rest."""
     session.install("-e", ".[cli,rocm]", *tools())
     debian_rocm(session)
-    session.run("python", "-m", "pytest", "-q", "tests/contract/test_roc_debian.py")
+    session.run("python", "-m", "pytest", "-q", "tests/contract/roc/test_debian.py")
     session.run("python", "-m", "devmem.cli", "emulate", "roc", "--", "devmem", "doctor")
 
 
@@ -183,10 +180,12 @@ def rocm10(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """AMD's imitation of cuda.bindings, really installed: refused, and the advice that comes with that helps."""
     session.install("-e", ".[cli]", "hip-python-interop==10.0.0.0.1.2", *tools())
-    session.run("python", "-m", "pytest", "-q", "tests/contract/test_cuda_imitation.py")
+    session.run("python", "-m", "pytest", "-q", "tests/contract/cuda/test_imitation.py")
     session.run("python", "-m", "pip", "uninstall", "-y", "-q", "hip-python-interop")
     session.run("python", "-m", "pip", "install", "-q", "--force-reinstall", *pinned("test", "cuda-bindings"))
-    emulated(session, "cuda", "tests/integration/test_api_upload.py", "tests/contract/test_cuda_imitation.py")
+    emulated(
+        session, "cuda", "tests/integration/every_backend/copy/test_upload.py", "tests/contract/cuda/test_imitation.py"
+    )
 
 
 @nox.session(python=["3.12", "3.13", "3.14"])
@@ -205,11 +204,6 @@ def emulated(session: nox.Session, backend: str, *tests: str, **variables: str) 
 def debian_rocm(session: nox.Session) -> None:
     """Fetch the ROCm runtime that Debian ships, for the tests that want a real one; where that cannot be, it is told why."""
     session.run("python", "scripts/debian_rocm.py", success_codes=[0, 3])
-
-
-def api_tests() -> list[str]:
-    """The tests of the API, which take the backend as a parameter."""
-    return sorted(map(str, Path("tests/integration").glob("test_api_*.py")))
 
 
 def tools() -> list[str]:

@@ -40,7 +40,13 @@ from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 HERE = Path(__file__).parent
 TRACES = HERE / "traces"
 #: Tests whose allocations stand for what the test suite does.
-SUITE = ["test_api_upload.py", "test_api_index.py", "test_api_assign.py", "test_api_views.py", "test_lifetime.py"]
+SUITE = [
+    "copy/test_upload.py",
+    "arrays/test_index.py",
+    "arrays/test_assign.py",
+    "arrays/test_views.py",
+    "lifetime/test_dropped_during_copies.py",
+]
 UNIT = 512
 #: Peaks from which the reserve is judged, and how much of it there may be; time of a hit; what a million live blocks may cost.
 JUDGED_FROM, RESERVE, HIT, MANY = 256 << 20, 1.15, 2.0, 1.3
@@ -177,7 +183,7 @@ def command_of(name: str) -> list[str]:
         return [sys.executable, "-c", f"import programs; programs.PROGRAMS[{name!r}]()"]
     if name == "demo":
         return [sys.executable, "-m", "devmem.cli", "roundtrip"]
-    tests = [str(HERE.parent / "tests" / "integration" / each) for each in SUITE]
+    tests = [str(HERE.parent / "tests" / "integration" / "every_backend" / each) for each in SUITE]
     return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
 
 

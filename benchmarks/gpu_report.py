@@ -34,11 +34,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 #: Tests with other people's libraries, each in a process of its own: apart, so that what is not installed shows.
 PEERS = [
     ROOT / "tests" / name
-    for name in ("integration/test_adapters_gpu.py", "integration/test_adapters_peers.py", "peers/test_gpu.py")
+    for name in ("integration/adapters/test_gpu.py", "integration/adapters/test_peers.py", "peers/test_gpu.py")
 ]
 
 #: Tests of launching, on every device: what is launched there, and what becomes of its arguments.
-KERNELS = [ROOT / "tests/integration" / f"test_api_kernels{name}.py" for name in ("_all", "", "_arguments")]
+KERNELS = [ROOT / "tests/integration/every_backend/kernels"]
 
 
 def main() -> int:

@@ -21,9 +21,10 @@ if not any(entry.name == "devmem" for entry in importlib.metadata.entry_points(g
     pytest_plugins = ["devmem.testing.plugin"]
 
 FOLDERS = frozenset({"unit", "contract", "property", "integration", "leaks", "docs", "peers"})
-#: Folders, or how files begin, whose tests compute, or compile, all the time: tens of seconds where others want the processors
+#: Folders, and how files begin, whose tests compute, or compile, all the time: tens of seconds where others want the processors
 #: too. They get more of it (in seconds), less than `faulthandler_timeout`.
-BUSY, LONG = ("property", "leaks", "test_emulated_", "test_emulator_"), 140
+BUSY, LONG = {"property", "leaks", "emulated", "emulator"}, 140
+BUSY_FILES = "test_emulator_"
 
 # No deadline: two slow cores under load are not a bug. Function-scoped fixtures of the leak plugin are meant to span examples.
 settings.register_profile(
@@ -47,10 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):
-            folder = item.path.relative_to(here).parts[0]
-            if folder in FOLDERS:
-                item.add_marker(folder)
-            if folder in BUSY or item.path.name.startswith(BUSY):
+            folders = item.path.relative_to(here).parts[:-1]
+            if folders and folders[0] in FOLDERS:
+                item.add_marker(folders[0])
+            if not BUSY.isdisjoint(folders) or item.path.name.startswith(BUSY_FILES):
                 item.add_marker(pytest.mark.timeout(LONG))
 
 

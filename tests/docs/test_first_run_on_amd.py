@@ -15,9 +15,9 @@ from devmem.testing import emulator
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "first-run-on-amd.md"
 FILES = {
-    "truth": ["tests/contract/test_emulator_truth_roc.py"],
-    "suite": ["tests/contract/test_driver_roc.py"],
-    "api": sorted(map(str, (ROOT / "tests/integration").glob("test_api_*.py"))),
+    "truth": ["tests/contract/emulator/test_truth_roc.py"],
+    "suite": ["tests/contract/drivers/test_roc.py"],
+    "api": ["tests/integration/every_backend"],
 }
 CHOICES = sorted(set(re.findall(r"`(truth|suite|api) -k (\w+)`", PAGE.read_text(encoding="utf-8"))))
 

@@ -1,0 +1,721 @@
+"""Stacks as text, for every kind of memory, from the environment and by plugins; what is said when memory runs out."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import gc
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem import memory, plugins
+from devmem._core.base import scopes
+from devmem.spi.types import Capability
+from devmem.testing import FaultyBackend, FaultyDriver
+
+pytestmark = pytest.mark.usefixtures("tidy")
+
+HOST_KINDS = {"pinned": dm.pinned_array, "mapped": dm.mapped_array, "managed": dm.managed_array}
+BOTTOM = {"pinned": memory.PinnedMemory, "mapped": memory.MappedMemory, "managed": memory.ManagedMemory}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``package(source)`` writes a module that can be imported, and gives its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = []
+
+    def write(source: str) -> str:
+        name = f"allocator_{len(made)}_{tmp_path.name.replace('-', '_')}"
+        (tmp_path / f"{name}.py").write_text(source)
+        made.append(name)
+        return name
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+MINE = """
+from devmem.memory import DriverMemory
+
+class Mine:
+    def __init__(self, upstream=None, size=""):
+        self.upstream = upstream or DriverMemory()
+        self.size = size
+    def bind(self, driver):
+        self.upstream.bind(driver)
+    def allocate(self, nbytes, stream):
+        return self.upstream.allocate(nbytes, stream)
+    def deallocate(self, ptr, nbytes, stream):
+        self.upstream.deallocate(ptr, nbytes, stream)
+"""
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def test_outermost_first():
+    with dm.use_memory(" limit:4GiB , statistics:owners, guard:512;quarantine_bytes=1MiB ,driver") as stack:
+        assert repr(stack).startswith("Limit(Statistics(Guard(DriverMemory(")
+        assert stack.max_bytes == 4 << 30
+        guard = stack.upstream.upstream
+        assert (guard.redzone, guard.quarantine_bytes) == (512, 1 << 20)
+        array = dm.to_device(np.arange(100))
+        assert stack.upstream.current_bytes == 800
+        assert array.tolist() == list(range(100))
+        array.free()
+        assert stack.upstream.current_bytes == 0
+        dm.trim()
+
+
+def test_what_a_text_does_not_say_is_what_suits_the_device(device):
+    suits = memory.StreamOrderedMemory if "stream_ordered" in device.info.capabilities else memory.DriverMemory
+    if device.info.default_memory:
+        pytest.skip(f"{device} has a default of its own")
+    with dm.use_memory("statistics") as stack:
+        assert type(stack.upstream) is suits
+        dm.zeros(3).free()
+        assert stack.total_count == 1
+
+
+def test_a_backend_may_say_what_suits_its_device(devmem_backend):
+    class Opinionated(FaultyBackend):
+        def open(self, ordinal):
+            driver = super().open(ordinal)
+            driver._info = dataclasses.replace(driver.info, default_memory="statistics,driver")
+            return driver
+
+    dm.close()
+    dm.register_backend(Opinionated(plugins.registry.backend(devmem_backend).backend, "opinionated"))
+    try:
+        with dm.use_backend("opinionated"):
+            dm.zeros(3).free()
+            with dm.use_memory("limit:1MiB") as stack:
+                assert repr(stack).startswith("Limit(Statistics(DriverMemory(")
+                assert dm.zeros(3).tolist() == [0, 0, 0]
+    finally:
+        dm.unregister_backend("opinionated")
+
+
+def test_one_stack_for_a_text_and_device(second):
+    with dm.use_memory("statistics,driver") as one:
+        pass
+    with dm.use_memory(" statistics,driver ") as again:
+        pass
+    with dm.use_memory("statistics,driver", second) as other:
+        pass
+    assert one is again
+    assert other is not one
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("limit", "'limit' lacks max_bytes: limit:MAX_BYTES"),
+        ("limit:", "'limit' lacks max_bytes: limit:MAX_BYTES"),
+        ("guard:", r"'guard:' has a colon and no arguments: guard:\[redzone"),
+        ("limit:4XiB", "does not take '4XiB' as max_bytes: give a number of bytes"),
+        ("limit:4GiB;5", "'limit' does not take '5'"),
+        ("limit:120%", "does not take '120%' as max_bytes"),
+        ("statistics:peak", r"'statistics' does not take 'peak': statistics:\[owners\]"),
+        ("statistics:owners=maybe", "does not take 'maybe' as owners"),
+        ("driver:5", "driver takes no arguments"),
+        ("driver,statistics", "'driver' stands over nothing else, so it is the last: Statistics"),
+        ("fail_nth:three", "does not take 'three' as n: give a number from 1"),
+        ("statistics,,driver", "no memory resource is named ''"),
+        ("statistics,nonsense", "no memory resource is named 'nonsense': give one of .*driver, fail_nth, guard"),
+        ("scrub:256", "filled with a byte from 0 to 255"),
+        ("limit:4GiB;max_bytes=8GiB", r"'limit' is given max_bytes twice: limit:MAX_BYTES"),
+        ("statistics:owners;owners", "'statistics' is given owners twice"),
+        ("pool()", r"no memory resource is named 'pool\(\)', did you mean 'pool'\?: give one of"),
+        ("DriverMemory", "is named 'DriverMemory', did you mean 'driver'"),
+        ("devmem.memory:PoolMemory", r"'devmem.memory:PoolMemory' is written 'pool' in a stack as text: pool:\["),
+        (
+            "statistics,pinned",
+            r"Statistics\(PinnedMemory.*has pinned memory, so it cannot serve device memory.*kind='pinned'",
+        ),
+        ("mapped", "has mapped memory, so it cannot serve device memory: let it stand over devmem.memory.DriverMemory"),
+    ],
+)
+def test_a_text_that_is_wrong(text, what):
+    with pytest.raises(dm.ConfigError, match=what) as caught:
+        dm.use_memory(text)
+    assert str(caught.value).startswith(f"use_memory({text!r}): ")
+    assert dm.zeros(2).tolist() == [0, 0]
+
+
+def test_by_the_environment(with_settings):
+    with_settings(MEMORY_MANAGER="limit:1MiB,statistics")
+    assert dm.zeros(10).tolist() == [0.0] * 10
+    with pytest.raises(dm.OutOfMemory, match=r"at most 1048576 bytes are in use \(Limit\)"):
+        dm.zeros(1 << 20, "u1").copy()
+    gc.collect()
+    with_settings(MEMORY_MANAGER="limit:lots")
+    with pytest.raises(dm.ConfigError, match="DEVMEM_MEMORY_MANAGER='limit:lots': 'limit' does not take 'lots'"):
+        dm.zeros(3)
+    with_settings(MEMORY_MANAGER="os:path")
+    with pytest.raises(dm.PluginError, match=r"DEVMEM_MEMORY_MANAGER='os:path': 'os:path' .*is not a memory resource"):
+        dm.zeros(3)
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_factory_is_called_with_the_device_and_what_is_below(package):
+    name = package(MINE + "\ndef make(device, upstream=None):\n    return Mine(upstream, str(device))\n")
+    with dm.use_memory(f"statistics,{name}:make") as stack:
+        assert stack.upstream.size == str(dm.current_device())
+        assert type(stack.upstream.upstream) is memory.DriverMemory
+        assert dm.zeros(3).tolist() == [0, 0, 0]
+    with dm.use_memory(f"{name}:make,statistics,driver") as stack:
+        assert repr(stack.upstream).startswith("Statistics(DriverMemory(")
+        assert dm.zeros(3).tolist() == [0, 0, 0]
+
+
+def test_an_instance_and_a_module_alone(package):
+    name = package(MINE + "\nready = Mine()\ndevmem_memory_manager = ready\n")
+    with dm.use_memory(f"{name}:ready") as stack:
+        assert type(stack).__name__ == "Mine"
+    with dm.use_memory(name) as again:
+        assert again is stack
+    with pytest.raises(dm.ConfigError, match="is a resource already, so it is the last"):
+        dm.use_memory(f"{name}:ready,driver")
+
+
+BROKEN = {
+    "import error": (
+        "x = 1\nimport no_such_module_at_all\n",
+        "make",
+        r"cannot be loaded from module .*No module named 'no_such_module_at_all', .*\.py:2$",
+    ),
+    "attribute error": (
+        "import math\nmath.nothing\n",
+        "make",
+        r"cannot be loaded.*has no attribute 'nothing', .*\.py:2$",
+    ),
+    "raises": ("x = 1\nraise ValueError('inside')\n", "make", r"cannot be loaded.*ValueError: inside, .*\.py:2"),
+    "syntax": ("def (:\n", "make", "cannot be loaded.*SyntaxError"),
+    "missing": ("x = 1\n", "make", "cannot be loaded.*has no attribute 'make'$"),
+    "a number": ("make = 5\n", "make", "is not a memory resource: it needs allocate"),
+    "no arguments": (
+        "def make():\n    return 5\n",
+        "make",
+        r"failed when it was made, called with .*TypeError.*\.py:1",
+    ),
+    "factory raises": (
+        "def make(d):\n    raise KeyError('k')\n",
+        "make",
+        r"failed when it was made.*KeyError: 'k', .*\.py:2",
+    ),
+    "makes nothing": ("def make(d):\n    return None\n", "make", "is not a memory resource"),
+    "signature": (
+        MINE.replace("def allocate(self, nbytes, stream)", "def allocate(self, nbytes)") + "make = Mine()\n",
+        "make",
+        r"allocate\(nbytes\) cannot be called as \(nbytes, stream\): too many positional arguments \(from module .*\.py:10\)",
+    ),
+    "keywords": (
+        MINE.replace("def deallocate(self, ptr, nbytes, stream)", "def deallocate(self, ptr, *, stream)")
+        + "make = Mine()\n",
+        "make",
+        r"deallocate\(ptr, \*, stream\) cannot be called as \(ptr, nbytes, stream\)",
+    ),
+    "not callable": (MINE + "make = Mine()\nmake.allocate = 5\n", "make", r"allocate is not callable \(from module"),
+    "newer": (
+        MINE + "make = Mine()\nmake.spi_version = 99\n",
+        "make",
+        "written for contract 99, this devmem has contract 1: upgrade devmem",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "attribute", "what"), BROKEN.values(), ids=BROKEN)
+def test_a_module_that_is_broken_is_named_with_the_line(package, source, attribute, what):
+    name = package(source)
+    with pytest.raises(dm.PluginError, match=what) as caught:
+        dm.use_memory(f"{name}:{attribute}")
+    assert name in str(caught.value)
+    assert dm.zeros(2).tolist() == [0, 0]
+
+
+def test_a_name_that_is_misspelt_and_a_package_that_is_broken(package, tmp_path):
+    with pytest.raises(dm.PluginError, match=r"from module limt, did you mean 'limit'\?: .*No module named 'limt'$"):
+        dm.use_memory("limt:4GiB")
+    name = f"broken_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("x = 1\nraise RuntimeError('boom')\n")
+    for text in (f"{name}.part", f"{name}.part:make", name):
+        with pytest.raises(dm.PluginError, match=rf"cannot be loaded from module {name}.*: boom, .*__init__\.py:2$"):
+            dm.use_memory(text)
+
+
+@pytest.mark.parametrize("text", ["os:path", "math", "json:loads", "devmem:__doc__"])
+def test_a_module_that_is_something_else(text):
+    with pytest.raises(dm.PluginError, match=f"use_memory\\('{text}'\\): "):
+        dm.use_memory(text)
+
+
+# -- plugins -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugin(package, monkeypatch):
+    """A factory that a plugin offers under the name "mine", and what it was called with."""
+    calls = []
+    module = __import__(package(MINE))
+
+    def factory(*arguments):
+        calls.append(arguments)
+        return module.Mine(arguments[1] if arguments else None)
+
+    monkeypatch.setitem(plugins.registry.resources, "mine", (factory, "somebody 1.0"))
+    return calls
+
+
+def test_a_name_of_a_plugin(plugin):
+    with dm.use_memory("mine"):
+        pass
+    with dm.use_memory("statistics,mine"):
+        pass
+    with dm.use_memory("mine:4GiB"):
+        pass
+    with dm.use_memory("limit:80%,mine:a:b;c,driver"):
+        assert dm.zeros(3).tolist() == [0, 0, 0]
+    with dm.use_memory("mine,driver") as stack:
+        pass
+    assert plugin[:3] == [(), (), ("4GiB", None)]
+    assert [arguments[0] for arguments in plugin[3:]] == ["a:b;c", ""]
+    assert plugin[-1][1] is stack.upstream
+
+
+def test_a_factory_that_does_not_fit(monkeypatch):
+    monkeypatch.setitem(plugins.registry.resources, "misfit", (lambda: 5, "somebody 1.0"))
+    with pytest.raises(
+        dm.PluginError, match=r"'misfit' from somebody 1.0 failed when it was made, called with \('4', None\)"
+    ):
+        dm.use_memory("misfit:4")
+    with pytest.raises(dm.PluginError, match=r"'misfit' .from somebody 1.0. is not a memory resource"):
+        dm.use_memory("misfit")
+
+
+def test_an_exception_of_a_plugin_says_whose_it_is(package):
+    name = package(MINE.replace("return self.upstream.allocate(nbytes, stream)", "raise ZeroDivisionError('oh')"))
+    module = __import__(name)
+    for stack in (module.Mine(), memory.Statistics(module.Mine())):
+        with dm.use_memory(stack), pytest.raises(ZeroDivisionError, match="oh") as caught:
+            dm.zeros(3)
+        [note] = caught.value.__notes__
+        assert re.search(
+            rf"devmem: raised by the memory resource Mine \(module {name}\), .*{name}.py:\d+, in allocate", note
+        )
+    assert dm.memory_info().live == 0
+
+
+def test_an_exception_when_memory_goes_back_says_whose_it_is(package):
+    name = package(MINE.replace("self.upstream.deallocate(ptr, nbytes, stream)", "raise ZeroDivisionError('oh')"))
+    resource = __import__(name).Mine()
+    with dm.use_memory(resource):
+        array = dm.zeros(3)
+    ptr = array.ptr
+    with pytest.raises(ZeroDivisionError) as caught:
+        array.free()
+    assert "deallocate of 24 bytes on" in caught.value.__notes__[0]
+    assert dm.memory_info().live == 0
+    with dm.current_device().entered():
+        resource.upstream.deallocate(ptr, 24, 1)
+
+
+def test_a_warning_about_a_dropped_array_says_whose_fault_it_is(package):
+    name = package(MINE.replace("self.upstream.deallocate(ptr, nbytes, stream)", "raise ZeroDivisionError('oh')"))
+    resource = __import__(name).Mine()
+    with dm.use_memory(resource):
+        array = dm.zeros(3)
+    ptr = array.ptr
+    del array
+    with pytest.warns(
+        dm.DevmemWarning, match=r"while freeing dropped memory on .*: oh; .*raised by the memory resource Mine"
+    ):
+        dm.trim()
+    with dm.current_device().entered():
+        resource.upstream.deallocate(ptr, 24, 1)
+
+
+def test_a_plugin_that_fails_when_it_is_bound(package):
+    name = package(MINE.replace("self.upstream.bind(driver)", "raise KeyError('device')"))
+    for text in (name + ":Mine", "statistics," + name + ":Mine"):
+        module = __import__(name)
+        with pytest.raises(KeyError) as caught:
+            dm.use_memory(memory.Statistics(module.Mine()) if "," in text else module.Mine())
+        assert "raised by the memory resource Mine" in caught.value.__notes__[0]
+    assert dm.zeros(2).tolist() == [0, 0]
+
+
+# -- kinds -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=HOST_KINDS)
+def kind(request, need_kind):
+    need_kind(request.param)
+    return request.param
+
+
+def test_a_stack_for_memory_that_the_host_sees(kind, in_thread):
+    make, statistics = HOST_KINDS[kind], memory.Statistics(BOTTOM[kind]())
+    with dm.use_memory(statistics, kind=kind):
+        array = make(100)
+        array[...] = 3
+        assert statistics.current_bytes == 800
+        in_thread(lambda: make(100).sum())
+        device = dm.to_device(array)
+        assert statistics.total_count == 1
+        assert device.tolist() == [3] * 100
+    outside = make(50)
+    assert statistics.current_bytes == 800
+    del array, outside
+    device.free()
+    gc.collect()
+    dm.trim()
+    assert statistics.current_bytes == 0
+
+
+def test_a_text_for_memory_that_the_host_sees(kind):
+    with dm.use_memory("limit:10KiB,statistics,guard", kind=kind) as stack:
+        assert type(stack.upstream.upstream.upstream) is BOTTOM[kind]
+        array = HOST_KINDS[kind](1000)
+        array[...] = np.arange(1000)
+        assert dm.to_device(array).tolist() == list(range(1000))
+        with pytest.raises(dm.OutOfMemory, match="8000 of at most 10240 bytes are in use"):
+            HOST_KINDS[kind](1000)
+        del array
+        gc.collect()
+        dm.trim()
+        assert stack.current_bytes == 0
+        assert stack.upstream.upstream.reports == []
+
+
+def test_from_the_call_on(kind, in_thread):
+    statistics = memory.Statistics(BOTTOM[kind]())
+    scope = dm.use_memory(statistics, kind=kind)
+    in_thread(lambda: HOST_KINDS[kind](10).sum())
+    assert statistics.total_count == 1
+    with scope:
+        pass
+    HOST_KINDS[kind](10)
+    dm.zeros(3)
+    assert statistics.total_count == 1
+    gc.collect()
+    dm.trim()
+
+
+def test_memory_of_another_kind_is_refused(kind):
+    with pytest.raises(dm.ConfigError, match=f"has device memory, so it cannot serve {kind} memory"):
+        dm.use_memory(memory.Statistics(), kind=kind)
+    with pytest.raises(dm.ConfigError, match=r"kind='nothing'\): give one of device, pinned, mapped, managed"):
+        dm.use_memory("driver", kind="nothing")
+
+
+def test_flags_that_the_stack_does_not_have_are_served_beside_it(need_kind):
+    need_kind("pinned")
+    with dm.use_memory("statistics", kind="pinned") as statistics:
+        dm.pinned_array(10, wc=True)
+        dm.pinned_array(10, portable=True)
+        assert statistics.total_count == 0
+        dm.pinned_array(10)
+        assert statistics.total_count == 1
+
+
+def test_the_pinned_stack_of_the_environment(with_settings, need_kind):
+    need_kind("pinned")
+    with_settings(PINNED_MEMORY_MANAGER="limit:1000")
+    array = dm.pinned_array(100)
+    with pytest.raises(dm.OutOfMemory, match="800 of at most 1000 bytes"):
+        dm.pinned_array(100)
+    with dm.use_memory("statistics", kind="pinned") as statistics:
+        dm.pinned_array(1000)
+        assert statistics.total_count == 1
+    with pytest.raises(dm.OutOfMemory):
+        dm.pinned_array(100)
+    del array
+    gc.collect()
+    dm.trim()
+    with_settings(PINNED_MEMORY_MANAGER="driver")
+    with pytest.raises(dm.ConfigError, match=r"DEVMEM_PINNED_MEMORY_MANAGER='driver': .* cannot serve pinned memory"):
+        dm.pinned_array(100)
+    assert dm.zeros(2).tolist() == [0, 0]
+
+
+def test_host_memory_outlives_its_device(kind):
+    statistics = memory.Statistics(BOTTOM[kind]())
+    with dm.use_memory(statistics, kind=kind):
+        array = HOST_KINDS[kind](100)
+    array[...] = 5
+    dm.reset()
+    assert np.asarray(array).sum() == 500
+
+
+# -- memory that runs out ----------------------------------------------------------------------------------------------
+
+
+def test_the_largest_owners_are_named():
+    with dm.use_memory("statistics:owners"):
+        small = dm.zeros(10)
+        large = dm.zeros(1000)
+        with pytest.raises(dm.OutOfMemory) as caught:
+            dm.device_array(dm.memory_info().total * 4, "u1")
+        owners = re.findall(
+            r"(\d+) bytes in 1 blocks from .*?test_stacks.py:(\d+) \(test_the_largest", str(caught.value)
+        )
+        assert [nbytes for nbytes, _ in owners] == ["8000", "80"]
+        small.free()
+        large.free()
+
+
+def test_the_largest_free_block_is_named():
+    class Keeping(memory.Adaptor):
+        largest_free_block = 4321
+
+    with (
+        dm.use_memory(memory.Statistics(Keeping())),
+        pytest.raises(dm.OutOfMemory, match="largest free block 4321 bytes"),
+    ):
+        dm.device_array(dm.memory_info().total * 4, "u1")
+
+
+def test_a_stack_that_cannot_trim_does_not_stop_the_others():
+    class Stubborn(memory.Adaptor):
+        cached_bytes = 5
+        broken = True
+
+        def trim(self, keep_bytes):
+            if self.broken:
+                raise ZeroDivisionError("no")
+
+    stubborn = Stubborn()
+    failing = memory.FailNth(None, 1)
+    with (
+        dm.use_memory(stubborn),
+        dm.use_memory(failing),
+        pytest.warns(dm.DevmemWarning, match=r"while trimming .*Stubborn.*: no"),
+    ):
+        dm.zeros(3).free()
+    stubborn.broken = False
+
+
+def test_a_third_partys_memory_error_counts_as_out_of_memory(package):
+    name = package(MINE.replace("return self.upstream.allocate(nbytes, stream)", "raise MemoryError('all gone')"))
+    for stack in (__import__(name).Mine(), memory.Limit(__import__(name).Mine(), "1GiB")):
+        with dm.use_memory(stack), pytest.raises(dm.OutOfMemory, match=r"asked for 24 bytes.*all gone"):
+            dm.zeros(3)
+
+
+def test_while_a_graph_is_captured_nothing_is_given_back_to_make_room(device, monkeypatch):
+    context, stream = device.opened(), dm.stream()
+    asked = []
+
+    class Capturing:
+        def __getattr__(self, name):
+            asked.append(name)
+            return getattr(driver, name)
+
+        def capturing(self, handle):
+            return handle == stream.handle
+
+    driver = context.handle.driver
+    with dm.use_memory(memory.FailNth(None, 1)), monkeypatch.context() as patch:
+        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
+        patch.setattr(context, "driver", Capturing())
+        with pytest.raises(dm.OutOfMemory, match="nothing can be given back while a graph is captured"):
+            dm.zeros(3)
+    assert not {"synchronize", "stream_synchronize", "event_synchronize", "free"} & set(asked)
+    stream.close()
+
+
+def test_what_only_the_collector_finds_is_waited_for_before_it_is_trimmed(recorded: FaultyDriver):
+    with dm.use_memory(memory.FailNth(None, 2)):
+        gc.disable()  # or it may be found before it is looked for
+        try:
+            kept = [dm.device_array(100)]
+            kept.append(kept)
+            del kept
+            with recorded.during() as seen:
+                dm.device_array(200).free()
+        finally:
+            gc.enable()
+    names = [call.method for call in seen]
+    freed = next(at for at, name in enumerate(names) if name.startswith("free"))
+    assert "synchronize" in names[:freed]
+    assert "synchronize" in names[freed : names.index("alloc", freed)]
+
+
+def test_the_answer_to_memory_that_ran_out_is_given_once_and_in_order(monkeypatch):
+    """Freed what was dropped, waited, collected, trimmed, asked again: each once, but for what the collector finds."""
+    steps = []
+
+    class Scarce(memory.Adaptor):
+        def allocate(self, nbytes, stream):
+            steps.append("asked")
+            if nbytes > 1000:
+                raise MemoryError("scarce")
+            return super().allocate(nbytes, stream)
+
+        def deallocate(self, ptr, nbytes, stream):
+            steps.append("freed")
+            super().deallocate(ptr, nbytes, stream)
+
+        def trim(self, keep_bytes):
+            steps.append(f"trimmed to {keep_bytes}")
+
+    context, collect = dm.current_device().opened(), gc.collect
+    wait = context.handle.driver.synchronize
+    monkeypatch.setattr(gc, "collect", lambda *args: [steps.append("collected"), collect(*args)][1])
+    with dm.use_memory(Scarce()):
+        dropped = dm.device_array(100, "u1")
+        del dropped
+        steps.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(context.handle.driver), "synchronize", lambda _: [steps.append("waited"), wait()][1])
+            with pytest.raises(dm.OutOfMemory, match=r"asked for 2000 bytes.*scarce"):
+                dm.device_array(2000, "u1")
+    assert steps == ["asked", "freed", "waited", "collected", "waited", "trimmed to 0", "asked"]
+
+
+# -- stacks that come and go -------------------------------------------------------------------------------------------
+
+
+def test_a_stack_that_later_ones_pushed_out_can_still_be_used():
+    early, context = memory.Statistics(), dm.current_device().opened()
+    before = context.memory.heap
+    scope = dm.use_memory(early)
+    later = [dm.use_memory(memory.Statistics()) for _ in range(12)]
+    try:
+        with scope:
+            array = dm.device_array(100, "u1")
+            assert early.current_bytes == 100
+            assert dm.memory_info().live == 100
+            array.free()
+    finally:
+        for each in reversed(later):
+            with each:
+                pass
+    assert context.memory.heap is before
+
+
+def test_a_stack_is_known_from_its_installation_on():
+    """Whatever other threads do between the making of its heap and its first use."""
+    context = dm.current_device().opened()
+    stack = memory.Statistics()
+    heap = context.memory.bind(stack)
+    context.forget_idle_heaps()
+    assert heap not in context.memory.heaps
+    scope = scopes.MemoryScope(context, heap)
+    assert heap in context.memory.heaps
+    with scope:
+        context.forget_idle_heaps()
+        array = dm.device_array(100, "u1")
+        assert dm.memory_info().live == 100
+    del array
+    dm.trim()
+    assert stack.current_bytes == 0
+
+
+def test_work_that_was_begun_in_a_block_and_outlives_it_takes_what_is_in_force_then():
+    inner, outer = memory.Statistics(), memory.Statistics()
+    with dm.use_memory(inner):
+        begun = contextvars.copy_context()
+        begun.run(lambda: dm.device_array(1).free())
+    assert inner.total_count == 1
+    with dm.use_memory(outer):
+        begun.run(lambda: dm.device_array(1).free())
+    assert inner.total_count == 1
+    dm.trim()
+
+
+@pytest.mark.parametrize("keep", [-1, -(1 << 40)])
+def test_fewer_than_no_bytes_cannot_be_kept(keep):
+    with pytest.raises(dm.ConfigError, match=f"keep_bytes={keep}"):
+        dm.trim(keep)
+
+
+def test_a_threshold_of_the_drivers_pool(need):
+    need("stream_ordered")
+    with dm.use_memory("statistics,stream_ordered:0") as stack:
+        stream = dm.stream()
+        arrays = [dm.device_array(1 << 20, "u1", stream=stream) for _ in range(4)]
+        for each in arrays:
+            each.free()
+        stream.synchronize()
+        dm.synchronize()
+        with dm.current_device().entered():
+            assert stack.cached_bytes == 0
+    with dm.use_memory(memory.StreamOrderedMemory(release_threshold=(1 << 64) - 1)):
+        dm.zeros(3).free()
+
+
+# -- when memory goes back ---------------------------------------------------------------------------------------------
+
+
+def test_a_stream_ordered_free_on_its_home_stream_waits_for_nothing(recorded: FaultyDriver, need):
+    need("stream_ordered")
+    stream = dm.stream()
+    with dm.use_memory("statistics,stream_ordered"):
+        arrays = [dm.device_array(100, stream=stream) for _ in range(30)]
+        before = recorded.calls.copy()
+        arrays.pop().free()
+        del arrays
+        dm.trim()
+        done = recorded.calls - before
+    assert done["free_async"] == 30
+    assert not [name for name in done if "synchronize" in name or "event" in name or name == "stream_wait"]
+
+
+def test_a_free_that_synchronises_is_put_off_and_done_at_once(recorded: FaultyDriver):
+    stream = dm.stream()
+    with dm.use_memory("statistics,driver"):
+        arrays = [dm.device_array(100, stream=stream) for _ in range(10)]
+        before = recorded.calls.copy()
+        del arrays
+        assert not recorded.calls - before
+        dm.trim()
+        done = recorded.calls - before
+    assert done["free"] == 10
+    assert done["stream_synchronize"] == 1  # once for all of them
+
+
+def test_a_resource_that_cannot_say_what_it_keeps_stops_nobody_else():
+    class Broken:
+        def __init__(self):
+            self.inner = dm.memory.DriverMemory()
+
+        def bind(self, driver):
+            self.inner.bind(driver)
+
+        def allocate(self, nbytes, stream):
+            raise MemoryError("no")
+
+        def deallocate(self, ptr, nbytes, stream):
+            self.inner.deallocate(ptr, nbytes, stream)
+
+        @property
+        def cached_bytes(self):
+            raise RuntimeError("the library is broken")
+
+    with (
+        pytest.warns(dm.DevmemWarning, match=r"cannot say what it keeps: RuntimeError\('the library is broken'\)"),
+        pytest.raises(dm.OutOfMemory, match="no"),
+        dm.use_memory(Broken()),
+    ):
+        dm.zeros(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dm.DevmemWarning)
+        with dm.use_memory("driver"):
+            assert dm.zeros(10).copy_to_host().sum() == 0
+        dm.memory_info()
+        gc.collect()
+        dm.trim()
+        dm.close()
