@@ -10,9 +10,8 @@ from importlib import import_module as _import_module
 from . import backends as _folder  # noqa: F401
 from . import errors
 from ._core.arrays.host_visible import ManagedNDArray, MappedNDArray
-from ._core.arrays.ndarray import DeviceNDArray
+from ._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from ._core.arrays.pinned import PinnedNDArray
-from ._core.arrays.record import DeviceRecord
 from ._core.arrays.smart import SmartArray
 from ._core.base.config import Setting
 from ._core.bulk.async_copy import Transfer

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .._core.arrays.creation import empty, upload
-from .._core.arrays.ndarray import DeviceNDArray, device_view
-from .._core.arrays.record import DeviceRecord
+from .._core.arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from .._core.arrays.smart import SmartArray
 from .._core.base.address import address
 from .._core.base.arguments import check_destination, host_array

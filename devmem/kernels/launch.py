@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from .._core.arrays.ndarray import DeviceNDArray
-from .._core.arrays.record import DeviceRecord
+from .._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import open_device_of
 from .._core.lifetime.allocation import StreamUse

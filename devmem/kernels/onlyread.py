@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._core.arrays.ndarray import DeviceNDArray
-from .._core.arrays.record import DeviceRecord
+from .._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 
 
 class OnlyRead(DeviceNDArray[Any]):

@@ -13,8 +13,7 @@ from ..base.arguments import check_same, host_array
 from ..base.layout import Shape, contiguous_strides, like_strides
 from ..device.device import current_open_device, open_device_of
 from ..device.open_device import OpenDevice
-from .ndarray import DeviceNDArray, StreamLike, device_view, new
-from .record import DeviceRecord
+from .ndarray import DeviceNDArray, DeviceRecord, StreamLike, device_view, new
 
 
 def empty(

@@ -162,7 +162,8 @@ class ManagedNDArray(HostVisible):
         words = [a + b for a in ("set_", "unset_") for b in ("read_mostly", "preferred_location", "accessed_by")]
         if advice not in words:
             raise LayoutError(f"advice is one of {', '.join(words)}, not {advice!r}")
-        owner, opened = self._owner(), self._open_device
+        self._owner()
+        opened = self._open_device
         opened.handle.require(Capability.MANAGED, "advise on managed memory", "leave it to the driver")
         low, high = extent(self)
         if high > low:

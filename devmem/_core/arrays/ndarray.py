@@ -1,4 +1,4 @@
-"""The device array, and how one is made."""
+"""The device array, one record of it, and how both are made."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
+from ..base.address import address
 from ..base.arguments import (
     assignable,
     check_destination,
     check_same,
+    dtype_of,
     host_array,
     new_shape_of,
     one_value,
     order_of,
 )
-from ..base.array_view import D
+from ..base.array_view import ArrayView, D
 from ..base.device_handle import CurrentDevice
 from ..base.layout import (
     Shape,
@@ -33,24 +35,29 @@ from ..base.layout import (
 )
 from ..base.transfer_guard import guard
 from ..copy.peer import PeerSource, copy_from_peer
-from ..device.device import current_open_device
+from ..device.device import Device, current_open_device
 from ..device.open_device import OpenDevice
-from ..interop.export import Exports
+from ..interop.dlpack import IS_COPIED
+from ..interop.dlpack import export as capsule_of
+from ..interop.dlpack_types import dtype_code
+from ..interop.export import NO_ORDER, array_interface, asked_device, consumer_of, exported
 from ..interop.import_ import device_memory
+from ..interop.ipc import IpcHandle, handle_of
 from ..lifetime.allocation import StreamUse
 from ..ordering.stream import Stream
+from .array_base import ArrayBase
 from .operators import Operators
 from .pinned import pinned_like
-from .record import DeviceRecord
-from .views import Views
+from .views import broadcast, field_of, indexed, retyped, squeezed, transposed, without_leading_ones
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 StreamLike = Any
+_new: Any = object.__new__
 
 
-class DeviceNDArray(Views[D], Operators, Exports):
+class DeviceNDArray(ArrayBase[D], Operators):
     """An n-dimensional array in device memory.
 
     Made by ``to_device``, ``device_array`` and their kin, not by its constructor. Indexing with ints, slices, Ellipsis and None,
@@ -170,7 +177,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
 
     def item(self, *at: int) -> object:
         """The only element, or the one at these indices, as a Python scalar."""
-        chosen = self._at(at) if at else self
+        chosen = self._selected(at) if at else self
         if chosen.size != 1:
             raise LayoutError(f"item() takes one element, this array has {chosen.size}: give its indices")
         return chosen.copy_to_host().item()
@@ -182,9 +189,7 @@ class DeviceNDArray(Views[D], Operators, Exports):
     # -- elements, and views that may copy -------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        if type(key) is slice and self._shape:
-            return self._slice(key)
-        view = self._field(key) if isinstance(key, str) else self._at(key)
+        view = self._selected(key)
         if view.shape or isinstance(key, str) or _asks_for_view(key):
             return view
         if view.dtype.fields is not None:
@@ -193,12 +198,50 @@ class DeviceNDArray(Views[D], Operators, Exports):
         return view.copy_to_host()[()]
 
     def __setitem__(self, key: Any, value: object) -> None:
-        self._assign(self._field(key) if isinstance(key, str) else self._at(key), value)
+        self._assign(self._selected(key), value)
 
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over an array without axes")
         return (self[i] for i in range(self.shape[0]))
+
+    def view(self, dtype: npt.DTypeLike) -> DeviceNDArray[Any]:
+        """The same bytes as elements of another type; with another size of element, the last axis must be contiguous."""
+        self.allocation.check()
+        return self._same_memory(retyped(self, dtype_of(dtype)))
+
+    def transpose(self, *axes: Any) -> DeviceNDArray[D]:
+        """A view with the axes in another order; reversed, if none is given."""
+        self.allocation.check()
+        return self._same_memory(transposed(self, axes))
+
+    @property
+    def T(self) -> DeviceNDArray[D]:
+        """The array with its axes reversed, a view."""
+        return self.transpose()
+
+    def squeeze(self, axis: Any = None, stream: StreamLike = 0) -> DeviceNDArray[D]:
+        """A view without axes of length one: all of them, or those named."""
+        self.allocation.check()
+        view = self._same_memory(squeezed(self, axis))
+        return view.bind(stream) if stream else view
+
+    def split(self, section: int, stream: StreamLike = 0) -> Iterator[DeviceNDArray[D]]:
+        """Views of ``section`` elements each along the first axis, the last one shorter; made as they are asked for."""
+        self.allocation.check()
+        length = operator.index(section)
+        if length < 1:
+            raise LayoutError(f"a section has at least one element, not {length}")
+        count = len(self)
+        source = self.bind(stream) if stream else self
+        return (source[start : start + length] for start in range(0, count, length))
+
+    def bind(self, stream: StreamLike) -> DeviceNDArray[D]:
+        """The same array on a stream: its work is ordered there where no other is named. Binding makes nothing asynchronous."""
+        self.allocation.check()
+        view = self._same_memory(self)
+        view._stream = self.open_device.streams.stream_of(stream) if stream else None
+        return view
 
     def reshape(self, *newshape: Any, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
         """The elements in another shape: a view where there is one, else a copy on the device.
@@ -228,7 +271,8 @@ class DeviceNDArray(Views[D], Operators, Exports):
             with StreamUse(chosen, self.allocation, packed.allocation):
                 self.open_device.copies.move(packed, self, chosen, True)
         packed._stream = self._stream
-        return packed._view(packed._ptr, shape, contiguous_strides(shape, self.itemsize, order))
+        packed_strides = contiguous_strides(shape, self.itemsize, order)
+        return packed._view(packed._ptr, shape, packed_strides)
 
     def ravel(self, order: str = "C", stream: StreamLike = 0) -> DeviceNDArray[D]:
         """The elements along one axis: a view where there is one, else a copy on the device."""
@@ -250,6 +294,93 @@ class DeviceNDArray(Views[D], Operators, Exports):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.open_device.handle.dead is None:
             self.free()
+
+    # -- exchange ------------------------------------------------------------------------------------------------------
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.open_device.handle.dlpack_device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule with the array, for a consumer such as another library's ``from_dlpack``.
+
+        It keeps the memory alive when all devmem arrays are dropped. An explicit ``free()`` takes the memory from the consumer too,
+        except where it is foreign: of that ``free()`` only lets go.
+
+        Parameters
+        ----------
+        stream : int, optional
+            Where the consumer will use the memory, in its vendor's numbers: that stream is made to wait for all that devmem
+            enqueued on the memory. -1: no stream waits. None: the vendor's default stream, or, where there are none, the host.
+        max_version : (int, int), optional
+            The newest DLPack that the consumer reads; versioned capsules from 1.0 on.
+        dl_device : (int, int), optional
+            Where the consumer wants it: this device, or ``(1, 0)``, a copy in host memory; with that, no stream.
+        copy : bool, optional
+            True always copies, on the consumer's stream; False never does.
+
+        Raises
+        ------
+        BufferError
+            It cannot be exported so: dtype, strides, device, a copy that was forbidden.
+        LayoutError
+            A stream that the device does not have.
+        """
+        self.allocation.check()
+        table = self.open_device.streams
+        versioned = max_version is not None and max_version[0] >= 1
+        wanted = asked_device(table, dl_device, copy, stream)
+        if wanted == table.handle.dlpack_device:
+            if not copy:
+                return exported(self, self.allocation, table, stream, versioned)
+            dtype_code(self._dtype)
+            copied = self._copy_for_consumer(stream)
+            return capsule_of(
+                copied._ptr,
+                wanted,
+                copied._shape,
+                copied._strides,
+                copied._dtype,
+                IS_COPIED,
+                copied.allocation,
+                versioned,
+            )
+        dtype_code(self._dtype)
+        with CurrentDevice(table.handle):
+            self.allocation.wait()
+        host = self.copy_to_host()
+        ptr = address(host) if host.size else 0
+        return capsule_of(ptr, wanted, host.shape, host.strides, host.dtype, IS_COPIED, host, versioned)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The array as version 3 of the CUDA Array Interface has it; a consumer waits for ``stream`` first.
+
+        AttributeError where the device's arrays have none.
+        """
+        self.allocation.check()
+        return array_interface(self, self.allocation, self.open_device.streams)
+
+    def get_ipc_handle(self) -> IpcHandle:
+        """What another process opens the memory with, by `open_ipc_array`; it pickles. What devmem enqueued is waited for.
+
+        The memory stays this process's: keep the array until the other process has let go of its own.
+
+        Raises
+        ------
+        UnsupportedError
+            The device cannot share memory; or the memory came from a pool, or from another library: what can be shared is allocated
+            under ``use_memory(devmem.memory.DriverMemory())``.
+        LayoutError
+            The array is empty.
+        """
+        return handle_of(self, self.allocation)
 
     # -- NumPy and Python protocols ------------------------------------------------------------------------------------
 
@@ -327,29 +458,122 @@ class DeviceNDArray(Views[D], Operators, Exports):
                 with StreamUse(chosen, self.allocation):
                     copy_from_peer(opened.copies, self, origin, chosen, blocking=not stream)
 
+    def _same_memory(self, view: ArrayView[Any]) -> DeviceNDArray[Any]:
+        """An array of the same class over the same memory, with another layout."""
+        # Not by the constructor: a subclass of the user's may have another one.
+        array: DeviceNDArray[Any] = _new(type(self))
+        ptr = view._ptr if 0 not in view._shape else 0
+        layout = ptr, view._shape, view._dtype, view._strides
+        ArrayBase.__init__(array, self.open_device, self.allocation, *layout, self._stream)
+        return array
+
+    def _view(self, ptr: int, shape: Shape, strides: Shape | None) -> DeviceNDArray[D]:
+        """An array over the same memory at an address in it."""
+        return self._same_memory(ArrayView(ptr, shape, self._dtype, strides))
+
+    def _selected(self, key: object) -> DeviceNDArray[Any]:
+        """The view that an index, or the name of a field, selects."""
+        self.allocation.check()
+        return self._same_memory(field_of(self, key) if isinstance(key, str) else indexed(self, key))
+
     def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
         """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""
         source = device_view(value)
         if source is not None and source.dtype == view.dtype:
-            view.put(_broadcast(source, view.shape), 0)
+            view.put(source._same_memory(broadcast(source, view.shape)), 0)
             return
         if source is not None:
             guard(f"assigning {source.dtype} to {view.dtype}")
             value = source.copy_to_host()
         host = assignable(value, view.dtype)
         try:
-            spread = np.broadcast_to(host.reshape(_without_leading_ones(host.shape, len(view.shape))), view.shape)
+            spread = np.broadcast_to(host.reshape(without_leading_ones(host.shape, len(view.shape))), view.shape)
         except ValueError:
             raise LayoutError(
                 f"cannot assign shape {host.shape} to shape {view.shape}: they do not broadcast"
             ) from None
         view.put(spread, 0)
 
+    def _copy_for_consumer(self, stream: object) -> DeviceNDArray[D]:
+        """A copy on the stream that a DLPack consumer names; complete, where it names none."""
+        table = self.open_device.streams
+        consumer = None if stream == NO_ORDER else consumer_of(table, stream)
+        with CurrentDevice(table.handle):
+            if consumer is not None:
+                self.allocation.order_behind(consumer)
+                return self.copy(stream=consumer)
+            if stream != NO_ORDER:
+                self.allocation.wait()
+            return self.copy()
+
     def _one(self, what: str) -> Any:
         if self.size != 1:
             raise LayoutError(f"{what} takes an array of one element, this has {self.size}")
         guard(what)
         return self.copy_to_host().reshape(())[()]
+
+
+class DeviceRecord:
+    """An element of a record array on a device. ``r["x"]`` reads a field, ``r["x"] = 1`` writes it; both are synchronous.
+
+    It shares the memory of the array that it came from, and keeps it alive.
+    """
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: DeviceNDArray[Any]) -> None:
+        self._array = array
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} dtype={self.dtype} on {self.device}>"
+
+    def __getitem__(self, name: str) -> Any:
+        field = self._array[name]
+        return field if field.shape else field[()]
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self._array[name] = value
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The record's dtype."""
+        return self._array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the record, with its padding."""
+        return self._array.nbytes
+
+    @property
+    def open_device(self) -> OpenDevice:
+        """The open device that the record lives on."""
+        return self._array.open_device
+
+    @property
+    def device(self) -> Device:
+        """The device that the record lives on."""
+        return self._array.device
+
+    @property
+    def ptr(self) -> int:
+        """The device's address of the record."""
+        return self._array.ptr
+
+    def copy_to_host(self, ary: Any = None, stream: Any = 0) -> np.void:
+        """The record as a NumPy record; ``ary``, an ndarray without axes, is filled if given. Otherwise as for arrays."""
+        host = self._array.copy_to_host(ary, stream)
+        return cast(np.void, host[()])
+
+    def copy_to_device(self, ary: object, stream: Any = 0) -> None:
+        """Copy a record of the same dtype, of host or device, or a tuple of its fields, into this one."""
+        self._array.copy_to_device(assignable(ary, self.dtype) if isinstance(ary, tuple) else ary, stream)
+
+    def free(self) -> None:
+        """Give back the memory that the record shares with its array."""
+        self._array.free()
+
+    def __devmem_view__(self) -> DeviceNDArray[Any]:
+        return self._array
 
 
 def new(
@@ -410,22 +634,3 @@ def host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape | None) -> npt.
 
 def _asks_for_view(key: object) -> bool:
     return key is Ellipsis or (isinstance(key, tuple) and any(part is Ellipsis for part in key))
-
-
-def _without_leading_ones(shape: Shape, ndim: int) -> Shape:
-    """The shape with as few axes as that, where the surplus ones are in front and have length one: NumPy assigns so."""
-    while len(shape) > ndim and shape[0] == 1:
-        shape = shape[1:]
-    return shape
-
-
-def _broadcast(source: DeviceNDArray[Any], shape: Shape) -> DeviceNDArray[Any]:
-    """A view of the source with axes repeated (stride 0), as NumPy broadcasts."""
-    kept = _without_leading_ones(source.shape, len(shape))
-    missing = len(shape) - len(kept)
-    lengths = (1,) * missing + kept
-    steps = (0,) * missing + source.strides[len(source.shape) - len(kept) :]
-    if missing < 0 or any(have not in (1, want) for have, want in zip(lengths, shape, strict=False)):
-        raise LayoutError(f"cannot assign shape {source.shape} to shape {shape}: they do not broadcast")
-    strides = tuple(0 if have != want else step for have, want, step in zip(lengths, shape, steps, strict=True))
-    return source._view(source._ptr, shape, strides)

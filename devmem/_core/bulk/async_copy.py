@@ -11,9 +11,8 @@ import numpy as np
 from ...spi.errors import DevmemError, LayoutError
 from ...toolkit.deferred_errors import fresh_copy
 from ..arrays.creation import empty
-from ..arrays.ndarray import DeviceNDArray, device_view
+from ..arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ..arrays.pinned import pinned_like
-from ..arrays.record import DeviceRecord
 from ..base.arguments import check_destination, check_same, host_array
 from ..base.device_handle import CurrentDevice
 from ..base.layout import like_strides

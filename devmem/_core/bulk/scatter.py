@@ -105,7 +105,7 @@ def _fetch(views: list[DeviceNDArray[Any]], rooms: list[npt.NDArray[Any]]) -> No
     try:
         for at, key in _in_turns(rooms, [view.open_device for view in views]):
             with _naming("gather", "array", at, len(views), f"of shape {views[at].shape} on {views[at].device}"):
-                under_way.append((at, async_copy.copy_async(views[at]._at(key), rooms[at][key], None, None)))
+                under_way.append((at, async_copy.copy_async(views[at][key], rooms[at][key], None, None)))
             if len(under_way) > UNDER_WAY * len(views):
                 wait()
         while under_way:

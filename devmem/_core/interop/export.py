@@ -1,149 +1,103 @@
-"""Handing device arrays to other libraries: DLPack and the CUDA Array Interface."""
+"""Giving memory to other libraries: DLPack capsules, the CUDA Array Interface, and the streams that their consumers name."""
 
 from __future__ import annotations
 
 import operator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...spi.errors import LayoutError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from ..base.address import address
-from ..base.device_handle import CurrentDevice
-from ..base.layout import Shape, is_contiguous
-from ..lifetime.allocation import ExportedForeign
-from . import dlpack, ipc
-from .dlpack import IS_COPIED, READ_ONLY
+from ..base.array_view import ArrayView
+from ..base.device_handle import CPU, CurrentDevice
+from ..base.layout import is_contiguous
+from ..lifetime.allocation import Allocation, ExportedForeign
+from ..ordering.stream import Stream
+from ..ordering.stream_table import StreamTable
+from .dlpack import READ_ONLY
 from .dlpack import export as capsule_of
-from .dlpack_types import dtype_code
 
-if TYPE_CHECKING:
-    from ..arrays.ndarray import DeviceNDArray
-    from ..device.open_device import OpenDevice
-    from ..lifetime.allocation import Allocation
-    from ..ordering.stream import Stream
-    from ..ordering.stream_table import StreamTable
-
-#: What a consumer says that will order its work itself.
+#: What a DLPack consumer says that orders its work itself.
 NO_ORDER = -1
 
 
-class Exports:
-    """What other libraries ask a device array for."""
+def exported(
+    view: ArrayView[Any], allocation: Allocation, table: StreamTable, stream: object, versioned: bool, flags: int = 0
+) -> Any:
+    """A capsule with an array's memory, in place, made ready for the stream that the consumer names."""
+    consumer: Stream | None = None
+    if view._ptr and stream != NO_ORDER:
+        consumer = consumer_of(table, stream)
+        # Nothing is to be done where the consumer's is the only stream that ever used the memory. Foreign memory has no home.
+        used_elsewhere = consumer is not allocation.home or allocation.streams is not None
+        if consumer is None or consumer.external or used_elsewhere:
+            with CurrentDevice(table.handle):
+                if consumer is None:
+                    allocation.wait()
+                else:
+                    allocation.hand_to(consumer)
+    keep = ExportedForeign(allocation, consumer) if allocation.home is None else allocation
+    if allocation.read_only:
+        flags |= READ_ONLY
+    device = table.handle.dlpack_device
+    return capsule_of(view._ptr, device, view._shape, view._strides, view._dtype, flags, keep, versioned)
 
-    __slots__ = ()
 
-    open_device: OpenDevice
-    allocation: Allocation
-    _ptr: int
-    _shape: Shape
-    _strides: Shape | None
-    _dtype: np.dtype[Any]
+def asked_device(table: StreamTable, dl_device: object, copy: bool | None, stream: object) -> tuple[int, int]:
+    """The DLPack device that a consumer wants an array on: its own, or the host, which takes a copy.
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.open_device.handle.dlpack_device
-
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """A capsule with the array, for a consumer: ``from_dlpack`` of a library, not you.
-
-        It keeps the memory alive when all arrays of ours are dropped; an explicit ``free()`` takes it from the consumer too,
-        except where the memory is borrowed, of which ``free()`` lets go for us alone.
-
-        Parameters
-        ----------
-        stream : int, optional
-            Where the consumer will use the memory, in its vendor's numbers: that stream is made to wait for all that devmem
-            enqueued on the memory. -1: nobody waits. None: the vendor's default stream, or, where there are none, the host.
-        max_version : (int, int), optional
-            The newest DLPack that the consumer reads; versioned capsules from 1.0 on.
-        dl_device : (int, int), optional
-            Where the consumer wants it: this device, or ``(1, 0)``, a copy in host memory; with that, no stream.
-        copy : bool, optional
-            True always copies, on the consumer's stream; False never does.
-
-        Raises
-        ------
-        BufferError
-            It cannot be exported so: dtype, strides, device, a copy that was forbidden.
-        LayoutError
-            A stream that the device does not have.
-        """
-        allocation, opened = self.allocation, self.open_device
-        allocation.check()
-        versioned = max_version is not None and max_version[0] >= 1
-        if dl_device is not None or copy:
-            return _elsewhere(self, stream, versioned, dl_device, copy)  # type: ignore[arg-type]
-        consumer: Stream | None = None
-        if self._ptr and stream != NO_ORDER:
-            consumer = consumer_of(opened.streams, stream)
-            # Nothing is to be done where the consumer's is the only stream that ever was.
-            # Memory of somebody else's on the host has no home either.
-            if (
-                consumer is None
-                or consumer is not allocation.home
-                or consumer.external
-                or allocation.streams is not None
-            ):
-                with CurrentDevice(opened.handle):
-                    if consumer is None:
-                        allocation.wait()
-                    else:
-                        allocation.hand_to(consumer)
-        keep = ExportedForeign(allocation, consumer) if allocation.home is None else allocation
-        flags = READ_ONLY if allocation.read_only else 0
-        return capsule_of(
-            self._ptr, opened.handle.dlpack_device, self._shape, self._strides, self._dtype, flags, keep, versioned
+    Raises
+    ------
+    BufferError
+        The array is exported there only by a copy that is forbidden, or not at all.
+    LayoutError
+        A stream is named for a copy in host memory.
+    """
+    device, own = table.handle.device, table.handle.dlpack_device
+    if dl_device is None:
+        return own
+    try:
+        kind, number = map(operator.index, dl_device)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise TypeError(f"dl_device is a pair of integers, (type, number), not {dl_device!r}") from None
+    wanted: tuple[int, int] = kind, number
+    if wanted == own:
+        return own
+    if wanted != (CPU, 0):
+        raise BufferError(
+            f"an array on {device} (DLPack device {own}) is exported there or to the host, (1, 0), not to {wanted}: "
+            f"copy it with devmem.to_device(array, device=...) first"
         )
+    if copy is False:
+        raise BufferError(f"an array on {device} gets to the host by a copy only, and copy=False")
+    if stream is not None:
+        raise LayoutError(f"a copy in host memory is complete: with dl_device=(1, 0) give stream=None, not {stream!r}")
+    return wanted
 
-    def get_ipc_handle(self) -> ipc.IpcHandle:
-        """What another process opens the memory with, by `open_ipc_array`; it pickles. What devmem enqueued is waited for.
 
-        The memory stays this process's: keep the array until the other process has let go of its own.
-
-        Raises
-        ------
-        UnsupportedError
-            The device cannot share memory; or the memory came from a pool, or from somebody else: what can be shared is allocated
-            under ``use_memory(devmem.memory.DriverMemory())``.
-        LayoutError
-            The array is empty.
-        """
-        return ipc.handle_of(self)  # type: ignore[arg-type]
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The array as version 3 of the CUDA Array Interface has it. Whoever uses the memory waits for ``stream`` first.
-
-        AttributeError where the device's arrays have none.
-        """
-        allocation, opened = self.allocation, self.open_device
-        allocation.check()
-        if not opened.handle.info.exchange.array_interface:
-            raise AttributeError(f"arrays on {opened.device} have no __cuda_array_interface__: exchange them by DLPack")
-        ptr, shape, strides, dtype = self._ptr, self._shape, self._strides, self._dtype
-        if strides is not None and is_contiguous(shape, strides, dtype.itemsize):
-            strides = None
-        interface = {
-            "shape": shape,
-            # NumPy has no text for types of extensions, float8 say, and gives one that means nothing: opaque bytes then.
-            "typestr": dtype.str if dtype.isbuiltin != 2 else f"|V{dtype.itemsize}",
-            "data": (ptr, allocation.read_only),
-            "strides": strides,
-            "version": 3,
-            "stream": _stream_to_wait_for(allocation, opened) if ptr else None,
-        }
-        if dtype.fields is not None:
-            interface.update(_described(dtype))
-        return interface
+def array_interface(view: ArrayView[Any], allocation: Allocation, table: StreamTable) -> dict[str, Any]:
+    """Version 3 of the CUDA Array Interface; AttributeError where the device's arrays have none."""
+    if not table.handle.info.exchange.array_interface:
+        raise AttributeError(
+            f"arrays on {table.handle.device} have no __cuda_array_interface__: exchange them by DLPack"
+        )
+    dtype, strides = view._dtype, view._strides
+    if strides is not None and is_contiguous(view._shape, strides, dtype.itemsize):
+        strides = None
+    interface = {
+        "shape": view._shape,
+        # NumPy has no text for types of extensions, float8 say, and gives one that means nothing: opaque bytes then.
+        "typestr": dtype.str if dtype.isbuiltin != 2 else f"|V{dtype.itemsize}",
+        "data": (view._ptr, allocation.read_only),
+        "strides": strides,
+        "version": 3,
+        "stream": _stream_to_wait_for(allocation, table) if view._ptr else None,
+    }
+    if dtype.fields is not None:
+        interface.update(_described(dtype))
+    return interface
 
 
 def consumer_of(table: StreamTable, stream: object) -> Stream | None:
@@ -201,67 +155,17 @@ def make_ready(table: StreamTable, stream: int | None, *, now: bool = False) -> 
                 completions.order(consumer.handle, other.order_handle())
 
 
-def _elsewhere(array: DeviceNDArray[Any], stream: object, versioned: bool, dl_device: object, copy: bool | None) -> Any:
-    """A capsule of a copy; or of the array itself, where that is what the consumer turns out to want."""
-    opened = array.open_device
-    wanted = opened.handle.dlpack_device if dl_device is None else _device_pair(dl_device)
-    if wanted == opened.handle.dlpack_device:
-        if not copy:
-            return array.__dlpack__(stream=stream, max_version=dlpack.VERSION if versioned else None)  # type: ignore[arg-type]
-        dtype_code(array._dtype)
-        copied = _copied(array, opened, stream)
-        layout = copied._shape, copied._strides, copied._dtype
-        return capsule_of(copied._ptr, wanted, *layout, IS_COPIED, copied.allocation, versioned)
-    if wanted != (dlpack.CPU, 0):
-        raise BufferError(
-            f"an array on {opened.device} (DLPack device {opened.handle.dlpack_device}) is exported there or to the host, (1, 0), "
-            f"not to {wanted}: copy it with devmem.to_device(array, device=...) first"
-        )
-    if copy is False:
-        raise BufferError(f"an array on {opened.device} gets to the host by a copy only, and copy=False")
-    if stream is not None:
-        raise LayoutError(f"a copy in host memory is complete: with dl_device=(1, 0) give stream=None, not {stream!r}")
-    dtype_code(array._dtype)
-    with CurrentDevice(opened.handle):
-        array.allocation.wait()
-    host = array.copy_to_host()
-    ptr = address(host) if host.size else 0
-    return capsule_of(ptr, wanted, host.shape, host.strides, host.dtype, IS_COPIED, host, versioned)
-
-
-def _copied(array: DeviceNDArray[Any], opened: OpenDevice, stream: object) -> DeviceNDArray[Any]:
-    """A copy of an array: on its consumer's stream, or complete, where it names none."""
-    consumer = None if stream == NO_ORDER else consumer_of(opened.streams, stream)
-    with CurrentDevice(opened.handle):
-        if consumer is None:
-            if stream != NO_ORDER:
-                array.allocation.wait()
-            return array.copy()
-        array.allocation.order_behind(consumer)
-        return array.copy(stream=consumer)
-
-
-def _device_pair(device: object) -> tuple[int, int]:
-    try:
-        kind: Any
-        number: Any
-        kind, number = device  # type: ignore[misc]
-        return operator.index(kind), operator.index(number)
-    except (TypeError, ValueError):
-        raise TypeError(f"dl_device is a pair of integers, (type, number), not {device!r}") from None
-
-
-def _stream_to_wait_for(allocation: Allocation, opened: OpenDevice) -> int | None:
+def _stream_to_wait_for(allocation: Allocation, table: StreamTable) -> int | None:
     """The vendor's number of a stream that comes after all that devmem enqueued on the block; None if all is done."""
-    home: Stream = allocation.home or getattr(allocation, "ready", None) or opened.streams.legacy
+    home: Stream = allocation.home or getattr(allocation, "ready", None) or table.legacy
     named = home.ordering_stream()
     if allocation.streams is not None or named is not allocation.home:
-        with CurrentDevice(opened.handle):
+        with CurrentDevice(table.handle):
             allocation.order_behind(named)
     handle = named.handle
-    if handle > PER_THREAD_STREAM or opened.handle.stream_numbers.get(handle) == handle:
+    if handle > PER_THREAD_STREAM or table.handle.stream_numbers.get(handle) == handle:
         return handle
-    with CurrentDevice(opened.handle) as driver:  # a default stream whose number means something else to consumers
+    with CurrentDevice(table.handle) as driver:  # a default stream whose number means something else to consumers
         driver.stream_synchronize(handle)
     return None
 

@@ -13,6 +13,7 @@ import numpy as np
 from ...spi.errors import BackendError, LayoutError, UnsupportedError
 from ...spi.types import Capability
 from ..base.arguments import layout_of
+from ..base.array_view import ArrayView
 from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, span
 from ..device.backends import usable_backend
@@ -23,7 +24,6 @@ from ..memory.direct import DriverMemory
 
 if TYPE_CHECKING:
     from ...spi.driver import Driver
-    from ..arrays.ndarray import DeviceNDArray
     from ..device.open_device import OpenDevice
 
 #: How to have memory that can be shared.
@@ -107,7 +107,7 @@ class Counted(dict[int, int]):
 _opened: WeakKeyDictionary[OpenDevice, Opened] = WeakKeyDictionary()
 
 
-def handle_of(array: DeviceNDArray[Any]) -> IpcHandle:
+def handle_of(view: ArrayView[Any], allocation: Allocation) -> IpcHandle:
     """What another process opens the array's memory with; all that devmem enqueued on it is waited for.
 
     Raises
@@ -117,27 +117,27 @@ def handle_of(array: DeviceNDArray[Any]) -> IpcHandle:
     LayoutError
         The array is empty.
     """
-    allocation, opened = array.allocation, array.open_device
+    handle = allocation.device_handle
     allocation.check()
-    opened.handle.require(Capability.IPC, "share memory with another process", "copy it through the host")
-    if not array._ptr:
-        raise LayoutError(f"an array of shape {array.shape} has no memory to share")
-    if not _is_plain(array):
+    handle.require(Capability.IPC, "share memory with another process", "copy it through the host")
+    if not view._ptr:
+        raise LayoutError(f"an array of shape {view.shape} has no memory to share")
+    if not _is_plain(allocation):
         raise UnsupportedError(f"only plain memory of the driver can be shared with another process: {PLAIN}")
-    with CurrentDevice(opened.handle) as driver:
+    with CurrentDevice(handle) as driver:
         allocation.wait()
         try:
             raw = driver.ipc_export(allocation.ptr)
         except BackendError as error:
             raise UnsupportedError(f"the driver does not share this memory ({error}): {PLAIN}") from error
     return IpcHandle(
-        opened.handle.info.backend,
-        opened.handle.info.uuid,
+        handle.info.backend,
+        handle.info.uuid,
         allocation.nbytes,
-        array._ptr - allocation.ptr,
-        array.shape,
-        array.dtype,
-        array.strides,
+        view._ptr - allocation.ptr,
+        view.shape,
+        view.dtype,
+        view.strides,
         raw,
     )
 
@@ -163,7 +163,7 @@ def opened(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Any
         )
     if handle.process == os.getpid():
         raise UnsupportedError("this handle was made in this process: use the array itself")
-    opened = _context_of(handle)
+    opened = _open_device_of(handle)
     opened.handle.require(Capability.IPC, "open memory of another process", "copy it through the host")
     resource = _opened.setdefault(opened, Opened())
     heap = opened.memory.bind(resource)
@@ -201,22 +201,21 @@ def _layout(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Sh
     return layout_of(lengths, handle.dtype if dtype is None else dtype, strides, "C")[:3]
 
 
-def _is_plain(array: DeviceNDArray[Any]) -> bool:
-    """Whether the driver knows the block as an allocation of its own, which nothing of ours will hand out again in parts."""
-    allocation = array.allocation
+def _is_plain(allocation: Allocation) -> bool:
+    """Whether the driver knows the block as an allocation of its own, which no pool hands out in parts."""
     if isinstance(allocation, ForeignAllocation):
         return False
-    resource, opened = allocation.heap.resource, array.open_device
+    resource, handle = allocation.heap.resource, allocation.device_handle
     if not isinstance(chain(resource)[-1], DriverMemory) or largest_free_block(resource) is not None:
         return False
-    if not opened.handle.knows_pointers:
+    if not handle.knows_pointers:
         return True
-    with CurrentDevice(opened.handle) as driver:
+    with CurrentDevice(handle) as driver:
         found = driver.pointer_range(allocation.ptr)
-    return found is None or bool(found[0] == allocation.ptr)
+    return found is None or found[0] == allocation.ptr
 
 
-def _context_of(handle: IpcHandle) -> OpenDevice:
+def _open_device_of(handle: IpcHandle) -> OpenDevice:
     """The device of this process that is the handle's, whichever number it has here."""
     current = current_open_device()
     for opened in [current, *open_devices()]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._core.arrays.ndarray import DeviceNDArray
-from ..._core.arrays.record import DeviceRecord
+from ..._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from ...spi.driver import SupportsLaunch
 from ...spi.types import Extent
 from ..arrangement import arrangement, spelled

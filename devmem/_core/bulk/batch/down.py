@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from ....spi.errors import DevmemError, OutOfMemory
 from ....spi.types import CopyKind
-from ...arrays.ndarray import DeviceNDArray, device_view
+from ...arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ...arrays.pinned import pinned_like
-from ...arrays.record import DeviceRecord
 from ...base.address import address
 from ...base.array_view import ArrayView
 from ...base.device_handle import CurrentDevice

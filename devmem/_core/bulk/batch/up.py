@@ -12,8 +12,7 @@ import numpy.typing as npt
 from ....spi.errors import LayoutError
 from ....spi.types import Capability, CopyKind
 from ...arrays.creation import to_device
-from ...arrays.ndarray import DeviceNDArray, device_view
-from ...arrays.record import DeviceRecord
+from ...arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ...base.address import address
 from ...base.arguments import host_array
 from ...base.array_view import ArrayView

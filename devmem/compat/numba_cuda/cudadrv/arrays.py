@@ -169,13 +169,13 @@ class DeviceNDArray(Viewed):
 
     def __getitem__(self, item: Any) -> Any:
         if type(item) is slice and self._shape:
-            return self._slice(item)
+            return self._selected(item)
         return self.getitem(item)
 
     def getitem(self, item: Any, stream: Any = 0) -> Any:
         """``array[item]``, ordered on a stream. One element is complete on return, in any case."""
         try:
-            view: Any = self._at(item) if type(item) is int else self._indexed(item)
+            view: Any = self._selected(item) if type(item) is int else self._indexed(item)
             if stream:
                 view._stream = self.open_device.streams.stream_of(named(stream))
             if view._shape:
@@ -239,7 +239,7 @@ class DeviceNDArray(Viewed):
             if not isinstance(part, _INDEX):
                 parts = tuple(map(_index, parts))
                 break
-        return self._at(parts)
+        return self._selected(parts)
 
 
 class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
@@ -326,7 +326,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
         fields: Any = self.dtype.fields or {}
         if name not in fields:
             raise KeyError(name)
-        return self._array._field(name)
+        return self._array._selected(name)
 
     def _devmem_array(self) -> Any:
         return self._array._devmem_array() if isinstance(self._array, DeviceNDArray) else self._array

@@ -128,7 +128,7 @@ class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc
         if self.strides[0] != self._dtype.itemsize:
             raise ValueError("only support unit stride")
         for start in range(0, math.ceil(self.size / section) * section, section):
-            piece = self._slice(slice(start, start + section))
+            piece = self._selected(slice(start, start + section))
             yield self._rebound(piece, stream) if stream else piece
 
     def bind(self, stream: Any = 0) -> Any:

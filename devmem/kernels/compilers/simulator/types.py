@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...._core.arrays.record import DeviceRecord
+from ...._core.arrays.ndarray import DeviceRecord
 from ...._core.base.layout import is_contiguous
 from ...arrangement import spelled
 from .numbers import ours
