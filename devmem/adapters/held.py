@@ -1,5 +1,6 @@
 """Theirs as ours: what every allocator of another library has in common as a memory resource."""
 
+# Decision: docs/adr/0006-any-allocator-fits-into-a-memory-stack.md
 from __future__ import annotations
 
 import importlib

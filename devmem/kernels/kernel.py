@@ -1,5 +1,6 @@
 """The kernel: a function, and what launches it."""
 
+# Decision: docs/adr/0010-kernels-are-compiled-by-the-vendors-compiler.md
 from __future__ import annotations
 
 import inspect

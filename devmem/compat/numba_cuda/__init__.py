@@ -4,6 +4,7 @@ Code that was written against numba.cuda runs on with that one line changed. Its
 numba.cuda does here what numba.cuda's documentation says. Numba itself is imported when a kernel is compiled, not before.
 """
 
+# Decision: docs/adr/0011-drop-ins-add-names-and-no-state.md
 from __future__ import annotations
 
 from typing import Any

@@ -5,6 +5,7 @@ host. Where nobody chose, the first call of a thread selects the first ROCm devi
 in the guide "Coming from numba.roc".
 """
 
+# Decision: docs/adr/0011-drop-ins-add-names-and-no-state.md
 from __future__ import annotations
 
 from typing import Any

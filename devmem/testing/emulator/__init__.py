@@ -5,6 +5,7 @@
 and a C compiler the first time.
 """
 
+# Decision: docs/adr/0012-one-emulator-core-two-vendors.md
 from __future__ import annotations
 
 from devmem.testing.emulator.build import BuildError, environment, library, load

@@ -1,5 +1,6 @@
 """A launch: the blocks of a grid, dealt out to a few threads of the host."""
 
+# Decision: docs/adr/0010-kernels-are-compiled-by-the-vendors-compiler.md
 from __future__ import annotations
 
 import math
