@@ -169,7 +169,7 @@ def rocm7(session: nox.Session) -> None:
 
 @nox.session
 def rocm10(session: nox.Session) -> None:
-    """What ``pip install devmem[rocm]`` gives, and nothing of NVIDIA's, on Debian's real runtime. `scripts/test` has the rest."""
+    """What ``pip install devmem-arrays[rocm]`` gives, without NVIDIA's bindings, on the ROCm runtime that Debian ships."""
     session.install("-e", ".[cli,rocm]", *tools())
     debian_rocm(session)
     session.run("python", "-m", "pytest", "-q", "tests/contract/roc/test_debian.py")

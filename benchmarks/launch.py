@@ -5,8 +5,8 @@
 
 Needs no GPU, unless it is asked for with ``--on-device``: everything runs in a process of its own over the emulated CUDA driver
 in its null mode, where every call answers at once and a launch is dropped. That takes a C compiler, cuda-bindings, and numba-cuda
-with what it compiles with (``pip install 'devmem[cuda-kernels]'``). All take turns within one run. Times are the least and the
-median of many turns. The exit code says that it ran, not that it was fast.
+with what it compiles with (``pip install 'devmem-arrays[cuda-kernels]'``). All take turns within one run. Times are the least
+and the median of many turns. The exit code says that it ran, not that it was fast.
 """
 
 from __future__ import annotations

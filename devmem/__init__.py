@@ -110,7 +110,8 @@ if _typing.TYPE_CHECKING:
         wavebarrier,
     )
 
-    __version__: str
+#: pyproject.toml takes the version from here, so that a checkout that was never installed knows it too.
+__version__ = "0.2.0"
 
 __all__ = [
     "CLK_GLOBAL_MEM_FENCE",
@@ -248,21 +249,10 @@ if not _typing.TYPE_CHECKING:  # which would take it that there is every name, m
             return _import_module(".memory", __name__)
         if name in _HOMES:
             found = getattr(_import_module(_HOMES[name], __name__), name)
-        elif name == "__version__":  # a distribution's metadata takes longer to read than the rest of the import
-            found = _version()
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = found
         return found
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, "__version__"})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("devmem")
-    except PackageNotFoundError:
-        return "0+unknown"  # a checkout that was never installed
+        return sorted({*globals(), *__all__})

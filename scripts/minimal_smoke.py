@@ -27,6 +27,6 @@ command = Path(sysconfig.get_path("scripts")) / "devmem"
 run = subprocess.run([command, "info"], capture_output=True, text=True)
 assert run.returncode == 2, run
 assert run.stderr.count("\n") == 1, run
-assert "pip install click rich" in run.stderr, run
+assert "pip install 'devmem-arrays[cli]'" in run.stderr, run
 
 print(f"devmem {dm.__version__} works without extras on Python {sys.version.split()[0]}, numpy {np.__version__}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import numpy as np
 import devmem as dm
 
 from .driver import Array, driver
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Library:
@@ -80,7 +77,7 @@ class Devmem(Library):
     name = "devmem"
 
     def version(self) -> str:
-        return devmem_version()
+        return dm.__version__
 
     def upload(self, host: Array) -> Any:
         return dm.to_device(host)
@@ -180,9 +177,3 @@ class Bare(Library):
 
     def calls(self, host: Array, device: Any, out: Array) -> dict[str, Callable[[], object]]:
         return self.driver.calls(host, device.ptr, out)
-
-
-def devmem_version() -> str:
-    """Of the sources that lie here, since it is they that are imported."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    return next(line.split('"')[1] for line in text.splitlines() if line.startswith("version"))

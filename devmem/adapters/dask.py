@@ -26,7 +26,7 @@ import devmem as dm
 
 from .held import load
 
-INSTALL = "distributed"
+INSTALL = "'devmem-arrays[dask]'"
 PURPOSE = "sending arrays by Dask"
 
 #: The module of distributed behind whose import both families are there.

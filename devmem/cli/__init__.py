@@ -16,7 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"devmem: the command line needs {' and '.join(missing)}: pip install click rich", file=sys.stderr)
+        print(
+            f"devmem: the command line needs {' and '.join(missing)}: pip install 'devmem-arrays[cli]'", file=sys.stderr
+        )
         return 2
     # Not at the top of the file: this module must import where neither library is installed.
     from .commands import commands

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+import devmem
+
 from .bench import bench
 from .doctor import doctor
 from .emulate import emulate
@@ -14,7 +16,7 @@ from .roundtrip import roundtrip
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="devmem", prog_name="devmem")
+@click.version_option(devmem.__version__, prog_name="devmem")
 def commands() -> None:
     """Move arrays between host and accelerator memory, and find out why that does not work."""
 

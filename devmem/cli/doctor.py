@@ -177,7 +177,7 @@ def _compilers() -> Iterator[Check]:
             Verdict.FAIL,
             f"{', '.join(f'{name} {version}' for name, version in versions.items())} in one environment: hip-python-interop, "
             f"which numba-hip needs, and NVIDIA's cuda-bindings overwrite each other's files",
-            "devmem[cuda-kernels] and devmem[rocm-kernels] need an environment each: make a new one, and install one of them",
+            "devmem-arrays[cuda-kernels] and devmem-arrays[rocm-kernels] cannot share an environment: make a new one for each",
         )
 
 

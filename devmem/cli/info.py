@@ -16,7 +16,6 @@ from .output import OK, UNUSABLE, collected_warnings, complain, print_json, prin
 
 #: Distributions whose versions explain most bug reports.
 DISTRIBUTIONS = (
-    "devmem",
     "numpy",
     "pluggy",
     "cuda-bindings",
@@ -53,7 +52,7 @@ def collect() -> Report:
 
 def versions() -> dict[str, str]:
     """Versions of Python, devmem and the distributions it leans on; those not installed are left out."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    found = {"python": platform.python_version(), "platform": platform.platform(), "devmem": devmem.__version__}
     for name in DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)

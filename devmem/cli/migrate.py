@@ -54,7 +54,7 @@ def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_jso
     read, parsed or written.
     """
     if importlib.util.find_spec("libcst") is None:
-        complain("migrate needs libcst: pip install libcst")
+        complain("migrate needs libcst: pip install 'devmem-arrays[migrate]'")
         context.exit(UNUSABLE)
     results = _all(list(_files(paths)))
     if write:

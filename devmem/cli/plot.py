@@ -21,7 +21,7 @@ class CannotPlot(Exception):
 def check(path: Path) -> None:
     """Raise CannotPlot unless a picture can be written there: before anything is measured, rather than after."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise CannotPlot("--plot needs matplotlib, which is not installed: pip install matplotlib")
+        raise CannotPlot("--plot needs matplotlib, which is not installed: pip install 'devmem-arrays[bench]'")
     from matplotlib.figure import Figure
 
     formats = Figure().canvas.get_supported_filetypes()

@@ -27,7 +27,7 @@ def samples() -> Iterator[Source]:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise Unreadable(
-            "the sample data comes with matplotlib, which is not installed: pip install matplotlib, or name files"
+            "the sample data comes with matplotlib, which is not installed: pip install 'devmem-arrays[demo]', or name files"
         )
     for name, array in _arrays():
         yield Source(name, partial(_as_sample, array))

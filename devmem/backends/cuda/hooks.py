@@ -18,8 +18,8 @@ class CudaBackend:
             from .library import reason
         except ImportError as error:
             return (
-                f"cuda-bindings is not installed ({error}): pip install 'cuda-bindings>=13,<14' "
-                f"(for an older driver 'cuda-bindings>=12.9,<13')"
+                f"cuda-bindings is not installed ({error}): pip install 'devmem-arrays[cuda13]' "
+                f"(for an older driver 'devmem-arrays[cuda12]')"
             )
         except Exception as error:  # asked on every machine, so whatever a broken installation does is a reason too
             return f"cuda-bindings is broken ({error!r}): pip install --force-reinstall 'cuda-bindings>=13,<14'"

@@ -24,7 +24,7 @@ from .functions import (
 
 #: In the order in which they are tried.
 PROVIDERS = ("rocm", "hip", "ctypes")
-UPGRADE = "pip install 'hip-python>=10,<11'"
+UPGRADE = "pip install 'devmem-arrays[rocm]'"
 _INSTALL = {"rocm": UPGRADE, "hip": "pip install 'hip-python>=7,<8'"}
 
 #: Kept also where it was of no use: it cannot be unloaded, and would be found as one that somebody else has loaded.

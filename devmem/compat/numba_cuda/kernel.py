@@ -172,7 +172,7 @@ def compiler_only(name: str) -> Any:
     except ImportError as error:
         raise _NotHere(
             f"devmem.compat.numba_cuda.{name} is numba-cuda's, which cannot be imported here ({error}): "
-            f"pip install 'numba-cuda[cu13]'"
+            f"pip install 'devmem-arrays[cuda-kernels]'"
         ) from None
     resolve = getattr(declared, f"resolve_{name}", None)
     return found if resolve is None else _Named(found, resolve(declared, None))

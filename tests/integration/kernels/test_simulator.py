@@ -355,7 +355,7 @@ def test_without_greenlet(python):
             print(error)
         """)
     )
-    assert "pip install greenlet" in result.stdout, result.stderr
+    assert "pip install 'devmem-arrays[sim]'" in result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(

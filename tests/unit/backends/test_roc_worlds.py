@@ -290,7 +290,7 @@ sys.meta_path.insert(0, Blocker())
         "path": 0,
         "how": 0,
     }
-    for wanted, package in (("rocm", "hip-python>=10"), ("hip", "hip-python>=7")):
+    for wanted, package in (("rocm", "devmem-arrays[rocm]"), ("hip", "hip-python>=7")):
         script = (
             blocker
             + f"""

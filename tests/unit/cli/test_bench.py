@@ -329,7 +329,9 @@ def test_without_matplotlib_one_line_says_how_to_get_it(measured_nothing, monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     result = bench("--quick", "--plot", "bench.png")
     assert result.exit_code == 2
-    assert result.stderr == "devmem: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
+    assert (
+        result.stderr == "devmem: --plot needs matplotlib, which is not installed: pip install 'devmem-arrays[bench]'\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch, capsys):
     assert cli.main([]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "devmem: the command line needs click and rich: pip install click rich\n"
+    assert captured.err == "devmem: the command line needs click and rich: pip install 'devmem-arrays[cli]'\n"
 
 
 def test_the_package_imports_without_its_libraries():

@@ -852,7 +852,7 @@ def test_without_its_library_it_says_what_to_install(run, tmp_path, monkeypatch)
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "libcst" else find(name, *rest)
     )
-    assert run(tmp_path) == (2, "", "devmem: migrate needs libcst: pip install libcst\n")
+    assert run(tmp_path) == (2, "", "devmem: migrate needs libcst: pip install 'devmem-arrays[migrate]'\n")
 
 
 def test_the_other_commands_do_not_need_its_library():

@@ -51,5 +51,5 @@ def test_the_data_is_real(arrays):
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
-    with pytest.raises(Unreadable, match=r"pip install matplotlib"):
+    with pytest.raises(Unreadable, match=r"pip install 'devmem-arrays\[demo\]'"):
         list(samples())

@@ -31,5 +31,5 @@ def test_two_vendors_compilers_in_one_environment(monkeypatch, installed, told):
     assert [check.verdict for check in checks] == [Verdict.FAIL] * told
     for check in checks:
         assert all(f"{name} {number}" in check.found for name, number in installed.items())
-        assert "devmem[cuda-kernels]" in check.advice
-        assert "devmem[rocm-kernels]" in check.advice
+        assert "devmem-arrays[cuda-kernels]" in check.advice
+        assert "devmem-arrays[rocm-kernels]" in check.advice

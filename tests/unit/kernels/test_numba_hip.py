@@ -54,7 +54,7 @@ def installed(monkeypatch, tmp_path):
 
 def test_why_it_cannot_be_used(installed, monkeypatch, tmp_path):
     installed(False)
-    assert NumbaHip().unavailable() == "numba-hip is not installed: pip install numba-hip"
+    assert NumbaHip().unavailable() == "numba-hip is not installed: pip install 'devmem-arrays[rocm-kernels]'"
     installed(True)
     assert "numba-hip is not installed" in NumbaHip().unavailable()
     installed(True, hip=True)

@@ -895,8 +895,8 @@ def test_a_kernel_cannot_launch_another(simulated):
 def test_without_greenlet_it_says_how_to_get_it(simulated, monkeypatch):
     assert simulated.compiler.unavailable() is None
     monkeypatch.setitem(sys.modules, "greenlet", None)
-    assert "pip install greenlet" in simulated.compiler.unavailable()
-    with pytest.raises(UnsupportedError, match="pip install greenlet"):
+    assert "pip install 'devmem-arrays[sim]'" in simulated.compiler.unavailable()
+    with pytest.raises(UnsupportedError, match=r"pip install 'devmem-arrays\[sim\]'"):
         simulated.prepare(lambda: None)
 
 

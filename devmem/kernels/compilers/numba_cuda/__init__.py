@@ -10,7 +10,7 @@ from typing import Any
 from ....spi.kernel import KernelCompiler
 from ..numba_compiler import NumbaCompiler
 
-INSTALL = "pip install 'numba-cuda[cu13]'"
+INSTALL = "pip install 'devmem-arrays[cuda-kernels]'"
 
 
 class NumbaCuda(NumbaCompiler):

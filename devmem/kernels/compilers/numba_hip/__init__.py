@@ -16,7 +16,7 @@ from ....spi.errors import UnsupportedError
 from ....spi.kernel import KernelCompiler
 from ..numba_compiler import NumbaCompiler
 
-INSTALL = "pip install numba-hip"
+INSTALL = "pip install 'devmem-arrays[rocm-kernels]'"
 
 
 class NumbaHip(NumbaCompiler):

@@ -31,7 +31,7 @@ class Simulator:
     def unavailable(self) -> str | None:
         """Say how greenlet is installed, unless it is."""
         if importlib.util.find_spec("greenlet") is None:
-            return "kernels on the host backend need greenlet, devmem's extra 'sim': pip install greenlet"
+            return "kernels on the host backend need greenlet: pip install 'devmem-arrays[sim]'"
         return None
 
     def type_of(self, argument: object) -> Hashable:
