@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import nox
 
 nox.options.sessions = [
     "minimal",
+    "sdist",
     "lowest",
     "numpy22",
     "peers",
@@ -39,7 +41,26 @@ def minimal(session: nox.Session) -> None:
     """The wheel alone, with no extra: it is small, holds devmem only, and does its work."""
     wheel = built(session)
     session.install(str(wheel))
-    session.run("python", "-I", "-W", "error", "scripts/minimal_smoke.py")
+    session.run("python", "-I", "-W", "error", "scripts/install_smoke.py", "wheel")
+
+
+@nox.session
+def sdist(session: nox.Session) -> None:
+    """The sdist and the wheel made from it: twine accepts both, and the sdist installs where there is no C compiler."""
+    session.install(*pinned("dev", "build", "hatchling", "twine"))
+    tmp = Path(session.create_tmp())
+    shutil.rmtree(tmp / "dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--no-isolation", "--outdir", str(tmp / "dist"), silent=True)
+    [archive], [wheel] = (tmp / "dist").glob("*.tar.gz"), (tmp / "dist").glob("*.whl")
+    session.run("twine", "check", "--strict", str(archive), str(wheel))
+    session.run("python", "scripts/check_wheel.py", str(wheel), str(WHEEL_LIMIT))
+    session.run("python", "-m", "venv", "--clear", str(tmp / "fresh"))
+    python = str(tmp / "fresh" / "bin" / "python")
+    no_compiler = {"PATH": str(tmp / "fresh" / "bin"), "CC": "/bin/false", "CXX": "/bin/false"}
+    install = [python, "-m", "pip", "install", "-q", f"devmem-arrays[cli] @ {archive.resolve().as_uri()}"]
+    session.run(*install, env=no_compiler, external=True)
+    smoke = [python, "-I", "-W", "error", "scripts/install_smoke.py", "sdist"]
+    session.run(*smoke, env=no_compiler, external=True)
 
 
 @nox.session
@@ -217,6 +238,8 @@ def built(session: nox.Session) -> Path:
     folder = Path(session.create_tmp()) / "wheel"
     for old in folder.glob("*.whl"):
         old.unlink()
+    # pip keeps an installed devmem in place of a wheel of the same version.
+    session.run("python", "-m", "pip", "uninstall", "-y", "-q", "devmem-arrays")
     session.run("python", "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), silent=True)
     [wheel] = folder.glob("*.whl")
     session.run("python", "scripts/check_wheel.py", str(wheel), str(WHEEL_LIMIT))
