@@ -1,0 +1,89 @@
+"""`scripts/measure-house` finds what it counts, in a package that is made for it and in this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "measure-house"
+
+pytestmark = pytest.mark.skipif(
+    not SCRIPT.is_file(), reason="these are not the sources: there is no scripts/measure-house"
+)
+
+
+def measures(root):
+    run = subprocess.run([sys.executable, str(SCRIPT), "--json", "--root", str(root)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    root = tmp_path_factory.mktemp("house")
+    files = {
+        "__init__.py": "raise ImportError('not to be run')",
+        "spi/__init__.py": "from .a import A",
+        "spi/a.py": "def late():\n    from .b import B\nA = 1",
+        "spi/b.py": "from . import A\nB = 1",
+        "_core/__init__.py": "",
+        "_core/flat.py": "import ctypes, sys\nwords = (ctypes.c_char * sys.maxsize).from_address(0)\nat = id(words) // 8",
+        "_core/device/__init__.py": "",
+        "_core/device/open_device.py": "class D:\n    def f(self):\n        self.a: int = 1\n        self.b = self.a = 2",
+        "_core/copy/__init__.py": "",
+        "_core/copy/submit.py": "\n".join(
+            [
+                "def direct(driver, x: Any):",
+                "    if driver.copy(1, x):",
+                "        pass",
+                "def blocking(device):",
+                "    device.driver.copy(1, 2)",
+                "def rows(driver, running):",
+                "    running |= driver.copy(1, 2)",
+                "def pattern(driver):",
+                "    made = scratch(1)",
+                "    if driver.copy(1, address(made)):",
+                "        pass",
+            ]
+        ),
+    }
+    for name, text in files.items():
+        path = root / "devmem" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (root / "docs").mkdir()
+    (root / "docs" / "page.md").write_text("Who" + "ever asks.\nA NO" + "BODY.\nAny" + "body.\n")
+    return measures(root)
+
+
+@pytest.mark.parametrize(
+    ("measure", "value"),
+    {
+        "files flat in `_core`": 2,
+        "circles of imports": 1,
+        "circles of imports in `_core`": 0,
+        "circles of imports without the `__init__`s": 1,
+        "places where the direct copy stands": 1,
+        "mentions of a driver's `copy` in `_core`": 4,
+        "ctypes views over all memory in `_core`": 1,
+        "`id()` as an address in `_core`": 1,
+        "lines with `: Any` in `_core`": 1,
+        "attributes of the open device": 2,
+        "lines of `_core/copy`": 11,
+        "lines with an unnamed actor in devmem, docs and *.md": 2,
+    }.items(),
+)
+def test_it_counts(house, measure, value):
+    assert house[measure] == value
+
+
+def test_it_measures_this_package():
+    found = measures(ROOT)
+    assert found["files flat in `_core`"] >= 1
+    assert 1 <= found["frames from `to_device` to the driver"] < 20
+    assert found["journey of `to_device(array)`: files entered"] > 1
