@@ -31,30 +31,34 @@ REASONS = [
     Reason(
         "no type",
         r"DLPack has no type for|DLPack only supports|for DLPack export|Unsupported floating dtype",
-        'DLPack has no such type: no records, dates, text, long doubles, foreign byte order. `array.view("u1")` goes, and a copy '
-        "through the host.",
+        'DLPack has no type for records, dates, text, long doubles and foreign byte order. Pass `array.view("u1")`, or a '
+        "copy on the host.",
     ),
     Reason(
-        "not there",
+        "no such dtype",
         r"Unsupported dtype in DLTensor|does not support the dtype|Unsupported dtype\. dtype code",
-        "The library has no such type.",
+        "The library does not have this dtype.",
     ),
     Reason(
-        "gaps",
+        "not contiguous",
         r"Only DLPack tensors with trivial|is not contiguous|is not C-contiguous",
-        "The library takes arrays without gaps only: give it `array.copy()`.",
+        "The library requires contiguous arrays: pass `array.copy()`.",
     ),
-    Reason("backwards", r"strides item is negative", "The library does not step backwards: give it `array.copy()`."),
+    Reason(
+        "negative strides",
+        r"strides item is negative",
+        "The library does not support negative strides: pass `array.copy()`.",
+    ),
     Reason(
         "unversioned",
         r"needs a versioned DLPack capsule",
-        "The library asks for an unversioned capsule, which cannot say that an array is read-only: give it `array.copy()`.",
+        "The library requests an unversioned capsule, which cannot mark an array as read-only: pass `array.copy()`.",
     ),
-    Reason("read-only", r"buffer is not writable", "Nothing is received into memory that may not be written."),
+    Reason("read-only", r"buffer is not writable", "A read-only array cannot receive data."),
     Reason(
         "no CUDA",
         r"Torch not compiled with CUDA|Unknown backend cuda|Unsupported device in DLTensor",
-        "This build of the library is for the CPU, and it does not ask for a copy there: give it `array.copy_to_host()`.",
+        "This build of the library is for the CPU, and does not request a copy there: pass `array.copy_to_host()`.",
     ),
 ]
 
@@ -63,35 +67,35 @@ KIND_TITLES = {"layouts": "Layouts", "types": "Types"}
 WAYS = ("takes", "gives")
 INTRODUCTIONS = {
     "host": """\
-The host backend with open memory (`DEVMEM_HOST_STRICT=0`), which it shares with libraries on the CPU. mpi4py *takes* what is
-sent, and *gives* what is received: into the array itself, where it says shared. JAX shares memory at multiples of 64
-bytes, and copies other memory.""",
+The host backend with `DEVMEM_HOST_STRICT=0`, whose memory libraries on the CPU can use. mpi4py *takes* an array to send, and
+*gives* one by receiving into it; *shared* means that it receives into the array itself. JAX shares memory that is aligned to
+64 bytes, and copies other memory.""",
     "cuda": """\
-The CUDA backend, here over the emulated driver: libraries that ask the driver only, and libraries on the CPU, between which and a
-device there are copies. mpi4py is shown the memory; whether its MPI can use it is that one's affair. CuPy needs a GPU for more
-than this: its pointers, with an address of ours put in by hand. What a GPU is needed for, `scripts/gpu-check` runs.""",
+The CUDA backend over the emulated driver, with libraries that use only the driver, and with libraries on the CPU, to and
+from which arrays are copied. mpi4py gets the memory; whether its MPI can use it depends on the MPI. For CuPy only the
+pointer object is tested, with an address of devmem's; everything else in CuPy needs a GPU. `scripts/gpu-check` runs the
+tests that need a GPU.""",
 }
 TEMPLATE = """\
-# What other libraries take and give
+# Exchange matrix
 
-Which arrays go to another library and come from it, found by running each: the tests in `tests/peers` compare the bytes of every
-cell, and fail where this page says anything else than what they find. How to hand over and take:
-[](../how-to/exchange-arrays.md).
+Which arrays other libraries import from devmem, and devmem from them. The tests in `tests/peers` run every cell, compare the
+bytes, and fail if the result differs from this page. [](../how-to/exchange-arrays.md) shows the calls.
 
-*Takes* is the library's own `from_dlpack` of a device array, or what it has instead; *gives* is `devmem.from_dlpack` or
-`devmem.as_device_array` of its own.
+*Takes*: the library's `from_dlpack`, or its equivalent, imports a device array. *Gives*: `devmem.from_dlpack` or
+`devmem.as_device_array` imports an array of the library.
 
 | cell | meaning |
 | --- | --- |
-| shared | the same memory: what one writes, the other sees; read-only memory stays read-only |
-| shared, writable | the same memory, but the taker is not told, or does not mind, that it is read-only |
-| copied | the same elements elsewhere |
-| nothing in it | an empty array arrives as one |
-| refused: ... | an exception that says so; the reasons are [below](#why-something-is-refused) |
-| ends the process | the library does, by a C++ exception that it does not catch; it does so with a NumPy array too |
-| – | the library has no such arrays |
+| shared | both sides use the same memory; read-only memory stays read-only |
+| shared, writable | both sides use the same memory, and the importing side can write memory that is read-only |
+| copied | the elements are copied |
+| empty | an empty array is imported as an empty array |
+| refused: ... | the import raises an exception; the reasons are [below](#reasons-for-refusals) |
+| terminates the process | the library does not catch its own C++ exception; it does the same with a NumPy array |
+| – | the library cannot create such arrays |
 
-Of the libraries these versions were run:
+Tested versions:
 
 | library | version |
 | --- | --- |
@@ -99,7 +103,7 @@ Of the libraries these versions were run:
 
 {parts}
 
-## Why something is refused
+## Reasons for refusals
 
 | | |
 | --- | --- |

@@ -61,7 +61,7 @@ def taken(peer, kind, case, place) -> str:
     seen = peer.see(object_)
     assert (seen.shape, seen.data) == (expected.shape, expected.tobytes())
     if not array.size:
-        return "nothing in it"
+        return "empty"
     if seen.address != array.ptr:
         return "copied"
     if not array.flags["WRITEABLE"]:
@@ -91,7 +91,7 @@ def given(peer, kind, case, place) -> str:
     assert (array.shape, array.copy_to_host().tobytes()) == (expected.shape, expected.tobytes())
     assert (seen.shape, seen.data) == (expected.shape, expected.tobytes())
     if not array.size:
-        return "nothing in it"
+        return "empty"
     if seen.address != array.ptr:
         return "copied"
     if not array.flags["WRITEABLE"] or case == "read-only":
@@ -126,7 +126,7 @@ assert made.tolist() == [3.0, 2.0, 1.0, 0.0]
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode in (0, -signal.SIGABRT), done.stderr
-    return "ends the process" if done.returncode else "shared"
+    return "terminates the process" if done.returncode else "shared"
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
