@@ -1,4 +1,4 @@
-"""devmem's own suite, run on this plugin, and what is special about it."""
+"""devmem's conformance suite, and tests of what is specific to the arena."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_small_blocks_share_a_chunk() -> None:
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [("", 32 << 20), ("64MiB", 64 << 20), ("4096", 4096)])
-def test_its_size_is_spelled(text: str, nbytes: int) -> None:
+def test_chunk_size_is_parsed(text: str, nbytes: int) -> None:
     assert make(text).chunk_bytes == nbytes
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-1MiB", "1.5GiB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(dm.ConfigError, match=f"arena:{text}: give the size"):
         make(text)

@@ -15,21 +15,21 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def devmem_memory_resources() -> dict[str, Callable[..., MemoryResource]]:
-    """Tell devmem what this package supplies. Called once, when somebody asks for a name that is not devmem's own."""
+    """The resources that this package offers. devmem calls this once, when a program uses a name that is not built in."""
     return {"arena": make}
 
 
 def make(argument: str = "", upstream: MemoryResource | None = None) -> Arena:
     """Make the arena of one device.
 
-    Called without arguments for ``arena`` alone; in a stack that is written as text with what stands behind the colon and the
-    resource that is written behind the comma, if any.
+    devmem calls this without arguments for ``arena`` alone. In a stack written as text, ``argument`` is the text after the colon
+    and ``upstream`` the resource that the next part describes, if there is one.
     """
     return Arena(upstream or DriverMemory(), chunk_bytes=parsed(argument) if argument else CHUNK_BYTES)
 
 
 def parsed(text: str) -> int:
-    """Read ``64MiB`` or a number of bytes; ConfigError, which devmem passes on as it is, for anything else."""
+    """Parse ``64MiB`` or a number of bytes; raise ConfigError, which devmem passes on unchanged, for anything else."""
     number, factor = text, 1
     for unit, size in UNITS.items():
         if text.endswith(unit):
