@@ -1,11 +1,11 @@
-"""Replays what real programs allocated through each memory stack: time per call, driver calls, bytes reserved over bytes live.
+"""Replays recorded allocations through each memory stack: time per call, driver calls, bytes reserved over bytes live.
 
     python benchmarks/allocators.py                    replay benchmarks/traces, write benchmarks/results/allocators-*.{json,md}
-    python benchmarks/allocators.py --quick            fewer rounds, nothing written
-    python benchmarks/allocators.py --record           record the traces anew
+    python benchmarks/allocators.py --quick            fewer rounds; writes no files
+    python benchmarks/allocators.py --record           record the traces again
 
-What must be reached is judged (exit status 1 if it falls short): a pool hit, what a million live blocks cost, and the most
-that the pool reserves over the most that is live on every trace that peaks above 256 MiB.
+Three results have targets (exit status 1 if one is missed): the time of a pool hit, the cost of a million live blocks, and the
+peak of reserved bytes over the peak of live bytes, on every trace whose peak exceeds 256 MiB.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SUITE = [
     "lifetime/test_dropped_during_copies.py",
 ]
 UNIT = 512
-#: Peaks from which the reserve is judged, and how much of it there may be; time of a hit; what a million live blocks may cost.
+#: Limits: the smallest peak that is judged, reserved over live bytes, the time of a hit, the cost of a million live blocks.
 JUDGED_FROM, RESERVE, HIT, MANY = 256 << 20, 1.15, 2.0, 1.3
 STACKS: dict[str, Callable[[Any], Any]] = {
     "driver": lambda below: below,
@@ -60,21 +60,21 @@ STACKS: dict[str, Callable[[Any], Any]] = {
 
 
 class Apart(memory.Adaptor):
-    """Addresses of its own for blocks of a driver that has none: the null driver gives out one and the same."""
+    """Distinct addresses for blocks; the null driver returns the same address for all."""
 
     def __init__(self) -> None:
         super().__init__()
         self._next = 1 << 40
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Ask the driver, and make an address."""
+        """Call the driver, and make up an address."""
         self._allocate(nbytes, stream)
         ptr, self._next = self._next, self._next + (nbytes + 511) // 512 * 512
         return ptr
 
 
 class Counting:
-    """A driver that counts its calls, and the bytes that are out."""
+    """A driver that counts its calls and the allocated bytes."""
 
     def __init__(self, driver: Driver) -> None:
         self.info = driver.info
@@ -88,11 +88,11 @@ class Counting:
 
     @property
     def memory_calls(self) -> int:
-        """Calls that allocate or free: on a GPU these are the dear ones."""
+        """Calls that allocate or free: the expensive ones on a GPU."""
         return sum(self.calls[name] for name in ("alloc", "free", "alloc_async", "free_async"))
 
     def note(self, record: Record) -> None:
-        """Write down how many there were after a call of the stack."""
+        """Record the counts after a call of the stack."""
         self.noted.append(self.memory_calls)
 
     def _counted(self, name: str, verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ class Counting:
 
 
 class Place:
-    """The device of this process, entered, and streams of it that stand for those of a trace."""
+    """The device of this process, current, and a stream of it for each stream of a trace."""
 
     def __init__(self) -> None:
         self.device = dm.current_device()
@@ -120,11 +120,11 @@ class Place:
         self._streams: dict[int, int] = {}
 
     def bottom(self) -> Any:
-        """What a stack stands on."""
+        """The driver below a stack."""
         return Apart() if self.null else memory.DriverMemory()
 
     def stacks(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """The stacks that this device can have."""
+        """The stacks that this device supports."""
         for name, make in STACKS.items():
             if name == "stream_ordered" and (
                 self.null or Capability.STREAM_ORDERED not in self.driver.info.capabilities
@@ -136,11 +136,11 @@ class Place:
         return make(self.bottom())
 
     def stream(self, handle: int) -> int:
-        """A stream for a recorded one."""
+        """The stream for a recorded stream."""
         if handle in (LEGACY_STREAM, PER_THREAD_STREAM):
             return handle
         if handle not in self._streams:
-            # The null driver has one handle for all; nothing is done on it, so that any number serves.
+            # The null driver has one handle for all streams and does no work, so any number will do.
             self._streams[handle] = 1000 + len(self._streams) if self.null else self.driver.stream_create(0, True)
         return self._streams[handle]
 
@@ -160,7 +160,7 @@ def traces() -> dict[str, list[Record]]:
 
 
 def record() -> None:
-    """Run each program under `Log`, and keep what it wrote: addresses numbered anew, times to the millisecond."""
+    """Run each program under `Log` and keep its log, with addresses renumbered and times in milliseconds."""
     for name in (*PROGRAMS, "demo", "suite"):
         with tempfile.TemporaryDirectory() as folder:
             told = {**os.environ, "DEVMEM_BACKEND": "host", "DEVMEM_MEMORY_MANAGER": "programs:logged", FOLDER: folder}
@@ -168,7 +168,7 @@ def record() -> None:
             run = subprocess.run(
                 command_of(name), check=False, env=told, cwd=HERE.parent, capture_output=True, text=True
             )
-            if run.returncode and name != "suite":  # of the tests some look at the very resource that is replaced
+            if run.returncode and name != "suite":  # some tests inspect the resource that is replaced here
                 raise SystemExit(f"{name} ended with {run.returncode}:\n{run.stderr}")
             lines = b"".join(each.line() for each in joined(sorted(Path(folder).glob("*.jsonl"))))
         TRACES.mkdir(exist_ok=True)
@@ -178,7 +178,7 @@ def record() -> None:
 
 
 def command_of(name: str) -> list[str]:
-    """How a program is run."""
+    """The command that runs a program."""
     if name in PROGRAMS:
         return [sys.executable, "-c", f"import programs; programs.PROGRAMS[{name!r}]()"]
     if name == "demo":
@@ -188,7 +188,7 @@ def command_of(name: str) -> list[str]:
 
 
 def joined(paths: Iterable[Path]) -> Iterator[Record]:
-    """One trace of several, one for each opening of a device; what was live when it closed is freed there."""
+    """Join the traces of several openings of a device; blocks live at a close are freed there."""
     began = 0.0
     for path in paths:
         live: dict[int, Record] = {}
@@ -205,7 +205,7 @@ def joined(paths: Iterable[Path]) -> Iterator[Record]:
 
 
 def renumbered(records: Iterable[Record]) -> Iterator[Record]:
-    """The same calls with small numbers for addresses and streams."""
+    """The same calls, with addresses and streams renumbered from 0."""
     numbers: dict[int, int] = {}
     free: list[int] = []
     streams: dict[int, int] = {LEGACY_STREAM: LEGACY_STREAM, PER_THREAD_STREAM: PER_THREAD_STREAM}
@@ -221,7 +221,7 @@ def renumbered(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def peak_live(records: Iterable[Record]) -> int:
-    """The most bytes that were ever live at a time, in units."""
+    """The peak of live bytes, in units."""
     live = peak = 0
     for each in records:
         nbytes = (each.nbytes + UNIT - 1) // UNIT * UNIT
@@ -231,7 +231,7 @@ def peak_live(records: Iterable[Record]) -> int:
 
 
 def arena(records: Iterable[Record]) -> int:
-    """What best fit takes of one endless arena, where nothing goes back and all is one stream's: what others might reach."""
+    """Bytes that best fit needs in one unlimited arena with one stream and nothing returned: a reference for reserved bytes."""
     chunks: dict[int, int] = {}
     free = FreeSet(chunks)
     top = UNIT
@@ -259,7 +259,7 @@ def arena(records: Iterable[Record]) -> int:
 
 
 def replays(place: Place, rounds: int) -> Iterator[Row]:
-    """Each trace through each stack: timed over the driver, then counted over one that counts."""
+    """Each trace through each stack: timed over the driver, then counted over a counting driver."""
     for trace, records in traces().items():
         peak = peak_live(records)
         calls = len(records)
@@ -282,7 +282,7 @@ def replays(place: Place, rounds: int) -> Iterator[Row]:
             if hasattr(resource, "trim"):
                 resource.trim(0)
             told = (
-                f"{calls:,} calls; of the driver {asked:,} to allocate or free ({late:,} in the second half), {others:,} others; "
+                f"{calls:,} calls; driver calls: {asked:,} to allocate or free ({late:,} in the second half), {others:,} other; "
                 f"peak live {peak / 2**20:,.1f} MiB, reserved {ratio:.3f} x"
             )
             numbers = {
@@ -295,13 +295,13 @@ def replays(place: Place, rounds: int) -> Iterator[Row]:
             }
             yield Row(f"{trace}: {stack}", place.where, best / calls * 1e6, "us", told, numbers=numbers)
             if stack == "pool":
-                told = f"best fit in one endless arena, of one stream, needs {arena(records) / peak:.3f} x"
+                told = f"best fit in one unlimited arena, one stream, needs {arena(records) / peak:.3f} x"
                 row = Row(f"{trace}: reserved / live, {stack}", place.where, ratio, "x", told, numbers={"ratio": ratio})
                 yield row.judged(RESERVE, f"{RESERVE:g} x") if peak > JUDGED_FROM else row
 
 
 def hits(place: Place, rounds: int) -> Iterator[Row]:
-    """A block that comes back and is handed out again: time of the two calls together, and their driver calls."""
+    """A block that is freed and reused: time of both calls, and their driver calls."""
     counting: Any = Counting(place.driver)
     pool = memory.PoolMemory(place.bottom())
     pool.bind(counting)
@@ -327,7 +327,7 @@ def cost_of_hits(pool: Any, count: int) -> float:
 
 
 def many(place: Place, rounds: int, levels: tuple[int, int]) -> Iterator[Row]:
-    """What a call costs while so many blocks are live: last in first out, and in random order."""
+    """Time of a call by number of live blocks: last in first out, and in random order."""
     pool = memory.PoolMemory(place.bottom())
     pool.bind(place.driver)
     live: list[int] = []
@@ -353,7 +353,7 @@ def many(place: Place, rounds: int, levels: tuple[int, int]) -> Iterator[Row]:
         told = ", ".join(f"{us:.2f} us with {level:,}" for level, us in zip(levels, numbers.values(), strict=True))
         row = Row(f"{lots:,} live / {few:,}: {what}", place.where, ratio, "x", told, numbers=numbers)
         yield row.judged(MANY, f"{MANY:g} x") if what.startswith("last") else row
-    yield Row(f"the first {lots:,}, cut from chunks, each", place.where, first * 1e6, "us")
+    yield Row(f"the first {lots:,}, cut from chunks, per block", place.where, first * 1e6, "us")
     while len(live) < lots:
         live.append(pool.allocate(64, LEGACY_STREAM))
     chance.shuffle(live)
@@ -363,14 +363,14 @@ def many(place: Place, rounds: int, levels: tuple[int, int]) -> Iterator[Row]:
     freed = time.perf_counter()
     pool.deallocate(pool.allocate(3 << 20, LEGACY_STREAM), 3 << 20, LEGACY_STREAM)
     merged = time.perf_counter()
-    told = f"the next request of another size merges them: {(merged - freed) / len(live) * 1e6:.2f} us for each, once"
+    told = f"the next request of another size merges them, once: {(merged - freed) / len(live) * 1e6:.2f} us per block"
     each = (freed - began) / len(live) * 1e6
-    yield Row(f"all {len(live):,} freed in random order, each", place.where, each, "us", told)
+    yield Row(f"all {len(live):,} freed in random order, per block", place.where, each, "us", told)
     pool.trim(0)
 
 
 def in_order(pool: Any, live: list[int], chance: random.Random | None) -> float:
-    """Seconds for one call, of as many allocations as deallocations."""
+    """Seconds per call, for equally many allocations and deallocations."""
     count = 500
     places = chance.sample(range(len(live)), count) if chance else range(len(live) - 1, len(live) - 1 - count, -1)
     began = time.perf_counter()
@@ -381,7 +381,7 @@ def in_order(pool: Any, live: list[int], chance: random.Random | None) -> float:
             live[at] = pool.allocate(64, LEGACY_STREAM)
     else:
         for _ in range(count):
-            live.append(pool.allocate(64, LEGACY_STREAM))  # noqa: PERF401 -- each append is what a program does
+            live.append(pool.allocate(64, LEGACY_STREAM))  # noqa: PERF401 -- each append is part of the workload
         for _ in range(count):
             pool.deallocate(live.pop(), 64, LEGACY_STREAM)
     return (time.perf_counter() - began) / (2 * count)
@@ -403,7 +403,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def in_its_place(where: str, quick: bool) -> list[Row]:
-    """The rows of a device of a process of its own, or one that says why there are none."""
+    """The rows of a device that another process measured, or one row with the reason why there are none."""
     told = {**os.environ, "DEVMEM_BACKEND": "host", "DEVMEM_HOST_STRICT": "1", "DEVMEM_HOST_DEVICES": "1"}
     if where != "host":
         from devmem.testing import emulator
@@ -457,9 +457,9 @@ def write(where: str, rows: list[Row]) -> None:
     about["devmem"] = dm.__version__
     notes = [
         "Written by `python benchmarks/allocators.py`. Traces: `benchmarks/traces`, recorded by `--record`.",
-        "Microseconds are for one call of the stack, allocation or deallocation alike, the least of five replays. Peak live is "
-        f"counted in units of {UNIT} bytes. The emulated driver is in its null mode: its calls cost nearly "
-        "nothing, a GPU's do not: there allocating and freeing are the dear ones, and the others, mostly events, cost about a "
+        "Microseconds per call of the stack, allocations and deallocations alike, minimum of five replays. Peak live is "
+        f"counted in units of {UNIT} bytes. The emulated driver runs in null mode: its calls cost nearly "
+        "nothing. On a GPU, allocating and freeing are expensive, and the other calls, mostly events, cost about a "
         "microsecond.",
     ]
     stem = HERE / "results" / f"allocators-{where}"

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""How fast arrays move between host and device, NVIDIA's or AMD's: devmem, its peers and the machine's own limit, in one run.
+"""Copy rates between host and device, NVIDIA's or AMD's: devmem, other libraries and the machine's limit, in one run.
 
     python benchmarks/bandwidth.py [--backend NAME] [--quick] [--budget SECONDS] [--json FILE]
 
-Everything compared takes turns in every round, in an order that changes; medians are told, and the best. Each cell's bytes are
-compared once before it is timed: uploads are read back through the driver, downloads go into poisoned memory. Every clock
-stops when the device has finished (the driver waits for the whole device after everybody, also after those that promise it
-anyway), and what a call returned is dropped after that. The limit is timed by events around the driver's asynchronous copies of
-page-locked memory, in the same rounds.
+All libraries take turns in every round, in a changing order; medians and best times are shown. Each cell's bytes are compared
+once before it is timed: uploads are read back through the driver, downloads go into poisoned memory. Every measurement ends when
+the driver has waited for the whole device, for all libraries alike, and the result of a call is dropped after that. The limit is
+timed by events around the driver's asynchronous copies of page-locked memory, in the same rounds.
 
-Over the emulated driver it runs with --quick, which shows that the script works and says nothing about speed.
+Over the emulated driver it runs with --quick, which tests the script and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from rates.tasks import QUICK, Data, Effort
 
 import devmem as dm
 
-#: glibc raises this by itself once such a block was freed, and then a "new" array is recycled memory with its pages in place.
+#: glibc raises this threshold after such a block is freed; then a "new" array reuses memory whose pages are already mapped.
 MMAP_THRESHOLD = 128 * KiB
 
 
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--backend", choices=list(MODULES), default="cuda", help="whose device (default: cuda)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
-    parser.add_argument("--budget", type=float, default=110, metavar="SECONDS", help="to end within (default: 110)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, after every row")
+    parser.add_argument("--backend", choices=list(MODULES), default="cuda", help="the backend (default: cuda)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script")
+    parser.add_argument("--budget", type=float, default=110, metavar="SECONDS", help="time limit (default: 110)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, after every row")
     options = parser.parse_args()
     started = time.perf_counter()
 
@@ -59,7 +58,7 @@ def main() -> int:
     emulated = is_emulated(options.backend)
     if emulated and not options.quick:
         print(
-            "bandwidth: this is the emulated driver, whose speed means nothing: --quick shows that it runs",
+            "bandwidth: this is the emulated driver, whose speed means nothing: use --quick to test the script",
             file=sys.stderr,
         )
         return 2
@@ -67,7 +66,7 @@ def main() -> int:
     fresh = always_fresh()
     libraries, states = find_libraries(options.backend, emulated)
     if not any(isinstance(each, Devmem) for each in libraries):
-        print(f"bandwidth: devmem itself cannot be used: {states[Devmem.name]}", file=sys.stderr)
+        print(f"bandwidth: devmem cannot be used: {states[Devmem.name]}", file=sys.stderr)
         return 1
     found: dict[str, Any] = {
         "backend": options.backend,
@@ -87,7 +86,7 @@ def main() -> int:
         if left <= 0:
             found["unfinished"].append(case.title)
             continue
-        driver.enter()  # some leave another behind
+        driver.enter()  # some libraries leave another device current
         row = measure(case, libraries, data, effort, min(left, 2.5 * left / (len(rows) - at)))
         found["rows"].append(asdict(row))
         print(f"{time.perf_counter() - started:6.1f} s  {row.title}", file=sys.stderr, flush=True)
@@ -97,12 +96,12 @@ def main() -> int:
     found["seconds"] = time.perf_counter() - started
     write(options.json, found)
     print(markdown(found))
-    # What goes wrong in somebody else's library is told, and is not our failure.
+    # An error in another library is reported, and does not fail the run.
     return 1 if any("error" in row["cells"].get(name, {}) for row in found["rows"] for name in ("devmem", LIMIT)) else 0
 
 
 def is_emulated(backend: str) -> bool:
-    """Whether the driver in this process is the emulated one."""
+    """Whether this process uses the emulated driver."""
     from devmem.testing import emulator
 
     try:
@@ -113,7 +112,7 @@ def is_emulated(backend: str) -> bool:
 
 
 def always_fresh() -> bool:
-    """Give every large host array fresh pages, as a program's first one has; whether the allocator could be told so."""
+    """Make every large host array use fresh pages, as a program's first one does; return whether the allocator supports that."""
     try:
         return bool(ctypes.CDLL(None).mallopt(-3, MMAP_THRESHOLD))
     except (OSError, AttributeError):
@@ -121,7 +120,7 @@ def always_fresh() -> bool:
 
 
 def write(path: Path | None, found: dict[str, Any]) -> None:
-    """The whole file or nothing: whoever is cut off leaves the last whole one."""
+    """Replace the file atomically: an interrupted run leaves the last complete file."""
     if path is not None:
         beside = path.with_name(path.name + ".part")
         beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

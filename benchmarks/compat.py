@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What `devmem.compat.numba_cuda` costs beside devmem's own verbs, which it must not exceed by more than 1.3 times.
+"""The overhead of `devmem.compat.numba_cuda` over devmem's own verbs: at most 1.3 times their time.
 
     python benchmarks/compat.py [--quick] [--json FILE] [--markdown FILE]
 
-Over a driver that does nothing, where only Python's own time is left, and over the host backend. Both sides take turns in every
-round; the ratio is that of the least times. The exit code says that it ran, not that it was fast.
+Measured over a driver that does nothing, where only Python's time remains, and over the host backend. Both sides take turns in
+every round; the ratio is that of the minimum times. The exit code tells whether it ran, not whether targets were met.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Once = Callable[[], object]
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, more noise")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, less precise")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
     options = parser.parse_args()
@@ -51,23 +51,23 @@ def main() -> int:
             rows.append(row)
             print(line(row), flush=True)
     met = sum(row.verdict == "PASS" for row in rows)
-    print(f"\n{met} of {len(rows)} verbs within {LIMIT} times their native twin")
+    print(f"\n{met} of {len(rows)} verbs within {LIMIT} times the native verb")
     about = {"quick": options.quick, **machine()}
     if options.json:
         text = json.dumps({"about": about, "rows": [asdict(row) for row in rows]}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
     if options.markdown:
-        notes = ["How many times a native verb's time the same verb of `devmem.compat.numba_cuda` takes; least times."]
-        text = markdown("What the drop-in for numba.cuda costs", about, notes, {"ratios": rows})
+        notes = ["Time of a verb of `devmem.compat.numba_cuda` over the time of the native verb; minimum times."]
+        text = markdown("Overhead of the drop-in for numba.cuda", about, notes, {"ratios": rows})
         options.markdown.write_text(text, encoding="utf-8")
     return 0
 
 
 def measure(backend: str, effort: Effort) -> Iterator[Row]:
-    """Each verb against its twin."""
+    """Each verb against the native verb."""
     with dm.use_backend(backend):
         for verb, (native, ours) in pairs(pinned=backend == "host").items():
-            # In both orders: who comes second finds what the other has dropped in the queue.
+            # In both orders: the second one finds the memory that the first dropped in the queue.
             sides = {"native": many(native), "compat": many(ours)}
             times: dict[str, list[float]] = {name: [] for name in sides}
             for order in (("native", "compat"), ("compat", "native")):
@@ -77,12 +77,12 @@ def measure(backend: str, effort: Effort) -> Iterator[Row]:
             found = {name: spread(each) for name, each in times.items()}
             row = Row(verb, backend, found["compat"].least / found["native"].least, "x")
             row.numbers = {name: each.least * 1e6 / TIMES for name, each in found.items()}
-            row.detail = f"native {row.numbers['native']:.2f} us, here {row.numbers['compat']:.2f} us"
+            row.detail = f"native {row.numbers['native']:.2f} us, compat {row.numbers['compat']:.2f} us"
             yield row.judged(LIMIT, f"{LIMIT} x")
 
 
 def many(once: Once) -> Once:
-    """So many uses in a row that each side frees what it has dropped itself."""
+    """Enough uses in a row that each side frees the memory that it dropped itself."""
 
     def use() -> None:
         for _ in repeat(None, TIMES):
@@ -92,7 +92,7 @@ def many(once: Once) -> Once:
 
 
 def pairs(pinned: bool) -> dict[str, tuple[Once, Once]]:
-    """The same verb of devmem's and of numba.cuda's."""
+    """The same verb in devmem and in the drop-in."""
     host, out = np.arange(16.0), np.empty(16)
     found: dict[str, tuple[Once, Once]] = {}
     sides: list[dict[str, Once]] = []
@@ -106,7 +106,7 @@ def pairs(pinned: bool) -> dict[str, tuple[Once, Once]]:
 
 
 def verbs(library: Any, host: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> dict[str, Once]:
-    """What both namespaces have."""
+    """The verbs that both namespaces have."""
     d, other, stream, event = library.to_device(host), library.to_device(host), library.stream(), library.event()
     square = library.to_device(np.arange(16.0).reshape(4, 4))
     part = host[2:8].copy()
@@ -147,7 +147,7 @@ def verbs(library: Any, host: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -
 
 
 def host_verbs(library: Any, host: np.ndarray[Any, Any]) -> dict[str, Once]:
-    """What needs page-locked memory."""
+    """The verbs that need page-locked memory."""
 
     def pin() -> None:
         with library.pinned(host):

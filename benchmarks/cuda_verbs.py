@@ -1,10 +1,10 @@
-"""What is timed over the emulated CUDA driver: one function for each pair of a library and a verb.
+"""The functions timed over the emulated CUDA driver: one for each pair of a library and a verb.
 
-Each takes a `Place` and returns a function of no arguments, one call of which is one use of the verb. What a library lacks is a
-cell left empty: the bare bindings and cuda.core have no arrays to slice.
+Each takes a `Place` and returns a function without arguments that uses the verb once. Cells of verbs that a library lacks stay
+empty: the bare bindings and cuda.core have no arrays to slice.
 
-The emulated driver hands out one address for all memory and one handle for all streams. So nothing here keeps a stream or an
-event while another is made, and work goes to the legacy default stream.
+The emulated driver returns one address for all memory and one handle for all streams. So no function keeps a stream or an event
+while another is created, and work goes to the legacy default stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import devmem as dm
 ELEMENTS = 16
 
 DEVMEM = "devmem"
-#: devmem where no library has left the primary context current, so that it has to enter and to leave.
+#: devmem if no other library has left the primary context current, so that devmem makes it current and restores it.
 ALONE = "devmem, none current"
 BARE, BARE_POOL = "bare", "bare, pool"
 NUMBA = "numba-cuda"
@@ -37,7 +37,7 @@ CASES: dict[tuple[str, str], Case] = {}
 
 @dataclass
 class Place:
-    """Arrays of `ELEMENTS` f8, a pool of the bare bindings, and the other libraries, or why they are not there."""
+    """Arrays of `ELEMENTS` f8, a pool of the bare bindings, and the other libraries, or the reasons why they are missing."""
 
     host: np.ndarray[Any, Any] = field(default_factory=lambda: np.arange(float(ELEMENTS)))
     out: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(ELEMENTS))
@@ -62,7 +62,7 @@ class Place:
         for library, found in ((NUMBA, self._find_numba), (CORE, self._find_core)):
             try:
                 found()
-            except Exception as error:  # whatever hinders a peer is told, and the rest is measured
+            except Exception as error:  # a library that fails to load is reported, and the others are measured
                 self.missing[library] = f"{type(error).__name__}: {error}".partition("\n")[0]
 
     def _find_numba(self) -> None:
@@ -80,11 +80,11 @@ class Place:
         self.core, self.core_device = core, device
 
     def current(self, library: str) -> None:
-        """Leave the primary context current, as every library but devmem does once it is used; or none."""
+        """Make the primary context current, as every library but devmem leaves it, or no context."""
         cu.cuCtxSetCurrent(0 if library == ALONE else self.primary)
 
     def cases(self, verb: str) -> dict[str, Once]:
-        """What there is for a verb, ready to be called, by library."""
+        """The functions for a verb, ready to be called, by library."""
         made = {}
         for (library, name), case in CASES.items():
             if name == verb and library not in self.missing:
@@ -94,7 +94,7 @@ class Place:
 
 
 def case(verb: str, *libraries: str) -> Callable[[Case], Case]:
-    """Register a function as what a library does for one verb."""
+    """Register the function of a library for a verb."""
 
     def register(function: Case) -> Case:
         for library in libraries:
@@ -106,7 +106,7 @@ def case(verb: str, *libraries: str) -> Callable[[Case], Case]:
 
 
 def verbs() -> list[str]:
-    """The verbs, in the order of their definition."""
+    """The verbs in order of definition."""
     return list(dict.fromkeys(verb for _, verb in CASES))
 
 
@@ -159,7 +159,7 @@ def _(place: Place) -> Once:
 
 # -- the bare bindings -------------------------------------------------------------------------------------------------
 #
-# The vendor's calls and nothing else: host arrays go through the buffer protocol, the codes that come back are not looked at.
+# Only the vendor's calls: host arrays go through the buffer protocol, and status codes are not checked.
 
 
 @case("to_device + free", BARE)
@@ -241,7 +241,7 @@ def _(place: Place) -> Once:
 
 # -- numba-cuda --------------------------------------------------------------------------------------------------------
 #
-# It has no free and no close: things are dropped, and it destroys eleven at a time by itself, which is part of what is timed.
+# numba-cuda has no free and no close: it destroys dropped objects eleven at a time, which is part of the measured time.
 
 
 @case("to_device + free", NUMBA)
@@ -288,8 +288,8 @@ def _(place: Place) -> Once:
 
 # -- cuda.core ---------------------------------------------------------------------------------------------------------
 #
-# Bytes without shape or type, from its default pool. Its copies take two buffers and are asynchronous: the stream is waited for,
-# as the others' verbs return when it is done. Host arrays that stay are wrapped beforehand; a new one has to be wrapped at once.
+# Untyped bytes from its default pool. Its copies take two buffers and are asynchronous, so the functions wait for the stream, as
+# the verbs of the other libraries do. Existing host arrays are wrapped beforehand; a new one is wrapped in the measured time.
 
 
 @case("to_device + free", CORE)

@@ -1,6 +1,6 @@
-"""devmem and its peers over the emulated CUDA driver in its null mode, where every driver call answers at once and does nothing.
+"""devmem and other libraries over the emulated CUDA driver in null mode, where driver calls return at once and do nothing.
 
-Runs in a process of its own, which has that driver; `rows` starts it and `child` is what it does.
+`rows` starts a process with that driver, which runs `child`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from cuda_verbs import Place
 
 WHERE = "emulated"
-#: How often all take turns, in rounds of the effort: what is compared differs by less here than elsewhere.
+#: Factor on the number of rounds: the libraries differ by less here than in other benchmarks.
 TURNS = 3
-#: Uses that are counted: a multiple of how many dropped things the libraries destroy in one go.
+#: Number of uses for counting calls: a multiple of how many dropped objects the libraries destroy at once.
 USES = 110
 
-#: (verb, library, at most so many times what it takes)
+#: (verb, library, at most this many times the library's time)
 AT_MOST = [("to_device + free", "bare", 2.5)]
-#: (verb, library, at least so many times as fast)
+#: (verb, library, at least this many times as fast)
 AT_LEAST = [
     ("to_device + free", "numba-cuda", 20.0),
     ("copy_to_host(out)", "numba-cuda", 3.0),
@@ -40,15 +40,15 @@ AT_LEAST = [
     ("d[3:9]", "numba-cuda", 6.0),
 ]
 UPLOAD = "to_device alone"
-#: Driver calls that an upload may make, by kind; none of any other kind, but for those that make a context current where none is
-#: and put back what was, which nobody can do without: they are told beside the row.
+#: Driver calls that an upload may make, by kind, and none of any other kind. Calls that make a context current and restore the
+#: previous one are unavoidable; the row shows them separately.
 ALLOWED = {"allocation": 1, "copy": 1, "context query": 1}
 QUERIES = ("cuCtxGetCurrent", "cuCtxGetDevice")
 SWITCH = "cuCtxSetCurrent"
 
 
 def rows(effort: Effort, script: Path, environment: Mapping[str, str], about: dict[str, object]) -> Iterator[Row]:
-    """What the child measures, or every target with the reason why it is not measured."""
+    """The rows that the child measures, or every target with the reason why it is not measured."""
     try:
         lacking = unavailable()
         variables = {} if lacking else emulator.environment("cuda")
@@ -71,7 +71,7 @@ def rows(effort: Effort, script: Path, environment: Mapping[str, str], about: di
 
 
 def unavailable() -> str | None:
-    """Why this cannot be measured, as far as it can be told without compiling."""
+    """The reason why this cannot be measured, as far as it is known without compiling."""
     if not sys.platform.startswith("linux"):
         return f"the emulated driver needs Linux; this is {sys.platform}"
     try:
@@ -82,7 +82,7 @@ def unavailable() -> str | None:
 
 
 def targets(times: Mapping[str, Mapping[str, list[float]]], missing: Mapping[str, str] | None = None) -> list[Row]:
-    """The rows with targets, from the times by verb and library; without times they have no value yet."""
+    """The rows with targets, from the times by verb and library; without times they have no values."""
     found = []
     for verb, library, factor in [*AT_MOST, *AT_LEAST]:
         slower = (verb, library, factor) in AT_MOST
@@ -105,7 +105,7 @@ def targets(times: Mapping[str, Mapping[str, list[float]]], missing: Mapping[str
 
 
 def child(rounds: int, seconds: float) -> None:
-    """Measure where the emulated driver is, and print JSON."""
+    """Measure in the process with the emulated driver, and print JSON."""
     import cuda_verbs
 
     place = cuda_verbs.Place()
@@ -119,7 +119,7 @@ def child(rounds: int, seconds: float) -> None:
 
 
 def verb_row(verb: str, times: Mapping[str, list[float]], missing: Mapping[str, str]) -> Row:
-    """One verb, in microseconds for each library: the least and the median."""
+    """One verb: minimum and median microseconds for each library."""
     spreads = {library: spread(found) for library, found in times.items()}
     numbers = {f"{lib} {key}": value * 1e6 for lib, found in spreads.items() for key, value in found._asdict().items()}
     told = [f"median {numbers['devmem median']:.2f}"]
@@ -133,7 +133,7 @@ def verb_row(verb: str, times: Mapping[str, list[float]], missing: Mapping[str, 
 
 
 def call_rows(place: Place) -> Iterator[Row]:
-    """The driver calls of one use of each verb, for every library; those of an upload with nothing to free are judged."""
+    """The driver calls of one use of each verb, by library; those of an upload with nothing to free have a target."""
     import cuda_verbs
 
     counter = emulator.control("cuda")
@@ -161,13 +161,13 @@ def call_rows(place: Place) -> Iterator[Row]:
         by_library = {library: counted(once, library) for library, once in place.cases(verb).items()}
         ours = by_library[cuda_verbs.DEVMEM]
         others = [f"{library} {sum(calls.values()):.3g}" for library, calls in by_library.items() if calls is not ours]
-        detail = f"{listed(ours)} · in all: {', '.join(others)}"
+        detail = f"{listed(ours)} · totals: {', '.join(others)}"
         numbers = {f"{library} {name}": count for library, calls in by_library.items() for name, count in calls.items()}
         yield Row(f"driver calls: {verb}", WHERE, sum(ours.values()), "calls", detail, numbers=numbers)
 
 
 def upload_row(calls: Mapping[str, float], none_current: bool) -> Row:
-    """The calls of one upload with nothing to free, judged; what switching to a context adds is told."""
+    """The row with the calls of one upload with nothing to free; calls that switch the context are shown separately."""
     switches = calls.get(SWITCH, 0) if none_current else 0
     judged = {name: count for name, count in calls.items() if not (switches and name == SWITCH)}
     kinds: dict[str, float] = defaultdict(float)
@@ -176,19 +176,19 @@ def upload_row(calls: Mapping[str, float], none_current: bool) -> Row:
     what = f"driver calls: {UPLOAD}" + (", none current" if none_current else "")
     row = Row(what, WHERE, sum(judged.values()), "calls", listed(judged), numbers=dict(calls))
     if switches:
-        row.detail += f" · and {switches:.3g} {SWITCH}, to the device's context and back"
+        row.detail += f" · and {switches:.3g} {SWITCH} to switch the context and back"
     row.target = ", ".join(f"{count} {kind}" for kind, count in ALLOWED.items())
     row.verdict = "PASS" if all(count <= ALLOWED.get(kind, 0) for kind, count in kinds.items()) else "FALLS SHORT"
     return row
 
 
 def kind_of(name: str) -> str:
-    """What a driver call does, for the count."""
+    """The kind of a driver call."""
     if name in QUERIES:
         return "context query"
     return "allocation" if "Alloc" in name else "copy" if name.startswith("cuMemcpy") else name
 
 
 def listed(calls: Mapping[str, float]) -> str:
-    """Calls and their numbers, as text."""
+    """Calls and their counts, as text."""
     return ", ".join(f"{count:.3g} {name}" for name, count in calls.items()) or "none"

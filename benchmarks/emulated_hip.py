@@ -1,7 +1,7 @@
-"""devmem over the emulated HIP runtime in its null mode, through each of its providers, beside the vendor's calls alone.
+"""devmem over the emulated HIP runtime in null mode, through each provider, next to the vendor's calls alone.
 
-Each provider is measured in a process of its own, which has that runtime; `rows` starts them and `child` is what they do. The
-other side of `emulated`, which does the same for CUDA.
+Each provider is measured in a process of its own with that runtime; `rows` starts the processes, which run `child`. `emulated`
+does the same for CUDA.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ JUDGED, AT_MOST = "to_device + free", 2.5
 
 
 def rows(effort: Effort, script: Path, environment: Mapping[str, str], about: dict[str, object]) -> Iterator[Row]:
-    """What the children measure, or every target with the reason why it is not measured."""
+    """The rows that the children measure, or every target with the reason why it is not measured."""
     try:
         variables, lacking = emulator.environment("roc"), None
     except OSError as error:
@@ -57,7 +57,7 @@ def rows(effort: Effort, script: Path, environment: Mapping[str, str], about: di
 
 
 def unavailable(provider: str) -> str | None:
-    """Why a provider cannot be measured, as far as it can be told without compiling."""
+    """The reason why a provider cannot be measured, as far as it is known without compiling."""
     if not sys.platform.startswith("linux"):
         return f"the emulated runtime needs Linux; this is {sys.platform}"
     try:
@@ -68,7 +68,7 @@ def unavailable(provider: str) -> str | None:
 
 
 def target(provider: str, times: Mapping[str, list[float]]) -> Row:
-    """The row with the target, if it has one: devmem through a provider against the vendor's calls alone through the same."""
+    """The row with the target, if there is one: devmem through a provider against the vendor's calls through the same."""
     from hip_verbs import BARE_CTYPES, BARE_OF, DEVMEM
 
     bare = BARE_OF[provider]
@@ -77,7 +77,7 @@ def target(provider: str, times: Mapping[str, list[float]]) -> Row:
         row.value = spread(times[DEVMEM]).least / spread(times[bare]).least
         median = ratio(times[DEVMEM], times[bare])
         row.detail, row.numbers = f"median of the rounds {median:.2f}", {"least": row.value, "median": median}
-    # Asked for is a ratio to the calls of a binding; ctypes is none, and cheaper than either of them.
+    # The target is a ratio to the calls of a binding; ctypes is not a binding, and cheaper than both bindings.
     return row if bare == BARE_CTYPES else row.judged(AT_MOST, f"{AT_MOST:g} x")
 
 
@@ -85,7 +85,7 @@ def target(provider: str, times: Mapping[str, list[float]]) -> Row:
 
 
 def child(rounds: int, seconds: float) -> None:
-    """Measure where the emulated runtime is, and print JSON."""
+    """Measure in the process with the emulated runtime, and print JSON."""
     import hip_verbs
 
     provider = hip_verbs.provider()
@@ -104,7 +104,7 @@ def child(rounds: int, seconds: float) -> None:
 
 
 def call_rows(place: Place) -> Iterator[Row]:
-    """The calls of the runtime that one use of each verb makes, for every library."""
+    """The runtime calls of one use of each verb, by library."""
     import hip_verbs
 
     counter = emulator.control("roc")
@@ -123,5 +123,5 @@ def call_rows(place: Place) -> Iterator[Row]:
         ours = by_library[hip_verbs.DEVMEM]
         others = [f"{library} {sum(calls.values()):.3g}" for library, calls in by_library.items() if calls is not ours]
         numbers = {f"{library} {name}": count for library, calls in by_library.items() for name, count in calls.items()}
-        detail = f"{listed(ours)} · in all: {', '.join(others)}"
+        detail = f"{listed(ours)} · totals: {', '.join(others)}"
         yield Row(f"runtime calls: {verb}", place.provider, sum(ours.values()), "calls", detail, numbers=numbers)

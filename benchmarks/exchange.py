@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What exchanging arrays costs: DLPack capsules, the CUDA Array Interface, and wrapping what others made, beside numba-cuda.
+"""The time to exchange arrays by DLPack and the CUDA Array Interface, next to numba-cuda.
 
     python benchmarks/exchange.py [--quick] [--json FILE] [--markdown FILE]
 
-Needs no GPU: everything runs in a process of its own over the emulated CUDA driver in its null mode, where every call answers at
-once and does nothing. That takes a C compiler and cuda-bindings; numba-cuda is measured where it can be imported. All take turns
-within one run. Times are the least and the median of many turns. The exit code says that it ran, not that it was fast.
+Needs no GPU: a child process runs everything over the emulated CUDA driver in null mode, where calls return at once and do
+nothing. That needs a C compiler and cuda-bindings; numba-cuda is measured if it is installed. The libraries take turns within
+one run. Times are the minimum and the median of many turns. The exit code tells whether it ran, not whether targets were met.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ CAPSULE, INTERFACE, WRAP, WRAP_STREAM = (
 )
 #: Microseconds.
 AT_MOST = {CAPSULE: 5.0, INTERFACE: 1.0}
-#: numba-cuda takes at least so many times as long.
+#: numba-cuda takes at least this many times as long.
 AT_LEAST = {WRAP: 2.0}
-#: How often all take turns, in rounds of the effort.
+#: Factor on the number of rounds.
 TURNS = 3
 NOTE = (
-    "Measured over the emulated CUDA driver in its null mode: every call of the driver answers at once and does nothing. No "
-    "GPU took part. The primary context is current, as the libraries that arrays are exchanged with leave it. Judged are the "
-    "least times; on a machine shared with others the ratios are what holds. A capsule is exported, imported, and let go of. "
-    "The foreign array is an object with a ready `__cuda_array_interface__`; `as_cuda_array` is numba-cuda's, which believes "
-    "what the interface says, while devmem asks the driver whose memory it is, and how long. Where it names a stream, "
-    "numba-cuda waits for that, and devmem orders its own stream behind it."
+    "Measured over the emulated CUDA driver in null mode: every driver call returns at once and does nothing. No "
+    "GPU was used. The primary context is current, as other libraries leave it. Targets apply to the "
+    "minimum times; on a shared machine only the ratios are reliable. A capsule is exported, imported and released. "
+    "The foreign array is an object with a ready `__cuda_array_interface__`; `as_cuda_array` is numba-cuda's, which trusts "
+    "the interface, while devmem asks the driver for the memory's device and size. If it names a stream, "
+    "numba-cuda waits for it, and devmem makes its own stream wait for it."
 )
 
 
@@ -60,7 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
-    parser.add_argument("--quick", action="store_true", help="a second instead of half a minute; more noise")
+    parser.add_argument("--quick", action="store_true", help="a second instead of half a minute; less precise")
     parser.add_argument("--child", nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -78,12 +78,14 @@ def main() -> int:
         tables = {name: [asdict(row) for row in found] for name, found in sections.items()}
         options.json.write_text(json.dumps({"about": about, "sections": tables}, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
-        options.markdown.write_text(markdown("What exchanging arrays costs", about, [NOTE], sections), encoding="utf-8")
+        options.markdown.write_text(
+            markdown("The cost of exchanging arrays", about, [NOTE], sections), encoding="utf-8"
+        )
     return 0
 
 
 def measured(effort: Effort, versions: dict[str, object]) -> Iterator[Row]:
-    """What the child measures, or the targets with the reason why they are not measured."""
+    """The rows that the child measures, or the targets with the reason why they are not measured."""
     try:
         lacking = unavailable()
         variables = {} if lacking else emulator.environment("cuda")
@@ -99,12 +101,12 @@ def measured(effort: Effort, versions: dict[str, object]) -> Iterator[Row]:
             versions.update(found["versions"])
             yield from (Row(**row) for row in found["rows"])
             return
-        lacking = f"it ended: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
+        lacking = f"the process failed: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
     yield from (row.skipped(lacking) for row in targets({}))
 
 
 def targets(times: Mapping[str, Mapping[str, list[float]]]) -> list[Row]:
-    """The rows with targets, from the times by what was done and library; without times they have no value yet."""
+    """The rows with targets, from the times by operation and library; without times they have no values."""
     found = []
     for what, limit in AT_MOST.items():
         ours = times.get(what, {}).get("devmem")
@@ -127,14 +129,14 @@ def targets(times: Mapping[str, Mapping[str, list[float]]]) -> list[Row]:
 
 
 class Foreign:
-    """Somebody else's array, which has its interface ready."""
+    """A foreign array with a ready `__cuda_array_interface__`."""
 
     def __init__(self, interface: Mapping[str, object]) -> None:
         self.__cuda_array_interface__ = dict(interface)
 
 
 def child(rounds: int, seconds: float) -> None:
-    """Measure where the emulated driver is, and print JSON."""
+    """Measure in the process with the emulated driver, and print JSON."""
     from cuda.bindings import driver
 
     versions = {"cuda-bindings": importlib.metadata.version("cuda-bindings")}
@@ -146,7 +148,7 @@ def child(rounds: int, seconds: float) -> None:
 
 
 def cases(versions: dict[str, str]) -> dict[str, dict[str, Callable[[], object]]]:
-    """What is timed, by what it does and whose it is."""
+    """The timed functions by operation and library."""
     array: Any = dm.to_device(np.zeros(ELEMENTS, np.float32))
     said = array.__cuda_array_interface__
     plain, ordered = Foreign({**said, "stream": None}), Foreign({**said, "stream": 1})
@@ -170,7 +172,7 @@ def cases(versions: dict[str, str]) -> dict[str, dict[str, Callable[[], object]]
 
 
 def told(what: str, times: Mapping[str, list[float]]) -> Row:
-    """One thing that was timed, in microseconds for each library: the least and the median."""
+    """One operation: minimum and median microseconds for each library."""
     spreads = {library: spread(found) for library, found in times.items()}
     numbers = {f"{lib} {key}": value * 1e6 for lib, found in spreads.items() for key, value in found._asdict().items()}
     detail = f"median {numbers['devmem median']:.2f}"
@@ -180,7 +182,7 @@ def told(what: str, times: Mapping[str, list[float]]) -> Row:
 
 
 def checked(*results: Any) -> Any:
-    """What the last driver call returned besides its status; none may have failed."""
+    """The last output of a driver call; raise if the call failed."""
     for status, *_ in results:
         if int(status):
             raise RuntimeError(f"the driver refused: {status}")

@@ -1,8 +1,8 @@
-"""What ``scripts/gpu-check`` runs: tests and benchmarks on a GPU, each in a process of its own, into JSON and Markdown.
+"""The program behind ``scripts/gpu-check``: runs tests and benchmarks on a GPU, and writes a report in JSON and Markdown.
 
-Each step has a share of the time. What a step does not use is left to those after it; a step that is cut off, hangs or
-crashes keeps what it had shown, and the tests after the one that killed the process go on in another. The files are written
-again after each step.
+Each step runs in a process of its own and has a share of the time; later steps get the time that it does not use. The results
+of a step that is interrupted, hangs or crashes are kept, and the tests after the one that killed the process run in a new one.
+The report is rewritten after each step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpucheck.suites import tests
 from gpucheck.vendors import VENDORS, Vendor
 
 RESULTS = ROOT / "benchmarks" / "results"
-#: Tests with other people's libraries, each in a process of its own: apart, so that what is not installed shows.
+#: Tests with other libraries, each in a process of its own, so that the report shows which ones are not installed.
 PEERS = [
     ROOT / "tests" / name
     for name in ("integration/adapters/test_gpu.py", "integration/adapters/test_peers.py", "peers/test_gpu.py")
@@ -42,17 +42,17 @@ KERNELS = [ROOT / "tests/integration/every_backend/kernels"]
 
 
 def main() -> int:
-    """Run what was asked for, and write it down."""
+    """Run the selected steps, and write the report."""
     parser = argparse.ArgumentParser(
         prog="gpu-check", description="Run devmem's tests and benchmarks on the GPU of this machine."
     )
     parser.add_argument("--backend", choices=list(VENDORS), help="default: the first whose GPU can be used")
-    parser.add_argument("--emulated", action="store_true", help="over the emulated driver; every result is marked so")
+    parser.add_argument("--emulated", action="store_true", help="use the emulated driver; every result is marked")
     parser.add_argument("--quick", action="store_true", help="a few tests of each kind, tiny sizes")
     parser.add_argument(
         "--only", nargs="+", choices=list(SHARES), default=list(SHARES), metavar="STEP", help=", ".join(SHARES)
     )
-    parser.add_argument("--seconds", type=float, default=TOTAL, help=f"to end within (default: {TOTAL:.0f})")
+    parser.add_argument("--seconds", type=float, default=TOTAL, help=f"time limit (default: {TOTAL:.0f})")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: benchmarks/results")
     options = parser.parse_args()
     began = time.monotonic()
@@ -84,14 +84,14 @@ def main() -> int:
         write(run, about, options.results, stem)
     wrong = [step.name for step in run.steps if step.status not in ("passed", "skipped")]
     print(markdown(run, about))
-    print(f"gpu-check: {about['seconds']} s; " + (f"NOT WELL: {', '.join(wrong)}" if wrong else "all is well"))
+    print(f"gpu-check: {about['seconds']} s; " + (f"NOT PASSED: {', '.join(wrong)}" if wrong else "all is well"))
     print(f"gpu-check: results in {shown_path(options.results / stem)}.json and .md")
     shutil.rmtree(work, ignore_errors=True)
     return 1 if wrong else 0
 
 
 def find_device(wanted: str | None, emulated: bool) -> tuple[Vendor, dict[str, str], dict[str, Any]]:
-    """The vendor that was asked for, else the first whose GPU can be used, else the first; and what its driver says."""
+    """The selected vendor, else the first with a usable GPU, else the first; and the facts that its driver reports."""
     tried = []
     for vendor in [VENDORS[wanted]] if wanted else VENDORS.values():
         env = child_environment(emulated, vendor.backend)
@@ -104,23 +104,23 @@ def find_device(wanted: str | None, emulated: bool) -> tuple[Vendor, dict[str, s
 
 
 def contract(run: Run, step: Step) -> None:
-    """The published suites against the driver."""
+    """The conformance suites on the driver."""
     made = run.work / "test_resources.py"
     made.write_text(run.vendor.resources(), encoding="utf-8")
     tests(run, step, [ROOT / run.vendor.suite, made], only_backend=False)
 
 
 def api(run: Run, step: Step) -> None:
-    """The suites of the API, those tests that take a backend."""
+    """The API tests that take a backend."""
     folders = [ROOT / "tests" / folder for folder in ("integration", "leaks", "property")]
     tests(run, step, folders, only_backend=True, without=[*PEERS, *KERNELS])
 
 
 def kernels(run: Run, step: Step) -> None:
-    """Kernels that everyone knows, executed and compared, and all tests of launching; then what a launch costs."""
+    """Run well-known kernels and compare their results, run the launch tests, and time a launch."""
     tests(run, step, KERNELS, only_backend=True)
     if run.vendor.backend != "cuda":
-        step.notes.append("what a launch costs is not measured: there is nobody to compare with")
+        step.notes.append("launches are not timed: there is no library to compare with")
         return
     status, target = step.status, run.work / "launch.json"
     command = [sys.executable, str(ROOT / "benchmarks/launch.py"), "--json", str(target)]
@@ -137,17 +137,17 @@ def kernels(run: Run, step: Step) -> None:
 
 
 def allocators(run: Run, step: Step) -> None:
-    """RMM, CuPy, PyTorch, JAX, cuda.core and numba-cuda themselves, those that are installed: allocators, and arrays."""
+    """Allocators and arrays of RMM, CuPy, PyTorch, JAX, cuda.core and numba-cuda, if installed."""
     tests(run, step, PEERS, only_backend=False)
 
 
 def truth(run: Run, step: Step) -> None:
-    """What the emulator claims, said to this driver."""
+    """The emulator's assumptions, tested on this driver."""
     tests(run, step, [ROOT / run.vendor.truth], only_backend=False)
 
 
 def memcheck(run: Run, step: Step) -> None:
-    """Every verb once, under compute-sanitizer where there is one."""
+    """Every verb once, under compute-sanitizer if available."""
     verbs = [sys.executable, str(SCRIPT), "--child", "verbs"]
     tool = sanitizer() if run.vendor.sanitizer and not run.emulated else None
     if tool is None:
@@ -156,7 +156,7 @@ def memcheck(run: Run, step: Step) -> None:
             if run.emulated
             else "compute-sanitizer is not installed (PATH, /usr/local/cuda/bin)"
             if run.vendor.sanitizer
-            else f"there is none for an {run.vendor.gpu}"
+            else f"there is no memory checker for an {run.vendor.gpu}"
         )
         step.notes.append(f"no memcheck: {why}; the verbs were run without it")
         code, text = child(run, step, verbs, run.left(step.name))
@@ -173,7 +173,7 @@ def memcheck(run: Run, step: Step) -> None:
 
 
 def bandwidth(run: Run, step: Step) -> None:
-    """Rates, against the peers and the limit."""
+    """Copy rates, against other libraries and the limit."""
     target = run.work / "bandwidth.json"
     seconds = run.left(step.name)
     command = [
@@ -196,10 +196,10 @@ def bandwidth(run: Run, step: Step) -> None:
 
 
 def overhead(run: Run, step: Step) -> None:
-    """What devmem itself costs on this host, and on the device where the script offers that."""
+    """The overhead of devmem on this host, and on the device where the script supports that."""
     script, target = ROOT / "benchmarks/overhead.py", run.work / "overhead.json"
     if not script.exists():
-        step.status, step.notes = "skipped", ["benchmarks/overhead.py is not there"]
+        step.status, step.notes = "skipped", ["benchmarks/overhead.py is missing"]
         return
     code, text = child(run, step, [sys.executable, str(script), "--quick", "--json", str(target)], run.left(step.name))
     finish(step, code, text)
@@ -208,7 +208,9 @@ def overhead(run: Run, step: Step) -> None:
         rows = [row for section in step.data.get("sections", {}).values() for row in section]
         step.counts = {"rows": len(rows), "fall short": sum(row.get("verdict") == "FALLS SHORT" for row in rows)}
         if not any("cuda" in str(row.get("where", "")) for row in rows):
-            step.notes.append("it has no rows on a real device; calls on the device are among the rates above")
+            step.notes.append(
+                "this benchmark has no rows on a real device; the rates above include calls on the device"
+            )
 
 
 STEPS: dict[str, Callable[[Run, Step], None]] = {
@@ -224,17 +226,17 @@ STEPS: dict[str, Callable[[Run, Step], None]] = {
 TITLES = {
     "contract": "The contract: drivers and memory resources",
     "api": "The API: integration, leaks, property",
-    "truth": "What the emulator claims",
-    "kernels": "Kernels: executed, and what a launch costs",
-    "allocators": "Other libraries: their allocators, and their arrays",
-    "memcheck": "Every verb, under a memory checker where there is one",
-    "bandwidth": "Rates against the peers and the limit",
-    "overhead": "What devmem itself costs",
+    "truth": "The emulator's assumptions",
+    "kernels": "Kernels: results, and launch times",
+    "allocators": "Other libraries: allocators and arrays",
+    "memcheck": "Every verb, under a memory checker if available",
+    "bandwidth": "Copy rates against other libraries and the limit",
+    "overhead": "devmem's overhead",
 }
 
 
 def sanitizer() -> Path | None:
-    """compute-sanitizer, if it is anywhere that it usually is."""
+    """The path of compute-sanitizer, from the usual places."""
     homes = [
         os.environ.get("CUDA_HOME"),
         "/usr/local/cuda",

@@ -1,8 +1,8 @@
-"""What is timed over the emulated HIP runtime: one function for each pair of a library and a verb, as in `cuda_verbs`.
+"""The functions timed over the emulated HIP runtime: one for each pair of a library and a verb, as in `cuda_verbs`.
 
-devmem is called through one provider in each process, as its settings say; beside it stand the vendor's calls alone, through the
-binding that is installed and through ctypes. The host array goes to the binding through the buffer protocol; ctypes is given its
-address, taken the cheapest way there is. Status codes are not looked at.
+Each process uses devmem through one provider, as the settings select. It is compared with the vendor's calls alone, through the
+installed binding and through ctypes. The binding gets the host array through the buffer protocol, ctypes gets its address.
+Status codes are not checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import devmem as dm
 ELEMENTS = 16
 DEVMEM, DEVMEM_DRIVER = "devmem", "devmem, no pool"
 BARE, BARE_CTYPES = "bare hip-python", "bare ctypes"
-#: What devmem through a provider is compared with.
+#: The library that devmem through a provider is compared with.
 BARE_OF = {"rocm": BARE, "hip": BARE, "ctypes": BARE_CTYPES}
 #: Modules of the binding.
 BINDINGS = {"rocm": "rocm.bindings.hip", "hip": "hip.hip"}
@@ -56,19 +56,19 @@ class Place:
         dm.use_backend("roc")
 
     def _find_binding(self) -> None:
-        """The binding that devmem uses; its calls go to the library that devmem has pointed it at."""
+        """The binding that devmem uses, with the library that devmem selected."""
         if self.provider in BINDINGS:
             self.hip = importlib.import_module(BINDINGS[self.provider])
             self.versions["hip-python"] = importlib.metadata.version("hip-python")
         else:
-            self.missing[BARE] = "devmem does not call through it in this process"
+            self.missing[BARE] = "devmem does not use this binding in this process"
 
     def use(self, library: str) -> None:
-        """Choose the memory that devmem is measured with."""
+        """Select the memory stack that devmem is measured with."""
         dm.use_memory("driver" if library == DEVMEM_DRIVER else "pool")
 
     def cases(self, verb: str) -> dict[str, Once]:
-        """What there is for a verb, ready to be called, by library."""
+        """The functions for a verb, ready to be called, by library."""
         made = {}
         for (library, name), case in CASES.items():
             if name == verb and library not in self.missing:
@@ -78,7 +78,7 @@ class Place:
 
 
 def case(verb: str, *libraries: str) -> Callable[[Case], Case]:
-    """Register a function as what a library does for one verb."""
+    """Register the function of a library for a verb."""
 
     def register(function: Case) -> Case:
         for library in libraries:
@@ -90,12 +90,12 @@ def case(verb: str, *libraries: str) -> Callable[[Case], Case]:
 
 
 def verbs() -> list[str]:
-    """The verbs, in the order of their definition."""
+    """The verbs in order of definition."""
     return list(dict.fromkeys(verb for _, verb in CASES))
 
 
 def provider() -> str:
-    """The provider that this process was told to use."""
+    """The provider that this process uses."""
     return os.environ["DEVMEM_ROC_PROVIDER"]
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What launching a kernel costs: three device arrays, beside numba-cuda with its own arrays and with foreign ones.
+"""The time to launch a kernel with three device arrays, next to numba-cuda with its own and with foreign arrays.
 
     python benchmarks/launch.py [--quick] [--on-device] [--json FILE] [--markdown FILE]
 
-Needs no GPU, unless it is asked for with ``--on-device``: everything runs in a process of its own over the emulated CUDA driver
-in its null mode, where every call answers at once and a launch is dropped. That takes a C compiler, cuda-bindings, and numba-cuda
-with what it compiles with (``pip install 'devmem-arrays[cuda-kernels]'``). All take turns within one run. Times are the least
-and the median of many turns. The exit code says that it ran, not that it was fast.
+Needs a GPU only with ``--on-device``: a child process runs everything over the emulated CUDA driver in null mode, where calls
+return at once and a launch does nothing. That needs a C compiler, cuda-bindings, and numba-cuda with its compiler (``pip install
+'devmem-arrays[cuda-kernels]'``). The libraries take turns within one run. Times are the minimum and the median of many turns. The
+exit code tells whether it ran, not whether targets were met.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ OURS, HELD, STREAM, LENT, HOST = (
     "arrays with a ready __cuda_array_interface__",
     "host arrays, copied there and back",
 )
-#: devmem takes at most so many times as long as numba-cuda, each with its own arrays.
+#: devmem takes at most this many times as long as numba-cuda, each with its own arrays.
 AT_MOST = 1.3
-#: numba-cuda with foreign arrays takes at least so many times as long as devmem with its own.
+#: numba-cuda with foreign arrays takes at least this many times as long as devmem with its own.
 AT_LEAST = 4.0
-#: How often all take turns, in rounds of the effort.
+#: Factor on the number of rounds.
 TURNS = 2
 NOTE_EMULATED = (
-    "Measured over the emulated CUDA driver in its null mode: every call of the driver answers at once, and a launch is counted "
-    "and dropped. No GPU took part."
+    "Measured over the emulated CUDA driver in null mode: every driver call returns at once, and a launch is only "
+    "counted. No GPU was used."
 )
 NOTE = (
-    "The kernel adds two arrays of 64 numbers, and is compiled before the clock starts. Judged "
-    "are the least times; on a machine shared with others the ratios are what holds. The foreign arrays are objects with a ready "
-    "`__cuda_array_interface__`: numba-cuda believes what it says, while devmem asks the driver whose memory it is, and how "
-    "long, and keeps its owner alive until the launch has passed."
+    "The kernel adds two arrays of 64 numbers, and is compiled before the timing starts. Targets apply to "
+    "the minimum times; on a shared machine only the ratios are reliable. The foreign arrays are objects with a ready "
+    "`__cuda_array_interface__`: numba-cuda trusts it, while devmem asks the driver for the memory's device and "
+    "size, and keeps its owner alive until the launch has completed."
 )
 
 
@@ -68,7 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
-    parser.add_argument("--quick", action="store_true", help="a few seconds instead of half a minute; more noise")
+    parser.add_argument("--quick", action="store_true", help="a few seconds instead of half a minute; less precise")
     parser.add_argument("--on-device", action="store_true", help="launch on the GPU of this machine")
     parser.add_argument("--child", nargs=3, metavar=("ROUNDS", "SECONDS", "WHERE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -89,13 +89,13 @@ def main() -> int:
         options.json.write_text(json.dumps({"about": about, "sections": tables}, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         notes = [NOTE] if options.on_device else [NOTE_EMULATED, NOTE]
-        told = markdown("What launching a kernel costs", about, notes, {section: rows})
+        told = markdown("The cost of launching a kernel", about, notes, {section: rows})
         options.markdown.write_text(told, encoding="utf-8")
     return 0
 
 
 def measured(effort: Effort, versions: dict[str, object], on_device: bool = False) -> Iterator[Row]:
-    """What the child measures, or the targets with the reason why they are not measured."""
+    """The rows that the child measures, or the targets with the reason why they are not measured."""
     where = ON_DEVICE if on_device else WHERE
     told, lacking = there() if on_device else pretended()
     if not lacking:
@@ -107,12 +107,12 @@ def measured(effort: Effort, versions: dict[str, object], on_device: bool = Fals
             versions.update(found["versions"])
             yield from (Row(**row) for row in found["rows"])
             return
-        lacking = f"it ended: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
+        lacking = f"the process failed: {(run.stderr.strip().splitlines() or [f'exit code {run.returncode}'])[-1]}"
     yield from (row.skipped(lacking) for row in targets({}, where))
 
 
 def pretended() -> tuple[dict[str, str], str]:
-    """The environment of a child over the emulated driver; or why there is none."""
+    """The environment of a child over the emulated driver, or the reason why there is none."""
     try:
         lacking = there()[1] or unavailable()
         variables = {} if lacking else emulator.environment("cuda")
@@ -122,13 +122,13 @@ def pretended() -> tuple[dict[str, str], str]:
 
 
 def there() -> tuple[dict[str, str], str]:
-    """The same, of a child on this machine's GPU; that there is none it says itself."""
+    """The environment of a child on this machine's GPU; the child reports if there is no GPU."""
     lacking = "" if importlib.util.find_spec("numba_cuda") else "numba-cuda is not installed"
     return {**os.environ, "DEVMEM_BACKEND": "cuda"}, lacking
 
 
 def targets(times: Mapping[str, Mapping[str, list[float]]], where: str = WHERE) -> list[Row]:
-    """The rows with targets, from the times by what was launched with and library; without times they have no value yet."""
+    """The rows with targets, from the times by kind of arguments and library; without times they have no values."""
     ours = times.get(OURS, {}).get("devmem")
     theirs = {what: found["numba-cuda"] for what, found in times.items() if "numba-cuda" in found}
     own = Row("three arrays of its own: devmem / numba-cuda", where, None, "x")
@@ -146,7 +146,7 @@ def targets(times: Mapping[str, Mapping[str, list[float]]], where: str = WHERE) 
 
 
 def child(rounds: int, seconds: float, where: str) -> None:
-    """Measure over the driver that this process finds, and print it as JSON."""
+    """Measure over the driver of this process, and print JSON."""
     functions = cases()
     found = interleaved(
         {f"{library}/{what}": call for (library, what), call in functions.items()},
@@ -164,7 +164,7 @@ def child(rounds: int, seconds: float, where: str) -> None:
 
 
 def row_of(what: str, times: Mapping[str, list[float]], where: str) -> Row:
-    """What launching with some kind of arguments costs, in microseconds."""
+    """The time of a launch with one kind of arguments, in microseconds."""
     numbers = {}
     for library, found in times.items():
         for key, value in spread(found)._asdict().items():
@@ -173,8 +173,8 @@ def row_of(what: str, times: Mapping[str, list[float]], where: str) -> Row:
 
 
 def cases() -> dict[tuple[str, str], Callable[[], object]]:
-    """What is timed, by library and by what is launched with; each has been launched once."""
-    from numba import cuda  # here alone: it is asked for in the child only
+    """The timed functions, by library and kind of arguments; each has been called once."""
+    from numba import cuda  # imported here because only the child needs it
 
     def add(a: Any, b: Any, out: Any) -> None:
         i = dm.grid(1)
@@ -207,7 +207,7 @@ def cases() -> dict[tuple[str, str], Callable[[], object]]:
 
 
 class Lent:
-    """A foreign array: nothing but what the interface says, made ready."""
+    """A foreign array with a ready `__cuda_array_interface__`."""
 
     def __init__(self, array: dm.DeviceNDArray[Any]) -> None:
         self.array = array

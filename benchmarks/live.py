@@ -1,4 +1,4 @@
-"""What many live arrays cost: time for the next one, and memory for each."""
+"""The cost of many live arrays: time for the next one, and memory per array."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from timing import Spread, spread
 import devmem as dm
 
 ELEMENTS = 16
-#: Arrays that are made, or freed, between two looks at the clock.
+#: Arrays that are created or freed between two readings of the clock.
 BATCH = 500
 
 MADE, FREED = "device_array", "free, last in first out"
@@ -26,10 +26,10 @@ MADE_IN_HOLES, FREED_AT_RANDOM = "device_array after those", "free in random ord
 
 
 def cost_by_live(levels: list[int], rounds: int) -> dict[str, dict[int, Spread]]:
-    """Seconds for one ``device_array`` and one ``free`` while so many arrays are live, by what is done and how many.
+    """Seconds for one ``device_array`` and one ``free`` by operation and number of live arrays.
 
-    Each level is visited on the way up and again on the way down, so that a machine that slows down between does not look like
-    a cost that grows. The collector runs as it does in any program.
+    Each level is measured on the way up and again on the way down, so that a machine that slows down meanwhile does not look like
+    a growing cost. The garbage collector is enabled.
     """
     times: dict[str, dict[int, list[float]]] = {
         what: {level: [] for level in levels} for what in (MADE, FREED, MADE_IN_HOLES, FREED_AT_RANDOM)
@@ -53,7 +53,7 @@ def cost_by_live(levels: list[int], rounds: int) -> dict[str, dict[int, Spread]]
 def _last_in_first_out(arrays: list[Any]) -> dict[str, float]:
     start = time.perf_counter()
     for _ in range(BATCH):
-        arrays.append(dm.device_array(ELEMENTS))  # noqa: PERF401 -- each append is what a program does
+        arrays.append(dm.device_array(ELEMENTS))  # noqa: PERF401 -- each append is part of the workload
     made = time.perf_counter()
     for _ in range(BATCH):
         arrays.pop().free()
@@ -62,7 +62,7 @@ def _last_in_first_out(arrays: list[Any]) -> dict[str, float]:
 
 
 def _in_random_order(arrays: list[Any], chance: random.Random) -> dict[str, float]:
-    """Free some that are anywhere among the live ones, and make as many again."""
+    """Free randomly chosen arrays, and create as many again."""
     count = min(BATCH, len(arrays))
     places = chance.sample(range(len(arrays)), count)
     start = time.perf_counter()
@@ -84,7 +84,7 @@ def bytes_per_array(backend: str, count: int, script: Path, environment: dict[st
 
 
 def count_bytes(count: int) -> dict[str, float]:
-    """What `bytes_per_array` asks the other process for."""
+    """The measurement of `bytes_per_array`, in the child process."""
     dm.to_device([0.0] * ELEMENTS).free()  # the device is open, the modules are loaded
     found = {}
     resident = _resident()

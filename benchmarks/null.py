@@ -1,4 +1,4 @@
-"""A driver that does nothing: over it, what a verb costs is what devmem itself costs."""
+"""A driver that does nothing, to measure devmem's own overhead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from devmem.spi.types import AllocFlags, Capability, CopyKind, DeviceInfo, Memor
 
 
 class NullDriver:
-    """Gives out addresses that go up, and does nothing. It never asks to be left, as a GPU whose context stays current."""
+    """Returns increasing addresses and does nothing. Needs no exit, like a GPU whose context stays current."""
 
     def __init__(self, name: str, ordinal: int) -> None:
         self.info = DeviceInfo(
@@ -103,7 +103,7 @@ class NullDriver:
         pass
 
 
-#: What is counted, under the name that it is counted by.
+#: The counted methods, and the names under which they are counted.
 COUNTED = {
     "enter": "enter",
     "exit": "exit",

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What devmem costs by itself: over the host backend, over a driver that does nothing, and beside its peers on CUDA and ROCm.
+"""devmem's overhead: over the host backend, over a driver that does nothing, and next to other libraries on CUDA and ROCm.
 
     python benchmarks/overhead.py [--quick] [--only host|cuda|rocm] [--json FILE] [--markdown FILE]
 
-Prints a table, and writes it as JSON. The parts on CUDA and ROCm need no GPU: they run in processes of their own over emulated
-drivers, of which every call answers at once and does nothing. They need a C compiler; that on CUDA needs cuda-bindings, and
-measures numba-cuda and cuda.core where they can be imported; that on ROCm measures hip-python where it can be. Times are the
-least and the median of many turns that everything compared takes together; on a machine shared with others the ratios are what
-holds. The exit code says that it ran, not that it was fast.
+Prints a table, and writes it as JSON. The sections on CUDA and ROCm need no GPU: they run in child processes over emulated
+drivers, in which every call returns at once and does nothing. They need a C compiler. The CUDA section needs cuda-bindings, and
+measures numba-cuda and cuda.core if they are installed; the ROCm section measures hip-python if it is. Times are the minimum and
+the median of many turns that the libraries take in each round; on a shared machine only the ratios are reliable. The exit code
+tells whether it ran, not whether targets were met.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ import devmem as dm
 
 ROOT = Path(__file__).resolve().parents[1]
 BACKENDS = ["host", "null"]
-#: A cost counts as flat if it grows by no more than this from the fewest live arrays to the most.
+#: A cost counts as constant if it grows by at most this factor from the fewest live arrays to the most.
 FLAT = 1.5
 BYTES_PER_ARRAY = 600
 IMPORT_SECONDS = 0.040
 WHEEL_BYTES = 1_000_000
-#: Driver calls that one use of a verb may make, where a number was promised. Each part (the use, the free) enters once.
+#: Driver calls that one use of a verb may make, where there is a target. Each part (the use, the free) enters the device once.
 ALLOWED_CALLS = {
     "to_device + free": {"alloc": 1, "copy": 1, "free": 1, "enter": 2},
     "to_device + free, stream": {"alloc": 1, "copy": 1, "free": 1, "enter": 2},
@@ -60,11 +60,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument(
-        "--quick", action="store_true", help="a few seconds instead of minutes; fewer arrays, more noise"
+        "--quick", action="store_true", help="a few seconds instead of minutes; fewer arrays, less precise"
     )
-    parser.add_argument(
-        "--only", choices=["host", *ON_VENDORS], help="without the sections on a vendor's GPU, or one alone"
-    )
+    parser.add_argument("--only", choices=["host", *ON_VENDORS], help="only the host sections, or only one vendor's")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
     for vendor in EMULATED_CHILDREN:
         parser.add_argument(vendor, nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
@@ -95,7 +93,7 @@ def main() -> int:
     every = [row for rows in sections.values() for row in rows]
     short = [row for row in every if row.verdict == "FALLS SHORT"]
     met = sum(row.verdict == "PASS" for row in every)
-    print(f"\n{met} targets met, {len(short)} fall short" + "".join(f"\n  {row.what} {row.where}" for row in short))
+    print(f"\n{met} targets met, {len(short)} missed" + "".join(f"\n  {row.what} {row.where}" for row in short))
     about = {"quick": options.quick, "elements": ELEMENTS, **machine()}
     if options.json:
         tables = {name: [asdict(row) for row in rows] for name, rows in sections.items()}
@@ -103,7 +101,7 @@ def main() -> int:
         options.json.write_text(text + "\n", encoding="utf-8")
     if options.markdown:
         notes = [note for section, note in NOTES.items() if section in sections] or [HOST_NOTE]
-        options.markdown.write_text(markdown("What devmem costs by itself", about, notes, sections), encoding="utf-8")
+        options.markdown.write_text(markdown("devmem's overhead", about, notes, sections), encoding="utf-8")
     return 0
 
 
@@ -111,7 +109,7 @@ def main() -> int:
 
 
 def per_call(effort: Effort) -> Iterator[Row]:
-    """Each verb against the driver calls that it makes, and what else there is a function for."""
+    """Each verb, next to the driver calls that it makes and to other libraries."""
     for verb in verbs():
         running: dict[str, Callable[[], object]] = {}
         where: dict[str, tuple[str, str]] = {}
@@ -129,13 +127,13 @@ def per_call(effort: Effort) -> Iterator[Row]:
 
 
 def verb_row(verb: str, backend: str, times: Mapping[str, list[float]]) -> Row:
-    """One verb on one backend, in microseconds, with how many times what each other library takes."""
+    """One verb on one backend, in microseconds, with the ratio to each other library."""
     spreads = {library: spread(found) for library, found in times.items()}
     numbers = {f"{lib} {key}": value * 1e6 for lib, found in spreads.items() for key, value in found._asdict().items()}
     detail = f"median {numbers['devmem median']:.2f}"
     for library in spreads:
         if library != "devmem":
-            # Of the least times: a turn that another process cuts into is longer by more than all that is compared here.
+            # Minimum times: an interruption by another process takes longer than all that is compared here.
             numbers[f"ratio to {library}"] = spreads["devmem"].least / spreads[library].least
             numbers[f"median ratio to {library}"] = ratio(times["devmem"], times[library])
             detail += f" · {library} {numbers[f'{library} least']:.2f}, ratio {numbers[f'ratio to {library}']:.1f}"
@@ -149,8 +147,8 @@ def verb_row(verb: str, backend: str, times: Mapping[str, list[float]]) -> Row:
 
 
 def driver_calls(effort: Effort) -> Iterator[Row]:
-    """How many driver calls one use of each verb makes, and those of its counterpart made directly."""
-    uses = 110  # a multiple of how many dropped arrays are freed in one go
+    """The driver calls of one use of each verb, and of the same operation with direct calls."""
+    uses = 110  # a multiple of how many dropped arrays are freed at once
     with in_use("counting"):
         place = Place()
         for verb in verbs():
@@ -180,7 +178,7 @@ def driver_calls(effort: Effort) -> Iterator[Row]:
 
 
 def live_arrays(effort: Effort) -> Iterator[Row]:
-    """The cost of the next array while there are few and many."""
+    """The cost of the next array with few and with many live arrays."""
     for backend in BACKENDS:
         with in_use(backend):
             found = cost_by_live(effort.levels, max(10, effort.rounds))
@@ -198,7 +196,7 @@ def live_arrays(effort: Effort) -> Iterator[Row]:
 
 
 def memory(effort: Effort) -> Iterator[Row]:
-    """Bytes of host memory that a live array costs."""
+    """Bytes of host memory per live array."""
     for backend in BACKENDS:
         found = bytes_per_array(backend, effort.arrays, Path(__file__), environment())
         for how, count in found.items():
@@ -210,10 +208,10 @@ def memory(effort: Effort) -> Iterator[Row]:
 
 
 def importing(effort: Effort) -> Iterator[Row]:
-    """What ``import devmem`` takes more than ``import numpy``, in fresh interpreters that take turns.
+    """The time of ``import devmem`` after ``import numpy``, in fresh interpreters that take turns.
 
-    Judged is what it takes behind ``import numpy`` in one interpreter. Each alone is told too; but NumPy's own import varies by
-    more than what is looked for.
+    The target applies to the time after ``import numpy`` in one interpreter. The time of each alone is shown too, but NumPy's
+    import time varies by more than the difference.
     """
     clock = "import time; at = time.perf_counter; start = at(); {}; print(at() - start)"
     scripts = {
@@ -226,7 +224,7 @@ def importing(effort: Effort) -> Iterator[Row]:
         for name, script in scripts.items():
             command = [sys.executable, "-c", script]
             run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
-            if turn:  # the first compiles, and fills the file cache
+            if turn:  # the first run compiles, and fills the file cache
                 times[name].append(float(run.stdout) * 1e3)
     found = {name: spread(taken) for name, taken in times.items()}
     for which in ("least", "median"):
@@ -238,7 +236,7 @@ def importing(effort: Effort) -> Iterator[Row]:
 
 
 def wheel(effort: Effort) -> Iterator[Row]:
-    """The size of what is installed."""
+    """The installed size."""
     if importlib.util.find_spec("hatchling") is None or not (ROOT / "pyproject.toml").is_file():
         yield Row("wheel", "", None, "B", "not built: this needs the sources, and hatchling (pip install hatchling)")
         return
@@ -251,12 +249,12 @@ def wheel(effort: Effort) -> Iterator[Row]:
 
 
 def on_cuda(effort: Effort) -> Iterator[Row]:
-    """devmem, the bare bindings and the peers on CUDA, with no GPU."""
+    """devmem, the bare bindings and other libraries on CUDA, without a GPU."""
     yield from emulated.rows(effort, Path(__file__), environment(), _versions)
 
 
 def on_rocm(effort: Effort) -> Iterator[Row]:
-    """On ROCm, with no GPU: devmem through each provider, and the bare calls."""
+    """On ROCm, without a GPU: devmem through each provider, and the bare calls."""
     yield from emulated_hip.rows(effort, Path(__file__), environment(), _versions)
 
 
@@ -266,23 +264,23 @@ ON_VENDORS = {"cuda": ON_CUDA, "rocm": ON_ROCM}
 EMULATED_CHILDREN = {"--emulated-child": emulated.child, "--emulated-hip-child": emulated_hip.child}
 HOST_NOTE = "Measured on the host: no GPU, and no vendor's driver."
 EMULATED_NOTE = (
-    "The section on CUDA was measured over the emulated driver in its null mode: every call of the driver answers at "
-    "once and does nothing. No GPU took part: these are the costs of the libraries on the host, and say nothing about "
-    "speed on a device. Judged are ratios of least times. The primary context is current, as other libraries leave "
-    "it, but for 'none current', where devmem has to enter and to leave. numba-cuda has no free and no close: things "
-    "are dropped, and it destroys them eleven at a time. cuda.core's copies are asynchronous, so its stream is waited "
-    "for; the host array that it is given is wrapped beforehand."
+    "The section on CUDA was measured over the emulated driver in null mode: every driver call returns at "
+    "once and does nothing. No GPU was used: these are the costs of the libraries on the host, and say nothing about "
+    "speed on a device. Targets apply to ratios of minimum times. The primary context is current, as other libraries leave "
+    "it, except for 'none current', where devmem makes it current and restores the previous one. numba-cuda has no free "
+    "and no close: it destroys dropped objects eleven at a time. cuda.core's copies are asynchronous, so the benchmark waits "
+    "for its stream; its host array is wrapped beforehand."
 )
 HIP_NOTE = (
-    "The section on ROCm was measured over the emulated HIP runtime in its null mode, a process for each provider. devmem "
-    "takes memory from its own pool there, which is its default on AMD; 'no pool' is plain hipMalloc, as the bare calls "
-    "use. Judged are bindings; devmem through ctypes against bare ctypes is only told."
+    "The section on ROCm was measured over the emulated HIP runtime in null mode, in one process for each provider. devmem "
+    "uses its own pool there, the default on AMD; 'no pool' is plain hipMalloc, as in the bare calls. "
+    "Targets apply to the bindings; devmem through ctypes against bare ctypes is only shown."
 )
 NOTES = {ON_CUDA: EMULATED_NOTE, ON_ROCM: HIP_NOTE}
 SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
-    f"One call at {ELEMENTS} elements: the least of many turns": per_call,
+    f"One call at {ELEMENTS} elements: minimum of many turns": per_call,
     "Driver calls for one use": driver_calls,
-    "Cost of one more array, by how many are live: medians": live_arrays,
+    "Cost of one more array, by number of live arrays: medians": live_arrays,
     "Host memory of a live array": memory,
     "Importing": importing,
     "Wheel": wheel,
@@ -295,13 +293,13 @@ SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
 
 
 def make_current(where: Mapping[str, tuple[str, str]], name: str) -> None:
-    """Choose the backend on which a function runs."""
+    """Select the backend on which a function runs."""
     dm.use_backend(where[name][1])
 
 
 @contextlib.contextmanager
 def in_use(backend: str) -> Iterator[None]:
-    """Make a backend current; those of our own are registered when they are first asked for."""
+    """Make a backend current; the benchmark's own backends are registered at first use."""
     if backend in OWN and OWN[backend] not in _registered:
         _registered.append(OWN[backend])
         dm.register_backend(OWN[backend])
@@ -311,18 +309,18 @@ def in_use(backend: str) -> Iterator[None]:
 
 OWN = {"null": NullBackend("null"), "counting": NullBackend("counting", CountingDriver)}
 _registered: list[NullBackend] = []
-#: Versions of what was measured beside devmem, where it was found.
+#: Versions of the other measured libraries, if installed.
 _versions: dict[str, object] = {}
 
 
 def environment() -> dict[str, str]:
-    """The variables of another process that is to import the same devmem."""
+    """The environment of a child process that imports the same devmem."""
     paths = [str(Path(dm.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def machine() -> dict[str, object]:
-    """What the numbers were measured with."""
+    """Versions and machine of the measurement."""
     try:
         version = dm.__version__
     except ImportError:  # not installed: run from the sources

@@ -1,4 +1,4 @@
-"""Programs whose allocations are recorded: what they compute is left out, what they allocate and free, and when, is real."""
+"""Programs whose allocations are recorded: they allocate and free as real programs do, without computing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _numbers = itertools.count()
 
 
 def logged(device: Any) -> Any:
-    """A memory stack that writes a file for each opening of a device: ``DEVMEM_MEMORY_MANAGER=programs:logged``."""
+    """A memory stack that writes a log for each opening of a device: ``DEVMEM_MEMORY_MANAGER=programs:logged``."""
     return dm.memory.Log(path=Path(os.environ[FOLDER], f"{next(_numbers):06}.jsonl"))
 
 
 def array(nbytes: float, stream: Any = 0) -> Any:
-    """Device memory of so many bytes."""
+    """Device memory of ``nbytes`` bytes."""
     return dm.device_array(max(1, int(nbytes)), "u1", stream=stream)
 
 
 def training(steps: int = 24) -> None:
-    """Train a small transformer: parameters for good, activations last in first out, texts of every length, some evaluations."""
+    """Train a small transformer: permanent parameters, activations last in first out, texts of every length, some evaluations."""
     chance = random.Random(1)
     width, layers, vocabulary = 512, 12, 8000
     shapes = [vocabulary * width] + [3 * width * width, width * width, 4 * width * width, 4 * width * width] * layers
@@ -79,7 +79,7 @@ def training(steps: int = 24) -> None:
 
 
 def serving(requests: int = 2500) -> None:
-    """Answer requests of every size on four streams: each allocates, grows its cache in steps, and ends when it ends."""
+    """Answer requests of every size on four streams: each allocates, grows its cache in steps, and ends independently."""
     chance = random.Random(2)
     streams = [dm.stream() for _ in range(4)]
     open_requests: list[tuple[int, Any, list[Any]]] = []
@@ -106,7 +106,7 @@ def serving(requests: int = 2500) -> None:
 
 
 def analysis(queries: int = 60) -> None:
-    """Query tables: columns for good, filters, joins and sorts with large results that live for a while, each of another size."""
+    """Query tables: permanent columns; filters, joins and sorts with large results of different sizes that live for a while."""
     chance = random.Random(3)
     columns = [array(8 * chance.randrange(400_000, 1_200_000)) for _ in range(16)]
     results: list[Any] = []

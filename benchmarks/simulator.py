@@ -1,11 +1,11 @@
-"""What the simulator of kernels costs: kernels over 65,536 work-items, as they are run and as they are watched; an empty launch.
+"""The time of simulated kernels over 65,536 work-items, without and with checks, and of an empty launch.
 
     python benchmarks/simulator.py                      measure, show, judge (exit status 1 if a target is missed)
     python benchmarks/simulator.py --quick              fewer rounds
     python benchmarks/simulator.py --json FILE --markdown FILE
 
-Everything is on the strict host backend, with arrays that are there; a launch is timed until its results are. The kernels take
-turns in every round. What is asked of the least time holds for two cores.
+Everything runs on the strict host backend with existing arrays; a launch is timed until its results are complete. The kernels
+take turns in every round. The targets apply to the minimum times on two cores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PADDED = TILE + 1
 
 @dm.kernel
 def transpose(src: Any, dst: Any) -> None:
-    """By tiles in shared memory: one barrier."""
+    """Tiles in shared memory: one barrier."""
     tile = dm.shared.array((TILE, PADDED), np.float32)
     x = dm.blockIdx.x * TILE + dm.threadIdx.x
     y = dm.blockIdx.y * TILE + dm.threadIdx.y
@@ -60,7 +60,7 @@ def add(a: Any, b: Any, out: Any) -> None:
 
 @dm.kernel
 def total(a: Any, sums: Any) -> None:
-    """A tree over each block: nine barriers."""
+    """A tree for each block: nine barriers."""
     part = dm.shared.array(BLOCK, np.float32)
     t = dm.threadIdx.x
     part[t] = a[dm.grid(1)]
@@ -88,7 +88,7 @@ def nothing() -> None:
 
 
 def launches() -> dict[str, Callable[[], None]]:
-    """Each kernel by what it is; what it computes is looked at once."""
+    """The kernels by name; the result of each is checked once."""
     h = np.random.default_rng(1).random((SIDE, SIDE), np.float32)
     a, out = dm.to_device(h), dm.device_array((SIDE, SIDE), np.float32)
     flat, sums, bins = dm.to_device(h.ravel()), dm.device_array(SIDE, np.float32), dm.to_device(np.zeros(32, np.int32))
@@ -111,7 +111,7 @@ def launches() -> dict[str, Callable[[], None]]:
 
 
 def items(rounds: int) -> list[Row]:
-    """Seconds for 65,536 work-items of each kernel: as they are, with the race check, shuffled."""
+    """Seconds for 65,536 work-items of each kernel: plain, with the race check, shuffled."""
     found = launches()
     ways: dict[str, dict[str, Any]] = {"": {}, ", race check": {"race_check": True}, ", shuffled": {"shuffle": 1}}
     times: dict[str, list[float]] = {}
@@ -131,7 +131,7 @@ def items(rounds: int) -> list[Row]:
 
 
 def empty(rounds: int) -> list[Row]:
-    """Microseconds of launches that do nothing."""
+    """Microseconds of empty launches."""
     rows = []
     for what, blocks, threads in (("one work-item", 1, 1), ("a block of 1,024", 1, 1024), ("64 blocks of one", 64, 1)):
         launch = nothing[blocks, threads]
@@ -173,7 +173,7 @@ def main() -> int:
             "Written by `python benchmarks/simulator.py --json FILE --markdown FILE`.",
             "",
             "Kernels run by the simulator on the strict host backend; a launch on the default stream is timed until its results "
-            "are there. The least of the rounds.",
+            "are complete. Minimum of the rounds.",
         ]
         options.markdown.write_text(markdown("The simulator of kernels", about, notes, sections), encoding="utf-8")
     return int(any(row.verdict == "FALLS SHORT" for rows in sections.values() for row in rows))

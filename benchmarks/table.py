@@ -1,17 +1,17 @@
-"""The rows of a table, and how they are shown."""
+"""The rows of a table, and their output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: How the least time of a library is called among the numbers of a row.
+#: Suffix of a library's minimum time among the numbers of a row.
 LEAST = " least"
 
 
 @dataclass
 class Row:
-    """One line: what was measured, where, and whether it is what it should be. No target: it is only told."""
+    """One line: what was measured, where, and the verdict. Without a target it is only shown."""
 
     what: str
     where: str
@@ -23,14 +23,14 @@ class Row:
     numbers: dict[str, float] | None = None
 
     def judged(self, limit: float, shown: str) -> Row:
-        """The row with a verdict: the value is to be at most the limit."""
+        """The row with a verdict: met if the value is at most the limit."""
         self.target = f"<= {shown}"
         if self.value is not None:
             self.verdict = "PASS" if self.value <= limit else "FALLS SHORT"
         return self
 
     def judged_at_least(self, limit: float, shown: str) -> Row:
-        """The row with a verdict: the value is to be at least the limit."""
+        """The row with a verdict: met if the value is at least the limit."""
         self.target = f">= {shown}"
         if self.value is not None:
             self.verdict = "PASS" if self.value >= limit else "FALLS SHORT"
@@ -75,7 +75,7 @@ def line(row: Row) -> str:
 
 
 def markdown(title: str, about: Mapping[str, object], notes: list[str], sections: Mapping[str, list[Row]]) -> str:
-    """All sections for people; every number that was taken stands in the JSON."""
+    """All sections as Markdown; the JSON has every number."""
     lines = [f"# {title}", "", *notes, ""]
     lines += [f"- {name}: {value}" for name, value in about.items()]
     for section, rows in sections.items():
@@ -93,12 +93,12 @@ def markdown(title: str, about: Mapping[str, object], notes: list[str], sections
 
 
 def _by_library(rows: list[Row]) -> list[str]:
-    """A table with a column for each library: microseconds, the least and in brackets the median."""
+    """A table with a column for each library: microseconds, minimum and (median)."""
     numbers = [row.numbers or {} for row in rows]
     libraries = list(
         dict.fromkeys(name.removesuffix(LEAST) for found in numbers for name in found if name.endswith(LEAST))
     )
-    lines = ["Microseconds: the least, and in brackets the median.", ""]
+    lines = ["Microseconds: minimum (median).", ""]
     lines += [f"| verb | where | {' | '.join(libraries)} |", "|---|---|" + "--:|" * len(libraries)]
     for row, found in zip(rows, numbers, strict=True):
         cells = [

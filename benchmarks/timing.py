@@ -1,4 +1,4 @@
-"""Timing small calls on a machine that is not ours alone."""
+"""Timing small calls on a shared machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Spread(NamedTuple):
-    """Seconds: the least, and the median."""
+    """Seconds: minimum and median."""
 
     least: float
     median: float
@@ -20,10 +20,10 @@ class Spread(NamedTuple):
 def interleaved(
     functions: Mapping[str, Callable[[], object]], rounds: int, seconds: float, before: Callable[[str], object]
 ) -> dict[str, list[float]]:
-    """Seconds per call of each function, round by round; ``before`` is called with its name, untimed, whenever its turn comes.
+    """Seconds per call of each function, by round; ``before`` is called with its name, untimed, before each turn.
 
-    All take turns in every round, for about ``seconds`` each, so that what the machine does meanwhile strikes them alike: their
-    ratios (`ratio`) hold where their times do not. Cycles are not collected while one is being timed.
+    The functions take turns in every round, for about ``seconds`` each, so that other load affects them alike: their ratios
+    (`ratio`) are reliable even if the times are not. The cyclic garbage collector is off during a turn.
     """
     counts = {}
     for name, function in functions.items():
@@ -45,12 +45,12 @@ def interleaved(
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """How many times as long one takes as the other: the median of the rounds, in each of which the machine was the same."""
+    """The ratio of two functions' times: the median of the ratios of each round."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def spread(times: list[float]) -> Spread:
-    """The least and the median of some times."""
+    """Minimum and median of some times."""
     return Spread(min(times), statistics.median(times))
 
 

@@ -1,13 +1,13 @@
-"""What transfers cost the host: staging, strided copies and small ones over a driver whose copies cost nothing; batches.
+"""The host's cost of copies: staging, strided and small copies over a driver whose copies cost nothing; batches.
 
     python benchmarks/transfer.py                      measure, show, judge (exit status 1 if a target is missed)
     python benchmarks/transfer.py --quick              fewer rounds
     python benchmarks/transfer.py --json FILE --markdown FILE
 
-A memcpy is NumPy's copy, by as many threads, in parts of equal size, into pages as fresh as those of what it is compared with.
-Packing is NumPy's copy by one thread, between memory that is there. Batches are compared on the host backend with loops of the
-verb for one array; to free what was made is not counted, which takes the loop longer. All that is compared takes turns in every
-round, and ratios are the median of the rounds: what the machine does besides strikes both sides alike.
+memcpy is NumPy's copy with as many threads, in parts of equal size, into pages that are as fresh as those of the compared copy.
+Packing is NumPy's copy with one thread between existing arrays. Batches are compared on the host backend with loops of the
+verb for one array; freeing the results, which takes longer for the loop, is not counted. Both sides take turns in every round,
+and ratios are the median of the rounds, so that other load affects both sides alike.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ import devmem as dm
 from devmem.spi.types import AllocFlags, MemoryKind
 
 MIB = 1 << 20
-#: Bytes of the large copy, and of the small ones; from which size on the large ones are staged here.
+#: Bytes of the large and of the small copies; the smallest staged copy in this benchmark.
 LARGE, SMALL, THRESHOLD = 256 * MIB, [8, 64, 512, 4096, 16384, 65536], 1 * MIB
-#: Bytes of a slot, as set by default.
+#: Bytes of a slot: the default.
 SLOT = 16 * MIB
 #: Arrays of a batch, and bytes of each; rows and columns of a strided copy.
 MANY, EACH, SIDE = 1000, 4096, 4096
-#: Times that a batch, or a loop, is made in its turn.
+#: Repetitions of a batch, or a loop, in one turn.
 REPEATED = 8
-#: What is asked: rate over that of memcpy; time over that of the same call with a pinned source; time over that of NumPy's
-#: packing; how many times as fast a batch is as a loop.
+#: Targets: rate over memcpy's rate; time over that of the same call with a pinned source; time over that of NumPy's packing;
+#: how many times as fast a batch is as a loop.
 RATE, PLAIN, PACKING, BATCH = 0.85, 1.15, 1.2, 8.0
 THREADS = min(4, os.cpu_count() or 1)
 
@@ -55,7 +55,7 @@ Call = Callable[[], object]
 
 
 class Double(NullDriver):
-    """Does nothing, but for page-locked memory, which is real: the host writes to it."""
+    """Does nothing, except that page-locked memory is real: the host writes to it."""
 
     def __init__(self, name: str, ordinal: int) -> None:
         super().__init__(name, ordinal)
@@ -66,11 +66,11 @@ class Double(NullDriver):
     def alloc(
         self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
     ) -> int:
-        """Memory that is there, where the host may see it."""
+        """Real memory for page-locked blocks, which the host accesses."""
         if kind is MemoryKind.DEVICE:
             return super().alloc(nbytes, stream, kind, flags)
         made = np.zeros(nbytes, np.uint8)
-        made[:: os.sysconf("SC_PAGESIZE")] = 1  # page-locked memory is all there from the beginning
+        made[:: os.sysconf("SC_PAGESIZE")] = 1  # page-locked memory has all its pages from the beginning
         self._pinned[made.ctypes.data] = made
         return int(made.ctypes.data)
 
@@ -80,14 +80,14 @@ class Double(NullDriver):
 
 
 class Memcpy:
-    """NumPy's copy by several threads at once."""
+    """NumPy's copy with several threads."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(max(1, threads - 1))
         self._threads = threads
 
     def __call__(self, dst: Bytes, src: Bytes) -> None:
-        """Copy; the caller takes the first part."""
+        """Copy; the calling thread does the first part."""
         ends = [dst.size * at // self._threads for at in range(self._threads + 1)]
         others = [self._pool.submit(np.copyto, dst[low:high], src[low:high]) for low, high in pairwise(ends[1:])]
         np.copyto(dst[: ends[1]], src[: ends[1]])
@@ -95,25 +95,25 @@ class Memcpy:
             each.result()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._pool.shutdown()
 
 
 def fresh(nbytes: int) -> Bytes:
-    """Memory that nobody has touched."""
+    """Memory whose pages have not been touched."""
     return np.empty(nbytes, np.uint8)
 
 
 def large(rounds: int, nbytes: int) -> list[Row]:
-    """The ring's host side against memcpy."""
-    # As large as a slot: over this driver every slot is idle at once, so that there is never more than one.
+    """The host's part of staging against memcpy."""
+    # As large as a slot: over this driver a slot is idle at once, so one slot is enough.
     source, pinned = np.ones(nbytes, np.uint8), np.ones(SLOT, np.uint8)
     array = dm.to_device(source)
     back = np.ones(nbytes, np.uint8)
     copy = Memcpy(THREADS)
 
     def into_slots() -> None:
-        # What an upload cannot do without.
+        # The unavoidable part of an upload.
         for start in range(0, nbytes, pinned.size):
             part = source[start : start + pinned.size]
             copy(pinned[: part.size], part)
@@ -148,7 +148,7 @@ def large(rounds: int, nbytes: int) -> list[Row]:
         row(f"D2H {size} into a fresh array", "fresh", "fresh memcpy").judged_at_least(
             RATE, f"{RATE} of memcpy's rate"
         ),
-        row(f"D2H {size} into an array that is there", "down", "down memcpy"),
+        row(f"D2H {size} into an existing array", "down", "down memcpy"),
         row(f"NumPy's copy by one thread, against the C library's, {size}", "one numpy", "one thread"),
     ]
 
@@ -170,7 +170,7 @@ def small(rounds: int) -> list[Row]:
 
 
 def strided(rounds: int) -> list[Row]:
-    """Transposes and slices with a step, against NumPy's packing alone."""
+    """Transposes and strided slices, against NumPy's packing alone."""
     host, packed = np.ones((SIDE, SIDE), np.float32), np.ones((SIDE, SIDE), np.float32)
     narrow = np.ones((SIDE, SIDE // 2), np.float32)
     array, half = dm.to_device(host), dm.to_device(narrow)
@@ -216,19 +216,19 @@ def batches(rounds: int) -> list[Row]:
 
 
 def timed_once(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call, round by round, one call in each: they take long enough."""
+    """Seconds of each call by round, one call per round."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name, call in calls.items():
             start = perf_counter()
             call()
-            if number:  # the first makes threads and slots
+            if number:  # the first call creates threads and slots
                 found[name].append(perf_counter() - start)
     return found
 
 
 def timed_afresh(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call, round by round, the least of several; what one made is dropped and freed before the next, untimed."""
+    """Seconds of each call by round, minimum of several; results are freed between calls, untimed."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -280,10 +280,10 @@ def main() -> int:
         notes = [
             "Written by `python benchmarks/transfer.py --json FILE --markdown FILE`.",
             "",
-            "The driver is a double whose copies cost nothing: what is left is what the host does, and no rate of a device. "
+            "The driver is a test double whose copies cost nothing: the times are the host's part, not the rate of a device. "
             "Batches are on the host backend. Ratios are medians of rounds in which both took turns.",
         ]
-        options.markdown.write_text(markdown("Transfers, the host's side", about, notes, sections), encoding="utf-8")
+        options.markdown.write_text(markdown("Copies: the host's part", about, notes, sections), encoding="utf-8")
     return int(any(row.verdict == "FALLS SHORT" for rows in sections.values() for row in rows))
 
 

@@ -1,7 +1,7 @@
-"""What is timed: one function for each pair of a library and a verb.
+"""The timed functions: one for each pair of a library and a verb.
 
-Each takes a `Place` and returns a function of no arguments, one call of which is one use of the verb. A library that is not
-there, or a verb that it lacks, is a cell left empty: nothing else has to be changed to add one.
+Each takes a `Place` and returns a function without arguments that uses the verb once. The cell of a library that is not
+installed, or of a verb that it lacks, stays empty. To add a function, only its definition is needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CASES: dict[tuple[str, str], Case] = {}
 
 @dataclass
 class Place:
-    """Where a case runs: the driver of the current device, its default stream, and arrays of `ELEMENTS` f8."""
+    """The operands of a case: the driver of the current device, its default stream, and arrays of `ELEMENTS` f8."""
 
     driver: Any = field(init=False)
     stream: int = field(init=False)
@@ -42,7 +42,7 @@ class Place:
         return int(self.host.nbytes)
 
     def memory(self) -> tuple[Callable[[int, int], int], Callable[[int, int, int], None]]:
-        """The driver's verbs for memory that devmem calls by default."""
+        """The driver's allocation functions that devmem calls by default."""
         driver = self.driver
         if Capability.STREAM_ORDERED in driver.info.capabilities:
             return driver.alloc_async, driver.free_async
@@ -50,7 +50,7 @@ class Place:
 
 
 def case(library: str, verb: str) -> Callable[[Case], Case]:
-    """Register a function as what one library does for one verb."""
+    """Register the function of a library for a verb."""
 
     def register(function: Case) -> Case:
         assert (library, verb) not in CASES
@@ -61,7 +61,7 @@ def case(library: str, verb: str) -> Callable[[Case], Case]:
 
 
 def verbs() -> list[str]:
-    """The verbs, in the order of their definition."""
+    """The verbs in order of definition."""
     return list(dict.fromkeys(verb for _, verb in CASES))
 
 
@@ -202,8 +202,8 @@ def _(place: Place) -> Once:
 
 # -- the driver's own calls, made directly -----------------------------------------------------------------------------
 #
-# The same calls in the same order as the verbs above make them, with addresses at hand and nothing remembered or checked; the
-# table of calls shows both. Of what is dropped, devmem frees several in one go: the device is entered for the use alone.
+# The same calls in the same order as in the verbs above, with addresses given and nothing recorded or checked; the table of calls
+# shows both. devmem frees several dropped arrays at once, so here the device is entered only for the use.
 
 
 def _upload(place: Place, stream: int, *, blocking: bool) -> Once:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fetch the ROCm runtime that Debian and Ubuntu ship, and unpack it into a cache, for tests that want the real library.
+"""Fetch the ROCm runtime of Debian and Ubuntu, and unpack it into a cache, for tests that use the real library.
 
     python scripts/debian_rocm.py [--cached]
 
-Prints the folder. Installs nothing and needs no root: apt works on lists, archives and a package database of its own, and checks
-signatures as ever; then its archives are unpacked beside each other. It is not installed, because then there would be no machine
-left on which the library is missing. About 60 MB are fetched once, 250 MB kept. Exit code 3, and the reason on the error stream,
-where it is not to be had; with ``--cached`` nothing is fetched.
+Prints the folder. Needs no root: apt uses package lists, archives and a package database in the cache, and checks signatures as
+usual; the archives are then unpacked into one folder. The package is not installed, so that tests without the library still
+work on the same machine. It downloads about 60 MB once and keeps 250 MB. If the library is not available, the exit code is 3 and
+the reason is on standard error; with ``--cached`` nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pathlib import Path
 NOT_AT_HAND = 3
 TOOLS = ("apt-get", "apt-cache", "dpkg-deb")
 RUNTIME = re.compile(r"libamdhip64-(\d+)")
-#: Not unpacked: a process has one C library, and these come with it. Whoever runs Python has them.
+#: Not unpacked: these packages belong to the C library, which every Python installation has.
 OF_THE_SYSTEM = ("libc6", "libgcc-s1", "libstdc++6", "gcc-")
 FETCH_SECONDS = 300
 
 
 class NotAtHandError(Exception):
-    """The library is not to be had here; the message says why."""
+    """The library is not available here; the message says why."""
 
 
 @dataclass(frozen=True)
 class DebianRocm:
-    """The unpacked runtime: what is as Debian ships it, and the two ways in which a user may have pointed at it."""
+    """The unpacked runtime, and the two folders by which a user may select it."""
 
     folder: Path
 
     @property
     def library(self) -> Path:
-        """The runtime itself, under the only name that the runtime package has: a versioned one."""
+        """The library, under its versioned name, the only one in the runtime package."""
         [found] = self.folder.glob("root/usr/lib/*/libamdhip64.so.[0-9]")
         return found
 
@@ -52,12 +52,12 @@ class DebianRocm:
 
     @property
     def prefix(self) -> Path:
-        """A folder whose ``lib`` has the bare name too, as with the development package: for ``ROCM_PATH``."""
+        """A folder whose ``lib`` has the unversioned name too, as with the development package: for ``ROCM_PATH``."""
         return self.folder / "prefix"
 
 
 def at_hand() -> DebianRocm:
-    """The runtime, if it was fetched before; touches no network."""
+    """The runtime, if it is in the cache; does not use the network."""
     folder = cache() / "unpacked"
     if not (folder / "prefix" / "lib" / "libamdhip64.so").exists():
         raise NotAtHandError(f"Debian's ROCm library is not in {cache()}: python scripts/debian_rocm.py fetches it")
@@ -65,7 +65,7 @@ def at_hand() -> DebianRocm:
 
 
 def fetch() -> DebianRocm:
-    """The runtime, fetched unless it was before."""
+    """The runtime, fetched if it is not in the cache."""
     try:
         return at_hand()
     except NotAtHandError:
@@ -81,21 +81,21 @@ def fetch() -> DebianRocm:
         try:
             (Path(scratch) / "unpacked").rename(cache() / "unpacked")
         except OSError:
-            at_hand()  # another process was faster, or this raises
+            at_hand()  # another process was faster, else this raises
     return at_hand()
 
 
 def cache() -> Path:
-    """Where it is kept."""
+    """The folder of the cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "devmem" / "debian-rocm"
 
 
 def main() -> int:
-    """Fetch, and tell where it is."""
+    """Fetch the runtime and print its folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--cached", action="store_true", help="fetch nothing: tell where it is if it was fetched before"
+        "--cached", action="store_true", help="download nothing: print the folder if the runtime is in the cache"
     )
     options = parser.parse_args()
     try:
@@ -111,7 +111,7 @@ def main() -> int:
 
 
 def _download(scratch: Path) -> list[Path]:
-    """Let apt find and fetch the package and all that it needs, as for a system on which nothing is installed."""
+    """Download the package and its dependencies with apt, as for an empty system."""
     for folder in ("state/lists/partial", "cache/archives/partial"):
         (scratch / folder).mkdir(parents=True)
     (scratch / "status").touch()
@@ -121,8 +121,8 @@ def _download(scratch: Path) -> list[Path]:
         "Dir::State::status": scratch / "status",
         "Dir::Cache": scratch / "cache",
         "Dir::Cache::archives": scratch / "cache" / "archives",
-        "APT::Sandbox::User": "",  # it could not write there
-        "Debug::NoLocking": "true",  # nobody else sees these folders
+        "APT::Sandbox::User": "",  # apt's own user could not write there
+        "Debug::NoLocking": "true",  # these folders are private
     }
     options = [part for name, value in ours.items() for part in ("-o", f"{name}={value}")]
     _run("apt-get", *options, "-q", "update")
@@ -147,7 +147,7 @@ def _unpack(archives: list[Path], folder: Path) -> None:
     libraries = DebianRocm(folder).as_shipped
     for path in [*libraries.iterdir(), *root.glob("lib/*/*.so*")]:
         if ".so" in path.name and not (libraries / path.name).exists():
-            (libraries / path.name).symlink_to(os.path.relpath(path, libraries))  # on a merged /usr it is one folder
+            (libraries / path.name).symlink_to(os.path.relpath(path, libraries))  # with a merged /usr it is one folder
     for path in libraries.glob("*.so*"):
         (lib / path.name).symlink_to(os.path.relpath(path, lib))
     bare = lib / "libamdhip64.so"
@@ -156,7 +156,7 @@ def _unpack(archives: list[Path], folder: Path) -> None:
 
 
 def _run(*command: str) -> str:
-    """Run a tool in plain English, and make of its failure a reason."""
+    """Run a tool with English messages; raise its failure as a reason."""
     env = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)

@@ -1,1 +1,1 @@
-"""What `gpu_report.py` is made of: the device, the processes, the tests in them, and the report."""
+"""The parts of `gpu_report.py`: the device, the processes, the tests in them, and the report."""

@@ -1,4 +1,4 @@
-"""What was tested and on which machine."""
+"""The version that was tested, and the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .step import ROOT, Run
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Everything that the numbers depend on."""
+    """Versions, machine and settings that the numbers depend on."""
     distributions = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
     told = {} if run.emulated else run.vendor.tool()
     return {
@@ -43,7 +43,7 @@ def source_version() -> str:
 
 
 def commit() -> str:
-    """The git commit of the sources: from GIT_COMMIT, by git, or from its files; 'unknown' if nothing says it."""
+    """The git commit of the sources: from GIT_COMMIT, from git, or from its files; else 'unknown'."""
     if told := os.environ.get("GIT_COMMIT"):
         return told
     git = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT)]
@@ -58,8 +58,8 @@ def commit() -> str:
 
 
 def commit_by_hand(folder: Path) -> str:
-    """Where there is no git: HEAD, the branch that it names, or the list of packed branches."""
-    if folder.is_file():  # a worktree says where its folder is
+    """Without git: read HEAD, the branch that it names, or the packed refs."""
+    if folder.is_file():  # a worktree's .git file names its folder
         folder = (ROOT / folder.read_text(encoding="utf-8").partition("gitdir:")[2].strip()).resolve()
     head = (folder / "HEAD").read_text(encoding="utf-8").strip()
     if not head.startswith("ref:"):
@@ -78,7 +78,7 @@ def commit_by_hand(folder: Path) -> str:
 
 
 def sources_hash() -> str:
-    """What was tested, also where no commit says it: a hash over every source file of the package."""
+    """A hash over every source file of the package: identifies the sources without a commit."""
     digest = hashlib.sha256()
     for path in sorted(each for each in (ROOT / "devmem").rglob("*") if each.suffix in (".py", ".c", ".h")):
         digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""What the device is, asked in another process."""
+"""Facts about the device, read in a child process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .vendors import VENDORS, Vendor
 
 
 def child_environment(emulated: bool, backend: str = "cuda") -> dict[str, str]:
-    """Variables of every child: devmem from the sources, no pytest plugins but those named, the driver that was asked for."""
+    """Environment of every child: devmem from the sources, only named pytest plugins, the selected driver."""
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1", "DEVMEM_BACKEND": backend}
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "DEVMEM_EMULATOR", "DEVMEM_EMULATOR_MODE"):
         env.pop(name, None)
@@ -28,7 +28,7 @@ def child_environment(emulated: bool, backend: str = "cuda") -> dict[str, str]:
 
 
 def ask_device(env: dict[str, str]) -> dict[str, Any]:
-    """What the driver says, asked in a child: this process stays free of it."""
+    """The facts that the driver reports, read in a child so that this process does not load the driver."""
     command = [sys.executable, str(SCRIPT), "--child", "facts"]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -37,23 +37,23 @@ def ask_device(env: dict[str, str]) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        return {"error": f"asking the driver ended with {done.returncode}: {clean(done.stderr)[-500:]}"}
+        return {"error": f"querying the driver exited with {done.returncode}: {clean(done.stderr)[-500:]}"}
     return found
 
 
 def refused(facts: dict[str, Any], emulated: bool, vendor: Vendor) -> str | None:
-    """Why nothing will be run."""
+    """The reason not to run anything, or None."""
     if "error" in facts:
         return f"no {vendor.gpu} can be used here: {facts['error']}"
     if facts["emulated"] and not emulated:
-        return f"the {vendor.driver} here is the emulated one: leave `devmem emulate`, or say --emulated to try this script out"
+        return f"the {vendor.driver} here is the emulated one: run outside `devmem emulate`, or pass --emulated"
     if emulated and not facts["emulated"]:
-        return "--emulated was asked for, and a real driver was found before the emulated one"
+        return "--emulated was given, but a real driver was found before the emulated one"
     return None
 
 
 def child_facts() -> int:
-    """Print what the driver says about the first device of the backend that the environment names."""
+    """Print the facts about the first device of the backend that the environment selects."""
     import devmem as dm
 
     vendor = VENDORS[os.environ["DEVMEM_BACKEND"]]
@@ -93,7 +93,7 @@ def child_facts() -> int:
 
 
 def version_of(facts: Mapping[str, str | int | float | bool]) -> str:
-    """The version that the driver or the runtime says it has, as people write it."""
+    """The version of the driver or the runtime, as text."""
     if "driver_version" in facts:
         version = int(facts["driver_version"])
         return f"CUDA {version // 1000}.{version % 1000 // 10}"

@@ -1,4 +1,4 @@
-"""Every verb of the API once, for a checker of memory to look at."""
+"""Uses every verb of the API once, to run under a memory checker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def child_verbs() -> int:
-    """Use every verb of the API once, on small arrays, and look at the results."""
+    """Use every verb of the API once, on small arrays, and check the results."""
     import tempfile
 
     import numpy as np
@@ -101,5 +101,5 @@ def child_verbs() -> int:
     info = dm.memory_info()
     assert info.live == info.pending == 0, info
     dm.close()
-    print("every verb did what it should")
+    print("every verb gave the right result")
     return 0

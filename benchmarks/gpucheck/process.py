@@ -1,4 +1,4 @@
-"""Running a command to its end, or to that of its time."""
+"""Running a command with a time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .step import LONGEST_TAIL, ROOT, Run, Step, clean
 
 
 def child(run: Run, step: Step, command: list[str], seconds: float, **variables: str) -> tuple[int | None, str]:
-    """Run a command in a process group of its own. Its exit code, None if its time was up, and all that it printed."""
+    """Run a command in a process group of its own; return its exit code, or None after the time limit, and its output."""
     log = run.work / f"{step.name}.log"
     with log.open("ab") as out:
         begin = out.tell()
@@ -29,9 +29,9 @@ def child(run: Run, step: Step, command: list[str], seconds: float, **variables:
         except subprocess.TimeoutExpired:
             code = None
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # also what it left behind
+            os.killpg(process.pid, signal.SIGKILL)  # its child processes too
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(2)  # one that hangs in the kernel is left to it: there are eight minutes for everything
+            process.wait(2)  # a process that hangs in the kernel cannot be ended: do not wait for it
     with log.open("rb") as written:
         written.seek(begin)
         return code, written.read().decode(errors="replace")
@@ -47,7 +47,7 @@ def finish(step: Step, code: int | None, text: str) -> None:
 
 
 def ended(code: int) -> str:
-    """How a process ended, in words."""
+    """The exit status of a process as text."""
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""Inside a test process: writing down what happens while it happens."""
+"""Records test events inside a test process as they happen."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import IO, Any
 
 from .step import LONGEST_TAIL, SCRIPT
 
-#: Driver errors after which nothing works in the process any more.
+#: Driver errors after which the process can no longer use the device.
 STICKY = frozenset({4, 46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
-#: Tests of what happens when the last one lets go of the device's context: for these nobody else may hold it.
+#: Tests that release the last reference to the device's context: no other reference may be held.
 SOLE_OWNERS = ("test_close_drops_what_was_not_freed",)
 
 
 def child_pytest(events: str, settings: str, *args: str) -> int:
-    """Run pytest, and write down what happens while it happens."""
+    """Run pytest, and record events as they happen."""
     import pytest
 
     asked = json.loads(Path(settings).read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def child_pytest(events: str, settings: str, *args: str) -> int:
 
 
 def recorder(out: IO[str], asked: dict[str, Any]) -> object:
-    """The pytest plugin that writes one line of JSON for everything that happens."""
+    """The pytest plugin that writes one line of JSON for each event."""
     import pytest
 
     def tell(event: str, **what: Any) -> None:
@@ -38,7 +38,7 @@ def recorder(out: IO[str], asked: dict[str, Any]) -> object:
 
     class Recorder:
         def __init__(self) -> None:
-            self.stderr = os.dup(2)  # pytest captures the one that everybody writes to
+            self.stderr = os.dup(2)  # pytest captures the usual standard output
             self.session: Any = None
             self.held: Any = None
 
@@ -47,7 +47,7 @@ def recorder(out: IO[str], asked: dict[str, Any]) -> object:
             self.hold()
 
         def hold(self) -> None:
-            # Making a context takes a good part of a second on a real device, and most tests open one anew.
+            # Creating a context takes a good part of a second on a real device, and most tests open the device again.
             with contextlib.suppress(Exception):
                 from cuda.bindings import driver as cu
 

@@ -1,4 +1,4 @@
-"""The files: JSON for programs, Markdown for people."""
+"""Writes the report as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .step import ROOT, Run, Step
 
 
 def write(run: Run, about: dict[str, Any], folder: Path, stem: str) -> None:
-    """Both files, whole or not at all; where they are wanted elsewhere too, with the output of every step."""
+    """Write both files atomically; to $OUT too if it is set, with the output of every step."""
     texts = {
         f"{stem}.json": json.dumps({**about, "steps": [asdict(step) for step in run.steps]}, indent=1) + "\n",
         f"{stem}.md": markdown(run, about),
@@ -35,12 +35,12 @@ def write(run: Run, about: dict[str, Any], folder: Path, stem: str) -> None:
 
 
 def out_folder() -> list[Path]:
-    """Where the files are wanted too."""
+    """The second folder for the files, $OUT."""
     return [Path(os.environ["OUT"])] if os.environ.get("OUT") else []
 
 
 def free_name(folders: list[Path], about: dict[str, Any]) -> str:
-    """The name of the files without suffix; an earlier run of the day keeps its own."""
+    """The name of the files without suffix, different from those of earlier runs of the day."""
     device = "emulated" if about["emulated"] else re.sub(r"[^a-z0-9]+", "-", about["device"]["name"].lower()).strip("-")
     stem = f"{about['backend']}-{device}-{about['date']}"
     names = [stem, *(f"{stem}-{n}" for n in range(2, 1000))]
@@ -48,11 +48,11 @@ def free_name(folders: list[Path], about: dict[str, Any]) -> str:
 
 
 def markdown(run: Run, about: dict[str, Any]) -> str:
-    """The same for people."""
+    """The report as Markdown."""
     device, version = about["device"], about["devmem"]
     key = (*run.vendor.versions, "numpy", "pluggy", "pytest", "pytest-timeout", "hypothesis")
     versions = {name.lower(): each for name, each in about["packages"].items()}
-    emulated = "**EMULATED: no GPU was there. This shows that the script runs, and nothing else.**"
+    emulated = "**EMULATED: no GPU was used. This tests the script only.**"
     lines = [f"# {f'Emulated {run.vendor.driver}' if about['emulated'] else device['name']}, {about['date']}", ""]
     lines += [emulated, ""] if about["emulated"] else []
     lines += ["Quick: a few tests of each kind, tiny sizes.", ""] if about["quick"] else []
@@ -78,7 +78,7 @@ def markdown(run: Run, about: dict[str, Any]) -> str:
 
 
 def details(step: Step) -> list[str]:
-    """What one step has to tell beyond its line."""
+    """The details of one step."""
     lines: list[str] = []
     if step.notes or step.failures or step.skips or step.data:
         lines += ["", f"## {step.title}", "", *[f"- {' '.join(note.split())}" for note in step.notes]]
@@ -108,10 +108,10 @@ def details(step: Step) -> list[str]:
 
 
 def counted(step: Step) -> str:
-    """Its counts in one line."""
+    """The counts of a step in one line."""
     return ", ".join(f"{count} {what}" for what, count in step.counts.items()) or "-"
 
 
 def shown_path(path: Path) -> str:
-    """As one would type it in the sources' folder."""
+    """A path relative to the sources' folder."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -1,4 +1,4 @@
-"""What came of the tests, from the events that their processes wrote."""
+"""Collects test results from the events that the test processes wrote."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from .step import Step, clean
 
-#: Failures beyond so many are told without their tail.
+#: Further failures are reported without their output.
 MOST_TAILS = 40
 
 
 class Seen:
-    """What the events of all processes of a step say."""
+    """The results of all processes of a step."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
@@ -29,10 +29,10 @@ class Seen:
         self.lost = False
 
     def take(self, events: Path) -> int | None:
-        """Add what one process wrote. The status it finished with, None if it did not."""
+        """Add the events of one process; return its exit status, or None if it did not finish."""
         finished = None
         for line in events.read_text(encoding="utf-8").splitlines() if events.exists() else []:
-            with contextlib.suppress(ValueError):  # the last line may have been cut
+            with contextlib.suppress(ValueError):  # the last line may be incomplete
                 event = json.loads(line)
                 if event["event"] == "finished":
                     finished = event["status"]
@@ -41,18 +41,18 @@ class Seen:
         return finished
 
     def crash(self, how: str, tail: str) -> None:
-        """The test that was running, if any, has killed the process."""
+        """Record that the running test, if any, killed the process."""
         if self.running is not None:
             self.outcomes[self.running] = "crashed"
             self.failures[self.running] = {"id": clean(self.running), "message": how, "tail": tail}
         self.running = None
 
     def cut(self) -> str:
-        """The test that was running when the time was up has shown nothing."""
+        """Record that the running test did not finish within the time limit."""
         name, self.running = self.running, None
         if name is None:
             return ""
-        if self.outcomes.get(name, "passed") == "passed":  # of its parts until now
+        if self.outcomes.get(name, "passed") == "passed":  # of its phases so far
             self.outcomes[name] = "cut off"
         return f" in {clean(name)}"
 

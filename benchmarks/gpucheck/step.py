@@ -1,4 +1,4 @@
-"""One run, its steps, and the time that each of them has."""
+"""One run, its steps, and their time limits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from .vendors import VENDORS, Vendor
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What children are started with: this run's own script, `--child NAME`.
+#: The script that children run, with `--child NAME`.
 SCRIPT = ROOT / "benchmarks" / "gpu_report.py"
-#: Seconds for everything, and for each step if the others use all of theirs.
+#: Seconds for the run, and for each step if the other steps use all of theirs.
 TOTAL = 465.0
 SHARES = {
     "contract": 75.0,
@@ -31,7 +31,7 @@ LONGEST_TAIL = 3000
 
 @dataclass
 class Step:
-    """What one step showed."""
+    """The results of one step."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass
 class Run:
-    """The whole, and what the steps need."""
+    """The state of the run that the steps need."""
 
     emulated: bool
     quick: bool
@@ -59,13 +59,13 @@ class Run:
     steps: list[Step] = field(default_factory=list)
 
     def left(self, name: str) -> float:
-        """Seconds that a step may take: all that the steps after it do not have a claim to."""
+        """Seconds that a step may take: the remaining time without the shares of later steps."""
         claimed = sum(SHARES[each] for each in self.chosen[self.chosen.index(name) + 1 :])
         return max(5.0, self.ends - time.monotonic() - claimed)
 
 
 def clean(text: str) -> str:
-    """Without the folders of this machine, which are nobody's business."""
+    """The text without paths of this machine."""
     text = re.sub(r"[^\s'\"]*gpu-check-\w+/", "", text)
     text = f"test_resources.py{text}" if text.startswith("::") else text  # outside the sources, pytest names no file
     for path, name in ((ROOT, "."), (Path(sys.prefix), "<python>"), (Path.home(), "~")):

@@ -1,4 +1,4 @@
-"""Running test files under pytest, past whatever kills it."""
+"""Runs test files under pytest, and continues after tests that kill the process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .process import child, ended
 from .seen import Seen
 from .step import LONGEST_TAIL, ROOT, SCRIPT, Run, Step, clean
 
-#: Seconds after which a test is taken for hung: by pytest-timeout where there is one, then by ending its process.
+#: Seconds after which a test counts as hung: for pytest-timeout if installed, and then for ending the process.
 PATIENCE, LAST_PATIENCE = 30, 45
-#: How often the tests after one that killed its process go on in another.
+#: How many further processes continue after a test that killed the process.
 RESTARTS = 8
 QUICK_TESTS = 6
 
 
 def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool, without: Sequence[Path] = ()) -> None:  # noqa: PT028
-    """Run test files and folders under pytest, in as many processes as it takes, and count."""
+    """Run test files and folders under pytest, in as many processes as needed, and count the results."""
     until = time.monotonic() + run.left(step.name)
     seen = Seen()
     ignored = [f"--ignore={path}" for path in without]
@@ -42,7 +42,7 @@ def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool, withou
 
 
 def pytest_to_the_end(run: Run, step: Step, seen: Seen, args: list[str], until: float, only_backend: bool) -> str:
-    """One run of pytest, gone on with after whatever kills it. How it ended, if not well."""
+    """Run pytest, and continue in a new process after a test that killed it; return the reason if it did not finish."""
     first = QUICK_TESTS if run.quick else 0
     settings = {"done": [], "first": first, "only_backend": only_backend, "patience": LAST_PATIENCE}
     told = ""
@@ -61,8 +61,8 @@ def pytest_to_the_end(run: Run, step: Step, seen: Seen, args: list[str], until: 
         if finished is not None and not seen.lost:
             return "" if finished in (0, 1, 5) else f"pytest ended with status {finished}: {clean(text)[-800:]}"
         if code is None:
-            return f"its time was up{seen.cut()}"
-        told = f"the process was lost {attempt + 1} times ({ended(code)}); the tests after that went on in another"
+            return f"stopped at the time limit{seen.cut()}"
+        told = f"the process was lost {attempt + 1} times ({ended(code)}); the remaining tests ran in a new process"
         last_words = max(text.rfind("Fatal Python error"), text.rfind("Timeout ("))
         hung = last_words >= 0 and text.startswith("Timeout (", last_words)
         how = f"hung, and was ended after {LAST_PATIENCE} seconds" if hung else ended(code)
@@ -76,7 +76,7 @@ def pytest_to_the_end(run: Run, step: Step, seen: Seen, args: list[str], until: 
 
 
 def invocations(run: Run, step: Step, paths: list[Path]) -> Iterator[list[str]]:
-    """The arguments of each run of pytest: one, or where hypothesis is missing one for each folder with a conftest.py."""
+    """The arguments of each pytest run: one run, or without hypothesis one for each folder with a conftest.py."""
     have = {name: importlib.util.find_spec(name) is not None for name in ("_hypothesis_pytestplugin", "pytest_timeout")}
     common = ["-c", str(settings_file(run, have["pytest_timeout"])), "--rootdir", str(ROOT), "--import-mode=importlib"]
     common += [
@@ -101,7 +101,7 @@ def invocations(run: Run, step: Step, paths: list[Path]) -> Iterator[list[str]]:
         if present:
             yield [*common, *map(str, present)]
         return
-    # tests/conftest.py needs it for what it sets up, and nothing else there is needed here.
+    # tests/conftest.py needs it only for its setup, and these tests need nothing else of that file.
     for path in present:
         folder = path if path.is_dir() else path.parent
         needing = [each for each in folder.rglob("*.py") if needs_hypothesis(each)] if path.is_dir() else []
@@ -114,18 +114,18 @@ def invocations(run: Run, step: Step, paths: list[Path]) -> Iterator[list[str]]:
 
 
 def needs_hypothesis(path: Path) -> bool:
-    """Whether a file imports it."""
+    """Whether a file imports hypothesis."""
     return re.search(r"^\s*(?:from|import) hypothesis", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 def settings_file(run: Run, has_timeout: bool) -> Path:
-    """The project's pytest settings, without what the plugins and the pytest of this machine may not know."""
+    """The project's pytest settings, without those that the installed pytest and plugins may not support."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     markers = [
         *project.get("markers", []),
         *([] if has_timeout else ["timeout: not enforced, pytest-timeout is missing"]),
     ]
-    # What a version of somebody's package has deprecated is no failure of ours; warnings that tell of our own faults are.
+    # A deprecation in an installed package is not a failure of devmem; warnings about devmem's own errors are.
     later = [f"default::{kind}Warning" for kind in ("Deprecation", "PendingDeprecation", "Future")]
     lines = ["[pytest]", "xfail_strict = true", "addopts ="]
     lines += ["markers =", *[f"    {marker}" for marker in markers]]

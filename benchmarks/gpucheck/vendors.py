@@ -1,4 +1,4 @@
-"""What differs between the GPUs that can be checked: names, files, and who can be asked."""
+"""The differences between vendors: names, test files and tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Vendor:
-    """One backend: how its things are called, which tests are its own, and its tool."""
+    """One backend: its names, its tests and its tool."""
 
     backend: str
     gpu: str
@@ -22,16 +22,16 @@ class Vendor:
     truth: str
     versions: tuple[str, ...]
     tool: Callable[[], dict[str, str]]
-    #: Whether memory can be watched by the vendor's own checker.
+    #: Whether the vendor has a memory checker.
     sanitizer: bool
 
     def resources(self) -> str:
-        """A file of tests: devmem's own memory resources on this driver, against the published suite."""
+        """A test file that runs the conformance suite on devmem's memory resources over this driver."""
         module, _, name = self.hooks.partition(":")
         return RESOURCES.format(module=module, name=name, driver=self.driver)
 
 
-RESOURCES = '''"""devmem's own memory resources on the {driver}, against the published suite."""
+RESOURCES = '''"""The conformance suite on devmem's memory resources over the {driver}."""
 
 from devmem import memory
 from {module} import {name}
@@ -75,7 +75,7 @@ class TestGuardOverDriverMemory(OnDevice):
 
 
 def nvidia_smi() -> dict[str, str]:
-    """What the driver's own tool says: the version of the driver, and the bus."""
+    """The driver version and the bus, from the driver's tool."""
     asked = [
         "driver_version",
         "pcie.link.gen.max",
@@ -88,7 +88,7 @@ def nvidia_smi() -> dict[str, str]:
 
 
 def rocm() -> dict[str, str]:
-    """The kernel's driver and the release of ROCm, from files that every installation has."""
+    """The kernel driver and the ROCm release, from files of the installation."""
     found = {}
     for name, path in {"driver_version": "/sys/module/amdgpu/version", "rocm": "/opt/rocm/.info/version"}.items():
         with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:  # noqa: PTH123

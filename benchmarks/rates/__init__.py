@@ -1,1 +1,1 @@
-"""What `bandwidth.py` is made of: who moves arrays, what is timed, how, and what is made of it."""
+"""The parts of `bandwidth.py`: libraries, cases, timing and tables."""

@@ -21,7 +21,7 @@ class CudaDriver(Driver):
         device = checked(cu.cuDeviceGet(ordinal))
         self.primary = checked(cu.cuDevicePrimaryCtxRetain(device))
         self.enter()
-        self.stream = cu.CUstream(1)  # legacy, as everybody's default
+        self.stream = cu.CUstream(1)  # the legacy default stream, as in the other libraries
         self.pool = checked(cu.cuDeviceGetDefaultMemPool(device))
         threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         checked(cu.cuMemPoolSetAttribute(self.pool, threshold, cu.cuuint64_t((1 << 64) - 1)))
@@ -110,5 +110,5 @@ def open_driver(ordinal: int) -> Driver:
 def checked(result: tuple[Any, ...]) -> Any:
     """The output of a driver call that succeeded."""
     if result[0]:
-        raise RuntimeError(f"the driver said {result[0]!r}")
+        raise RuntimeError(f"the driver returned {result[0]!r}")
     return result[1] if len(result) == 2 else result[1:]

@@ -1,4 +1,4 @@
-"""AMD's runtime, through ctypes: needs no binding, and costs the least."""
+"""AMD's runtime through ctypes, which needs no binding and has the lowest overhead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "hipEventSynchronize": [_address],
     "hipEventElapsedTime": [_address, _address, _address],
 }
-#: What a runtime may lack; then plain memory is what the calls alone take.
+#: Functions that a runtime may lack; without them the direct calls use plain memory.
 POOL_SIGNATURES: dict[str, list[Any]] = {
     "hipDeviceGetDefaultMemPool": [_address, _int],
     "hipMemPoolSetAttribute": [_address, _int, _address],
@@ -39,7 +39,7 @@ POOL_SIGNATURES: dict[str, list[Any]] = {
 
 
 class HipDriver(Driver):
-    """The runtime in the very library that devmem has found, and the device's default pool if it has one."""
+    """The runtime library that devmem uses, and the device's default pool if it has one."""
 
     bare = "bare ctypes"
 
@@ -54,7 +54,7 @@ class HipDriver(Driver):
             declare(self.hip, POOL_SIGNATURES)
             pool, everything = output(self.hip.hipDeviceGetDefaultMemPool, ordinal), ctypes.c_uint64((1 << 64) - 1)
             checked(self.hip.hipMemPoolSetAttribute(pool, KEEP_AT_LEAST, ctypes.byref(everything)))
-        #: They take the stream too, and plain memory has none.
+        #: The pool functions take a stream; the plain ones do not.
         self.stream = (None,) if pooled else ()
         self.taken, self.given = (
             (self.hip.hipMallocAsync, self.hip.hipFreeAsync) if pooled else (self.hip.hipMalloc, self.hip.hipFree)
@@ -140,19 +140,19 @@ def open_driver(ordinal: int) -> Driver:
 
 
 def declare(library: ctypes.CDLL, signatures: dict[str, list[Any]]) -> None:
-    """What the functions take; all give a status."""
+    """Declare the argument types; all functions return a status."""
     for name, arguments in signatures.items():
         getattr(library, name).argtypes = arguments
 
 
 def checked(status: int) -> None:
-    """A call that succeeded, or an error."""
+    """Raise an error if a call failed."""
     if status:
-        raise RuntimeError(f"the runtime said {status}")
+        raise RuntimeError(f"the runtime returned {status}")
 
 
 def output(function: Any, *arguments: object) -> int:
-    """The address or handle that a function gives first."""
+    """The address or handle that a function stores through its first argument."""
     made = ctypes.c_void_p()
     checked(function(ctypes.byref(made), *arguments))
     return made.value or 0

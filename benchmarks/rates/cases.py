@@ -14,7 +14,7 @@ from .tasks import Case, Data, Effort, Task, on_device, poison, same
 
 
 def cases(effort: Effort, data: Data) -> Iterator[Case]:
-    """All rows: the quick ones, then the most wanted, because time may run out."""
+    """All rows: the quick ones first, then the most important ones, because time may run out."""
     largest = effort.sizes[0]
     yield from calls(effort)
     if 4 * KiB in effort.sizes:
@@ -30,7 +30,7 @@ def cases(effort: Effort, data: Data) -> Iterator[Case]:
 
 
 def contiguous(nbytes: int, data: Data, suffix: str) -> Iterator[Case]:
-    """Plain arrays, both ways, into new and into old memory, pageable and pinned."""
+    """Contiguous arrays in both directions, into new and existing arrays, pageable and pinned."""
     unit = "us" if nbytes <= 4 * KiB else "GB/s"
 
     def upload(library: Library) -> Task:
@@ -85,12 +85,12 @@ def device_to_device(nbytes: int, data: Data, suffix: str) -> Case:
         origin, target = library.upload(src), library.allocate((nbytes // 4,))
         return Task(lambda: library.move(target, origin), lambda _: on_device(library, target, src))
 
-    title = f"{shown(nbytes)} within the device (bytes copied; its memory moves twice that)"
+    title = f"{shown(nbytes)} within the device (bytes copied; the device reads and writes each once)"
     return Case(f"d2d{suffix}", title, "Within the device", nbytes, "GB/s", build)
 
 
 def strided(effort: Effort, data: Data) -> Iterator[Case]:
-    """Layouts that no single copy moves."""
+    """Layouts that need more than one contiguous copy."""
     n = effort.square
     nbytes = n * n * 4
     square = (n, n)
@@ -138,7 +138,7 @@ def many(effort: Effort, data: Data) -> Iterator[Case]:
     count, each = effort.many, 4 * KiB
 
     def hosts() -> list[Array]:
-        # Arrays of their own, as a program has them, and not neighbours in one block.
+        # Separate arrays, as in a program, and not adjacent parts of one block.
         return [data.src(each).copy() for _ in range(count)]
 
     def upload(library: Library) -> Task:
@@ -168,13 +168,13 @@ def many(effort: Effort, data: Data) -> Iterator[Case]:
         note = "to_host_many" if isinstance(library, Devmem) else "a loop"
         return Task(lambda: library.download_many(devices), verify, uses=count, note=note)
 
-    group = f"{count:,} arrays of 4 KiB, each (every library's fastest way; a loop where it has no other)"
+    group = f"{count:,} arrays of 4 KiB, each (the fastest function of each library, or a loop)"
     yield Case("h2d-many", "up, into new arrays", group, each, "us", upload)
     yield Case("d2h-many", "down, into new arrays", group, each, "us", download)
 
 
 def calls(effort: Effort) -> Iterator[Case]:
-    """What a call costs at 16 elements: until it returns, with one wait for the device after many of them."""
+    """Time of a call at 16 elements until it returns; the device is waited for after many calls."""
     titles = {
         "upload": "to_device + free",
         "read": "copy_to_host(out)",

@@ -1,6 +1,6 @@
-"""The driver of the device that is measured, called by hand: what everybody is compared with, and what verifies them.
+"""Direct calls of the device's driver: the reference for all libraries, and the means to verify their results.
 
-One for each vendor, in `by_cuda` and `by_hip`; `use` chooses. Addresses are integers.
+One for each vendor, in `by_cuda` and `by_hip`; `use` selects one. Addresses are integers.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ MODULES = {"cuda": "by_cuda", "roc": "by_hip"}
 class Driver(ABC):
     """One device, current from `enter` on; copies and memory on the legacy default stream."""
 
-    #: What the calls alone are called in the tables, and what they go through.
+    #: The name of the direct calls in the tables, and their binding.
     bare = ""
     version = ""
 
     @abstractmethod
     def enter(self) -> None:
-        """Make the device current on this thread, whoever has been there meanwhile."""
+        """Make the device current on this thread, whatever other libraries have made current."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Until the device has nothing left to do."""
+        """Wait until the device has completed all work."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> int:
-        """Memory of the driver's own pool, kept warm as devmem keeps its."""
+        """Allocate from the driver's pool, which keeps freed memory as devmem's does."""
 
     @abstractmethod
     def free(self, ptr: int) -> None:
-        """Back to the pool; never raises."""
+        """Free to the pool; never raises."""
 
     @abstractmethod
     def write(self, ptr: int, host: int, nbytes: int) -> None:
-        """From the host, done on return."""
+        """Copy from the host; complete on return."""
 
     @abstractmethod
     def read(self, host: int, ptr: int, nbytes: int) -> None:
-        """To the host, done on return."""
+        """Copy to the host; complete on return."""
 
     @abstractmethod
     def move(self, dst: int, src: int, nbytes: int) -> None:
-        """Within the device."""
+        """Copy within the device."""
 
     @abstractmethod
     def calls(self, host: Array, ptr: int, out: Array) -> dict[str, Callable[[], object]]:
-        """Upload, read, create: with as little around the driver's functions as can be."""
+        """Upload, read, create: functions with the least overhead around the driver calls."""
 
     @abstractmethod
     def engine(self, nbytes: int) -> Engine:
-        """What times copies of page-locked memory."""
+        """The timer for copies of page-locked memory."""
 
 
 class Engine(ABC):
-    """Memory on the device, a stream that waits for no other, and two events; all are given back with it."""
+    """Owns device memory, a non-blocking stream and two events; closing it frees all of them."""
 
     ptr = 0
 
     @abstractmethod
     def seconds(self, direction: str, host: int, nbytes: int, times: int) -> float:
-        """How long the device takes for so many copies, one after the other."""
+        """Seconds that the device takes for ``count`` consecutive copies."""
 
 
 class _Chosen:
@@ -76,13 +76,13 @@ class _Chosen:
 
 
 def use(backend: str, ordinal: int) -> Driver:
-    """Choose the driver, and enter the device. ImportError says what is missing."""
+    """Select the driver and make the device current. ImportError says what is missing."""
     _Chosen.driver = importlib.import_module(f".{MODULES[backend]}", __package__).open_driver(ordinal)
     _Chosen.driver.enter()
     return _Chosen.driver
 
 
 def driver() -> Driver:
-    """The one that was chosen."""
+    """The selected driver."""
     assert _Chosen.driver is not None, "use() comes first"
     return _Chosen.driver

@@ -1,4 +1,4 @@
-"""What was predicted and what is asked for, beside what was measured."""
+"""Predictions and targets, next to the measured rates."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ LIMIT = "pinned limit"
 MET, FALLS_SHORT, NOT_MEASURED, NOT_JUDGED = "met", "falls short", "not measured", "not judged"
 PEERS = "peers.md"
 #: (case, library) -> (from, to, where the numbers come from), in the unit of the case, for a PCIe Gen5 x16 machine (H100, H200).
-#: Of other vendors' machines nothing was written down beforehand.
+#: There are no predictions for other vendors' machines.
 PREDICTED_FOR = "cuda"
 PREDICTED: dict[tuple[str, str], tuple[float, float, str]] = {
     ("h2d-into-pinned", LIMIT): (50, 57, f"{PEERS} 4.2: 55.6 in NVIDIA's nvbandwidth, 63 on the wire"),
     ("d2h-into-pinned", LIMIT): (50, 57, f"{PEERS} 4.2: 56 inside a JAX trace (xla#12452)"),
     ("h2d-into-pinned", "devmem"): (48, 57, "one cuMemcpyHtoD from pinned memory: the limit, less a few us"),
     ("d2h-into-pinned", "devmem"): (48, 57, "one cuMemcpyDtoH into pinned memory: the limit, less a few us"),
-    ("h2d-new", "devmem"): (40, 57, "the ring: four threads copy at 40 and more, and the engine drains meanwhile"),
-    ("h2d-into", "devmem"): (40, 57, "the ring, as into a new array"),
+    ("h2d-new", "devmem"): (40, 57, "staging: four threads copy at 40 or more while the copy engine reads the slots"),
+    ("h2d-into", "devmem"): (40, 57, "staging, as into a new array"),
     ("h2d-new", "bare bindings"): (8, 9, f"{PEERS} 4.2: pageable by the driver, kvikio#456 and #629"),
     ("h2d-into", "bare bindings"): (8, 9, f"{PEERS} 4.2: pageable by the driver, kvikio#456 and #629"),
     ("h2d-new", "numba-cuda"): (4.8, 9, f"{PEERS} 4.2: numba#4336 on a V100; the driver's 8-9 on newer machines"),
-    ("d2h-into", "devmem"): (40, 57, "the ring, the other way round"),
+    ("d2h-into", "devmem"): (40, 57, "staging, in the other direction"),
     ("d2h-into", "bare bindings"): (8, 12, "the driver's own staging, as for uploads; no published number"),
     ("d2h-new", "numba-cuda"): (1.7, 2.7, f"{PEERS} 4.2: numba#4336, jax#21438: pages touched for the first time"),
-    ("d2h-new", "devmem"): (10, 40, "a guess: four threads touch the pages, huge ones where they are granted"),
+    ("d2h-new", "devmem"): (10, 40, "estimate: four threads touch the pages, huge pages where granted"),
     ("d2h-new", "bare bindings"): (
         1.7,
         6.8,
@@ -39,17 +39,21 @@ PREDICTED: dict[tuple[str, str], tuple[float, float, str]] = {
         4,
         f"{PEERS} 4.2: NumPy packs a transpose at 0.41-0.47 GB/s on a small machine; four threads",
     ),
-    ("d2h-transposed", "devmem"): (1, 4, f"{PEERS} 4.2: as above, on the way back"),
-    ("h2d-every-second", "devmem"): (8, 30, f"{PEERS} 4.2: packing at 8.4 by one thread; four, and the bus meanwhile"),
-    ("h2d-many", "devmem"): (0.7, 3, "a guess: 1 us in Python for each, and one copy of all"),
-    ("d2h-many", "devmem"): (0.7, 3, "a guess: the same on the way back"),
-    ("h2d-new-4KiB", "devmem"): (5, 14, "a guess: one small pageable copy, and the wait for it"),
+    ("d2h-transposed", "devmem"): (1, 4, f"{PEERS} 4.2: as above, downloading"),
+    ("h2d-every-second", "devmem"): (
+        8,
+        30,
+        f"{PEERS} 4.2: packing at 8.4 with one thread; four, overlapped with the bus",
+    ),
+    ("h2d-many", "devmem"): (0.7, 3, "estimate: 1 us in Python per array, and one copy for all"),
+    ("d2h-many", "devmem"): (0.7, 3, "estimate: the same for downloads"),
+    ("h2d-new-4KiB", "devmem"): (5, 14, "estimate: one small pageable copy, and the wait for it"),
     ("call-create", "devmem"): (1, 3, f"{PEERS} 4.1: a hit in a pool, at most 2 us"),
     ("call-create", "CuPy"): (1, 2, f"{PEERS} 4.1: cp.empty(10) 1.48 us (cuda-python#756)"),
     ("call-create", "bare bindings"): (0.7, 2, f"{PEERS} 4.1: malloc and free, asynchronous, 1.94 us with the wait"),
     ("call-upload", "devmem"): (3, 10, f"{PEERS} 4.1: at most 1.5 times the bare calls"),
 }
-#: What the transfer engine is asked for: (case, against, at least so many times as fast). "largest" sizes only, where several.
+#: Targets for copies: (case, compared with, at least this many times as fast). Only the largest of several sizes.
 ASKED = [
     *[(case, LIMIT, 0.80) for case in ("h2d-new", "h2d-into", "d2h-into")],
     *[(case, peer, 2.0) for case in ("h2d-new", "h2d-into", "d2h-into") for peer in ("CuPy", "PyTorch", "numba-cuda")],
@@ -60,15 +64,15 @@ ASKED = [
 
 
 def speed(row: dict[str, Any], name: str) -> float | None:
-    """Uses in a second, in the median."""
+    """Uses per second, median."""
     seconds = row["cells"].get(name, {}).get("median_s")
     return None if not seconds else 1 / seconds
 
 
 def judged(rows: list[dict[str, Any]], quick: bool) -> list[dict[str, Any]]:
-    """Each number that was asked for, and whether it is met or falls short; of a quick run it is only told.
+    """Each target with its verdict; a quick run only shows the numbers.
 
-    What could not be compared is there too, with the reason.
+    Targets that could not be compared are included, with the reason.
     """
     by_id = {row["id"]: row for row in rows}
     found = []
@@ -86,7 +90,7 @@ def judged(rows: list[dict[str, Any]], quick: bool) -> list[dict[str, Any]]:
 
 
 def lacking(row: dict[str, Any], name: str) -> str:
-    """Why a library has no number in a row."""
+    """The reason why a library has no number in a row."""
     if not row["cells"]:
         return "the time was up"
     cell = row["cells"].get(name)
@@ -96,7 +100,7 @@ def lacking(row: dict[str, Any], name: str) -> str:
 
 
 def predicted(rows: list[dict[str, Any]], quick: bool, backend: str) -> list[dict[str, Any]]:
-    """What was written down beforehand, beside what was measured; of a quick run only told."""
+    """The predictions, next to the measured rates; a quick run only shows them."""
     by_id = {row["id"]: row for row in rows} if backend == PREDICTED_FOR else {}
     found = []
     for (case, library), (low, high, source) in PREDICTED.items():

@@ -1,4 +1,4 @@
-"""Who moves arrays: the interface, devmem, and the driver with nothing around it."""
+"""The measured libraries: the interface, devmem, and direct driver calls."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from .driver import Array, driver
 
 
 class Library:
-    """One way of moving arrays. Every array is of float32; what is not overridden is not offered."""
+    """A library that copies arrays, all of float32. A method that is not overridden is not measured."""
 
     name = ""
-    #: On whose devices it can be measured, if it is installed.
+    #: The backends on which it can be measured, if it is installed.
     backends: tuple[str, ...] = ("cuda", "roc")
 
     def version(self) -> str:
         raise NotImplementedError
 
     def upload(self, host: Array) -> Any:
-        """A new device array."""
+        """Upload into a new device array."""
         raise NotImplementedError
 
     def allocate(self, shape: tuple[int, ...]) -> Any:
         raise NotImplementedError
 
     def write(self, device: Any, host: Array) -> None:
-        """Into a device array that exists."""
+        """Upload into an existing device array."""
         raise NotImplementedError
 
     def download(self, device: Any) -> Array:
-        """A new host array."""
+        """Download into a new host array."""
         raise NotImplementedError
 
     def read(self, device: Any, out: Array) -> None:
-        """Into a host array that exists."""
+        """Download into an existing host array."""
         raise NotImplementedError
 
     def move(self, dst: Any, src: Any) -> None:
@@ -67,7 +67,7 @@ class Library:
         return int(device.__cuda_array_interface__["data"][0])
 
     def calls(self, host: Array, device: Any, out: Array) -> dict[str, Callable[[], object]]:
-        """Small calls, with as little around them as can be: what they return is dropped, which frees it."""
+        """Small calls with the least overhead; dropping the result frees it."""
         raise NotImplementedError
 
 
@@ -127,7 +127,7 @@ class Devmem(Library):
 
 
 class Block:
-    """Device memory of the driver's own."""
+    """Device memory from the driver."""
 
     def __init__(self, nbytes: int, shape: tuple[int, ...]) -> None:
         self.ptr = driver().allocate(nbytes)
@@ -139,7 +139,7 @@ class Block:
 
 
 class Bare(Library):
-    """The driver's calls and nothing else."""
+    """Direct driver calls."""
 
     def __init__(self) -> None:
         self.driver = driver()

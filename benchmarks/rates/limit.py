@@ -1,4 +1,4 @@
-"""What the machine can do at most."""
+"""The machine's limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tasks import Data, Task, poison, same
 
 
 def limit(direction: str, nbytes: int, data: Data) -> Task:
-    """The rate at which the driver copies from or to page-locked memory when it is given enough to do."""
+    """The rate of the driver's copies from or to page-locked memory with many copies enqueued."""
     host = data.src(nbytes, True) if direction == UP else data.out(nbytes, True)
     engine = driver().engine(nbytes)
     times = min(64, max(1, 64 * MiB // nbytes))
@@ -24,7 +24,7 @@ def limit(direction: str, nbytes: int, data: Data) -> Task:
         else:
             poison(host)
             driver().write(engine.ptr, data.src(nbytes).ctypes.data, nbytes)
-            driver().wait()  # it may return when the bytes have left the host, and the engine's stream waits for nobody
+            driver().wait()  # the copy may return when the bytes have left the host, and the stream is non-blocking
 
     def verify(_: Any) -> None:
         found = np.empty(nbytes // 4, np.float32)

@@ -1,4 +1,4 @@
-"""Timing: everybody takes turns, and the clock stops when the device has."""
+"""Timing: the libraries take turns, and each measurement ends when the device is idle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tasks import Case, Data, Effort, Task
 
 @dataclass
 class Row:
-    """One measured row: for each library its seconds, or why there are none."""
+    """One measured row: for each library its seconds, or the reason why there are none."""
 
     id: str
     title: str
@@ -33,7 +33,7 @@ class Row:
 
 
 def measure(case: Case, libraries: list[Library], data: Data, effort: Effort, seconds: float) -> Row:
-    """Verify each cell, then let all take turns until the time is up."""
+    """Verify each cell, then measure in turns until the time limit."""
     row = Row(case.id, case.title, case.group, case.nbytes, case.unit)
     builders: dict[str, Callable[[], Task]] = {each.name: lambda each=each: case.build(each) for each in libraries}  # type: ignore[misc]
     if case.limit:
@@ -82,13 +82,13 @@ def measure(case: Case, libraries: list[Library], data: Data, effort: Effort, se
             row.cells[name]["note"] = task.note
         if paths.get(name):
             row.cells[name]["path"] = paths[name]
-    for name in builders:  # in one order, whatever went wrong
+    for name in builders:  # in a fixed order, whatever failed
         row.cells[name] = row.cells.pop(name)
     return row
 
 
 def timed(task: Task) -> float:
-    """Seconds for one use; what came of it is dropped after the clock has stopped."""
+    """Seconds for one use; the result is dropped after the measurement."""
     wait = driver().wait
     start = time.perf_counter()
     outcome = task.run()

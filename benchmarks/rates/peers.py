@@ -1,4 +1,4 @@
-"""Who else moves arrays, where it is installed."""
+"""Other libraries, if installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tasks import same
 
 
 class Cupy(Library):
-    """CuPy, whose pools are warm."""
+    """CuPy, with memory in its pools."""
 
     name = "CuPy"
 
@@ -65,7 +65,7 @@ class Cupy(Library):
 
 
 class Torch(Library):
-    """PyTorch, whose caching allocator is warm."""
+    """PyTorch, with memory in its caching allocator."""
 
     name = "PyTorch"
 
@@ -120,7 +120,7 @@ class Torch(Library):
 
 
 class NumbaCuda(Library):
-    """numba-cuda takes contiguous arrays only: where one is not, NumPy packs or unpacks it, as its users have to."""
+    """numba-cuda accepts only contiguous arrays: NumPy packs or unpacks the others, as its users must."""
 
     name = "numba-cuda"
     backends = ("cuda",)
@@ -170,7 +170,7 @@ class NumbaCuda(Library):
 
 
 def find_libraries(backend: str, emulated: bool) -> tuple[list[Library], dict[str, str]]:
-    """Those that can be used, and for each its version or the reason why not."""
+    """The usable libraries, and for each library its version or the reason why it is not used."""
     usable: list[Library] = []
     states: dict[str, str] = {}
     for kind in (Devmem, Bare, Cupy, Torch, NumbaCuda):
@@ -182,7 +182,7 @@ def find_libraries(backend: str, emulated: bool) -> tuple[list[Library], dict[st
         try:
             library = kind()
             states[library.name] = library.version()
-            device = library.upload(np.ones(16, np.float32))  # whatever it does once, it does now
+            device = library.upload(np.ones(16, np.float32))  # do one-time work before the timing
             same(np.asarray(library.download(device)), np.ones(16, np.float32))
             usable.append(library)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Sizes, and how people write them."""
+"""Sizes, and their text."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ KiB, MiB = 1 << 10, 1 << 20
 
 
 def shown(nbytes: int) -> str:
-    """A size as people write it."""
+    """A size with its unit."""
     return f"{nbytes // MiB} MiB" if nbytes >= MiB else f"{nbytes // KiB} KiB"

@@ -1,4 +1,4 @@
-"""The tables, in Markdown. Needs no driver."""
+"""Prints the tables as Markdown. Needs no driver."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def markdown(found: dict[str, Any]) -> str:
     """All tables."""
     lines = []
     if found["emulated"]:
-        lines += ["**EMULATED: these numbers show that the script runs, and nothing else.**", ""]
+        lines += ["**EMULATED: these numbers test the script only.**", ""]
     for name, state in found["libraries"].items():
         lines.append(f"- {name}: {state}")
     groups = dict.fromkeys(row["group"] for row in found["rows"])
     for group in groups:
         rows = [row for row in found["rows"] if row["group"] == group]
         names = list(dict.fromkeys(name for row in rows for name in row["cells"]))
-        lines += ["", f"### {group}", "", "median (best); after it, how many times as fast devmem is", ""]
+        lines += ["", f"### {group}", "", "median (best), and how many times as fast devmem is", ""]
         lines += [table_row(["", "unit", *names]), table_row(["---"] * (len(names) + 2))]
         for row in rows:
             lines.append(table_row([row["title"], row["unit"], *[cell_text(row, name) for name in names]]))
@@ -38,14 +38,14 @@ def markdown(found: dict[str, Any]) -> str:
     if errors:
         lines += ["", "### Errors", "", *[f"- {title}, {name}: {error}" for title, name, error in errors]]
     if found.get("unfinished"):
-        lines += ["", f"Not measured, the time was up: {', '.join(found['unfinished'])}"]
+        lines += ["", f"Not measured within the time limit: {', '.join(found['unfinished'])}"]
     return "\n".join(lines) + "\n"
 
 
 def asked_table(asked: list[dict[str, Any]]) -> list[str]:
-    """What the transfer engine was asked for; how its copies went stands beside it."""
-    lines = ["", "### Asked of the transfer engine", ""]
-    lines += ["| | against | at least | measured | | devmem's path |", "|---|---|---|---|---|---|"]
+    """The targets for copies, with the path of devmem's copies."""
+    lines = ["", "### Targets for copies", ""]
+    lines += ["| | compared with | at least | measured | | devmem's path |", "|---|---|---|---|---|---|"]
     for each in asked:
         ratio = "-" if each["ratio"] is None else f"{each['ratio']:.2f}x"
         verdict = f"{each['verdict']}: {each['why']}" if "why" in each else each["verdict"]
@@ -54,7 +54,7 @@ def asked_table(asked: list[dict[str, Any]]) -> list[str]:
 
 
 def cell_text(row: dict[str, Any], name: str) -> str:
-    """Median, best, and how many times as fast devmem is."""
+    """Median, best, and the ratio to devmem."""
     cell = row["cells"].get(name, {})
     if "median" not in cell:
         return "error" if "error" in cell else "-"

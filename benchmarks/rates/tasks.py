@@ -1,4 +1,4 @@
-"""What one cell of a table is, the bytes that it moves, and how they are compared."""
+"""The cells of the tables, the bytes that they copy, and the comparison of those bytes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def nothing() -> None:
 
 @dataclass
 class Task:
-    """One cell: ``run`` is timed, after ``prepare`` its outcome was once given to ``verify``."""
+    """One cell: after ``prepare``, ``verify`` checks the result of ``run`` once, and then ``run`` is timed."""
 
     run: Callable[[], Any]
     verify: Callable[[Any], None]
     prepare: Callable[[], None] = nothing
-    waits: bool = True  # for the device, within the time
+    waits: bool = True  # for the device, within the measured time
     timed_itself: bool = False  # run() returns the seconds
     uses: int = 1
     note: str = ""
@@ -41,10 +41,10 @@ class Case:
     id: str
     title: str
     group: str
-    nbytes: int  # that one use moves; 0: only the time is told
+    nbytes: int  # bytes of one use; 0: only the time is shown
     unit: str
     build: Callable[[Library], Task]
-    limit: str = ""  # h2d or d2h: the limit is timed along
+    limit: str = ""  # h2d or d2h: the limit is timed in the same rounds
 
     def value(self, seconds: float) -> float:
         return seconds * 1e6 if self.unit == "us" else self.nbytes / seconds / 1e9
@@ -67,7 +67,7 @@ QUICK = Effort(sizes=(MiB, 4 * KiB), square=128, many=10, calls=20, rounds=3, ro
 
 
 class Data:
-    """The host side, shared by everybody: pageable and page-locked memory, whose pages have all been touched."""
+    """Host memory that all libraries use: pageable and page-locked, with all pages touched."""
 
     def __init__(self, nbytes: int) -> None:
         rng = np.random.default_rng()
@@ -86,26 +86,26 @@ class Data:
         return (self._pinned_out if pinned else self._out)[: nbytes // 4]
 
     def renew(self, array: Array) -> None:
-        """New bytes in place: what an earlier upload left on the device must not pass for this one."""
+        """Change the bytes in place, so that the result of an earlier upload is not mistaken for this one."""
         words = array.reshape(-1).view(np.uint64)
         np.bitwise_xor(words, self._keys.integers(1, 1 << 64, dtype=np.uint64), out=words)
 
 
 def poison(out: Array) -> None:
-    """So that bytes which nobody wrote are seen."""
+    """Poison the memory, so that bytes that were not written are detected."""
     out.view(np.uint8)[...] = POISON
 
 
 def same(found: Array, wanted: Array) -> None:
-    """Bytes, not values."""
+    """Compare bytes, not values."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        raise AssertionError(f"{found.dtype}{found.shape} came back, not {wanted.dtype}{wanted.shape}")
+        raise AssertionError(f"got {found.dtype}{found.shape}, expected {wanted.dtype}{wanted.shape}")
     if not np.array_equal(np.ascontiguousarray(found).view(np.uint32), np.ascontiguousarray(wanted).view(np.uint32)):
         raise AssertionError("wrong bytes")
 
 
 def on_device(library: Library, device: Any, wanted: Array) -> None:
-    """Read through the driver, whatever the library would say."""
+    """Read device memory through the driver, not through the library."""
     driver().wait()
     found = np.empty(wanted.shape, wanted.dtype)
     poison(found)
