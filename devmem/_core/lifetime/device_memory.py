@@ -262,11 +262,9 @@ class DeviceMemory:
     def _recover(self, heap: Heap, nbytes: int, stream: Stream, first: MemoryError) -> int:
         """Make room and try once more; while a graph is captured nothing may be freed, and the answer is the error."""
         if isinstance(first, OutOfMemory) or not isinstance(first, DevmemError):
-            from .oom import out_of_memory  # with the statistics that it asks: only where memory has run out
-
             queue = self.queue
             if queue.streams.any_capturing():
-                raise out_of_memory(self, heap, nbytes, first, capturing=True) from first
+                raise self._out_of_memory(heap, nbytes, first, capturing=True) from first
             queue.drain()
             self._wait_for_device()
             gc.collect()  # also what completed copies held until then
@@ -276,7 +274,7 @@ class DeviceMemory:
             try:
                 return heap.allocate(nbytes, stream.handle)
             except MemoryError as second:
-                raise out_of_memory(self, heap, nbytes, second, capturing=False) from first
+                raise self._out_of_memory(heap, nbytes, second, capturing=False) from first
             except Exception as error:
                 heap.explain(error, nbytes)
                 raise
@@ -284,6 +282,11 @@ class DeviceMemory:
             raise first
         finally:
             del first  # or its traceback and this frame would keep each other, and the caller's arrays
+
+    def _out_of_memory(self, heap: Heap, nbytes: int, cause: MemoryError, capturing: bool) -> OutOfMemory:
+        from .oom import out_of_memory  # with the statistics that it asks: only where memory has run out
+
+        return out_of_memory(self.queue, self.all_heaps(), self.memory_info(), heap, nbytes, cause, capturing)
 
     def _trim_everything(self) -> None:
         steps: list[tuple[str, Callable[[], object]]] = [

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ...spi.errors import BackendError, OutOfMemory
-from ...spi.types import MemoryKind
+from ...spi.types import MemoryInfo, MemoryKind
 from ..base.scopes import deferral
 from ..memory.adaptor import cached_in, chain, largest_free_block
 from ..memory.heap import Heap
 from ..memory.host_limits import host_bytes
 from ..memory.statistics import Statistics
 from .allocation import Allocation
-from .device_memory import DeviceMemory
+from .deferred_free import DeferredFreeQueue
 
 #: Lines of the program that the message names, where something counts them.
 LARGEST_OWNERS = 5
@@ -18,14 +18,25 @@ LARGEST_OWNERS = 5
 HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
 
 
-def out_of_memory(memory: DeviceMemory, heap: Heap, nbytes: int, cause: MemoryError, capturing: bool) -> OutOfMemory:
-    """The error to raise after everything was tried, or, while a graph is captured, nothing."""
-    message = _what_there_is(memory, heap.kind, nbytes)
+def out_of_memory(
+    queue: DeferredFreeQueue,
+    heaps: list[Heap],
+    info: MemoryInfo,
+    heap: Heap,
+    nbytes: int,
+    cause: MemoryError,
+    capturing: bool,
+) -> OutOfMemory:
+    """The error to raise after everything was tried, or, while a graph is captured, nothing.
+
+    ``heaps`` are all of the device, ``info`` is what it reports, ``heap`` is the one that has no ``nbytes`` bytes.
+    """
+    message = _what_there_is(queue, heaps, info, heap.kind, nbytes)
     largest = largest_free_block(heap.resource)
     if largest is not None:
         message += f", largest free block {largest} bytes"
-    if deferral.depth and memory.queue.pending:
-        message += f"; {memory.queue.pending_bytes} bytes cannot be freed inside defer_cleanup(): leave it"
+    if deferral.depth and queue.pending:
+        message += f"; {queue.pending_bytes} bytes cannot be freed inside defer_cleanup(): leave it"
     if capturing:
         message += "; nothing can be given back while a graph is captured: allocate before the capture begins"
     message += f" ({cause})"
@@ -36,23 +47,21 @@ def out_of_memory(memory: DeviceMemory, heap: Heap, nbytes: int, cause: MemoryEr
     known = cause if isinstance(cause, BackendError) else None
     return OutOfMemory(
         message,
-        backend=memory.handle.info.backend,
+        backend=queue.handle.info.backend,
         call=known.call if known else type(heap.resource).__name__ + ".allocate",
         code=known.code if known else 0,
         name=known.name if known else type(cause).__name__,
     )
 
 
-def _what_there_is(memory: DeviceMemory, kind: MemoryKind, nbytes: int) -> str:
+def _what_there_is(queue: DeferredFreeQueue, heaps: list[Heap], info: MemoryInfo, kind: MemoryKind, nbytes: int) -> str:
     """What was asked for, and where memory of that kind is. Of the host's, no driver tells how much more can be locked."""
-    pending = list(memory.queue.pending)  # others may be dropping theirs
+    pending = list(queue.pending)  # others may be dropping theirs
     waiting = [item for item in pending if isinstance(item, Allocation)]
-    heaps = memory.all_heaps()
     if kind not in HOST_KINDS:
-        info = memory.memory_info()
         count = sum(len(each.live) for each in heaps) - len(waiting)
         return (
-            f"out of memory on {memory.handle.device}: asked for {nbytes} bytes; free {info.free} of {info.total}, "
+            f"out of memory on {queue.handle.device}: asked for {nbytes} bytes; free {info.free} of {info.total}, "
             f"cached {info.cached}, pending {info.pending}, live {info.live} bytes in {count} blocks"
         )
     heaps = [each for each in heaps if each.kind in HOST_KINDS]
@@ -60,7 +69,7 @@ def _what_there_is(memory: DeviceMemory, kind: MemoryKind, nbytes: int) -> str:
     dropped = sum(item.nbytes for item in waiting)
     live = sum(sum(list(each.live.values())) for each in heaps) - dropped
     return (
-        f"out of page-locked host memory for {memory.handle.device}: asked for {nbytes} bytes of a host that has {host_bytes()}; "
+        f"out of page-locked host memory for {queue.handle.device}: asked for {nbytes} bytes of a host that has {host_bytes()}; "
         f"devmem holds cached {cached_in(each.resource for each in heaps)}, pending {dropped}, live {live} bytes in "
         f"{sum(len(each.live) for each in heaps) - len(waiting)} blocks"
     )
