@@ -33,17 +33,18 @@ from .device_scratch import DeviceScratch
 from .host_copy import copy_elements, raw
 from .host_memory import HostMemory, host_memory_of
 from .host_scratch import scratch
-from .plan import GAPS, SPARSE_PART, CopyPlan, Route, plan_copy
+from .plan import GAPS, SMALL_DOWNLOAD, SMALL_UPLOAD, SPARSE_PART, CopyPlan, Route, plan_copy
 from .rows import Rows, rows
 from .staging import Download, Ring, upload
 from .staging.blocks import block_offset, block_shape, blocks, nearest, tiles
-from .statistics import CopyStatistics, begin
+from .statistics import SAMPLED, CopyStatistics, begin
 from .submit import Submitter, calls, is_pitched
 
 #: Bytes of a fill pattern that are made on the host before doubling on the device begins.
 PATTERN_BYTES = 4096
 
-H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
+H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
+DIRECT, ROWS = Route.DIRECT, Route.ROWS
 
 
 class CopyEngine:
@@ -65,6 +66,7 @@ class CopyEngine:
         self.ring = ring
         self.statistics = statistics
         self.submitter = Submitter(handle, page_locks)
+        self._small_uploads, self._small_downloads = statistics.small["h2d direct"], statistics.small["d2h direct"]
         self.staging_threshold = ring.threshold
         self.slot_bytes = ring.slot_bytes
         self.pitch_multiple = handle.info.strided_pitch_multiple
@@ -111,9 +113,11 @@ class CopyEngine:
         if not src.nbytes:
             return
         plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy)
-        if self.statistics.skips_clock(plan.path, src.nbytes):
+        counter = self._small_uploads
+        if plan is SMALL_UPLOAD and counter[0] & SAMPLED and src.nbytes < self.statistics.timed_from:
             self._execute(plan, H2D, dst, src, stream, blocking)
-            self.statistics.count_untimed(plan.path, src.nbytes)
+            counter[0] += 1
+            counter[1] += src.nbytes
         else:
             began = begin()
             plan = self._put(plan, dst, src, stream, blocking, host_copy)
@@ -124,9 +128,11 @@ class CopyEngine:
         if not dst.nbytes:
             return
         plan = plan_copy(D2H, dst, src, self, stream)
-        if self.statistics.skips_clock(plan.path, dst.nbytes):
+        counter = self._small_downloads
+        if plan is SMALL_DOWNLOAD and counter[0] & SAMPLED and dst.nbytes < self.statistics.timed_from:
             self._execute(plan, D2H, src, dst, stream, blocking)
-            self.statistics.count_untimed(plan.path, dst.nbytes)
+            counter[0] += 1
+            counter[1] += dst.nbytes
         else:
             began = begin()
             plan = self._get(plan, src, dst, stream, blocking)
@@ -284,9 +290,8 @@ class CopyEngine:
             with locks.steady(*extent(host)):
                 return self._execute(plan, kind, device, host, stream, blocking, True)
         try:
-            if plan.route in (Route.DIRECT, Route.ROWS):
-                ptr, there = device._ptr, address(host)
-                dst, src = (ptr, there) if kind is H2D else (there, ptr)
+            if plan.route is DIRECT or plan.route is ROWS:
+                dst, src = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
                 if plan.rows is None:
                     running = self.submitter.copy_run(dst, src, host.nbytes, kind, stream.handle, blocking=blocking)
                 else:

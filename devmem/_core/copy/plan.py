@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...spi.types import CopyKind
 from ..base.array_view import Strided
-from ..base.layout import is_contiguous, span
+from ..base.layout import span
 from ..ordering.stream import Stream
 from .host_memory import HostMemory
 from .rows import Rows, rows, unpacking_rows
@@ -108,13 +108,14 @@ class CopyPlan(NamedTuple):
     rows: Rows | None = None
 
 
-_SMALL = {kind: CopyPlan(Route.DIRECT, f"{kind.value} direct", BELOW) for kind in CopyKind}
+SMALL_UPLOAD = CopyPlan(Route.DIRECT, "h2d direct", BELOW)
+SMALL_DOWNLOAD = CopyPlan(Route.DIRECT, "d2h direct", BELOW)
 
 
 def plan_copy(
     kind: CopyKind,
-    dst: Strided,
-    src: Strided,
+    dst: Any,
+    src: Any,
     facts: CopyFacts,
     stream: Stream,
     *,
@@ -127,19 +128,19 @@ def plan_copy(
     ----------
     kind : CopyKind
         Which side is the host's.
-    dst, src : Strided
-        The layouts; the host's side is an ndarray.
+    dst, src : ArrayView or ndarray
+        The two sides; only their layouts are looked at.
     host_copy : bool
         Whether an upload may be gathered on the host first.
     scratch : bool
         Whether the device may be asked for memory for a second array.
     """
-    one_run = is_one_run(dst) and is_one_run(src)
     if kind is D2D:
         return _on_device(dst, src, facts)
     device, host = (dst, src) if kind is H2D else (src, dst)
-    if one_run and device.nbytes < facts.staging_threshold:
-        return _SMALL[kind] if host_copy else CopyPlan(Route.DIRECT, "h2d direct", UNCOPIED)
+    one_run: bool = host.flags.c_contiguous and (device._strides is None or device.is_c_contiguous())
+    if one_run and host.nbytes < facts.staging_threshold and host_copy:
+        return SMALL_UPLOAD if kind is H2D else SMALL_DOWNLOAD
     if kind is H2D and host_copy and scratch and (plan := _scattered(device, facts)):
         return plan
     why = BELOW if host_copy else UNCOPIED
@@ -153,11 +154,6 @@ def plan_copy(
     if one_run:
         return CopyPlan(Route.DIRECT, f"{kind.value} direct", why)
     return _upload(dst, src, facts, why) if kind is H2D else _download(dst, src, facts, why, scratch)
-
-
-def is_one_run(side: Strided) -> bool:
-    """Whether the elements are one run of bytes, in C order."""
-    return is_contiguous(side.shape, side.strides, side.itemsize)
 
 
 def against_rows(rows: Rows, facts: CopyFacts, host: Any = None) -> str:

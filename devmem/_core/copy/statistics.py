@@ -117,17 +117,6 @@ class CopyStatistics:
             self.trace.span(path, "copy", began, ended, args)
         return seconds - waited
 
-    def skips_clock(self, path: str, nbytes: int) -> bool:
-        """Whether a copy on this path is counted without being timed: a small direct one that is not in the sample."""
-        counter = self.small.get(path)
-        return counter is not None and nbytes < self.timed_from and bool(counter[0] & SAMPLED)
-
-    def count_untimed(self, path: str, nbytes: int) -> None:
-        """Count a copy of which `skips_clock` was true."""
-        counter = self.small[path]
-        counter[0] += 1
-        counter[1] += nbytes
-
     def count_more(self, path: str, began: float) -> None:
         """Add to a path what a copy that was counted when it began has taken since, on this thread."""
         ended = perf_counter()

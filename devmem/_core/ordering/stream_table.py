@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 
 from ...spi.errors import LayoutError
-from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 from ..base.arguments import priority_of
 from ..base.config import DefaultStream, settings
 from ..base.device_handle import CurrentDevice, DeviceHandle
@@ -119,6 +119,8 @@ class StreamTable:
 
     def any_capturing(self) -> bool:
         """Whether a graph is being captured on a stream of devmem's own; the device is entered."""
+        if Capability.CAPTURE not in self.handle.capabilities:
+            return False
         return any(self.handle.capturing(stream.handle) for stream in list(self._streams.values()) if not stream.closed)
 
     # -- for streams and events (`StreamServices`) -----------------------------------------------------------------------
