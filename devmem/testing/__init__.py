@@ -19,28 +19,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .driver import DriverTests as DriverTests
-    from .faults import FaultyBackend as FaultyBackend
-    from .faults import FaultyDriver as FaultyDriver
-    from .faults import Ledger as Ledger
+    from .fault_injection import FaultyBackend as FaultyBackend
+    from .fault_injection import FaultyDriver as FaultyDriver
+    from .fault_injection import Ledger as Ledger
     from .injection import every_failure as every_failure
-    from .latch import Latch as Latch
-    from .latch import hold as hold
-    from .resources import MemoryResourceTests as MemoryResourceTests
+    from .memory_resource import MemoryResourceTests as MemoryResourceTests
+    from .stream_hold import Latch as Latch
+    from .stream_hold import hold as hold
 
 _HOME = {
     "DriverTests": "driver",
-    "FaultyBackend": "faults",
-    "FaultyDriver": "faults",
-    "Latch": "latch",
-    "Ledger": "faults",
-    "MemoryResourceTests": "resources",
+    "FaultyBackend": "fault_injection",
+    "FaultyDriver": "fault_injection",
+    "Latch": "stream_hold",
+    "Ledger": "fault_injection",
+    "MemoryResourceTests": "memory_resource",
     "every_failure": "injection",
-    "hold": "latch",
+    "hold": "stream_hold",
 }
 
 #: Modules whose bare asserts are worth pytest's explanations.
 _SUITES = (
-    "rig",
+    "driver_fixture",
     "driver_copies",
     "driver_device",
     "driver_errors",
@@ -50,7 +50,7 @@ _SUITES = (
     "driver_sharing",
     "driver_streams",
     "injection",
-    "resources",
+    "memory_resource",
 )
 
 __all__ = [

@@ -7,7 +7,7 @@ import pytest
 
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 
-from .rig import Harness, Rig, address, flip, pattern, same
+from .driver_fixture import Harness, Rig, address, flip, pattern, same
 
 SIZES = (1, 2, 3, 7, 255, 256, 257, 4095, 4096, 65_536, 65_537, 1 << 20, (4 << 20) + 5)
 

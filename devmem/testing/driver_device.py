@@ -13,8 +13,8 @@ from devmem.spi.driver import PROTOCOLS
 from devmem.spi.errors import DevmemError
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, MemoryKind
 
-from .latch import entered
-from .rig import Harness, Rig, address, pattern, same
+from .driver_fixture import Harness, Rig, address, pattern, same
+from .stream_hold import entered
 
 THREADS = 8
 

@@ -11,8 +11,8 @@ import pytest
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, CopyKind, MemoryKind
 
+from .driver_fixture import Harness, Rig, address, flip, pattern, same
 from .driver_memory import described
-from .rig import Harness, Rig, address, flip, pattern, same
 
 #: No handle and no address: not canonical, not aligned.
 NOWHERE = 0x00DE_AD00_0001

@@ -8,8 +8,8 @@ import pytest
 
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 
+from .driver_fixture import Harness, Rig, same
 from .driver_streams import Upload
-from .rig import Harness, Rig, same
 
 
 class EventChecks(Harness):

@@ -13,9 +13,9 @@ from devmem.spi.driver import SupportsHostFunction, SupportsStreamOrdered
 from devmem.spi.errors import BackendError, DevmemWarning
 from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind
 
+from .driver_fixture import PATIENCE, Harness, Rig, address, flip, pattern, same, view
 from .driver_optional import streams
-from .latch import entered
-from .rig import PATIENCE, Harness, Rig, address, flip, pattern, same, view
+from .stream_hold import entered
 
 
 class HostFunctionChecks(Harness):

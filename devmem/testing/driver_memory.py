@@ -10,7 +10,7 @@ import pytest
 from devmem.spi.errors import BackendError, OutOfMemory
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, CopyKind, MemoryKind
 
-from .rig import Harness, Rig, address, pattern, same, view
+from .driver_fixture import Harness, Rig, address, pattern, same, view
 
 #: More than any address space holds.
 ABSURD = 1 << 60

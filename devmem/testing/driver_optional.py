@@ -11,9 +11,9 @@ from devmem.spi.driver import SupportsBatchCopy, SupportsStreamOrdered, Supports
 from devmem.spi.errors import OutOfMemory
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind
 
+from .driver_fixture import Bytes, Harness, Rig, address, flip, pattern, same
 from .driver_memory import ABSURD, described
 from .driver_streams import Upload
-from .rig import Bytes, Harness, Rig, address, flip, pattern, same
 
 
 class StreamOrderedChecks(Harness):

@@ -20,10 +20,10 @@ from devmem.spi.driver import (
 from devmem.spi.errors import BackendError
 from devmem.spi.types import Capability, CopyKind, MemoryKind
 
+from .driver_fixture import Bytes, Harness, Rig, address, flip, pattern, same, view
 from .driver_memory import described
 from .driver_optional import streams
-from .latch import entered
-from .rig import Bytes, Harness, Rig, address, flip, pattern, same, view
+from .stream_hold import entered
 
 
 class HostMemoryChecks(Harness):

@@ -7,7 +7,7 @@ import pytest
 
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, MemoryKind
 
-from .rig import Bytes, Harness, Rig, address, flip, pattern, same
+from .driver_fixture import Bytes, Harness, Rig, address, flip, pattern, same
 
 
 class Upload:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from devmem.spi.errors import DevmemError, DevmemWarning
 
-from .faults import Failure
+from .fault_injection import Failure
 
 
 class Fallible(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .latch import HasHandle, Latch
+    from .stream_hold import HasHandle, Latch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,7 +88,7 @@ def no_device_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def hold() -> Callable[[HasHandle], Latch]:
     """``with hold(stream) as latch``: what is enqueued on the stream waits until ``latch.release()``."""
-    from .latch import hold
+    from .stream_hold import hold
 
     return hold
 

@@ -19,7 +19,7 @@ import devmem as dm
 from devmem import plugins
 from devmem.spi.driver import Driver
 from devmem.testing import FaultyBackend, FaultyDriver
-from devmem.testing.faults import Faults
+from devmem.testing.fault_injection import Faults
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -23,7 +23,7 @@ from devmem.spi.driver import Backend, Driver
 from devmem.spi.memory import MemoryResource
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, MemoryKind
 from devmem.testing import MemoryResourceTests
-from devmem.testing.latch import entered
+from devmem.testing.stream_hold import entered
 
 
 def _beside(file: str) -> ModuleType:

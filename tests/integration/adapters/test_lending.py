@@ -24,7 +24,7 @@ from devmem.adapters import Loans, cuda_core, cupy, lend, numba, numba_hip, rmm,
 from devmem.adapters.held import Held
 from devmem.adapters.loans import AllStreams
 from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind
-from devmem.testing.latch import Latch
+from devmem.testing.stream_hold import Latch
 from devmem.toolkit import toolchain
 
 pytestmark = pytest.mark.usefixtures("tidy")

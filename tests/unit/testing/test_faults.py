@@ -15,7 +15,7 @@ from devmem.spi.driver import PROTOCOLS, Configurable
 from devmem.spi.errors import BackendError, DeviceLost, DevmemWarning, OutOfMemory, UnsupportedError
 from devmem.spi.types import LEGACY_STREAM, MemoryKind
 from devmem.testing import FaultyBackend, FaultyDriver, Latch, Ledger, every_failure, hold
-from devmem.testing.latch import entered
+from devmem.testing.stream_hold import entered
 
 EMPTY = Ledger(0, 0, 0, 0)
 

@@ -495,8 +495,8 @@ class Suite(DriverTests):
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken drivers wait where they must not: do not give them ten seconds for it."""
-    from devmem.testing.latch import Latch
-    from devmem.testing.rig import Rig
+    from devmem.testing.driver_fixture import Rig
+    from devmem.testing.stream_hold import Latch
 
     monkeypatch.setattr(
         Rig, "hold", lambda self, stream, **options: Latch(self.driver, stream, **{**options, "patience": 0.8})

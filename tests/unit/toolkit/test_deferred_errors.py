@@ -18,7 +18,7 @@ from devmem.backends.host.hooks import HostBackend
 from devmem.memory import Guard, PinnedPool, PoolMemory
 from devmem.spi.errors import BackendError, BackendUnavailable, DevmemError, OutOfMemory
 from devmem.spi.types import LEGACY_STREAM
-from devmem.testing.latch import entered
+from devmem.testing.stream_hold import entered
 from devmem.toolkit.deferred_errors import FirstError, fresh_copy
 
 PACKAGE = Path(__file__).parents[3] / "devmem"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from devmem.spi.driver import Backend, Driver
 from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind, MemoryKind
 
-from .latch import Latch, entered
+from .stream_hold import Latch, entered
 
 Bytes = NDArray[np.uint8]
 

@@ -15,10 +15,10 @@ from devmem.spi.errors import OutOfMemory
 from devmem.spi.memory import MemoryResource, SupportsBind, SupportsForgetStream, SupportsTrim
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind, MemoryKind
 
+from .driver_fixture import Bytes, Harness, Rig, address, flip, pattern, same
 from .driver_memory import ABSURD
-from .faults import FaultyDriver
+from .fault_injection import FaultyDriver
 from .injection import every_failure
-from .rig import Bytes, Harness, Rig, address, flip, pattern, same
 
 SIZES = (1, 2, 255, 256, 257, 1000, 4096, 65_537, 1 << 20, (2 << 20) + 1)
 THREADS = 8
