@@ -1,4 +1,4 @@
-"""What a plugin author tests with: conformance suites, injected failures, a latch, a pytest plugin.
+"""Tools for testing a backend, an allocator or a program: conformance suites, fault injection, stream holds.
 
 ::
 
@@ -8,69 +8,55 @@
         def make_backend(self):
             return MyBackend()
 
-Names are imported when they are first asked for, so that `devmem.testing.emulator` works where pytest is not installed.
+Each name is imported on first use, so that `devmem.testing.emulator` works without pytest.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .driver import DriverTests as DriverTests
     from .fault_injection import FaultyBackend as FaultyBackend
     from .fault_injection import FaultyDriver as FaultyDriver
-    from .fault_injection import Ledger as Ledger
-    from .injection import every_failure as every_failure
+    from .fault_injection import LiveCounts as LiveCounts
+    from .fault_injection import every_failure as every_failure
     from .memory_resource import MemoryResourceTests as MemoryResourceTests
-    from .stream_hold import Latch as Latch
+    from .stream_hold import StreamHold as StreamHold
     from .stream_hold import hold as hold
 
-_HOME = {
+_MODULES = {
     "DriverTests": "driver",
     "FaultyBackend": "fault_injection",
     "FaultyDriver": "fault_injection",
-    "Latch": "stream_hold",
-    "Ledger": "fault_injection",
+    "LiveCounts": "fault_injection",
     "MemoryResourceTests": "memory_resource",
-    "every_failure": "injection",
+    "StreamHold": "stream_hold",
+    "every_failure": "fault_injection",
     "hold": "stream_hold",
 }
-
-#: Modules whose bare asserts are worth pytest's explanations.
-_SUITES = (
-    "driver_fixture",
-    "driver_copies",
-    "driver_device",
-    "driver_errors",
-    "driver_events",
-    "driver_memory",
-    "driver_optional",
-    "driver_sharing",
-    "driver_streams",
-    "injection",
-    "memory_resource",
-)
 
 __all__ = [
     "DriverTests",
     "FaultyBackend",
     "FaultyDriver",
-    "Latch",
-    "Ledger",
+    "LiveCounts",
     "MemoryResourceTests",
+    "StreamHold",
     "every_failure",
     "hold",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name.endswith("Tests"):
         _explain_asserts()
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 
@@ -80,8 +66,10 @@ def __dir__() -> list[str]:
 
 
 def _explain_asserts() -> None:
+    """Let pytest explain failed asserts in the conformance suites, which it does not collect as test modules."""
     import pytest
 
-    fresh = [module for module in (f"{__name__}.{suite}" for suite in _SUITES) if module not in sys.modules]
-    if fresh:
-        pytest.register_assert_rewrite(*fresh)
+    suites = [f"{__name__}.{path.stem}" for path in Path(__file__).parent.glob("driver_*.py")]
+    new = [module for module in (*suites, f"{__name__}.memory_resource") if module not in sys.modules]
+    if new:
+        pytest.register_assert_rewrite(*new)

@@ -9,7 +9,7 @@ from .driver_events import EventChecks
 from .driver_host_functions import HostFunctionChecks
 from .driver_memory import MemoryChecks
 from .driver_optional import BatchChecks, StreamOrderedChecks, StridedChecks, VolumeChecks
-from .driver_sharing import HostMemoryChecks, ManagedChecks, NeighbourChecks
+from .driver_sharing import HostMemoryChecks, ManagedChecks, PeerAndIpcChecks
 from .driver_streams import StreamChecks
 
 
@@ -26,10 +26,10 @@ class DriverTests(
     HostFunctionChecks,
     HostMemoryChecks,
     ManagedChecks,
-    NeighbourChecks,
+    PeerAndIpcChecks,
     ErrorChecks,
 ):
-    """Everything that `devmem.spi.driver` says, as tests.
+    """The requirements of `devmem.spi.driver`, as tests.
 
     ::
 
@@ -37,26 +37,26 @@ class DriverTests(
             def make_backend(self):
                 return MyBackend()
 
-    pytest collects classes by their prefix, so it runs the subclass and not this class. Each test opens, enters and
-    closes a driver of its own. What the device cannot do is skipped, with the capability that it lacks. Asynchrony is
-    tested with the capability HOLD and nothing else: a driver without it is tested for results alone.
+    pytest collects classes whose names begin with ``Test``, so it runs the subclass and not this class. Each test opens
+    and closes its own driver. A test of an optional capability is skipped where the device lacks it. Tests of asynchrony
+    need the capability HOLD: without it a driver is tested for results only.
 
     Attributes
     ----------
     ordinal : int
         The device under test; 0.
     strict : bool
-        Wrong calls are promised to fail cleanly. Set it where your driver checks its arguments; ``checks_handles`` and
-        ``checks_addresses`` narrow it.
+        Set it if your driver raises an error for wrong calls; ``checks_handles`` and ``checks_addresses`` make
+        exceptions.
 
     Methods
     -------
     make_backend()
         The backend; called for each test.
     peek(driver, ptr, nbytes)
-        Device memory by a side door; default None, read it by a copy.
+        Read device memory without the driver; by default the tests read it by a copy.
     current()
-        What the vendor says is current on this thread, by a side door; default NotImplemented.
+        Ask the vendor's library which device is current on this thread; default NotImplemented.
     wrap(driver)
-        Put something between the tests and the driver, `FaultyDriver` say.
+        Return the driver that the tests use in place of this one, a `FaultyDriver` for example.
     """

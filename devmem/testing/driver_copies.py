@@ -1,4 +1,4 @@
-"""Copies and fills: that the right bytes arrive, that no others change, and that the host side is told the truth."""
+"""Copies and fills: the right bytes arrive, no other bytes change, and the result says when host memory may be used."""
 
 from __future__ import annotations
 
@@ -7,119 +7,124 @@ import pytest
 
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 
-from .driver_fixture import Harness, Rig, address, flip, pattern, same
+from .driver_fixture import ConformanceSuite, DriverFixture, address, flip, pattern, same
 
 SIZES = (1, 2, 3, 7, 255, 256, 257, 4095, 4096, 65_536, 65_537, 1 << 20, (4 << 20) + 5)
 
 
-class CopyChecks(Harness):
+class CopyChecks(ConformanceSuite):
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_round_trip(self, rig: Rig, nbytes: int) -> None:
+    def test_round_trip(self, fixture: DriverFixture, nbytes: int) -> None:
         data, back = pattern(nbytes), np.zeros(nbytes, np.uint8)
-        ptr, stream = rig.alloc(nbytes), rig.stream()
-        rig.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=True)
-        assert same(rig.read(ptr, nbytes), data)
-        rig.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
+        ptr, stream = fixture.alloc(nbytes), fixture.stream()
+        fixture.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=True)
+        assert same(fixture.read(ptr, nbytes), data)
+        fixture.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
         assert same(back, data)
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_round_trip_without_blocking(self, rig: Rig, nbytes: int) -> None:
+    def test_round_trip_without_blocking(self, fixture: DriverFixture, nbytes: int) -> None:
         data, back = pattern(nbytes), np.zeros(nbytes, np.uint8)
-        ptr, stream = rig.alloc(nbytes), rig.stream()
-        rig.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
-        rig.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False)
-        rig.driver.stream_synchronize(stream)
+        ptr, stream = fixture.alloc(nbytes), fixture.stream()
+        fixture.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
+        fixture.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False)
+        fixture.driver.stream_synchronize(stream)
         assert same(back, data)
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_round_trip_through_pinned_memory(self, rig: Rig, nbytes: int) -> None:
-        source, back, stream = rig.pinned(nbytes), rig.pinned(nbytes), rig.stream()
+    def test_round_trip_through_pinned_memory(self, fixture: DriverFixture, nbytes: int) -> None:
+        source, back, stream = fixture.pinned(nbytes), fixture.pinned(nbytes), fixture.stream()
         source[:] = pattern(nbytes)
         back[:] = 0
-        ptr = rig.alloc(nbytes)
-        rig.driver.copy(ptr, address(source), nbytes, CopyKind.H2D, stream, blocking=False)
-        rig.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False)
-        rig.driver.stream_synchronize(stream)
+        ptr = fixture.alloc(nbytes)
+        fixture.driver.copy(ptr, address(source), nbytes, CopyKind.H2D, stream, blocking=False)
+        fixture.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False)
+        fixture.driver.stream_synchronize(stream)
         assert same(back, source)
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_device_to_device(self, rig: Rig, nbytes: int) -> None:
+    def test_device_to_device(self, fixture: DriverFixture, nbytes: int) -> None:
         data = pattern(nbytes)
-        source, ptr = rig.device(data), rig.device(flip(data))
-        rig.driver.copy(ptr, source, nbytes, CopyKind.D2D, rig.side, blocking=True)
-        assert same(rig.read(ptr, nbytes), data)
-        assert same(rig.read(source, nbytes), data)
+        source, ptr = fixture.alloc_with(data), fixture.alloc_with(flip(data))
+        fixture.driver.copy(ptr, source, nbytes, CopyKind.D2D, fixture.unheld_stream, blocking=True)
+        assert same(fixture.read(ptr, nbytes), data)
+        assert same(fixture.read(source, nbytes), data)
 
     @pytest.mark.parametrize("stream", [LEGACY_STREAM, PER_THREAD_STREAM])
-    def test_default_streams_copy(self, rig: Rig, stream: int) -> None:
+    def test_default_streams_copy(self, fixture: DriverFixture, stream: int) -> None:
         data, back = pattern(5000), np.zeros(5000, np.uint8)
-        ptr = rig.alloc(5000)
-        rig.driver.copy(ptr, address(data), 5000, CopyKind.H2D, stream, blocking=False)
-        rig.driver.copy(address(back), ptr, 5000, CopyKind.D2H, stream, blocking=False)
-        rig.driver.stream_synchronize(stream)
+        ptr = fixture.alloc(5000)
+        fixture.driver.copy(ptr, address(data), 5000, CopyKind.H2D, stream, blocking=False)
+        fixture.driver.copy(address(back), ptr, 5000, CopyKind.D2H, stream, blocking=False)
+        fixture.driver.stream_synchronize(stream)
         assert same(back, data)
 
     @pytest.mark.parametrize("kind", list(CopyKind))
     @pytest.mark.parametrize(("to", "start", "nbytes"), [(0, 1, 1), (1, 0, 4095), (13, 7, 100), (4097, 255, 9001)])
-    def test_inside_of_blocks(self, rig: Rig, kind: CopyKind, to: int, start: int, nbytes: int) -> None:
-        """Interior addresses, unaligned on both sides; the neighbours stay as they were."""
+    def test_inside_of_blocks(self, fixture: DriverFixture, kind: CopyKind, to: int, start: int, nbytes: int) -> None:
+        """Interior addresses, unaligned on both sides; the bytes around the copy do not change."""
         room = 20_000
         source, before = pattern(room, 1), pattern(room, 2)
         expected = before.copy()
         expected[to : to + nbytes] = source[start : start + nbytes]
         got = before.copy()
-        here = address(source) if kind is CopyKind.H2D else rig.device(source)
-        there = address(got) if kind is CopyKind.D2H else rig.device(before)
-        rig.driver.copy(there + to, here + start, nbytes, kind, rig.side, blocking=True)
-        assert same(got if kind is CopyKind.D2H else rig.read(there, room), expected)
+        here = address(source) if kind is CopyKind.H2D else fixture.alloc_with(source)
+        there = address(got) if kind is CopyKind.D2H else fixture.alloc_with(before)
+        fixture.driver.copy(there + to, here + start, nbytes, kind, fixture.unheld_stream, blocking=True)
+        assert same(got if kind is CopyKind.D2H else fixture.read(there, room), expected)
 
-    def test_within_one_block(self, rig: Rig) -> None:
+    def test_within_one_block(self, fixture: DriverFixture) -> None:
         data = pattern(10_000)
-        ptr = rig.device(data)
-        rig.driver.copy(ptr + 5001, ptr + 3, 4000, CopyKind.D2D, rig.side, blocking=True)
+        ptr = fixture.alloc_with(data)
+        fixture.driver.copy(ptr + 5001, ptr + 3, 4000, CopyKind.D2D, fixture.unheld_stream, blocking=True)
         data[5001:9001] = data[3:4003]
-        assert same(rig.read(ptr, data.size), data)
+        assert same(fixture.read(ptr, data.size), data)
 
-    def test_uploads_are_snapshots(self, rig: Rig) -> None:
-        """A driver that kept the host's address instead of its bytes would be found out here."""
+    def test_uploads_are_snapshots(self, fixture: DriverFixture) -> None:
+        """Finds a driver that keeps the address of the host memory instead of its bytes."""
         data = pattern(10_000)
         expected = data.copy()
-        ptr = rig.device(data)
+        ptr = fixture.alloc_with(data)
         data[:] = 0
-        assert same(rig.read(ptr, expected.size), expected)
+        assert same(fixture.read(ptr, expected.size), expected)
 
-    def test_read_only_sources(self, rig: Rig) -> None:
+    def test_read_only_sources(self, fixture: DriverFixture) -> None:
         data = np.frombuffer(bytes(range(256)) * 4, np.uint8)
-        assert same(rig.read(rig.device(data), data.size), data)
+        assert same(fixture.read(fixture.alloc_with(data), data.size), data)
 
     # -- blocking ------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("kind", list(CopyKind))
     @pytest.mark.parametrize("where", ["pageable", "pinned"])
-    def test_blocking_is_complete_on_return(self, rig: Rig, kind: CopyKind, where: str) -> None:
-        nbytes, stream = 3 << 20, rig.stream()
+    def test_blocking_is_complete_on_return(self, fixture: DriverFixture, kind: CopyKind, where: str) -> None:
+        nbytes, stream = 3 << 20, fixture.stream()
         data = pattern(nbytes)
-        ptr, other = rig.device(data), rig.alloc(nbytes)
-        host = rig.pinned(nbytes) if where == "pinned" else np.empty(nbytes, np.uint8)
+        ptr, other = fixture.alloc_with(data), fixture.alloc(nbytes)
+        host = fixture.pinned(nbytes) if where == "pinned" else np.empty(nbytes, np.uint8)
         host[:] = data if kind is CopyKind.H2D else 0
         dst, src = {
             CopyKind.H2D: (other, address(host)),
             CopyKind.D2H: (address(host), ptr),
             CopyKind.D2D: (other, ptr),
         }[kind]
-        running = rig.driver.copy(dst, src, nbytes, kind, stream, blocking=True)
+        running = fixture.driver.copy(dst, src, nbytes, kind, stream, blocking=True)
         assert running is False, "nothing is running after a blocking copy"
         if kind is CopyKind.H2D:
             host[:] = 0
-        assert rig.driver.stream_query(stream)
-        assert same(host if kind is CopyKind.D2H else rig.read(other, nbytes), data)
+        assert fixture.driver.stream_query(stream)
+        assert same(host if kind is CopyKind.D2H else fixture.read(other, nbytes), data)
 
     @pytest.mark.parametrize("kind", list(CopyKind))
-    def test_blocking_waits_its_turn(self, rig: Rig, kind: CopyKind) -> None:
+    def test_blocking_waits_for_earlier_work(self, fixture: DriverFixture, kind: CopyKind) -> None:
         data = pattern(1000)
-        first, ptr, other, stream = rig.pinned(1000), rig.device(flip(data)), rig.alloc(1000), rig.stream()
+        first, ptr, other, stream = (
+            fixture.pinned(1000),
+            fixture.alloc_with(flip(data)),
+            fixture.alloc(1000),
+            fixture.stream(),
+        )
         first[:] = data
         back, late = np.zeros(1000, np.uint8), flip(data, 0x0F)
         dst, src = {
@@ -127,129 +132,129 @@ class CopyChecks(Harness):
             CopyKind.D2H: (address(back), ptr),
             CopyKind.D2D: (other, ptr),
         }[kind]
-        with rig.hold(stream) as latch:
-            rig.driver.copy(ptr, address(first), 1000, CopyKind.H2D, stream, blocking=False)
-            copying = rig.start(lambda: rig.driver.copy(dst, src, 1000, kind, stream, blocking=True))
+        with fixture.hold(stream) as hold:
+            fixture.driver.copy(ptr, address(first), 1000, CopyKind.H2D, stream, blocking=False)
+            copying = fixture.run_in_thread(lambda: fixture.driver.copy(dst, src, 1000, kind, stream, blocking=True))
             assert not copying.done.wait(self.grace), "a blocking copy returned while its stream was held"
-            latch.release()
+            hold.release()
             copying.finish()
         if kind is CopyKind.D2H:
             assert same(back, data)
         else:
-            assert same(rig.read(dst, 1000), late if kind is CopyKind.H2D else data)
+            assert same(fixture.read(dst, 1000), late if kind is CopyKind.H2D else data)
 
-    # -- the truth about the host side ---------------------------------------------------------------------------------
+    # -- when host memory may be used again ----------------------------------------------------------------------------
 
     @pytest.mark.parametrize("nbytes", [1, 4096, 1 << 20])
-    def test_pinned_source_is_read_later(self, rig: Rig, nbytes: int) -> None:
-        source, stream = rig.pinned(nbytes), rig.stream()
+    def test_pinned_source_is_read_later(self, fixture: DriverFixture, nbytes: int) -> None:
+        source, stream = fixture.pinned(nbytes), fixture.stream()
         data = pattern(nbytes)
-        ptr = rig.device(flip(data, 0x55))
+        ptr = fixture.alloc_with(flip(data, 0x55))
         source[:] = data
-        with rig.hold(stream) as latch:
-            running = rig.driver.copy(ptr, address(source), nbytes, CopyKind.H2D, stream, blocking=False)
+        with fixture.hold(stream) as hold:
+            running = fixture.driver.copy(ptr, address(source), nbytes, CopyKind.H2D, stream, blocking=False)
             assert isinstance(running, bool)
-            assert rig.waiting(stream)
-            assert same(rig.read(ptr, nbytes), flip(data, 0x55)), "the copy did not wait for its stream"
+            assert fixture.stays_pending(stream)
+            assert same(fixture.read(ptr, nbytes), flip(data, 0x55)), "the copy did not wait for its stream"
             source[:] = flip(data)
-            latch.release()
-            rig.driver.stream_synchronize(stream)
-        got = rig.read(ptr, nbytes)
+            hold.release()
+            fixture.driver.stream_synchronize(stream)
+        got = fixture.read(ptr, nbytes)
         if running and (self.strict or not np.array_equal(got, data)):
             assert same(got, flip(data)), "what arrives is what the source held when the copy ran"
         elif not running:
-            assert same(got, data), "the source was touched after the driver said that it was done with it"
+            assert same(got, data), "the driver read the source after it returned False"
 
     @pytest.mark.parametrize("nbytes", [1, 4096, 1 << 20])
-    def test_pinned_destination_is_written_later(self, rig: Rig, nbytes: int) -> None:
-        back, stream = rig.pinned(nbytes), rig.stream()
+    def test_pinned_destination_is_written_later(self, fixture: DriverFixture, nbytes: int) -> None:
+        back, stream = fixture.pinned(nbytes), fixture.stream()
         data = pattern(nbytes)
-        ptr = rig.device(data)
+        ptr = fixture.alloc_with(data)
         back[:] = flip(data)
-        with rig.hold(stream) as latch:
-            running = rig.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False)
+        with fixture.hold(stream) as hold:
+            running = fixture.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False)
             assert running is True, "the host side will be written after the call"
             assert same(back, flip(data)), "the copy did not wait for its stream"
-            latch.release()
-            rig.driver.stream_synchronize(stream)
+            hold.release()
+            fixture.driver.stream_synchronize(stream)
         assert same(back, data)
 
     @pytest.mark.parametrize("nbytes", [1, 4096, 65_537, 4 << 20])
-    def test_pageable_source_may_change_after_false(self, rig: Rig, nbytes: int) -> None:
-        data, stream = pattern(nbytes), rig.stream()
+    def test_pageable_source_may_change_after_false(self, fixture: DriverFixture, nbytes: int) -> None:
+        data, stream = pattern(nbytes), fixture.stream()
         expected = data.copy()
-        ptr = rig.device(flip(data, 0x55))
-        running = rig.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
+        ptr = fixture.alloc_with(flip(data, 0x55))
+        running = fixture.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
         if not running:
             data[:] = flip(expected)
-        rig.driver.stream_synchronize(stream)
-        assert same(rig.read(ptr, nbytes), expected)
+        fixture.driver.stream_synchronize(stream)
+        assert same(fixture.read(ptr, nbytes), expected)
 
     @pytest.mark.parametrize("nbytes", [1, 4096, 65_537])
-    def test_pageable_source_under_a_latch(self, rig: Rig, nbytes: int) -> None:
-        data, stream = pattern(nbytes), rig.stream()
+    def test_pageable_source_on_a_held_stream(self, fixture: DriverFixture, nbytes: int) -> None:
+        data, stream = pattern(nbytes), fixture.stream()
         expected = data.copy()
-        ptr = rig.device(flip(data, 0x55))
-        # Vendors may wait for the stream before they stage pageable memory: the latch gives way then, and that is right.
-        with rig.hold(stream, patience=0.5, tolerant=True) as latch:
-            running = rig.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
+        ptr = fixture.alloc_with(flip(data, 0x55))
+        # A vendor may wait for the stream before it stages pageable memory; the hold then expires, which is allowed.
+        with fixture.hold(stream, patience=0.5, tolerant=True) as hold:
+            running = fixture.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
             if not running:
                 data[:] = flip(expected)
-            seen = rig.read(ptr, nbytes)  # before it is asked whether the latch held until then
-            if not latch.expired:
+            seen = fixture.read(ptr, nbytes)  # read before `expired` is checked
+            if not hold.expired:
                 assert same(seen, flip(expected, 0x55)), "the copy did not wait for its stream"
-            latch.release()
-            rig.driver.stream_synchronize(stream)
-        assert same(rig.read(ptr, nbytes), expected)
+            hold.release()
+            fixture.driver.stream_synchronize(stream)
+        assert same(fixture.read(ptr, nbytes), expected)
 
     @pytest.mark.parametrize("nbytes", [1, 4096, 65_537, 4 << 20])
-    def test_pageable_destination_is_complete_after_false(self, rig: Rig, nbytes: int) -> None:
-        data, stream = pattern(nbytes), rig.stream()
-        source, back = rig.device(data), np.zeros(nbytes, np.uint8)
-        ptr = rig.alloc(nbytes)
-        rig.driver.copy(ptr, source, nbytes, CopyKind.D2D, stream, blocking=False)
-        if rig.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False):
-            rig.driver.stream_synchronize(stream)
+    def test_pageable_destination_is_complete_after_false(self, fixture: DriverFixture, nbytes: int) -> None:
+        data, stream = pattern(nbytes), fixture.stream()
+        source, back = fixture.alloc_with(data), np.zeros(nbytes, np.uint8)
+        ptr = fixture.alloc(nbytes)
+        fixture.driver.copy(ptr, source, nbytes, CopyKind.D2D, stream, blocking=False)
+        if fixture.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False):
+            fixture.driver.stream_synchronize(stream)
         assert same(back, data)
 
-    def test_device_to_device_has_no_host_side(self, rig: Rig) -> None:
-        source, ptr = rig.device(pattern(1000)), rig.alloc(1000)
-        assert rig.driver.copy(ptr, source, 1000, CopyKind.D2D, rig.side, blocking=False) is False
+    def test_device_to_device_has_no_host_side(self, fixture: DriverFixture) -> None:
+        source, ptr = fixture.alloc_with(pattern(1000)), fixture.alloc(1000)
+        assert fixture.driver.copy(ptr, source, 1000, CopyKind.D2D, fixture.unheld_stream, blocking=False) is False
 
     # -- fill ----------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("width", [1, 2, 4])
     @pytest.mark.parametrize("count", [1, 2, 3, 255, 1000, 65_537, 1 << 20])
-    def test_fill(self, rig: Rig, width: int, count: int) -> None:
+    def test_fill(self, fixture: DriverFixture, width: int, count: int) -> None:
         value = {1: 0x9C, 2: 0x9C01, 4: 0x9C01_02FE}[width]
-        ptr = rig.alloc(width * count)
-        rig.driver.fill(ptr, value, width, count, rig.side)
+        ptr = fixture.alloc(width * count)
+        fixture.driver.fill(ptr, value, width, count, fixture.unheld_stream)
         expected = np.full(count, value, f"=u{width}").view(np.uint8)
-        assert same(rig.read(ptr, width * count), expected)
+        assert same(fixture.read(ptr, width * count), expected)
 
     @pytest.mark.parametrize("width", [1, 2, 4])
     @pytest.mark.parametrize("extreme", ["zero", "one", "largest"])
-    def test_fill_value(self, rig: Rig, width: int, extreme: str) -> None:
+    def test_fill_value(self, fixture: DriverFixture, width: int, extreme: str) -> None:
         value = {"zero": 0, "one": 1, "largest": 256**width - 1}[extreme]
-        ptr = rig.device(pattern(400))
-        rig.driver.fill(ptr, value, width, 400 // width, rig.side)
-        assert same(rig.read(ptr, 400), np.full(400 // width, value, f"=u{width}").view(np.uint8))
+        ptr = fixture.alloc_with(pattern(400))
+        fixture.driver.fill(ptr, value, width, 400 // width, fixture.unheld_stream)
+        assert same(fixture.read(ptr, 400), np.full(400 // width, value, f"=u{width}").view(np.uint8))
 
     @pytest.mark.parametrize("width", [1, 2, 4])
-    def test_fill_touches_nothing_else(self, rig: Rig, width: int) -> None:
+    def test_fill_touches_nothing_else(self, fixture: DriverFixture, width: int) -> None:
         data = pattern(1000)
-        ptr = rig.device(data)
-        rig.driver.fill(ptr + 3 * width, 0x11, width, 50, rig.side)
+        ptr = fixture.alloc_with(data)
+        fixture.driver.fill(ptr + 3 * width, 0x11, width, 50, fixture.unheld_stream)
         data[3 * width : 53 * width] = np.full(50, 0x11, f"=u{width}").view(np.uint8)
-        assert same(rig.read(ptr, data.size), data)
+        assert same(fixture.read(ptr, data.size), data)
 
-    def test_fill_is_ordered_on_its_stream(self, rig: Rig) -> None:
-        data, stream = pattern(1000), rig.stream()
-        ptr = rig.device(data)
-        with rig.hold(stream) as latch:
-            rig.driver.fill(ptr, 0xEE, 1, 1000, stream)
-            assert rig.waiting(stream)
-            assert same(rig.read(ptr, 1000), data)
-            latch.release()
-            rig.driver.stream_synchronize(stream)
-        assert same(rig.read(ptr, 1000), np.full(1000, 0xEE, np.uint8))
+    def test_fill_is_ordered_on_its_stream(self, fixture: DriverFixture) -> None:
+        data, stream = pattern(1000), fixture.stream()
+        ptr = fixture.alloc_with(data)
+        with fixture.hold(stream) as hold:
+            fixture.driver.fill(ptr, 0xEE, 1, 1000, stream)
+            assert fixture.stays_pending(stream)
+            assert same(fixture.read(ptr, 1000), data)
+            hold.release()
+            fixture.driver.stream_synchronize(stream)
+        assert same(fixture.read(ptr, 1000), np.full(1000, 0xEE, np.uint8))

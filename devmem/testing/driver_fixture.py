@@ -1,4 +1,8 @@
-"""What the conformance tests stand on: one open driver, things made on it and given back, threads, latches."""
+"""The base class of the conformance suites, and the fixture that their tests take: one open driver and its resources.
+
+`DriverFixture` records each allocation, stream and event that a test creates through it and releases them at the end.
+A fixture is used on the thread of the test; `DriverFixture.run_in_thread` makes calls on other threads.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,32 @@ import pytest
 from numpy.typing import NDArray
 
 from devmem.spi.driver import Backend, Driver
-from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, MemoryKind
 
-from .stream_hold import Latch, entered
+from .stream_hold import StreamHold, entered
 
 Bytes = NDArray[np.uint8]
 
-#: Seconds after which a call that should have returned never will.
-PATIENCE = 60.0
+#: Seconds after which a call counts as one that never returns.
+RETURN_TIMEOUT = 60.0
 
 
-class Harness:
-    """The hooks that a subclass fills in, and the fixture that every test takes."""
+#: Every kind of stream: created non-blocking, created blocking, and the two default streams.
+STREAM_KINDS = ("created", "blocking", "legacy", "per-thread")
 
-    #: True where wrong calls are promised to fail cleanly: unknown handles, bad addresses, double frees. Vendors leave
-    #: much of that undefined, so the tests of it run for strict drivers only.
+
+class ConformanceSuite:
+    """The hooks that a subclass overrides, and the pytest fixture of every test."""
+
+    #: True for a driver that promises an error for wrong calls: unknown handles, bad addresses, double frees. Vendors
+    #: leave much of that undefined; those tests run for strict drivers only.
     strict = False
-    #: Seconds for which a test looks at what must not happen; a sound driver never makes a test depend on it.
+    #: Seconds for which a test watches that something does not happen. No test of a correct driver depends on the value.
     grace = 0.05
     #: The device under test.
     ordinal = 0
-    #: Narrower than ``strict``, for drivers that refuse most wrong calls but abort the process on some. None: as strict.
+    #: Exceptions from ``strict`` for handles and addresses, for drivers that abort the process on some wrong calls.
+    #: None: as ``strict`` says.
     checks_handles: bool | None = None
     checks_addresses: bool | None = None
 
@@ -41,53 +50,53 @@ class Harness:
         raise NotImplementedError("a subclass of the conformance suite supplies make_backend()")
 
     def peek(self, driver: Driver, ptr: int, nbytes: int) -> bytes | None:
-        """Device memory seen by a side door that is not the driver under test; None (the default): read it by a copy."""
+        """Read device memory without the driver under test. None (the default): the tests read it by a copy."""
         return None
 
     def current(self) -> object:
-        """What the vendor says is current on this thread, by a side door; NotImplemented: there is none."""
+        """Ask the vendor's library which device is current on this thread. NotImplemented (the default): not possible."""
         return NotImplemented
 
     @contextmanager
-    def opened(self) -> Iterator[Rig]:
-        """A rig over a freshly opened driver, entered on this thread."""
+    def opened(self) -> Iterator[DriverFixture]:
+        """A fixture with a newly opened driver, whose device is current on this thread."""
         backend = self.make_backend()
         reason = backend.unavailable()
         if reason is not None:
             pytest.skip(reason)
-        rig = Rig(self, backend, self.wrap(backend.open(self.ordinal)))
+        fixture = DriverFixture(self, backend, self.wrap(backend.open(self.ordinal)))
         try:
-            with entered(rig.driver):
+            with entered(fixture.driver):
                 try:
-                    yield rig
+                    yield fixture
                 finally:
-                    rig.give_back()
+                    fixture.release_all()
         finally:
-            rig.driver.close()
+            fixture.driver.close()
 
     def wrap(self, driver: Driver) -> Driver:
-        """Stand something between the tests and the driver."""
+        """Return the driver that the tests use in place of this one, a `FaultyDriver` for example."""
         return driver
 
     @pytest.fixture
-    def rig(self) -> Iterator[Rig]:
-        with self.opened() as rig:
-            yield rig
+    def fixture(self) -> Iterator[DriverFixture]:
+        with self.opened() as fixture:
+            yield fixture
 
 
-class Rig:
-    """One driver and everything a test made on it; all is given back at the end, whatever happened."""
+class DriverFixture:
+    """One open driver, and the resources that a test created on it; `release_all` releases them."""
 
-    def __init__(self, suite: Harness, backend: Backend, driver: Driver) -> None:
+    def __init__(self, suite: ConformanceSuite, backend: Backend, driver: Driver) -> None:
         self.suite = suite
         self.backend = backend
         self.driver = driver
         self._blocks: dict[int, tuple[int, MemoryKind]] = {}
         self._streams: list[int] = []
         self._events: list[int] = []
-        self._neighbours: list[Rig] = []
-        self._watchers: list[Worker] = []
-        self._side = 0
+        self._other_devices: list[DriverFixture] = []
+        self._watchers: list[DeviceThread] = []
+        self._unheld_stream = 0
 
     # -- what the device has -------------------------------------------------------------------------------------------
 
@@ -104,14 +113,14 @@ class Rig:
         if not (self.suite.strict if narrower is None else narrower):
             pytest.skip("driver does not promise to refuse wrong calls")
 
-    def neighbour(self) -> Rig:
-        """Another device of the same backend, not entered."""
+    def other_device(self) -> DriverFixture:
+        """A fixture on another device of the same backend; that device is not made current."""
         others = [n for n in range(self.backend.device_count()) if n != self.driver.info.ordinal]
         if not others:
-            pytest.skip("backend has one device only")
-        rig = Rig(self.suite, self.backend, self.backend.open(others[0]))
-        self._neighbours.append(rig)
-        return rig
+            pytest.skip("the backend has one device only")
+        fixture = DriverFixture(self.suite, self.backend, self.backend.open(others[0]))
+        self._other_devices.append(fixture)
+        return fixture
 
     # -- making things -------------------------------------------------------------------------------------------------
 
@@ -124,21 +133,21 @@ class Rig:
         nbytes, kind = self._blocks.pop(ptr)
         self.driver.free(ptr, nbytes, LEGACY_STREAM, kind)
 
-    def adopt(self, ptr: int, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
-        """Give back at the end what the test allocated itself."""
+    def free_at_end(self, ptr: int, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> int:
+        """Free at the end what the test allocated without this fixture."""
         self._blocks[ptr] = (nbytes, kind)
         return ptr
 
     def owns(self, ptr: int) -> bool:
-        """True for what `alloc` made and nobody freed."""
+        """True for a live allocation that `release_all` will free."""
         return ptr in self._blocks
 
-    def disown(self, ptr: int) -> tuple[int, MemoryKind]:
-        """The test gives it back itself."""
+    def forget(self, ptr: int) -> tuple[int, MemoryKind]:
+        """Leave an allocation for the test to free; return its size and kind."""
         return self._blocks.pop(ptr)
 
     def pinned(self, nbytes: int, kind: MemoryKind = MemoryKind.PINNED) -> Bytes:
-        """Host memory of the driver's own, as an array."""
+        """Page-locked host memory from the driver, as an array."""
         self.need_kind(kind)
         return view(self.alloc(nbytes, kind), nbytes)
 
@@ -146,6 +155,12 @@ class Rig:
         stream = self.driver.stream_create(priority, non_blocking)
         self._streams.append(stream)
         return stream
+
+    def stream_of_kind(self, kind: str) -> int:
+        """A stream of one of `STREAM_KINDS`."""
+        if kind == "legacy":
+            return LEGACY_STREAM
+        return PER_THREAD_STREAM if kind == "per-thread" else self.stream(non_blocking=kind == "created")
 
     def destroy_stream(self, stream: int) -> None:
         self._streams.remove(stream)
@@ -160,74 +175,73 @@ class Rig:
         self._events.remove(event)
         self.driver.event_destroy(event)
 
-    # -- looking and touching ------------------------------------------------------------------------------------------
+    # -- reading and writing -------------------------------------------------------------------------------------------
 
     @property
-    def side(self) -> int:
-        """A non-blocking stream that the tests never hold."""
-        if not self._side:
-            self._side = self.stream()
-        return self._side
+    def unheld_stream(self) -> int:
+        """A non-blocking stream that no test holds."""
+        if not self._unheld_stream:
+            self._unheld_stream = self.stream()
+        return self._unheld_stream
 
     def write(self, ptr: int, data: Bytes) -> None:
-        """Put bytes on the device, at once, past every held stream."""
-        self.driver.copy(ptr, address(data), data.size, CopyKind.H2D, self.side, blocking=True)
+        """Write to device memory now, while other streams are held."""
+        self.driver.copy(ptr, address(data), data.size, CopyKind.H2D, self.unheld_stream, blocking=True)
 
     def read(self, ptr: int, nbytes: int) -> Bytes:
-        """Bytes of the device, at once, past every held stream."""
-        self.driver.stream_synchronize(self.side)
+        """Read device memory now, while other streams are held."""
+        self.driver.stream_synchronize(self.unheld_stream)
         seen = self.suite.peek(self.driver, ptr, nbytes)
         if seen is not None:
             return np.frombuffer(seen, np.uint8)
         data = np.full(nbytes, 0xA5, np.uint8)
-        self.driver.copy(address(data), ptr, nbytes, CopyKind.D2H, self.side, blocking=True)
+        self.driver.copy(address(data), ptr, nbytes, CopyKind.D2H, self.unheld_stream, blocking=True)
         return data
 
-    def device(self, data: Bytes) -> int:
-        """New device memory with these bytes in it."""
+    def alloc_with(self, data: Bytes) -> int:
+        """Allocate device memory that holds these bytes."""
         ptr = self.alloc(data.size)
         self.write(ptr, data)
         return ptr
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    def hold(self, stream: int, *, patience: float = 10.0, tolerant: bool = False) -> Latch:
+    def hold(self, stream: int, *, patience: float = 10.0, tolerant: bool = False) -> StreamHold:
         self.need(Capability.HOLD)
-        # Whatever reads past the held stream must exist before: making a stream may wait on some drivers.
-        assert self.side
-        return Latch(self.driver, stream, patience=patience, tolerant=tolerant)
+        assert self.unheld_stream  # create it now: on some drivers, creating a stream waits for the held one
+        return StreamHold(self.driver, stream, patience=patience, tolerant=tolerant)
 
-    def waiting(self, stream: int) -> bool:
-        """True if what is enqueued on the stream is not done, and is not done a moment later either."""
+    def stays_pending(self, stream: int) -> bool:
+        """True if the work on the stream is not complete now and not complete after `grace` seconds."""
         event = self.event()
         self.driver.event_record(event, stream)
-        watcher = self.start(lambda: self.driver.event_synchronize(event))
+        watcher = self.run_in_thread(lambda: self.driver.event_synchronize(event))
         self._watchers.append(watcher)
         return not watcher.done.wait(self.suite.grace) and not self.driver.stream_query(stream)
 
-    def start(self, function: Callable[[], object]) -> Worker:
-        """Run it on a thread of its own, on which the device has been entered."""
-        return Worker(self.driver, function)
+    def run_in_thread(self, function: Callable[[], object]) -> DeviceThread:
+        """Run a function on a new thread on which the device is current."""
+        return DeviceThread(self.driver, function)
 
-    def together(self, count: int, function: Callable[[int], object]) -> None:
-        """Run ``function(0..count-1)`` on as many threads at once, and raise what any of them raised."""
+    def run_in_threads(self, count: int, function: Callable[[int], object]) -> None:
+        """Run ``function(0)`` to ``function(count - 1)`` at once, each on a thread; raise the first error."""
         barrier = threading.Barrier(count)
 
         def one(number: int) -> None:
-            barrier.wait(PATIENCE)
+            barrier.wait(RETURN_TIMEOUT)
             function(number)
 
-        workers = [self.start(lambda number=number: one(number)) for number in range(count)]  # type: ignore[misc]
+        workers = [self.run_in_thread(lambda number=number: one(number)) for number in range(count)]  # type: ignore[misc]
         for worker in workers:
             worker.finish()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def give_back(self) -> None:
-        for neighbour in self._neighbours:
-            with entered(neighbour.driver):
-                neighbour.give_back()
-            neighbour.driver.close()
+    def release_all(self) -> None:
+        for other in self._other_devices:
+            with entered(other.driver):
+                other.release_all()
+            other.driver.close()
         self.driver.synchronize()
         for watcher in self._watchers:
             watcher.finish()
@@ -239,8 +253,8 @@ class Rig:
             self.driver.free(ptr, nbytes, LEGACY_STREAM, kind)
 
 
-class Worker(threading.Thread):
-    """A thread that has entered the device; `finish` raises what it raised."""
+class DeviceThread(threading.Thread):
+    """A thread on which the device is current; `finish` waits for it and raises its error."""
 
     def __init__(self, driver: Driver, function: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -260,14 +274,14 @@ class Worker(threading.Thread):
             self.done.set()
 
     def finish(self) -> None:
-        self.join(PATIENCE)
-        assert not self.is_alive(), f"a call did not return within {PATIENCE} s"
+        self.join(RETURN_TIMEOUT)
+        assert not self.is_alive(), f"a call did not return within {RETURN_TIMEOUT} s"
         error, self._error = self._error, None
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # or its traceback and this frame would keep each other
+                del error  # the error's traceback holds this frame, and the frame would hold the error
 
 
 def address(data: Bytes) -> int:
@@ -276,22 +290,22 @@ def address(data: Bytes) -> int:
 
 
 def view(ptr: int, nbytes: int) -> Bytes:
-    """Host memory at an address, as an array that owns nothing."""
+    """Host memory at an address, as an array that does not own it."""
     return np.frombuffer(memoryview((ctypes.c_ubyte * nbytes).from_address(ptr)).cast("B"), np.uint8)
 
 
 def pattern(nbytes: int, seed: int = 0) -> Bytes:
-    """Bytes without a period."""
+    """Pseudo-random bytes."""
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
 
 
 def flip(data: Bytes, mask: int = 0xFF) -> Bytes:
-    """Bytes that differ everywhere."""
+    """Bytes that differ from the given ones at every position."""
     return np.bitwise_xor(data, np.uint8(mask))
 
 
 def same(got: Bytes, expected: Bytes) -> bool:
-    """Equality with a message that does not print megabytes."""
+    """Compare, and fail with a short message that names the first difference."""
     if np.array_equal(got, expected):
         return True
     if got.shape != expected.shape:

@@ -1,23 +1,30 @@
-"""A driver around a driver that counts, keeps a ledger, and fails when told to."""
+"""Fault injection: a driver that fails on request and tracks what is live, and a loop that fails every driver call.
+
+`FaultyDriver` passes each call to another driver. Before it does, a `FailurePlan` counts the call and may make it raise.
+`every_failure` runs a function once for each of its driver calls, with that call failing.
+
+A plan and a `FaultyDriver` may be used from many threads; calls are counted in the order in which they arrive.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from devmem.spi.driver import PROTOCOLS, Backend, Configurable, Driver
-from devmem.spi.errors import BackendError, OutOfMemory
+from devmem.spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
 from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, MemoryKind
 
-#: What an injected failure raises: an error, or something called with the method's name that makes one.
+#: What an injected failure raises: an error, or a function that makes one from the method's name.
 Failure = BaseException | Callable[[str], BaseException]
 
-#: These give something back, and have done so even if they raise: vendors report earlier asynchronous failures there.
-GIVING_BACK = frozenset(
+#: Methods that release a resource, even when they raise: vendors report earlier asynchronous failures from such calls.
+RELEASING = frozenset(
     {
         "close",
         "event_destroy",
@@ -32,8 +39,8 @@ GIVING_BACK = frozenset(
 )
 
 
-class Ledger(NamedTuple):
-    """What has been handed out and not come back."""
+class LiveCounts(NamedTuple):
+    """Device memory, streams and events that were created and not released."""
 
     bytes: int
     blocks: int
@@ -41,12 +48,12 @@ class Ledger(NamedTuple):
     events: int
 
 
-class Faults:
-    """The plan: which call fails, with what. One for a driver, or one shared by all drivers of a backend."""
+class FailurePlan:
+    """Which driver call fails, and with which error. One driver has its own plan; the drivers of a backend share one."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
-        self.injected: list[str] = []  #: methods made to fail since `fail_at`, in order
+        self.injected: list[str] = []  #: names of the methods that failed since `fail_at`, in order
         self._lock = threading.Lock()
         self._count = 0
         self._nth = 0
@@ -57,10 +64,11 @@ class Faults:
     def fail_at(
         self, nth: int, method: str | None = None, error: Failure | None = None, *, repeat: bool = False
     ) -> None:
-        """Fail the ``nth`` call from now on, of ``method`` or of any; with ``repeat`` every later one too.
+        """Make the ``nth`` call from now on fail: the nth call of ``method``, or of all methods.
 
-        ``error`` is what to raise, or is called with the method's name; by default a `BackendError`, `OutOfMemory` for
-        an allocation, with ``code=-1`` and ``name="INJECTED"``.
+        With ``repeat``, every later one fails too. ``error`` is the exception, or a function that makes it from the
+        method's name. The default is a `BackendError` (for an allocation, `OutOfMemory`) with ``code=-1`` and
+        ``name="INJECTED"``.
         """
         if nth < 1:
             raise ValueError(f"calls are counted from 1, got {nth}")
@@ -70,12 +78,12 @@ class Faults:
             self.injected = []
 
     def disarm(self) -> None:
-        """Fail no more; `injected` stays to be read."""
+        """Stop failing calls. `injected` keeps its contents."""
         with self._lock:
             self._nth = 0
 
     def failure(self, method: str, backend: str) -> BaseException | None:
-        """Count a call, and say what it is to raise."""
+        """Count a call, and return the error that it shall raise, or None."""
         with self._lock:
             self.calls[method] += 1
             if not self._nth or self._method not in (None, method):
@@ -91,30 +99,56 @@ class Faults:
         return failure if isinstance(failure, BaseException) else failure(method)
 
 
-class FaultyDriver:
-    """A driver that passes every call on to ``inner``, and can be told to fail.
+class Injectable:
+    """Methods with which a test plans and reads failures; common to `FaultyDriver` and `FaultyBackend`."""
 
-    A call that is made to fail does not reach ``inner``, unless it gives something back (`GIVING_BACK`): that is done
-    first and the error raised then. The optional capabilities are those of ``inner``. It may be used from many threads.
+    faults: FailurePlan
+
+    def fail_at(
+        self, nth: int, method: str | None = None, error: Failure | None = None, *, repeat: bool = False
+    ) -> None:
+        """Make the ``nth`` call from now on fail; see `FailurePlan.fail_at`."""
+        self.faults.fail_at(nth, method, error, repeat=repeat)
+
+    def disarm(self) -> None:
+        """Stop failing calls."""
+        self.faults.disarm()
+
+    @property
+    def injected(self) -> list[str]:
+        """Names of the methods that failed since `fail_at`, in order."""
+        return self.faults.injected
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each method was called; calls that failed count too."""
+        return self.faults.calls
+
+
+class FaultyDriver(Injectable):
+    """A driver that passes every call to ``inner``, tracks what is live, and fails on request.
+
+    A call that fails by injection does not reach ``inner``, except the methods in `RELEASING`: they release the resource
+    and then raise. The driver has the optional capabilities of ``inner``.
 
     Parameters
     ----------
     inner : Driver
-        What does the work.
+        The driver that does the work.
     backend : str, optional
-        The backend's name in `info`, where it differs from the inner one's.
-    faults : Faults, optional
-        A plan shared with other drivers; its own by default.
+        The name of the backend in `info`; that of ``inner`` by default.
+    faults : FailurePlan, optional
+        A plan shared with other drivers; a new one by default.
 
     Attributes
     ----------
     mistakes : list of str
-        What came back wrongly: unknown or freed twice, with another size or kind than it was handed out with.
+        Wrong releases: of an unknown or already released resource, or with another size or kind than it was created with.
     """
 
-    def __init__(self, inner: Driver, *, backend: str | None = None, faults: Faults | None = None) -> None:
+    def __init__(self, inner: Driver, *, backend: str | None = None, faults: FailurePlan | None = None) -> None:
         self.inner = inner
-        self.faults = Faults() if faults is None else faults
+        self.faults = FailurePlan() if faults is None else faults
         self.mistakes: list[str] = []
         self._info = inner.info if backend is None else dataclasses.replace(inner.info, backend=backend)
         self._lock = threading.Lock()
@@ -131,38 +165,18 @@ class FaultyDriver:
                         setattr(self, name, partial(self._call, name) if mine is None else mine)
 
     def __getattr__(self, name: str) -> Any:
-        # What is in no protocol: knobs and side doors of the inner driver, neither counted nor failed.
+        # Attributes of `inner` that are in no protocol are neither counted nor made to fail.
         if name == "inner" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    # -- the knobs and the side door -----------------------------------------------------------------------------------
+    # -- what is live --------------------------------------------------------------------------------------------------
 
-    def fail_at(
-        self, nth: int, method: str | None = None, error: Failure | None = None, *, repeat: bool = False
-    ) -> None:
-        """Fail the ``nth`` call from now on; see `Faults.fail_at`."""
-        self.faults.fail_at(nth, method, error, repeat=repeat)
-
-    def disarm(self) -> None:
-        """Fail no more."""
-        self.faults.disarm()
-
-    @property
-    def injected(self) -> list[str]:
-        """Names of the methods that were made to fail since `fail_at`."""
-        return self.faults.injected
-
-    @property
-    def calls(self) -> Counter[str]:
-        """How often each method was called; failed calls count."""
-        return self.faults.calls
-
-    def live(self) -> Ledger:
-        """What has been handed out and not given back: bytes, blocks, streams, events."""
+    def live(self) -> LiveCounts:
+        """Count the device memory, streams and events that were created and not released."""
         with self._lock:
             nbytes = sum(nbytes for nbytes, _ in self._blocks.values())
-            return Ledger(nbytes, len(self._blocks), len(self._streams), len(self._events))
+            return LiveCounts(nbytes, len(self._blocks), len(self._streams), len(self._events))
 
     def blocks(self) -> dict[int, tuple[int, MemoryKind]]:
         """Live allocations: address to (bytes, kind)."""
@@ -252,14 +266,14 @@ class FaultyDriver:
         self._call("synchronize")
 
     def close(self) -> None:
-        with self._lock:  # what was not freed by now is the inner driver's to drop
+        with self._lock:  # `inner` drops what was not released by now
             self._blocks.clear()
             self._registered.clear()
             self._streams.clear()
             self._events.clear()
         self._call("close")
 
-    # -- optional methods that are in the ledger; the others go through `_call` as they are -----------------------------
+    # -- optional methods that change what is live; the others call `_call` directly -----------------------------------
 
     def _alloc_async(self, nbytes: int, stream: int) -> int:
         ptr = cast(int, self._call("alloc_async", nbytes, stream))
@@ -287,7 +301,7 @@ class FaultyDriver:
     def _call(self, method: str, *args: object, **keywords: object) -> object:
         failure = self.faults.failure(method, self._info.backend)
         result: object = None
-        if failure is None or method in GIVING_BACK:
+        if failure is None or method in RELEASING:
             try:
                 result = getattr(self.inner, method)(*args, **keywords)
             except BackendError as error:
@@ -298,14 +312,14 @@ class FaultyDriver:
         try:
             raise failure
         finally:
-            del failure  # or its traceback and this frame, with whoever called, would keep each other
+            del failure  # the error's traceback holds this frame, and the frame would hold the error
 
-    # The ledger forgets before the inner driver does: afterwards the address may already be another thread's.
+    # The record is removed before `inner` frees: after that, another thread may already have the same address.
     def _forget(self, method: str, ptr: int, nbytes: int, kind: MemoryKind) -> None:
         with self._lock:
             known = self._blocks.pop(ptr, None)
             if known != (nbytes, kind):
-                was = "unknown" if known is None else f"handed out as {known[0]} bytes of {known[1]}"
+                was = "unknown" if known is None else f"allocated as {known[0]} bytes of {known[1]}"
                 self.mistakes.append(f"{method}({ptr:#x}, {nbytes} bytes of {kind}): {was}")
 
     def _remove(self, method: str, live: set[int], handle: int) -> None:
@@ -315,17 +329,17 @@ class FaultyDriver:
             live.discard(handle)
 
 
-class FaultyBackend:
-    """A backend whose drivers are `FaultyDriver`, with one plan for all of them.
+class FaultyBackend(Injectable):
+    """A backend that opens each driver as a `FaultyDriver`; all of them share one plan, which counts over all devices.
 
-    ``open`` counts as a call and can be made to fail. `drivers` holds the driver that was opened last for each ordinal.
+    ``open`` counts as a call and can fail. `drivers` maps each ordinal to the driver that was opened last.
     """
 
     def __init__(self, inner: Backend, name: str = "faulty") -> None:
         self.name = name
         self.inner = inner
         self.spi_version = inner.spi_version
-        self.faults = Faults()
+        self.faults = FailurePlan()
         self.drivers: dict[int, FaultyDriver] = {}
 
     def unavailable(self) -> str | None:
@@ -344,39 +358,97 @@ class FaultyBackend:
             try:
                 raise failure
             finally:
-                del failure  # as in `FaultyDriver`
+                del failure  # as in `FaultyDriver._call`
         driver = FaultyDriver(self.inner.open(ordinal), backend=self.name, faults=self.faults)
         self.drivers[ordinal] = driver
         return driver
 
-    def fail_at(
-        self, nth: int, method: str | None = None, error: Failure | None = None, *, repeat: bool = False
-    ) -> None:
-        """Fail the ``nth`` call from now on, counted over all devices; see `Faults.fail_at`."""
-        self.faults.fail_at(nth, method, error, repeat=repeat)
-
-    def disarm(self) -> None:
-        """Fail no more."""
-        self.faults.disarm()
-
-    @property
-    def injected(self) -> list[str]:
-        """Names of the methods that were made to fail since `fail_at`."""
-        return self.faults.injected
-
-    @property
-    def calls(self) -> Counter[str]:
-        """How often each method was called, on any device."""
-        return self.faults.calls
-
-    def live(self) -> Ledger:
-        """What has been handed out and not given back, on all devices."""
-        ledgers = [driver.live() for driver in self.drivers.values()]
-        return Ledger(*(sum(column) for column in zip(*ledgers, strict=True))) if ledgers else Ledger(0, 0, 0, 0)
+    def live(self) -> LiveCounts:
+        """Count what is live on all devices."""
+        counts = [driver.live() for driver in self.drivers.values()]
+        return LiveCounts(*(sum(column) for column in zip(*counts, strict=True))) if counts else LiveCounts(0, 0, 0, 0)
 
     def mistakes(self) -> list[str]:
-        """What came back wrongly, on any device."""
+        """Wrong releases on all devices; see `FaultyDriver`."""
         return [mistake for driver in self.drivers.values() for mistake in driver.mistakes]
+
+
+class Fallible(Protocol):
+    """What `every_failure` needs of its target; `FaultyDriver` and `FaultyBackend` have it."""
+
+    def fail_at(
+        self, nth: int, method: str | None = None, error: Failure | None = None, *, repeat: bool = False
+    ) -> None: ...
+
+    def disarm(self) -> None: ...
+
+    @property
+    def injected(self) -> list[str]: ...
+
+
+def every_failure(
+    call: Callable[[], object],
+    target: Fallible,
+    *,
+    check: Callable[[], object],
+    limit: int = 10_000,
+    repeat: bool = False,
+) -> int:
+    """Run ``call`` with its 1st, 2nd, ... driver call failing, until a run makes fewer calls than that.
+
+    A run passes if it raises a `DevmemError` or a `MemoryError`, or if it handles the failure. Another error, or an error
+    in the run without an injected failure, is raised. After each run ``check`` runs without injected failures: it shall
+    check that nothing leaked and that the next call works. An error of either carries a note with n and the name of the
+    method that failed.
+
+    Parameters
+    ----------
+    call : callable
+        The code under test. It makes the same driver calls each time, and releases what it creates.
+    target : FaultyDriver or FaultyBackend
+        Where to inject.
+    check : callable
+        Called after each run.
+    limit : int
+        The most runs: a ``call`` that retries without end would never get through.
+    repeat : bool
+        Fail every call from the n-th on, not the n-th alone.
+
+    Returns
+    -------
+    int
+        The number of runs in which a call failed.
+    """
+    for nth in range(1, limit + 1):
+        target.fail_at(nth, repeat=repeat)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", DevmemWarning
+                )  # a warning is the right report where raising is impossible
+                call()
+        except BaseException as error:
+            target.disarm()
+            if not (target.injected and isinstance(error, DevmemError | MemoryError)):
+                error.add_note(_where(nth, target))
+                raise
+        finally:
+            target.disarm()
+        injected = bool(target.injected)
+        try:
+            check()
+        except BaseException as error:
+            error.add_note(f"in the check after {_where(nth, target)}")
+            raise
+        if not injected:
+            return nth - 1
+    raise AssertionError(f"after {limit} runs there is still a driver call left to fail")
+
+
+def _where(nth: int, target: Fallible) -> str:
+    if not target.injected:
+        return f"run {nth}, in which no failure was injected"
+    return f"run {nth}, in which {target.injected[0]} failed"
 
 
 if TYPE_CHECKING:

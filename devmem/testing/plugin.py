@@ -1,8 +1,8 @@
-"""The pytest plugin: devmem's backends and a leak check as fixtures.
+"""The pytest plugin: fixtures for devmem's backends and for a leak check.
 
-``--devmem-backend NAME`` (may be given several times; ``host`` by default) names the backends that a test with the
-fixture ``devmem_backend`` runs on: on the machine's real devices, or, with ``--devmem-emulate NAME``, over that vendor's emulated
-driver. Nothing of devmem is imported before a fixture is used, but for that.
+``--devmem-backend NAME`` (repeatable; ``host`` by default) names the backends on which a test with the fixture
+``devmem_backend`` runs: on real devices, or, with ``--devmem-emulate NAME``, on that vendor's emulated driver. Without
+``--devmem-emulate``, devmem is imported when a test first uses a fixture.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .stream_hold import HasHandle, Latch
+    from .stream_hold import HasHandle, StreamHold
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,8 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="put an emulated driver in the place of a vendor's, here and in what the tests start: cuda or roc; may be given "
-        "several times (default: real devices)",
+        help="replace a vendor's driver by an emulated one, in this process and in those that the tests start: cuda or roc; "
+        "may be given several times (default: real devices)",
     )
 
 
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         os.environ.update(emulator.environment(",".join(names)))  # for processes that the tests start
         for name in names:
-            emulator.load(name)  # for this one, whose loader has read its variables already
+            emulator.load(name)  # for this process, whose loader has already read its variables
     except emulator.BuildError as error:
         raise pytest.UsageError(f"--devmem-emulate: {error}") from None
 
@@ -61,9 +61,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def devmem_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of the backend that is in use for this test: each of those chosen on the command line in turn.
+    """The name of the backend of this test, which runs once for each backend chosen on the command line.
 
-    One that was chosen and cannot be used is an error, not a skip.
+    A chosen backend that is not available is an error, not a skip.
     """
     import devmem
 
@@ -73,7 +73,7 @@ def devmem_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def no_device_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail the test if device memory is still live or waiting to be freed when it ends."""
+    """Fail the test if more device memory is live or waiting to be freed after it than before."""
     if "devmem_backend" in request.fixturenames:
         request.getfixturevalue("devmem_backend")
     before = _in_use()
@@ -86,8 +86,8 @@ def no_device_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def hold() -> Callable[[HasHandle], Latch]:
-    """``with hold(stream) as latch``: what is enqueued on the stream waits until ``latch.release()``."""
+def hold() -> Callable[[HasHandle], StreamHold]:
+    """``with hold(stream) as held``: work enqueued on the stream waits until ``held.release()``."""
     from .stream_hold import hold
 
     return hold

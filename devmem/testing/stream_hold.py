@@ -1,4 +1,8 @@
-"""Hold a stream back on purpose: the honest way to test what is asynchronous, with no sleeping."""
+"""Hold a stream, so that a test can look at work that is enqueued and not yet done, without sleeping.
+
+`StreamHold` tells the driver (capability ``hold``) to stop the stream before its next operation. `release` may be called
+from any thread; a timer thread releases the stream where the test would otherwise wait forever.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ from devmem.spi.driver import Driver, SupportsHold
 from devmem.spi.errors import UnsupportedError
 
 
-class Latch:
-    """A context manager: work enqueued on the stream inside the block waits until `release`, or the end of the block.
+class StreamHold:
+    """Context manager: work enqueued on the stream inside the block waits until `release`, or the end of the block.
 
-    A call that waits for the held stream would wait forever. So the latch gives up after ``patience`` seconds, lets go
-    and says so in `expired`; unless it is ``tolerant``, the block then ends with an AssertionError.
+    A call that waits for the held stream would wait forever. Therefore the hold releases the stream after ``patience``
+    seconds and sets `expired`; the block then ends with an AssertionError unless the hold is ``tolerant``.
 
-    Make everything that the block needs before it: allocating and freeing may wait for the whole device. In the child of a
-    fork the stream is the parent's, and the end of the block does nothing.
+    Create what the block needs before the block: allocating and freeing may wait for the whole device. In a forked child,
+    `release` and the end of the block do nothing: the stream belongs to the parent.
     """
 
     def __init__(self, driver: Driver, stream: int, *, patience: float = 10.0, tolerant: bool = False) -> None:
@@ -46,9 +50,9 @@ class Latch:
         return self
 
     def release(self) -> None:
-        """Let the stream go on; only the first call does something."""
+        """Let the stream continue. Further calls do nothing."""
         if os.getpid() != self._pid:
-            return  # the locks here and below may have been held by threads that only the parent has
+            return  # a thread that the child does not have may hold the locks used here
         with self._lock:
             held, self._held = self._held, None
         if held is not None:
@@ -88,14 +92,14 @@ class HasHandle(Protocol):
     def handle(self) -> int: ...
 
 
-def hold(stream: HasHandle, *, patience: float = 10.0, tolerant: bool = False) -> Latch:
-    """Hold a `devmem.Stream` for the length of a ``with`` block; see `Latch`. Raises UnsupportedError where it cannot."""
-    return Latch(stream.device.driver(), stream.handle, patience=patience, tolerant=tolerant)
+def hold(stream: HasHandle, *, patience: float = 10.0, tolerant: bool = False) -> StreamHold:
+    """Hold a `devmem.Stream` for a ``with`` block; see `StreamHold`. Raises UnsupportedError without the capability."""
+    return StreamHold(stream.device.driver(), stream.handle, patience=patience, tolerant=tolerant)
 
 
 @contextmanager
 def entered(driver: Driver) -> Iterator[Driver]:
-    """Make the driver's device current on this thread for the block."""
+    """Make the device of the driver current on this thread for the block."""
     token = driver.enter()
     try:
         yield driver

@@ -1,7 +1,7 @@
-"""Stand-ins for other people's allocators, as their documentation describes them, over a driver of devmem.
+"""Stand-ins for the allocators of RMM, CuPy, PyTorch, cuda.core and Numba, as their documentation describes them.
 
-They take their memory from the driver that the adaptor under test is bound to, so the published suite can see from below
-whether all of it comes back. Where the real library does without a GPU, the tests use that instead.
+They allocate from the driver that the adaptor under test is bound to, so that the conformance suite can check that all
+memory is freed. Where the real library works without a GPU, the tests use it instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class StreamPool:
-    """Exact sizes, free lists by stream, nothing waited for: what the pools of CuPy and PyTorch promise, and no more."""
+    """Free lists by exact size and stream, without waiting: what the pools of CuPy and PyTorch promise."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -47,7 +47,7 @@ class StreamPool:
 
 @contextlib.contextmanager
 def installed(**modules: Any) -> Any:
-    """Let these be imported under their names, in which ``__`` stands for a dot."""
+    """Make the modules importable by their names; ``__`` in a name stands for a dot."""
     names = {name.replace("__", "."): module for name, module in modules.items()}
     before = {name: sys.modules.get(name) for name in names}
     sys.modules.update(names)
@@ -97,7 +97,7 @@ class CallbackMemoryResource:
 
 
 class StatisticsResourceAdaptor:
-    """Any of RMM's adaptors: passes on, and names its upstream."""
+    """An adaptor of RMM: passes calls to its upstream, and returns it."""
 
     def __init__(self, upstream_mr: Any) -> None:
         self.upstream_mr = upstream_mr
@@ -145,7 +145,7 @@ class CuPyStream:
 
 
 class _Streams:
-    """The class as CuPy users see it: `null` and `ptds` are streams, and entering one does not disturb another thread."""
+    """The public class: `null` and `ptds` are streams; a stream is current for the thread that entered it."""
 
     null = property(lambda self: CuPyStream(0))
     ptds = property(lambda self: CuPyStream(2))
@@ -220,14 +220,14 @@ def cupy(allocator: Any = None) -> dict[str, Any]:
 
 
 class TorchOutOfMemoryError(RuntimeError):
-    """``torch.OutOfMemoryError`` is no MemoryError."""
+    """``torch.OutOfMemoryError``, which is not a MemoryError."""
 
 
 TorchOutOfMemoryError.__name__ = "OutOfMemoryError"
 
 
 class TorchCuda:
-    """``torch.cuda``: the caching allocator as far as its documented functions show it."""
+    """``torch.cuda``: the documented functions of the caching allocator."""
 
     def __init__(self, driver: Any) -> None:
         self.common = StreamPool(driver)
@@ -383,7 +383,7 @@ class NumbaPointer:
         self.finalizer = finalizer
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # a destructor has nobody to tell
+        with contextlib.suppress(Exception):  # a destructor cannot raise
             self.finalizer()
 
 

@@ -19,7 +19,7 @@ import devmem as dm
 from devmem import plugins
 from devmem.spi.driver import Driver
 from devmem.testing import FaultyBackend, FaultyDriver
-from devmem.testing.fault_injection import Faults
+from devmem.testing.fault_injection import FailurePlan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -206,7 +206,7 @@ class Call(NamedTuple):
 
 
 class RecordingDriver(FaultyDriver):
-    def __init__(self, inner: Driver, *, backend: str, log: list[Call], faults: Faults) -> None:
+    def __init__(self, inner: Driver, *, backend: str, log: list[Call], faults: FailurePlan) -> None:
         self.log = log
         super().__init__(inner, backend=backend, faults=faults)
 

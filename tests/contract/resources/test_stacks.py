@@ -14,7 +14,7 @@ from devmem.backends.host.hooks import HostBackend
 from devmem.spi.driver import Backend, Driver
 from devmem.spi.memory import MemoryResource, SupportsTrim
 from devmem.spi.types import LEGACY_STREAM, CopyKind, MemoryKind
-from devmem.testing import FaultyDriver, Latch, MemoryResourceTests, every_failure
+from devmem.testing import FaultyDriver, MemoryResourceTests, StreamHold, every_failure
 
 Make = Callable[[MemoryResource | None], MemoryResource]
 
@@ -138,7 +138,7 @@ def test_scrubbing_keeps_the_order_of_streams() -> None:
         stream = driver.stream_create(0, True)
         host, seen = driver.alloc(4096, stream, MemoryKind.PINNED), np.zeros(4096, np.uint8)
         ptr = stack.allocate(4096, stream)
-        with Latch(driver, stream) as latch:
+        with StreamHold(driver, stream) as latch:
             driver.fill(ptr, 7, 1, 4096, stream)
             driver.copy(host, ptr, 4096, CopyKind.D2H, stream, blocking=False)
             stack.deallocate(ptr, 4096, stream)

@@ -24,7 +24,7 @@ from devmem.adapters import Loans, cuda_core, cupy, lend, numba, numba_hip, rmm,
 from devmem.adapters.held import Held
 from devmem.adapters.loans import AllStreams
 from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind
-from devmem.testing.stream_hold import Latch
+from devmem.testing.stream_hold import StreamHold
 from devmem.toolkit import toolchain
 
 pytestmark = pytest.mark.usefixtures("tidy")
@@ -167,7 +167,7 @@ def test_a_block_is_not_reused_before_its_stream_has_passed(device, need, foreig
         with device.entered() as driver:
             driver.copy(ptr, data.ctypes.data, data.size, CopyKind.H2D, handle, blocking=True)
             # Freeing may wait for the stream: then the latch gives way.
-            with Latch(driver, handle, patience=0.3, tolerant=True) as latch:
+            with StreamHold(driver, handle, patience=0.3, tolerant=True) as latch:
                 driver.copy(back.ctypes.data, ptr, data.size, CopyKind.D2H, handle, blocking=False)
                 if owner is None:
                     loans.take_back(ptr, handle)

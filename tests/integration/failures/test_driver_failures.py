@@ -29,7 +29,7 @@ from devmem.kernels import names as kernel_names
 from devmem.spi.driver import Driver
 from devmem.spi.errors import BackendError
 from devmem.spi.types import Capability
-from devmem.testing import FaultyBackend, FaultyDriver, Latch, every_failure
+from devmem.testing import FaultyBackend, FaultyDriver, StreamHold, every_failure
 
 _spec = importlib.util.spec_from_file_location(
     "standin_compiler", Path(__file__).parents[2] / "helpers" / "standin_compiler.py"
@@ -1116,7 +1116,7 @@ def test_with_copies_held_back(world: World, call: Call, backend: Backend) -> No
 
     def held() -> None:
         # Through the inner driver: a latch that failed to open would hold everything for good.
-        with Latch(backend.drivers[0].inner, env.side.handle, patience=0.02, tolerant=True):
+        with StreamHold(backend.drivers[0].inner, env.side.handle, patience=0.02, tolerant=True):
             call(env)
 
     loop(env, held, backend)

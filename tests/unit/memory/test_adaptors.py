@@ -32,7 +32,7 @@ from devmem.memory import (
 )
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, CopyKind, MemoryKind
-from devmem.testing import FaultyDriver, Latch
+from devmem.testing import FaultyDriver, StreamHold
 
 S = LEGACY_STREAM
 
@@ -644,7 +644,7 @@ def test_what_was_withheld_is_wiped_behind_the_work_of_its_stream(driver: Faulty
     back = driver.alloc(1000, S, MemoryKind.PINNED)
     driver.fill(ptr, 7, 1, 1000, stream)
     driver.stream_synchronize(stream)
-    with Latch(driver, stream, patience=0.3, tolerant=True):
+    with StreamHold(driver, stream, patience=0.3, tolerant=True):
         driver.copy(back, ptr, 1000, CopyKind.D2H, stream, blocking=False)
         driver.fail_at(1, "fill")
         with pytest.raises(BackendError):

@@ -21,7 +21,7 @@ from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
 from devmem.memory import PinnedMemory, PinnedPool, PoolMemory, StreamOrderedMemory
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, DeviceInfo, MemoryKind
-from devmem.testing import Latch, hold
+from devmem.testing import StreamHold, hold
 
 MIB = 1 << 20
 TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"
@@ -143,7 +143,7 @@ def test_another_stream_waits_for_the_event(driver: Any) -> None:
     pool = bound(PoolMemory(), driver)
     first, second = driver.stream_create(0, True), driver.stream_create(0, True)
     ptr = pool.allocate(5 * MIB, first)
-    with Latch(driver, first) as latch:
+    with StreamHold(driver, first) as latch:
         driver.fill(ptr, 1, 1, 100, first)
         pool.deallocate(ptr, 5 * MIB, first)
         early = pool.allocate(5 * MIB, second)
@@ -167,7 +167,7 @@ def test_another_stream_waits_for_the_event(driver: Any) -> None:
 def test_each_thread_has_a_default_stream_of_its_own(driver: Any) -> None:
     pool = bound(PoolMemory(), driver)
     ptr = pool.allocate(5 * MIB, PER_THREAD_STREAM)
-    with Latch(driver, PER_THREAD_STREAM):
+    with StreamHold(driver, PER_THREAD_STREAM):
         driver.fill(ptr, 1, 1, 100, PER_THREAD_STREAM)
         pool.deallocate(ptr, 5 * MIB, PER_THREAD_STREAM)
 
@@ -578,7 +578,7 @@ def test_pinned_memory_is_reused_after_its_event(driver: Any) -> None:
     pool = bound(PinnedPool(), driver)
     device, stream = driver.alloc(100_000, LEGACY_STREAM), driver.stream_create(0, True)
     ptr = pool.allocate(100_000, stream)
-    with Latch(driver, stream) as latch:
+    with StreamHold(driver, stream) as latch:
         driver.copy(device, ptr, 100_000, CopyKind.H2D, stream, blocking=False)
         pool.deallocate(ptr, 100_000, stream)
         assert pool.report().waiting_bytes == pool.cached_bytes > 0
@@ -602,7 +602,7 @@ def test_a_slow_stream_holds_up_no_other(driver: Any) -> None:
     pool = bound(PinnedPool(), driver)
     slow, quick = driver.stream_create(0, True), driver.stream_create(0, True)
     first, second = pool.allocate(5000, slow), pool.allocate(5000, quick)
-    with Latch(driver, slow):
+    with StreamHold(driver, slow):
         driver.stream_wait(slow, driver.event_create(False))
         pool.deallocate(first, 5000, slow)
         pool.deallocate(second, 5000, quick)

@@ -1,4 +1,4 @@
-"""FaultyDriver, FaultyBackend, the injection loop and the latch, over the strict host backend."""
+"""FaultyDriver, FaultyBackend, every_failure and StreamHold, over the strict host backend."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from devmem.backends.host.hooks import HostBackend
 from devmem.spi.driver import PROTOCOLS, Configurable
 from devmem.spi.errors import BackendError, DeviceLost, DevmemWarning, OutOfMemory, UnsupportedError
 from devmem.spi.types import LEGACY_STREAM, MemoryKind
-from devmem.testing import FaultyBackend, FaultyDriver, Latch, Ledger, every_failure, hold
+from devmem.testing import FaultyBackend, FaultyDriver, LiveCounts, StreamHold, every_failure, hold
 from devmem.testing.stream_hold import entered
 
-EMPTY = Ledger(0, 0, 0, 0)
+EMPTY = LiveCounts(0, 0, 0, 0)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def driver(backend: FaultyBackend) -> Iterator[FaultyDriver]:
         driver.close()
 
 
-class TestLedger:
+class TestLiveCounts:
     def test_counts_what_is_live(self, driver: FaultyDriver) -> None:
         assert driver.live() == EMPTY
         ptr, pinned = driver.alloc(1000, LEGACY_STREAM), driver.alloc(24, LEGACY_STREAM, MemoryKind.PINNED)
@@ -234,7 +234,7 @@ class TestFailing:
 
 class TestEveryFailure:
     def good(self, driver: FaultyDriver) -> None:
-        """Three calls, and nothing lost whichever fails."""
+        """Makes three driver calls; a failure of any of them leaks nothing."""
         ptr = driver.alloc(100, LEGACY_STREAM)
         try:
             driver.fill(ptr, 0, 1, 100, LEGACY_STREAM)
@@ -274,7 +274,7 @@ class TestEveryFailure:
 
         with pytest.raises(KeyError) as caught:
             every_failure(clumsy, driver, check=lambda: None)
-        assert "run 1, in which alloc was made to fail" in caught.value.__notes__[0]
+        assert "run 1, in which alloc failed" in caught.value.__notes__[0]
 
     def test_errors_that_were_not_injected_are_failures_of_the_test(self, driver: FaultyDriver) -> None:
         def broken() -> None:
@@ -283,7 +283,7 @@ class TestEveryFailure:
         with pytest.raises(BackendError, match="of its own"):
             every_failure(broken, driver, check=lambda: None)
 
-    def test_swallowed_failures_and_warnings_are_right(self, driver: FaultyDriver) -> None:
+    def test_handled_failures_and_warnings_pass(self, driver: FaultyDriver) -> None:
         def careful() -> None:
             try:
                 driver.memory_info()
@@ -305,30 +305,30 @@ class TestEveryFailure:
         driver.memory_info()
 
 
-class TestLatch:
-    def test_holds_and_lets_go(self, driver: FaultyDriver) -> None:
+class TestStreamHold:
+    def test_holds_until_released(self, driver: FaultyDriver) -> None:
         stream, ptr = driver.stream_create(0, True), driver.alloc(100, LEGACY_STREAM)
-        with Latch(driver, stream) as latch:
+        with StreamHold(driver, stream) as held:
             driver.fill(ptr, 0, 1, 100, stream)
             assert not driver.stream_query(stream)
-            latch.release()
-            latch.release()
+            held.release()
+            held.release()
             driver.stream_synchronize(stream)
-        assert not latch.expired
+        assert not held.expired
 
-    def test_gives_way_to_who_waits_for_it(self, driver: FaultyDriver) -> None:
+    def test_expires_when_a_call_waits_for_it(self, driver: FaultyDriver) -> None:
         stream, ptr = driver.stream_create(0, True), driver.alloc(100, LEGACY_STREAM)
-        with pytest.raises(AssertionError, match="waited"), Latch(driver, stream, patience=0.01):
+        with pytest.raises(AssertionError, match="waited"), StreamHold(driver, stream, patience=0.01):
             driver.fill(ptr, 0, 1, 100, stream)
             driver.stream_synchronize(stream)
-        with Latch(driver, stream, patience=0.01, tolerant=True) as latch:
+        with StreamHold(driver, stream, patience=0.01, tolerant=True) as held:
             driver.fill(ptr, 0, 1, 100, stream)
             driver.stream_synchronize(stream)
-        assert latch.expired
+        assert held.expired
 
     def test_does_not_hide_an_error(self, driver: FaultyDriver) -> None:
         stream, ptr = driver.stream_create(0, True), driver.alloc(100, LEGACY_STREAM)
-        with pytest.raises(ZeroDivisionError), Latch(driver, stream, patience=0.01):
+        with pytest.raises(ZeroDivisionError), StreamHold(driver, stream, patience=0.01):
             driver.fill(ptr, 0, 1, 100, stream)
             driver.stream_synchronize(stream)
             raise ZeroDivisionError
@@ -352,7 +352,7 @@ class TestLatch:
             info = HostBackend().open(0).info
 
         with pytest.raises(UnsupportedError, match="hold"):
-            Latch(Plain(), 5)  # type: ignore[arg-type]
+            StreamHold(Plain(), 5)  # type: ignore[arg-type]
 
 
 def test_importing_the_package_does_not_import_pytest() -> None:

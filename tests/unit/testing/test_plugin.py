@@ -1,4 +1,4 @@
-"""The pytest plugin and the public latch, over devmem as users have it."""
+"""The pytest plugin and `hold`, with the public API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import devmem
-from devmem.testing import Latch, emulator
+from devmem.testing import StreamHold, emulator
 
 pytest_plugins = ["pytester"]
 
@@ -32,7 +32,7 @@ def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
     def run(code: str, *options: str) -> pytest.RunResult:
         pytester.makeconftest(CONFTEST)
         pytester.makepyfile(code)
-        # A process of its own: chosen backends are a state of the whole process.
+        # A separate process: the chosen backend is state of the whole process.
         root = Path(devmem.__file__).parents[1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(root))
@@ -57,7 +57,7 @@ def test_backend_is_in_use(run: Callable[..., pytest.RunResult]) -> None:
 
 def test_chosen_backends_are_parameters(run: Callable[..., pytest.RunResult]) -> None:
     result = run("def test_one(devmem_backend): pass\n", "--devmem-backend=host", "--devmem-backend=nowhere", "-v")
-    result.assert_outcomes(passed=1, errors=1)  # asked for by name and not there: no silent skip
+    result.assert_outcomes(passed=1, errors=1)  # a backend chosen by name is never skipped
     result.stdout.fnmatch_lines(["*test_one?host? PASSED*", "*nowhere*"])
 
 
@@ -126,7 +126,7 @@ def test_suites_are_collected_through_their_subclass_only(run: Callable[..., pyt
     result.stdout.fnmatch_lines(["*::TestMine::test_streams_are_distinct PASSED*"])
 
 
-def test_hold_holds_a_public_stream(hold: Callable[..., Latch]) -> None:
+def test_hold_holds_a_public_stream(hold: Callable[..., StreamHold]) -> None:
     import numpy as np
 
     stream = devmem.stream()

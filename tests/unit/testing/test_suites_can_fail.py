@@ -1,4 +1,4 @@
-"""The suites must be able to fail: drivers and resources with one thing broken, and the test that has to notice."""
+"""The conformance suites find faults: each driver or resource here has one fault, and one named test must fail on it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from devmem.spi.memory import MemoryResource
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind, MemoryKind
 from devmem.testing import DriverTests, FaultyDriver, MemoryResourceTests
 
-#: What a test raises when it fails. Any other error would be a test that stumbled.
+#: What a failing test raises. Another error would be a fault of the test.
 FAILURES = (AssertionError, pytest.fail.Exception)
 
 
 class Broken(FaultyDriver):
-    """The strict host driver; each child breaks one thing. The optional methods are instance attributes: see `spoil`."""
+    """The strict host driver; each subclass adds one fault. Optional methods are instance attributes: see `spoil`."""
 
     def __init__(self, inner: Driver) -> None:
         super().__init__(inner)
@@ -59,7 +59,7 @@ class AlwaysBlocks(Broken):
 
 class NeverBlocks(Broken):
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
-        # The tests' own reading needs what they can rely on: only streams that are not theirs are broken.
+        # The tests read memory on the stream that they created first; that one must work.
         if blocking and stream != min(self._streams):
             super().copy(dst, src, nbytes, kind, stream, blocking=False)
             return False
@@ -79,7 +79,7 @@ class SaysThatAllRuns(Broken):
 
 
 class IgnoresStreams(Broken):
-    """Everything is done at once, whatever the stream waits for."""
+    """Work runs at once, without waiting for its stream."""
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         own = self.sound.stream_create(0, True)
@@ -89,7 +89,7 @@ class IgnoresStreams(Broken):
 
 
 class RunsBackwards(Broken):
-    """Work is kept until somebody waits, and then run last to first."""
+    """Work is queued until a call waits, and then runs last to first."""
 
     def spoil(self) -> None:
         self.queue: list[Callable[[], object]] = []
@@ -111,7 +111,7 @@ class RunsBackwards(Broken):
 
 
 class LegacyIsAnOrdinaryStream(Broken):
-    """The default stream waits for nobody, and nobody for it."""
+    """The legacy stream waits for no other stream, and no other stream waits for it."""
 
     def spoil(self) -> None:
         legacy = self.sound.stream_create(0, True)
@@ -142,7 +142,7 @@ class OnePerThreadStreamForAll(Broken):
                 method = getattr(inner, name)
                 if not callable(method):
                     return method
-                # By identity of type and value: 2 is also a width and a count.
+                # By the position of the argument: the value 2 may also be a width or a count.
                 place = {"copy": 4, "stream_synchronize": 0, "stream_query": 0, "hold": 0}.get(name)
 
                 def call(*args: Any, **keywords: Any) -> Any:
@@ -156,7 +156,7 @@ class OnePerThreadStreamForAll(Broken):
 
 
 class OverlappingAddresses(Broken):
-    """A bump allocator that forgets how large the block before was."""
+    """A bump allocator that ignores the size of the previous block."""
 
     def spoil(self) -> None:
         self.arena: int = self.sound.alloc(8 << 20, LEGACY_STREAM)
@@ -294,7 +294,7 @@ class RowsShareAPitch(Broken):
 
 
 class FreesAsyncAtOnce(Broken):
-    """The pool takes memory back when asked, not when the stream gets there; its last block is the next one given."""
+    """The pool reuses freed memory at once, before the stream reaches the free."""
 
     def spoil(self) -> None:
         spare: dict[int, list[int]] = {}
@@ -376,7 +376,7 @@ class ExecutesSilently(Broken):
 class ExecutesElsewhere(Broken):
     def spoil(self) -> None:
         def launch_host_function(function: Any, ranges: Any, stream: int) -> None:
-            # In bounds, but somewhere else: a block that nobody gave.
+            # In bounds, but a block that the caller did not name.
             elsewhere = [self.sound.alloc(nbytes, stream) for _, nbytes in ranges]
             moved = [(ptr, nbytes) for ptr, (_, nbytes) in zip(elsewhere, ranges, strict=True)]
             self.sound.launch_host_function(function, moved, stream)
@@ -406,7 +406,7 @@ BROKEN: list[tuple[type[Broken], str, dict[str, Any]]] = [
     (CopiesOneByteLess, "test_round_trip", {"nbytes": 257}),
     (CopiesTooMuch, "test_inside_of_blocks", {"kind": CopyKind.D2H, "to": 1, "start": 0, "nbytes": 4095}),
     (AlwaysBlocks, "test_pinned_source_is_read_later", {"nbytes": 4096}),
-    (NeverBlocks, "test_blocking_waits_its_turn", {"kind": CopyKind.H2D}),
+    (NeverBlocks, "test_blocking_waits_for_earlier_work", {"kind": CopyKind.H2D}),
     (SaysThatNothingRuns, "test_pinned_source_is_read_later", {"nbytes": 4096}),
     (SaysThatNothingRuns, "test_pinned_destination_is_written_later", {"nbytes": 1}),
     (SaysThatAllRuns, "test_device_to_device_has_no_host_side", {}),
@@ -417,10 +417,10 @@ BROKEN: list[tuple[type[Broken], str, dict[str, Any]]] = [
     (IgnoresStreams, "test_pinned_destination_is_written_later", {"nbytes": 4096}),
     (RunsBackwards, "test_work_runs_in_order", {}),
     (RunsBackwards, "test_round_trip_without_blocking", {"nbytes": 4096}),
-    (LegacyIsAnOrdinaryStream, "test_legacy_waits_for_blocking_streams", {}),
-    (LegacyIsAnOrdinaryStream, "test_blocking_streams_wait_for_legacy", {}),
-    (LegacyIsAnOrdinaryStream, "test_per_thread_stream_waits_for_legacy", {}),
-    (NonBlockingMeansNothing, "test_non_blocking_stream_does_not_wait_for_legacy", {}),
+    (LegacyIsAnOrdinaryStream, "test_implied_waits", {"earlier": "blocking", "later": "legacy"}),
+    (LegacyIsAnOrdinaryStream, "test_implied_waits", {"earlier": "legacy", "later": "blocking"}),
+    (LegacyIsAnOrdinaryStream, "test_implied_waits", {"earlier": "legacy", "later": "per-thread"}),
+    (NonBlockingMeansNothing, "test_no_implied_wait", {"held": "legacy", "free": "created"}),
     (OnePerThreadStreamForAll, "test_per_thread_streams_are_one_for_each_thread", {}),
     (OverlappingAddresses, "test_alloc_gives_distinct_memory", {"kind": MemoryKind.DEVICE}),
     (OverlappingAddresses, "test_alloc_keeps_blocks_apart", {}),
@@ -454,30 +454,30 @@ BROKEN: list[tuple[type[Broken], str, dict[str, Any]]] = [
         {"kind": CopyKind.D2D, "width": 8, "height": 500, "dst_pitch": 1000, "src_pitch": 24},
     ),
     (FreesAsyncAtOnce, "test_freed_memory_reaches_no_other_stream_early", {}),
-    (FreesAsyncWaits, "test_neither_waits", {}),
+    (FreesAsyncWaits, "test_alloc_async_and_free_async_do_not_wait", {}),
     (RegistersNothing, "test_registered_memory_is_pinned", {}),
     (RegistersNothing, "test_registered_for_every_device", {}),
     (PeerCopiesToItself, "test_copy_peer", {"outwards": True, "blocking": True}),
     (DeclaresTooMuch, "test_declared_capability_has_its_methods", {"capability": "strided_copy"}),
-    (ExecutesAtOnce, "test_execute_waits_behind_a_held_stream", {}),
-    (ExecutesAndWaits, "test_execute_is_ordered_on_its_stream", {}),
-    (ExecutesSilently, "test_what_a_function_raises_is_told_once", {"how": "copy"}),
-    (ExecutesSilently, "test_a_destroyed_streams_failure_is_told_by_the_device", {}),
-    (ExecutesElsewhere, "test_execute_reaches_device_memory", {"which": "created"}),
+    (ExecutesAtOnce, "test_launch_host_function_waits_behind_a_held_stream", {}),
+    (ExecutesAndWaits, "test_launch_host_function_is_ordered_on_its_stream", {}),
+    (ExecutesSilently, "test_an_error_of_a_function_is_raised_once", {"how": "copy"}),
+    (ExecutesSilently, "test_an_error_of_a_destroyed_stream_is_raised_by_the_device", {}),
+    (ExecutesElsewhere, "test_launch_host_function_reaches_device_memory", {"which": "created"}),
     (NoDetails, "test_free_twice", {"kind": MemoryKind.DEVICE}),
     (AcceptsAnyStream, "test_unknown_stream", {"call": "query", "gone": True}),
 ]
 
 
 class Suite(DriverTests):
-    """`DriverTests`, called by hand. (Its name keeps pytest away.)"""
+    """`DriverTests`, called directly; pytest does not collect a class of this name."""
 
     strict = True
 
     def __init__(self, wrapper: Callable[[Driver], Driver]) -> None:
         self.wrapper = wrapper
         if wrapper is not FaultyDriver:
-            self.grace = 0.5  # on a busy machine a broken driver may need a moment to go wrong
+            self.grace = 0.5  # on a busy machine a fault may take a moment to show
 
     def make_backend(self) -> Backend:
         backend = HostBackend()
@@ -485,7 +485,7 @@ class Suite(DriverTests):
         return backend
 
     def wrap(self, driver: Driver) -> Driver:
-        token = driver.enter()  # some break themselves by calls of their own
+        token = driver.enter()  # `spoil` may call the driver
         try:
             return self.wrapper(driver)
         finally:
@@ -493,30 +493,32 @@ class Suite(DriverTests):
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken drivers wait where they must not: do not give them ten seconds for it."""
-    from devmem.testing.driver_fixture import Rig
-    from devmem.testing.stream_hold import Latch
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let holds expire soon: faulty drivers wait where they must not."""
+    from devmem.testing.driver_fixture import DriverFixture
+    from devmem.testing.stream_hold import StreamHold
 
     monkeypatch.setattr(
-        Rig, "hold", lambda self, stream, **options: Latch(self.driver, stream, **{**options, "patience": 0.8})
+        DriverFixture,
+        "hold",
+        lambda self, stream, **options: StreamHold(self.driver, stream, **{**options, "patience": 0.8}),
     )
 
 
 def failures(broken: type) -> tuple[type[BaseException], ...]:
-    """Two are found by an error of the driver that is the finding itself."""
+    """Two faults show as an error of the driver."""
     return (*FAILURES, BackendError) if broken in (SaysOnlyThatItFailed, WrongSize) else FAILURES
 
 
 def run(suite: Any, test: str, arguments: dict[str, Any]) -> None:
-    with suite.opened() as rig:
-        getattr(suite, test)(rig, **arguments)
+    with suite.opened() as fixture:
+        getattr(suite, test)(fixture, **arguments)
 
 
 CASES = [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in BROKEN]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize(("broken", "test", "arguments"), CASES)
 def test_a_broken_driver_fails(broken: type[Broken], test: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(failures(broken)):
@@ -525,7 +527,7 @@ def test_a_broken_driver_fails(broken: type[Broken], test: str, arguments: dict[
 
 @pytest.mark.parametrize(("test", "arguments"), [pytest.param(*case[1:], id=case[1]) for case in BROKEN])
 def test_a_sound_driver_does_not(test: str, arguments: dict[str, Any]) -> None:
-    """Run in the same way: what fails above fails because of what was broken."""
+    """The same tests pass without the fault."""
     run(Suite(FaultyDriver), test, arguments)
 
 
@@ -533,7 +535,7 @@ def test_a_sound_driver_does_not(test: str, arguments: dict[str, Any]) -> None:
 
 
 class Sound:
-    """A resource over the driver that keeps blocks for their stream. Its children break one thing each."""
+    """A correct resource that caches freed blocks by stream. Each subclass adds one fault."""
 
     stream_ordered = True
 
@@ -626,7 +628,7 @@ class LosesWhatFailed(Sound):
     def allocate(self, nbytes: int, stream: int) -> int:
         ptr = super().allocate(nbytes, stream)
         if ptr:
-            self.driver.fill(ptr, 0, 1, nbytes, stream)  # and whoever has the block if this fails?
+            self.driver.fill(ptr, 0, 1, nbytes, stream)  # if this fails, the block is lost
         return ptr
 
 
@@ -656,7 +658,7 @@ class ResourceSuite(MemoryResourceTests):
         return self.resource()
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize(
     ("broken", "test", "arguments"), [pytest.param(*case, id=case[0].__name__) for case in BROKEN_RESOURCES]
 )
@@ -670,11 +672,11 @@ def test_a_sound_resource_does_not(test: str, arguments: dict[str, Any]) -> None
     run(ResourceSuite(Sound), test, arguments)
 
 
-# -- what a suite says -------------------------------------------------------------------------------------------------
+# -- the suites as classes ---------------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_remembers_addresses_is_found_out() -> None:
-    """It passes every plain round trip: it reads the host's memory again when asked for the bytes."""
+def test_a_driver_that_keeps_source_addresses_fails() -> None:
+    """Such a driver passes every plain round trip: a download reads the source of the upload again."""
 
     class Remembers(Broken):
         def spoil(self) -> None:

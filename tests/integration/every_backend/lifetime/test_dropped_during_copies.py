@@ -19,7 +19,7 @@ import pytest
 
 import devmem as dm
 from devmem.backends.host.hooks import HostBackend
-from devmem.testing import FaultyBackend, Latch, hold
+from devmem.testing import FaultyBackend, StreamHold, hold
 
 Array = np.ndarray[Any, Any]
 
@@ -433,7 +433,7 @@ def test_a_foreign_stream_is_not_used_after_the_last_use(bench: Bench, home: str
     source, out = bench.pinned(base), bench.pinned(np.zeros_like(base))
     with foreign_stream() as handle:
         stream = dm.external_stream(handle)
-        with Latch(dm.current_device().driver(), handle):
+        with StreamHold(dm.current_device().driver(), handle):
             array = dm.to_device(source, stream=stream if home == "there" else bench.side)
             if home == "here":
                 array.copy_to_device(source, stream=stream)
@@ -548,7 +548,7 @@ def test_the_default_stream_of_a_thread_that_is_gone(bench: Bench, same_ident: b
     def first() -> None:
         with dm.use_backend("faulty"):
             stream = dm.per_thread_default_stream()
-            left["latch"] = Latch(dm.current_device().driver(), stream.handle)
+            left["latch"] = StreamHold(dm.current_device().driver(), stream.handle)
             left["latch"].__enter__()
             left["array"].copy_to_host(out, stream=stream)
             left["upload"] = dm.to_device(left.pop("source"), stream=stream)
@@ -589,7 +589,7 @@ def test_a_default_stream_that_was_handed_to_another_thread(bench: Bench) -> Non
 
     def elsewhere() -> None:
         with dm.use_backend("faulty"):
-            left["latch"] = Latch(dm.current_device().driver(), dm.per_thread_default_stream().handle)
+            left["latch"] = StreamHold(dm.current_device().driver(), dm.per_thread_default_stream().handle)
             left["latch"].__enter__()
             array.copy_to_host(out, stream=array.stream)
 
