@@ -14,7 +14,7 @@ static _Thread_local char this_thread;     /* its address tells the threads from
 static int captures;                       /* streams that capture, spoilt or not */
 static uint64_t capture_numbers;
 
-static bool is_capturing(const struct stream *stream) { return stream->capture.state != CAPTURE_NONE; }
+static bool is_capturing(const struct stream *stream) { return stream->capture.state != CAPTURE_STATE_NONE; }
 
 static bool forbids(const struct stream *stream)
 {
@@ -37,7 +37,7 @@ status capture_begin(struct stream *stream, int mode)
     if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED) return INVALID_VALUE;
     if (stream->legacy) return CAPTURE_UNSUPPORTED;
     if (is_capturing(stream)) return ILLEGAL_STATE;
-    stream->capture = (struct capture){CAPTURE_ACTIVE, mode, &this_thread, ++capture_numbers};
+    stream->capture = (struct capture){CAPTURE_STATE_ACTIVE, mode, &this_thread, ++capture_numbers};
     captures++;
     return OK;
 }
@@ -45,17 +45,17 @@ status capture_begin(struct stream *stream, int mode)
 void capture_forget(struct stream *stream)
 {
     captures -= is_capturing(stream);
-    stream->capture.state = CAPTURE_NONE;
+    stream->capture.state = CAPTURE_STATE_NONE;
 }
 
 status capture_end(struct stream *stream, uint64_t *graph)
 {
     if (!is_capturing(stream)) return ILLEGAL_STATE;
     if (stream->capture.mode != CAPTURE_RELAXED && stream->capture.thread != &this_thread) return CAPTURE_WRONG_THREAD;
-    bool spoilt = stream->capture.state == CAPTURE_SPOILT;
+    bool invalidated = stream->capture.state == CAPTURE_STATE_INVALIDATED;
     capture_forget(stream);
     *graph = 0;
-    if (spoilt) return CAPTURE_INVALIDATED;
+    if (invalidated) return CAPTURE_INVALIDATED;
     void *object = malloc(1);
     if (!object) abort();
     *graph = handle_new(HANDLE_GRAPH, object);
@@ -67,13 +67,13 @@ status graph_destroy(uint64_t handle)
 {
     void *object = handle_get(handle, HANDLE_GRAPH);
     if (!object) return INVALID_VALUE;
-    handle_drop(handle);
+    handle_free(handle);
     free(object);
     live_handles--;
     return OK;
 }
 
-static bool implied(const struct stream *stream)
+static bool legacy_waits_for_capture(const struct stream *stream)
 {
     if (!captures || !stream->legacy) return false;
     for (struct stream *other = stream->context->streams; other; other = other->next)
@@ -85,54 +85,54 @@ static bool implied(const struct stream *stream)
 status capture_state(const struct stream *stream, int *out, uint64_t *number)
 {
     if (!out) return INVALID_VALUE;
-    if (implied(stream)) return CAPTURE_IMPLICIT;
+    if (legacy_waits_for_capture(stream)) return CAPTURE_IMPLICIT;
     *out = stream->capture.state;
     if (number && is_capturing(stream)) *number = stream->capture.number;
     return OK;
 }
 
-static status spoil_implied(const struct stream *legacy)
+static status invalidate_implied(const struct stream *legacy)
 {
     for (struct stream *other = legacy->context->streams; other; other = other->next)
-        if (other->blocking && is_capturing(other)) other->capture.state = CAPTURE_SPOILT;
+        if (other->blocking && is_capturing(other)) other->capture.state = CAPTURE_STATE_INVALIDATED;
     return CAPTURE_IMPLICIT;
 }
 
 /* Before a call that no stream sees. */
-status capture_unsafe(void)
+status capture_check_unsafe(void)
 {
     status result = OK;
     for (struct context *context = captures ? contexts : NULL; context; context = context->next)
         for (struct stream *stream = context->streams; stream; stream = stream->next)
             if (forbids(stream)) {
-                stream->capture.state = CAPTURE_SPOILT;
+                stream->capture.state = CAPTURE_STATE_INVALIDATED;
                 result = CAPTURE_UNSUPPORTED;
             }
     return result;
 }
 
 /* Before work for a stream. */
-status capture_work(const struct stream *stream)
+status capture_check_work(const struct stream *stream)
 {
-    if (implied(stream)) return spoil_implied(stream);
+    if (legacy_waits_for_capture(stream)) return invalidate_implied(stream);
     if (!is_capturing(stream)) return OK;
-    return stream->capture.state == CAPTURE_SPOILT ? CAPTURE_INVALIDATED : NOT_SUPPORTED;
+    return stream->capture.state == CAPTURE_STATE_INVALIDATED ? CAPTURE_INVALIDATED : NOT_SUPPORTED;
 }
 
 /* Before a stream is asked or waited for, in any mode. */
-status capture_wait(struct stream *stream)
+status capture_check_wait(struct stream *stream)
 {
-    if (implied(stream)) return spoil_implied(stream);
+    if (legacy_waits_for_capture(stream)) return invalidate_implied(stream);
     if (!is_capturing(stream)) return OK;
-    stream->capture.state = CAPTURE_SPOILT;
+    stream->capture.state = CAPTURE_STATE_INVALIDATED;
     return CAPTURE_UNSUPPORTED;
 }
 
 /* Before a context is waited for, in any mode. */
-status capture_wait_context(struct context *context)
+status capture_check_wait_context(struct context *context)
 {
     status result = OK;
     for (struct stream *stream = context->streams; captures && stream; stream = stream->next)
-        if (is_capturing(stream)) result = capture_wait(stream);
+        if (is_capturing(stream)) result = capture_check_wait(stream);
     return result;
 }

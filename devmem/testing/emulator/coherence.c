@@ -10,16 +10,16 @@
 #include <string.h>
 #include <sys/mman.h>
 
-struct shade {
+struct shadow {
     char *visible;            /* what the host sees */
     char *written;            /* what the device wrote, where dirty */
     unsigned char *dirty;     /* by byte */
     size_t bytes, low, high;  /* all dirty bytes are within [low, high) */
-    struct shade *next, **link;
+    struct shadow *next, **link;
 };
 
-static pthread_mutex_t shade_mutex = PTHREAD_MUTEX_INITIALIZER; /* taken after the core's, or alone */
-static struct shade *shades;
+static pthread_mutex_t shadow_mutex = PTHREAD_MUTEX_INITIALIZER; /* taken after the core's, or alone */
+static struct shadow *shadows;
 
 static void *reserve(size_t bytes)
 {
@@ -29,78 +29,78 @@ static void *reserve(size_t bytes)
 }
 
 /* Make a block coarse-grained; it stays so until it is freed and no operation wants it. */
-void shade_give(struct block *block)
+void shadow_attach(struct block *block)
 {
-    struct shade *shade = calloc(1, sizeof *shade);
-    if (!shade) abort();
-    shade->visible = block->access;
-    shade->bytes = shade->low = block->size;
-    shade->written = reserve(block->size);
-    shade->dirty = reserve(block->size);
-    pthread_mutex_lock(&shade_mutex);
-    shade->next = shades;
-    shade->link = &shades;
-    if (shades) shades->link = &shade->next;
-    shades = shade;
-    pthread_mutex_unlock(&shade_mutex);
-    block->lease->shade = shade;
+    struct shadow *shadow = calloc(1, sizeof *shadow);
+    if (!shadow) abort();
+    shadow->visible = block->access;
+    shadow->bytes = shadow->low = block->size;
+    shadow->written = reserve(block->size);
+    shadow->dirty = reserve(block->size);
+    pthread_mutex_lock(&shadow_mutex);
+    shadow->next = shadows;
+    shadow->link = &shadows;
+    if (shadows) shadows->link = &shadow->next;
+    shadows = shadow;
+    pthread_mutex_unlock(&shadow_mutex);
+    block->lease->shadow = shadow;
 }
 
-void shade_drop(struct shade *shade)
+void shadow_free(struct shadow *shadow)
 {
-    if (!shade) return;
-    pthread_mutex_lock(&shade_mutex);
-    *shade->link = shade->next;
-    if (shade->next) shade->next->link = shade->link;
-    pthread_mutex_unlock(&shade_mutex);
-    munmap(shade->written, shade->bytes);
-    munmap(shade->dirty, shade->bytes);
-    free(shade);
+    if (!shadow) return;
+    pthread_mutex_lock(&shadow_mutex);
+    *shadow->link = shadow->next;
+    if (shadow->next) shadow->next->link = shadow->link;
+    pthread_mutex_unlock(&shadow_mutex);
+    munmap(shadow->written, shadow->bytes);
+    munmap(shadow->dirty, shadow->bytes);
+    free(shadow);
 }
 
-void shade_write(struct shade *shade, char *at, const void *from, size_t bytes)
+void shadow_write(struct shadow *shadow, char *at, const void *from, size_t bytes)
 {
-    size_t offset = (size_t)(at - shade->visible);
-    pthread_mutex_lock(&shade_mutex);
-    memcpy(shade->written + offset, from, bytes);
-    memset(shade->dirty + offset, 1, bytes);
-    if (offset < shade->low) shade->low = offset;
-    if (offset + bytes > shade->high) shade->high = offset + bytes;
-    pthread_mutex_unlock(&shade_mutex);
+    size_t offset = (size_t)(at - shadow->visible);
+    pthread_mutex_lock(&shadow_mutex);
+    memcpy(shadow->written + offset, from, bytes);
+    memset(shadow->dirty + offset, 1, bytes);
+    if (offset < shadow->low) shadow->low = offset;
+    if (offset + bytes > shadow->high) shadow->high = offset + bytes;
+    pthread_mutex_unlock(&shadow_mutex);
 }
 
 /* The next run of dirty bytes at or after `from`: its start, and its end in `end`; `limit` where there is none. */
-static size_t run_after(const struct shade *shade, size_t from, size_t limit, size_t *end)
+static size_t run_after(const struct shadow *shadow, size_t from, size_t limit, size_t *end)
 {
-    const unsigned char *first = from < limit ? memchr(shade->dirty + from, 1, limit - from) : NULL;
+    const unsigned char *first = from < limit ? memchr(shadow->dirty + from, 1, limit - from) : NULL;
     if (!first) return limit;
-    size_t start = (size_t)(first - shade->dirty);
+    size_t start = (size_t)(first - shadow->dirty);
     const unsigned char *past = memchr(first, 0, limit - start);
-    *end = past ? (size_t)(past - shade->dirty) : limit;
+    *end = past ? (size_t)(past - shadow->dirty) : limit;
     return start;
 }
 
-void shade_read(struct shade *shade, void *to, const char *at, size_t bytes)
+void shadow_read(struct shadow *shadow, void *to, const char *at, size_t bytes)
 {
-    size_t offset = (size_t)(at - shade->visible), limit = offset + bytes, end;
-    pthread_mutex_lock(&shade_mutex);
+    size_t offset = (size_t)(at - shadow->visible), limit = offset + bytes, end;
+    pthread_mutex_lock(&shadow_mutex);
     memcpy(to, at, bytes);
-    for (size_t start = offset; (start = run_after(shade, start, limit, &end)) < limit; start = end)
-        memcpy((char *)to + (start - offset), shade->written + start, end - start);
-    pthread_mutex_unlock(&shade_mutex);
+    for (size_t start = offset; (start = run_after(shadow, start, limit, &end)) < limit; start = end)
+        memcpy((char *)to + (start - offset), shadow->written + start, end - start);
+    pthread_mutex_unlock(&shadow_mutex);
 }
 
-void shades_publish(void)
+void shadows_publish(void)
 {
-    pthread_mutex_lock(&shade_mutex);
-    for (struct shade *shade = shades; shade; shade = shade->next) {
-        size_t limit = shade->high, end;
-        if (shade->low >= limit) continue;
-        for (size_t start = shade->low; (start = run_after(shade, start, limit, &end)) < limit; start = end)
-            memcpy(shade->visible + start, shade->written + start, end - start);
-        memset(shade->dirty + shade->low, 0, limit - shade->low);
-        shade->low = shade->bytes;
-        shade->high = 0;
+    pthread_mutex_lock(&shadow_mutex);
+    for (struct shadow *shadow = shadows; shadow; shadow = shadow->next) {
+        size_t limit = shadow->high, end;
+        if (shadow->low >= limit) continue;
+        for (size_t start = shadow->low; (start = run_after(shadow, start, limit, &end)) < limit; start = end)
+            memcpy(shadow->visible + start, shadow->written + start, end - start);
+        memset(shadow->dirty + shadow->low, 0, limit - shadow->low);
+        shadow->low = shadow->bytes;
+        shadow->high = 0;
     }
-    pthread_mutex_unlock(&shade_mutex);
+    pthread_mutex_unlock(&shadow_mutex);
 }

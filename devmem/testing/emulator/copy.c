@@ -8,7 +8,7 @@
 
 #define PIECE 16384u /* bytes that pass a shade at once */
 
-static size_t span(const struct box *box, const struct end *end)
+static size_t span(const struct box *box, const struct box_end *end)
 {
     return (box->depth - 1) * end->plane + (box->height - 1) * end->pitch + box->width;
 }
@@ -16,7 +16,7 @@ static size_t span(const struct box *box, const struct end *end)
 /* --- whose memory is it? ------------------------------------------------------------------------------------------ */
 
 /* The runtime moves the bytes with the processor, whatever the address. Where they are not there, that is its end. */
-static status stray(uint64_t address, size_t bytes)
+static status resolve_unknown(uint64_t address, size_t bytes)
 {
     if (is_reserved(address) || !range_is_mapped(address, bytes))
         core_die(SIGSEGV, "no live allocation holds the %zu bytes to copy at %#llx: they count as the program's own, and "
@@ -25,13 +25,13 @@ static status stray(uint64_t address, size_t bytes)
 }
 
 /* A known range must hold all of the box; an unknown one must be host memory that is really there. */
-static status resolve(const struct end *end, size_t bytes, struct moved *out)
+static status resolve(const struct box_end *end, size_t bytes, struct endpoint *out)
 {
     if (!end->address || end->address + bytes < end->address) return INVALID_VALUE;
     struct block *block = block_find(end->address);
-    *out = (struct moved){(char *)(uintptr_t)end->address, end->pitch, end->plane, NULL, block};
+    *out = (struct endpoint){(char *)(uintptr_t)end->address, end->pitch, end->plane, NULL, block};
     if (!block) {
-        if (manners.strays_are_host && end->side != SIDE_DEVICE) return stray(end->address, bytes);
+        if (vendor_rules.unknown_is_pageable && end->side != SIDE_DEVICE) return resolve_unknown(end->address, bytes);
         if (end->side == SIDE_DEVICE || is_reserved(end->address) || range_overlap(end->address, bytes)) return INVALID_VALUE;
         return range_is_mapped(end->address, bytes) ? OK : INVALID_VALUE;
     }
@@ -41,13 +41,13 @@ static status resolve(const struct end *end, size_t bytes, struct moved *out)
     return OK;
 }
 
-static bool pageable(const struct moved *end) { return !end->block; }
-static bool on_device(const struct moved *end) { return end->block && is_device_memory(end->block); }
+static bool pageable(const struct endpoint *end) { return !end->block; }
+static bool on_device(const struct endpoint *end) { return end->block && is_device_memory(end->block); }
 
-static void lease_both(struct transfer *transfer)
+static void retain_both_leases(struct transfer *transfer)
 {
-    if (transfer->to.block) transfer->to.lease = lease_hold(transfer->to.block->lease);
-    if (transfer->from.block) transfer->from.lease = lease_hold(transfer->from.block->lease);
+    if (transfer->to.block) transfer->to.lease = lease_retain(transfer->to.block->lease);
+    if (transfer->from.block) transfer->from.lease = lease_retain(transfer->from.block->lease);
 }
 
 static status transfer_of(const struct box *box, struct transfer *out)
@@ -62,26 +62,26 @@ static status transfer_of(const struct box *box, struct transfer *out)
 
 /* --- moving bytes ------------------------------------------------------------------------------------------------- */
 
-static struct shade *shade_of(const struct moved *end) { return end->lease ? end->lease->shade : NULL; }
+static struct shadow *shadow_of(const struct endpoint *end) { return end->lease ? end->lease->shadow : NULL; }
 
-static void move_row(const struct moved *to, char *into, const struct moved *from, const char *out, size_t width)
+static void move_row(const struct endpoint *to, char *into, const struct endpoint *from, const char *out, size_t width)
 {
-    struct shade *written = shade_of(to), *seen = shade_of(from);
+    struct shadow *written = shadow_of(to), *read = shadow_of(from);
     char piece[PIECE];
-    if (!written && !seen) {
+    if (!written && !read) {
         memmove(into, out, width);
         return;
     }
     for (size_t done = 0; done < width; done += PIECE) {
         size_t bytes = width - done < PIECE ? width - done : PIECE;
-        if (seen) shade_read(seen, piece, out + done, bytes);
+        if (read) shadow_read(read, piece, out + done, bytes);
         else memcpy(piece, out + done, bytes);
-        if (written) shade_write(written, into + done, piece, bytes);
+        if (written) shadow_write(written, into + done, piece, bytes);
         else memcpy(into + done, piece, bytes);
     }
 }
 
-static void move_box(const struct moved *to, const struct moved *from, size_t width, size_t height, size_t depth)
+static void move_box(const struct endpoint *to, const struct endpoint *from, size_t width, size_t height, size_t depth)
 {
     for (size_t z = 0; z < depth; z++)
         for (size_t y = 0; y < height; y++)
@@ -100,8 +100,8 @@ void copy_perform(const struct transfer *transfers, size_t count)
 void transfers_free(struct transfer *transfers, size_t count)
 {
     for (size_t index = 0; index < count; index++) {
-        lease_drop(transfers[index].to.lease);
-        lease_drop(transfers[index].from.lease);
+        lease_release(transfers[index].to.lease);
+        lease_release(transfers[index].from.lease);
         free(transfers[index].staged);
     }
     free(transfers);
@@ -113,7 +113,7 @@ static status stage(struct transfer *transfer)
     size_t row = transfer->width, plane = row * transfer->height;
     transfer->staged = malloc(plane * transfer->depth);
     if (!transfer->staged) return OUT_OF_MEMORY;
-    struct moved packed = {transfer->staged, row, plane, NULL, NULL};
+    struct endpoint packed = {transfer->staged, row, plane, NULL, NULL};
     move_box(&packed, &transfer->from, row, transfer->height, transfer->depth);
     transfer->from = packed;
     return OK;
@@ -134,9 +134,9 @@ static status finish(struct context *context, struct op *op, bool wait)
     unsigned generation = context->generation;
     if (wait) {
         host_wait(op);
-        shades_publish();
+        shadows_publish();
     }
-    op_drop(op);
+    op_release(op);
     return context->generation != generation ? CONTEXT_IS_DESTROYED : context->sticky;
 }
 
@@ -152,9 +152,9 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
     if (result != OK) return result;
     bool from_pageable = pageable(&transfer.from), host_to_host = !on_device(&transfer.to) && !on_device(&transfer.from);
     size_t bytes = box->width * box->height * box->depth;
-    bool ahead = from_pageable && !host_to_host && bytes <= manners.staged;
+    bool ahead = from_pageable && !host_to_host && bytes <= vendor_rules.staging_limit;
     if (ahead) {
-        if (blocking && !manners.calls_wait) { /* a stream sync comes before the copy: what it waits for may change what is resolved */
+        if (blocking && !vendor_rules.blocking_calls_complete) { /* a stream sync comes before the copy: what it waits for may change what is resolved */
             result = stream_synchronize(stream);
             if (result == OK) result = stream_for_work(context, stream_handle, &stream);
             if (result == OK) result = transfer_of(box, &transfer);
@@ -164,16 +164,16 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
     }
     bool device_to_device = on_device(&transfer.to) && on_device(&transfer.from);
     bool wait = host_to_host || pageable(&transfer.to) || (from_pageable && !ahead);
-    if (blocking && manners.calls_wait) wait = !device_to_device || transfer.to.block->device != transfer.from.block->device;
+    if (blocking && vendor_rules.blocking_calls_complete) wait = !device_to_device || transfer.to.block->device != transfer.from.block->device;
     else if (blocking) wait = wait || (!device_to_device && !from_pageable);
-    lease_both(&transfer);
+    retain_both_leases(&transfer);
     struct op *op = copy_op(&transfer);
     stream_submit(stream, op);
     return finish(context, op, wait);
 }
 
 /* In a batch a pageable source is read in stream order unless the caller asks for it to be read during the call. */
-status copy_batch(struct context *context, uint64_t stream_handle, const struct box *boxes, const enum when *whens,
+status copy_batch(struct context *context, uint64_t stream_handle, const struct box *boxes, const enum source_read *reads,
                   size_t count, size_t *failed)
 {
     struct stream *stream;
@@ -183,8 +183,8 @@ status copy_batch(struct context *context, uint64_t stream_handle, const struct 
     if (!transfers) return OUT_OF_MEMORY;
     for (size_t index = 0; index < count && result == OK; index++) {
         result = boxes[index].width ? transfer_of(&boxes[index], &transfers[index]) : INVALID_VALUE;
-        if (result == OK && whens[index] == WHEN_CALL && !on_device(&transfers[index].from)) result = stage(&transfers[index]);
-        if (result == OK) lease_both(&transfers[index]);
+        if (result == OK && reads[index] == READ_DURING_CALL && !on_device(&transfers[index].from)) result = stage(&transfers[index]);
+        if (result == OK) retain_both_leases(&transfers[index]);
         if (result != OK) *failed = index;
     }
     if (result != OK) {
@@ -200,19 +200,19 @@ status copy_batch(struct context *context, uint64_t stream_handle, const struct 
 
 /* --- fills -------------------------------------------------------------------------------------------------------- */
 
-static void fill_shaded(const struct moved *at, char *row, size_t bytes, uint32_t value, unsigned unit)
+static void fill_shadowed(const struct endpoint *at, char *row, size_t bytes, uint32_t value, unsigned unit)
 {
     char piece[PIECE];
     for (size_t x = 0; x < PIECE; x += unit) memcpy(piece + x, &value, unit);
     for (size_t done = 0; done < bytes; done += PIECE)
-        shade_write(shade_of(at), row + done, piece, bytes - done < PIECE ? bytes - done : PIECE);
+        shadow_write(shadow_of(at), row + done, piece, bytes - done < PIECE ? bytes - done : PIECE);
 }
 
-void fill_perform(const struct moved *at, size_t width, size_t height, uint32_t value, unsigned unit)
+void fill_perform(const struct endpoint *at, size_t width, size_t height, uint32_t value, unsigned unit)
 {
     for (size_t y = 0; y < height; y++) {
         char *row = at->bytes + y * at->pitch;
-        if (shade_of(at)) fill_shaded(at, row, width * unit, value, unit);
+        if (shadow_of(at)) fill_shadowed(at, row, width * unit, value, unit);
         else if (unit == 1) memset(row, (int)(value & 0xff), width);
         else for (size_t x = 0; x < width; x++) memcpy(row + x * unit, &value, unit);
     }
@@ -223,16 +223,16 @@ status fill_run(struct context *context, uint64_t stream_handle, uint64_t addres
                 size_t width, size_t height, bool blocking)
 {
     struct stream *stream;
-    struct moved at;
+    struct endpoint at;
     status result = stream_for_work(context, stream_handle, &stream);
     if (result != OK) return result;
     if (address % unit || (height > 1 && pitch % unit)) return INVALID_VALUE;
     if (!width || !height) return OK;
     if (height > 1 && pitch < width * unit) return INVALID_VALUE;
-    struct end end = {address, pitch, 0, SIDE_DEVICE};
+    struct box_end end = {address, pitch, 0, SIDE_DEVICE};
     result = resolve(&end, (height - 1) * pitch + width * unit, &at);
     if (result != OK) return result;
-    at.lease = lease_hold(at.block->lease);
+    at.lease = lease_retain(at.block->lease);
     struct op *op = op_new(OP_FILL);
     op->fill.at = at;
     op->fill.width = width;
@@ -248,14 +248,14 @@ status fill_run(struct context *context, uint64_t stream_handle, uint64_t addres
 status value_run(struct context *context, uint64_t stream_handle, uint64_t address, struct value value, bool writes)
 {
     struct stream *stream;
-    struct moved at;
+    struct endpoint at;
     status result = stream_for_work(context, stream_handle, &stream);
     if (result != OK) return result;
-    struct end end = {address, 0, 0, SIDE_DEVICE};
+    struct box_end end = {address, 0, 0, SIDE_DEVICE};
     if (address % value.width) return INVALID_VALUE;
     result = resolve(&end, value.width, &at);
     if (result != OK) return result;
-    at.lease = lease_hold(at.block->lease);
+    at.lease = lease_retain(at.block->lease);
     struct op *op = op_new(writes ? OP_WRITE_VALUE : OP_WAIT_VALUE);
     op->value.at = at;
     op->value.asked = value;

@@ -98,7 +98,7 @@ status core_initialize(void)
 static status admit(int function, enum need need, struct context **context)
 {
     status why = OK;
-    if (inside_host_function && need != NEED_NOTHING) return manners.in_host_function;
+    if (inside_host_function && need != NEED_NOTHING) return vendor_rules.host_function_status;
     status ready = front_admit(need);
     if (ready != OK) return ready;
     status injected = fault_due(function);
@@ -110,7 +110,7 @@ static status admit(int function, enum need need, struct context **context)
     }
     if (why != OK) return why;
     if (need == NEED_CONTEXT && (*context)->sticky != OK) return (*context)->sticky;
-    return front_unseen(function) ? capture_unsafe() : OK;
+    return front_forbidden_in_capture(function) ? capture_check_unsafe() : OK;
 }
 
 /* Take the lock and say whether the call may go on; on success the caller must core_leave(). */
@@ -174,7 +174,7 @@ void *handle_get(uint64_t handle, enum handle_kind kind)
     return slot ? slot->object : NULL;
 }
 
-void handle_drop(uint64_t handle)
+void handle_free(uint64_t handle)
 {
     struct slot *slot = slot_of(handle, (enum handle_kind)(handle & 15));
     if (!slot) return;

@@ -18,6 +18,8 @@
 
 typedef int status;
 
+#define EXPORT __attribute__((visibility("default")))
+
 enum {
     OK = 0,
     INVALID_VALUE = 1,
@@ -67,8 +69,8 @@ enum block_kind { BLOCK_FREE, BLOCK_DEVICE, BLOCK_POOLED, BLOCK_PINNED, BLOCK_MA
 struct lease {
     int references;
     int running;              /* operations touching the bytes at this moment */
-    bool born, dead;
-    struct shade *shade;      /* of coarse-grained host memory: what the device wrote and the host may not see yet */
+    bool allocated, freed;
+    struct shadow *shadow;      /* of coarse-grained host memory: what the device wrote and the host may not see yet */
 };
 
 struct block {
@@ -84,11 +86,11 @@ struct block {
     struct context *context;
     struct pool *pool;
     struct lease *lease;
-    struct block *seen;       /* of registered memory: the range by which the device knows it, if another */
-    struct op *died;          /* the stream operation that gave a pooled block back */
-    struct stream *home;      /* where it was given back: compared, never followed */
+    struct block *device_alias;     /* of registered memory: the range by which the device knows it, if another */
+    struct op *free_op;          /* the stream operation that gave a pooled block back */
+    struct stream *freed_on;      /* where it was given back: compared, never followed */
     int references;           /* opens of an imported block */
-    uint64_t peer_key[3];     /* identity of an imported block: process, serial, device */
+    uint64_t exporter_key[3];     /* identity of an imported block: process, serial, device */
     struct heap *heap;
     struct block *before, *after;         /* address order within a heap */
     struct block *free_before, *free_after;
@@ -108,8 +110,8 @@ struct heap {
 };
 
 bool heap_open(struct heap *heap, size_t bytes, bool hidden);
-struct block *heap_take(struct heap *heap, size_t bytes);
-void heap_give(struct block *block);
+struct block *heap_alloc(struct heap *heap, size_t bytes);
+void heap_free(struct block *block);
 struct block *heap_find(struct heap *heap, uint64_t address);
 struct block *heap_first(struct heap *heap);
 
@@ -141,6 +143,7 @@ extern struct device devices[MAX_DEVICES];
 extern struct context *contexts;
 
 status devices_open(void);
+bool is_device(int device);
 struct context *context_current(status *why);
 void context_fail(struct context *context, status code);
 uint64_t context_top(void);
@@ -176,26 +179,26 @@ enum handle_kind { HANDLE_CONTEXT = 1, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL,
 
 uint64_t handle_new(enum handle_kind kind, void *object);
 void *handle_get(uint64_t handle, enum handle_kind kind);
-void handle_drop(uint64_t handle);
+void handle_free(uint64_t handle);
 void *handle_next(enum handle_kind kind, size_t *cursor);
 
 /* --- what the core asks of its front ------------------------------------------------------------------------------ */
 
 /* How the two vendors' drivers behave where they differ and neither is wrong. */
-struct manners {
-    bool strays_are_host;     /* an unknown address in a copy is pageable host memory, there or not */
-    bool calls_wait;          /* a copy without Async has ended when it returns, but from device to the same device */
-    bool opens_are_distinct;  /* memory of another process opened twice has two addresses */
-    size_t staged;            /* longest pageable source that an asynchronous copy reads ahead; longer ones are waited for */
-    status in_host_function;  /* what a call from a host function gets */
+struct vendor_rules {
+    bool unknown_is_pageable;     /* an unknown address in a copy is pageable host memory, there or not */
+    bool blocking_calls_complete;          /* a copy without Async has ended when it returns, but from device to the same device */
+    bool imports_are_distinct;  /* memory of another process opened twice has two addresses */
+    size_t staging_limit;          /* longest pageable source that an asynchronous copy reads ahead; longer ones are waited for */
+    status host_function_status;  /* what a call from a host function gets */
 };
 
-extern struct manners manners;
+extern struct vendor_rules vendor_rules;
 
 status front_admit(enum need need);           /* before every call, with the lock: may it go on, and is all there? */
-bool front_unseen(int function);              /* is it a call that captures of graphs do not see, and forbid? */
+bool front_forbidden_in_capture(int function);              /* is it a call that captures of graphs do not see, and forbid? */
 status front_unknown_stream(uint64_t handle); /* the status for it, if the vendor's library lives on */
-void front_lost(status code);                 /* work on a device failed for good; may end the process */
+void front_device_failed(status code);                 /* work on a device failed for good; may end the process */
 bool core_is_open(void);
 _Noreturn void core_die(int signal, const char *format, ...);
 extern const char *const function_names[];    /* its functions, in the order of the numbers given to core_enter() */
@@ -214,13 +217,28 @@ void fault_delay(uint64_t stream, uint64_t sequence);
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
+/* Where memory is, in both vendors' calls. */
+enum { LOCATION_DEVICE = 1, LOCATION_HOST = 2, LOCATION_HOST_NUMA = 3, LOCATION_HOST_NUMA_CURRENT = 4 };
+
+struct location {
+    int type, id;
+};
+
+/* Attributes of an address, with both vendors' numbers. */
+enum {
+    POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE, POINTER_DEVICE_POINTER, POINTER_HOST_POINTER, POINTER_P2P_TOKENS,
+    POINTER_SYNC_MEMOPS, POINTER_BUFFER_ID, POINTER_IS_MANAGED, POINTER_DEVICE_ORDINAL, POINTER_IS_LEGACY_IPC_CAPABLE,
+    POINTER_RANGE_START, POINTER_RANGE_SIZE, POINTER_MAPPED, POINTER_ALLOWED_HANDLE_TYPES, POINTER_IS_RDMA_CAPABLE,
+    POINTER_ACCESS_FLAGS, POINTER_POOL, POINTER_MAPPING_SIZE, POINTER_MAPPING_BASE, POINTER_MEMORY_BLOCK_ID
+};
+
 extern struct heap pinned_heap, managed_heap;
 extern size_t live_bytes;
 extern long live_handles;
 
 status device_alloc(struct context *context, size_t bytes, uint64_t *address);
 status device_free(struct context *context, uint64_t address);
-status block_release(struct block *block);
+status block_free(struct block *block);
 status host_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address);
 status host_free(struct context *context, uint64_t address);
 status host_register(struct context *context, uint64_t address, size_t bytes, unsigned flags);
@@ -229,15 +247,21 @@ void range_forget(struct block *block);
 void range_alias(struct block *block);
 status host_unregister(struct context *context, uint64_t address);
 status managed_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address);
+status managed_advise(uint64_t address, size_t bytes, struct location location, bool placed);
+status managed_prefetch(struct context *context, uint64_t stream, uint64_t address, size_t bytes, struct location to);
 struct block *block_find(uint64_t address);
 bool is_device_memory(const struct block *block);
+bool pointer_attribute(const struct block *block, int attribute, uint64_t address, uint64_t *value);
+size_t pointer_attribute_size(int attribute);
+uint64_t block_device_address(const struct block *block, uint64_t address);
+uint64_t block_host_address(const struct block *block, uint64_t address);
 bool is_reserved(uint64_t address);
 bool range_is_mapped(uint64_t address, size_t bytes);
-void blocks_drop(struct context *context, int device);
-void block_dress(struct block *block, enum block_kind kind, struct context *context, size_t bytes);
-void block_retire(struct block *block);
-struct lease *lease_hold(struct lease *lease);
-void lease_drop(struct lease *lease);
+void blocks_free_context(struct context *context, int device);
+void block_init(struct block *block, enum block_kind kind, struct context *context, size_t bytes);
+void block_mark_freed(struct block *block);
+struct lease *lease_retain(struct lease *lease);
+void lease_release(struct lease *lease);
 void lease_end(struct block *block);
 status range_insert(struct block *block);
 void range_remove(struct block *block);
@@ -252,20 +276,20 @@ extern size_t range_count;
 enum side { SIDE_ANY, SIDE_HOST, SIDE_DEVICE };
 
 /* One end of a copy as the program names it: rows of a (depth, height, width) box. */
-struct end {
+struct box_end {
     uint64_t address;         /* of the box's first byte */
     size_t pitch, plane;      /* bytes from row to row, and from plane to plane */
     enum side side;
 };
 
 struct box {
-    struct end to, from;
+    struct box_end to, from;
     size_t width, height, depth;
 };
 
-enum when { WHEN_DEFAULT, WHEN_STREAM, WHEN_CALL };   /* when a pageable source is read */
+enum source_read { READ_DEFAULT, READ_IN_STREAM_ORDER, READ_DURING_CALL };   /* when a pageable source is read */
 
-struct moved {                /* one end, resolved: where the engine reaches it, and whose it is */
+struct endpoint {                /* one end, resolved: where the engine reaches it, and whose it is */
     char *bytes;
     size_t pitch, plane;
     struct lease *lease;      /* none for pageable memory and staged copies */
@@ -273,19 +297,19 @@ struct moved {                /* one end, resolved: where the engine reaches it,
 };
 
 struct transfer {
-    struct moved to, from;
+    struct endpoint to, from;
     size_t width, height, depth;
     void *staged;
 };
 
 status copy_run(struct context *context, uint64_t stream, const struct box *box, bool blocking);
-status copy_batch(struct context *context, uint64_t stream, const struct box *boxes, const enum when *whens,
+status copy_batch(struct context *context, uint64_t stream, const struct box *boxes, const enum source_read *reads,
                   size_t count, size_t *failed);
 status fill_run(struct context *context, uint64_t stream, uint64_t address, size_t pitch, uint32_t value, unsigned unit,
                 size_t width, size_t height, bool blocking);
 void copy_perform(const struct transfer *transfers, size_t count);
 void transfers_free(struct transfer *transfers, size_t count);
-void fill_perform(const struct moved *at, size_t width, size_t height, uint32_t value, unsigned unit);
+void fill_perform(const struct endpoint *at, size_t width, size_t height, uint32_t value, unsigned unit);
 
 struct value {
     uint64_t value, mask;     /* the mask is for waiting alone */
@@ -296,15 +320,15 @@ status value_run(struct context *context, uint64_t stream, uint64_t address, str
 
 /* --- coarse-grained host memory ----------------------------------------------------------------------------------- */
 
-void shade_give(struct block *block);
-void shade_drop(struct shade *shade);
-void shade_write(struct shade *shade, char *at, const void *from, size_t bytes);
-void shade_read(struct shade *shade, void *to, const char *at, size_t bytes);
-void shades_publish(void);
+void shadow_attach(struct block *block);
+void shadow_free(struct shadow *shadow);
+void shadow_write(struct shadow *shadow, char *at, const void *from, size_t bytes);
+void shadow_read(struct shadow *shadow, void *to, const char *at, size_t bytes);
+void shadows_publish(void);
 
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
-enum op_kind { OP_MARK, OP_COPY, OP_FILL, OP_HOST, OP_ALLOC, OP_FREE, OP_WAIT_VALUE, OP_WRITE_VALUE };
+enum op_kind { OP_MARKER, OP_COPY, OP_FILL, OP_HOST, OP_ALLOC, OP_FREE, OP_WAIT_VALUE, OP_WRITE_VALUE };
 
 struct op {
     enum op_kind kind;
@@ -320,11 +344,11 @@ struct op {
     int successor_count, successor_room;
     union {
         struct { struct transfer *transfers; size_t count; } copy;
-        struct { struct moved at; size_t width, height; uint32_t value; unsigned unit; } fill;
+        struct { struct endpoint at; size_t width, height; uint32_t value; unsigned unit; } fill;
         struct { void (*call)(void *); void *data; } host;
-        struct { struct moved at; struct value asked; } value;
-        struct { struct moved at; size_t bytes; } birth;
-        struct lease *death;
+        struct { struct endpoint at; struct value asked; } value;
+        struct { struct endpoint at; size_t bytes; } alloc;
+        struct lease *freed_lease;
     };
 };
 
@@ -354,8 +378,8 @@ struct stream {
 #define STREAM_NON_BLOCKING 1u
 
 struct op *op_new(enum op_kind kind);
-void op_hold(struct op *op);
-void op_drop(struct op *op);
+void op_retain(struct op *op);
+void op_release(struct op *op);
 void op_after(struct op *op, struct op *earlier);
 status stream_submit(struct stream *stream, struct op *op);
 status stream_create(struct context *context, unsigned flags, int priority, uint64_t *handle);
@@ -369,6 +393,8 @@ status stream_wait_op(struct stream *stream, struct op *earlier);
 struct stream *stream_open(struct context *context, unsigned flags, int priority);
 void streams_abort(struct context *context);
 void device_drain(int device);
+void stream_mark(struct stream *stream);
+status stream_call_host(struct context *context, uint64_t stream, void (*call)(void *), void *data);
 void host_wait(struct op *op);
 void host_wait_context(struct context *context);
 
@@ -393,17 +419,11 @@ status event_query(uint64_t event);
 status event_synchronize(uint64_t event);
 status event_elapsed(uint64_t start, uint64_t end, float *milliseconds);
 status event_wait(struct context *context, uint64_t stream, uint64_t event);
-void events_drop(struct context *context);
+void events_free_context(struct context *context);
 
 /* --- pools -------------------------------------------------------------------------------------------------------- */
 
-enum { LOCATION_DEVICE = 1, LOCATION_HOST = 2, LOCATION_HOST_NUMA = 3, LOCATION_HOST_NUMA_CURRENT = 4 };
-
-/* How both vendors say where memory is, who may reach it, and what a pool is made of. */
-struct location {
-    int type, id;
-};
-
+/* Both vendors' layouts: which devices may access a pool, and what it allocates. */
 struct access_description {
     struct location location;
     int flags;
@@ -439,29 +459,30 @@ struct pool *pool_open(int device);
 status pool_destroy(uint64_t handle);
 status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint64_t stream, uint64_t *address);
 status pool_free(struct context *context, uint64_t address, uint64_t stream);
-status pool_trim(struct pool *pool, size_t keep);
-status pool_set_attribute(struct pool *pool, int attribute, const void *value);
-status pool_get_attribute(const struct pool *pool, int attribute, void *out);
-status pool_set_access(struct pool *pool, const struct access_description *wanted, size_t count);
-status pool_get_access(const struct pool *pool, const struct location *location, int *flags);
-bool pool_return(struct block *block);
-void pools_relax(int device);
-void pools_drop(int device);
+status pool_trim(uint64_t handle, size_t keep);
+status pool_set_attribute(uint64_t handle, int attribute, const void *value);
+status pool_get_attribute(uint64_t handle, int attribute, void *out);
+status pool_set_access(uint64_t handle, const struct access_description *wanted, size_t count);
+status pool_get_access(uint64_t handle, const struct location *location, int *flags);
+status device_set_pool(int device, uint64_t handle);
+bool pool_free_now(struct block *block);
+void pools_trim_to_threshold(int device);
+void pools_reset(int device);
 
 /* --- capture of graphs -------------------------------------------------------------------------------------------- */
 
 enum { CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED };   /* modes, of captures and of threads */
-enum { CAPTURE_NONE, CAPTURE_ACTIVE, CAPTURE_SPOILT };
+enum { CAPTURE_STATE_NONE, CAPTURE_STATE_ACTIVE, CAPTURE_STATE_INVALIDATED };
 
 status capture_exchange(int *mode);
 status capture_begin(struct stream *stream, int mode);
 status capture_end(struct stream *stream, uint64_t *graph);
 void capture_forget(struct stream *stream);
 status capture_state(const struct stream *stream, int *out, uint64_t *number);
-status capture_unsafe(void);
-status capture_work(const struct stream *stream);
-status capture_wait(struct stream *stream);
-status capture_wait_context(struct context *context);
+status capture_check_unsafe(void);
+status capture_check_work(const struct stream *stream);
+status capture_check_wait(struct stream *stream);
+status capture_check_wait_context(struct context *context);
 status graph_destroy(uint64_t handle);
 
 /* --- between processes -------------------------------------------------------------------------------------------- */

@@ -10,14 +10,12 @@
 #define PRIORITY_GREATEST (-5)
 #define TOTAL_PITCH 2147483647
 
-static bool is_device(int device) { return device >= 0 && device < device_count; }
-
 /* --- the driver --------------------------------------------------------------------------------------------------- */
 
 /* 13.0 unless told otherwise: an older number hides the newer functions, as an older driver does. */
 int cuda_version(void) { return (int)core_setting("DEVMEM_EMULATOR_CUDA_VERSION", 13000); }
 
-struct manners manners = {.staged = SIZE_MAX, .in_host_function = NOT_PERMITTED};
+struct vendor_rules vendor_rules = {.staging_limit = SIZE_MAX, .host_function_status = NOT_PERMITTED};
 
 /* The list of visible devices as the vendor reads it: ordinals, cut at the first that does not exist. No UUIDs. */
 int front_visible_devices(int physical[MAX_DEVICES], int total)
@@ -40,11 +38,11 @@ int front_visible_devices(int physical[MAX_DEVICES], int total)
 }
 
 status front_admit(enum need need) { return need == NEED_NOTHING || core_is_open() ? OK : NOT_INITIALIZED; }
-void front_lost(status code) { (void)code; }
+void front_device_failed(status code) { (void)code; }
 
 /* Of the pools' it is their attributes that are known to be; the others are taken for so. Allocating and freeing in
  * stream order is seen. */
-bool front_unseen(int function)
+bool front_forbidden_in_capture(int function)
 {
     switch (function) {
     case FUNCTION_cuMemAlloc: case FUNCTION_cuMemAllocPitch: case FUNCTION_cuMemFree: case FUNCTION_cuMemAllocManaged:

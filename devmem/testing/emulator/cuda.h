@@ -2,9 +2,11 @@
 #ifndef DEVMEM_EMULATOR_CUDA_H
 #define DEVMEM_EMULATOR_CUDA_H
 
-#include "core.h"
+#define FRONT_ENTER core_enter
+#define FRONT_LEAVE core_leave
 
-typedef uint64_t handle;       /* contexts, streams, events, pools: opaque pointers to the program */
+#include "front.h"
+
 typedef uint64_t deviceptr;
 
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 };
@@ -43,23 +45,8 @@ struct memcpy_attributes {
     unsigned flags;
 };
 
-struct ipc_handle {
-    unsigned char bytes[64];
-};
-
 _Static_assert(sizeof(struct memcpy2d) == 128 && sizeof(struct memcpy3d) == 200, "layouts of the copy descriptors");
 _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_properties) == 88, "layouts of newer structs");
-
-#define EXPORT __attribute__((visibility("default")))
-
-/* Every function begins with BEGIN and leaves through END: between the two it holds the core's lock. */
-#define BEGIN(name, need)                                            \
-    struct context *context = NULL;                                  \
-    (void)context;                                                   \
-    status begun = core_enter(FUNCTION_##name, need, &context);      \
-    if (begun != OK) return begun
-#define END(result) return core_leave(result)
-#define REQUIRE(condition, code) if (!(condition)) END(code)
 
 /* The functions of this front, by the name under which they are counted and made to fail. */
 #define CUDA_FUNCTIONS(X) \
@@ -103,12 +90,10 @@ _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_prop
     X(cuMemRangeGetAttribute) X(cuMemPoolExportToShareableHandle) X(cuMemPoolImportFromShareableHandle) \
     X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) X(cuProfilerStart) X(cuProfilerStop)
 
-#define NUMBER(name) FUNCTION_##name,
-enum { CUDA_FUNCTIONS(NUMBER) FUNCTION_TOTAL };
-#undef NUMBER
+enum { CUDA_FUNCTIONS(FUNCTION_NUMBER) FUNCTION_TOTAL };
 _Static_assert(FUNCTION_TOTAL <= MAX_FUNCTIONS, "room for all counters");
 
 int cuda_version(void);
-void *null_function(const char *name, int version);
+void *null_function(const char *name);
 
 #endif

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-static bool is_device(int device) { return device >= 0 && device < device_count; }
-
 /* --- device memory ------------------------------------------------------------------------------------------------ */
 
 EXPORT status cuMemAlloc_v2(deviceptr *out, size_t bytes)
@@ -66,7 +64,7 @@ EXPORT status cuMemAllocHost_v2(void **out, size_t bytes)
 EXPORT status cuMemFreeHost(void *address)
 {
     BEGIN(cuMemFreeHost, NEED_CONTEXT);
-    END(host_free(context, (uint64_t)(uintptr_t)address));
+    END(host_free(context, address_of(address)));
 }
 
 static bool is_page_locked(const struct block *block)
@@ -86,7 +84,7 @@ EXPORT status cuMemHostGetDevicePointer_v2(deviceptr *out, void *address, unsign
 EXPORT status cuMemHostGetFlags(unsigned *flags, void *address)
 {
     BEGIN(cuMemHostGetFlags, NEED_CONTEXT);
-    struct block *block = block_find((uint64_t)(uintptr_t)address);
+    struct block *block = block_find(address_of(address));
     REQUIRE(flags && is_page_locked(block), INVALID_VALUE);
     *flags = block->flags;
     END(OK);
@@ -102,7 +100,7 @@ EXPORT status cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
 EXPORT status cuMemHostUnregister(void *address)
 {
     BEGIN(cuMemHostUnregister, NEED_CONTEXT);
-    END(host_unregister(context, (uint64_t)(uintptr_t)address));
+    END(host_unregister(context, address_of(address)));
 }
 
 /* --- managed memory ----------------------------------------------------------------------------------------------- */
@@ -119,12 +117,8 @@ EXPORT status cuMemAllocManaged(deviceptr *out, size_t bytes, unsigned flags)
 
 static status advise(deviceptr address, size_t bytes, int advice, struct location location)
 {
-    struct block *block = block_find(address);
-    if (!bytes || advice < 1 || advice > 6 || !block || block->kind != BLOCK_MANAGED) return INVALID_VALUE;
-    if (address + bytes > block->base + block->size) return INVALID_VALUE;
     bool placed = advice == 3 || advice >= 5; /* the others do not look at the location */
-    if (placed && location.type == LOCATION_DEVICE && !is_device(location.id)) return INVALID_DEVICE;
-    return OK;
+    return advice >= 1 && advice <= 6 ? managed_advise(address, bytes, location, placed) : INVALID_VALUE;
 }
 
 EXPORT status cuMemAdvise(deviceptr address, size_t bytes, int advice, int device)
@@ -142,84 +136,45 @@ EXPORT status cuMemAdvise_v2(deviceptr address, size_t bytes, int advice, struct
 
 /* --- what is at an address? --------------------------------------------------------------------------------------- */
 
-enum {
-    POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE, POINTER_DEVICE_POINTER, POINTER_HOST_POINTER, POINTER_P2P_TOKENS,
-    POINTER_SYNC_MEMOPS, POINTER_BUFFER_ID, POINTER_IS_MANAGED, POINTER_DEVICE_ORDINAL, POINTER_IS_LEGACY_IPC_CAPABLE,
-    POINTER_RANGE_START, POINTER_RANGE_SIZE, POINTER_MAPPED, POINTER_ALLOWED_HANDLE_TYPES, POINTER_IS_RDMA_CAPABLE,
-    POINTER_ACCESS_FLAGS, POINTER_POOL, POINTER_MAPPING_SIZE, POINTER_MAPPING_BASE, POINTER_MEMORY_BLOCK_ID
-};
-
-static void put(void *out, const void *value, size_t bytes) { memcpy(out, value, bytes); }
-static void put_word(void *out, uint64_t value) { put(out, &value, 8); }
-static void put_int(void *out, int value) { put(out, &value, 4); }
-static void put_bool(void *out, bool value) { put(out, &value, 1); }
-
-static bool host_side(const struct block *block) { return block->kind == BLOCK_PINNED || block->kind == BLOCK_REGISTERED; }
-
-static status describe(void *out, int attribute, uint64_t address, const struct block *block)
+static bool attribute_value(const struct block *block, int attribute, uint64_t address, uint64_t *value)
 {
-    bool on_host = host_side(block), managed = block->kind == BLOCK_MANAGED;
-    switch (attribute) {
-    case POINTER_CONTEXT: put_word(out, block->kind == BLOCK_POOLED ? 0 : block->context->handle); return OK;
-    case POINTER_MEMORY_TYPE: put_int(out, on_host ? MEMORY_HOST : MEMORY_DEVICE); return OK;
-    case POINTER_DEVICE_POINTER: put_word(out, address); return OK;
-    case POINTER_HOST_POINTER:
-        if (!on_host && !managed) return INVALID_VALUE;
-        put_word(out, address);
-        return OK;
-    case POINTER_SYNC_MEMOPS: put_bool(out, false); return OK;
-    case POINTER_BUFFER_ID: put_word(out, block->serial); return OK;
-    case POINTER_IS_MANAGED: put_int(out, managed); return OK;
-    case POINTER_DEVICE_ORDINAL: put_int(out, block->device); return OK;
-    case POINTER_IS_LEGACY_IPC_CAPABLE: put_bool(out, block->kind == BLOCK_DEVICE); return OK;
-    case POINTER_RANGE_START:
-    case POINTER_MAPPING_BASE: put_word(out, block->base); return OK;
-    case POINTER_RANGE_SIZE:
-    case POINTER_MAPPING_SIZE: put_word(out, block->size); return OK;
-    case POINTER_MAPPED: put_bool(out, true); return OK;
-    case POINTER_ALLOWED_HANDLE_TYPES: put_word(out, 0); return OK;
-    case POINTER_IS_RDMA_CAPABLE: put_bool(out, false); return OK;
-    case POINTER_ACCESS_FLAGS: put_int(out, ACCESS_READ_WRITE); return OK;
-    case POINTER_POOL: put_word(out, block->pool ? block->pool->handle : 0); return OK;
-    case POINTER_MEMORY_BLOCK_ID: put_word(out, block->serial); return OK;
-    default: return attribute == POINTER_P2P_TOKENS ? NOT_SUPPORTED : INVALID_VALUE;
-    }
+    *value = 0;
+    if (attribute == POINTER_CONTEXT && block->kind == BLOCK_POOLED) return true; /* pools belong to no context */
+    if (attribute != POINTER_MEMORY_TYPE) return pointer_attribute(block, attribute, address, value);
+    *value = is_page_locked(block) ? MEMORY_HOST : MEMORY_DEVICE;
+    return true;
 }
+
+static size_t attribute_size(int attribute)
+{
+    return attribute == POINTER_IS_MANAGED ? 4 : pointer_attribute_size(attribute);
+}
+
+static bool is_attribute(int attribute) { return attribute > 0 && attribute <= POINTER_MEMORY_BLOCK_ID; }
 
 EXPORT status cuPointerGetAttribute(void *out, int attribute, deviceptr address)
 {
     BEGIN(cuPointerGetAttribute, NEED_CONTEXT);
     struct block *block = block_find(address);
-    END(out && block ? describe(out, attribute, address, block) : INVALID_VALUE);
+    uint64_t value;
+    REQUIRE(out && block && is_attribute(attribute), INVALID_VALUE);
+    bool known = attribute_value(block, attribute, address, &value);
+    REQUIRE(known, attribute == POINTER_P2P_TOKENS ? NOT_SUPPORTED : INVALID_VALUE);
+    memcpy(out, &value, attribute_size(attribute));
+    END(OK);
 }
 
-static size_t width_of(int attribute)
-{
-    switch (attribute) {
-    case POINTER_MEMORY_TYPE:
-    case POINTER_IS_MANAGED:
-    case POINTER_DEVICE_ORDINAL:
-    case POINTER_ACCESS_FLAGS: return 4;
-    case POINTER_SYNC_MEMOPS:
-    case POINTER_IS_LEGACY_IPC_CAPABLE:
-    case POINTER_MAPPED:
-    case POINTER_IS_RDMA_CAPABLE: return 1;
-    default: return 8;
-    }
-}
-
-/* Unlike the singular call this is no error for an unknown address: everything is then zero. */
+/* Unlike the singular call, an unknown address is no error: everything is then zero, and the ordinal -2. */
 EXPORT status cuPointerGetAttributes(unsigned count, const int *wanted, void **out, deviceptr address)
 {
     BEGIN(cuPointerGetAttributes, NEED_CONTEXT);
     REQUIRE(count && wanted && out, INVALID_VALUE);
     struct block *block = block_find(address);
     for (unsigned index = 0; index < count; index++) {
-        REQUIRE(out[index] && wanted[index] > 0 && wanted[index] <= POINTER_MEMORY_BLOCK_ID, INVALID_VALUE);
-        if (!block || describe(out[index], wanted[index], address, block) != OK) {
-            memset(out[index], 0, width_of(wanted[index]));
-            if (wanted[index] == POINTER_DEVICE_ORDINAL) put_int(out[index], -2);
-        }
+        uint64_t value = wanted[index] == POINTER_DEVICE_ORDINAL ? (uint64_t)-2 : 0;
+        REQUIRE(out[index] && is_attribute(wanted[index]), INVALID_VALUE);
+        if (block && !attribute_value(block, wanted[index], address, &value)) value = 0;
+        memcpy(out[index], &value, attribute_size(wanted[index]));
     }
     END(OK);
 }
@@ -244,36 +199,31 @@ EXPORT status cuMemPoolDestroy(handle which)
 EXPORT status cuMemPoolTrimTo(handle which, size_t keep)
 {
     BEGIN(cuMemPoolTrimTo, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool ? pool_trim(pool, keep) : INVALID_VALUE);
+    END(pool_trim(which, keep));
 }
 
 EXPORT status cuMemPoolSetAttribute(handle which, int attribute, const void *value)
 {
     BEGIN(cuMemPoolSetAttribute, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool && value ? pool_set_attribute(pool, attribute, value) : INVALID_VALUE);
+    END(pool_set_attribute(which, attribute, value));
 }
 
 EXPORT status cuMemPoolGetAttribute(handle which, int attribute, void *out)
 {
     BEGIN(cuMemPoolGetAttribute, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool && out ? pool_get_attribute(pool, attribute, out) : INVALID_VALUE);
+    END(pool_get_attribute(which, attribute, out));
 }
 
 EXPORT status cuMemPoolSetAccess(handle which, const struct access_description *wanted, size_t count)
 {
     BEGIN(cuMemPoolSetAccess, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool && (wanted || !count) ? pool_set_access(pool, wanted, count) : INVALID_VALUE);
+    END(pool_set_access(which, wanted, count));
 }
 
 EXPORT status cuMemPoolGetAccess(int *flags, handle which, const struct location *location)
 {
     BEGIN(cuMemPoolGetAccess, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool && flags && location ? pool_get_access(pool, location, flags) : INVALID_VALUE);
+    END(pool_get_access(which, location, flags));
 }
 
 EXPORT status cuDeviceGetDefaultMemPool(handle *out, int device)
@@ -297,11 +247,7 @@ EXPORT status cuDeviceGetMemPool(handle *out, int device)
 EXPORT status cuDeviceSetMemPool(int device, handle which)
 {
     BEGIN(cuDeviceSetMemPool, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    REQUIRE(is_device(device), INVALID_DEVICE);
-    REQUIRE(pool && pool->device == device, INVALID_VALUE);
-    devices[device].current_pool = pool;
-    END(OK);
+    END(device_set_pool(device, which));
 }
 
 /* --- between processes -------------------------------------------------------------------------------------------- */

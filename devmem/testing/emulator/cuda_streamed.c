@@ -9,72 +9,70 @@
 #include <string.h>
 
 #ifdef PER_THREAD
-#define GIVEN(name) name##_ptsz
-#define IMPLIED(name) name##_ptds
+#define PTSZ(name) EXPORT status name##_ptsz
+#define PTDS(name) EXPORT status name##_ptds
 #define DEFAULT_STREAM STREAM_PER_THREAD
 #else
-#define GIVEN(name) name
-#define IMPLIED(name) name
+#define PTSZ(name) EXPORT status name
+#define PTDS(name) EXPORT status name
 #define DEFAULT_STREAM STREAM_LEGACY
 #endif
 
 #define STREAM_OF(stream) ((stream) ? (stream) : DEFAULT_STREAM)
 #define MAX_PITCH 2147483647u
 
-static uint64_t address_of(const void *host) { return (uint64_t)(uintptr_t)host; }
-
 /* --- linear copies ------------------------------------------------------------------------------------------------ */
 
 static status linear(struct context *context, handle stream, uint64_t to, enum side to_side, uint64_t from, enum side from_side,
                      size_t bytes, bool blocking)
 {
-    struct box box = {{to, bytes, bytes, to_side}, {from, bytes, bytes, from_side}, bytes, 1, 1};
+    struct box box = linear_box(to, to_side, from, from_side, bytes);
     return copy_run(context, STREAM_OF(stream), &box, blocking);
 }
 
-EXPORT status IMPLIED(cuMemcpy)(deviceptr to, deviceptr from, size_t bytes)
+PTDS(cuMemcpy)(deviceptr to, deviceptr from, size_t bytes)
 {
     BEGIN(cuMemcpy, NEED_CONTEXT);
     END(linear(context, 0, to, SIDE_ANY, from, SIDE_ANY, bytes, true));
 }
 
-EXPORT status GIVEN(cuMemcpyAsync)(deviceptr to, deviceptr from, size_t bytes, handle stream)
+PTSZ(cuMemcpyAsync)(deviceptr to, deviceptr from, size_t bytes, handle stream)
 {
     BEGIN(cuMemcpyAsync, NEED_CONTEXT);
     END(linear(context, stream, to, SIDE_ANY, from, SIDE_ANY, bytes, false));
 }
 
-EXPORT status IMPLIED(cuMemcpyHtoD_v2)(deviceptr to, const void *from, size_t bytes)
+PTDS(cuMemcpyHtoD_v2)(deviceptr to, const void *from, size_t bytes)
 {
     BEGIN(cuMemcpyHtoD, NEED_CONTEXT);
     END(linear(context, 0, to, SIDE_DEVICE, address_of(from), SIDE_HOST, bytes, true));
 }
 
-EXPORT status GIVEN(cuMemcpyHtoDAsync_v2)(deviceptr to, const void *from, size_t bytes, handle stream)
+PTSZ(cuMemcpyHtoDAsync_v2)(deviceptr to, const void *from, size_t bytes, handle stream)
 {
     BEGIN(cuMemcpyHtoDAsync, NEED_CONTEXT);
     END(linear(context, stream, to, SIDE_DEVICE, address_of(from), SIDE_HOST, bytes, false));
 }
 
-EXPORT status IMPLIED(cuMemcpyDtoH_v2)(void *to, deviceptr from, size_t bytes)
+PTDS(cuMemcpyDtoH_v2)(void *to, deviceptr from, size_t bytes)
 {
     BEGIN(cuMemcpyDtoH, NEED_CONTEXT);
     END(linear(context, 0, address_of(to), SIDE_HOST, from, SIDE_DEVICE, bytes, true));
 }
 
-EXPORT status GIVEN(cuMemcpyDtoHAsync_v2)(void *to, deviceptr from, size_t bytes, handle stream)
+PTSZ(cuMemcpyDtoHAsync_v2)(void *to, deviceptr from, size_t bytes, handle stream)
 {
     BEGIN(cuMemcpyDtoHAsync, NEED_CONTEXT);
     END(linear(context, stream, address_of(to), SIDE_HOST, from, SIDE_DEVICE, bytes, false));
 }
 
-EXPORT status IMPLIED(cuMemcpyDtoD_v2)(deviceptr to, deviceptr from, size_t bytes)
+PTDS(cuMemcpyDtoD_v2)(deviceptr to, deviceptr from, size_t bytes)
 {
     BEGIN(cuMemcpyDtoD, NEED_CONTEXT);
     END(linear(context, 0, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, true));
 }
 
-EXPORT status GIVEN(cuMemcpyDtoDAsync_v2)(deviceptr to, deviceptr from, size_t bytes, handle stream)
+PTSZ(cuMemcpyDtoDAsync_v2)(deviceptr to, deviceptr from, size_t bytes, handle stream)
 {
     BEGIN(cuMemcpyDtoDAsync, NEED_CONTEXT);
     END(linear(context, stream, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, false));
@@ -100,7 +98,7 @@ static status between(struct context *context, handle stream, deviceptr to, hand
 }
 
 /* Documented as serialised with all work of both contexts, pending and future: both are waited for, before and after. */
-EXPORT status IMPLIED(cuMemcpyPeer)(deviceptr to, handle to_context, deviceptr from, handle from_context, size_t bytes)
+PTDS(cuMemcpyPeer)(deviceptr to, handle to_context, deviceptr from, handle from_context, size_t bytes)
 {
     BEGIN(cuMemcpyPeer, NEED_CONTEXT);
     struct context *target, *source;
@@ -113,7 +111,7 @@ EXPORT status IMPLIED(cuMemcpyPeer)(deviceptr to, handle to_context, deviceptr f
     END(result);
 }
 
-EXPORT status GIVEN(cuMemcpyPeerAsync)(deviceptr to, handle to_context, deviceptr from, handle from_context, size_t bytes,
+PTSZ(cuMemcpyPeerAsync)(deviceptr to, handle to_context, deviceptr from, handle from_context, size_t bytes,
                                        handle stream)
 {
     BEGIN(cuMemcpyPeerAsync, NEED_CONTEXT);
@@ -129,7 +127,7 @@ struct corner {
     size_t x, y, z, pitch, height;
 };
 
-static status end_of(const struct corner *corner, const struct box *box, struct end *out)
+static status end_of(const struct corner *corner, const struct box *box, struct box_end *out)
 {
     if (corner->type == MEMORY_ARRAY) return NOT_SUPPORTED;
     if (corner->type < MEMORY_HOST || corner->type > MEMORY_UNIFIED) return INVALID_VALUE;
@@ -173,31 +171,31 @@ static status run_3d(struct context *context, handle stream, const struct memcpy
     return run_box(context, stream, &box, &to, &from, blocking);
 }
 
-EXPORT status IMPLIED(cuMemcpy2D_v2)(const struct memcpy2d *copy)
+PTDS(cuMemcpy2D_v2)(const struct memcpy2d *copy)
 {
     BEGIN(cuMemcpy2D, NEED_CONTEXT);
     END(run_2d(context, 0, copy, false, true));
 }
 
-EXPORT status IMPLIED(cuMemcpy2DUnaligned_v2)(const struct memcpy2d *copy)
+PTDS(cuMemcpy2DUnaligned_v2)(const struct memcpy2d *copy)
 {
     BEGIN(cuMemcpy2DUnaligned, NEED_CONTEXT);
     END(run_2d(context, 0, copy, true, true));
 }
 
-EXPORT status GIVEN(cuMemcpy2DAsync_v2)(const struct memcpy2d *copy, handle stream)
+PTSZ(cuMemcpy2DAsync_v2)(const struct memcpy2d *copy, handle stream)
 {
     BEGIN(cuMemcpy2DAsync, NEED_CONTEXT);
     END(run_2d(context, stream, copy, false, false));
 }
 
-EXPORT status IMPLIED(cuMemcpy3D_v2)(const struct memcpy3d *copy)
+PTDS(cuMemcpy3D_v2)(const struct memcpy3d *copy)
 {
     BEGIN(cuMemcpy3D, NEED_CONTEXT);
     END(run_3d(context, 0, copy, true));
 }
 
-EXPORT status GIVEN(cuMemcpy3DAsync_v2)(const struct memcpy3d *copy, handle stream)
+PTSZ(cuMemcpy3DAsync_v2)(const struct memcpy3d *copy, handle stream)
 {
     BEGIN(cuMemcpy3DAsync, NEED_CONTEXT);
     END(run_3d(context, stream, copy, false));
@@ -229,26 +227,25 @@ static status run_batch(struct context *context, handle stream, const deviceptr 
     status result = check_attributes(attributes, firsts, kinds, count);
     if (result != OK) return result;
     struct box boxes[count < BATCH_PIECE ? count : 1], *box = boxes;
-    enum when whens[count < BATCH_PIECE ? count : 1], *when = whens;
+    enum source_read reads[count < BATCH_PIECE ? count : 1], *read = reads;
     if (count >= BATCH_PIECE) {
         box = calloc(count, sizeof *box);
-        when = calloc(count, sizeof *when);
-        if (!box || !when) abort();
+        read = calloc(count, sizeof *read);
+        if (!box || !read) abort();
     }
     for (size_t index = 0, kind = 0; index < count; index++) {
         if (kind + 1 < kinds && firsts[kind + 1] == index) kind++;
-        when[index] = attributes[kind].order == ORDER_DURING_CALL ? WHEN_CALL : WHEN_STREAM;
-        box[index] = (struct box){{to[index], sizes[index], sizes[index], SIDE_ANY},
-                                  {from[index], sizes[index], sizes[index], SIDE_ANY}, sizes[index], 1, 1};
+        read[index] = attributes[kind].order == ORDER_DURING_CALL ? READ_DURING_CALL : READ_IN_STREAM_ORDER;
+        box[index] = linear_box(to[index], SIDE_ANY, from[index], SIDE_ANY, sizes[index]);
     }
-    result = copy_batch(context, STREAM_OF(stream), box, when, count, failed);
+    result = copy_batch(context, STREAM_OF(stream), box, read, count, failed);
     if (box != boxes) free(box);
-    if (when != whens) free(when);
+    if (read != reads) free(read);
     return result;
 }
 
 /* The form of CUDA 12.8, which says which copy was refused. */
-EXPORT status GIVEN(cuMemcpyBatchAsync)(const deviceptr *to, const deviceptr *from, const size_t *sizes, size_t count,
+PTSZ(cuMemcpyBatchAsync)(const deviceptr *to, const deviceptr *from, const size_t *sizes, size_t count,
                                         const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds,
                                         size_t *failed, handle stream)
 {
@@ -259,7 +256,7 @@ EXPORT status GIVEN(cuMemcpyBatchAsync)(const deviceptr *to, const deviceptr *fr
     END(result);
 }
 
-EXPORT status GIVEN(cuMemcpyBatchAsync_v2)(const deviceptr *to, const deviceptr *from, const size_t *sizes, size_t count,
+PTSZ(cuMemcpyBatchAsync_v2)(const deviceptr *to, const deviceptr *from, const size_t *sizes, size_t count,
                                            const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds,
                                            handle stream)
 {
@@ -271,22 +268,22 @@ EXPORT status GIVEN(cuMemcpyBatchAsync_v2)(const deviceptr *to, const deviceptr 
 /* --- fills -------------------------------------------------------------------------------------------------------- */
 
 #define FILLS(bits, type)                                                                                                      \
-    EXPORT status IMPLIED(cuMemsetD##bits##_v2)(deviceptr to, type value, size_t count)                                        \
+    PTDS(cuMemsetD##bits##_v2)(deviceptr to, type value, size_t count)                                        \
     {                                                                                                                          \
         BEGIN(cuMemsetD##bits, NEED_CONTEXT);                                                                                  \
         END(fill_run(context, DEFAULT_STREAM, to, 0, value, bits / 8, count, 1, true));                                        \
     }                                                                                                                          \
-    EXPORT status GIVEN(cuMemsetD##bits##Async)(deviceptr to, type value, size_t count, handle stream)                         \
+    PTSZ(cuMemsetD##bits##Async)(deviceptr to, type value, size_t count, handle stream)                         \
     {                                                                                                                          \
         BEGIN(cuMemsetD##bits##Async, NEED_CONTEXT);                                                                           \
         END(fill_run(context, STREAM_OF(stream), to, 0, value, bits / 8, count, 1, false));                                    \
     }                                                                                                                          \
-    EXPORT status IMPLIED(cuMemsetD2D##bits##_v2)(deviceptr to, size_t pitch, type value, size_t width, size_t height)         \
+    PTDS(cuMemsetD2D##bits##_v2)(deviceptr to, size_t pitch, type value, size_t width, size_t height)         \
     {                                                                                                                          \
         BEGIN(cuMemsetD2D##bits, NEED_CONTEXT);                                                                                \
         END(fill_run(context, DEFAULT_STREAM, to, pitch, value, bits / 8, width, height, true));                               \
     }                                                                                                                          \
-    EXPORT status GIVEN(cuMemsetD2D##bits##Async)(deviceptr to, size_t pitch, type value, size_t width, size_t height,         \
+    PTSZ(cuMemsetD2D##bits##Async)(deviceptr to, size_t pitch, type value, size_t width, size_t height,         \
                                                   handle stream)                                                               \
     {                                                                                                                          \
         BEGIN(cuMemsetD2D##bits##Async, NEED_CONTEXT);                                                                         \
@@ -299,24 +296,22 @@ FILLS(32, unsigned)
 
 /* --- stream-ordered memory ---------------------------------------------------------------------------------------- */
 
-EXPORT status GIVEN(cuMemAllocAsync)(deviceptr *out, size_t bytes, handle stream)
+PTSZ(cuMemAllocAsync)(deviceptr *out, size_t bytes, handle stream)
 {
     BEGIN(cuMemAllocAsync, NEED_CONTEXT);
-    struct stream *of;
     REQUIRE(out, INVALID_VALUE);
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    REQUIRE(found == OK, found);
+    FIND_STREAM(of, stream);
     END(pool_alloc(context, devices[of->context->device].current_pool, bytes, STREAM_OF(stream), out));
 }
 
-EXPORT status GIVEN(cuMemAllocFromPoolAsync)(deviceptr *out, size_t bytes, handle which, handle stream)
+PTSZ(cuMemAllocFromPoolAsync)(deviceptr *out, size_t bytes, handle which, handle stream)
 {
     BEGIN(cuMemAllocFromPoolAsync, NEED_CONTEXT);
     struct pool *pool = handle_get(which, HANDLE_POOL);
     END(out && pool ? pool_alloc(context, pool, bytes, STREAM_OF(stream), out) : INVALID_VALUE);
 }
 
-EXPORT status GIVEN(cuMemFreeAsync)(deviceptr address, handle stream)
+PTSZ(cuMemFreeAsync)(deviceptr address, handle stream)
 {
     BEGIN(cuMemFreeAsync, NEED_CONTEXT);
     END(pool_free(context, address, STREAM_OF(stream)));
@@ -324,42 +319,22 @@ EXPORT status GIVEN(cuMemFreeAsync)(deviceptr address, handle stream)
 
 /* --- managed memory ----------------------------------------------------------------------------------------------- */
 
-static status mark(struct stream *stream)
-{
-    struct op *op = op_new(OP_MARK);
-    stream_submit(stream, op);
-    op_drop(op);
-    return OK;
-}
-
-static status prefetch(struct context *context, deviceptr address, size_t bytes, struct location to, handle stream)
-{
-    struct stream *on;
-    struct block *block = block_find(address);
-    status found = stream_for_work(context, STREAM_OF(stream), &on);
-    if (found != OK) return found;
-    if (!bytes || !block || block->kind != BLOCK_MANAGED || address + bytes > block->base + block->size) return INVALID_VALUE;
-    if (to.type < LOCATION_DEVICE || to.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
-    if (to.type == LOCATION_DEVICE && (to.id < 0 || to.id >= device_count)) return INVALID_DEVICE;
-    return mark(on);
-}
-
-EXPORT status GIVEN(cuMemPrefetchAsync)(deviceptr address, size_t bytes, int device, handle stream)
+PTSZ(cuMemPrefetchAsync)(deviceptr address, size_t bytes, int device, handle stream)
 {
     BEGIN(cuMemPrefetchAsync, NEED_CONTEXT);
     struct location to = {device == -1 ? LOCATION_HOST : LOCATION_DEVICE, device};
-    END(prefetch(context, address, bytes, to, stream));
+    END(managed_prefetch(context, STREAM_OF(stream), address, bytes, to));
 }
 
-EXPORT status GIVEN(cuMemPrefetchAsync_v2)(deviceptr address, size_t bytes, struct location to, unsigned flags, handle stream)
+PTSZ(cuMemPrefetchAsync_v2)(deviceptr address, size_t bytes, struct location to, unsigned flags, handle stream)
 {
     BEGIN(cuMemPrefetchAsync, NEED_CONTEXT);
-    END(flags ? INVALID_VALUE : prefetch(context, address, bytes, to, stream));
+    END(flags ? INVALID_VALUE : managed_prefetch(context, STREAM_OF(stream), address, bytes, to));
 }
 
 #define ATTACH_SINGLE 4u
 
-EXPORT status GIVEN(cuStreamAttachMemAsync)(handle stream, deviceptr address, size_t bytes, unsigned flags)
+PTSZ(cuStreamAttachMemAsync)(handle stream, deviceptr address, size_t bytes, unsigned flags)
 {
     BEGIN(cuStreamAttachMemAsync, NEED_CONTEXT);
     struct stream *on;
@@ -369,156 +344,106 @@ EXPORT status GIVEN(cuStreamAttachMemAsync)(handle stream, deviceptr address, si
     REQUIRE(block && block->kind == BLOCK_MANAGED && block->base == address, INVALID_VALUE);
     REQUIRE(!bytes || bytes == block->size, INVALID_VALUE);
     REQUIRE(flags == 1 || flags == 2 || (flags == ATTACH_SINGLE && stream), INVALID_VALUE);
-    END(mark(on));
+    stream_mark(on);
+    END(OK);
 }
 
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
-EXPORT status GIVEN(cuStreamQuery)(handle stream)
+PTSZ(cuStreamQuery)(handle stream)
 {
     BEGIN(cuStreamQuery, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? stream_query(of) : found);
+    FIND_STREAM(of, stream);
+    END(stream_query(of));
 }
 
-EXPORT status GIVEN(cuStreamSynchronize)(handle stream)
+PTSZ(cuStreamSynchronize)(handle stream)
 {
     BEGIN(cuStreamSynchronize, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? stream_synchronize(of) : found);
+    FIND_STREAM(of, stream);
+    END(stream_synchronize(of));
 }
 
 /* Flags mean something while a stream is captured into a graph, which takes no waits here. */
-EXPORT status GIVEN(cuStreamWaitEvent)(handle stream, handle event, unsigned flags)
+PTSZ(cuStreamWaitEvent)(handle stream, handle event, unsigned flags)
 {
     BEGIN(cuStreamWaitEvent, NEED_CONTEXT);
     END(flags ? INVALID_VALUE : event_wait(context, STREAM_OF(stream), event));
 }
 
-EXPORT status GIVEN(cuEventRecord)(handle event, handle stream)
+PTSZ(cuEventRecord)(handle event, handle stream)
 {
     BEGIN(cuEventRecord, NEED_CONTEXT);
     END(event_record(context, event, STREAM_OF(stream)));
 }
 
-EXPORT status GIVEN(cuEventRecordWithFlags)(handle event, handle stream, unsigned flags)
+PTSZ(cuEventRecordWithFlags)(handle event, handle stream, unsigned flags)
 {
     BEGIN(cuEventRecordWithFlags, NEED_CONTEXT);
     END(flags ? INVALID_VALUE : event_record(context, event, STREAM_OF(stream)));
 }
 
-EXPORT status GIVEN(cuStreamGetPriority)(handle stream, int *out)
-{
-    BEGIN(cuStreamGetPriority, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->priority;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
+STREAM_GETTER(PTSZ, cuStreamGetPriority, int, priority)
+STREAM_GETTER(PTSZ, cuStreamGetFlags, unsigned, flags)
+STREAM_GETTER(PTSZ, cuStreamGetCtx, handle, context->handle)
+STREAM_GETTER(PTSZ, cuStreamGetDevice, int, context->device)
+STREAM_GETTER(PTSZ, cuStreamGetId, unsigned long long, number)
 
-EXPORT status GIVEN(cuStreamGetFlags)(handle stream, unsigned *out)
-{
-    BEGIN(cuStreamGetFlags, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->flags;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
-
-EXPORT status GIVEN(cuStreamGetCtx)(handle stream, handle *out)
-{
-    BEGIN(cuStreamGetCtx, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->context->handle;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
-
-EXPORT status GIVEN(cuStreamGetDevice)(handle stream, int *out)
-{
-    BEGIN(cuStreamGetDevice, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->context->device;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
-
-EXPORT status GIVEN(cuStreamGetId)(handle stream, unsigned long long *out)
-{
-    BEGIN(cuStreamGetId, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->number;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
-
-EXPORT status GIVEN(cuStreamBeginCapture_v2)(handle stream, int mode)
+PTSZ(cuStreamBeginCapture_v2)(handle stream, int mode)
 {
     BEGIN(cuStreamBeginCapture, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? capture_begin(of, mode) : found);
+    FIND_STREAM(of, stream);
+    END(capture_begin(of, mode));
 }
 
-EXPORT status GIVEN(cuStreamEndCapture)(handle stream, handle *graph)
+PTSZ(cuStreamEndCapture)(handle stream, handle *graph)
 {
     BEGIN(cuStreamEndCapture, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    REQUIRE(found == OK, found);
+    FIND_STREAM(of, stream);
     END(graph ? capture_end(of, graph) : INVALID_VALUE);
 }
 
-EXPORT status GIVEN(cuStreamIsCapturing)(handle stream, int *out)
+PTSZ(cuStreamIsCapturing)(handle stream, int *out)
 {
     BEGIN(cuStreamIsCapturing, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? capture_state(of, out, NULL) : found);
+    FIND_STREAM(of, stream);
+    END(capture_state(of, out, NULL));
 }
 
-/* Of the graph itself nothing is told: only the status and the number are written, in every version of the call. */
-EXPORT status GIVEN(cuStreamGetCaptureInfo_v2)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, size_t *count)
+static status capture_info(handle stream, int *out, uint64_t *id)
 {
     BEGIN(cuStreamGetCaptureInfo, NEED_CONTEXT);
-    struct stream *of;
-    (void)graph, (void)nodes, (void)count;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? capture_state(of, out, id) : found);
+    FIND_STREAM(of, stream);
+    END(capture_state(of, out, id));
 }
 
-EXPORT status GIVEN(cuStreamGetCaptureInfo_v3)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, void *edges,
-                                               size_t *count)
+/* Only the state and the number are written, in every version of the call; nothing is told of the graph. */
+PTSZ(cuStreamGetCaptureInfo_v2)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, size_t *count)
 {
-    (void)edges;
-    return GIVEN(cuStreamGetCaptureInfo_v2)(stream, out, id, graph, nodes, count);
+    (void)graph, (void)nodes, (void)count;
+    return capture_info(stream, out, id);
 }
 
-EXPORT status GIVEN(cuLaunchHostFunc)(handle stream, void (*call)(void *), void *data)
+PTSZ(cuStreamGetCaptureInfo_v3)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, void *edges, size_t *count)
+{
+    (void)graph, (void)nodes, (void)edges, (void)count;
+    return capture_info(stream, out, id);
+}
+
+PTSZ(cuLaunchHostFunc)(handle stream, void (*call)(void *), void *data)
 {
     BEGIN(cuLaunchHostFunc, NEED_CONTEXT);
-    struct stream *on;
-    status found = stream_for_work(context, STREAM_OF(stream), &on);
-    REQUIRE(found == OK, found);
-    REQUIRE(call, INVALID_VALUE);
-    struct op *op = op_new(OP_HOST);
-    op->host.call = call;
-    op->host.data = data;
-    stream_submit(on, op);
-    op_drop(op);
-    END(OK);
+    END(stream_call_host(context, STREAM_OF(stream), call, data));
 }
 
-EXPORT status GIVEN(cuStreamWaitValue32_v2)(handle stream, deviceptr address, uint32_t value, unsigned flags)
+PTSZ(cuStreamWaitValue32_v2)(handle stream, deviceptr address, uint32_t value, unsigned flags)
 {
     BEGIN(cuStreamWaitValue32, NEED_CONTEXT);
     REQUIRE(flags <= 2, flags <= 3 ? NOT_SUPPORTED : INVALID_VALUE);
     END(value_run(context, STREAM_OF(stream), address, (struct value){value, UINT64_MAX, 4, flags}, false));
 }
 
-EXPORT status GIVEN(cuStreamWriteValue32_v2)(handle stream, deviceptr address, uint32_t value, unsigned flags)
+PTSZ(cuStreamWriteValue32_v2)(handle stream, deviceptr address, uint32_t value, unsigned flags)
 {
     BEGIN(cuStreamWriteValue32, NEED_CONTEXT);
     REQUIRE(flags <= 1, INVALID_VALUE);

@@ -4,8 +4,7 @@
 
 #include <string.h>
 
-#define NAME(name) #name,
-const char *const function_names[] = {CUDA_FUNCTIONS(NAME)};
+const char *const function_names[] = {CUDA_FUNCTIONS(FUNCTION_NAME)};
 const int function_count = FUNCTION_TOTAL;
 
 typedef void *entry_point;
@@ -60,14 +59,14 @@ struct entry {
     X(cuEventElapsedTime, 12080, cuEventElapsedTime_v2) \
     X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) X(cuGraphDestroy, 10000, cuGraphDestroy)
 
-#define STREAM_IMPLIED(X) \
+#define PTDS_FUNCTIONS(X) \
     X(cuMemcpy, 4000, cuMemcpy) X(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2) X(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2) \
     X(cuMemcpyDtoD, 3020, cuMemcpyDtoD_v2) X(cuMemcpyPeer, 4000, cuMemcpyPeer) X(cuMemcpy2D, 3020, cuMemcpy2D_v2) \
     X(cuMemcpy2DUnaligned, 3020, cuMemcpy2DUnaligned_v2) X(cuMemcpy3D, 3020, cuMemcpy3D_v2) \
     X(cuMemsetD8, 3020, cuMemsetD8_v2) X(cuMemsetD16, 3020, cuMemsetD16_v2) X(cuMemsetD32, 3020, cuMemsetD32_v2) \
     X(cuMemsetD2D8, 3020, cuMemsetD2D8_v2) X(cuMemsetD2D16, 3020, cuMemsetD2D16_v2) X(cuMemsetD2D32, 3020, cuMemsetD2D32_v2)
 
-#define STREAM_GIVEN(X) \
+#define PTSZ_FUNCTIONS(X) \
     X(cuMemcpyAsync, 4000, cuMemcpyAsync) X(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2) \
     X(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2) X(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2) \
     X(cuMemcpyPeerAsync, 4000, cuMemcpyPeerAsync) X(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2) \
@@ -91,20 +90,20 @@ struct entry {
 
 /* Only the addresses are wanted here; the true parameters stand with the definitions. */
 #define DECLARE_ONE(name, since, symbol) extern char symbol##_address[] __asm__(#symbol);
-#define DECLARE_IMPLIED(name, since, symbol) DECLARE_ONE(name, since, symbol) DECLARE_ONE(name, since, symbol##_ptds)
-#define DECLARE_GIVEN(name, since, symbol) DECLARE_ONE(name, since, symbol) DECLARE_ONE(name, since, symbol##_ptsz)
+#define DECLARE_PTDS(name, since, symbol) DECLARE_ONE(name, since, symbol) DECLARE_ONE(name, since, symbol##_ptds)
+#define DECLARE_PTSZ(name, since, symbol) DECLARE_ONE(name, since, symbol) DECLARE_ONE(name, since, symbol##_ptsz)
 #define DECLARE_UNSUPPORTED(name) DECLARE_ONE(name, 0, name)
 PLAIN(DECLARE_ONE)
-STREAM_IMPLIED(DECLARE_IMPLIED)
-STREAM_GIVEN(DECLARE_GIVEN)
+PTDS_FUNCTIONS(DECLARE_PTDS)
+PTSZ_FUNCTIONS(DECLARE_PTSZ)
 CUDA_UNSUPPORTED(DECLARE_UNSUPPORTED)
 
 #define ENTRY_ONE(name, since, symbol) {#name, since, symbol##_address, symbol##_address},
-#define ENTRY_IMPLIED(name, since, symbol) {#name, since, symbol##_address, symbol##_ptds_address},
-#define ENTRY_GIVEN(name, since, symbol) {#name, since, symbol##_address, symbol##_ptsz_address},
+#define ENTRY_PTDS(name, since, symbol) {#name, since, symbol##_address, symbol##_ptds_address},
+#define ENTRY_PTSZ(name, since, symbol) {#name, since, symbol##_address, symbol##_ptsz_address},
 #define ENTRY_UNSUPPORTED(name) {#name, 0, name##_address, name##_address},
 static const struct entry entries[] = {
-    PLAIN(ENTRY_ONE) STREAM_IMPLIED(ENTRY_IMPLIED) STREAM_GIVEN(ENTRY_GIVEN) CUDA_UNSUPPORTED(ENTRY_UNSUPPORTED)};
+    PLAIN(ENTRY_ONE) PTDS_FUNCTIONS(ENTRY_PTDS) PTSZ_FUNCTIONS(ENTRY_PTSZ) CUDA_UNSUPPORTED(ENTRY_UNSUPPORTED)};
 
 /* --- finding ------------------------------------------------------------------------------------------------------ */
 
@@ -130,8 +129,8 @@ static status find(const char *name, void **out, int version, uint64_t flags, in
     int reason;
     if (!name || !out) return INVALID_VALUE;
     const struct entry *entry = find_entry(name, version, &reason);
-    void *quick = entry && core_null_mode() ? null_function(name, entry->since) : NULL;
-    *out = quick ? quick : !entry ? NULL : flags & FLAG_PER_THREAD ? entry->per_thread : entry->legacy;
+    void *null = entry && core_null_mode() ? null_function(name) : NULL;
+    *out = null ? null : !entry ? NULL : flags & FLAG_PER_THREAD ? entry->per_thread : entry->legacy;
     if (found) *found = reason;
     return entry ? OK : NOT_FOUND;
 }
@@ -149,18 +148,13 @@ EXPORT status cuGetProcAddress(const char *name, void **out, int version, uint64
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
-static const struct { int code; const char *name, *text; } errors[] = {
-#define ERROR(code, name, text) {code, name, text},
-    CUDA_ERRORS(ERROR)
-};
+static const struct error_text errors[] = {CUDA_ERRORS(ERROR_TEXT)};
 
 static status describe(int code, const char **out, bool by_name)
 {
-    if (!out) return INVALID_VALUE;
-    *out = NULL;
-    for (size_t index = 0; index < sizeof errors / sizeof *errors; index++)
-        if (errors[index].code == code) *out = by_name ? errors[index].name : errors[index].text;
-    return *out ? OK : INVALID_VALUE;
+    const struct error_text *known = error_find(errors, sizeof errors / sizeof *errors, code);
+    if (out) *out = !known ? NULL : by_name ? known->name : known->text;
+    return out && known ? OK : INVALID_VALUE;
 }
 
 EXPORT status cuGetErrorName(int code, const char **out)

@@ -28,6 +28,8 @@ static struct context *context_new(int device, bool is_primary)
     return context;
 }
 
+bool is_device(int device) { return device >= 0 && device < device_count; }
+
 status devices_open(void)
 {
     size_t total = core_setting("DEVMEM_EMULATOR_DEVICES", 2), bytes = core_setting("DEVMEM_EMULATOR_MEMORY", 8ull << 30);
@@ -110,9 +112,9 @@ static void context_deactivate(struct context *context)
     context->generation++;
     streams_abort(context);
     context->legacy = NULL;
-    events_drop(context);
-    blocks_drop(context, context->device);
-    if (context->is_primary) pools_drop(context->device);
+    events_free_context(context);
+    blocks_free_context(context, context->device);
+    if (context->is_primary) pools_reset(context->device);
 }
 
 status primary_retain(int device, uint64_t *handle)
@@ -155,7 +157,7 @@ status context_destroy(uint64_t handle)
     struct context *context = handle_get(handle, HANDLE_CONTEXT);
     if (!context || context->is_primary) return INVALID_CONTEXT;
     if (context_top() == handle) context_depth--;
-    handle_drop(handle);
+    handle_free(handle);
     context_deactivate(context); /* the struct itself stays: a stream thread may still hold it */
     live_handles--;
     return OK;
@@ -164,12 +166,12 @@ status context_destroy(uint64_t handle)
 status context_synchronize(struct context *context)
 {
     unsigned generation = context->generation;
-    status free = capture_wait_context(context);
+    status free = capture_check_wait_context(context);
     if (free != OK) return free;
     host_wait_context(context);
-    shades_publish();
+    shadows_publish();
     if (context->generation != generation) return CONTEXT_IS_DESTROYED;
-    pools_relax(context->device);
+    pools_trim_to_threshold(context->device);
     return context->sticky;
 }
 

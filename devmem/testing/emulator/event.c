@@ -16,8 +16,8 @@ status event_create(struct context *context, unsigned flags, uint64_t *handle)
 
 static void event_free(struct event *event)
 {
-    handle_drop(event->handle);
-    op_drop(event->last);
+    handle_free(event->handle);
+    op_release(event->last);
     free(event);
     live_handles--;
 }
@@ -38,13 +38,13 @@ status event_record(struct context *context, uint64_t handle, uint64_t stream_ha
     status found = stream_get(context, stream_handle, &stream);
     if (found != OK) return found;
     if (stream->context != event->context) return INVALID_HANDLE;
-    status free = capture_work(stream);
+    status free = capture_check_work(stream);
     event->captured = free == NOT_SUPPORTED; /* the one thing that a capture takes here: a mark of how far it has come */
     if (free != OK && !event->captured) return free;
-    op_drop(event->last);
+    op_release(event->last);
     event->last = NULL;
     if (event->captured) return OK;
-    event->last = op_new(OP_MARK);
+    event->last = op_new(OP_MARKER);
     event->last->publishes = (event->flags & EVENT_RELEASE_TO_SYSTEM) != 0;
     return stream_submit(stream, event->last);
 }
@@ -66,7 +66,7 @@ status event_synchronize(uint64_t handle)
     if (event->captured) return CAPTURED_EVENT;
     if (event->last) host_wait(event->last);
     if (!context->active) return CONTEXT_IS_DESTROYED;
-    pools_relax(context->device);
+    pools_trim_to_threshold(context->device);
     return context->sticky;
 }
 
@@ -92,7 +92,7 @@ status event_wait(struct context *context, uint64_t stream_handle, uint64_t hand
     return found != OK ? found : stream_wait_op(stream, event->last);
 }
 
-void events_drop(struct context *context)
+void events_free_context(struct context *context)
 {
     size_t cursor = 0;
     for (struct event *event; (event = handle_next(HANDLE_EVENT, &cursor));)

@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
 #define MAX_PLANS 64
 
 atomic_ulong function_calls[MAX_FUNCTIONS], slow_copies;
@@ -139,7 +138,7 @@ EXPORT int devmem_emulator_is_coarse(uint64_t address)
 {
     pthread_mutex_lock(&core_mutex);
     struct block *block = block_find(address);
-    int coarse = block && block->lease && block->lease->shade;
+    int coarse = block && block->lease && block->lease->shadow;
     pthread_mutex_unlock(&core_mutex);
     return coarse;
 }

@@ -1,13 +1,29 @@
-"""Every function of the emulated drivers, and what is checked of its arguments and its order."""
+"""Every function of the emulated drivers, with the checks of its arguments and of the order of calls."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import ModuleType
 
 from devmem.testing.emulator import cuda_functions, hip_functions
 
-#: By backend: the module with what is said of all functions, of each, and of those that are not supported.
+#: By backend: the module that describes the checks common to all functions (COMMON) and those of each (FUNCTIONS).
 TABLES: dict[str, ModuleType] = {"cuda": cuda_functions, "roc": hip_functions}
+
+_LISTS = {"cuda": ("cuda.h", "CUDA_UNSUPPORTED"), "roc": ("hip.h", "HIP_UNSUPPORTED")}
+
+
+def unsupported(backend: str) -> list[str]:
+    """Return the functions that are exported, are counted, and return "not supported" (801)."""
+    return listed(*_LISTS[backend])
+
+
+def listed(header: str, macro: str) -> list[str]:
+    """Return the functions that a list macro of a header names: ``#define MACRO(X) X(one) X(two)``."""
+    text = (Path(__file__).parent / header).read_text(encoding="utf-8").replace("\\\n", " ")
+    (line,) = re.findall(rf"^#define {macro}\(X\)(.*)$", text, re.MULTILINE)
+    return re.findall(r"\bX\((\w+)\)", line)
 
 
 def as_markdown(backend: str) -> str:
@@ -15,11 +31,8 @@ def as_markdown(backend: str) -> str:
     table = TABLES[backend]
     lines = [f"{table.COMMON} A number in brackets is the status that the call returns.", ""]
     for title, functions in table.FUNCTIONS.items():
-        lines += [f"### {title}", "", "| function | what is checked |", "| --- | --- |"]
+        lines += [f"### {title}", "", "| function | checks and behaviour |", "| --- | --- |"]
         lines += [f"| `{name}` | {what.removesuffix('; ')} |" for name, what in functions.items()] + [""]
-    lines += [
-        "### Not supported",
-        "",
-        "These exist and say so (801): " + ", ".join(f"`{n}`" for n in table.UNSUPPORTED) + ".",
-    ]
+    names = ", ".join(f"`{name}`" for name in unsupported(backend))
+    lines += ["### Not supported", "", f"These are exported and return 801: {names}."]
     return "\n".join(lines) + "\n"

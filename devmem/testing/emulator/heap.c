@@ -21,10 +21,10 @@ static bool open_hidden(struct heap *heap)
 {
     heap->file = memfd_create("devmem-emulated-device", MFD_CLOEXEC);
     if (heap->file < 0 || ftruncate(heap->file, (off_t)heap->bytes) != 0) return false;
-    void *seen = mmap(NULL, heap->bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, heap->file, 0);
+    void *reserved = mmap(NULL, heap->bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, heap->file, 0);
     void *alias = mmap(NULL, heap->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, heap->file, 0);
-    if (seen == MAP_FAILED || alias == MAP_FAILED) return false;
-    heap->base = (uint64_t)(uintptr_t)seen;
+    if (reserved == MAP_FAILED || alias == MAP_FAILED) return false;
+    heap->base = (uint64_t)(uintptr_t)reserved;
     heap->access = alias;
     return true;
 }
@@ -83,7 +83,7 @@ static long start_before(const struct heap *heap, long bit)
     return -1;
 }
 
-static void shelve(struct heap *heap, struct block *block)
+static void free_list_add(struct heap *heap, struct block *block)
 {
     int major, minor;
     class_of(block->capacity / GRANULE, &major, &minor);
@@ -96,7 +96,7 @@ static void shelve(struct heap *heap, struct block *block)
     heap->subclasses[major] |= 1u << minor;
 }
 
-static void unshelve(struct heap *heap, struct block *block)
+static void free_list_remove(struct heap *heap, struct block *block)
 {
     int major, minor;
     class_of(block->capacity / GRANULE, &major, &minor);
@@ -109,7 +109,7 @@ static void unshelve(struct heap *heap, struct block *block)
 }
 
 /* A free block of at least that many granules. Rounding up to the next class makes any block of it fit. */
-static struct block *best_shelf(struct heap *heap, size_t granules)
+static struct block *find_fit(struct heap *heap, size_t granules)
 {
     int major, minor;
     size_t rounded = granules;
@@ -126,7 +126,7 @@ static struct block *best_shelf(struct heap *heap, size_t granules)
 }
 
 /* The rounded search above misses an exact fit in the request's own class: look there before giving up. */
-static struct block *last_resort(struct heap *heap, size_t granules)
+static struct block *find_in_own_class(struct heap *heap, size_t granules)
 {
     int major, minor;
     class_of(granules, &major, &minor);
@@ -150,7 +150,7 @@ static void split(struct heap *heap, struct block *block, size_t bytes)
     block->after = rest;
     block->capacity = bytes;
     mark_start(heap, rest);
-    shelve(heap, rest);
+    free_list_add(heap, rest);
 }
 
 static struct block *join(struct heap *heap, struct block *left, struct block *right)
@@ -193,37 +193,37 @@ bool heap_open(struct heap *heap, size_t bytes, bool hidden)
     all->access = heap->access;
     all->capacity = heap->bytes;
     mark_start(heap, all);
-    shelve(heap, all);
+    free_list_add(heap, all);
     return true;
 }
 
-struct block *heap_take(struct heap *heap, size_t bytes)
+struct block *heap_alloc(struct heap *heap, size_t bytes)
 {
     if (bytes > heap->bytes) return NULL;
     size_t granules = (bytes + GRANULE - 1) / GRANULE;
-    struct block *block = best_shelf(heap, granules);
-    if (!block) block = last_resort(heap, granules);
+    struct block *block = find_fit(heap, granules);
+    if (!block) block = find_in_own_class(heap, granules);
     if (!block) return NULL;
-    unshelve(heap, block);
+    free_list_remove(heap, block);
     split(heap, block, granules * GRANULE);
     heap->used += block->capacity;
     return block;
 }
 
-void heap_give(struct block *block)
+void heap_free(struct block *block)
 {
     struct heap *heap = block->heap;
     heap->used -= block->capacity;
     release_pages(heap, block);
     if (block->after && block->after->kind == BLOCK_FREE) {
-        unshelve(heap, block->after);
+        free_list_remove(heap, block->after);
         join(heap, block, block->after);
     }
     if (block->before && block->before->kind == BLOCK_FREE) {
-        unshelve(heap, block->before);
+        free_list_remove(heap, block->before);
         block = join(heap, block->before, block);
     }
-    shelve(heap, block);
+    free_list_add(heap, block);
 }
 
 /* The taken block that holds this address. */

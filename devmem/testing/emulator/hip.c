@@ -10,15 +10,13 @@
 #define PRIORITY_LEAST 1
 #define PRIORITY_GREATEST (-1)
 #define WAVE 64
-#define STAGING (4u << 20)
+#define STAGING_LIMIT (4u << 20)
 
-struct manners manners = {.strays_are_host = true, .calls_wait = true, .opens_are_distinct = true, .staged = STAGING,
-                          .in_host_function = NOT_SUPPORTED};
+struct vendor_rules vendor_rules = {.unknown_is_pageable = true, .blocking_calls_complete = true, .imports_are_distinct = true, .staging_limit = STAGING_LIMIT,
+                          .host_function_status = NOT_SUPPORTED};
 
 static _Thread_local int current_device;
 static _Thread_local status last_error, last_result;
-
-bool is_device(int device) { return device >= 0 && device < device_count; }
 
 /* --- versions ----------------------------------------------------------------------------------------------------- */
 
@@ -49,7 +47,7 @@ bool hip_has_pools(void) { return core_setting("HIP_MEM_POOL_SUPPORT", 1) != 0; 
 static uint64_t identity(int physical) { return 0xde5e3e0000000000u | (unsigned)physical; }
 
 /* One entry of a list of devices: an ordinal among those still visible, or GPU- and sixteen hexadecimal digits. */
-static int entry(const char *text, const char **end, const int *physical, int count)
+static int parse_entry(const char *text, const char **end, const int *physical, int count)
 {
     char *after;
     if (strncmp(text, "GPU-", 4) == 0) {
@@ -65,12 +63,12 @@ static int entry(const char *text, const char **end, const int *physical, int co
 }
 
 /* Cut at the first entry that does not exist. An empty list hides nothing. */
-static int narrow(const char *text, int *physical, int count)
+static int filter_devices(const char *text, int *physical, int count)
 {
     int chosen[MAX_DEVICES], kept = 0;
     if (!text || !*text) return count;
     while (kept < MAX_DEVICES) {
-        int index = entry(text, &text, physical, count);
+        int index = parse_entry(text, &text, physical, count);
         if (index < 0) break;
         chosen[kept++] = physical[index];
         if (*text++ != ',') break;
@@ -83,12 +81,12 @@ int front_visible_devices(int physical[MAX_DEVICES], int total)
 {
     const char *own = getenv("HIP_VISIBLE_DEVICES");
     for (int index = 0; index < total; index++) physical[index] = index;
-    total = narrow(getenv("ROCR_VISIBLE_DEVICES"), physical, total);
-    return narrow(own && *own ? own : getenv("CUDA_VISIBLE_DEVICES"), physical, total);
+    total = filter_devices(getenv("ROCR_VISIBLE_DEVICES"), physical, total);
+    return filter_devices(own && *own ? own : getenv("CUDA_VISIBLE_DEVICES"), physical, total);
 }
 
 /* Without a device the first call of a process says 101 and later ones 100; before ROCm 6 all say 101. */
-static status nothing_here(void)
+static status no_device_status(void)
 {
     static bool told;
     bool first = !told;
@@ -101,7 +99,7 @@ status front_admit(enum need need)
 {
     if (need == NEED_NOTHING) return OK;
     status opened = core_is_open() ? OK : core_initialize();
-    if (opened == NO_DEVICE) return nothing_here();
+    if (opened == NO_DEVICE) return no_device_status();
     if (opened != OK) return opened;
     struct context *primary = devices[current_device].primary;
     uint64_t context = primary->handle;
@@ -110,7 +108,7 @@ status front_admit(enum need need)
 }
 
 /* Of events since ROCm 7. Allocating and freeing in stream order is seen, and pools are not looked at. */
-bool front_unseen(int function)
+bool front_forbidden_in_capture(int function)
 {
     switch (function) {
     case FUNCTION_hipMalloc: case FUNCTION_hipExtMallocWithFlags: case FUNCTION_hipMallocPitch: case FUNCTION_hipMalloc3D:
@@ -122,7 +120,7 @@ bool front_unseen(int function)
 }
 
 /* Before ROCm 7 a fault on the device ends the process; since then it is an error that stays. */
-void front_lost(status code)
+void front_device_failed(status code)
 {
     if (hip_rocm() < 700) core_die(SIGABRT, "Memory access fault by GPU node-1: error %d", code);
 }
@@ -137,7 +135,7 @@ status front_unknown_stream(uint64_t stream)
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
-static status note(status result)
+static status remember(status result)
 {
     last_result = result;
     if (hip_rocm() < 700 || (result != OK && result != NOT_READY)) last_error = result;
@@ -147,10 +145,10 @@ static status note(status result)
 status hip_enter(int function, enum need need, struct context **context)
 {
     status result = core_enter(function, need, context);
-    return result == OK ? OK : note(result);
+    return result == OK ? OK : remember(result);
 }
 
-status hip_leave(status result) { return note(core_leave(result)); }
+status hip_leave(status result) { return remember(core_leave(result)); }
 
 /* What a thread's calls said: the last failure until it is read, or before ROCm 7 the last result whatever it was. */
 HIP(hipGetLastError)(void)
@@ -208,7 +206,7 @@ HIP(hipGetDeviceCount)(int *count)
 {
     if (count) *count = 0;
     status begun = hip_enter(FUNCTION_hipGetDeviceCount, NEED_INIT, &(struct context *){NULL});
-    if (begun != OK) return begun == INVALID_DEVICE && !core_is_open() ? note(NO_DEVICE) : begun;
+    if (begun != OK) return begun == INVALID_DEVICE && !core_is_open() ? remember(NO_DEVICE) : begun;
     REQUIRE(count, INVALID_VALUE);
     *count = device_count;
     END(OK);

@@ -2,9 +2,10 @@
 #ifndef DEVMEM_EMULATOR_HIP_H
 #define DEVMEM_EMULATOR_HIP_H
 
-#include "core.h"
+#define FRONT_ENTER hip_enter
+#define FRONT_LEAVE hip_leave
 
-typedef uint64_t handle;       /* streams, events, pools: opaque pointers to the program */
+#include "front.h"
 
 enum {
     HIP_INVALID_PITCH = 12,
@@ -112,19 +113,8 @@ _Static_assert(sizeof(struct copy3d) == 160 && sizeof(struct driver_copy2d) == 1
                "layouts of the copy descriptors");
 _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properties) == 1472, "layouts that bindings read");
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* Every function is defined under this name; hip_table.c exports it, or the one of the null mode, under its own. */
 #define HIP(name) status strict_##name
-
-/* Every function begins with BEGIN and leaves through END: between the two it holds the core's lock. */
-#define BEGIN(name, need)                                            \
-    struct context *context = NULL;                                  \
-    (void)context;                                                   \
-    status begun = hip_enter(FUNCTION_##name, need, &context);       \
-    if (begun != OK) return begun
-#define END(result) return hip_leave(result)
-#define REQUIRE(condition, code) if (!(condition)) END(code)
 
 /* The functions of this front, by the name under which they are counted and made to fail. */
 #define HIP_FUNCTIONS(X) \
@@ -186,15 +176,12 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipCtxPopCurrent) X(hipCtxGetDevice) X(hipCtxSynchronize) X(hipDevicePrimaryCtxRetain) X(hipDevicePrimaryCtxRelease) \
     X(hipDevicePrimaryCtxGetState) X(hipProfilerStart) X(hipProfilerStop)
 
-#define NUMBER(name) FUNCTION_##name,
-enum { HIP_FUNCTIONS(NUMBER) FUNCTION_TOTAL };
-#undef NUMBER
+enum { HIP_FUNCTIONS(FUNCTION_NUMBER) FUNCTION_TOTAL };
 _Static_assert(FUNCTION_TOTAL <= MAX_FUNCTIONS, "room for all counters");
 
 int hip_rocm(void);            /* the emulated ROCm version: major * 100 + minor */
 int hip_version(void);         /* what hipRuntimeGetVersion says */
 bool hip_has_pools(void);
-bool is_device(int device);
 void device_uuid(int device, unsigned char uuid[16]);
 int attribute_of(int device, int attribute);
 status event_known(handle event);

@@ -6,12 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t address_of(const void *pointer) { return (uint64_t)(uintptr_t)pointer; }
-
 /* --- device memory ------------------------------------------------------------------------------------------------ */
 
 /* Nothing of nothing is no error. */
-static status take(struct context *context, size_t bytes, uint64_t *out)
+static status alloc_device(struct context *context, size_t bytes, uint64_t *out)
 {
     if (!out) return INVALID_VALUE;
     *out = 0;
@@ -21,7 +19,7 @@ static status take(struct context *context, size_t bytes, uint64_t *out)
 HIP(hipMalloc)(uint64_t *out, size_t bytes)
 {
     BEGIN(hipMalloc, NEED_CONTEXT);
-    END(take(context, bytes, out));
+    END(alloc_device(context, bytes, out));
 }
 
 enum { MALLOC_DEFAULT, MALLOC_FINE, MALLOC_SIGNAL, MALLOC_UNCACHED, MALLOC_CONTIGUOUS };
@@ -32,7 +30,7 @@ HIP(hipExtMallocWithFlags)(uint64_t *out, size_t bytes, unsigned flags)
     BEGIN(hipExtMallocWithFlags, NEED_CONTEXT);
     REQUIRE(out && flags <= MALLOC_CONTIGUOUS, INVALID_VALUE);
     REQUIRE(flags != MALLOC_SIGNAL || bytes == 8, INVALID_VALUE);
-    END(flags == MALLOC_SIGNAL ? host_alloc(context, bytes, flags, out) : take(context, bytes, out));
+    END(flags == MALLOC_SIGNAL ? host_alloc(context, bytes, flags, out) : alloc_device(context, bytes, out));
 }
 
 #define ROW_ALIGNMENT 256u
@@ -44,7 +42,7 @@ HIP(hipMallocPitch)(uint64_t *out, size_t *pitch, size_t width, size_t height)
     BEGIN(hipMallocPitch, NEED_CONTEXT);
     REQUIRE(out && pitch, INVALID_VALUE);
     *pitch = row_of(width);
-    END(take(context, *pitch * height, out));
+    END(alloc_device(context, *pitch * height, out));
 }
 
 HIP(hipMalloc3D)(struct pitched *out, struct extent extent)
@@ -53,28 +51,28 @@ HIP(hipMalloc3D)(struct pitched *out, struct extent extent)
     uint64_t address;
     REQUIRE(out, INVALID_VALUE);
     size_t pitch = row_of(extent.width);
-    status taken = take(context, pitch * extent.height * extent.depth, &address);
+    status taken = alloc_device(context, pitch * extent.height * extent.depth, &address);
     if (taken == OK) *out = (struct pitched){(void *)(uintptr_t)address, pitch, extent.width, extent.height};
     END(taken);
 }
 
 /* Any address within a block frees the whole of it, whatever kind it is; that waits for the device's streams. */
-static status give(uint64_t address)
+static status free_any(uint64_t address)
 {
     struct block *block = block_find(address);
     if (!address) return OK;
     if (!block || block->kind == BLOCK_REGISTERED || block->kind == BLOCK_IMPORTED) return INVALID_VALUE;
-    if (block->kind != BLOCK_POOLED) return block_release(block);
+    if (block->kind != BLOCK_POOLED) return block_free(block);
     if (hip_rocm() < 700) device_drain(block->device);
     block = block_find(address);
-    if (block) pool_return(block);
+    if (block) pool_free_now(block);
     return block ? OK : INVALID_VALUE;
 }
 
 HIP(hipFree)(uint64_t address)
 {
     BEGIN(hipFree, NEED_CONTEXT);
-    END(give(address));
+    END(free_any(address));
 }
 
 HIP(hipMemGetInfo)(size_t *free_bytes, size_t *total)
@@ -115,32 +113,32 @@ static bool is_coarse(unsigned flags)
     return flags && !(flags & (HOST_COHERENT | HOST_MAPPED | HOST_NUMA_USER)) && core_setting("HIP_HOST_COHERENT", 0) != 1;
 }
 
-static status take_host(struct context *context, uint64_t *out, size_t bytes, unsigned flags)
+static status alloc_host(struct context *context, uint64_t *out, size_t bytes, unsigned flags)
 {
     if (!out || (flags & (HOST_COHERENT | HOST_NON_COHERENT)) == (HOST_COHERENT | HOST_NON_COHERENT)) return INVALID_VALUE;
     *out = 0;
     if (!bytes) return OK;
     status taken = host_alloc(context, bytes, flags, out);
-    if (taken == OK && is_coarse(flags)) shade_give(block_find(*out));
+    if (taken == OK && is_coarse(flags)) shadow_attach(block_find(*out));
     return taken;
 }
 
 HIP(hipHostMalloc)(uint64_t *out, size_t bytes, unsigned flags)
 {
     BEGIN(hipHostMalloc, NEED_CONTEXT);
-    END(take_host(context, out, bytes, flags));
+    END(alloc_host(context, out, bytes, flags));
 }
 
 HIP(hipHostAlloc)(uint64_t *out, size_t bytes, unsigned flags)
 {
     BEGIN(hipHostAlloc, NEED_CONTEXT);
-    END(flags <= 7 ? take_host(context, out, bytes, flags) : INVALID_VALUE);
+    END(flags <= 7 ? alloc_host(context, out, bytes, flags) : INVALID_VALUE);
 }
 
 HIP(hipHostFree)(uint64_t address)
 {
     BEGIN(hipHostFree, NEED_CONTEXT);
-    END(give(address));
+    END(free_any(address));
 }
 
 HIP(hipHostGetDevicePointer)(uint64_t *out, uint64_t host, unsigned flags)
@@ -148,7 +146,7 @@ HIP(hipHostGetDevicePointer)(uint64_t *out, uint64_t host, unsigned flags)
     BEGIN(hipHostGetDevicePointer, NEED_CONTEXT);
     struct block *block = block_find(host);
     REQUIRE(out && !flags && block, INVALID_VALUE);
-    *out = block->seen ? block->seen->base + (host - block->base) : host;
+    *out = block_device_address(block, host);
     END(OK);
 }
 
@@ -167,7 +165,7 @@ HIP(hipHostGetFlags)(unsigned *flags, uint64_t host)
 
 /* Until the change of 2026 nobody looks whether the memory is known: the second registration of an address is never
  * given back, and the first is the one that counts. */
-static status register_blindly(struct context *context, uint64_t address, size_t bytes, unsigned flags)
+static status register_unchecked(struct context *context, uint64_t address, size_t bytes, unsigned flags)
 {
     struct block *known = block_find(address);
     if (!known || (known->kind == BLOCK_REGISTERED && known->base != address)) return range_add(context, address, bytes, flags);
@@ -176,7 +174,7 @@ static status register_blindly(struct context *context, uint64_t address, size_t
     return OK;
 }
 
-static status register_new(struct context *context, uint64_t address, size_t bytes, unsigned flags)
+static status register_checked(struct context *context, uint64_t address, size_t bytes, unsigned flags)
 {
     struct block *known = block_find(address);
     if (known && is_device_memory(known)) return INVALID_VALUE;
@@ -188,9 +186,9 @@ HIP(hipHostRegister)(uint64_t address, size_t bytes, unsigned flags)
 {
     BEGIN(hipHostRegister, NEED_CONTEXT);
     REQUIRE(address && bytes && !(flags & ~REGISTER_FLAGS) && address + bytes >= address, INVALID_VALUE);
-    status done = (hip_rocm() < 703 ? register_blindly : register_new)(context, address, bytes, flags);
+    status done = (hip_rocm() < 703 ? register_unchecked : register_checked)(context, address, bytes, flags);
     struct block *block = done == OK ? block_find(address) : NULL;
-    if (block && block->kind == BLOCK_REGISTERED && !block->seen) range_alias(block);
+    if (block && block->kind == BLOCK_REGISTERED && !block->device_alias) range_alias(block);
     END(done);
 }
 
@@ -224,11 +222,8 @@ HIP(hipMallocManaged)(uint64_t *out, size_t bytes, unsigned flags)
 
 static status advise(uint64_t address, size_t bytes, int advice, struct location location)
 {
-    struct block *block = block_find(address);
     bool grain = advice == ADVICE_COARSE || advice == ADVICE_COARSE + 1, placed = advice == 3 || advice == 5 || advice == 6;
-    if (!bytes || !(grain || (advice >= 1 && advice <= 6)) || !block || block->kind != BLOCK_MANAGED) return INVALID_VALUE;
-    if (address + bytes > block->base + block->size) return INVALID_VALUE;
-    return placed && location.type == LOCATION_DEVICE && !is_device(location.id) ? INVALID_DEVICE : OK;
+    return grain || (advice >= 1 && advice <= 6) ? managed_advise(address, bytes, location, placed) : INVALID_VALUE;
 }
 
 HIP(hipMemAdvise)(uint64_t address, size_t bytes, int advice, int device)
@@ -246,27 +241,10 @@ HIP(hipMemAdvise_v2)(uint64_t address, size_t bytes, int advice, struct location
 
 /* --- what is at an address? --------------------------------------------------------------------------------------- */
 
-enum {
-    POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE, POINTER_DEVICE_POINTER, POINTER_HOST_POINTER, POINTER_P2P_TOKENS,
-    POINTER_SYNC_MEMOPS, POINTER_BUFFER_ID, POINTER_IS_MANAGED, POINTER_DEVICE_ORDINAL, POINTER_IS_LEGACY_IPC_CAPABLE,
-    POINTER_RANGE_START, POINTER_RANGE_SIZE, POINTER_MAPPED, POINTER_ALLOWED_HANDLE_TYPES, POINTER_IS_RDMA_CAPABLE,
-    POINTER_ACCESS_FLAGS, POINTER_POOL
-};
-
 static int type_of(const struct block *block)
 {
     if (block->kind == BLOCK_MANAGED) return HIP_MEMORY_MANAGED;
     return is_device_memory(block) ? HIP_MEMORY_DEVICE : HIP_MEMORY_HOST;
-}
-
-static uint64_t device_side(const struct block *block, uint64_t address)
-{
-    return block->seen ? block->seen->base + (address - block->base) : address;
-}
-
-static uint64_t host_side(const struct block *block, uint64_t address)
-{
-    return block->kind == BLOCK_REGISTERED ? address_of(block->access) + (address - block->base) : address;
 }
 
 /* An address that the runtime does not know: an error before ROCm 7, and since then memory of no kind. */
@@ -280,46 +258,18 @@ HIP(hipPointerGetAttributes)(struct pointer_attributes *out, uint64_t address)
     out->device = block ? block->device : -2;
     REQUIRE(block, OK);
     out->type = type_of(block);
-    out->device_pointer = (void *)(uintptr_t)device_side(block, address);
-    out->host_pointer = is_device_memory(block) ? NULL : (void *)(uintptr_t)host_side(block, address);
+    out->device_pointer = (void *)(uintptr_t)block_device_address(block, address);
+    out->host_pointer = is_device_memory(block) ? NULL : (void *)(uintptr_t)block_host_address(block, address);
     out->is_managed = block->kind == BLOCK_MANAGED;
     out->flags = block->flags;
     END(OK);
 }
 
-static size_t width_of(int attribute)
+static bool attribute_value(const struct block *block, int attribute, uint64_t address, uint64_t *value)
 {
-    switch (attribute) {
-    case POINTER_MEMORY_TYPE:
-    case POINTER_DEVICE_ORDINAL:
-    case POINTER_ACCESS_FLAGS: return 4;
-    case POINTER_SYNC_MEMOPS:
-    case POINTER_IS_MANAGED:
-    case POINTER_IS_LEGACY_IPC_CAPABLE:
-    case POINTER_MAPPED:
-    case POINTER_IS_RDMA_CAPABLE: return 1;
-    default: return 8;
-    }
-}
-
-static bool told(const struct block *block, int attribute, uint64_t address, uint64_t *value)
-{
-    switch (attribute) {
-    case POINTER_CONTEXT: *value = block->context->handle; return true;
-    case POINTER_MEMORY_TYPE: *value = (uint64_t)type_of(block); return true;
-    case POINTER_DEVICE_POINTER: *value = device_side(block, address); return true;
-    case POINTER_HOST_POINTER: *value = host_side(block, address); return !is_device_memory(block);
-    case POINTER_BUFFER_ID: *value = block->serial; return true;
-    case POINTER_IS_MANAGED: *value = block->kind == BLOCK_MANAGED; return true;
-    case POINTER_DEVICE_ORDINAL: *value = (uint64_t)block->device; return true;
-    case POINTER_IS_LEGACY_IPC_CAPABLE: *value = block->kind == BLOCK_DEVICE; return true;
-    case POINTER_RANGE_START: *value = block->base; return true;
-    case POINTER_RANGE_SIZE: *value = block->size; return true;
-    case POINTER_MAPPED: *value = 1; return true;
-    case POINTER_ACCESS_FLAGS: *value = ACCESS_READ_WRITE; return true;
-    case POINTER_POOL: *value = block->pool ? block->pool->handle : 0; return true;
-    default: *value = 0; return attribute != POINTER_P2P_TOKENS;
-    }
+    if (attribute != POINTER_MEMORY_TYPE) return pointer_attribute(block, attribute, address, value);
+    *value = (uint64_t)type_of(block);
+    return true;
 }
 
 HIP(hipPointerGetAttribute)(void *out, int attribute, uint64_t address)
@@ -328,8 +278,8 @@ HIP(hipPointerGetAttribute)(void *out, int attribute, uint64_t address)
     struct block *block = block_find(address);
     uint64_t value;
     REQUIRE(out && block && attribute >= POINTER_CONTEXT && attribute <= POINTER_POOL, INVALID_VALUE);
-    REQUIRE(told(block, attribute, address, &value), attribute == POINTER_P2P_TOKENS ? NOT_SUPPORTED : INVALID_VALUE);
-    memcpy(out, &value, width_of(attribute));
+    REQUIRE(attribute_value(block, attribute, address, &value), attribute == POINTER_P2P_TOKENS ? NOT_SUPPORTED : INVALID_VALUE);
+    memcpy(out, &value, pointer_attribute_size(attribute));
     END(OK);
 }
 
@@ -341,8 +291,8 @@ HIP(hipDrvPointerGetAttributes)(unsigned count, const int *wanted, void **out, u
     for (unsigned index = 0; index < count; index++) {
         uint64_t value = 0;
         REQUIRE(out[index] && wanted[index] >= POINTER_CONTEXT && wanted[index] <= POINTER_POOL, INVALID_VALUE);
-        if (!block || !told(block, wanted[index], address, &value)) value = 0;
-        memcpy(out[index], &value, width_of(wanted[index]));
+        if (!block || !attribute_value(block, wanted[index], address, &value)) value = 0;
+        memcpy(out[index], &value, pointer_attribute_size(wanted[index]));
     }
     END(OK);
 }
@@ -368,36 +318,31 @@ HIP(hipMemPoolDestroy)(handle which)
 HIP(hipMemPoolTrimTo)(handle which, size_t keep)
 {
     BEGIN(hipMemPoolTrimTo, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool ? pool_trim(pool, keep) : INVALID_VALUE);
+    END(pool_trim(which, keep));
 }
 
 HIP(hipMemPoolSetAttribute)(handle which, int attribute, const void *value)
 {
     BEGIN(hipMemPoolSetAttribute, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool && value ? pool_set_attribute(pool, attribute, value) : INVALID_VALUE);
+    END(pool_set_attribute(which, attribute, value));
 }
 
 HIP(hipMemPoolGetAttribute)(handle which, int attribute, void *out)
 {
     BEGIN(hipMemPoolGetAttribute, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool && out ? pool_get_attribute(pool, attribute, out) : INVALID_VALUE);
+    END(pool_get_attribute(which, attribute, out));
 }
 
 HIP(hipMemPoolSetAccess)(handle which, const struct access_description *wanted, size_t count)
 {
     BEGIN(hipMemPoolSetAccess, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool && wanted && count ? pool_set_access(pool, wanted, count) : INVALID_VALUE);
+    END(wanted && count ? pool_set_access(which, wanted, count) : INVALID_VALUE);
 }
 
 HIP(hipMemPoolGetAccess)(int *flags, handle which, const struct location *location)
 {
     BEGIN(hipMemPoolGetAccess, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    END(pool && flags && location ? pool_get_access(pool, location, flags) : INVALID_VALUE);
+    END(pool_get_access(which, location, flags));
 }
 
 HIP(hipDeviceGetDefaultMemPool)(handle *out, int device)
@@ -423,18 +368,10 @@ HIP(hipDeviceGetMemPool)(handle *out, int device)
 HIP(hipDeviceSetMemPool)(int device, handle which)
 {
     BEGIN(hipDeviceSetMemPool, NEED_INIT);
-    struct pool *pool = handle_get(which, HANDLE_POOL);
-    REQUIRE(is_device(device), INVALID_DEVICE);
-    REQUIRE(pool && pool->device == device, INVALID_VALUE);
-    devices[device].current_pool = pool;
-    END(OK);
+    END(device_set_pool(device, which));
 }
 
 /* --- between processes -------------------------------------------------------------------------------------------- */
-
-struct ipc_handle {
-    unsigned char bytes[64];
-};
 
 #define LAZY_PEER_ACCESS 1u
 

@@ -1,51 +1,12 @@
-/* The null mode: every call is counted, answers with a fixed number, and does nothing. For measuring what stands above.
- *
- * Handed out by the choosers of hip_table.c. They are called through the vendor's prototypes with arguments that most of
- * them do not declare.
- */
+/* The null mode of the HIP front: see null_mode.h. The loader hands these functions out: see hip_table.c. */
 #define _GNU_SOURCE
 #include "hip.h"
 
-#include <string.h>
-#include <sys/mman.h>
-
-#define POOL_HANDLE 0x30003000u
-#define FIRST_HANDLE 0x30004000u
-#define DEVICE_ADDRESS 0x7f0000000000u
-#define TOTAL_BYTES (8ull << 30)
-
-#define COUNT(name) atomic_fetch_add_explicit(&function_calls[FUNCTION_##name], 1, memory_order_relaxed)
-#define NULL_STATUS(name, parameters, body) \
-    static status null_##name parameters    \
-    {                                       \
-        COUNT(name);                        \
-        body;                               \
-        return OK;                          \
-    }
-#define NULL_NOTHING(name) NULL_STATUS(name, (void), (void)0)
-#define NULL_HANDLE(name, value) NULL_STATUS(name, (uint64_t *out), *out = value)
+#include "null_mode.h"
 
 static _Thread_local int current;
 
-/* Streams, events, modules and functions are told from each other by those who keep them in tables. */
-static uint64_t new_handle(void)
-{
-    static _Atomic uint64_t count;
-    return FIRST_HANDLE + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) << 4);
-}
-
-/* Pinned memory is really there: NumPy arrays are laid over it. All of it is the same memory. */
-static void *host_memory(void)
-{
-    static _Atomic(void *) memory;
-    void *known = atomic_load(&memory);
-    if (known) return known;
-    known = mmap(NULL, 1ull << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    atomic_store(&memory, known);
-    return known;
-}
-
-#define NOTHINGS(X) \
+#define NO_RESULT(X) \
     X(hipGetLastError) X(hipPeekAtLastError) X(hipExtGetLastError) X(hipDeviceSynchronize) X(hipDeviceReset) \
     X(hipDeviceEnablePeerAccess) X(hipDeviceDisablePeerAccess) X(hipFree) X(hipHostFree) X(hipHostRegister) \
     X(hipHostUnregister) X(hipMemPrefetchAsync) X(hipMemPrefetchAsync_v2) X(hipMemAdvise) X(hipMemAdvise_v2) X(hipFreeAsync) \
@@ -69,24 +30,19 @@ static void *host_memory(void)
     X(hipStreamCreateWithFlags, new_handle()) X(hipStreamCreateWithPriority, new_handle()) X(hipEventCreate, new_handle()) \
     X(hipEventCreateWithFlags, new_handle()) X(hipModuleLoad, new_handle()) X(hipModuleLoadData, new_handle()) \
     X(hipModuleLoadDataEx, new_handle()) X(hipModuleGetFunction, new_handle()) \
-    X(hipHostMalloc, (uint64_t)(uintptr_t)host_memory()) X(hipHostAlloc, (uint64_t)(uintptr_t)host_memory()) \
-    X(hipMallocManaged, (uint64_t)(uintptr_t)host_memory())
+    X(hipHostMalloc, HOST_ADDRESS) X(hipHostAlloc, HOST_ADDRESS) X(hipMallocManaged, HOST_ADDRESS)
 
-/* Those with an odd shape. */
-#define OTHERS(X) \
-    X(hipGetDevice) X(hipSetDevice) X(hipDeviceCanAccessPeer) X(hipMemGetInfo) X(hipMemGetAddressRange) X(hipMemPtrGetInfo) \
-    X(hipHostGetDevicePointer) X(hipHostGetFlags) X(hipPointerGetAttributes) X(hipPointerGetAttribute) \
-    X(hipMemPoolGetAttribute) X(hipMemPoolGetAccess) X(hipStreamGetPriority) X(hipStreamGetFlags) X(hipStreamGetDevice) \
-    X(hipStreamGetId) X(hipStreamIsCapturing) X(hipThreadExchangeStreamCaptureMode) X(hipEventElapsedTime)
+#define OWN_RESULT(X) \
+    X(hipGetDevice) X(hipSetDevice) X(hipDeviceCanAccessPeer) X(hipMemGetInfo) X(hipMemPtrGetInfo) \
+    X(hipHostGetDevicePointer) X(hipHostGetFlags) X(hipPointerGetAttributes) X(hipPointerGetAttribute)
 
-NOTHINGS(NULL_NOTHING)
+NO_RESULT(NULL_NO_RESULT)
 HANDLES(NULL_HANDLE)
+NULL_COMMON(hip)
 NULL_STATUS(hipGetDevice, (int *out), *out = current)
 NULL_STATUS(hipSetDevice, (int device), current = device)
 NULL_STATUS(hipDeviceCanAccessPeer, (int *out), *out = 0)
 NULL_STATUS(hipMemGetInfo, (size_t *rest, size_t *total), if (rest) *rest = TOTAL_BYTES; if (total) *total = TOTAL_BYTES)
-NULL_STATUS(hipMemGetAddressRange, (uint64_t *base, size_t *bytes),
-            if (base) *base = DEVICE_ADDRESS; if (bytes) *bytes = TOTAL_BYTES)
 NULL_STATUS(hipMemPtrGetInfo, (uint64_t address, size_t *bytes), (void)address; *bytes = TOTAL_BYTES)
 NULL_STATUS(hipHostGetDevicePointer, (uint64_t *out, uint64_t host), *out = host)
 NULL_STATUS(hipHostGetFlags, (unsigned *out), *out = 0)
@@ -97,31 +53,9 @@ NULL_STATUS(hipPointerGetAttribute, (void *out, int attribute, uint64_t address)
             else if (attribute == 9) memset(out, 0, 4);
             else if (attribute == 6 || attribute == 8) memset(out, 0, 1);
             else memcpy(out, &address, 8))
-NULL_STATUS(hipMemPoolGetAttribute, (uint64_t pool, int which, void *out), (void)pool; memset(out, 0, which > 3 ? 8 : 4))
-NULL_STATUS(hipMemPoolGetAccess, (int *out), *out = 3)
-NULL_STATUS(hipStreamGetPriority, (uint64_t stream, int *out), (void)stream; *out = 0)
-NULL_STATUS(hipStreamGetFlags, (uint64_t stream, unsigned *out), (void)stream; *out = 0)
-NULL_STATUS(hipStreamGetDevice, (uint64_t stream, int *out), (void)stream; *out = 0)
-NULL_STATUS(hipStreamGetId, (uint64_t stream, uint64_t *out), (void)stream; *out = 1)
-NULL_STATUS(hipStreamIsCapturing, (uint64_t stream, int *out), (void)stream; *out = 0)
-NULL_STATUS(hipThreadExchangeStreamCaptureMode, (int *mode), *mode = 0)
-NULL_STATUS(hipEventElapsedTime, (float *out), *out = 0)
 
-#define ENTRY_NOTHING(name) {#name, (void *)null_##name},
-#define ENTRY_VALUE(name, value) {#name, (void *)null_##name},
-static const struct { const char *name; void *function; } quick[] = {
-    NOTHINGS(ENTRY_NOTHING) HANDLES(ENTRY_VALUE) OTHERS(ENTRY_NOTHING)};
+static const struct null_entry entries[] = {
+    NO_RESULT(NULL_ENTRY) HANDLES(NULL_ENTRY) NULL_COMMON_ENTRIES(NULL_ENTRY, hip) OWN_RESULT(NULL_ENTRY)};
 
-static bool is_twin(const char *name, const char *plain)
-{
-    size_t length = strlen(plain);
-    return strncmp(name, plain, length) == 0 && (!name[length] || strcmp(name + length, "_spt") == 0);
-}
-
-/* Facts about devices have no thin form: their strict functions answer. */
-void *null_function(const char *name)
-{
-    for (size_t index = 0; index < sizeof quick / sizeof *quick; index++)
-        if (is_twin(name, quick[index].name)) return quick[index].function;
-    return NULL;
-}
+/* Facts about devices have no null form: the strict functions return them. */
+void *null_function(const char *name) { return null_find(entries, sizeof entries / sizeof *entries, name); }

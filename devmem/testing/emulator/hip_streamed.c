@@ -10,10 +10,10 @@
 #include <stdlib.h>
 
 #ifdef PER_THREAD
-#define TWIN(name) HIP(name##_spt)
+#define SPT(name) HIP(name##_spt)
 #define DEFAULT_STREAM STREAM_PER_THREAD
 #else
-#define TWIN(name) HIP(name)
+#define SPT(name) HIP(name)
 #define DEFAULT_STREAM STREAM_LEGACY
 #endif
 
@@ -26,33 +26,31 @@ static handle stream_of(handle stream)
 
 #define STREAM_OF(stream) stream_of(stream)
 
-static uint64_t address_of(const void *pointer) { return (uint64_t)(uintptr_t)pointer; }
-
 /* --- linear copies ------------------------------------------------------------------------------------------------ */
 
 /* The kind is checked and then ignored, but that two addresses unknown to the runtime must be said to be the host's. */
-static status direction(uint64_t to, uint64_t from, int kind)
+static status check_kind(uint64_t to, uint64_t from, int kind)
 {
     if ((kind < KIND_HOST_TO_HOST || kind > KIND_DEFAULT) && kind != KIND_NO_KERNEL) return HIP_INVALID_DIRECTION;
-    bool strangers = to && from && !block_find(to) && !block_find(from);
+    bool both_unknown = to && from && !block_find(to) && !block_find(from);
     bool said = kind == KIND_HOST_TO_HOST || kind == KIND_DEFAULT || core_setting("HSA_XNACK", 0) == 1;
-    return strangers && !said ? INVALID_VALUE : OK;
+    return both_unknown && !said ? INVALID_VALUE : OK;
 }
 
 static status linear(struct context *context, handle stream, uint64_t to, uint64_t from, size_t bytes, int kind, bool blocking)
 {
-    struct box box = {{to, bytes, bytes, SIDE_ANY}, {from, bytes, bytes, SIDE_ANY}, bytes, 1, 1};
-    status right = bytes ? direction(to, from, kind) : OK;
+    struct box box = linear_box(to, SIDE_ANY, from, SIDE_ANY, bytes);
+    status right = bytes ? check_kind(to, from, kind) : OK;
     return right == OK ? copy_run(context, STREAM_OF(stream), &box, blocking) : right;
 }
 
-TWIN(hipMemcpy)(uint64_t to, uint64_t from, size_t bytes, int kind)
+SPT(hipMemcpy)(uint64_t to, uint64_t from, size_t bytes, int kind)
 {
     BEGIN(hipMemcpy, NEED_CONTEXT);
     END(linear(context, 0, to, from, bytes, kind, true));
 }
 
-TWIN(hipMemcpyAsync)(uint64_t to, uint64_t from, size_t bytes, int kind, handle stream)
+SPT(hipMemcpyAsync)(uint64_t to, uint64_t from, size_t bytes, int kind, handle stream)
 {
     BEGIN(hipMemcpyAsync, NEED_CONTEXT);
     END(linear(context, stream, to, from, bytes, kind, false));
@@ -82,17 +80,17 @@ COPIES(DtoH, KIND_DEVICE_TO_HOST)
 COPIES(DtoD, KIND_DEVICE_TO_DEVICE)
 
 /* Peer access need not be enabled: the runtime stages through the host where it must. The devices are not compared. */
-HIP(hipMemcpyPeer)(uint64_t to, int to_device, uint64_t from, int from_device, size_t bytes)
+HIP(hipMemcpyPeer)(uint64_t to, int to_device, uint64_t from, int take_from_device, size_t bytes)
 {
     BEGIN(hipMemcpyPeer, NEED_CONTEXT);
-    REQUIRE(is_device(to_device) && is_device(from_device), INVALID_DEVICE);
+    REQUIRE(is_device(to_device) && is_device(take_from_device), INVALID_DEVICE);
     END(linear(context, 0, to, from, bytes, KIND_DEVICE_TO_DEVICE, true));
 }
 
-HIP(hipMemcpyPeerAsync)(uint64_t to, int to_device, uint64_t from, int from_device, size_t bytes, handle stream)
+HIP(hipMemcpyPeerAsync)(uint64_t to, int to_device, uint64_t from, int take_from_device, size_t bytes, handle stream)
 {
     BEGIN(hipMemcpyPeerAsync, NEED_CONTEXT);
-    REQUIRE(is_device(to_device) && is_device(from_device), INVALID_DEVICE);
+    REQUIRE(is_device(to_device) && is_device(take_from_device), INVALID_DEVICE);
     END(linear(context, stream, to, from, bytes, KIND_DEVICE_TO_DEVICE, false));
 }
 
@@ -100,14 +98,13 @@ static status run_batch(struct context *context, handle stream, const uint64_t *
                         size_t count, size_t *failed)
 {
     struct box *boxes = calloc(count, sizeof *boxes);
-    enum when *whens = calloc(count, sizeof *whens); /* zeros: each source is read when a copy of its own would read it */
-    if (!boxes || !whens) abort();
+    enum source_read *reads = calloc(count, sizeof *reads); /* zeros: each source is read when a copy of its own would read it */
+    if (!boxes || !reads) abort();
     for (size_t index = 0; index < count; index++)
-        boxes[index] = (struct box){{to[index], sizes[index], sizes[index], SIDE_ANY},
-                                    {from[index], sizes[index], sizes[index], SIDE_ANY}, sizes[index], 1, 1};
-    status result = copy_batch(context, STREAM_OF(stream), boxes, whens, count, failed);
+        boxes[index] = linear_box(to[index], SIDE_ANY, from[index], SIDE_ANY, sizes[index]);
+    status result = copy_batch(context, STREAM_OF(stream), boxes, reads, count, failed);
     free(boxes);
-    free(whens);
+    free(reads);
     return result;
 }
 
@@ -131,13 +128,13 @@ HIP(hipMemcpyBatchAsync)(const uint64_t *to, const uint64_t *from, const size_t 
 static bool on_device(uint64_t address)
 {
     struct block *block = block_find(address);
-    return block && (block->kind == BLOCK_DEVICE || block->kind == BLOCK_POOLED || block->kind == BLOCK_IMPORTED);
+    return block && is_device_memory(block);
 }
 
 static status run_box(struct context *context, handle stream, struct box *box, int kind, bool blocking)
 {
     if (!box->width || !box->height || !box->depth) return OK;
-    status right = direction(box->to.address, box->from.address, kind);
+    status right = check_kind(box->to.address, box->from.address, kind);
     if (right != OK) return right;
     if (!box->to.address || !box->from.address) return INVALID_VALUE;
     if (box->to.pitch < box->width || box->from.pitch < box->width) return HIP_INVALID_PITCH;
@@ -155,24 +152,24 @@ static status run_2d(struct context *context, handle stream, uint64_t to, size_t
     return run_box(context, stream, &box, kind, blocking);
 }
 
-TWIN(hipMemcpy2D)(uint64_t to, size_t to_pitch, uint64_t from, size_t from_pitch, size_t width, size_t height, int kind)
+SPT(hipMemcpy2D)(uint64_t to, size_t to_pitch, uint64_t from, size_t from_pitch, size_t width, size_t height, int kind)
 {
     BEGIN(hipMemcpy2D, NEED_CONTEXT);
     END(run_2d(context, 0, to, to_pitch, from, from_pitch, width, height, kind, true));
 }
 
-TWIN(hipMemcpy2DAsync)(uint64_t to, size_t to_pitch, uint64_t from, size_t from_pitch, size_t width, size_t height, int kind,
+SPT(hipMemcpy2DAsync)(uint64_t to, size_t to_pitch, uint64_t from, size_t from_pitch, size_t width, size_t height, int kind,
                        handle stream)
 {
     BEGIN(hipMemcpy2DAsync, NEED_CONTEXT);
     END(run_2d(context, stream, to, to_pitch, from, from_pitch, width, height, kind, false));
 }
 
-static struct end end_at(const struct pitched *memory, const struct position *at)
+static struct box_end end_at(const struct pitched *memory, const struct position *at)
 {
     size_t plane = memory->pitch * memory->ysize;
     uint64_t base = address_of(memory->at);
-    return (struct end){base ? base + at->z * plane + at->y * memory->pitch + at->x : 0, memory->pitch, plane, SIDE_ANY};
+    return (struct box_end){base ? base + at->z * plane + at->y * memory->pitch + at->x : 0, memory->pitch, plane, SIDE_ANY};
 }
 
 static status run_3d(struct context *context, handle stream, const struct copy3d *copy, bool blocking)
@@ -187,13 +184,13 @@ static status run_3d(struct context *context, handle stream, const struct copy3d
     return run_box(context, stream, &box, copy->kind, blocking);
 }
 
-TWIN(hipMemcpy3D)(const struct copy3d *copy)
+SPT(hipMemcpy3D)(const struct copy3d *copy)
 {
     BEGIN(hipMemcpy3D, NEED_CONTEXT);
     END(run_3d(context, 0, copy, true));
 }
 
-TWIN(hipMemcpy3DAsync)(const struct copy3d *copy, handle stream)
+SPT(hipMemcpy3DAsync)(const struct copy3d *copy, handle stream)
 {
     BEGIN(hipMemcpy3DAsync, NEED_CONTEXT);
     END(run_3d(context, stream, copy, false));
@@ -206,7 +203,7 @@ struct corner {
     size_t x, y, z, pitch, height;
 };
 
-static status corner_of(const struct corner *corner, struct end *out)
+static status corner_of(const struct corner *corner, struct box_end *out)
 {
     if (corner->type == HIP_MEMORY_ARRAY || corner->array) return NOT_SUPPORTED;
     bool known = corner->type == HIP_MEMORY_HOST || corner->type == HIP_MEMORY_DEVICE || corner->type == HIP_MEMORY_UNIFIED;
@@ -288,37 +285,37 @@ static status fill(struct context *context, handle stream, uint64_t to, size_t p
     return OK;
 }
 
-TWIN(hipMemset)(uint64_t to, int value, size_t bytes)
+SPT(hipMemset)(uint64_t to, int value, size_t bytes)
 {
     BEGIN(hipMemset, NEED_CONTEXT);
     END(fill(context, 0, to, 0, value, (struct extent){bytes, 1, 1}, 0, true));
 }
 
-TWIN(hipMemsetAsync)(uint64_t to, int value, size_t bytes, handle stream)
+SPT(hipMemsetAsync)(uint64_t to, int value, size_t bytes, handle stream)
 {
     BEGIN(hipMemsetAsync, NEED_CONTEXT);
     END(fill(context, stream, to, 0, value, (struct extent){bytes, 1, 1}, 0, false));
 }
 
-TWIN(hipMemset2D)(uint64_t to, size_t pitch, int value, size_t width, size_t height)
+SPT(hipMemset2D)(uint64_t to, size_t pitch, int value, size_t width, size_t height)
 {
     BEGIN(hipMemset2D, NEED_CONTEXT);
     END(fill(context, 0, to, pitch, value, (struct extent){width, height, 1}, 0, true));
 }
 
-TWIN(hipMemset2DAsync)(uint64_t to, size_t pitch, int value, size_t width, size_t height, handle stream)
+SPT(hipMemset2DAsync)(uint64_t to, size_t pitch, int value, size_t width, size_t height, handle stream)
 {
     BEGIN(hipMemset2DAsync, NEED_CONTEXT);
     END(fill(context, stream, to, pitch, value, (struct extent){width, height, 1}, 0, false));
 }
 
-TWIN(hipMemset3D)(struct pitched to, int value, struct extent extent)
+SPT(hipMemset3D)(struct pitched to, int value, struct extent extent)
 {
     BEGIN(hipMemset3D, NEED_CONTEXT);
     END(fill(context, 0, address_of(to.at), to.pitch, value, extent, to.pitch * to.ysize, true));
 }
 
-TWIN(hipMemset3DAsync)(struct pitched to, int value, struct extent extent, handle stream)
+SPT(hipMemset3DAsync)(struct pitched to, int value, struct extent extent, handle stream)
 {
     BEGIN(hipMemset3DAsync, NEED_CONTEXT);
     END(fill(context, stream, address_of(to.at), to.pitch, value, extent, to.pitch * to.ysize, false));
@@ -344,7 +341,7 @@ FILLS(32, int)
 /* --- stream-ordered memory ---------------------------------------------------------------------------------------- */
 
 /* Nothing of nothing is an error before ROCm 7. */
-static status take_ordered(struct context *context, struct pool *pool, uint64_t *out, size_t bytes, handle stream)
+static status alloc_ordered(struct context *context, struct pool *pool, uint64_t *out, size_t bytes, handle stream)
 {
     if (!hip_has_pools()) return NOT_SUPPORTED;
     if (!out || (!bytes && hip_rocm() < 700)) return INVALID_VALUE;
@@ -355,10 +352,8 @@ static status take_ordered(struct context *context, struct pool *pool, uint64_t 
 HIP(hipMallocAsync)(uint64_t *out, size_t bytes, handle stream)
 {
     BEGIN(hipMallocAsync, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    REQUIRE(found == OK, found);
-    END(take_ordered(context, devices[of->context->device].current_pool, out, bytes, stream));
+    FIND_STREAM(of, stream);
+    END(alloc_ordered(context, devices[of->context->device].current_pool, out, bytes, stream));
 }
 
 HIP(hipMallocFromPoolAsync)(uint64_t *out, size_t bytes, handle which, handle stream)
@@ -366,51 +361,34 @@ HIP(hipMallocFromPoolAsync)(uint64_t *out, size_t bytes, handle which, handle st
     BEGIN(hipMallocFromPoolAsync, NEED_CONTEXT);
     struct pool *pool = handle_get(which, HANDLE_POOL);
     REQUIRE(pool, INVALID_VALUE);
-    END(take_ordered(context, pool, out, bytes, stream));
+    END(alloc_ordered(context, pool, out, bytes, stream));
 }
 
 /* Memory of no pool is freed too, after all work of its device. */
 HIP(hipFreeAsync)(uint64_t address, handle stream)
 {
     BEGIN(hipFreeAsync, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
+    FIND_STREAM(of, stream);
     struct block *block = block_find(address);
-    REQUIRE(found == OK, found);
     REQUIRE(address, hip_rocm() < 700 ? INVALID_VALUE : OK);
     REQUIRE(block, INVALID_VALUE);
     if (block->kind == BLOCK_POOLED) END(pool_free(context, block->base, STREAM_OF(stream)));
-    END(block->kind == BLOCK_DEVICE || block->kind == BLOCK_MANAGED ? block_release(block) : INVALID_VALUE);
+    END(block->kind == BLOCK_DEVICE || block->kind == BLOCK_MANAGED ? block_free(block) : INVALID_VALUE);
 }
 
 /* --- managed memory ----------------------------------------------------------------------------------------------- */
-
-static status prefetch(struct context *context, uint64_t address, size_t bytes, struct location to, handle stream)
-{
-    struct stream *on;
-    struct block *block = block_find(address);
-    status found = stream_for_work(context, STREAM_OF(stream), &on);
-    if (found != OK) return found;
-    if (!bytes || !block || block->kind != BLOCK_MANAGED || address + bytes > block->base + block->size) return INVALID_VALUE;
-    if (to.type < LOCATION_DEVICE || to.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
-    if (to.type == LOCATION_DEVICE && !is_device(to.id)) return INVALID_DEVICE;
-    struct op *op = op_new(OP_MARK);
-    stream_submit(on, op);
-    op_drop(op);
-    return OK;
-}
 
 HIP(hipMemPrefetchAsync)(uint64_t address, size_t bytes, int device, handle stream)
 {
     BEGIN(hipMemPrefetchAsync, NEED_CONTEXT);
     struct location to = {device == -1 ? LOCATION_HOST : LOCATION_DEVICE, device};
-    END(prefetch(context, address, bytes, to, stream));
+    END(managed_prefetch(context, STREAM_OF(stream), address, bytes, to));
 }
 
 HIP(hipMemPrefetchAsync_v2)(uint64_t address, size_t bytes, struct location to, unsigned flags, handle stream)
 {
     BEGIN(hipMemPrefetchAsync_v2, NEED_CONTEXT);
-    END(flags ? INVALID_VALUE : prefetch(context, address, bytes, to, stream));
+    END(flags ? INVALID_VALUE : managed_prefetch(context, STREAM_OF(stream), address, bytes, to));
 }
 
 /* --- words -------------------------------------------------------------------------------------------------------- */
@@ -435,23 +413,21 @@ WORDS(64, uint64_t)
 
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
-TWIN(hipStreamQuery)(handle stream)
+SPT(hipStreamQuery)(handle stream)
 {
     BEGIN(hipStreamQuery, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? stream_query(of) : found);
+    FIND_STREAM(of, stream);
+    END(stream_query(of));
 }
 
-TWIN(hipStreamSynchronize)(handle stream)
+SPT(hipStreamSynchronize)(handle stream)
 {
     BEGIN(hipStreamSynchronize, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? stream_synchronize(of) : found);
+    FIND_STREAM(of, stream);
+    END(stream_synchronize(of));
 }
 
-TWIN(hipStreamWaitEvent)(handle stream, handle event, unsigned flags)
+SPT(hipStreamWaitEvent)(handle stream, handle event, unsigned flags)
 {
     BEGIN(hipStreamWaitEvent, NEED_CONTEXT);
     status known = event_known(event);
@@ -465,43 +441,19 @@ static status record(struct context *context, handle event, handle stream)
     return known == OK ? event_record(context, event, STREAM_OF(stream)) : known;
 }
 
-TWIN(hipEventRecord)(handle event, handle stream)
+SPT(hipEventRecord)(handle event, handle stream)
 {
     BEGIN(hipEventRecord, NEED_CONTEXT);
     END(record(context, event, stream));
 }
 
-TWIN(hipStreamGetPriority)(handle stream, int *out)
-{
-    BEGIN(hipStreamGetPriority, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->priority;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
+STREAM_GETTER(SPT, hipStreamGetPriority, int, priority)
+STREAM_GETTER(SPT, hipStreamGetFlags, unsigned, flags)
 
-TWIN(hipStreamGetFlags)(handle stream, unsigned *out)
-{
-    BEGIN(hipStreamGetFlags, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->flags;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
-
-TWIN(hipLaunchHostFunc)(handle stream, void (*call)(void *), void *data)
+SPT(hipLaunchHostFunc)(handle stream, void (*call)(void *), void *data)
 {
     BEGIN(hipLaunchHostFunc, NEED_CONTEXT);
-    struct stream *on;
-    status found = stream_for_work(context, STREAM_OF(stream), &on);
-    REQUIRE(found == OK, found);
-    REQUIRE(call, INVALID_VALUE);
-    struct op *op = op_new(OP_HOST);
-    op->host.call = call;
-    op->host.data = data;
-    stream_submit(on, op);
-    op_drop(op);
-    END(OK);
+    END(stream_call_host(context, STREAM_OF(stream), call, data));
 }
 
 #ifndef PER_THREAD
@@ -511,46 +463,27 @@ HIP(hipEventRecordWithFlags)(handle event, handle stream, unsigned flags)
     END(flags ? INVALID_VALUE : record(context, event, stream));
 }
 
-HIP(hipStreamGetDevice)(handle stream, int *out)
-{
-    BEGIN(hipStreamGetDevice, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->context->device;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
-
-HIP(hipStreamGetId)(handle stream, unsigned long long *out)
-{
-    BEGIN(hipStreamGetId, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    if (found == OK && out) *out = of->number;
-    END(found == OK && !out ? INVALID_VALUE : found);
-}
+STREAM_GETTER(HIP, hipStreamGetDevice, int, context->device)
+STREAM_GETTER(HIP, hipStreamGetId, unsigned long long, number)
 
 HIP(hipStreamIsCapturing)(handle stream, int *out)
 {
     BEGIN(hipStreamIsCapturing, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? capture_state(of, out, NULL) : found);
+    FIND_STREAM(of, stream);
+    END(capture_state(of, out, NULL));
 }
 
 HIP(hipStreamBeginCapture)(handle stream, int mode)
 {
     BEGIN(hipStreamBeginCapture, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    END(found == OK ? capture_begin(of, mode) : found);
+    FIND_STREAM(of, stream);
+    END(capture_begin(of, mode));
 }
 
 HIP(hipStreamEndCapture)(handle stream, handle *graph)
 {
     BEGIN(hipStreamEndCapture, NEED_CONTEXT);
-    struct stream *of;
-    status found = stream_get(context, STREAM_OF(stream), &of);
-    REQUIRE(found == OK, found);
+    FIND_STREAM(of, stream);
     END(graph ? capture_end(of, graph) : INVALID_VALUE);
 }
 

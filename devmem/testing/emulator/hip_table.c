@@ -9,22 +9,17 @@
 #error "the emulated HIP runtime needs glibc, whose loader lets a library choose what a name stands for"
 #endif
 
-#define NAME(name) #name,
-const char *const function_names[] = {HIP_FUNCTIONS(NAME)};
+const char *const function_names[] = {HIP_FUNCTIONS(FUNCTION_NAME)};
 const int function_count = FUNCTION_TOTAL;
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
-static const struct { int code; const char *name, *text; } errors[] = {
-#define ERROR(code, name, text) {code, name, text},
-    HIP_ERRORS(ERROR)
-};
+static const struct error_text errors[] = {HIP_ERRORS(ERROR_TEXT)};
 
 static const char *describe(int code, bool by_name)
 {
-    for (size_t index = 0; index < sizeof errors / sizeof *errors; index++)
-        if (errors[index].code == code) return by_name ? errors[index].name : errors[index].text;
-    return NULL;
+    const struct error_text *known = error_find(errors, sizeof errors / sizeof *errors, code);
+    return !known ? NULL : by_name ? known->name : known->text;
 }
 
 static void count(int function) { atomic_fetch_add_explicit(&function_calls[function], 1, memory_order_relaxed); }
@@ -72,8 +67,8 @@ typedef void (*entry_point)(void);
 #define CHOOSE(name)                                                                                   \
     static entry_point choose_##name(void)                                                             \
     {                                                                                                  \
-        void *quick = core_null_mode() ? null_function(#name) : NULL;                                  \
-        return (entry_point)(quick ? quick : name##_address);                                          \
+        void *null = core_null_mode() ? null_function(#name) : NULL;                                  \
+        return (entry_point)(null ? null : name##_address);                                          \
     }                                                                                                  \
     EXPORT void name(void) __attribute__((ifunc("choose_" #name)));
 

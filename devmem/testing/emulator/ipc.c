@@ -13,63 +13,63 @@
 #define PAGE 4096u
 #define LAZY_PEER_ACCESS 1u
 
-struct ticket {
+struct export_record {
     uint64_t magic, process, serial, offset, bytes;
     int32_t file, device;
 };
 
-_Static_assert(sizeof(struct ticket) <= 64, "a handle is 64 bytes");
+_Static_assert(sizeof(struct export_record) <= 64, "a handle is 64 bytes");
 
 /* Pool memory has no handle of this kind; neither has host memory, nor the middle of a block. */
 status ipc_export(uint64_t address, unsigned char handle[64])
 {
     struct block *block = block_find(address);
     if (!block || block->kind != BLOCK_DEVICE || block->base != address) return INVALID_VALUE;
-    struct ticket ticket = {MAGIC, (uint64_t)getpid(), block->serial, block->base - block->heap->base, block->size,
+    struct export_record record = {MAGIC, (uint64_t)getpid(), block->serial, block->base - block->heap->base, block->size,
                             block->heap->file, block->device};
     memset(handle, 0, 64);
-    memcpy(handle, &ticket, sizeof ticket);
+    memcpy(handle, &record, sizeof record);
     return OK;
 }
 
-static bool same(const struct block *block, const struct ticket *ticket)
+static bool is_import_of(const struct block *block, const struct export_record *record)
 {
-    return block->kind == BLOCK_IMPORTED && block->peer_key[0] == ticket->process && block->peer_key[1] == ticket->serial
-        && block->peer_key[2] == (uint64_t)ticket->device;
+    return block->kind == BLOCK_IMPORTED && block->exporter_key[0] == record->process && block->exporter_key[1] == record->serial
+        && block->exporter_key[2] == (uint64_t)record->device;
 }
 
-static status map_foreign(const struct ticket *ticket, struct block *block)
+static status map_exported(const struct export_record *record, struct block *block)
 {
     char path[64];
-    snprintf(path, sizeof path, "/proc/%llu/fd/%d", (unsigned long long)ticket->process, ticket->file);
+    snprintf(path, sizeof path, "/proc/%llu/fd/%d", (unsigned long long)record->process, record->file);
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0) return MAP_FAILED_STATUS;
-    uint64_t skip = ticket->offset % PAGE;
-    size_t bytes = ticket->bytes + skip;
-    void *seen = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, (off_t)(ticket->offset - skip));
-    void *alias = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)(ticket->offset - skip));
+    uint64_t skip = record->offset % PAGE;
+    size_t bytes = record->bytes + skip;
+    void *reserved = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, file, (off_t)(record->offset - skip));
+    void *alias = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)(record->offset - skip));
     close(file);
-    if (seen == MAP_FAILED || alias == MAP_FAILED) return MAP_FAILED_STATUS;
-    block->base = (uint64_t)(uintptr_t)seen + skip;
+    if (reserved == MAP_FAILED || alias == MAP_FAILED) return MAP_FAILED_STATUS;
+    block->base = (uint64_t)(uintptr_t)reserved + skip;
     block->access = (char *)alias + skip;
     block->capacity = bytes;
     return OK;
 }
 
-static struct block *already_open(const struct ticket *ticket)
+static struct block *already_open(const struct export_record *record)
 {
     for (size_t index = 0; index < range_count; index++)
-        if (same(ranges[index], ticket)) return ranges[index];
+        if (is_import_of(ranges[index], record)) return ranges[index];
     return NULL;
 }
 
 status ipc_import(struct context *context, const unsigned char handle[64], unsigned flags, uint64_t *address)
 {
-    struct ticket ticket;
-    memcpy(&ticket, handle, sizeof ticket);
-    if (ticket.magic != MAGIC || flags & ~LAZY_PEER_ACCESS) return INVALID_VALUE;
-    if (ticket.process == (uint64_t)getpid()) return INVALID_CONTEXT;
-    struct block *block = manners.opens_are_distinct ? NULL : already_open(&ticket);
+    struct export_record record;
+    memcpy(&record, handle, sizeof record);
+    if (record.magic != MAGIC || flags & ~LAZY_PEER_ACCESS) return INVALID_VALUE;
+    if (record.process == (uint64_t)getpid()) return INVALID_CONTEXT;
+    struct block *block = vendor_rules.imports_are_distinct ? NULL : already_open(&record);
     if (block) {
         block->references++;
         *address = block->base;
@@ -77,18 +77,18 @@ status ipc_import(struct context *context, const unsigned char handle[64], unsig
     }
     block = calloc(1, sizeof *block);
     if (!block) abort();
-    status mapped = map_foreign(&ticket, block);
+    status mapped = map_exported(&record, block);
     if (mapped != OK) {
         free(block);
         return mapped;
     }
-    block_dress(block, BLOCK_IMPORTED, context, ticket.bytes);
-    live_bytes -= ticket.bytes; /* the exporter's bytes: counted here as a handle */
+    block_init(block, BLOCK_IMPORTED, context, record.bytes);
+    live_bytes -= record.bytes; /* the exporter's bytes: counted here as a handle */
     live_handles++;
     block->references = 1;
-    block->peer_key[0] = ticket.process;
-    block->peer_key[1] = ticket.serial;
-    block->peer_key[2] = (uint64_t)ticket.device;
+    block->exporter_key[0] = record.process;
+    block->exporter_key[1] = record.serial;
+    block->exporter_key[2] = (uint64_t)record.device;
     *address = block->base;
     return range_insert(block);
 }

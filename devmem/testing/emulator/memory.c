@@ -20,16 +20,16 @@ static size_t range_room;
 
 /* --- leases ------------------------------------------------------------------------------------------------------- */
 
-struct lease *lease_hold(struct lease *lease)
+struct lease *lease_retain(struct lease *lease)
 {
     if (lease) lease->references++;
     return lease;
 }
 
-void lease_drop(struct lease *lease)
+void lease_release(struct lease *lease)
 {
     if (!lease || --lease->references) return;
-    shade_drop(lease->shade);
+    shadow_free(lease->shadow);
     free(lease);
 }
 
@@ -38,15 +38,15 @@ void lease_end(struct block *block)
 {
     struct lease *lease = block->lease;
     if (!lease) return;
-    lease->dead = true;
+    lease->freed = true;
     while (lease->running) pthread_cond_wait(&progress, &core_mutex);
     block->lease = NULL;
-    lease_drop(lease);
+    lease_release(lease);
 }
 
 /* --- blocks ------------------------------------------------------------------------------------------------------- */
 
-void block_dress(struct block *block, enum block_kind kind, struct context *context, size_t bytes)
+void block_init(struct block *block, enum block_kind kind, struct context *context, size_t bytes)
 {
     block->kind = kind;
     block->size = bytes;
@@ -59,11 +59,11 @@ void block_dress(struct block *block, enum block_kind kind, struct context *cont
     block->lease = calloc(1, sizeof *block->lease);
     if (!block->lease) abort();
     block->lease->references = 1;
-    block->lease->born = true;
+    block->lease->allocated = true;
     live_bytes += bytes;
 }
 
-void block_retire(struct block *block)
+void block_mark_freed(struct block *block)
 {
     live_bytes -= block->size;
     block->freed = true; /* first: nobody may find it while this thread waits */
@@ -75,13 +75,16 @@ static void poison(struct block *block)
     memset(block->access, POISON, block->capacity < POISON_LIMIT ? block->capacity : POISON_LIMIT);
 }
 
-static status take(struct heap *heap, struct context *context, enum block_kind kind, size_t bytes, struct block **out)
+static status allocate(struct heap *heap, struct context *context, enum block_kind kind, size_t bytes, unsigned flags,
+                       uint64_t *address)
 {
     if (!bytes) return INVALID_VALUE;
-    *out = heap_take(heap, bytes);
-    if (!*out) return OUT_OF_MEMORY;
-    block_dress(*out, kind, context, bytes);
-    poison(*out);
+    struct block *block = heap_alloc(heap, bytes);
+    if (!block) return OUT_OF_MEMORY;
+    block_init(block, kind, context, bytes);
+    block->flags = flags;
+    poison(block);
+    *address = block->base;
     return OK;
 }
 
@@ -170,10 +173,7 @@ bool range_is_mapped(uint64_t address, size_t bytes)
 
 status device_alloc(struct context *context, size_t bytes, uint64_t *address)
 {
-    struct block *block;
-    status taken = take(&devices[context->device].heap, context, BLOCK_DEVICE, bytes, &block);
-    if (taken == OK) *address = block->base;
-    return taken;
+    return allocate(&devices[context->device].heap, context, BLOCK_DEVICE, bytes, 0, address);
 }
 
 /* Only exact bases. Plain memory waits for its device's streams; pool memory, as documented, waits for nothing. */
@@ -183,23 +183,23 @@ status device_free(struct context *context, uint64_t address)
     struct block *block = block_find(address);
     if (!block || block->base != address) return INVALID_VALUE;
     if (block->kind == BLOCK_POOLED) {
-        pool_return(block);
+        pool_free_now(block);
         return OK;
     }
     if (block->kind != BLOCK_DEVICE && block->kind != BLOCK_MANAGED) return INVALID_VALUE;
-    return block_release(block);
+    return block_free(block);
 }
 
 /* Free a whole block of a heap after all work of its device. */
-status block_release(struct block *block)
+status block_free(struct block *block)
 {
     uint64_t serial = block->serial, base = block->base;
     device_drain(block->device);
     block = block_find(base); /* another thread may have freed it while this one waited */
     if (!block || block->serial != serial) return INVALID_VALUE;
-    block_retire(block);
+    block_mark_freed(block);
     if (!is_device_memory(block)) poison(block); /* a NumPy array that outlives its memory should look wrong */
-    heap_give(block);
+    heap_free(block);
     return OK;
 }
 
@@ -207,12 +207,7 @@ status block_release(struct block *block)
 
 status host_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address)
 {
-    struct block *block;
-    status taken = take(&pinned_heap, context, BLOCK_PINNED, bytes, &block);
-    if (taken != OK) return taken;
-    block->flags = flags;
-    *address = block->base;
-    return OK;
+    return allocate(&pinned_heap, context, BLOCK_PINNED, bytes, flags, address);
 }
 
 status host_free(struct context *context, uint64_t address)
@@ -220,19 +215,9 @@ status host_free(struct context *context, uint64_t address)
     (void)context;
     struct block *block = block_find(address);
     if (!block || block->kind != BLOCK_PINNED || block->base != address) return INVALID_VALUE;
-    block_retire(block);
+    block_mark_freed(block);
     poison(block); /* a NumPy array that outlives its memory should look wrong, not right */
-    heap_give(block);
-    return OK;
-}
-
-status managed_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address)
-{
-    struct block *block;
-    status taken = take(&managed_heap, context, BLOCK_MANAGED, bytes, &block);
-    if (taken != OK) return taken;
-    block->flags = flags;
-    *address = block->base;
+    heap_free(block);
     return OK;
 }
 
@@ -251,7 +236,7 @@ status range_add(struct context *context, uint64_t address, size_t bytes, unsign
     if (is_reserved(address) || !range_is_mapped(address, bytes)) return INVALID_VALUE;
     struct block *block = calloc(1, sizeof *block);
     if (!block) abort();
-    block_dress(block, BLOCK_REGISTERED, context, bytes);
+    block_init(block, BLOCK_REGISTERED, context, bytes);
     live_bytes -= bytes; /* the bytes are the program's own: counted as a handle */
     live_handles++;
     block->base = address;
@@ -265,21 +250,21 @@ void range_alias(struct block *block)
 {
     size_t offset = block->base % PAGE, bytes = (block->size + offset + PAGE - 1) / PAGE * PAGE;
     struct block *alias = malloc(sizeof *alias);
-    void *seen = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (!alias || seen == MAP_FAILED) abort();
+    void *reserved = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!alias || reserved == MAP_FAILED) abort();
     *alias = *block;
-    alias->base = (uint64_t)(uintptr_t)seen + offset;
+    alias->base = (uint64_t)(uintptr_t)reserved + offset;
     alias->capacity = bytes;
-    lease_hold(alias->lease);
+    lease_retain(alias->lease);
     range_insert(alias);
-    block->seen = alias;
+    block->device_alias = alias;
 }
 
 static void alias_forget(struct block *alias)
 {
     if (!alias) return;
     range_remove(alias);
-    lease_drop(alias->lease);
+    lease_release(alias->lease);
     munmap((void *)(uintptr_t)(alias->base / PAGE * PAGE), alias->capacity);
     free(alias);
 }
@@ -287,7 +272,7 @@ static void alias_forget(struct block *alias)
 void range_forget(struct block *block)
 {
     range_remove(block);
-    alias_forget(block->seen);
+    alias_forget(block->device_alias);
     lease_end(block);
     live_handles--;
     free(block);
@@ -303,6 +288,90 @@ status host_unregister(struct context *context, uint64_t address)
     return OK;
 }
 
+/* --- managed ------------------------------------------------------------------------------------------------------ */
+
+status managed_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address)
+{
+    return allocate(&managed_heap, context, BLOCK_MANAGED, bytes, flags, address);
+}
+
+static bool is_managed(uint64_t address, size_t bytes)
+{
+    struct block *block = block_find(address);
+    return bytes && block && block->kind == BLOCK_MANAGED && address + bytes <= block->base + block->size;
+}
+
+/* Advice is checked and has no effect. `placed`: the advice has a location. */
+status managed_advise(uint64_t address, size_t bytes, struct location location, bool placed)
+{
+    if (!is_managed(address, bytes)) return INVALID_VALUE;
+    return placed && location.type == LOCATION_DEVICE && !is_device(location.id) ? INVALID_DEVICE : OK;
+}
+
+/* Prefetching is an operation of the stream that moves nothing. */
+status managed_prefetch(struct context *context, uint64_t stream_handle, uint64_t address, size_t bytes, struct location to)
+{
+    struct stream *stream;
+    status found = stream_for_work(context, stream_handle, &stream);
+    if (found != OK) return found;
+    if (!is_managed(address, bytes) || to.type < LOCATION_DEVICE || to.type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
+    if (to.type == LOCATION_DEVICE && !is_device(to.id)) return INVALID_DEVICE;
+    stream_mark(stream);
+    return OK;
+}
+
+/* --- attributes of an address ------------------------------------------------------------------------------------- */
+
+uint64_t block_device_address(const struct block *block, uint64_t address)
+{
+    return block->device_alias ? block->device_alias->base + (address - block->base) : address;
+}
+
+uint64_t block_host_address(const struct block *block, uint64_t address)
+{
+    return block->kind == BLOCK_REGISTERED ? (uint64_t)(uintptr_t)block->access + (address - block->base) : address;
+}
+
+/* An attribute as a number; false where the memory has no such attribute. The memory type is the vendor's: not here. */
+bool pointer_attribute(const struct block *block, int attribute, uint64_t address, uint64_t *value)
+{
+    *value = 0;
+    switch (attribute) {
+    case POINTER_CONTEXT: *value = block->context->handle; return true;
+    case POINTER_DEVICE_POINTER: *value = block_device_address(block, address); return true;
+    case POINTER_HOST_POINTER: *value = block_host_address(block, address); return !is_device_memory(block);
+    case POINTER_P2P_TOKENS: return false;
+    case POINTER_BUFFER_ID:
+    case POINTER_MEMORY_BLOCK_ID: *value = block->serial; return true;
+    case POINTER_IS_MANAGED: *value = block->kind == BLOCK_MANAGED; return true;
+    case POINTER_DEVICE_ORDINAL: *value = (uint64_t)block->device; return true;
+    case POINTER_IS_LEGACY_IPC_CAPABLE: *value = block->kind == BLOCK_DEVICE; return true;
+    case POINTER_RANGE_START:
+    case POINTER_MAPPING_BASE: *value = block->base; return true;
+    case POINTER_RANGE_SIZE:
+    case POINTER_MAPPING_SIZE: *value = block->size; return true;
+    case POINTER_MAPPED: *value = 1; return true;
+    case POINTER_ACCESS_FLAGS: *value = ACCESS_READ_WRITE; return true;
+    case POINTER_POOL: *value = block->pool ? block->pool->handle : 0; return true;
+    default: return true; /* no, none */
+    }
+}
+
+size_t pointer_attribute_size(int attribute)
+{
+    switch (attribute) {
+    case POINTER_MEMORY_TYPE:
+    case POINTER_DEVICE_ORDINAL:
+    case POINTER_ACCESS_FLAGS: return 4;
+    case POINTER_SYNC_MEMOPS:
+    case POINTER_IS_MANAGED:
+    case POINTER_IS_LEGACY_IPC_CAPABLE:
+    case POINTER_MAPPED:
+    case POINTER_IS_RDMA_CAPABLE: return 1;
+    default: return 8;
+    }
+}
+
 /* --- reset -------------------------------------------------------------------------------------------------------- */
 
 static bool is_alias(const struct block *block)
@@ -310,33 +379,33 @@ static bool is_alias(const struct block *block)
     return block->kind == BLOCK_REGISTERED && block->base != (uint64_t)(uintptr_t)block->access;
 }
 
-static bool goes_with(const struct block *block, const struct context *context, int device)
+static bool belongs_to(const struct block *block, const struct context *context, int device)
 {
     if (block->kind == BLOCK_FREE) return false;
     return block->context == context || (context->is_primary && block->kind == BLOCK_POOLED && block->device == device);
 }
 
-static void heap_drop(struct heap *heap, struct context *context, int device)
+static void heap_free_context(struct heap *heap, struct context *context, int device)
 {
     for (struct block *block = heap_first(heap), *next; block; block = next) {
         next = block->after;
-        if (!goes_with(block, context, device)) continue;
+        if (!belongs_to(block, context, device)) continue;
         if (block->kind == BLOCK_POOLED) {
-            if (pool_return(block)) next = heap_first(heap); /* a whole pool went: the neighbours are not what they were */
+            if (pool_free_now(block)) next = heap_first(heap); /* a whole pool went: the neighbours are not what they were */
             continue;
         }
-        block_retire(block);
+        block_mark_freed(block);
         while (next && next->kind == BLOCK_FREE) next = next->after; /* it may be joined to this block */
-        heap_give(block);
+        heap_free(block);
     }
 }
 
 /* Forget all memory of a context that has no streams any more. */
-void blocks_drop(struct context *context, int device)
+void blocks_free_context(struct context *context, int device)
 {
-    heap_drop(&devices[device].heap, context, device);
-    heap_drop(&pinned_heap, context, device);
-    heap_drop(&managed_heap, context, device);
+    heap_free_context(&devices[device].heap, context, device);
+    heap_free_context(&pinned_heap, context, device);
+    heap_free_context(&managed_heap, context, device);
     for (size_t index = 0; index < range_count;) {
         struct block *block = ranges[index];
         if (block->context != context || is_alias(block)) {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOK_AT 16 /* cached blocks tried before new memory is taken */
+#define MAX_TRIES 16 /* cached blocks tried before new memory is taken */
 
 /* Four sizes to a power of two: a block may be a quarter larger than asked. */
 static size_t rounded(size_t bytes)
@@ -22,13 +22,13 @@ static int class_of(size_t capacity) { return 63 - __builtin_clzll(capacity); }
 
 /* --- the reserve -------------------------------------------------------------------------------------------------- */
 
-static void unreserve(struct pool *pool, struct block *block)
+static void return_to_device(struct pool *pool, struct block *block)
 {
     pool->reserved -= block->capacity;
-    op_drop(block->died);
-    block->died = NULL;
+    op_release(block->free_op);
+    block->free_op = NULL;
     block->pool = NULL;
-    heap_give(block);
+    heap_free(block);
 }
 
 static void cache(struct pool *pool, struct block *block)
@@ -38,9 +38,9 @@ static void cache(struct pool *pool, struct block *block)
     pool->cached[class] = block;
 }
 
-static bool safe_to_release(const struct block *block) { return !block->died || block->died->done; }
+static bool safe_to_release(const struct block *block) { return !block->free_op || block->free_op->done; }
 
-status pool_trim(struct pool *pool, size_t keep)
+static void trim(struct pool *pool, size_t keep)
 {
     for (int class = 63; class >= 0; class--) {
         struct block **link = &pool->cached[class];
@@ -51,30 +51,29 @@ status pool_trim(struct pool *pool, size_t keep)
                 continue;
             }
             *link = block->cached_next;
-            unreserve(pool, block);
+            return_to_device(pool, block);
         }
     }
-    return OK;
 }
 
 /* A destroyed pool goes with the last block that was taken from it. */
-static bool maybe_gone(struct pool *pool)
+static bool destroy_if_unused(struct pool *pool)
 {
     if (!pool->closing || pool->live_blocks) return false;
     for (int class = 0; class < 64; class++)
         for (struct block *block; (block = pool->cached[class]);) {
             pool->cached[class] = block->cached_next;
-            unreserve(pool, block);
+            return_to_device(pool, block);
         }
     free(pool);
     return true;
 }
 
 /* Waiting for a stream, event or context makes every pool of the device give back what exceeds its threshold. */
-void pools_relax(int device)
+void pools_trim_to_threshold(int device)
 {
     for (struct pool *pool = devices[device].pools; pool; pool = pool->next)
-        if (pool->reserved > pool->threshold) pool_trim(pool, pool->threshold);
+        if (pool->reserved > pool->threshold) trim(pool, pool->threshold);
 }
 
 /* --- lives -------------------------------------------------------------------------------------------------------- */
@@ -110,18 +109,18 @@ status pool_destroy(uint64_t handle)
     if (device->current_pool == pool) device->current_pool = device->default_pool;
     while (*link != pool) link = &(*link)->next;
     *link = pool->next;
-    handle_drop(handle);
+    handle_free(handle);
     live_handles--;
     pool->closing = true;
-    maybe_gone(pool);
+    destroy_if_unused(pool);
     return OK;
 }
 
-void pools_drop(int device)
+void pools_reset(int device)
 {
     for (struct pool *pool = devices[device].pools, *next; pool; pool = next) {
         next = pool->next;
-        pool_trim(pool, 0);
+        trim(pool, 0);
         if (!pool->is_default) pool_destroy(pool->handle);
         else pool->threshold = pool->used_high = pool->reserved_high = 0;
     }
@@ -131,15 +130,15 @@ void pools_drop(int device)
 
 static bool reusable(const struct pool *pool, const struct block *block, const struct stream *stream, bool insert_wait)
 {
-    if (!block->died || block->home == stream) return true;
-    if (block->died->done) return pool->opportunistic;
+    if (!block->free_op || block->freed_on == stream) return true;
+    if (block->free_op->done) return pool->opportunistic;
     return insert_wait && pool->internal;
 }
 
-static struct block *from_cache(struct pool *pool, size_t capacity, const struct stream *stream, bool insert_wait)
+static struct block *take_cached(struct pool *pool, size_t capacity, const struct stream *stream, bool insert_wait)
 {
     struct block **link = &pool->cached[class_of(capacity)];
-    for (int tries = 0; *link && tries < LOOK_AT; tries++, link = &(*link)->cached_next) {
+    for (int tries = 0; *link && tries < MAX_TRIES; tries++, link = &(*link)->cached_next) {
         struct block *block = *link;
         if (block->capacity < capacity || block->capacity > capacity + capacity / 4) continue;
         if (!reusable(pool, block, stream, insert_wait)) continue;
@@ -149,34 +148,34 @@ static struct block *from_cache(struct pool *pool, size_t capacity, const struct
     return NULL;
 }
 
-static struct block *from_device(struct pool *pool, size_t capacity)
+static struct block *take_from_device(struct pool *pool, size_t capacity)
 {
     if (pool->max_bytes && pool->reserved + capacity > pool->max_bytes) return NULL;
-    struct block *block = heap_take(&devices[pool->device].heap, capacity);
+    struct block *block = heap_alloc(&devices[pool->device].heap, capacity);
     if (!block) {
-        pool_trim(pool, 0);
-        block = heap_take(&devices[pool->device].heap, capacity);
+        trim(pool, 0);
+        block = heap_alloc(&devices[pool->device].heap, capacity);
     }
     if (!block) return NULL;
-    block->died = NULL;
-    block->home = NULL;
+    block->free_op = NULL;
+    block->freed_on = NULL;
     pool->reserved += block->capacity;
     if (pool->reserved > pool->reserved_high) pool->reserved_high = pool->reserved;
     return block;
 }
 
 /* Bytes are poisoned in stream order: earlier work of the stream may still use them for the block's former owner. */
-static void announce(struct stream *stream, struct block *block)
+static void submit_alloc(struct stream *stream, struct block *block)
 {
-    if (block->died) stream_wait_op(stream, block->died);
-    op_drop(block->died);
-    block->died = NULL;
+    if (block->free_op) stream_wait_op(stream, block->free_op);
+    op_release(block->free_op);
+    block->free_op = NULL;
     struct op *op = op_new(OP_ALLOC);
-    op->birth.at = (struct moved){block->access, 0, 0, lease_hold(block->lease), NULL};
-    op->birth.bytes = block->size;
-    block->lease->born = false;
+    op->alloc.at = (struct endpoint){block->access, 0, 0, lease_retain(block->lease), NULL};
+    op->alloc.bytes = block->size;
+    block->lease->allocated = false;
     stream_submit(stream, op);
-    op_drop(op);
+    op_release(op);
 }
 
 status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint64_t stream_handle, uint64_t *address)
@@ -187,40 +186,40 @@ status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint
     if (!bytes) return INVALID_VALUE;
     if (bytes > devices[pool->device].heap.bytes) return OUT_OF_MEMORY;
     size_t capacity = rounded(bytes);
-    struct block *block = from_cache(pool, capacity, stream, false);
-    if (!block) block = from_device(pool, capacity);
-    if (!block) block = from_cache(pool, capacity, stream, true);
+    struct block *block = take_cached(pool, capacity, stream, false);
+    if (!block) block = take_from_device(pool, capacity);
+    if (!block) block = take_cached(pool, capacity, stream, true);
     if (!block) return OUT_OF_MEMORY;
-    block_dress(block, BLOCK_POOLED, context, bytes);
+    block_init(block, BLOCK_POOLED, context, bytes);
     block->device = pool->device;
     block->pool = pool;
     pool->live_blocks++;
     pool->used += block->capacity;
     if (pool->used > pool->used_high) pool->used_high = pool->used;
-    announce(stream, block);
+    submit_alloc(stream, block);
     *address = block->base;
     return OK;
 }
 
 /* --- giving back -------------------------------------------------------------------------------------------------- */
 
-static bool give_back(struct block *block)
+static bool cache_freed(struct block *block)
 {
     struct pool *pool = block->pool;
     block->freed = true;
     pool->used -= block->capacity;
     pool->live_blocks--;
     cache(pool, block);
-    return maybe_gone(pool);
+    return destroy_if_unused(pool);
 }
 
 /* Without a stream: the caller promises that nothing uses it any more. Says whether a whole pool went with it. */
-bool pool_return(struct block *block)
+bool pool_free_now(struct block *block)
 {
     if (block->freed) return false;
-    block_retire(block);
-    block->died = NULL;
-    return give_back(block);
+    block_mark_freed(block);
+    block->free_op = NULL;
+    return cache_freed(block);
 }
 
 status pool_free(struct context *context, uint64_t address, uint64_t stream_handle)
@@ -232,17 +231,36 @@ status pool_free(struct context *context, uint64_t address, uint64_t stream_hand
     if (!block || block->base != address) return INVALID_VALUE;
     if (block->kind != BLOCK_POOLED) return INVALID_VALUE;
     struct op *op = op_new(OP_FREE);
-    op->death = block->lease; /* passes from the block to the operation */
+    op->freed_lease = block->lease; /* passes from the block to the operation */
     block->lease = NULL;
     live_bytes -= block->size;
-    block->died = op;
-    block->home = stream;
+    block->free_op = op;
+    block->freed_on = stream;
     stream_submit(stream, op);
-    give_back(block);
+    cache_freed(block);
     return OK;
 }
 
-/* --- settings ----------------------------------------------------------------------------------------------------- */
+/* --- calls by handle ---------------------------------------------------------------------------------------------- */
+
+static struct pool *pool_of(uint64_t handle) { return handle_get(handle, HANDLE_POOL); }
+
+status pool_trim(uint64_t handle, size_t keep)
+{
+    struct pool *pool = pool_of(handle);
+    if (!pool) return INVALID_VALUE;
+    trim(pool, keep);
+    return OK;
+}
+
+status device_set_pool(int device, uint64_t handle)
+{
+    struct pool *pool = pool_of(handle);
+    if (!is_device(device)) return INVALID_DEVICE;
+    if (!pool || pool->device != device) return INVALID_VALUE;
+    devices[device].current_pool = pool;
+    return OK;
+}
 
 enum {
     POOL_FOLLOW_EVENTS = 1, POOL_OPPORTUNISTIC, POOL_INTERNAL, POOL_THRESHOLD, POOL_RESERVED, POOL_RESERVED_HIGH, POOL_USED,
@@ -250,8 +268,10 @@ enum {
 };
 
 /* The first three are of 4 bytes, the others of 8. */
-status pool_set_attribute(struct pool *pool, int attribute, const void *value)
+status pool_set_attribute(uint64_t handle, int attribute, const void *value)
 {
+    struct pool *pool = pool_of(handle);
+    if (!pool || !value) return INVALID_VALUE;
     int number;
     uint64_t word = 0;
     memcpy(&number, value, sizeof number);
@@ -271,8 +291,10 @@ status pool_set_attribute(struct pool *pool, int attribute, const void *value)
     }
 }
 
-status pool_get_attribute(const struct pool *pool, int attribute, void *out)
+status pool_get_attribute(uint64_t handle, int attribute, void *out)
 {
+    const struct pool *pool = pool_of(handle);
+    if (!pool || !out) return INVALID_VALUE;
     int number = attribute == POOL_FOLLOW_EVENTS ? pool->follow_events
                : attribute == POOL_OPPORTUNISTIC ? pool->opportunistic : pool->internal;
     uint64_t word;
@@ -291,10 +313,10 @@ status pool_get_attribute(const struct pool *pool, int attribute, void *out)
     return OK;
 }
 
-static bool is_device(int device) { return device >= 0 && device < device_count; }
-
-status pool_set_access(struct pool *pool, const struct access_description *wanted, size_t count)
+status pool_set_access(uint64_t handle, const struct access_description *wanted, size_t count)
 {
+    struct pool *pool = pool_of(handle);
+    if (!pool || (!wanted && count)) return INVALID_VALUE;
     for (size_t index = 0; index < count; index++) {
         const struct access_description *one = &wanted[index];
         bool known = one->flags == 0 || one->flags == 1 || one->flags == ACCESS_READ_WRITE;
@@ -307,9 +329,10 @@ status pool_set_access(struct pool *pool, const struct access_description *wante
     return OK;
 }
 
-status pool_get_access(const struct pool *pool, const struct location *location, int *flags)
+status pool_get_access(uint64_t handle, const struct location *location, int *flags)
 {
-    if (location->type != LOCATION_DEVICE) return INVALID_VALUE;
+    const struct pool *pool = pool_of(handle);
+    if (!pool || !location || !flags || location->type != LOCATION_DEVICE) return INVALID_VALUE;
     if (!is_device(location->id)) return INVALID_DEVICE;
     *flags = pool->readable_by & (1u << location->id) ? ACCESS_READ_WRITE : 0;
     return OK;

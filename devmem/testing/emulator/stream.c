@@ -10,16 +10,16 @@
 #include <unistd.h>
 
 /* The per-thread default streams of this thread, one per context. */
-struct own_stream {
+struct per_thread_stream {
     struct context *context;
     unsigned generation;
     uint64_t handle;
-    struct own_stream *next;
+    struct per_thread_stream *next;
 };
 
-static _Thread_local struct own_stream *own_streams;
-static pthread_key_t own_key;
-static pthread_once_t own_once = PTHREAD_ONCE_INIT;
+static _Thread_local struct per_thread_stream *per_thread_streams;
+static pthread_key_t per_thread_key;
+static pthread_once_t per_thread_once = PTHREAD_ONCE_INIT;
 static uint64_t stream_numbers;
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
@@ -33,20 +33,20 @@ struct op *op_new(enum op_kind kind)
     return op;
 }
 
-void op_hold(struct op *op) { op->references++; }
+void op_retain(struct op *op) { op->references++; }
 
 static void op_free(struct op *op)
 {
     if (op->kind == OP_COPY) transfers_free(op->copy.transfers, op->copy.count);
-    if (op->kind == OP_FILL) lease_drop(op->fill.at.lease);
-    if (op->kind == OP_ALLOC) lease_drop(op->birth.at.lease);
-    if (op->kind == OP_FREE) lease_drop(op->death);
-    if (op->kind == OP_WAIT_VALUE || op->kind == OP_WRITE_VALUE) lease_drop(op->value.at.lease);
+    if (op->kind == OP_FILL) lease_release(op->fill.at.lease);
+    if (op->kind == OP_ALLOC) lease_release(op->alloc.at.lease);
+    if (op->kind == OP_FREE) lease_release(op->freed_lease);
+    if (op->kind == OP_WAIT_VALUE || op->kind == OP_WRITE_VALUE) lease_release(op->value.at.lease);
     free(op->successors);
     free(op);
 }
 
-void op_drop(struct op *op)
+void op_release(struct op *op)
 {
     if (op && --op->references == 0) op_free(op);
 }
@@ -62,7 +62,7 @@ void op_after(struct op *op, struct op *earlier)
     }
     earlier->successors[earlier->successor_count++] = op;
     op->waiting_for++;
-    op_hold(op);
+    op_retain(op);
 }
 
 static void op_finish(struct op *op)
@@ -72,7 +72,7 @@ static void op_finish(struct op *op)
     for (int index = 0; index < op->successor_count; index++) {
         struct op *later = op->successors[index];
         if (--later->waiting_for == 0 && later->stream && !later->done) pthread_cond_signal(&later->stream->wake);
-        op_drop(later);
+        op_release(later);
     }
     op->successor_count = 0;
     pthread_cond_broadcast(&progress);
@@ -80,9 +80,9 @@ static void op_finish(struct op *op)
 
 /* --- what a stream thread does ------------------------------------------------------------------------------------ */
 
-static bool usable(const struct moved *at) { return !at->lease || (at->lease->born && !at->lease->dead); }
+static bool usable(const struct endpoint *at) { return !at->lease || (at->lease->allocated && !at->lease->freed); }
 
-static void running(const struct moved *at, int step)
+static void running(const struct endpoint *at, int step)
 {
     if (at->lease) at->lease->running += step;
 }
@@ -126,21 +126,21 @@ static bool value_reached(const struct op *op)
 static void write_value(const struct op *op)
 {
     const struct value *value = &op->value.asked;
-    if (op->value.at.lease && op->value.at.lease->shade)
-        shade_write(op->value.at.lease->shade, op->value.at.bytes, &value->value, value->width);
+    if (op->value.at.lease && op->value.at.lease->shadow)
+        shadow_write(op->value.at.lease->shadow, op->value.at.bytes, &value->value, value->width);
     else if (value->width == 8) __atomic_store_n((uint64_t *)op->value.at.bytes, value->value, __ATOMIC_RELEASE);
     else __atomic_store_n((uint32_t *)op->value.at.bytes, (uint32_t)value->value, __ATOMIC_RELEASE);
 }
 
 /* Runs without the lock. */
-static void op_act(struct stream *stream, struct op *op)
+static void op_execute(struct stream *stream, struct op *op)
 {
     fault_delay(stream->number, op->sequence);
     if (op->kind == OP_COPY) copy_perform(op->copy.transfers, op->copy.count);
     if (op->kind == OP_FILL) fill_perform(&op->fill.at, op->fill.width, op->fill.height, op->fill.value, op->fill.unit);
     if (op->kind == OP_WRITE_VALUE) write_value(op);
     if (op->kind == OP_ALLOC)
-        memset(op->birth.at.bytes, POISON, op->birth.bytes < POISON_LIMIT ? op->birth.bytes : POISON_LIMIT);
+        memset(op->alloc.at.bytes, POISON, op->alloc.bytes < POISON_LIMIT ? op->alloc.bytes : POISON_LIMIT);
     if (op->kind == OP_HOST) {
         inside_host_function = true;
         op->host.call(op->host.data);
@@ -162,17 +162,17 @@ static void op_run(struct stream *stream, struct op *op)
     if (stream->aborting || stream->context->sticky != OK) return;
     if (op->kind == OP_WAIT_VALUE) wait_for_value(stream, op);
     if (!touch(op, +1)) { /* memory not yet, or no longer, allocated */
-        front_lost(ILLEGAL_ADDRESS);
+        front_device_failed(ILLEGAL_ADDRESS);
         context_fail(stream->context, ILLEGAL_ADDRESS);
-    } else if (op->kind == OP_FREE) op->death->dead = true;
-    else if (op->kind != OP_MARK && op->kind != OP_WAIT_VALUE) {
+    } else if (op->kind == OP_FREE) op->freed_lease->freed = true;
+    else if (op->kind != OP_MARKER && op->kind != OP_WAIT_VALUE) {
         pthread_mutex_unlock(&core_mutex);
-        op_act(stream, op);
+        op_execute(stream, op);
         pthread_mutex_lock(&core_mutex);
     }
     touch(op, -1);
-    if (op->publishes) shades_publish();
-    if (op->kind == OP_ALLOC) op->birth.at.lease->born = true;
+    if (op->publishes) shadows_publish();
+    if (op->kind == OP_ALLOC) op->alloc.at.lease->allocated = true;
 }
 
 static void stream_free(struct stream *stream)
@@ -180,8 +180,8 @@ static void stream_free(struct stream *stream)
     struct stream **link = &stream->context->streams;
     while (*link != stream) link = &(*link)->next;
     *link = stream->next;
-    handle_drop(stream->handle);
-    op_drop(stream->last);
+    handle_free(stream->handle);
+    op_release(stream->last);
     pthread_cond_destroy(&stream->wake);
     free(stream);
     pthread_cond_broadcast(&progress);
@@ -201,7 +201,7 @@ static void *stream_thread(void *argument)
         stream->head = op->next;
         if (!stream->head) stream->tail = NULL;
         op_finish(op);
-        op_drop(op);
+        op_release(op);
     }
     stream_free(stream);
     pthread_mutex_unlock(&core_mutex);
@@ -244,12 +244,12 @@ status stream_submit(struct stream *stream, struct op *op)
     op->stream = stream;
     op->sequence = ++stream->submitted;
     implied_waits(stream, op);
-    op_hold(op);
-    op_hold(op);
+    op_retain(op);
+    op_retain(op);
     if (stream->tail) stream->tail->next = op;
     else stream->head = op;
     stream->tail = op;
-    op_drop(stream->last);
+    op_release(stream->last);
     stream->last = op;
     if (!stream->has_thread) start_thread(stream);
     pthread_cond_signal(&stream->wake);
@@ -259,18 +259,18 @@ status stream_submit(struct stream *stream, struct op *op)
 status stream_wait_op(struct stream *stream, struct op *earlier)
 {
     if (!earlier || earlier->done) return OK;
-    struct op *op = op_new(OP_MARK);
+    struct op *op = op_new(OP_MARKER);
     op_after(op, earlier);
     stream_submit(stream, op);
-    op_drop(op);
+    op_release(op);
     return OK;
 }
 
 void host_wait(struct op *op)
 {
-    op_hold(op);
+    op_retain(op);
     while (!op->done) pthread_cond_wait(&progress, &core_mutex);
-    op_drop(op);
+    op_release(op);
 }
 
 /* Wait for what the streams of a context hold now, not for what other threads add meanwhile. */
@@ -283,12 +283,12 @@ static void wait_for_streams(struct context *context, bool blocking_only)
     count = 0;
     for (struct stream *stream = context->streams; stream; stream = stream->next) {
         if (!stream->last || stream->last->done || (blocking_only && !stream->blocking)) continue;
-        op_hold(stream->last);
+        op_retain(stream->last);
         pending[count++] = stream->last;
     }
     for (size_t index = 0; index < count; index++) {
         host_wait(pending[index]);
-        op_drop(pending[index]);
+        op_release(pending[index]);
     }
     free(pending);
 }
@@ -331,17 +331,17 @@ status stream_create(struct context *context, unsigned flags, int priority, uint
 /* Work already queued goes on; the stream's thread puts everything away after the last of it. */
 static void stream_close(struct stream *stream)
 {
-    handle_drop(stream->handle);
+    handle_free(stream->handle);
     capture_forget(stream);
     stream->closing = true;
     if (!stream->has_thread) stream_free(stream);
     else pthread_cond_signal(&stream->wake);
 }
 
-static void close_own_streams(void *first)
+static void close_per_thread_streams(void *first)
 {
     pthread_mutex_lock(&core_mutex);
-    for (struct own_stream *own = first, *next; own; own = next) {
+    for (struct per_thread_stream *own = first, *next; own; own = next) {
         struct stream *stream = handle_get(own->handle, HANDLE_STREAM);
         if (stream) stream_close(stream);
         next = own->next;
@@ -350,20 +350,20 @@ static void close_own_streams(void *first)
     pthread_mutex_unlock(&core_mutex);
 }
 
-static void make_own_key(void) { pthread_key_create(&own_key, close_own_streams); }
+static void make_per_thread_key(void) { pthread_key_create(&per_thread_key, close_per_thread_streams); }
 
-static struct stream *own_stream(struct context *context)
+static struct stream *per_thread_stream(struct context *context)
 {
-    struct own_stream *own = own_streams;
+    struct per_thread_stream *own = per_thread_streams;
     while (own && own->context != context) own = own->next;
     if (!own) {
-        pthread_once(&own_once, make_own_key);
+        pthread_once(&per_thread_once, make_per_thread_key);
         own = calloc(1, sizeof *own);
         if (!own) abort();
         own->context = context;
-        own->next = own_streams;
-        own_streams = own;
-        pthread_setspecific(own_key, own);
+        own->next = per_thread_streams;
+        per_thread_streams = own;
+        pthread_setspecific(per_thread_key, own);
     }
     struct stream *stream = own->generation == context->generation ? handle_get(own->handle, HANDLE_STREAM) : NULL;
     if (stream) return stream;
@@ -376,7 +376,7 @@ static struct stream *own_stream(struct context *context)
 struct stream *stream_find(struct context *context, uint64_t handle)
 {
     if (handle == 0 || handle == STREAM_LEGACY) return context->legacy;
-    return handle == STREAM_PER_THREAD ? own_stream(context) : handle_get(handle, HANDLE_STREAM);
+    return handle == STREAM_PER_THREAD ? per_thread_stream(context) : handle_get(handle, HANDLE_STREAM);
 }
 
 status stream_get(struct context *context, uint64_t handle, struct stream **out)
@@ -388,7 +388,7 @@ status stream_get(struct context *context, uint64_t handle, struct stream **out)
 status stream_for_work(struct context *context, uint64_t handle, struct stream **out)
 {
     status found = stream_get(context, handle, out);
-    return found == OK ? capture_work(*out) : found;
+    return found == OK ? capture_check_work(*out) : found;
 }
 
 status stream_destroy(uint64_t handle)
@@ -404,10 +404,33 @@ status stream_destroy(uint64_t handle)
 
 static bool finished(const struct stream *stream) { return !stream->last || stream->last->done; }
 
+/* Enqueue an operation that does nothing: it completes when the work before it has. */
+void stream_mark(struct stream *stream)
+{
+    struct op *op = op_new(OP_MARKER);
+    stream_submit(stream, op);
+    op_release(op);
+}
+
+/* Call a function of the program on the stream's thread, without the lock. */
+status stream_call_host(struct context *context, uint64_t handle, void (*call)(void *), void *data)
+{
+    struct stream *stream;
+    status found = stream_for_work(context, handle, &stream);
+    if (found != OK) return found;
+    if (!call) return INVALID_VALUE;
+    struct op *op = op_new(OP_HOST);
+    op->host.call = call;
+    op->host.data = data;
+    stream_submit(stream, op);
+    op_release(op);
+    return OK;
+}
+
 status stream_query(struct stream *stream)
 {
     struct context *context = stream->context;
-    status free = capture_wait(stream);
+    status free = capture_check_wait(stream);
     if (free != OK) return free;
     if (!finished(stream)) return NOT_READY;
     if (stream->legacy)
@@ -420,13 +443,13 @@ status stream_synchronize(struct stream *stream)
 {
     struct context *context = stream->context;
     unsigned generation = context->generation;
-    status free = capture_wait(stream);
+    status free = capture_check_wait(stream);
     if (free != OK) return free;
     if (stream->legacy) wait_for_streams(context, true);
     else if (!finished(stream)) host_wait(stream->last);
-    shades_publish();
+    shadows_publish();
     if (context->generation != generation) return CONTEXT_IS_DESTROYED;
-    pools_relax(context->device);
+    pools_trim_to_threshold(context->device);
     return context->sticky;
 }
 

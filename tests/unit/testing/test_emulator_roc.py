@@ -38,14 +38,15 @@ def run(code, layout="full", **variables):
     return done.stdout
 
 
-def test_every_exported_function_is_in_the_table():
+def test_every_exported_function_is_described():
     run("""
-    from devmem.testing.emulator.hip_functions import FUNCTIONS, PER_THREAD, UNSUPPORTED
+    from devmem.testing.emulator.functions import listed, unsupported
+    from devmem.testing.emulator.hip_functions import FUNCTIONS
     library = opened()
-    told = [name for names in FUNCTIONS.values() for name in names] + UNSUPPORTED
+    described = [name for names in FUNCTIONS.values() for name in names] + unsupported("roc")
     names = emulator.control("roc").functions()
-    assert sorted(told) == sorted(names), set(told) ^ set(names)
-    assert all(hasattr(library, name) for name in told + PER_THREAD)
+    assert sorted(described) == sorted(names), set(described) ^ set(names)
+    assert all(hasattr(library, name) for name in described + listed("hip.h", "HIP_PER_THREAD"))
     """)
 
 
