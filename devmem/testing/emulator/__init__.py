@@ -1,8 +1,8 @@
 """Emulate a vendor's driver library in software, so that the real bindings and backends run without a GPU.
 
-:func:`environment` gives the variables under which a command sees the emulator; :func:`load` maps it into this process;
-:func:`control` injects faults and reads counters in a process that has it mapped. Only the standard library is needed,
-and a C compiler the first time.
+:func:`environment` returns environment variables with which a command uses the emulator; :func:`load` loads it into this
+process; :func:`control` injects failures and reads counters in a process that has loaded it. It needs the standard library
+only, and a C compiler for the first use.
 """
 
 # Decision: docs/adr/0012-one-emulator-core-two-vendors.md

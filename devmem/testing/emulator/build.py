@@ -1,4 +1,4 @@
-"""Build an emulated driver library once, into a cache, and say how a command gets to see it."""
+"""Build the emulated driver libraries into a cache, and return the environment in which a command loads them."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ CORE = (
     "capture.c",
 )
 FLAGS = ("-g", "-pthread")
-# Bound within the library: two emulated drivers in one process must not find each other's core.
+# Symbols bind within the library: two emulated drivers in one process have a core each.
 LINK = ("-Wl,-Bsymbolic", "-Wl,-z,nodelete")
 
 
 class BuildError(OSError):
-    """The emulated driver is not to be had: unknown, not for this platform, or not compiled."""
+    """There is no such emulated driver, not on this platform, or it does not compile."""
 
 
 @dataclass(frozen=True)
 class Front:
-    """What makes one vendor's library of the core, and where in its folder the vendor's programs look for it."""
+    """How one vendor's library is built from the core, and its path in the folder that programs search."""
 
     soname: str
     sources: tuple[str, ...]
     links: tuple[str, ...] = ()
-    below: str = "."
-    home: tuple[str, ...] = ()  # variables that name the folder
+    folder: str = "."
+    home_variables: tuple[str, ...] = ()  # environment variables that name the folder
     flags: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
-        """Where the library lies in its folder."""
-        return str(Path(self.below, self.soname))
+        """The path of the library below its folder."""
+        return str(Path(self.folder, self.soname))
 
 
 _HIP = Front(
     "libamdhip64.so",
     ("hip.c", "hip_memory.c", "hip_streamed.c", "hip_per_thread.c", "hip_table.c", "hip_null.c"),
-    below="lib",
-    home=("ROCM_PATH", "ROCM_HOME"),
+    folder="lib",
+    home_variables=("ROCM_PATH", "ROCM_HOME"),
 )
 
-#: The emulated libraries by backend, and by how they are installed: whole, as packages without development files leave
-#: them (no unversioned name), and as old releases that lack newer functions.
+#: The emulated libraries by backend and layout: "full"; "versioned", as packages without development files install them
+#: (no unversioned name); "old", without the functions that old releases lack.
 FRONTS = {
     "cuda": {
         "full": Front(
@@ -79,22 +79,22 @@ FRONTS = {
 
 
 def environment(backends: str, layout: str = "full") -> dict[str, str]:
-    """Return the variables under which a command, and all that it spawns, finds emulated drivers.
+    """Return the environment variables with which a command and its child processes load emulated drivers.
 
-    Builds them if need be. ``DEVMEM_BACKEND`` is set to the first backend unless it is set already.
+    Builds the libraries that the cache lacks. ``DEVMEM_BACKEND`` is the first backend, unless it is set already.
 
     Parameters
     ----------
     backends
-        The backend whose driver is emulated, or several with commas between: ``"cuda,roc"``.
+        The backend whose driver is emulated, or several separated by commas: ``"cuda,roc"``.
     layout
-        How the library is installed. ``"full"`` for all backends; for ``"roc"`` also ``"versioned"``, only as
-        ``libamdhip64.so.7``, and ``"old"``, without the functions that old runtimes lack.
+        How the library is installed: ``"full"``; for ``"roc"`` also ``"versioned"`` (only ``libamdhip64.so.7``) and
+        ``"old"`` (without the functions that old runtimes lack).
 
     Raises
     ------
     BuildError
-        If there is no compiler, no such backend or layout, or the sources do not compile.
+        If there is no compiler or no such backend or layout, or if the sources do not compile.
     """
     names = [name.strip() for name in backends.split(",")]
     found: dict[str, str] = {}
@@ -103,7 +103,7 @@ def environment(backends: str, layout: str = "full") -> dict[str, str]:
         path = library(name, layout)
         paths.insert(0, str(path.parent))
         front = FRONTS[name][layout]
-        found |= dict.fromkeys(front.home, str(path.parent.parent))
+        found |= dict.fromkeys(front.home_variables, str(path.parent.parent))
     outer = filter(None, os.environ.get("DEVMEM_EMULATOR", "").split(","))
     return found | {
         "LD_LIBRARY_PATH": os.pathsep.join(dict.fromkeys(paths)),
@@ -113,7 +113,7 @@ def environment(backends: str, layout: str = "full") -> dict[str, str]:
 
 
 def library(backend: str, layout: str = "full") -> Path:
-    """Return the path of the emulated driver library of `backend`, building it where the cache lacks it."""
+    """Return the path of the emulated driver library of `backend`; build it if the cache lacks it."""
     if not sys.platform.startswith("linux"):
         raise BuildError(f"the emulated drivers need Linux (memfd, /proc); this is {sys.platform}")
     if backend not in FRONTS:
@@ -135,9 +135,9 @@ def library(backend: str, layout: str = "full") -> Path:
 
 
 def load(backend: str) -> Path:
-    """Map the emulated driver into this process, ahead of the bindings' own search, and return its path.
+    """Load the emulated driver into this process and return its path.
 
-    Works only before anything has loaded a driver of that name: the loader then hands out this one by its soname.
+    To be called before anything else loads the vendor's library: the loader then resolves its soname to this library.
     """
     path = library(backend)
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -145,5 +145,5 @@ def load(backend: str) -> Path:
 
 
 def _extra_flags() -> list[str]:
-    """Read further compiler flags, for sanitizers."""
+    """Read further compiler flags from the environment, for sanitizers."""
     return shlex.split(os.environ.get("DEVMEM_EMULATOR_CFLAGS", ""))

@@ -1,17 +1,17 @@
-/* Capture of graphs: which calls it forbids, to whom, and what they do to it. What is captured is not kept.
+/* Stream capture: which calls a capture forbids. The captured graph is always empty.
  *
- * A call that no stream sees (it allocates, frees, asks for an event) would not be in the graph, so it is "potentially
- * unsafe" while one is captured. Whose calls are forbidden depends on the mode of the capture, and on that of the thread
- * that calls: a thread in relaxed mode may call what it likes. A forbidden call fails and, what is worse, spoils the
- * captures that forbid it.
+ * A call without a stream (allocate, free, query an event) cannot become part of the graph; the vendors call it potentially
+ * unsafe while a stream is captured. Whether it is forbidden depends on the mode of the capture and on the mode of the calling
+ * thread; a thread in relaxed mode may make every such call. A forbidden call fails and invalidates the captures that forbid
+ * it. Called with the core's lock.
  */
 #include "core.h"
 
 #include <stdlib.h>
 
 static _Thread_local int thread_mode = CAPTURE_GLOBAL;
-static _Thread_local char this_thread;     /* its address tells the threads from each other */
-static int captures;                       /* streams that capture, spoilt or not */
+static _Thread_local char this_thread;     /* its address identifies the thread */
+static int captures;                       /* number of capturing streams, invalidated ones included */
 static uint64_t capture_numbers;
 
 static bool is_capturing(const struct stream *stream) { return stream->capture.state != CAPTURE_STATE_NONE; }
@@ -81,7 +81,7 @@ static bool legacy_waits_for_capture(const struct stream *stream)
     return false;
 }
 
-/* Of the legacy stream it cannot be told while one that it waits for captures; to ask does no harm. */
+/* The state of the legacy stream is an error while it waits for a capturing stream; the query invalidates nothing. */
 status capture_state(const struct stream *stream, int *out, uint64_t *number)
 {
     if (!out) return INVALID_VALUE;
@@ -98,7 +98,7 @@ static status invalidate_implied(const struct stream *legacy)
     return CAPTURE_IMPLICIT;
 }
 
-/* Before a call that no stream sees. */
+/* Before a call that is potentially unsafe. */
 status capture_check_unsafe(void)
 {
     status result = OK;
@@ -111,7 +111,7 @@ status capture_check_unsafe(void)
     return result;
 }
 
-/* Before work for a stream. */
+/* Before work is enqueued on a stream. */
 status capture_check_work(const struct stream *stream)
 {
     if (legacy_waits_for_capture(stream)) return invalidate_implied(stream);
@@ -119,7 +119,7 @@ status capture_check_work(const struct stream *stream)
     return stream->capture.state == CAPTURE_STATE_INVALIDATED ? CAPTURE_INVALIDATED : NOT_SUPPORTED;
 }
 
-/* Before a stream is asked or waited for, in any mode. */
+/* Before a stream is queried or waited for; the mode makes no difference. */
 status capture_check_wait(struct stream *stream)
 {
     if (legacy_waits_for_capture(stream)) return invalidate_implied(stream);
@@ -128,7 +128,7 @@ status capture_check_wait(struct stream *stream)
     return CAPTURE_UNSUPPORTED;
 }
 
-/* Before a context is waited for, in any mode. */
+/* Before a context is waited for; the mode makes no difference. */
 status capture_check_wait_context(struct context *context)
 {
     status result = OK;

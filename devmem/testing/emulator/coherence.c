@@ -1,7 +1,8 @@
-/* Coarse-grained host memory: what the device writes there, the host sees after the next release to the whole system.
+/* Coarse-grained host memory (HIP): the host sees what the device wrote only after a release to the system.
  *
- * The device writes into a shade beside the memory that the host sees, and reads through it; publishing copies what was
- * written since. A stream or device that is waited for publishes, and so does an event made for it when it is reached.
+ * Each such block has a shadow, into which the device writes and through which it reads. Publishing copies the written bytes
+ * to the memory that the host sees. It happens when a stream or device is synchronized, and when an event that releases to
+ * the system completes. Shadows have a lock of their own, as stream threads use them without the core's lock.
  */
 #define _GNU_SOURCE
 #include "core.h"
@@ -13,12 +14,12 @@
 struct shadow {
     char *visible;            /* what the host sees */
     char *written;            /* what the device wrote, where dirty */
-    unsigned char *dirty;     /* by byte */
+    unsigned char *dirty;     /* one flag for each byte */
     size_t bytes, low, high;  /* all dirty bytes are within [low, high) */
     struct shadow *next, **link;
 };
 
-static pthread_mutex_t shadow_mutex = PTHREAD_MUTEX_INITIALIZER; /* taken after the core's, or alone */
+static pthread_mutex_t shadow_mutex = PTHREAD_MUTEX_INITIALIZER; /* taken after the core's lock, or alone */
 static struct shadow *shadows;
 
 static void *reserve(size_t bytes)
@@ -28,7 +29,7 @@ static void *reserve(size_t bytes)
     return at;
 }
 
-/* Make a block coarse-grained; it stays so until it is freed and no operation wants it. */
+/* Make a block coarse-grained. Its lease owns the shadow. */
 void shadow_attach(struct block *block)
 {
     struct shadow *shadow = calloc(1, sizeof *shadow);
@@ -69,7 +70,7 @@ void shadow_write(struct shadow *shadow, char *at, const void *from, size_t byte
     pthread_mutex_unlock(&shadow_mutex);
 }
 
-/* The next run of dirty bytes at or after `from`: its start, and its end in `end`; `limit` where there is none. */
+/* Find the next run of dirty bytes at or after `from`: returns its start, or `limit`, and stores its end. */
 static size_t run_after(const struct shadow *shadow, size_t from, size_t limit, size_t *end)
 {
     const unsigned char *first = from < limit ? memchr(shadow->dirty + from, 1, limit - from) : NULL;

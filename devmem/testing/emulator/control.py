@@ -1,4 +1,4 @@
-"""Inject faults into the emulator that this process has mapped, and read its counters."""
+"""Inject failures and delays into the emulator of this process, hold its streams, and read its counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EmulatorNotLoaded(RuntimeError):
 
 
 class Control:
-    """The strings behind the stage: one object for each mapped emulator, made by :func:`control`."""
+    """The controls of one emulator; :func:`control` returns it. May be used from many threads."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = _declared(library)
@@ -25,24 +25,24 @@ class Control:
     def hold(self, stream: Any) -> Hold:
         """Stop `stream` before its next operation, until the ``with`` block ends.
 
-        The stream is a handle, or anything that ``int()`` takes or that has a ``handle``; 0 and 1 are the legacy
-        default stream of the current context, 2 the calling thread's own. What runs already goes on.
+        The stream is a handle, an object that ``int()`` accepts, or one with a ``handle``; 0 and 1 are the legacy default
+        stream of the current context, 2 the default stream of the calling thread. An operation that runs already continues.
         """
         return Hold(self._library, _handle(stream))
 
     def delay(self, microseconds: int, jitter: int = 0, seed: int | None = None) -> None:
         """Sleep before every operation of every stream: `microseconds`, and up to `jitter` more.
 
-        The same `seed` gives the same delays to the same operations; without one they differ from call to call.
+        The same `seed` gives the same delays to the same operations; without a seed it is random.
         """
         chosen = random.getrandbits(63) if seed is None else seed & (2**64 - 1)
         self._library.devmem_emulator_delay(microseconds, jitter, chosen)
 
     def fail(self, function: str, nth: int, code: SupportsInt, *, repeat: bool = False) -> None:
-        """Make the `nth` call of `function` from now (1 is the next) return `code` and do nothing.
+        """Make the `nth` call of `function` from now (1 is the next) return `code` without effect.
 
-        With `repeat` every call from the nth on fails. A code after which the vendor declares the context lost
-        (an illegal address, a failed launch) poisons the current context, as the real one would be.
+        With `repeat`, every call from the nth on fails. A code after which a context is lost (an illegal address, a failed
+        launch) becomes the sticky error of the current context.
         """
         if self._library.devmem_emulator_fail(function.encode(), nth, int(code), repeat):
             raise ValueError(f"cannot make call {nth} of {function!r} fail: no such function, or too many plans")
@@ -57,33 +57,33 @@ class Control:
         return list(self._names)
 
     def is_coarse(self, address: int) -> bool:
-        """Tell whether the host sees what the device writes there only after a release to the whole system.
+        """Return whether the address is in coarse-grained host memory (HIP).
 
-        Of host memory on HIP; False for anything else.
+        There the host sees what the device wrote only after a release to the system.
         """
         return bool(self._library.devmem_emulator_is_coarse(address))
 
     def slow_copies(self) -> int:
-        """Count the copies of several rows whose pitch AMD's copy engines refuse (no multiple of 4), since the last reset."""
+        """Count the copies of rows whose pitch AMD's copy engines refuse (no multiple of 4), since the last reset."""
         return int(self._library.devmem_emulator_slow_copies())
 
     def live(self) -> tuple[int, int]:
-        """Tell the bytes allocated and not freed, and the handles made and not destroyed.
+        """Return the number of bytes that are allocated, and of handles that exist.
 
-        Handles are streams, events, pools, contexts, registered ranges and opened IPC memory; default streams, default
-        pools and primary contexts do not count.
+        Handles are streams, events, pools, contexts, graphs, registered ranges and opened IPC memory; default streams,
+        default pools and primary contexts do not count.
         """
         size, handles = ctypes.c_ulong(), ctypes.c_long()
         self._library.devmem_emulator_live(ctypes.byref(size), ctypes.byref(handles))
         return size.value, handles.value
 
     def reset(self) -> None:
-        """Forget planned failures, delays, holds and counts. Memory, streams and contexts stay."""
+        """Clear planned failures, delays, holds and counters. Memory, streams and contexts stay."""
         self._library.devmem_emulator_reset()
 
 
 class Hold:
-    """A stream held still for the length of a ``with`` block."""
+    """A held stream; the end of the ``with`` block releases it."""
 
     def __init__(self, library: ctypes.CDLL, stream: int) -> None:
         self._library = library
@@ -100,7 +100,7 @@ class Hold:
         self.release()
 
     def release(self) -> None:
-        """Let the stream go on; a second time does nothing."""
+        """Let the stream continue. Further calls do nothing."""
         held, self._held = self._held, 0
         if held:
             self._library.devmem_emulator_release(held)

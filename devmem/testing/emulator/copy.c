@@ -1,4 +1,9 @@
-/* Copies and fills. One shape for all: a box of rows, each end with its pitch. */
+/* Copies, fills, and writes of and waits for a word: checks of addresses, staging, and the operation on the stream.
+ *
+ * A copy is a box of rows; each end has its pitch. copy_run(), copy_batch(), fill_run() and value_run() resolve addresses and
+ * queue an operation; they are called with the core's lock, and release it while they wait. copy_perform() and fill_perform()
+ * move the bytes on the stream's thread without the lock.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -6,25 +11,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE 16384u /* bytes that pass a shade at once */
+#define PIECE 16384u /* bytes copied at once to or from a shadow */
 
 static size_t span(const struct box *box, const struct box_end *end)
 {
     return (box->depth - 1) * end->plane + (box->height - 1) * end->pitch + box->width;
 }
 
-/* --- whose memory is it? ------------------------------------------------------------------------------------------ */
+/* --- lookup of addresses ------------------------------------------------------------------------------------------ */
 
-/* The runtime moves the bytes with the processor, whatever the address. Where they are not there, that is its end. */
+/* HIP copies from and to an unknown address with the processor. Unmapped memory then ends the process. */
 static status resolve_unknown(uint64_t address, size_t bytes)
 {
     if (is_reserved(address) || !range_is_mapped(address, bytes))
-        core_die(SIGSEGV, "no live allocation holds the %zu bytes to copy at %#llx: they count as the program's own, and "
-                 "cannot be touched", bytes, (unsigned long long)address);
+        core_die(SIGSEGV, "no live allocation holds the %zu bytes to copy at %#llx: they count as host memory, and are not "
+                 "mapped", bytes, (unsigned long long)address);
     return OK;
 }
 
-/* A known range must hold all of the box; an unknown one must be host memory that is really there. */
+/* A known block must contain the whole box; an unknown address must be mapped host memory. */
 static status resolve(const struct box_end *end, size_t bytes, struct endpoint *out)
 {
     if (!end->address || end->address + bytes < end->address) return INVALID_VALUE;
@@ -88,7 +93,7 @@ static void move_box(const struct endpoint *to, const struct endpoint *from, siz
             move_row(to, to->bytes + z * to->plane + y * to->pitch, from, from->bytes + z * from->plane + y * from->pitch, width);
 }
 
-/* The copies of a batch may run in any order: run them backwards, so that nobody leans on the order given. */
+/* The copies of a batch may run in any order. They run last to first, so that tests find programs that rely on it. */
 void copy_perform(const struct transfer *transfers, size_t count)
 {
     while (count-- > 0) {
@@ -107,7 +112,7 @@ void transfers_free(struct transfer *transfers, size_t count)
     free(transfers);
 }
 
-/* Read the source now, into a packed copy: what the driver's staging buffer does for pageable memory. */
+/* Copy the source to a packed staging buffer now, as drivers do for pageable memory. */
 static status stage(struct transfer *transfer)
 {
     size_t row = transfer->width, plane = row * transfer->height;
@@ -140,7 +145,7 @@ static status finish(struct context *context, struct op *op, bool wait)
     return context->generation != generation ? CONTEXT_IS_DESTROYED : context->sticky;
 }
 
-/* Whether the host waits follows the vendor's page on synchronisation behaviour: `blocking` is the call without Async. */
+/* `blocking`: a call without Async. Whether it waits follows the vendor's page on API synchronisation behaviour. */
 status copy_run(struct context *context, uint64_t stream_handle, const struct box *box, bool blocking)
 {
     struct transfer transfer;
@@ -154,7 +159,8 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
     size_t bytes = box->width * box->height * box->depth;
     bool ahead = from_pageable && !host_to_host && bytes <= vendor_rules.staging_limit;
     if (ahead) {
-        if (blocking && !vendor_rules.blocking_calls_complete) { /* a stream sync comes before the copy: what it waits for may change what is resolved */
+        if (blocking && !vendor_rules.blocking_calls_complete) {
+            /* Wait for the stream first. A host function may free memory meanwhile: look the addresses up again. */
             result = stream_synchronize(stream);
             if (result == OK) result = stream_for_work(context, stream_handle, &stream);
             if (result == OK) result = transfer_of(box, &transfer);
@@ -164,7 +170,8 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
     }
     bool device_to_device = on_device(&transfer.to) && on_device(&transfer.from);
     bool wait = host_to_host || pageable(&transfer.to) || (from_pageable && !ahead);
-    if (blocking && vendor_rules.blocking_calls_complete) wait = !device_to_device || transfer.to.block->device != transfer.from.block->device;
+    if (blocking && vendor_rules.blocking_calls_complete)
+        wait = !device_to_device || transfer.to.block->device != transfer.from.block->device;
     else if (blocking) wait = wait || (!device_to_device && !from_pageable);
     retain_both_leases(&transfer);
     struct op *op = copy_op(&transfer);
@@ -172,7 +179,7 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
     return finish(context, op, wait);
 }
 
-/* In a batch a pageable source is read in stream order unless the caller asks for it to be read during the call. */
+/* A batch reads pageable sources in stream order, unless the caller asks for a read during the call. */
 status copy_batch(struct context *context, uint64_t stream_handle, const struct box *boxes, const enum source_read *reads,
                   size_t count, size_t *failed)
 {
@@ -183,7 +190,8 @@ status copy_batch(struct context *context, uint64_t stream_handle, const struct 
     if (!transfers) return OUT_OF_MEMORY;
     for (size_t index = 0; index < count && result == OK; index++) {
         result = boxes[index].width ? transfer_of(&boxes[index], &transfers[index]) : INVALID_VALUE;
-        if (result == OK && reads[index] == READ_DURING_CALL && !on_device(&transfers[index].from)) result = stage(&transfers[index]);
+        if (result == OK && reads[index] == READ_DURING_CALL && !on_device(&transfers[index].from))
+            result = stage(&transfers[index]);
         if (result == OK) retain_both_leases(&transfers[index]);
         if (result != OK) *failed = index;
     }
@@ -218,7 +226,7 @@ void fill_perform(const struct endpoint *at, size_t width, size_t height, uint32
     }
 }
 
-/* `width` counts units. A fill of host memory waits when it is the call without Async. */
+/* `width` is in units. A fill without Async waits if the memory is host memory. */
 status fill_run(struct context *context, uint64_t stream_handle, uint64_t address, size_t pitch, uint32_t value, unsigned unit,
                 size_t width, size_t height, bool blocking)
 {

@@ -1,4 +1,8 @@
-/* The gate that every exported function passes, the handle table, and the settings. */
+/* Entry and exit of exported functions, the handle table, and settings from environment variables.
+ *
+ * core_enter() counts the call, takes the lock and decides whether the call may run: not in a forked child, not while the
+ * process exits, not if a test planned a failure, not in a lost context, not against the rules of a capture. Any thread.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -29,7 +33,7 @@ static uint32_t slot_count, slot_room, free_slot; /* free_slot: index + 1, 0 = n
 
 /* --- settings ----------------------------------------------------------------------------------------------------- */
 
-/* A byte count or number: digits, then perhaps K, M, G or T (powers of 1024; "MiB" reads the same). */
+/* Read a number from a variable: digits, and optionally K, M, G or T for a power of 1024 ("64M", "64MiB"). */
 size_t core_setting(const char *name, size_t otherwise)
 {
     const char *text = getenv(name);
@@ -55,9 +59,9 @@ uint64_t core_now(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* --- the gate ----------------------------------------------------------------------------------------------------- */
+/* --- entry and exit ----------------------------------------------------------------------------------------------- */
 
-/* The lock is taken over the fork, so that the child finds it free: its memory is then nobody's, and only says so. */
+/* fork() happens with the lock held, so that the child can release it. In the child every call is refused. */
 static void before_fork(void) { pthread_mutex_lock(&core_mutex); }
 static void after_fork(void) { pthread_mutex_unlock(&core_mutex); }
 
@@ -71,7 +75,7 @@ __attribute__((destructor)) static void at_unload(void) { atomic_store(&finished
 
 bool core_is_open(void) { return initialized && device_count; }
 
-/* End the process as the vendor's library would, and say why: the real one says nothing. */
+/* End the process with the signal of the vendor's library, after a message that the library does not print. */
 _Noreturn void core_die(int number, const char *format, ...)
 {
     va_list arguments;
@@ -113,7 +117,7 @@ static status admit(int function, enum need need, struct context **context)
     return front_forbidden_in_capture(function) ? capture_check_unsafe() : OK;
 }
 
-/* Take the lock and say whether the call may go on; on success the caller must core_leave(). */
+/* Begin a call. After OK the lock is held and the caller must call core_leave(). */
 status core_enter(int function, enum need need, struct context **context)
 {
     atomic_fetch_add_explicit(&function_calls[function], 1, memory_order_relaxed);
@@ -133,7 +137,7 @@ status core_leave(status result)
 
 /* --- handles ------------------------------------------------------------------------------------------------------ */
 
-/* A handle looks like a pointer and is none: slot and generation, so that a destroyed one never names its successor. */
+/* A handle looks like a pointer. It holds slot and generation, so that the handle of a destroyed object stays invalid. */
 static uint64_t handle_of(uint32_t index)
 {
     return ((uint64_t)slots[index].generation << 28) | ((uint64_t)index << 4) | slots[index].kind;
@@ -183,7 +187,7 @@ void handle_free(uint64_t handle)
     free_slot = (uint32_t)(slot - slots) + 1;
 }
 
-/* Walk over all live objects of a kind; `cursor` starts at 0. The one returned may be dropped meanwhile. */
+/* Iterate over the live objects of a kind; `cursor` starts at 0. The caller may free the object that was returned. */
 void *handle_next(enum handle_kind kind, size_t *cursor)
 {
     while (*cursor < slot_count) {

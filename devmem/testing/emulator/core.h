@@ -1,11 +1,13 @@
-/* The emulated accelerator: devices, memory, streams, events, pools and faults.
+/* The emulated accelerator: devices, memory, streams, events, pools, capture, and faults that tests inject.
  *
- * One core serves two thin fronts (the CUDA driver API in cuda*.c, the HIP runtime in hip*.c). A front checks its vendor's
- * argument rules, calls the core, and translates the few numbers that differ: status codes here are those that both share.
+ * One core serves two vendor fronts: the CUDA driver API (cuda*.c) and the HIP runtime (hip*.c). A front checks arguments
+ * by its vendor's rules, calls the core, and translates the few status codes that differ; the codes below are common to both.
  *
- * Every core function runs under one lock, taken by core_enter() and given back by core_leave(). Only three things
- * leave it: waiting (host_wait), stream threads while they move bytes, and host functions. One lock is slower
- * than many and cannot be got wrong; the null mode exists for measuring.
+ * Threads: the program may call from any thread. Each stream that has work has one thread, which runs its operations in
+ * order. All core state is guarded by one lock, core_mutex: core_enter() takes it, core_leave() releases it, and the core's
+ * functions run with it held unless their comment says otherwise. It is released only while a thread waits (host_wait),
+ * while a stream thread moves bytes, and while a host function of the program runs. One lock costs speed and prevents
+ * races; the null mode is for measurements.
  */
 #ifndef DEVMEM_EMULATOR_CORE_H
 #define DEVMEM_EMULATOR_CORE_H
@@ -50,9 +52,9 @@ enum {
 };
 
 #define MAX_DEVICES 16
-#define GRANULE 512u          /* smallest unit of a heap; the driver's own alignment */
-#define SIZE_CLASSES 40       /* two-level free lists: powers of two ... */
-#define SUBCLASSES 16         /* ... each cut in sixteen */
+#define GRANULE 512u          /* unit of a heap, and alignment of its blocks */
+#define SIZE_CLASSES 40       /* two-level free lists: a class for each power of two, */
+#define SUBCLASSES 16         /* each divided into sixteen */
 #define BITMAP_LEVELS 6       /* 64-ary: six levels cover 2^36 granules */
 
 struct context;
@@ -60,50 +62,50 @@ struct stream;
 struct pool;
 struct op;
 
-/* --- heaps: one address range, sub-allocated ---------------------------------------------------------------------- */
+/* --- heaps: blocks within one address range ----------------------------------------------------------------------- */
 
 enum block_kind { BLOCK_FREE, BLOCK_DEVICE, BLOCK_POOLED, BLOCK_PINNED, BLOCK_MANAGED, BLOCK_REGISTERED, BLOCK_IMPORTED };
 
-/* The right to use a block's bytes. Queued operations hold it, so that one that runs too early or too late is caught,
- * even when the same address belongs to a new allocation by then. */
+/* Whether the bytes of a block may be used. Queued operations retain the lease of their block, not the block: so an operation
+ * that runs before the allocation or after the free is found, even if a new block has the same address by then. */
 struct lease {
     int references;
-    int running;              /* operations touching the bytes at this moment */
+    int running;              /* operations that access the bytes now */
     bool allocated, freed;
-    struct shadow *shadow;      /* of coarse-grained host memory: what the device wrote and the host may not see yet */
+    struct shadow *shadow;      /* for coarse-grained host memory: see coherence.c */
 };
 
 struct block {
     uint64_t base;            /* the address that the program sees */
-    size_t size;              /* bytes asked for: the range that copies may touch */
+    size_t size;              /* bytes that the program requested: copies may access these */
     size_t capacity;          /* bytes taken from the heap */
-    char *access;             /* where the copy engine reaches the same bytes */
+    char *access;             /* where the emulator reads and writes the same bytes */
     enum block_kind kind;
-    bool freed;               /* given to a stream-ordered free that may not have run yet */
+    bool freed;               /* the program freed it; the stream-ordered free may not have run yet */
     unsigned flags;
     int device;
-    uint64_t serial;          /* never reused: tells a block from its successor at the same address */
+    uint64_t serial;          /* unique: distinguishes blocks that have the same address one after the other */
     struct context *context;
     struct pool *pool;
     struct lease *lease;
-    struct block *device_alias;     /* of registered memory: the range by which the device knows it, if another */
-    struct op *free_op;          /* the stream operation that gave a pooled block back */
-    struct stream *freed_on;      /* where it was given back: compared, never followed */
-    int references;           /* opens of an imported block */
-    uint64_t exporter_key[3];     /* identity of an imported block: process, serial, device */
+    struct block *device_alias;     /* the device's own range for registered memory, if it has one */
+    struct op *free_op;          /* the stream operation that freed a pooled block */
+    struct stream *freed_on;      /* the stream of that operation: compared, never dereferenced */
+    int references;           /* how often an imported block was opened */
+    uint64_t exporter_key[3];     /* of an imported block: process, serial, device of the exporter */
     struct heap *heap;
-    struct block *before, *after;         /* address order within a heap */
+    struct block *before, *after;         /* neighbours by address in the heap */
     struct block *free_before, *free_after;
-    struct block *cached_next;            /* in a pool's cache */
+    struct block *cached_next;            /* in the free list of a pool */
 };
 
 struct heap {
     uint64_t base;
     char *access;
     size_t bytes, used;
-    int file;                                       /* the memfd behind a device, else -1 */
-    struct block **at;                              /* by granule: the block that starts there */
-    uint64_t *starts[BITMAP_LEVELS];                /* which granules start a block, as a 64-ary tree */
+    int file;                                       /* the memfd of a device's memory, else -1 */
+    struct block **at;                              /* the block that starts at each granule, or NULL */
+    uint64_t *starts[BITMAP_LEVELS];                /* 64-ary tree of bits: where blocks start */
     uint64_t classes;
     uint32_t subclasses[SIZE_CLASSES];
     struct block *free[SIZE_CLASSES][SUBCLASSES];
@@ -118,11 +120,11 @@ struct block *heap_first(struct heap *heap);
 /* --- devices and contexts ----------------------------------------------------------------------------------------- */
 
 struct device {
-    int physical;             /* ordinal before the visibility variable */
+    int physical;             /* ordinal before visibility variables are applied */
     struct heap heap;
     struct context *primary;
     struct pool *default_pool, *current_pool;
-    struct pool *pools;       /* all that can be named */
+    struct pool *pools;       /* pools that are not destroyed */
 };
 
 struct context {
@@ -130,12 +132,12 @@ struct context {
     int device;
     bool is_primary, active;
     unsigned retained, flags;
-    unsigned generation;      /* grows with every reset: tells a stale per-thread stream */
+    unsigned generation;      /* incremented by a reset, so that old per-thread streams are recognised */
     status sticky;
-    uint32_t peers;           /* devices whose memory was made accessible */
+    uint32_t peers;           /* bit set of devices with peer access enabled */
     struct stream *legacy;
     struct stream *streams;
-    struct context *next;     /* of all that ever were */
+    struct context *next;     /* of all contexts; they are never freed */
 };
 
 extern int device_count;
@@ -160,12 +162,12 @@ status context_synchronize(struct context *context);
 status peer_enable(struct context *context, uint64_t peer);
 status peer_disable(struct context *context, uint64_t peer);
 
-/* --- the gate that every exported function passes ----------------------------------------------------------------- */
+/* --- entry and exit of exported functions ------------------------------------------------------------------------- */
 
 enum need { NEED_NOTHING, NEED_INIT, NEED_CONTEXT };
 
 extern pthread_mutex_t core_mutex;
-extern pthread_cond_t progress;      /* something finished: host threads look again */
+extern pthread_cond_t progress;      /* an operation completed: waiting host threads check again */
 extern _Thread_local bool inside_host_function;
 
 status core_enter(int function, enum need need, struct context **context);
@@ -182,34 +184,34 @@ void *handle_get(uint64_t handle, enum handle_kind kind);
 void handle_free(uint64_t handle);
 void *handle_next(enum handle_kind kind, size_t *cursor);
 
-/* --- what the core asks of its front ------------------------------------------------------------------------------ */
+/* --- what a front supplies ---------------------------------------------------------------------------------------- */
 
-/* How the two vendors' drivers behave where they differ and neither is wrong. */
+/* Behaviour in which the two vendors' drivers differ. */
 struct vendor_rules {
-    bool unknown_is_pageable;     /* an unknown address in a copy is pageable host memory, there or not */
-    bool blocking_calls_complete;          /* a copy without Async has ended when it returns, but from device to the same device */
-    bool imports_are_distinct;  /* memory of another process opened twice has two addresses */
-    size_t staging_limit;          /* longest pageable source that an asynchronous copy reads ahead; longer ones are waited for */
-    status host_function_status;  /* what a call from a host function gets */
+    bool unknown_is_pageable;     /* an unknown address in a copy is taken for pageable host memory */
+    bool blocking_calls_complete;          /* a copy without Async is complete on return, except within one device */
+    bool imports_are_distinct;  /* an IPC handle opened twice gives two addresses */
+    size_t staging_limit;          /* an asynchronous copy stages pageable sources up to this size, and waits for longer ones */
+    status host_function_status;  /* status of a call from a host function */
 };
 
 extern struct vendor_rules vendor_rules;
 
-status front_admit(enum need need);           /* before every call, with the lock: may it go on, and is all there? */
-bool front_forbidden_in_capture(int function);              /* is it a call that captures of graphs do not see, and forbid? */
-status front_unknown_stream(uint64_t handle); /* the status for it, if the vendor's library lives on */
-void front_device_failed(status code);                 /* work on a device failed for good; may end the process */
+status front_admit(enum need need);           /* before every call, with the lock; an error refuses the call */
+bool front_forbidden_in_capture(int function);              /* a call that is potentially unsafe during capture; see capture.c */
+status front_unknown_stream(uint64_t handle); /* the status for an unknown stream; may end the process */
+void front_device_failed(status code);                 /* after an error that loses the context; may end the process */
 bool core_is_open(void);
 _Noreturn void core_die(int signal, const char *format, ...);
-extern const char *const function_names[];    /* its functions, in the order of the numbers given to core_enter() */
+extern const char *const function_names[];    /* indexed by the numbers that core_enter() takes */
 extern const int function_count;
-int front_visible_devices(int physical[MAX_DEVICES], int total);   /* which of them, and how many */
+int front_visible_devices(int physical[MAX_DEVICES], int total);   /* fills the ordinals, returns their number */
 
 /* --- faults ------------------------------------------------------------------------------------------------------- */
 
 #define MAX_FUNCTIONS 256
 extern atomic_ulong function_calls[MAX_FUNCTIONS];
-extern atomic_ulong slow_copies;  /* boxes that the vendor's library moves row by row, many times slower */
+extern atomic_ulong slow_copies;  /* copies that the vendor's library would do row by row */
 
 status fault_due(int function);
 bool fault_is_sticky(status code);
@@ -275,10 +277,10 @@ extern size_t range_count;
 
 enum side { SIDE_ANY, SIDE_HOST, SIDE_DEVICE };
 
-/* One end of a copy as the program names it: rows of a (depth, height, width) box. */
+/* One end of a copy as the program describes it: rows of a (depth, height, width) box. */
 struct box_end {
-    uint64_t address;         /* of the box's first byte */
-    size_t pitch, plane;      /* bytes from row to row, and from plane to plane */
+    uint64_t address;         /* of the first byte of the box */
+    size_t pitch, plane;      /* distance in bytes of rows, and of planes */
     enum side side;
 };
 
@@ -287,13 +289,13 @@ struct box {
     size_t width, height, depth;
 };
 
-enum source_read { READ_DEFAULT, READ_IN_STREAM_ORDER, READ_DURING_CALL };   /* when a pageable source is read */
+enum source_read { READ_DEFAULT, READ_IN_STREAM_ORDER, READ_DURING_CALL };   /* when a copy reads a pageable source */
 
-struct endpoint {                /* one end, resolved: where the engine reaches it, and whose it is */
+struct endpoint {                /* one end of a copy after the lookup of its address */
     char *bytes;
     size_t pitch, plane;
-    struct lease *lease;      /* none for pageable memory and staged copies */
-    struct block *block;      /* only to look at before the operation is queued */
+    struct lease *lease;      /* NULL for pageable and staged memory */
+    struct block *block;      /* valid only until the operation is queued */
 };
 
 struct transfer {
@@ -312,8 +314,8 @@ void transfers_free(struct transfer *transfers, size_t count);
 void fill_perform(const struct endpoint *at, size_t width, size_t height, uint32_t value, unsigned unit);
 
 struct value {
-    uint64_t value, mask;     /* the mask is for waiting alone */
-    unsigned width, how;      /* bytes; how to compare */
+    uint64_t value, mask;     /* only a wait uses the mask */
+    unsigned width, how;      /* width in bytes; the comparison */
 };
 
 status value_run(struct context *context, uint64_t stream, uint64_t address, struct value value, bool writes);
@@ -334,8 +336,8 @@ struct op {
     enum op_kind kind;
     int references;
     bool done;
-    bool publishes;           /* a mark that makes coarse-grained memory visible to the host */
-    uint64_t finished;        /* nanoseconds */
+    bool publishes;           /* makes coarse-grained memory visible to the host when it completes */
+    uint64_t finished;        /* time of completion in nanoseconds */
     uint64_t sequence;
     struct stream *stream;
     struct op *next;
@@ -354,7 +356,7 @@ struct op {
 
 struct capture {
     int state, mode;
-    const void *thread;       /* that began it */
+    const void *thread;       /* the thread that began the capture */
     uint64_t number;
 };
 
@@ -364,7 +366,7 @@ struct stream {
     unsigned flags;
     int priority;
     bool blocking, legacy, closing, aborting, has_thread;
-    bool counted;             /* made by the program, and not yet destroyed */
+    bool counted;             /* created by the program and not destroyed: counts in live_handles */
     int held;
     uint64_t submitted, number;
     struct op *head, *tail, *last;
@@ -405,7 +407,7 @@ struct event {
     struct context *context;
     unsigned flags;
     struct op *last;
-    bool captured;            /* last recorded on a stream that was capturing */
+    bool captured;            /* the last recording was on a capturing stream */
 };
 
 #define EVENT_DISABLE_TIMING 2u
@@ -449,8 +451,8 @@ struct pool {
     int follow_events, opportunistic, internal;
     uint64_t used, used_high, reserved, reserved_high;
     size_t live_blocks;
-    uint32_t readable_by;                     /* devices given access */
-    struct block *cached[64];                 /* by size class, newest first */
+    uint32_t readable_by;                     /* bit set of devices with access */
+    struct block *cached[64];                 /* free lists by size class, newest first */
     struct pool *next;                        /* of the same device */
 };
 

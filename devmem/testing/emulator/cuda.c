@@ -1,4 +1,7 @@
-/* The CUDA driver API over the core: initialisation, devices, contexts, stream and event handles. */
+/* CUDA front: initialisation, devices, contexts, peer access, creation of streams and events, capture mode.
+ *
+ * Any thread may call the functions; they run under the core's lock.
+ */
 #define _GNU_SOURCE
 #include "cuda.h"
 
@@ -12,12 +15,12 @@
 
 /* --- the driver --------------------------------------------------------------------------------------------------- */
 
-/* 13.0 unless told otherwise: an older number hides the newer functions, as an older driver does. */
+/* The version of the driver API; cuGetProcAddress hides functions that are newer. */
 int cuda_version(void) { return (int)core_setting("DEVMEM_EMULATOR_CUDA_VERSION", 13000); }
 
 struct vendor_rules vendor_rules = {.staging_limit = SIZE_MAX, .host_function_status = NOT_PERMITTED};
 
-/* The list of visible devices as the vendor reads it: ordinals, cut at the first that does not exist. No UUIDs. */
+/* CUDA_VISIBLE_DEVICES: a list of ordinals, which ends at the first that does not exist. UUIDs are not supported. */
 int front_visible_devices(int physical[MAX_DEVICES], int total)
 {
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
@@ -40,8 +43,8 @@ int front_visible_devices(int physical[MAX_DEVICES], int total)
 status front_admit(enum need need) { return need == NEED_NOTHING || core_is_open() ? OK : NOT_INITIALIZED; }
 void front_device_failed(status code) { (void)code; }
 
-/* Of the pools' it is their attributes that are known to be; the others are taken for so. Allocating and freeing in
- * stream order is seen. */
+/* The vendor documents this for attributes of pools; for the other calls of pools it is assumed. Stream-ordered allocation
+ * and freeing is part of a graph, and allowed. */
 bool front_forbidden_in_capture(int function)
 {
     switch (function) {
@@ -123,7 +126,7 @@ EXPORT status cuDeviceTotalMem_v2(size_t *bytes, int device)
     END(OK);
 }
 
-/* Number of the attribute, value. What is not listed but exists in the API is 0: "no" or "unknown". */
+/* Attribute and value. Attributes of the API that are not listed are 0: "no" or "unknown". */
 static const int attributes[][2] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 49152}, {9, 65536}, {10, 32},
     {11, TOTAL_PITCH}, {12, 65536}, {13, 1000000}, {14, 512}, {15, 1}, {16, 4}, {19, 1}, {31, 1}, {34, 0}, {36, 1000000},
@@ -269,7 +272,7 @@ EXPORT status cuCtxPopCurrent_v2(handle *out)
     END(context_pop(out));
 }
 
-/* Asked of the context itself: a sticky error or a reset does not take away which device it belongs to. */
+/* Succeeds for a context with a sticky error and after a reset too. */
 EXPORT status cuCtxGetDevice(int *device)
 {
     BEGIN(cuCtxGetDevice, NEED_INIT);
@@ -313,7 +316,7 @@ EXPORT status cuCtxGetId(handle which, unsigned long long *id)
     struct context *of;
     REQUIRE(id, INVALID_VALUE);
     status found = context_or_current(which, &of);
-    if (found == OK) *id = of->handle + of->generation; /* a reset makes a new one of the same handle */
+    if (found == OK) *id = of->handle + of->generation; /* after a reset the handle is the same, the id is new */
     END(found);
 }
 
@@ -383,7 +386,7 @@ EXPORT status cuCtxDisablePeerAccess(handle peer)
     END(peer_disable(context, peer));
 }
 
-/* --- streams and events by handle: what does not depend on the default stream's flavour --------------------------- */
+/* --- streams and events: calls in which stream 0 has no meaning --------------------------------------------------- */
 
 EXPORT status cuStreamCreateWithPriority(handle *out, unsigned flags, int priority)
 {
@@ -445,7 +448,7 @@ EXPORT status cuEventElapsedTime_v2(float *milliseconds, handle start, handle en
     return cuEventElapsedTime(milliseconds, start, end);
 }
 
-/* --- capture ------------------------------------------------------------------------------------------------------- */
+/* --- capture ------------------------------------------------------------------------------------------------------ */
 
 EXPORT status cuThreadExchangeStreamCaptureMode(int *mode)
 {
@@ -459,9 +462,9 @@ EXPORT status cuGraphDestroy(handle graph)
     END(graph_destroy(graph));
 }
 
-/* --- what the emulator does not do -------------------------------------------------------------------------------- */
+/* --- not supported ------------------------------------------------------------------------------------------------ */
 
-/* Called with any arguments: they are not looked at, which the platform's calling convention allows. */
+/* The arguments are ignored, whatever they are; the calling convention of the platform allows that. */
 #define UNSUPPORTED(name)            \
     EXPORT status name(void);        \
     EXPORT status name(void)         \

@@ -1,4 +1,4 @@
-/* What the CUDA front needs of the driver's binary interface, declared here so that no vendor header is needed. */
+/* The part of the CUDA driver's binary interface that the front needs, declared here so that no vendor header is needed. */
 #ifndef DEVMEM_EMULATOR_CUDA_H
 #define DEVMEM_EMULATOR_CUDA_H
 
@@ -48,7 +48,7 @@ struct memcpy_attributes {
 _Static_assert(sizeof(struct memcpy2d) == 128 && sizeof(struct memcpy3d) == 200, "layouts of the copy descriptors");
 _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_properties) == 88, "layouts of newer structs");
 
-/* The functions of this front, by the name under which they are counted and made to fail. */
+/* The functions of this front, by the names under which they are counted and made to fail. */
 #define CUDA_FUNCTIONS(X) \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuGetProcAddress) \
     X(cuDeviceGet) X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetUuid) X(cuDeviceTotalMem) X(cuDeviceGetAttribute) \
@@ -80,12 +80,13 @@ _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_prop
     X(cuEventElapsedTime) \
     CUDA_UNSUPPORTED(X)
 
-/* Exported only to say CUDA_ERROR_NOT_SUPPORTED; the null mode accepts and drops them. */
+/* Exported to return CUDA_ERROR_NOT_SUPPORTED; in the null mode they return success. functions.py reads this list. */
 #define CUDA_UNSUPPORTED(X) \
     X(cuModuleLoad) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuModuleUnload) \
     X(cuModuleGetFunction) X(cuModuleGetGlobal) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLibraryUnload) \
-    X(cuLibraryGetKernel) X(cuLibraryGetModule) X(cuKernelGetFunction) X(cuKernelGetAttribute) X(cuFuncGetAttribute) X(cuFuncSetAttribute) \
-    X(cuFuncSetCacheConfig) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchCooperativeKernel) X(cuStreamAddCallback) \
+    X(cuLibraryGetKernel) X(cuLibraryGetModule) X(cuKernelGetFunction) X(cuKernelGetAttribute) X(cuFuncGetAttribute) \
+    X(cuFuncSetAttribute) X(cuFuncSetCacheConfig) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchCooperativeKernel) \
+    X(cuStreamAddCallback) \
     X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuPointerSetAttribute) \
     X(cuMemRangeGetAttribute) X(cuMemPoolExportToShareableHandle) X(cuMemPoolImportFromShareableHandle) \
     X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) X(cuProfilerStart) X(cuProfilerStop)

@@ -1,4 +1,4 @@
-/* Names of the driver's status codes, and what they mean in a few words. */
+/* Names and texts of the driver's status codes. */
 #define CUDA_ERRORS(X) \
     X(0, "CUDA_SUCCESS", "no error") \
     X(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument") \

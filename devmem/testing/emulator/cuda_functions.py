@@ -1,70 +1,68 @@
-"""Every function of the emulated CUDA driver, and what is checked of its arguments and its order."""
+"""The functions of the emulated CUDA driver, with the checks of their arguments and of the order of calls."""
 
 from __future__ import annotations
 
-# Said once, for all of them: the count of calls, a planned failure, a forked child (3), a process that is ending (4),
-# cuInit not called (3), a driver call from a host function (800); and, for all that work in a context: no context
-# current (201), one destroyed or reset (709), a sticky error of earlier work.
 COMMON = (
-    "Of every call: counted; can be made to fail; not initialised or forked child (3); process ending (4); called from "
-    "a host function (800). Where a context is needed: none current (201), destroyed or reset (709), sticky error."
+    "Every call is counted and can be made to fail. Every call checks: not initialised or forked child (3); process "
+    "exiting (4); called from a host function (800). Calls that need a context check: none current (201); destroyed or "
+    "reset (709); sticky error of earlier work."
 )
 
 _COPY = "every byte within one live allocation; unknown, freed or unmapped addresses (1); "
 _PAGEABLE = "pageable source read before the call returns, pageable destination written before it does, pinned later"
-_BLOCKING = "as the vendor's page on synchronisation says: pageable source waits for the stream and is staged"
+_BLOCKING = "waits as the vendor's page on API synchronization says: a pageable source after the stream, then staged"
 _BOX = "pitch and height against the box (1), pitch over the maximum (1), arrays (801); "
 _STREAM = "handle unknown or destroyed (400)"
 
 _CAPTURED = (
-    "until it ends: plain allocating and freeing, registering, pools as objects, asking or waiting for events (900), in the "
-    "threads whose mode lets them; asking or waiting for the stream or its context (900); work on the legacy stream (906) where "
-    "that waits for it: each spoils it; work on the stream other than recording an event (801), which then can be neither asked "
-    "nor waited for (907)"
+    "until the end of the capture these calls fail: in threads whose mode does not allow them, plain allocation and freeing, "
+    "registration, calls of pools, event queries and waits (900); a query of or a wait for the stream or its context (900); "
+    "work on the legacy stream, if that waits for this one (906). Each invalidates the capture. Work on the stream other than "
+    "recording an event fails (801); the recorded event can be neither queried nor waited for (907)"
 )
 
 FUNCTIONS: dict[str, dict[str, str]] = {
     "Driver and devices": {
         "cuInit": "flags (1); no device (100)",
         "cuDriverGetVersion": "13.0, or DEVMEM_EMULATOR_CUDA_VERSION, which hides newer functions",
-        "cuGetProcAddress": "name and version; per-thread flavour; newer than the driver or unknown (500)",
+        "cuGetProcAddress": "name and version; per-thread variants; newer than the driver or unknown (500)",
         "cuGetErrorName": "unknown code (1)",
         "cuGetErrorString": "unknown code (1)",
         "cuDeviceGet": "ordinal (101)",
         "cuDeviceGetCount": "DEVMEM_EMULATOR_DEVICES (2), CUDA_VISIBLE_DEVICES by ordinal",
         "cuDeviceGetName": "device (101)",
         "cuDeviceGetUuid": "device (101); one for each physical ordinal",
-        "cuDeviceTotalMem": "device (101); DEVMEM_EMULATOR_MEMORY (8 GiB, taken as it is touched)",
+        "cuDeviceTotalMem": "device (101); DEVMEM_EMULATOR_MEMORY (8 GiB, committed on first access)",
         "cuDeviceGetAttribute": "device (101), attribute (1); unlisted attributes are 0",
         "cuDeviceGetPCIBusId": "device (101), room for the text (1)",
         "cuDeviceGetByPCIBusId": "no such bus (101)",
         "cuDeviceComputeCapability": "device (101)",
-        "cuDeviceCanAccessPeer": "devices (101); every pair can, no device itself",
+        "cuDeviceCanAccessPeer": "devices (101); 1 for two different devices",
         "cuDeviceGetP2PAttribute": "devices (101), the same one twice (101), attribute (1)",
     },
     "Contexts": {
         "cuDevicePrimaryCtxRetain": "device (101); counted",
         "cuDevicePrimaryCtxRelease": "released more often than retained (201); the last one resets",
-        "cuDevicePrimaryCtxReset": "ends streams, drops queued work, forgets memory and handles; references stay",
+        "cuDevicePrimaryCtxReset": "ends streams, discards queued work, frees memory and handles; the reference count stays",
         "cuDevicePrimaryCtxGetState": "device (101)",
         "cuDevicePrimaryCtxSetFlags": "device (101), flags (1)",
         "cuCtxCreate": "device (101), flags (1); parameters of newer forms (801); pushed",
         "cuCtxDestroy": "unknown or primary (201)",
-        "cuCtxGetCurrent": "of the calling thread; a destroyed one is still named",
-        "cuCtxSetCurrent": "unknown context (201); none pops",
+        "cuCtxGetCurrent": "of the calling thread, also if destroyed",
+        "cuCtxSetCurrent": "unknown context (201); NULL pops",
         "cuCtxPushCurrent": "unknown context (201); depth of 64",
         "cuCtxPopCurrent": "empty stack (201)",
         "cuCtxGetDevice": "none current (201)",
         "cuCtxGetFlags": "",
-        "cuCtxGetId": "a reset makes a new one",
+        "cuCtxGetId": "new after a reset",
         "cuCtxGetApiVersion": "",
-        "cuCtxSynchronize": "waits for what all streams hold now; gives pool memory over the threshold back",
+        "cuCtxSynchronize": "waits for the work queued on all streams; pools release memory over their thresholds",
         "cuCtxGetStreamPriorityRange": "0 to -5",
         "cuCtxEnablePeerAccess": "flags (1), unknown context (201), own device (101), twice (704)",
         "cuCtxDisablePeerAccess": "not enabled (705)",
     },
     "Device memory": {
-        "cuMemAlloc": "zero bytes (1), no room (2); poisoned, at an address that the host cannot touch",
+        "cuMemAlloc": "zero bytes (1), no room (2); poisoned; the host cannot access the address",
         "cuMemAllocPitch": "zero size, element of another size than 4, 8, 16 (1)",
         "cuMemFree": "unknown, interior, freed (1); waits for the device's streams, but not for pool memory",
         "cuMemGetInfo": "exact to 512 bytes",
@@ -88,15 +86,15 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "cuStreamAttachMemAsync": "memory that is not managed, part of it, flags (1); has no effect",
     },
     "Pools": {
-        "cuMemAllocAsync": "zero bytes (1), no room (2); born on the stream: other streams that come too early get 700",
+        "cuMemAllocAsync": "zero bytes (1), no room (2); allocated in stream order: earlier use on another stream gets 700",
         "cuMemAllocFromPoolAsync": "as above; unknown pool (1), its byte limit (2)",
-        "cuMemFreeAsync": "unknown, interior, freed, not of a pool (1); dies on the stream: later users get 700",
+        "cuMemFreeAsync": "unknown, interior, freed, not of a pool (1); freed in stream order: later use gets 700",
         "cuMemPoolCreate": "type of allocation (1), host memory and shareable handles (801), device (101)",
-        "cuMemPoolDestroy": "unknown, a default pool (1); lives on until its memory is freed",
+        "cuMemPoolDestroy": "unknown, a default pool (1); freed after its last block",
         "cuMemPoolSetAttribute": "unknown pool or attribute, high marks other than 0 (1)",
         "cuMemPoolGetAttribute": "unknown pool or attribute (1)",
-        "cuMemPoolTrimTo": "unknown pool (1); keeps what frees have not reached",
-        "cuMemPoolSetAccess": "location, flags, its own device shut out (1), device (101); not enforced in copies",
+        "cuMemPoolTrimTo": "unknown pool (1); keeps blocks whose free has not run",
+        "cuMemPoolSetAccess": "location, flags, removal of its own device (1), device (101); copies do not check it",
         "cuMemPoolGetAccess": "unknown pool, location (1), device (101)",
         "cuDeviceGetDefaultMemPool": "device (101)",
         "cuDeviceGetMemPool": "device (101)",
@@ -104,7 +102,7 @@ FUNCTIONS: dict[str, dict[str, str]] = {
     },
     "Sharing": {
         "cuIpcGetMemHandle": "the base of plain device memory, nothing else (1)",
-        "cuIpcOpenMemHandle": "a handle of this process (201), no handle, flags (1), exporter gone (205); counted",
+        "cuIpcOpenMemHandle": "a handle of this process (201), no handle, flags (1), exporter exited (205); counted",
         "cuIpcCloseMemHandle": "not opened (1)",
     },
     "Copies": {
@@ -142,10 +140,10 @@ FUNCTIONS: dict[str, dict[str, str]] = {
     "Streams": {
         "cuStreamCreate": "flags (1)",
         "cuStreamCreateWithPriority": "flags (1); priorities are clamped, and do not change the order",
-        "cuStreamDestroy": _STREAM + ", a default stream (400); queued work goes on",
-        "cuStreamQuery": _STREAM + "; not ready (600); the legacy stream asks its blocking streams too",
+        "cuStreamDestroy": _STREAM + ", a default stream (400); queued work still runs",
+        "cuStreamQuery": _STREAM + "; not ready (600); the legacy stream queries its blocking streams too",
         "cuStreamSynchronize": _STREAM + "; the legacy stream waits for its blocking streams too",
-        "cuStreamWaitEvent": _STREAM + "; event (400), flags (1); means the last record before the call",
+        "cuStreamWaitEvent": _STREAM + "; event (400), flags (1); waits for the last record before the call",
         "cuStreamGetPriority": _STREAM,
         "cuStreamGetFlags": _STREAM,
         "cuStreamGetCtx": _STREAM,
@@ -153,20 +151,20 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "cuStreamGetId": _STREAM,
         "cuStreamWaitValue32": _STREAM + "; alignment, address, flags (1), NOR (801)",
         "cuStreamWriteValue32": _STREAM + "; alignment, address, flags (1)",
-        "cuLaunchHostFunc": _STREAM + "; no function (1); runs in its turn, without the driver (800)",
+        "cuLaunchHostFunc": _STREAM + "; no function (1); runs in stream order, may not call the driver (800)",
     },
     "Capture of graphs": {
         "cuStreamBeginCapture": _STREAM + "; the legacy stream (900), twice (401), mode (1); " + _CAPTURED,
         "cuStreamEndCapture": _STREAM
-        + "; not capturing (401), another thread unless relaxed (908), spoilt (901); empty graph",
-        "cuStreamIsCapturing": _STREAM + "; the legacy stream while one that it waits for captures (906)",
-        "cuStreamGetCaptureInfo": _STREAM + "; as above; the status and the number of the capture",
+        + "; not capturing (401), another thread unless relaxed (908), invalidated (901); the graph is empty",
+        "cuStreamIsCapturing": _STREAM + "; the legacy stream, while it waits for a capturing stream (906)",
+        "cuStreamGetCaptureInfo": _STREAM + "; as above; the status and the id of the capture",
         "cuThreadExchangeStreamCaptureMode": "mode (1)",
         "cuGraphDestroy": "unknown (1)",
     },
     "Events": {
         "cuEventCreate": "flags (1); shared between processes (801)",
-        "cuEventDestroy": "unknown (400); streams that wait for it still do",
+        "cuEventDestroy": "unknown (400); streams continue to wait for it",
         "cuEventRecord": "unknown, stream of another context (400)",
         "cuEventRecordWithFlags": "as above; flags (1)",
         "cuEventQuery": "unknown (400), not ready (600); one never recorded is complete",

@@ -1,4 +1,7 @@
-/* The CUDA driver API over the core: memory that does not belong to a stream, pools as objects, sharing. */
+/* CUDA front: memory, pools and IPC handles, in calls without a stream.
+ *
+ * Any thread may call the functions; they run under the core's lock.
+ */
 #include "cuda.h"
 
 #include <string.h>
@@ -117,7 +120,7 @@ EXPORT status cuMemAllocManaged(deviceptr *out, size_t bytes, unsigned flags)
 
 static status advise(deviceptr address, size_t bytes, int advice, struct location location)
 {
-    bool placed = advice == 3 || advice >= 5; /* the others do not look at the location */
+    bool placed = advice == 3 || advice >= 5; /* other advice ignores the location */
     return advice >= 1 && advice <= 6 ? managed_advise(address, bytes, location, placed) : INVALID_VALUE;
 }
 
@@ -134,7 +137,7 @@ EXPORT status cuMemAdvise_v2(deviceptr address, size_t bytes, int advice, struct
     END(advise(address, bytes, advice, location));
 }
 
-/* --- what is at an address? --------------------------------------------------------------------------------------- */
+/* --- attributes of an address ------------------------------------------------------------------------------------- */
 
 static bool attribute_value(const struct block *block, int attribute, uint64_t address, uint64_t *value)
 {
@@ -164,7 +167,7 @@ EXPORT status cuPointerGetAttribute(void *out, int attribute, deviceptr address)
     END(OK);
 }
 
-/* Unlike the singular call, an unknown address is no error: everything is then zero, and the ordinal -2. */
+/* Unlike in the singular call, an unknown address is no error: all attributes are then zero, the ordinal is -2. */
 EXPORT status cuPointerGetAttributes(unsigned count, const int *wanted, void **out, deviceptr address)
 {
     BEGIN(cuPointerGetAttributes, NEED_CONTEXT);
@@ -250,7 +253,7 @@ EXPORT status cuDeviceSetMemPool(int device, handle which)
     END(device_set_pool(device, which));
 }
 
-/* --- between processes -------------------------------------------------------------------------------------------- */
+/* --- IPC ---------------------------------------------------------------------------------------------------------- */
 
 EXPORT status cuIpcGetMemHandle(struct ipc_handle *out, deviceptr address)
 {

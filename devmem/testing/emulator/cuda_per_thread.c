@@ -1,3 +1,3 @@
-/* The same functions for programs whose default stream is the calling thread's own. */
+/* The functions of cuda_streamed.c once more, for programs whose default stream is that of the calling thread. */
 #define PER_THREAD 1
 #include "cuda_streamed.c"

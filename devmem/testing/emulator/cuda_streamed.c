@@ -1,7 +1,8 @@
-/* The CUDA driver API over the core: everything for which "stream 0" matters.
+/* CUDA front: every call in which stream 0 has a meaning.
  *
- * Compiled twice, as the vendor's header does it: here 0 is the legacy default stream; in cuda_per_thread.c, which
- * includes this file, 0 is the calling thread's own and the exported names end in _ptsz (stream given) or _ptds.
+ * Compiled twice, as the vendor's headers select it: here 0 is the legacy default stream. cuda_per_thread.c includes this
+ * file; there 0 is the default stream of the calling thread, and the exported names end in _ptsz (the call takes a stream) or
+ * _ptds (it takes none). Any thread may call the functions; they run under the core's lock.
  */
 #include "cuda.h"
 
@@ -97,7 +98,7 @@ static status between(struct context *context, handle stream, deviceptr to, hand
     return result == OK ? linear(context, stream, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, false) : result;
 }
 
-/* Documented as serialised with all work of both contexts, pending and future: both are waited for, before and after. */
+/* Documented as serialised with all pending and future work of both contexts: the call waits for both, before and after. */
 PTDS(cuMemcpyPeer)(deviceptr to, handle to_context, deviceptr from, handle from_context, size_t bytes)
 {
     BEGIN(cuMemcpyPeer, NEED_CONTEXT);
@@ -118,7 +119,7 @@ PTSZ(cuMemcpyPeerAsync)(deviceptr to, handle to_context, deviceptr from, handle 
     END(between(context, stream, to, to_context, from, from_context, bytes));
 }
 
-/* --- boxes -------------------------------------------------------------------------------------------------------- */
+/* --- copies of boxes ---------------------------------------------------------------------------------------------- */
 
 struct corner {
     int type;
@@ -206,7 +207,7 @@ PTSZ(cuMemcpy3DAsync_v2)(const struct memcpy3d *copy, handle stream)
 #define ORDER_STREAM 1
 #define ORDER_DURING_CALL 2
 #define ORDER_ANY 3
-#define BATCH_PIECE 64 /* copies described on the stack; more are put on the heap */
+#define BATCH_PIECE 64 /* arrays of up to this length are on the stack, longer ones on the heap */
 
 static status check_attributes(const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds, size_t count)
 {
@@ -222,7 +223,7 @@ static status run_batch(struct context *context, handle stream, const deviceptr 
                         size_t count, const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds,
                         size_t *failed)
 {
-    if (STREAM_OF(stream) == STREAM_LEGACY) return INVALID_VALUE; /* documented: a real stream is asked for */
+    if (STREAM_OF(stream) == STREAM_LEGACY) return INVALID_VALUE; /* the vendor's page forbids it */
     if (!to || !from || !sizes || !count) return INVALID_VALUE;
     status result = check_attributes(attributes, firsts, kinds, count);
     if (result != OK) return result;
@@ -244,7 +245,7 @@ static status run_batch(struct context *context, handle stream, const deviceptr 
     return result;
 }
 
-/* The form of CUDA 12.8, which says which copy was refused. */
+/* The form of CUDA 12.8, which returns the index of the refused copy. */
 PTSZ(cuMemcpyBatchAsync)(const deviceptr *to, const deviceptr *from, const size_t *sizes, size_t count,
                                         const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds,
                                         size_t *failed, handle stream)
@@ -364,7 +365,7 @@ PTSZ(cuStreamSynchronize)(handle stream)
     END(stream_synchronize(of));
 }
 
-/* Flags mean something while a stream is captured into a graph, which takes no waits here. */
+/* The flags are for captured waits, which a capture does not accept here. */
 PTSZ(cuStreamWaitEvent)(handle stream, handle event, unsigned flags)
 {
     BEGIN(cuStreamWaitEvent, NEED_CONTEXT);
@@ -417,7 +418,7 @@ static status capture_info(handle stream, int *out, uint64_t *id)
     END(capture_state(of, out, id));
 }
 
-/* Only the state and the number are written, in every version of the call; nothing is told of the graph. */
+/* Every version of the call writes the state and the id only, and nothing about the graph. */
 PTSZ(cuStreamGetCaptureInfo_v2)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, size_t *count)
 {
     (void)graph, (void)nodes, (void)count;

@@ -1,4 +1,4 @@
-/* Which function answers to which name and version: what the bindings ask for first of all. */
+/* cuGetProcAddress: which function has which name from which version of the API on; and the texts of errors. */
 #include "cuda.h"
 #include "cuda_errors.h"
 
@@ -11,7 +11,7 @@ typedef void *entry_point;
 
 struct entry {
     const char *name;
-    int since;                /* the version of the API from which this form is the one meant */
+    int since;                /* the version of the API from which the name means this function */
     entry_point legacy, per_thread;
 };
 
@@ -88,7 +88,7 @@ struct entry {
     X(cuStreamGetCaptureInfo, 12030, cuStreamGetCaptureInfo_v3) X(cuLaunchHostFunc, 10000, cuLaunchHostFunc) \
     X(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2) X(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2)
 
-/* Only the addresses are wanted here; the true parameters stand with the definitions. */
+/* The table needs the addresses only; the parameters are declared with the definitions. */
 #define DECLARE_ONE(name, since, symbol) extern char symbol##_address[] __asm__(#symbol);
 #define DECLARE_PTDS(name, since, symbol) DECLARE_ONE(name, since, symbol) DECLARE_ONE(name, since, symbol##_ptds)
 #define DECLARE_PTSZ(name, since, symbol) DECLARE_ONE(name, since, symbol) DECLARE_ONE(name, since, symbol##_ptsz)

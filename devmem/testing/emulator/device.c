@@ -1,4 +1,8 @@
-/* Devices and contexts: primary contexts, the per-thread context stack, reset, peer access. */
+/* Devices and contexts: primary contexts, the stack of contexts of each thread, reset, peer access.
+ *
+ * A context is never freed, since a stream thread may still refer to it; a reset deactivates it and frees its streams, events
+ * and memory. Called with the core's lock; reset, destroy and synchronize release it while they wait.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -93,7 +97,7 @@ status context_set(uint64_t handle)
     return OK;
 }
 
-/* --- their lives -------------------------------------------------------------------------------------------------- */
+/* --- creation, reset, destruction --------------------------------------------------------------------------------- */
 
 static void context_activate(struct context *context)
 {
@@ -104,7 +108,7 @@ static void context_activate(struct context *context)
     context->legacy->legacy = true;
 }
 
-/* Everything that was made in the context ends with it; handles and addresses of before are unknown from now on. */
+/* Free everything that was created in the context; its handles and addresses are unknown from now on. */
 static void context_deactivate(struct context *context)
 {
     if (!context->active) return;
@@ -134,7 +138,7 @@ status primary_release(int device)
     return OK;
 }
 
-/* The references stay: a holder's later release must not fail, and a later retain starts the context afresh. */
+/* The reference count stays, so that later releases succeed; a later retain activates the context again. */
 status primary_reset(int device)
 {
     struct context *context = devices[device].primary;
@@ -158,7 +162,7 @@ status context_destroy(uint64_t handle)
     if (!context || context->is_primary) return INVALID_CONTEXT;
     if (context_top() == handle) context_depth--;
     handle_free(handle);
-    context_deactivate(context); /* the struct itself stays: a stream thread may still hold it */
+    context_deactivate(context); /* the struct stays: see the top of the file */
     live_handles--;
     return OK;
 }
@@ -175,7 +179,7 @@ status context_synchronize(struct context *context)
     return context->sticky;
 }
 
-/* A fault of the kind that ends all work: every later call in the context reports it, until a reset. */
+/* Record a sticky error: every later call in the context returns it, until a reset. */
 void context_fail(struct context *context, status code)
 {
     if (context->sticky == OK) context->sticky = code;

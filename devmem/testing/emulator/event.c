@@ -1,4 +1,8 @@
-/* Events: a mark in a stream that others can wait for, ask about, and time. */
+/* Events: a record is a marker operation on a stream, which host threads and other streams can wait for, query and time.
+ *
+ * An event keeps the marker of its last record; a later record does not change what a stream already waits for. An event that
+ * was never recorded counts as complete. Called with the core's lock; event_synchronize() releases it while it waits.
+ */
 #include "core.h"
 
 #include <stdlib.h>
@@ -39,7 +43,7 @@ status event_record(struct context *context, uint64_t handle, uint64_t stream_ha
     if (found != OK) return found;
     if (stream->context != event->context) return INVALID_HANDLE;
     status free = capture_check_work(stream);
-    event->captured = free == NOT_SUPPORTED; /* the one thing that a capture takes here: a mark of how far it has come */
+    event->captured = free == NOT_SUPPORTED; /* the only operation that a capture accepts here */
     if (free != OK && !event->captured) return free;
     op_release(event->last);
     event->last = NULL;
@@ -81,7 +85,7 @@ status event_elapsed(uint64_t start, uint64_t end, float *milliseconds)
     return OK;
 }
 
-/* Events of other contexts and devices may be waited for. One never recorded is waited for already. */
+/* The event may be of another context or device. Without a record there is nothing to wait for. */
 status event_wait(struct context *context, uint64_t stream_handle, uint64_t handle)
 {
     struct event *event = handle_get(handle, HANDLE_EVENT);

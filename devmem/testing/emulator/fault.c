@@ -1,4 +1,8 @@
-/* What tests inject and read back: failing calls, delays, held streams, counts. Exported to Python by name. */
+/* The interface of tests: failing calls, delays, held streams, and counters. control.py calls these functions by name.
+ *
+ * They may be called from any thread and take the core's lock themselves. fault_due() is called with the lock, fault_delay()
+ * on a stream thread without it.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -9,7 +13,7 @@
 
 atomic_ulong function_calls[MAX_FUNCTIONS], slow_copies;
 
-/* One planned failure: the n-th call from now, or every call from the n-th on. */
+/* A planned failure: of the n-th call from now, or of every call from the n-th on. */
 struct plan {
     int function;
     unsigned long countdown;
@@ -37,7 +41,7 @@ status fault_due(int function)
     return OK;
 }
 
-/* Errors after which the vendor says that the process's work on the device is lost. */
+/* Errors after which, by the vendors' documentation, the context is lost. */
 bool fault_is_sticky(status code)
 {
     return code == 214 || code == 220 || code == ILLEGAL_ADDRESS || code == 702 || code == 710
@@ -52,7 +56,7 @@ static uint64_t mix(uint64_t value)
     return value ^ (value >> 31);
 }
 
-/* Sleep before an operation. The same seed gives the same delay to the same operation of the same stream. */
+/* Sleep before an operation. For one seed, the same operation of the same stream has the same delay. */
 void fault_delay(uint64_t stream, uint64_t sequence)
 {
     unsigned long fixed = atomic_load(&delay_microseconds), jitter = atomic_load(&delay_jitter);
@@ -67,7 +71,7 @@ static int function_spelled(const char *name, size_t length)
     return -1;
 }
 
-/* The front's number of a function, named as it is or with the suffix of a version or twin; or -1. */
+/* The number of a function, or -1. The name may have the suffix of a version (_v2) or of the per-thread variant (_spt). */
 static int function_named(const char *name)
 {
     size_t length = strlen(name);
@@ -106,7 +110,7 @@ static struct stream *any_stream(uint64_t handle)
     return context ? stream_find(context, handle) : NULL;
 }
 
-/* Stop a stream before its next operation. Returns its true handle (0 if unknown), which is what release takes. */
+/* Stop a stream before its next operation. Returns the handle for the release: that of a default stream, too; 0 if unknown. */
 EXPORT uint64_t devmem_emulator_hold(uint64_t handle)
 {
     pthread_mutex_lock(&core_mutex);
@@ -121,7 +125,7 @@ EXPORT int devmem_emulator_release(uint64_t handle)
 {
     pthread_mutex_lock(&core_mutex);
     struct stream *stream = handle_get(handle, HANDLE_STREAM);
-    if (!stream) { /* destroyed while held: it still has to run what was put on it */
+    if (!stream) { /* destroyed while held: its queued work must still run */
         for (struct context *context = contexts; context && !stream; context = context->next)
             for (stream = context->streams; stream && stream->handle != handle; stream = stream->next) {}
     }
@@ -133,7 +137,7 @@ EXPORT int devmem_emulator_release(uint64_t handle)
     return stream ? 0 : -1;
 }
 
-/* Does the host see what the device writes at an address only after a release to the whole system? */
+/* Whether the address is in coarse-grained host memory: see coherence.c. */
 EXPORT int devmem_emulator_is_coarse(uint64_t address)
 {
     pthread_mutex_lock(&core_mutex);
@@ -157,7 +161,7 @@ EXPORT void devmem_emulator_live(unsigned long *bytes, long *handles)
     pthread_mutex_unlock(&core_mutex);
 }
 
-/* Forget what was injected and counted. Memory, streams and contexts stay: those belong to the program. */
+/* Clear planned failures, delays, holds and counters. Memory, streams and contexts stay. */
 EXPORT void devmem_emulator_reset(void)
 {
     devmem_emulator_delay(0, 0, 0);

@@ -1,6 +1,8 @@
-/* One address range, sub-allocated: two-level free lists, so that taking and giving cost the same however many blocks
- * are alive, and a 64-ary tree of block starts, so that an interior address finds its block in a handful of steps.
- * A mapping per block would run out at 65,530 mappings.
+/* A heap: blocks within one reserved address range.
+ *
+ * Two-level free lists make the cost of allocating and freeing independent of the number of live blocks. A 64-ary tree of
+ * block starts finds the block of an interior address in a few steps. Free neighbours are always joined. All blocks share one
+ * mapping, as the kernel allows a process 65,530 mappings only. Called with the core's lock.
  */
 #define _GNU_SOURCE
 #include "core.h"
@@ -16,7 +18,7 @@ static void *reserve(size_t bytes, int protection)
     return at == MAP_FAILED ? NULL : at;
 }
 
-/* Map the same memory twice: unreachable where the program sees it, readable and writable for the copy engine. */
+/* Map the same memory twice: inaccessible at the addresses of the program, accessible for the emulator. */
 static bool open_hidden(struct heap *heap)
 {
     heap->file = memfd_create("devmem-emulated-device", MFD_CLOEXEC);
@@ -68,7 +70,7 @@ static void unmark_start(struct heap *heap, struct block *block)
     }
 }
 
-/* The greatest marked start at or before `bit`, or -1. */
+/* The last start at or before `bit`, or -1. */
 static long start_before(const struct heap *heap, long bit)
 {
     for (int level = 0; level < BITMAP_LEVELS && bit >= 0; level++) {
@@ -108,7 +110,7 @@ static void free_list_remove(struct heap *heap, struct block *block)
     if (!heap->subclasses[major]) heap->classes &= ~(1ull << major);
 }
 
-/* A free block of at least that many granules. Rounding up to the next class makes any block of it fit. */
+/* Find a free block. The size is rounded up to the next class, of which every block is large enough. */
 static struct block *find_fit(struct heap *heap, size_t granules)
 {
     int major, minor;
@@ -125,7 +127,7 @@ static struct block *find_fit(struct heap *heap, size_t granules)
     return heap->free[major][__builtin_ctz(minors)];
 }
 
-/* The rounded search above misses an exact fit in the request's own class: look there before giving up. */
+/* Search the class of the size itself, which find_fit() skips: it may have a large enough block too. */
 static struct block *find_in_own_class(struct heap *heap, size_t granules)
 {
     int major, minor;
@@ -139,7 +141,7 @@ static void split(struct heap *heap, struct block *block, size_t bytes)
 {
     if (block->capacity == bytes) return;
     struct block *rest = calloc(1, sizeof *rest);
-    if (!rest) return; /* hand out the larger block */
+    if (!rest) return; /* use the larger block */
     rest->heap = heap;
     rest->base = block->base + bytes;
     rest->access = block->access + bytes;
@@ -163,7 +165,7 @@ static struct block *join(struct heap *heap, struct block *left, struct block *r
     return left;
 }
 
-/* Give large blocks back to the system, or a test that frees much would still hold it. */
+/* Return the pages of large free blocks to the operating system. */
 static void release_pages(struct heap *heap, struct block *block)
 {
     if (block->capacity < 1u << 20) return;
@@ -226,7 +228,7 @@ void heap_free(struct block *block)
     free_list_add(heap, block);
 }
 
-/* The taken block that holds this address. */
+/* The allocated block that contains an address. */
 struct block *heap_find(struct heap *heap, uint64_t address)
 {
     if (!heap->bytes || address < heap->base || address >= heap->base + heap->bytes) return NULL;

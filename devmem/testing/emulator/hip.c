@@ -1,4 +1,8 @@
-/* The HIP runtime over the core: opening, errors, the current device, what devices are, stream and event handles. */
+/* HIP front: opening, versions, last errors, the current device, properties, peer access, creation of streams and events.
+ *
+ * The runtime opens itself with the first call. The current device and the last error belong to the calling thread. Any thread
+ * may call the functions; they run under the core's lock.
+ */
 #define _GNU_SOURCE
 #include "hip.h"
 
@@ -12,15 +16,15 @@
 #define WAVE 64
 #define STAGING_LIMIT (4u << 20)
 
-struct vendor_rules vendor_rules = {.unknown_is_pageable = true, .blocking_calls_complete = true, .imports_are_distinct = true, .staging_limit = STAGING_LIMIT,
-                          .host_function_status = NOT_SUPPORTED};
+struct vendor_rules vendor_rules = {.unknown_is_pageable = true, .blocking_calls_complete = true, .imports_are_distinct = true,
+                                    .staging_limit = STAGING_LIMIT, .host_function_status = NOT_SUPPORTED};
 
 static _Thread_local int current_device;
 static _Thread_local status last_error, last_result;
 
 /* --- versions ----------------------------------------------------------------------------------------------------- */
 
-/* 10.0 unless told otherwise; the number decides between the behaviours that changed. */
+/* The emulated ROCm, 10.0 by default; where the runtime's behaviour changed, this number selects it. */
 int hip_rocm(void)
 {
     static atomic_int known;
@@ -33,7 +37,7 @@ int hip_rocm(void)
     return version;
 }
 
-/* ROCm 10 ships HIP 7.15: from there on the two series no longer agree. */
+/* ROCm 10 ships HIP 7.15; earlier the two numbers agree. */
 int hip_version(void)
 {
     int rocm = hip_rocm();
@@ -46,7 +50,7 @@ bool hip_has_pools(void) { return core_setting("HIP_MEM_POOL_SUPPORT", 1) != 0; 
 
 static uint64_t identity(int physical) { return 0xde5e3e0000000000u | (unsigned)physical; }
 
-/* One entry of a list of devices: an ordinal among those still visible, or GPU- and sixteen hexadecimal digits. */
+/* Parse an entry of a device list: an ordinal among the devices still visible, or GPU- and sixteen hexadecimal digits. */
 static int parse_entry(const char *text, const char **end, const int *physical, int count)
 {
     char *after;
@@ -62,7 +66,7 @@ static int parse_entry(const char *text, const char **end, const int *physical, 
     return after != text && ordinal >= 0 && ordinal < count ? (int)ordinal : -1;
 }
 
-/* Cut at the first entry that does not exist. An empty list hides nothing. */
+/* Apply a device list. It ends at the first entry that does not exist; an empty list hides nothing. */
 static int filter_devices(const char *text, int *physical, int count)
 {
     int chosen[MAX_DEVICES], kept = 0;
@@ -85,16 +89,16 @@ int front_visible_devices(int physical[MAX_DEVICES], int total)
     return filter_devices(own && *own ? own : getenv("CUDA_VISIBLE_DEVICES"), physical, total);
 }
 
-/* Without a device the first call of a process says 101 and later ones 100; before ROCm 6 all say 101. */
+/* Without a device the first call of a process returns 101, later ones 100; before ROCm 6 all return 101. */
 static status no_device_status(void)
 {
-    static bool told;
-    bool first = !told;
-    told = true;
+    static bool called;
+    bool first = !called;
+    called = true;
     return first || hip_rocm() < 600 ? INVALID_DEVICE : NO_DEVICE;
 }
 
-/* The runtime opens itself, and works on the thread's device: its context takes the place of a current one. */
+/* Open the runtime if need be, and make the primary context of the thread's device current. */
 status front_admit(enum need need)
 {
     if (need == NEED_NOTHING) return OK;
@@ -107,7 +111,7 @@ status front_admit(enum need need)
     return entered == OK && context_top() != context ? context_set(context) : entered;
 }
 
-/* Of events since ROCm 7. Allocating and freeing in stream order is seen, and pools are not looked at. */
+/* Events are checked since ROCm 7. Stream-ordered allocation and freeing, and calls of pools, are allowed. */
 bool front_forbidden_in_capture(int function)
 {
     switch (function) {
@@ -119,7 +123,7 @@ bool front_forbidden_in_capture(int function)
     }
 }
 
-/* Before ROCm 7 a fault on the device ends the process; since then it is an error that stays. */
+/* Before ROCm 7 a fault on the device ends the process; since then it is a sticky error. */
 void front_device_failed(status code)
 {
     if (hip_rocm() < 700) core_die(SIGABRT, "Memory access fault by GPU node-1: error %d", code);
@@ -150,14 +154,14 @@ status hip_enter(int function, enum need need, struct context **context)
 
 status hip_leave(status result) { return remember(core_leave(result)); }
 
-/* What a thread's calls said: the last failure until it is read, or before ROCm 7 the last result whatever it was. */
+/* The thread's last failure, until it is read; before ROCm 7 its last result. */
 HIP(hipGetLastError)(void)
 {
     struct context *context;
     status begun = core_enter(FUNCTION_hipGetLastError, NEED_CONTEXT, &context);
-    status said = begun == OK ? last_error : begun;
+    status result = begun == OK ? last_error : begun;
     last_error = OK;
-    return begun == OK ? core_leave(said) : said;
+    return begun == OK ? core_leave(result) : result;
 }
 
 HIP(hipPeekAtLastError)(void)
@@ -171,9 +175,9 @@ HIP(hipExtGetLastError)(void)
 {
     struct context *context;
     status begun = core_enter(FUNCTION_hipExtGetLastError, NEED_CONTEXT, &context);
-    status said = begun == OK ? last_result : begun;
+    status result = begun == OK ? last_result : begun;
     last_result = OK;
-    return begun == OK ? core_leave(said) : said;
+    return begun == OK ? core_leave(result) : result;
 }
 
 /* --- the runtime -------------------------------------------------------------------------------------------------- */
@@ -256,7 +260,7 @@ HIP(hipDeviceGetStreamPriorityRange)(int *least, int *greatest)
     END(OK);
 }
 
-/* --- what devices are --------------------------------------------------------------------------------------------- */
+/* --- device properties -------------------------------------------------------------------------------------------- */
 
 HIP(hipDeviceGet)(int *device, int ordinal)
 {
@@ -306,7 +310,7 @@ HIP(hipDeviceTotalMem)(size_t *bytes, int device)
     END(OK);
 }
 
-/* Number of the attribute, value. What is not listed but exists in the API is 0: "no" or "unknown". */
+/* Attribute and value. Attributes of the API that are not listed are 0: "no" or "unknown". */
 static const int attributes[][2] = {
     {2, 2}, {3, 1}, {5, 1700000}, {8, 1}, {19, 8 << 20}, {23, 9}, {24, 1}, {26, 1024}, {27, 1024}, {28, 1024},
     {29, 2147483647}, {30, 65536}, {31, 65536}, {55, 1024}, {56, 1024}, {57, 2048}, {58, 2147483647}, {59, 4096},
@@ -320,7 +324,7 @@ enum {
     ATTRIBUTE_AMD_LAST = 10022
 };
 
-/* Page migration is off, as where HSA_XNACK is not 1: memory managed by the runtime then stays on the host. */
+/* Page migration is off unless HSA_XNACK is 1; managed memory then stays on the host. */
 int attribute_of(int device, int attribute)
 {
     bool migrates = core_setting("HSA_XNACK", 0) == 1;
@@ -342,8 +346,9 @@ int attribute_of(int device, int attribute)
 HIP(hipDeviceGetAttribute)(int *value, int attribute, int device)
 {
     BEGIN(hipDeviceGetAttribute, NEED_INIT);
-    bool shared = attribute >= 0 && attribute <= ATTRIBUTE_LAST, own = attribute >= ATTRIBUTE_AMD && attribute <= ATTRIBUTE_AMD_LAST;
-    REQUIRE(value && (shared || own), INVALID_VALUE);
+    bool common = attribute >= 0 && attribute <= ATTRIBUTE_LAST;
+    bool amd = attribute >= ATTRIBUTE_AMD && attribute <= ATTRIBUTE_AMD_LAST;
+    REQUIRE(value && (common || amd), INVALID_VALUE);
     REQUIRE(is_device(device), INVALID_DEVICE);
     *value = attribute_of(device, attribute);
     END(OK);
@@ -493,7 +498,7 @@ static status make_event(struct context *context, handle *out, unsigned flags)
     unsigned scope = flags & EVENT_SCOPES;
     bool shared_and_timed = (flags & EVENT_INTERPROCESS) && !(flags & EVENT_DISABLE_TIMING);
     if (!out || (flags & ~(EVENT_BLOCKING | EVENT_DISABLE_TIMING | EVENT_INTERPROCESS | EVENT_SCOPES))) return INVALID_VALUE;
-    if ((scope & (scope - 1)) || shared_and_timed) return INVALID_VALUE; /* one scope of visibility at most */
+    if ((scope & (scope - 1)) || shared_and_timed) return INVALID_VALUE; /* at most one release scope */
     return flags & EVENT_INTERPROCESS ? NOT_SUPPORTED : event_create(context, flags, out);
 }
 
@@ -543,9 +548,9 @@ HIP(hipEventElapsedTime)(float *milliseconds, handle start, handle end)
     END(event_elapsed(start, end, milliseconds));
 }
 
-/* --- what the emulator does not do -------------------------------------------------------------------------------- */
+/* --- not supported ------------------------------------------------------------------------------------------------ */
 
-/* Called with any arguments: they are not looked at, which the platform's calling convention allows. */
+/* The arguments are ignored, whatever they are; the calling convention of the platform allows that. */
 #define UNSUPPORTED(name)                 \
     HIP(name)(void);                      \
     HIP(name)(void)                       \

@@ -1,4 +1,4 @@
-/* What the HIP front needs of the runtime's binary interface, declared here so that no vendor header is needed. */
+/* The part of the HIP runtime's binary interface that the front needs, declared here so that no vendor header is needed. */
 #ifndef DEVMEM_EMULATOR_HIP_H
 #define DEVMEM_EMULATOR_HIP_H
 
@@ -13,7 +13,10 @@ enum {
     HIP_INVALID_DIRECTION = 21
 };
 
-enum { HIP_MEMORY_UNREGISTERED, HIP_MEMORY_HOST, HIP_MEMORY_DEVICE, HIP_MEMORY_MANAGED, HIP_MEMORY_ARRAY = 10, HIP_MEMORY_UNIFIED };
+enum {
+    HIP_MEMORY_UNREGISTERED, HIP_MEMORY_HOST, HIP_MEMORY_DEVICE, HIP_MEMORY_MANAGED, HIP_MEMORY_ARRAY = 10,
+    HIP_MEMORY_UNIFIED
+};
 enum { KIND_HOST_TO_HOST, KIND_HOST_TO_DEVICE, KIND_DEVICE_TO_HOST, KIND_DEVICE_TO_DEVICE, KIND_DEFAULT, KIND_NO_KERNEL = 1024 };
 
 #define HOST_MAPPED 2u
@@ -72,7 +75,7 @@ struct pointer_attributes {
     unsigned flags;
 };
 
-/* hipDeviceProp_tR0600, the layout since ROCm 6. */
+/* hipDeviceProp_tR0600: the layout since ROCm 6. */
 struct properties {
     char name[256];
     unsigned char uuid[16], luid[8];
@@ -113,10 +116,10 @@ _Static_assert(sizeof(struct copy3d) == 160 && sizeof(struct driver_copy2d) == 1
                "layouts of the copy descriptors");
 _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properties) == 1472, "layouts that bindings read");
 
-/* Every function is defined under this name; hip_table.c exports it, or the one of the null mode, under its own. */
+/* Functions are defined as strict_NAME; hip_table.c exports NAME as this function or as that of the null mode. */
 #define HIP(name) status strict_##name
 
-/* The functions of this front, by the name under which they are counted and made to fail. */
+/* The functions of this front, by the names under which they are counted and made to fail. */
 #define HIP_FUNCTIONS(X) \
     X(hipInit) X(hipDriverGetVersion) X(hipRuntimeGetVersion) X(hipGetErrorName) X(hipGetErrorString) X(hipDrvGetErrorName) \
     X(hipDrvGetErrorString) X(hipGetLastError) X(hipPeekAtLastError) \
@@ -139,13 +142,14 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipMemsetD32Async) X(hipMemset2D) X(hipMemset2DAsync) X(hipMemset3D) X(hipMemset3DAsync) \
     X(hipStreamCreate) X(hipStreamCreateWithFlags) X(hipStreamCreateWithPriority) X(hipStreamDestroy) X(hipStreamQuery) \
     X(hipStreamSynchronize) X(hipStreamWaitEvent) X(hipStreamGetFlags) X(hipStreamGetPriority) X(hipStreamWaitValue32) \
-    X(hipStreamWaitValue64) X(hipStreamWriteValue32) X(hipStreamWriteValue64) X(hipStreamIsCapturing) X(hipStreamBeginCapture) X(hipStreamEndCapture) \
-    X(hipThreadExchangeStreamCaptureMode) X(hipGraphDestroy) X(hipLaunchHostFunc) \
+    X(hipStreamWaitValue64) X(hipStreamWriteValue32) X(hipStreamWriteValue64) X(hipStreamIsCapturing) \
+    X(hipStreamBeginCapture) X(hipStreamEndCapture) X(hipThreadExchangeStreamCaptureMode) X(hipGraphDestroy) \
+    X(hipLaunchHostFunc) \
     X(hipEventCreate) X(hipEventCreateWithFlags) X(hipEventDestroy) X(hipEventRecord) X(hipEventQuery) \
     X(hipEventSynchronize) X(hipEventElapsedTime) \
     HIP_NEWER(X) HIP_UNSUPPORTED(X)
 
-/* What older runtimes lack, some more and some less of it; the layout "old" exports none. */
+/* Functions that older runtimes lack, each some of them; the layout "old" exports none. */
 #define HIP_NEWER(X) \
     X(hipGetDevicePropertiesR0600) X(hipExtGetLastError) X(hipHostAlloc) X(hipStreamGetDevice) X(hipStreamGetId) \
     X(hipEventRecordWithFlags) X(hipMemPrefetchAsync_v2) X(hipMemAdvise_v2) X(hipMemcpyBatchAsync) \
@@ -153,14 +157,14 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipMemPoolSetAttribute) X(hipMemPoolGetAttribute) X(hipMemPoolTrimTo) X(hipMemPoolSetAccess) X(hipMemPoolGetAccess) \
     X(hipDeviceGetDefaultMemPool) X(hipDeviceGetMemPool) X(hipDeviceSetMemPool)
 
-/* Twins whose default stream is the calling thread's own; counted and made to fail with their plain forms. */
+/* Variants in which stream 0 is that of the calling thread; counted and made to fail under the plain name. */
 #define HIP_PER_THREAD(X) \
     X(hipMemcpy_spt) X(hipMemcpyAsync_spt) X(hipMemcpy2D_spt) X(hipMemcpy2DAsync_spt) X(hipMemcpy3D_spt) X(hipMemcpy3DAsync_spt) \
     X(hipMemset_spt) X(hipMemsetAsync_spt) X(hipMemset2D_spt) X(hipMemset2DAsync_spt) X(hipMemset3D_spt) \
     X(hipMemset3DAsync_spt) X(hipStreamQuery_spt) X(hipStreamSynchronize_spt) X(hipStreamWaitEvent_spt) \
     X(hipStreamGetFlags_spt) X(hipStreamGetPriority_spt) X(hipEventRecord_spt) X(hipLaunchHostFunc_spt)
 
-/* Exported only to say hipErrorNotSupported; the null mode accepts and drops them. */
+/* Exported to return hipErrorNotSupported; in the null mode they return success. functions.py reads this list. */
 #define HIP_UNSUPPORTED(X) \
     X(hipModuleLoad) X(hipModuleLoadData) X(hipModuleLoadDataEx) X(hipModuleUnload) X(hipModuleGetFunction) \
     X(hipModuleGetGlobal) X(hipModuleLaunchKernel) X(hipExtModuleLaunchKernel) X(hipLaunchKernel) \
@@ -180,7 +184,7 @@ enum { HIP_FUNCTIONS(FUNCTION_NUMBER) FUNCTION_TOTAL };
 _Static_assert(FUNCTION_TOTAL <= MAX_FUNCTIONS, "room for all counters");
 
 int hip_rocm(void);            /* the emulated ROCm version: major * 100 + minor */
-int hip_version(void);         /* what hipRuntimeGetVersion says */
+int hip_version(void);         /* the result of hipRuntimeGetVersion */
 bool hip_has_pools(void);
 void device_uuid(int device, unsigned char uuid[16]);
 int attribute_of(int device, int attribute);

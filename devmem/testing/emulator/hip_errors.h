@@ -1,4 +1,4 @@
-/* Names of the runtime's status codes, and what they mean in a few words. */
+/* Names and texts of the runtime's status codes. */
 #define HIP_ERRORS(X) \
     X(0, "hipSuccess", "no error") \
     X(1, "hipErrorInvalidValue", "invalid argument") \

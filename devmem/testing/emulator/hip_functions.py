@@ -1,58 +1,58 @@
-"""Every function of the emulated HIP runtime, and what is checked of its arguments and its order."""
+"""The functions of the emulated HIP runtime, with the checks of their arguments and of the order of calls."""
 
 from __future__ import annotations
 
 COMMON = (
-    "Of every call: counted; can be made to fail with any code; opens the runtime; no device (the first call 101, later "
-    "ones 100; before ROCm 6 always 101); forked child (3); process ending (4); called from a host function (801). Where "
-    "work is done: on the thread's current device, with the error of a lost device (from ROCm 7 on; before, the process "
-    "ends). Rules that changed go by the emulated version, DEVMEM_EMULATOR_ROCM (10.0)."
+    "Every call is counted, can be made to fail with any code, and opens the runtime. Every call checks: no device (the "
+    "first call 101, later ones 100; before ROCm 6 always 101); forked child (3); process exiting (4); called from a host "
+    "function (801). Calls that do work use the thread's current device, and return the error of a lost device (from ROCm 7 "
+    "on; before, the process ends). Rules that changed depend on the emulated version, DEVMEM_EMULATOR_ROCM (10.0)."
 )
 
-_COPY = "every byte within its allocation (1); an address that no allocation holds is the program's own memory; "
-_WAYS = "kind beyond the known (21) and else ignored, but two unknown addresses must be said to be the host's (1); "
-_LATER = (
-    "pageable source up to 4 MiB read before the call returns, a longer one waited for; pageable destination and host to "
-    "host waited for; pinned later"
+_COPY = "every byte within its allocation (1); an address outside all allocations is host memory of the program; "
+_KINDS = "unknown kind (21); otherwise ignored, but for two unknown addresses it must say host (1); "
+_ASYNC = (
+    "pageable source up to 4 MiB read before the call returns; waits for a longer one, for a pageable destination and for "
+    "host to host; page-locked memory later"
 )
-_ENDED = "has ended on return, but from a device to itself"
-_PITCH = "pitch below the width (12); one that is no multiple of 4 is counted as slow"
+_BLOCKING = "complete on return, except within one device"
+_PITCH = "pitch below the width (12); a pitch that is no multiple of 4 counts as slow"
 _STREAM = "unknown or destroyed stream (709; from ROCm 7 on the process dies, SIGSEGV), 1 before ROCm 6.3 (SIGSEGV)"
-_EVENT = "none (400), unknown (709)"
+_EVENT = "NULL (400), unknown (709)"
 _POOLS = "switched off by HIP_MEM_POOL_SUPPORT=0 (801); "
 
 _CAPTURED = (
-    "until it ends: plain allocating and freeing, registering, from ROCm 7 on asking or waiting for events (900), in the threads "
-    "whose mode lets them; asking or waiting for the stream or its device (900); work on the legacy stream (906) where that "
-    "waits for it: each spoils it; work on the stream other than recording an event (801), which then can be neither asked nor "
-    "waited for (907)"
+    "until the end of the capture these calls fail: in threads whose mode does not allow them, plain allocation and freeing, "
+    "registration, from ROCm 7 on event queries and waits (900); a query of or a wait for the stream or its device (900); "
+    "work on the legacy stream, if that waits for this one (906). Each invalidates the capture. Work on the stream other than "
+    "recording an event fails (801); the recorded event can be neither queried nor waited for (907)"
 )
 
 FUNCTIONS: dict[str, dict[str, str]] = {
     "Runtime and errors": {
         "hipInit": "flags (1)",
-        "hipRuntimeGetVersion": "7.15 for ROCm 10, else that of ROCm",
+        "hipRuntimeGetVersion": "7.15 for ROCm 10, otherwise the version of ROCm",
         "hipDriverGetVersion": "the same",
-        "hipGetErrorName": "an unknown code is hipErrorUnknown; returns the text",
+        "hipGetErrorName": "hipErrorUnknown for an unknown code; returns the text",
         "hipGetErrorString": "as above",
         "hipDrvGetErrorName": "unknown code (1)",
         "hipDrvGetErrorString": "unknown code (1)",
-        "hipGetLastError": "of the thread: the last failure but not ready (600), until read; before ROCm 7 the last result",
-        "hipPeekAtLastError": "the same, and stays",
-        "hipExtGetLastError": "the last result, whatever it was; not in the layout `old`",
+        "hipGetLastError": "the thread's last failure but not ready (600), then cleared; before ROCm 7 its last result",
+        "hipPeekAtLastError": "the same, not cleared",
+        "hipExtGetLastError": "the last result; not in the layout `old`",
     },
     "Devices": {
         "hipGetDeviceCount": (
-            "DEVMEM_EMULATOR_DEVICES (2), narrowed by ROCR_VISIBLE_DEVICES, then by HIP_VISIBLE_DEVICES or, where that is "
-            "empty, CUDA_VISIBLE_DEVICES: ordinals or GPU- identities, cut at the first unknown, empty hides nothing; no "
+            "DEVMEM_EMULATOR_DEVICES (2), reduced by ROCR_VISIBLE_DEVICES, then by HIP_VISIBLE_DEVICES or, if that is empty, "
+            "CUDA_VISIBLE_DEVICES: ordinals or GPU- identities, up to the first unknown one; an empty list hides nothing; no "
             "device (100)"
         ),
-        "hipGetDevice": "of the thread, 0 at first",
+        "hipGetDevice": "of the thread; initially 0",
         "hipSetDevice": "ordinal (101)",
         "hipDeviceGet": "ordinal (101)",
         "hipDeviceGetName": "device (101)",
-        "hipDeviceGetUuid": "device (101); sixteen hexadecimal digits, what follows GPU- in lists",
-        "hipDeviceTotalMem": "device (101); DEVMEM_EMULATOR_MEMORY (8 GiB, taken as it is touched)",
+        "hipDeviceGetUuid": "device (101); sixteen hexadecimal digits, as after GPU- in lists",
+        "hipDeviceTotalMem": "device (101); DEVMEM_EMULATOR_MEMORY (8 GiB, committed on first access)",
         "hipDeviceGetAttribute": (
             "device (101), attribute (1); unlisted attributes are 0. Migration by HSA_XNACK=1, integrated by "
             "DEVMEM_EMULATOR_INTEGRATED=1, large BAR by DEVMEM_EMULATOR_LARGE_BAR=1"
@@ -61,24 +61,24 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipDeviceGetPCIBusId": "device (101), room for the text (1)",
         "hipDeviceGetByPCIBusId": "no such bus (1)",
         "hipDeviceComputeCapability": "device (101)",
-        "hipDeviceSynchronize": "waits for what all streams hold now; shows coarse-grained host memory",
-        "hipDeviceReset": "of the current device: ends streams, drops queued work, forgets memory and handles",
+        "hipDeviceSynchronize": "waits for the work queued on all streams; publishes coarse-grained host memory",
+        "hipDeviceReset": "of the current device: ends streams, discards queued work, frees memory and handles",
         "hipGetDeviceFlags": "",
         "hipDeviceGetStreamPriorityRange": "1 to -1",
-        "hipDeviceCanAccessPeer": "devices (101); every pair can, no device itself",
-        "hipDeviceEnablePeerAccess": "flags (1), device, itself (101), twice (704); nothing needs it",
+        "hipDeviceCanAccessPeer": "devices (101); 1 for two different devices",
+        "hipDeviceEnablePeerAccess": "flags (1), device, itself (101), twice (704); copies do not need it",
         "hipDeviceDisablePeerAccess": "device (101), not enabled (705)",
         "hipDeviceGetP2PAttribute": "devices, the same one twice (101), attribute (1)",
         "hipExtGetLinkTypeAndHopCount": "devices, the same one twice (101); PCI Express, one hop",
     },
     "Device memory": {
-        "hipMalloc": "no room (2); zero bytes give nothing; poisoned, at an address that the host cannot touch",
-        "hipExtMallocWithFlags": "flags, signal memory of another size than 8 (1); signal memory is the host's too",
+        "hipMalloc": "no room (2); zero bytes give NULL; poisoned; the host cannot access the address",
+        "hipExtMallocWithFlags": "flags, signal memory of another size than 8 (1); the host can access signal memory",
         "hipMallocPitch": "rows of multiples of 256",
         "hipMalloc3D": "as above",
         "hipFree": (
-            "unknown, freed, registered, opened from another process (1); any address within frees the whole block, host "
-            "memory too; waits for the device's streams, for pool memory only before ROCm 7"
+            "unknown, freed, registered, opened from another process (1); any address within a block frees it, host memory too; "
+            "waits for the device's streams, for pool memory only before ROCm 7"
         ),
         "hipMemGetInfo": "exact to 512 bytes",
         "hipMemGetAddressRange": "unknown address (500)",
@@ -89,20 +89,20 @@ FUNCTIONS: dict[str, dict[str, str]] = {
     },
     "Host memory": {
         "hipHostMalloc": (
-            "coherent and non-coherent (1), no room (2); zero bytes give nothing. Coarse-grained if non-coherent, or if there "
-            "are flags and none of coherent, mapped, NUMA, unless HIP_HOST_COHERENT=1: what the device writes is then seen "
-            "after waiting for a stream or the device, after a copy that waits, and after an event made with ReleaseToSystem"
+            "coherent and non-coherent (1), no room (2); zero bytes give NULL. Coarse-grained if non-coherent, or if flags are "
+            "set but none of coherent, mapped, NUMA, unless HIP_HOST_COHERENT=1: the host then sees what the device wrote after "
+            "waiting for a stream or the device, after a copy that waits, or after an event with ReleaseToSystem"
         ),
         "hipHostAlloc": "as above, flags over 7 (1); not in the layout `old`",
         "hipHostFree": "as hipFree",
         "hipHostGetDevicePointer": "flags, unknown address (1); another address for registered memory",
         "hipHostGetFlags": "memory that hipHostMalloc did not make (1); the flags as given",
         "hipHostRegister": (
-            "nothing, flags, device memory, memory that is not there (1); from 7.3 on known memory or overlap by one byte "
-            "(712); before, the second registration of an address succeeds, counts for nothing and is never given back"
+            "zero bytes, flags, device memory, unmapped memory (1); from 7.3 on known memory or overlap by one byte (712); "
+            "before, a second registration of an address succeeds, has no effect and can never be undone"
         ),
         "hipHostUnregister": (
-            "none (1), unknown (713), anything but the start of a registered range (the process aborts); waits for the device"
+            "NULL (1), unknown (713), other than the start of a registered range (the process aborts); waits for the device"
         ),
     },
     "Managed memory": {
@@ -113,15 +113,15 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipMemAdvise_v2": "as above; not in the layout `old`",
     },
     "Pools (none in the layout `old`)": {
-        "hipMallocAsync": _POOLS + "no room (2); zero bytes give nothing, before ROCm 7 (1); born on the stream",
+        "hipMallocAsync": _POOLS + "no room (2); zero bytes give NULL, before ROCm 7 (1); allocated in stream order",
         "hipMallocFromPoolAsync": "as above; unknown pool (1), its byte limit (2)",
-        "hipFreeAsync": "unknown (1), none (before ROCm 7: 1); dies on the stream; other device memory waits for the device",
+        "hipFreeAsync": "unknown (1), NULL (before ROCm 7: 1); freed in stream order; other memory after a wait for the device",
         "hipMemPoolCreate": _POOLS + "type of allocation, location (1), shareable handles (801)",
-        "hipMemPoolDestroy": "unknown, a default pool (1); lives on until its memory is freed",
+        "hipMemPoolDestroy": "unknown, a default pool (1); freed after its last block",
         "hipMemPoolSetAttribute": "unknown pool or attribute, high marks other than 0 (1)",
         "hipMemPoolGetAttribute": "unknown pool or attribute (1)",
-        "hipMemPoolTrimTo": "unknown pool (1); keeps what frees have not reached",
-        "hipMemPoolSetAccess": "location, flags, its own device shut out (1), device (101); not enforced in copies",
+        "hipMemPoolTrimTo": "unknown pool (1); keeps blocks whose free has not run",
+        "hipMemPoolSetAccess": "location, flags, removal of its own device (1), device (101); copies do not check it",
         "hipMemPoolGetAccess": "unknown pool, location (1), device (101)",
         "hipDeviceGetDefaultMemPool": _POOLS + "device (101)",
         "hipDeviceGetMemPool": _POOLS + "device (101)",
@@ -129,33 +129,35 @@ FUNCTIONS: dict[str, dict[str, str]] = {
     },
     "Sharing": {
         "hipIpcGetMemHandle": "anything but the start of plain device memory (17)",
-        "hipIpcOpenMemHandle": "flags other than 1 (1), a handle of this process (201), exporter gone (17); each its address",
-        "hipIpcCloseMemHandle": "none (1), not opened (400)",
+        "hipIpcOpenMemHandle": (
+            "flags other than 1 (1), a handle of this process (201), exporter exited (17); each call gives another address"
+        ),
+        "hipIpcCloseMemHandle": "NULL (1), not opened (400)",
     },
     "Copies": {
-        "hipMemcpy": _COPY + _WAYS + _ENDED,
-        "hipMemcpyAsync": _COPY + _WAYS + _LATER,
-        "hipMemcpyWithStream": _COPY + _WAYS + _ENDED,
-        "hipMemcpyHtoD": _COPY + _ENDED,
-        "hipMemcpyHtoDAsync": _COPY + _LATER,
-        "hipMemcpyDtoH": _COPY + _ENDED,
-        "hipMemcpyDtoHAsync": _COPY + _LATER,
-        "hipMemcpyDtoD": _COPY + _ENDED,
-        "hipMemcpyDtoDAsync": _COPY + _LATER,
-        "hipMemcpyPeer": "devices (101), which are not compared with the addresses; " + _COPY + _ENDED,
-        "hipMemcpyPeerAsync": "devices (101), which are not compared with the addresses; " + _COPY + _LATER,
+        "hipMemcpy": _COPY + _KINDS + _BLOCKING,
+        "hipMemcpyAsync": _COPY + _KINDS + _ASYNC,
+        "hipMemcpyWithStream": _COPY + _KINDS + _BLOCKING,
+        "hipMemcpyHtoD": _COPY + _BLOCKING,
+        "hipMemcpyHtoDAsync": _COPY + _ASYNC,
+        "hipMemcpyDtoH": _COPY + _BLOCKING,
+        "hipMemcpyDtoHAsync": _COPY + _ASYNC,
+        "hipMemcpyDtoD": _COPY + _BLOCKING,
+        "hipMemcpyDtoDAsync": _COPY + _ASYNC,
+        "hipMemcpyPeer": "devices (101), which are not compared with the addresses; " + _COPY + _BLOCKING,
+        "hipMemcpyPeerAsync": "devices (101), which are not compared with the addresses; " + _COPY + _ASYNC,
         "hipMemcpyBatchAsync": (
-            "before ROCm 7.1, attributes before 7.3 (801); nothing to copy, no bytes, a default stream (1), the last a guess; "
+            "before ROCm 7.1, attributes before 7.3 (801); no copies, zero bytes, a default stream (1; a guess); "
             + _COPY
-            + _LATER
+            + _ASYNC
             + "; not in the layout `old`"
         ),
-        "hipMemcpy2D": _COPY + _WAYS + _PITCH,
-        "hipMemcpy2DAsync": _COPY + _WAYS + _PITCH,
+        "hipMemcpy2D": _COPY + _KINDS + _PITCH,
+        "hipMemcpy2DAsync": _COPY + _KINDS + _PITCH,
         "hipMemcpyParam2D": _COPY + _PITCH + "; types (1), arrays (801)",
         "hipMemcpyParam2DAsync": _COPY + _PITCH + "; types (1), arrays (801)",
-        "hipMemcpy3D": _COPY + _WAYS + _PITCH + "; planes shorter than the box (1), arrays (801)",
-        "hipMemcpy3DAsync": _COPY + _WAYS + _PITCH + "; planes shorter than the box (1), arrays (801)",
+        "hipMemcpy3D": _COPY + _KINDS + _PITCH + "; planes shorter than the box (1), arrays (801)",
+        "hipMemcpy3DAsync": _COPY + _KINDS + _PITCH + "; planes shorter than the box (1), arrays (801)",
         "hipDrvMemcpy3D": _COPY + _PITCH + "; types, planes shorter than the box (1), arrays (801)",
         "hipDrvMemcpy3DAsync": _COPY + _PITCH + "; types, planes shorter than the box (1), arrays (801)",
     },
@@ -177,10 +179,10 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipStreamCreate": "",
         "hipStreamCreateWithFlags": "flags (1)",
         "hipStreamCreateWithPriority": "flags (1); priorities are clamped, and do not change the order",
-        "hipStreamDestroy": _STREAM + ", a default stream (400); queued work goes on",
-        "hipStreamQuery": _STREAM + "; not ready (600); shows nothing of coarse-grained memory",
-        "hipStreamSynchronize": _STREAM + "; shows coarse-grained host memory",
-        "hipStreamWaitEvent": _STREAM + "; event " + _EVENT + ", flags (1); means the last record before the call",
+        "hipStreamDestroy": _STREAM + ", a default stream (400); queued work still runs",
+        "hipStreamQuery": _STREAM + "; not ready (600); does not publish coarse-grained memory",
+        "hipStreamSynchronize": _STREAM + "; publishes coarse-grained host memory",
+        "hipStreamWaitEvent": _STREAM + "; event " + _EVENT + ", flags (1); waits for the last record before the call",
         "hipStreamGetFlags": _STREAM,
         "hipStreamGetPriority": _STREAM,
         "hipStreamGetDevice": _STREAM + "; not in the layout `old`",
@@ -189,20 +191,20 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipStreamWaitValue64": _STREAM + "; alignment, address, flags (1)",
         "hipStreamWriteValue32": _STREAM + "; alignment, address, flags (1)",
         "hipStreamWriteValue64": _STREAM + "; alignment, address, flags (1)",
-        "hipLaunchHostFunc": _STREAM + "; no function (1); runs in its turn, without the runtime (801)",
+        "hipLaunchHostFunc": _STREAM + "; no function (1); runs in stream order, may not call the runtime (801)",
     },
     "Capture of graphs": {
         "hipStreamBeginCapture": _STREAM + "; the legacy stream (900), twice (401), mode (1); " + _CAPTURED,
         "hipStreamEndCapture": _STREAM
-        + "; not capturing (401), another thread unless relaxed (908), spoilt (901); empty graph",
-        "hipStreamIsCapturing": _STREAM + "; the legacy stream while one that it waits for captures (906)",
+        + "; not capturing (401), another thread unless relaxed (908), invalidated (901); the graph is empty",
+        "hipStreamIsCapturing": _STREAM + "; the legacy stream, while it waits for a capturing stream (906)",
         "hipThreadExchangeStreamCaptureMode": "mode (1)",
         "hipGraphDestroy": "unknown (1)",
     },
     "Events": {
         "hipEventCreate": "",
         "hipEventCreateWithFlags": "flags, more than one scope of release (1); shared between processes (801)",
-        "hipEventDestroy": _EVENT + "; streams that wait for it still do",
+        "hipEventDestroy": _EVENT + "; streams continue to wait for it",
         "hipEventRecord": _EVENT + "; stream of another device (400)",
         "hipEventRecordWithFlags": "as above; flags (1); not in the layout `old`",
         "hipEventQuery": _EVENT + ", not ready (600); one never recorded is complete",

@@ -1,4 +1,7 @@
-/* The HIP runtime over the core: memory that does not belong to a stream, pools as objects, sharing. */
+/* HIP front: memory, pools and IPC handles, in calls without a stream.
+ *
+ * Any thread may call the functions; they run under the core's lock.
+ */
 #define _GNU_SOURCE
 #include "hip.h"
 
@@ -8,7 +11,7 @@
 
 /* --- device memory ------------------------------------------------------------------------------------------------ */
 
-/* Nothing of nothing is no error. */
+/* An allocation of zero bytes succeeds with a null address. */
 static status alloc_device(struct context *context, size_t bytes, uint64_t *out)
 {
     if (!out) return INVALID_VALUE;
@@ -24,7 +27,7 @@ HIP(hipMalloc)(uint64_t *out, size_t bytes)
 
 enum { MALLOC_DEFAULT, MALLOC_FINE, MALLOC_SIGNAL, MALLOC_UNCACHED, MALLOC_CONTIGUOUS };
 
-/* Signal memory is one word that both sides reach. */
+/* Signal memory is one word that host and device can access. */
 HIP(hipExtMallocWithFlags)(uint64_t *out, size_t bytes, unsigned flags)
 {
     BEGIN(hipExtMallocWithFlags, NEED_CONTEXT);
@@ -56,7 +59,7 @@ HIP(hipMalloc3D)(struct pitched *out, struct extent extent)
     END(taken);
 }
 
-/* Any address within a block frees the whole of it, whatever kind it is; that waits for the device's streams. */
+/* Any address within a block of any kind frees the whole block, after a wait for the streams of its device. */
 static status free_any(uint64_t address)
 {
     struct block *block = block_find(address);
@@ -106,7 +109,7 @@ HIP(hipMemPtrGetInfo)(uint64_t address, size_t *bytes)
 
 /* --- host memory -------------------------------------------------------------------------------------------------- */
 
-/* Flags that say nothing of coherence make it coarse-grained, unless there are none at all or a variable says otherwise. */
+/* Flags without coherence make memory coarse-grained, unless no flag is set or HIP_HOST_COHERENT=1. */
 static bool is_coarse(unsigned flags)
 {
     if (flags & HOST_NON_COHERENT) return true;
@@ -163,8 +166,8 @@ HIP(hipHostGetFlags)(unsigned *flags, uint64_t host)
 
 #define REGISTER_FLAGS (1u | 2u | 4u | 8u | 0x80000000u)
 
-/* Until the change of 2026 nobody looks whether the memory is known: the second registration of an address is never
- * given back, and the first is the one that counts. */
+/* Before ROCm 7.3 the runtime does not check whether memory is known: a second registration of an address succeeds, has no
+ * effect and can never be undone. */
 static status register_unchecked(struct context *context, uint64_t address, size_t bytes, unsigned flags)
 {
     struct block *known = block_find(address);
@@ -239,7 +242,7 @@ HIP(hipMemAdvise_v2)(uint64_t address, size_t bytes, int advice, struct location
     END(advise(address, bytes, advice, location));
 }
 
-/* --- what is at an address? --------------------------------------------------------------------------------------- */
+/* --- attributes of an address ------------------------------------------------------------------------------------- */
 
 static int type_of(const struct block *block)
 {
@@ -247,7 +250,7 @@ static int type_of(const struct block *block)
     return is_device_memory(block) ? HIP_MEMORY_DEVICE : HIP_MEMORY_HOST;
 }
 
-/* An address that the runtime does not know: an error before ROCm 7, and since then memory of no kind. */
+/* An unknown address is an error before ROCm 7; since then it is memory of no type. */
 HIP(hipPointerGetAttributes)(struct pointer_attributes *out, uint64_t address)
 {
     BEGIN(hipPointerGetAttributes, NEED_CONTEXT);
@@ -371,7 +374,7 @@ HIP(hipDeviceSetMemPool)(int device, handle which)
     END(device_set_pool(device, which));
 }
 
-/* --- between processes -------------------------------------------------------------------------------------------- */
+/* --- IPC ---------------------------------------------------------------------------------------------------------- */
 
 #define LAZY_PEER_ACCESS 1u
 

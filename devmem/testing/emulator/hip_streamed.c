@@ -1,7 +1,8 @@
-/* The HIP runtime over the core: everything for which "stream 0" matters.
+/* HIP front: every call in which stream 0 has a meaning.
  *
- * Compiled twice, as the vendor's header does it: here 0 is the null stream; in hip_per_thread.c, which includes this
- * file, 0 is the calling thread's own and the names end in _spt. What has no such twin is compiled once.
+ * Compiled twice, as the vendor's headers select it: here 0 is the null stream. hip_per_thread.c includes this file; there 0 is
+ * the default stream of the calling thread, and the exported names end in _spt. Functions without such a variant are compiled
+ * once. Any thread may call the functions; they run under the core's lock.
  */
 #define _GNU_SOURCE
 #include "hip.h"
@@ -17,7 +18,7 @@
 #define DEFAULT_STREAM STREAM_LEGACY
 #endif
 
-/* The constant 1 for the null stream came with ROCm 6.3; earlier runtimes take it for a pointer. */
+/* ROCm 6.3 introduced 1 as a handle of the null stream; earlier runtimes dereference it. */
 static handle stream_of(handle stream)
 {
     if (stream == STREAM_LEGACY && hip_rocm() < 603) core_die(SIGSEGV, "stream 1 is no handle before ROCm 6.3");
@@ -28,13 +29,13 @@ static handle stream_of(handle stream)
 
 /* --- linear copies ------------------------------------------------------------------------------------------------ */
 
-/* The kind is checked and then ignored, but that two addresses unknown to the runtime must be said to be the host's. */
+/* The kind must be known; it is ignored, except that it must say host for two addresses that are both unknown. */
 static status check_kind(uint64_t to, uint64_t from, int kind)
 {
     if ((kind < KIND_HOST_TO_HOST || kind > KIND_DEFAULT) && kind != KIND_NO_KERNEL) return HIP_INVALID_DIRECTION;
     bool both_unknown = to && from && !block_find(to) && !block_find(from);
-    bool said = kind == KIND_HOST_TO_HOST || kind == KIND_DEFAULT || core_setting("HSA_XNACK", 0) == 1;
-    return both_unknown && !said ? INVALID_VALUE : OK;
+    bool says_host = kind == KIND_HOST_TO_HOST || kind == KIND_DEFAULT || core_setting("HSA_XNACK", 0) == 1;
+    return both_unknown && !says_host ? INVALID_VALUE : OK;
 }
 
 static status linear(struct context *context, handle stream, uint64_t to, uint64_t from, size_t bytes, int kind, bool blocking)
@@ -79,7 +80,7 @@ COPIES(HtoD, KIND_HOST_TO_DEVICE)
 COPIES(DtoH, KIND_DEVICE_TO_HOST)
 COPIES(DtoD, KIND_DEVICE_TO_DEVICE)
 
-/* Peer access need not be enabled: the runtime stages through the host where it must. The devices are not compared. */
+/* Peer access need not be enabled: the runtime copies by the host then. Devices and addresses are not compared. */
 HIP(hipMemcpyPeer)(uint64_t to, int to_device, uint64_t from, int take_from_device, size_t bytes)
 {
     BEGIN(hipMemcpyPeer, NEED_CONTEXT);
@@ -98,7 +99,7 @@ static status run_batch(struct context *context, handle stream, const uint64_t *
                         size_t count, size_t *failed)
 {
     struct box *boxes = calloc(count, sizeof *boxes);
-    enum source_read *reads = calloc(count, sizeof *reads); /* zeros: each source is read when a copy of its own would read it */
+    enum source_read *reads = calloc(count, sizeof *reads); /* zeros: READ_DEFAULT */
     if (!boxes || !reads) abort();
     for (size_t index = 0; index < count; index++)
         boxes[index] = linear_box(to[index], SIDE_ANY, from[index], SIDE_ANY, sizes[index]);
@@ -108,7 +109,7 @@ static status run_batch(struct context *context, handle stream, const uint64_t *
     return result;
 }
 
-/* New in 7.1; attributes of copies only since they are more than a loop. Whether a default stream will do, nobody says. */
+/* Exists since ROCm 7.1, attributes since 7.3. The documentation does not say whether a default stream is allowed. */
 HIP(hipMemcpyBatchAsync)(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count, const void *attributes,
                          const size_t *firsts, size_t kinds, size_t *failed, handle stream)
 {
@@ -123,7 +124,7 @@ HIP(hipMemcpyBatchAsync)(const uint64_t *to, const uint64_t *from, const size_t 
 }
 #endif
 
-/* --- boxes -------------------------------------------------------------------------------------------------------- */
+/* --- copies of boxes ---------------------------------------------------------------------------------------------- */
 
 static bool on_device(uint64_t address)
 {
@@ -138,7 +139,7 @@ static status run_box(struct context *context, handle stream, struct box *box, i
     if (right != OK) return right;
     if (!box->to.address || !box->from.address) return INVALID_VALUE;
     if (box->to.pitch < box->width || box->from.pitch < box->width) return HIP_INVALID_PITCH;
-    /* On a device it is a kernel that copies boxes, of any pitch; the engines between it and the host do not. */
+    /* Within a device a kernel copies boxes, of any pitch. Between device and host, the copy engines need multiples of 4. */
     bool engine = !on_device(box->to.address) || !on_device(box->from.address);
     bool uneven = (box->to.pitch | box->from.pitch) % 4;
     if (box->height * box->depth > 1 && engine && uneven) atomic_fetch_add(&slow_copies, 1);
@@ -340,7 +341,7 @@ FILLS(32, int)
 
 /* --- stream-ordered memory ---------------------------------------------------------------------------------------- */
 
-/* Nothing of nothing is an error before ROCm 7. */
+/* Zero bytes are an error before ROCm 7. */
 static status alloc_ordered(struct context *context, struct pool *pool, uint64_t *out, size_t bytes, handle stream)
 {
     if (!hip_has_pools()) return NOT_SUPPORTED;
@@ -364,7 +365,7 @@ HIP(hipMallocFromPoolAsync)(uint64_t *out, size_t bytes, handle which, handle st
     END(alloc_ordered(context, pool, out, bytes, stream));
 }
 
-/* Memory of no pool is freed too, after all work of its device. */
+/* Frees device memory of no pool too, after a wait for the device. */
 HIP(hipFreeAsync)(uint64_t address, handle stream)
 {
     BEGIN(hipFreeAsync, NEED_CONTEXT);
@@ -391,7 +392,7 @@ HIP(hipMemPrefetchAsync_v2)(uint64_t address, size_t bytes, struct location to, 
     END(flags ? INVALID_VALUE : managed_prefetch(context, STREAM_OF(stream), address, bytes, to));
 }
 
-/* --- words -------------------------------------------------------------------------------------------------------- */
+/* --- waits for and writes of a word ------------------------------------------------------------------------------- */
 
 #define WORDS(bits, type)                                                                                                  \
     HIP(hipStreamWaitValue##bits)(handle stream, uint64_t address, type value, unsigned flags, type mask)                  \

@@ -1,4 +1,4 @@
-/* The names that programs look up, and the texts of errors. */
+/* The exported names, and the texts of errors. */
 #define _GNU_SOURCE
 #include "hip.h"
 #include "hip_errors.h"
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #ifndef __GLIBC__
-#error "the emulated HIP runtime needs glibc, whose loader lets a library choose what a name stands for"
+#error "the emulated HIP runtime needs indirect functions (ifunc), which glibc's loader supports"
 #endif
 
 const char *const function_names[] = {HIP_FUNCTIONS(FUNCTION_NAME)};
@@ -24,7 +24,7 @@ static const char *describe(int code, bool by_name)
 
 static void count(int function) { atomic_fetch_add_explicit(&function_calls[function], 1, memory_order_relaxed); }
 
-/* These two answer with the text itself and leave the last error as it is. */
+/* These two return the text, and do not change the last error. */
 #define HIP_TEXT(name) const char *strict_##name
 
 HIP_TEXT(hipGetErrorName)(int code)
@@ -59,8 +59,8 @@ HIP(hipDrvGetErrorString)(int code, const char **out)
 
 /* --- exports ------------------------------------------------------------------------------------------------------ */
 
-/* Whoever asks the loader for a name gets the strict function or, in the null mode, one that does nothing: chosen when
- * it is asked for, so that neither carries a test for the other. */
+/* The loader resolves each exported name to the strict function or to that of the null mode, once. So neither has to test for
+ * the mode. */
 typedef void (*entry_point)(void);
 
 #define DECLARE(name) extern char name##_address[] __asm__("strict_" #name) __attribute__((visibility("hidden")));

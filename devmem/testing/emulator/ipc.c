@@ -1,4 +1,7 @@
-/* Sharing device memory between processes: the handle names the exporter's memfd, reached through /proc. */
+/* Device memory shared between processes: a handle names the memfd of the exporter, which is opened through /proc.
+ *
+ * The importer maps the exporter's memory, so both see the same bytes. Called with the core's lock.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -20,7 +23,7 @@ struct export_record {
 
 _Static_assert(sizeof(struct export_record) <= 64, "a handle is 64 bytes");
 
-/* Pool memory has no handle of this kind; neither has host memory, nor the middle of a block. */
+/* Only the base of plain device memory can be exported. */
 status ipc_export(uint64_t address, unsigned char handle[64])
 {
     struct block *block = block_find(address);
@@ -83,7 +86,7 @@ status ipc_import(struct context *context, const unsigned char handle[64], unsig
         return mapped;
     }
     block_init(block, BLOCK_IMPORTED, context, record.bytes);
-    live_bytes -= record.bytes; /* the exporter's bytes: counted here as a handle */
+    live_bytes -= record.bytes; /* memory of the exporter counts as a handle, not in bytes */
     live_handles++;
     block->references = 1;
     block->exporter_key[0] = record.process;

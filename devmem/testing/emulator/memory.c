@@ -1,4 +1,9 @@
-/* Memory that the program can name: device, pinned, managed, registered and imported blocks. */
+/* Memory of the program: device, page-locked and managed blocks from heaps, and registered and imported ranges.
+ *
+ * Every address that the program passes is looked up here, so an unknown or freed address is an error and not a crash. Blocks
+ * are identified by serial numbers and used through leases: see core.h. Called with the core's lock; freeing may release it
+ * while it waits for streams.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -13,7 +18,7 @@ size_t live_bytes;
 
 static uint64_t serials;
 
-/* Registered and imported ranges, sorted by address. Few, so that moving the tail on insertion costs nothing much. */
+/* Registered and imported ranges, sorted by address. There are few, so an insertion may move the rest. */
 struct block **ranges;
 size_t range_count;
 static size_t range_room;
@@ -33,7 +38,7 @@ void lease_release(struct lease *lease)
     free(lease);
 }
 
-/* Queued operations that still want the bytes will fail; the one that touches them at this moment is waited for. */
+/* End the use of a block: wait for operations that access it now; those that are still queued will fail. */
 void lease_end(struct block *block)
 {
     struct lease *lease = block->lease;
@@ -66,7 +71,7 @@ void block_init(struct block *block, enum block_kind kind, struct context *conte
 void block_mark_freed(struct block *block)
 {
     live_bytes -= block->size;
-    block->freed = true; /* first: nobody may find it while this thread waits */
+    block->freed = true; /* before the wait, so that block_find() does not return it meanwhile */
     lease_end(block);
 }
 
@@ -133,7 +138,7 @@ void range_remove(struct block *block)
     memmove(ranges + index, ranges + index + 1, (--range_count - index) * sizeof *ranges);
 }
 
-/* The live block that holds an address, of whatever kind. */
+/* The live block of any kind that contains an address, or NULL. */
 struct block *block_find(uint64_t address)
 {
     struct block *block = NULL;
@@ -155,7 +160,7 @@ static bool inside(const struct heap *heap, uint64_t address)
     return heap->bytes && address >= heap->base && address < heap->base + heap->bytes;
 }
 
-/* Ours to hand out, and therefore never pageable host memory, whether or not anything lives there now. */
+/* Whether an address belongs to a heap, and so is never pageable host memory. */
 bool is_reserved(uint64_t address)
 {
     for (int index = 0; index < device_count; index++)
@@ -176,7 +181,7 @@ status device_alloc(struct context *context, size_t bytes, uint64_t *address)
     return allocate(&devices[context->device].heap, context, BLOCK_DEVICE, bytes, 0, address);
 }
 
-/* Only exact bases. Plain memory waits for its device's streams; pool memory, as documented, waits for nothing. */
+/* Free a block by its base. Waits for the streams of its device, but for pool memory, as documented, does not wait. */
 status device_free(struct context *context, uint64_t address)
 {
     (void)context;
@@ -190,15 +195,15 @@ status device_free(struct context *context, uint64_t address)
     return block_free(block);
 }
 
-/* Free a whole block of a heap after all work of its device. */
+/* Wait for all work of the device and free a block. */
 status block_free(struct block *block)
 {
     uint64_t serial = block->serial, base = block->base;
     device_drain(block->device);
-    block = block_find(base); /* another thread may have freed it while this one waited */
+    block = block_find(base); /* another thread may have freed it meanwhile */
     if (!block || block->serial != serial) return INVALID_VALUE;
     block_mark_freed(block);
-    if (!is_device_memory(block)) poison(block); /* a NumPy array that outlives its memory should look wrong */
+    if (!is_device_memory(block)) poison(block); /* so that an array that outlives its memory shows wrong values */
     heap_free(block);
     return OK;
 }
@@ -216,7 +221,7 @@ status host_free(struct context *context, uint64_t address)
     struct block *block = block_find(address);
     if (!block || block->kind != BLOCK_PINNED || block->base != address) return INVALID_VALUE;
     block_mark_freed(block);
-    poison(block); /* a NumPy array that outlives its memory should look wrong, not right */
+    poison(block); /* as in block_free() */
     heap_free(block);
     return OK;
 }
@@ -230,14 +235,14 @@ status host_register(struct context *context, uint64_t address, size_t bytes, un
     return range_add(context, address, bytes, flags);
 }
 
-/* Memory of the program becomes page-locked. It must be there; nothing else is checked. */
+/* Record memory of the program as page-locked. It must be mapped; nothing else is checked. */
 status range_add(struct context *context, uint64_t address, size_t bytes, unsigned flags)
 {
     if (is_reserved(address) || !range_is_mapped(address, bytes)) return INVALID_VALUE;
     struct block *block = calloc(1, sizeof *block);
     if (!block) abort();
     block_init(block, BLOCK_REGISTERED, context, bytes);
-    live_bytes -= bytes; /* the bytes are the program's own: counted as a handle */
+    live_bytes -= bytes; /* memory of the program counts as a handle, not in bytes */
     live_handles++;
     block->base = address;
     block->access = (char *)(uintptr_t)address;
@@ -245,7 +250,7 @@ status range_add(struct context *context, uint64_t address, size_t bytes, unsign
     return range_insert(block);
 }
 
-/* Give registered memory a second address, which the device uses and the host cannot touch. */
+/* Give registered memory a second address, for the device; the host cannot access it. */
 void range_alias(struct block *block)
 {
     size_t offset = block->base % PAGE, bytes = (block->size + offset + PAGE - 1) / PAGE * PAGE;
@@ -332,7 +337,7 @@ uint64_t block_host_address(const struct block *block, uint64_t address)
     return block->kind == BLOCK_REGISTERED ? (uint64_t)(uintptr_t)block->access + (address - block->base) : address;
 }
 
-/* An attribute as a number; false where the memory has no such attribute. The memory type is the vendor's: not here. */
+/* An attribute as a number; false where the memory does not have it. Fronts supply POINTER_MEMORY_TYPE. */
 bool pointer_attribute(const struct block *block, int attribute, uint64_t address, uint64_t *value)
 {
     *value = 0;
@@ -353,7 +358,7 @@ bool pointer_attribute(const struct block *block, int attribute, uint64_t addres
     case POINTER_MAPPED: *value = 1; return true;
     case POINTER_ACCESS_FLAGS: *value = ACCESS_READ_WRITE; return true;
     case POINTER_POOL: *value = block->pool ? block->pool->handle : 0; return true;
-    default: return true; /* no, none */
+    default: return true; /* 0: no, or none */
     }
 }
 
@@ -391,16 +396,16 @@ static void heap_free_context(struct heap *heap, struct context *context, int de
         next = block->after;
         if (!belongs_to(block, context, device)) continue;
         if (block->kind == BLOCK_POOLED) {
-            if (pool_free_now(block)) next = heap_first(heap); /* a whole pool went: the neighbours are not what they were */
+            if (pool_free_now(block)) next = heap_first(heap); /* the pool was freed with its blocks: `next` may be gone */
             continue;
         }
         block_mark_freed(block);
-        while (next && next->kind == BLOCK_FREE) next = next->after; /* it may be joined to this block */
+        while (next && next->kind == BLOCK_FREE) next = next->after; /* heap_free() may join it to this block */
         heap_free(block);
     }
 }
 
-/* Forget all memory of a context that has no streams any more. */
+/* Free all memory of a context that has no streams. */
 void blocks_free_context(struct context *context, int device)
 {
     heap_free_context(&devices[device].heap, context, device);
@@ -415,6 +420,6 @@ void blocks_free_context(struct context *context, int device)
         if (block->kind == BLOCK_IMPORTED) block->references = 1;
         if (block->kind == BLOCK_IMPORTED) ipc_close(block->base);
         else range_forget(block);
-        index = 0; /* an alias may have gone with it */
+        index = 0; /* an alias may have been removed too */
     }
 }

@@ -1,16 +1,17 @@
-/* Stream-ordered memory: a pool keeps what is freed and hands it out again as the order of streams allows.
+/* Memory pools for stream-ordered allocation: a pool keeps freed blocks, and reuses them as stream order allows.
  *
- * Freed blocks wait in the pool by size class. One is reused at once on the stream that freed it; on another stream when
- * the free has run (opportunistic reuse) or after a wait that the pool inserts (internal dependencies).
+ * Freed blocks wait in free lists by size. The stream that freed a block may reuse it at once; another stream, when the free
+ * has run (opportunistic reuse), or after a wait that the pool adds to that stream (internal dependencies). Use before the
+ * allocation or after the free in stream order is found through the lease of the block. Called with the core's lock.
  */
 #include "core.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_TRIES 16 /* cached blocks tried before new memory is taken */
+#define MAX_TRIES 16 /* free blocks tried before new memory is taken from the device */
 
-/* Four sizes to a power of two: a block may be a quarter larger than asked. */
+/* Four sizes for each power of two: a block may be a quarter larger than requested. */
 static size_t rounded(size_t bytes)
 {
     size_t unit = GRANULE;
@@ -20,7 +21,7 @@ static size_t rounded(size_t bytes)
 
 static int class_of(size_t capacity) { return 63 - __builtin_clzll(capacity); }
 
-/* --- the reserve -------------------------------------------------------------------------------------------------- */
+/* --- free lists --------------------------------------------------------------------------------------------------- */
 
 static void return_to_device(struct pool *pool, struct block *block)
 {
@@ -56,7 +57,7 @@ static void trim(struct pool *pool, size_t keep)
     }
 }
 
-/* A destroyed pool goes with the last block that was taken from it. */
+/* Free a destroyed pool when its last block has been freed; returns whether it did. */
 static bool destroy_if_unused(struct pool *pool)
 {
     if (!pool->closing || pool->live_blocks) return false;
@@ -69,14 +70,14 @@ static bool destroy_if_unused(struct pool *pool)
     return true;
 }
 
-/* Waiting for a stream, event or context makes every pool of the device give back what exceeds its threshold. */
+/* After a wait for a stream, event or context, the pools of the device release what exceeds their thresholds. */
 void pools_trim_to_threshold(int device)
 {
     for (struct pool *pool = devices[device].pools; pool; pool = pool->next)
         if (pool->reserved > pool->threshold) trim(pool, pool->threshold);
 }
 
-/* --- lives -------------------------------------------------------------------------------------------------------- */
+/* --- creation and destruction ------------------------------------------------------------------------------------- */
 
 struct pool *pool_open(int device)
 {
@@ -126,7 +127,7 @@ void pools_reset(int device)
     }
 }
 
-/* --- taking ------------------------------------------------------------------------------------------------------- */
+/* --- allocating --------------------------------------------------------------------------------------------------- */
 
 static bool reusable(const struct pool *pool, const struct block *block, const struct stream *stream, bool insert_wait)
 {
@@ -164,7 +165,7 @@ static struct block *take_from_device(struct pool *pool, size_t capacity)
     return block;
 }
 
-/* Bytes are poisoned in stream order: earlier work of the stream may still use them for the block's former owner. */
+/* The bytes are poisoned in stream order: earlier work on the stream may still use the block for its previous owner. */
 static void submit_alloc(struct stream *stream, struct block *block)
 {
     if (block->free_op) stream_wait_op(stream, block->free_op);
@@ -201,7 +202,7 @@ status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint
     return OK;
 }
 
-/* --- giving back -------------------------------------------------------------------------------------------------- */
+/* --- freeing ------------------------------------------------------------------------------------------------------ */
 
 static bool cache_freed(struct block *block)
 {
@@ -213,7 +214,7 @@ static bool cache_freed(struct block *block)
     return destroy_if_unused(pool);
 }
 
-/* Without a stream: the caller promises that nothing uses it any more. Says whether a whole pool went with it. */
+/* Free without a stream: the caller promises that no work uses the block. Returns whether the pool was freed too. */
 bool pool_free_now(struct block *block)
 {
     if (block->freed) return false;
@@ -231,7 +232,7 @@ status pool_free(struct context *context, uint64_t address, uint64_t stream_hand
     if (!block || block->base != address) return INVALID_VALUE;
     if (block->kind != BLOCK_POOLED) return INVALID_VALUE;
     struct op *op = op_new(OP_FREE);
-    op->freed_lease = block->lease; /* passes from the block to the operation */
+    op->freed_lease = block->lease; /* the operation takes over the lease */
     block->lease = NULL;
     live_bytes -= block->size;
     block->free_op = op;
@@ -267,7 +268,7 @@ enum {
     POOL_USED_HIGH
 };
 
-/* The first three are of 4 bytes, the others of 8. */
+/* The first three values have 4 bytes, the others 8. */
 status pool_set_attribute(uint64_t handle, int attribute, const void *value)
 {
     struct pool *pool = pool_of(handle);
@@ -281,7 +282,7 @@ status pool_set_attribute(uint64_t handle, int attribute, const void *value)
     case POOL_OPPORTUNISTIC: pool->opportunistic = number != 0; return OK;
     case POOL_INTERNAL: pool->internal = number != 0; return OK;
     case POOL_THRESHOLD: pool->threshold = word; return OK;
-    case POOL_RESERVED_HIGH: /* high marks can only be put back to what is current */
+    case POOL_RESERVED_HIGH: /* a high-water mark can only be reset, to the current value */
         if (!word) pool->reserved_high = pool->reserved;
         return word ? INVALID_VALUE : OK;
     case POOL_USED_HIGH:
@@ -322,7 +323,7 @@ status pool_set_access(uint64_t handle, const struct access_description *wanted,
         bool known = one->flags == 0 || one->flags == 1 || one->flags == ACCESS_READ_WRITE;
         if (one->location.type != LOCATION_DEVICE || !known) return INVALID_VALUE;
         if (!is_device(one->location.id)) return INVALID_DEVICE;
-        if (!one->flags && one->location.id == pool->device) return INVALID_VALUE; /* its own device cannot be shut out */
+        if (!one->flags && one->location.id == pool->device) return INVALID_VALUE; /* the pool's own device always has access */
         if (one->flags) pool->readable_by |= 1u << one->location.id;
         else pool->readable_by &= ~(1u << one->location.id);
     }

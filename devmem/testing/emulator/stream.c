@@ -1,4 +1,10 @@
-/* Streams: one thread each, first in first out, with the waits that the default streams imply. */
+/* Streams: each runs its operations first in, first out, on one thread of its own, which starts with the first operation.
+ *
+ * An operation starts when those before it on its stream and those that op_after() named are complete. The legacy stream and
+ * the blocking streams of its context wait for each other, as the vendors document. A destroyed stream completes its work and
+ * then frees itself on its own thread. State is guarded by the core's lock; bytes are moved, and host functions called,
+ * without it.
+ */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -9,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The per-thread default streams of this thread, one per context. */
+/* The per-thread default streams of the calling thread: one for each context. */
 struct per_thread_stream {
     struct context *context;
     unsigned generation;
@@ -51,7 +57,7 @@ void op_release(struct op *op)
     if (op && --op->references == 0) op_free(op);
 }
 
-/* Make `op`, not yet submitted, wait for `earlier`. */
+/* Make `op`, which is not submitted yet, wait for `earlier`. */
 void op_after(struct op *op, struct op *earlier)
 {
     if (!earlier || earlier->done) return;
@@ -78,7 +84,7 @@ static void op_finish(struct op *op)
     pthread_cond_broadcast(&progress);
 }
 
-/* --- what a stream thread does ------------------------------------------------------------------------------------ */
+/* --- the thread of a stream --------------------------------------------------------------------------------------- */
 
 static bool usable(const struct endpoint *at) { return !at->lease || (at->lease->allocated && !at->lease->freed); }
 
@@ -132,7 +138,7 @@ static void write_value(const struct op *op)
     else __atomic_store_n((uint32_t *)op->value.at.bytes, (uint32_t)value->value, __ATOMIC_RELEASE);
 }
 
-/* Runs without the lock. */
+/* Called without the lock. */
 static void op_execute(struct stream *stream, struct op *op)
 {
     fault_delay(stream->number, op->sequence);
@@ -161,7 +167,7 @@ static void op_run(struct stream *stream, struct op *op)
 {
     if (stream->aborting || stream->context->sticky != OK) return;
     if (op->kind == OP_WAIT_VALUE) wait_for_value(stream, op);
-    if (!touch(op, +1)) { /* memory not yet, or no longer, allocated */
+    if (!touch(op, +1)) { /* the memory is not allocated yet, or freed */
         front_device_failed(ILLEGAL_ADDRESS);
         context_fail(stream->context, ILLEGAL_ADDRESS);
     } else if (op->kind == OP_FREE) op->freed_lease->freed = true;
@@ -214,7 +220,7 @@ static void start_thread(struct stream *stream)
     pthread_attr_t attributes;
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals go to the threads of the program */
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, 1u << 20);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -229,7 +235,7 @@ static void start_thread(struct stream *stream)
 
 /* --- ordering ----------------------------------------------------------------------------------------------------- */
 
-/* The legacy default stream waits for all blocking streams of its context, and they wait for it. */
+/* The legacy stream waits for the blocking streams of its context, and they wait for it. */
 static void implied_waits(struct stream *stream, struct op *op)
 {
     struct context *context = stream->context;
@@ -273,7 +279,7 @@ void host_wait(struct op *op)
     op_release(op);
 }
 
-/* Wait for what the streams of a context hold now, not for what other threads add meanwhile. */
+/* Wait for the operations that are queued now, not for those that other threads add meanwhile. */
 static void wait_for_streams(struct context *context, bool blocking_only)
 {
     size_t count = 0;
@@ -301,7 +307,7 @@ void device_drain(int device)
         if (context->device == device && context->active) wait_for_streams(context, false);
 }
 
-/* --- lives -------------------------------------------------------------------------------------------------------- */
+/* --- creation and destruction ------------------------------------------------------------------------------------- */
 
 struct stream *stream_open(struct context *context, unsigned flags, int priority)
 {
@@ -328,7 +334,7 @@ status stream_create(struct context *context, unsigned flags, int priority, uint
     return OK;
 }
 
-/* Work already queued goes on; the stream's thread puts everything away after the last of it. */
+/* Queued work still runs; then the thread of the stream frees it. */
 static void stream_close(struct stream *stream)
 {
     handle_free(stream->handle);
@@ -404,7 +410,7 @@ status stream_destroy(uint64_t handle)
 
 static bool finished(const struct stream *stream) { return !stream->last || stream->last->done; }
 
-/* Enqueue an operation that does nothing: it completes when the work before it has. */
+/* Enqueue an operation without effect, which completes after the work before it. */
 void stream_mark(struct stream *stream)
 {
     struct op *op = op_new(OP_MARKER);
@@ -453,7 +459,7 @@ status stream_synchronize(struct stream *stream)
     return context->sticky;
 }
 
-/* Drop what is queued, let what runs end, and wait until no thread of the context is left. */
+/* Discard queued operations, let running ones complete, and wait until the threads of the context have ended. */
 void streams_abort(struct context *context)
 {
     for (struct stream *stream = context->streams, *next; stream; stream = next) {

@@ -1,4 +1,4 @@
-"""The emulated driver is built once for each state of its sources, whole or not at all."""
+"""The emulated driver is built once for each version of its sources; a failed build leaves nothing in the cache."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The strings behind the emulated driver, pulled through ctypes: no vendor bindings are needed here."""
+"""`Control` of the emulated CUDA driver: failures, delays, holds, counters. Calls go through ctypes, without bindings."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The emulated HIP runtime: its worlds, its null mode, both vendors in one process, and the real bindings over it."""
+"""The emulated HIP runtime: versions and layouts, the null mode, both vendors in one process, and the real bindings."""
 
 import importlib.util
 import os

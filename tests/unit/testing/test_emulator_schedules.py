@@ -1,4 +1,4 @@
-"""Random schedules of copies, fills, events and stream-ordered memory under delays end as the same calls one by one."""
+"""Random schedules of copies, fills, events and stream-ordered memory, with delays, give the result of sequential calls."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ from devmem.testing import emulator
 ROOT = Path(emulator.__file__).parents[3]
 SEEDS = 40
 
-# Every buffer has one owner stream at a time; an event is recorded and waited for whenever it changes hands. What the
-# program may rely on is then the order of the calls, and a NumPy array beside each buffer is the model of it.
+# Each buffer has one owner stream at a time; when the owner changes, the new one waits for an event of the old one. The order
+# of the calls then determines the contents; a NumPy array beside each buffer is the model.
 PROGRAM = """
 import ctypes, random, sys
 import numpy as np
