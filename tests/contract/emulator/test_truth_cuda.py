@@ -1,8 +1,9 @@
-"""What the emulated CUDA driver claims, said in raw driver calls: on the emulator everywhere, on a real driver where one is.
+"""Claims about the CUDA driver, as tests in plain driver calls that the emulated and a real driver must both pass.
 
-Where there is no driver, one test runs this file again in a subprocess over the emulator. Where there is one, real or
-emulated, each statement runs by itself, and a real driver that disagrees has caught the emulator out. Statements about
-what the vendor calls undefined carry ``emulator_only``; those that cannot be undone run in a child.
+Each test is one claim; each class names the modules of NVIDIA's "CUDA Driver API" reference from which its claims come.
+Where the process has no driver, one test runs this file in a subprocess on the emulator. Where it has one, real or emulated,
+each claim is a test; a failure on a real driver is a fault of the emulator. Claims about behaviour that the vendor leaves
+undefined, and about the emulator itself, are marked ``emulator_only``; claims that change the process for good run in a child.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ import pytest
 
 from devmem.testing import emulator
 
-driver = pytest.importorskip("cuda.bindings.driver", reason="the truth about CUDA is told through cuda-bindings")
+driver = pytest.importorskip("cuda.bindings.driver", reason="the claims are written with cuda-bindings")
 
 ROOT = Path(emulator.__file__).parents[3]
 SUCCESS = driver.CUresult.CUDA_SUCCESS
@@ -39,20 +40,25 @@ DISABLE_TIMING = 2
 
 
 def driver_here() -> bool:
-    """Whether the bindings find a driver library, of whatever kind."""
+    """Whether the bindings find a driver library, real or emulated."""
     try:
         return driver.cuDriverGetVersion()[0] == SUCCESS
-    except Exception:  # each series of the bindings has its own way to say no
+    except Exception:  # each series of the bindings raises another error
         return False
 
 
 HERE = driver_here()
 
 
-def statements(cls):
-    """Collect a class of statements only where there is a driver to make them about."""
-    cls.__test__ = HERE
-    return cls
+def claims(source):
+    """Mark a class of claims with their source in the vendor's reference; pytest collects it where there is a driver."""
+
+    def decorate(cls):
+        cls.__test__ = HERE
+        cls.source = source
+        return cls
+
+    return decorate
 
 
 def environment() -> dict[str, str]:
@@ -67,7 +73,7 @@ def environment() -> dict[str, str]:
 if not HERE:
 
     def run_again(**variables):
-        """Run this file in a process that has the emulator."""
+        """Run this file in a process with the emulator."""
         command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull]
         command += ["--rootdir", str(ROOT), "-x", "--import-mode=importlib", __file__]
         run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=280)
@@ -75,11 +81,11 @@ if not HERE:
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
     @pytest.mark.timeout(300)
-    def test_every_statement_holds_on_the_emulator():
+    def test_every_claim_holds_on_the_emulator():
         run_again()
 
     @pytest.mark.timeout(300)
-    def test_every_statement_holds_where_stream_0_is_the_threads_own():
+    def test_every_claim_holds_where_stream_0_is_the_per_thread_stream():
         run_again(CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM="1")
 
 
@@ -91,14 +97,14 @@ def ok(result):
     return result[1] if len(result) == 2 else result[1:]
 
 
-def refused(result, *codes):
+def returns(result, *codes):
     assert result[0] in codes, result[0]
 
 
-def standing(stream):
-    """The stream does not get on, given time to."""
+def assert_blocked(stream):
+    """The stream is not complete, also after some time."""
     time.sleep(0.01)
-    refused(driver.cuStreamQuery(stream), NOT_READY)
+    returns(driver.cuStreamQuery(stream), NOT_READY)
 
 
 def pinned(size, flags=0):
@@ -107,18 +113,18 @@ def pinned(size, flags=0):
     return address, np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
 
 
-def at(array):
+def address_of(array):
     return array.ctypes.data
 
 
 def read(address, size):
     out = np.zeros(size, np.uint8)
-    ok(driver.cuMemcpyDtoH(at(out), address, size))
+    ok(driver.cuMemcpyDtoH(address_of(out), address, size))
     return out
 
 
 class Gate:
-    """Hold a stream on the device side: it waits for a word of host memory, on any driver."""
+    """Block a stream, on any driver: it waits for a word of host memory."""
 
     def __init__(self, stream):
         self.address, self.word = pinned(4)
@@ -148,7 +154,7 @@ def emulated():
 @pytest.fixture
 def only_emulated():
     if not emulated():
-        pytest.skip("the vendor leaves this open; the emulator is strict about it")
+        pytest.skip("the vendor leaves this undefined; the emulator defines it")
 
 
 emulator_only = pytest.mark.usefixtures("only_emulated")
@@ -156,8 +162,8 @@ emulator_only = pytest.mark.usefixtures("only_emulated")
 
 @pytest.fixture(autouse=True)
 def context(request):
-    """The primary context of device 0, current, and on the emulator nothing left behind."""
-    if "nothing" in request.fixturenames or not HERE:
+    """The primary context of device 0, current. On the emulator, also check that the test leaves nothing live."""
+    if "no_context" in request.fixturenames or not HERE:
         yield None
         return
     primary = always_retained()
@@ -167,20 +173,20 @@ def context(request):
     ok(driver.cuCtxSetCurrent(primary))
     ok(driver.cuCtxSynchronize())
     if before is not None:
-        assert emulator.control("cuda").live() == before, "the statement left memory or handles behind"
+        assert emulator.control("cuda").live() == before, "the test leaves memory or handles"
     ok(driver.cuCtxSetCurrent(None))
 
 
 @functools.cache
 def always_retained():
-    """The primary context, held once for the whole run: on a real device making it anew takes a good part of a second."""
+    """The primary context, retained for the whole run: activating it takes long on a real device."""
     ok(driver.cuInit(0))
     return ok(driver.cuDevicePrimaryCtxRetain(0))
 
 
 @pytest.fixture
-def nothing():
-    """No context for this statement."""
+def no_context():
+    """The test runs without a current context."""
 
 
 @pytest.fixture
@@ -233,7 +239,7 @@ def pool_properties():
 
 
 def child(code, *, expect=0):
-    """Run statements in a process of their own, with the names of this one."""
+    """Run code in a new process, with the helpers of this file."""
     prelude = """
     import ctypes, os, sys, threading
     import numpy as np
@@ -258,9 +264,9 @@ def two_devices():
 # --- the driver and its devices ---------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Initialization; Version Management; Device Management; Error Handling")
 class TestDriver:
-    def test_everything_but_a_few_calls_needs_cu_init(self, nothing):
+    def test_calls_before_cu_init_return_not_initialized(self, no_context):
         child("""
         assert code(driver.cuDriverGetVersion()) == 0
         assert code(driver.cuDeviceGetCount()) == 3
@@ -271,14 +277,14 @@ class TestDriver:
         """)
 
     def test_cu_init_takes_no_flags(self):
-        refused(driver.cuInit(1), INVALID_VALUE)
+        returns(driver.cuInit(1), INVALID_VALUE)
 
     def test_ordinals_are_checked(self):
         count = ok(driver.cuDeviceGetCount())
         for ordinal in (-1, count):
-            refused(driver.cuDeviceGet(ordinal), INVALID_DEVICE)
-            refused(driver.cuDeviceTotalMem(ordinal), INVALID_DEVICE)
-            refused(driver.cuDevicePrimaryCtxRetain(ordinal), INVALID_DEVICE)
+            returns(driver.cuDeviceGet(ordinal), INVALID_DEVICE)
+            returns(driver.cuDeviceTotalMem(ordinal), INVALID_DEVICE)
+            returns(driver.cuDevicePrimaryCtxRetain(ordinal), INVALID_DEVICE)
 
     def test_devices_have_names_and_different_uuids_and_bus_ids(self):
         devices = [ok(driver.cuDeviceGet(index)) for index in range(ok(driver.cuDeviceGetCount()))]
@@ -287,7 +293,7 @@ class TestDriver:
         buses = [ok(driver.cuDeviceGetPCIBusId(32, device)).split(b"\0")[0] for device in devices]
         assert [int(ok(driver.cuDeviceGetByPCIBusId(bus))) for bus in buses] == [int(device) for device in devices]
 
-    def test_attributes_say_what_the_device_is(self):
+    def test_attributes_report_the_features_of_the_device(self):
         names = driver.CUdevice_attribute
         for attribute in (
             names.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
@@ -299,7 +305,7 @@ class TestDriver:
             assert ok(driver.cuDeviceGetAttribute(attribute, 0)) == 1
         assert ok(driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_WARP_SIZE, 0)) == 32
 
-    def test_errors_have_names_and_sentences(self):
+    def test_errors_have_names_and_texts(self):
         assert ok(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"CUDA_ERROR_OUT_OF_MEMORY"
         assert ok(driver.cuGetErrorString(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"out of memory"
         assert ok(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_NOT_READY)) == b"CUDA_ERROR_NOT_READY"
@@ -317,27 +323,27 @@ class TestDriver:
         """)
 
     @emulator_only
-    def test_kernels_are_not_run(self):
-        refused(driver.cuModuleLoadData(b"\0" * 64), NOT_SUPPORTED)
-        refused(driver.cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0), NOT_SUPPORTED)
+    def test_modules_and_kernels_are_not_supported(self):
+        returns(driver.cuModuleLoadData(b"\0" * 64), NOT_SUPPORTED)
+        returns(driver.cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0), NOT_SUPPORTED)
 
 
 # --- contexts ---------------------------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Primary Context Management; Context Management")
 class TestContexts:
     def test_memory_needs_a_current_context(self):
         ok(driver.cuCtxSetCurrent(None))
         assert int(ok(driver.cuCtxGetCurrent())) == 0
-        refused(driver.cuMemAlloc(64), INVALID_CONTEXT)
-        refused(driver.cuMemHostAlloc(64, 0), INVALID_CONTEXT)
-        refused(driver.cuStreamCreate(0), INVALID_CONTEXT)
-        refused(driver.cuEventCreate(0), INVALID_CONTEXT)
-        refused(driver.cuCtxGetDevice(), INVALID_CONTEXT)
-        refused(driver.cuCtxSynchronize(), INVALID_CONTEXT)
+        returns(driver.cuMemAlloc(64), INVALID_CONTEXT)
+        returns(driver.cuMemHostAlloc(64, 0), INVALID_CONTEXT)
+        returns(driver.cuStreamCreate(0), INVALID_CONTEXT)
+        returns(driver.cuEventCreate(0), INVALID_CONTEXT)
+        returns(driver.cuCtxGetDevice(), INVALID_CONTEXT)
+        returns(driver.cuCtxSynchronize(), INVALID_CONTEXT)
 
-    def test_a_thread_begins_without_one(self, context):
+    def test_a_new_thread_has_no_current_context(self, context):
         seen = []
         thread = threading.Thread(target=lambda: seen.append(int(ok(driver.cuCtxGetCurrent()))))
         thread.start()
@@ -351,15 +357,15 @@ class TestContexts:
         ok(driver.cuDevicePrimaryCtxRelease(0))
         assert ok(driver.cuDevicePrimaryCtxGetState(0))[1] == 1
 
-    def test_they_are_a_stack(self, context):
+    def test_the_contexts_of_a_thread_are_a_stack(self, context):
         ok(driver.cuCtxPushCurrent(context))
         assert int(ok(driver.cuCtxPopCurrent())) == int(context)
         assert int(ok(driver.cuCtxGetCurrent())) == int(context)
         assert int(ok(driver.cuCtxGetDevice())) == 0
         ok(driver.cuCtxSetCurrent(None))
-        refused(driver.cuCtxPopCurrent(), INVALID_CONTEXT)
+        returns(driver.cuCtxPopCurrent(), INVALID_CONTEXT)
 
-    def test_releasing_more_often_than_retaining_is_refused(self, nothing):
+    def test_releasing_more_often_than_retaining_is_refused(self, no_context):
         child("""
         ok(driver.cuInit(0))
         ok(driver.cuDevicePrimaryCtxRetain(0))
@@ -367,7 +373,7 @@ class TestContexts:
         assert code(driver.cuDevicePrimaryCtxRelease(0)) == 201
         """)
 
-    def test_a_reset_ends_memory_and_handles_and_the_context_can_be_retained_anew(self, nothing):
+    def test_a_reset_frees_memory_and_the_context_can_be_retained_again(self, no_context):
         child("""
         ok(driver.cuInit(0))
         primary = ok(driver.cuDevicePrimaryCtxRetain(0))
@@ -382,7 +388,7 @@ class TestContexts:
         ok(driver.cuMemFree(ok(driver.cuMemAlloc(64))))
         """)
 
-    def test_the_last_release_resets(self, nothing):
+    def test_the_last_release_resets_the_primary_context(self, no_context):
         child("""
         ok(driver.cuInit(0))
         primary = ok(driver.cuDevicePrimaryCtxRetain(0))
@@ -393,7 +399,7 @@ class TestContexts:
         """)
 
     @emulator_only
-    def test_old_streams_and_events_are_unknown_after_a_reset(self, nothing):
+    def test_old_streams_and_events_are_unknown_after_a_reset(self, no_context):
         child("""
         ok(driver.cuInit(0))
         ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
@@ -405,15 +411,15 @@ class TestContexts:
         assert code(driver.cuEventQuery(event)) == 400
         """)
 
-    def test_one_of_its_own_takes_its_memory_along(self, context):
+    def test_destroying_a_created_context_frees_its_memory(self, context):
         made = ok(driver.cuCtxCreate(0, 0) if SERIES < 13 else driver.cuCtxCreate(None, 0, 0))
         assert int(ok(driver.cuCtxGetCurrent())) == int(made) != int(context)
         address = ok(driver.cuMemAlloc(4096))
         ok(driver.cuCtxDestroy(made))
         assert int(ok(driver.cuCtxGetCurrent())) == int(context)
-        refused(driver.cuMemFree(address), INVALID_VALUE)
+        returns(driver.cuMemFree(address), INVALID_VALUE)
 
-    def test_priorities_have_a_range(self):
+    def test_the_greatest_priority_is_the_smaller_number(self):
         least, greatest = ok(driver.cuCtxGetStreamPriorityRange())
         assert greatest <= least
 
@@ -421,14 +427,14 @@ class TestContexts:
 # --- device memory ----------------------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Memory Management")
 class TestDeviceMemory:
     def test_zero_bytes_are_refused(self):
-        refused(driver.cuMemAlloc(0), INVALID_VALUE)
+        returns(driver.cuMemAlloc(0), INVALID_VALUE)
 
-    def test_more_than_there_is_is_out_of_memory(self):
+    def test_more_bytes_than_the_device_has_are_out_of_memory(self):
         total = ok(driver.cuDeviceTotalMem(0))
-        refused(driver.cuMemAlloc(total * 2), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        returns(driver.cuMemAlloc(total * 2), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
         ok(driver.cuMemFree(ok(driver.cuMemAlloc(64))))
 
     def test_addresses_are_aligned_and_distinct(self):
@@ -438,13 +444,13 @@ class TestDeviceMemory:
         for address in addresses:
             ok(driver.cuMemFree(address))
 
-    def test_it_is_freed_once_and_by_its_base(self):
+    def test_memory_is_freed_once_and_by_its_base(self):
         address = int(ok(driver.cuMemAlloc(4096)))
-        refused(driver.cuMemFree(address + 256), INVALID_VALUE)
+        returns(driver.cuMemFree(address + 256), INVALID_VALUE)
         ok(driver.cuMemFree(address))
-        refused(driver.cuMemFree(address), INVALID_VALUE)
+        returns(driver.cuMemFree(address), INVALID_VALUE)
 
-    def test_free_memory_shrinks_and_comes_back(self):
+    def test_free_bytes_fall_by_an_allocation_and_rise_by_its_free(self):
         size = 64 << 20
         free, total = ok(driver.cuMemGetInfo())
         address = ok(driver.cuMemAlloc(size))
@@ -459,10 +465,10 @@ class TestDeviceMemory:
         assert size == 4096
 
     def test_an_unknown_address_has_no_range(self):
-        refused(driver.cuMemGetAddressRange(64), driver.CUresult.CUDA_ERROR_NOT_FOUND, INVALID_VALUE)
+        returns(driver.cuMemGetAddressRange(64), driver.CUresult.CUDA_ERROR_NOT_FOUND, INVALID_VALUE)
 
     @emulator_only
-    def test_the_host_cannot_touch_it(self):
+    def test_the_host_cannot_access_device_memory(self):
         code = """
         ok(driver.cuInit(0))
         ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
@@ -471,7 +477,7 @@ class TestDeviceMemory:
         child(code, expect=-11)
 
     @emulator_only
-    def test_fresh_memory_is_not_zero(self):
+    def test_new_memory_is_not_zeroed(self):
         address = int(ok(driver.cuMemAlloc(4096)))
         assert read(address, 4096).all()
         ok(driver.cuMemFree(address))
@@ -487,7 +493,7 @@ class TestDeviceMemory:
 # --- copies and fills -------------------------------------------------------------------------------------------------
 
 
-def flat(size=4096):
+def sample(size=4096):
     return np.random.default_rng(size).integers(0, 256, size, np.uint8)
 
 
@@ -497,63 +503,63 @@ def box_2d(width, height):
     return copy
 
 
-@statements
+@claims("Memory Management; Peer Context Memory Access; API synchronization behavior")
 class TestCopies:
-    def test_bytes_go_there_and_back(self, block):
-        source = flat()
-        ok(driver.cuMemcpyHtoD(block, at(source), 4096))
+    def test_a_round_trip_keeps_the_bytes(self, block):
+        source = sample()
+        ok(driver.cuMemcpyHtoD(block, address_of(source), 4096))
         assert (read(block, 4096) == source).all()
 
-    def test_an_interior_address_is_a_fine_place(self, block):
-        source = flat(100)
-        ok(driver.cuMemcpyHtoD(block + 33, at(source), 100))
+    def test_a_copy_may_start_at_an_interior_address(self, block):
+        source = sample(100)
+        ok(driver.cuMemcpyHtoD(block + 33, address_of(source), 100))
         whole = read(block, 4096)
         assert (whole[33:133] == source).all()
         assert not whole[:33].any()
         assert not whole[133:].any()
 
     def test_the_unified_copy_finds_the_direction(self, block):
-        source, back = flat(), np.zeros(4096, np.uint8)
-        ok(driver.cuMemcpy(block, at(source), 4096))
-        ok(driver.cuMemcpy(at(back), block, 4096))
+        source, back = sample(), np.zeros(4096, np.uint8)
+        ok(driver.cuMemcpy(block, address_of(source), 4096))
+        ok(driver.cuMemcpy(address_of(back), block, 4096))
         assert (back == source).all()
 
-    def test_device_to_device(self, block):
-        source, second = flat(), ok(driver.cuMemAlloc(4096))
-        ok(driver.cuMemcpyHtoD(block, at(source), 4096))
+    def test_a_copy_within_the_device(self, block):
+        source, second = sample(), ok(driver.cuMemAlloc(4096))
+        ok(driver.cuMemcpyHtoD(block, address_of(source), 4096))
         ok(driver.cuMemcpyDtoD(second, block, 4096))
         assert (read(second, 4096) == source).all()
         ok(driver.cuMemFree(second))
 
-    def test_nothing_is_copied_without_complaint(self, block):
-        ok(driver.cuMemcpyHtoD(block, at(flat()), 0))
+    def test_zero_bytes_are_no_error(self, block):
+        ok(driver.cuMemcpyHtoD(block, address_of(sample()), 0))
         ok(driver.cuMemsetD8(block, 1, 0))
 
-    def test_an_address_that_is_nobodys_is_refused(self):
-        refused(driver.cuMemcpyHtoD(64, at(flat()), 16), INVALID_VALUE)
-        refused(driver.cuMemsetD8(64, 0, 16), INVALID_VALUE)
+    def test_an_unknown_address_is_refused(self):
+        returns(driver.cuMemcpyHtoD(64, address_of(sample()), 16), INVALID_VALUE)
+        returns(driver.cuMemsetD8(64, 0, 16), INVALID_VALUE)
 
     @emulator_only
     def test_every_byte_must_belong_to_the_allocation(self, block):
-        source = flat()
-        refused(driver.cuMemcpyHtoD(block + 1, at(source), 4096), INVALID_VALUE)
-        refused(driver.cuMemcpyDtoH(at(source), block + 4095, 2), INVALID_VALUE)
-        refused(driver.cuMemsetD8(block, 0, 4097), INVALID_VALUE)
-        refused(driver.cuMemcpyHtoD(block, 0, 16), INVALID_VALUE)
-        refused(driver.cuMemcpyHtoD(block, 4096, 16), INVALID_VALUE)
+        source = sample()
+        returns(driver.cuMemcpyHtoD(block + 1, address_of(source), 4096), INVALID_VALUE)
+        returns(driver.cuMemcpyDtoH(address_of(source), block + 4095, 2), INVALID_VALUE)
+        returns(driver.cuMemsetD8(block, 0, 4097), INVALID_VALUE)
+        returns(driver.cuMemcpyHtoD(block, 0, 16), INVALID_VALUE)
+        returns(driver.cuMemcpyHtoD(block, 4096, 16), INVALID_VALUE)
 
     @emulator_only
-    def test_freed_memory_is_unknown(self):
+    def test_a_freed_address_is_refused(self):
         address = int(ok(driver.cuMemAlloc(4096)))
         ok(driver.cuMemFree(address))
-        refused(driver.cuMemcpyHtoD(address, at(flat()), 16), INVALID_VALUE)
-        refused(driver.cuMemcpy(address, at(flat()), 16), INVALID_VALUE)
+        returns(driver.cuMemcpyHtoD(address, address_of(sample()), 16), INVALID_VALUE)
+        returns(driver.cuMemcpy(address, address_of(sample()), 16), INVALID_VALUE)
 
     @emulator_only
-    def test_a_device_address_is_no_host_address(self, block):
-        refused(driver.cuMemcpyHtoD(block, block, 16), INVALID_VALUE)
+    def test_a_device_address_is_refused_as_a_host_address(self, block):
+        returns(driver.cuMemcpyHtoD(block, block, 16), INVALID_VALUE)
 
-    def test_a_pinned_source_is_read_when_its_turn_comes(self, block, stream):
+    def test_a_pinned_source_is_read_in_stream_order(self, block, stream):
         address, source = pinned(4096)
         source[:] = 1
         with Gate(stream) as gate:
@@ -566,16 +572,16 @@ class TestCopies:
 
     def test_a_pageable_source_is_read_before_the_call_returns(self, block, stream):
         source = np.full(4096, 1, np.uint8)
-        ok(driver.cuMemcpyHtoDAsync(block, at(source), 4096, stream))
+        ok(driver.cuMemcpyHtoDAsync(block, address_of(source), 4096, stream))
         source[:] = 2
         ok(driver.cuStreamSynchronize(stream))
         assert (read(block, 4096) == 1).all()
 
     @emulator_only
-    def test_a_pageable_source_is_staged_even_while_the_stream_stands_still(self, block, stream):
+    def test_a_pageable_source_is_staged_while_the_stream_is_blocked(self, block, stream):
         source = np.full(4096, 1, np.uint8)
         with Gate(stream) as gate:
-            ok(driver.cuMemcpyHtoDAsync(block, at(source), 4096, stream))
+            ok(driver.cuMemcpyHtoDAsync(block, address_of(source), 4096, stream))
             source[:] = 2
             gate.open()
             ok(driver.cuStreamSynchronize(stream))
@@ -584,10 +590,10 @@ class TestCopies:
     def test_a_pageable_destination_is_written_before_the_call_returns(self, block, stream):
         back = np.zeros(4096, np.uint8)
         ok(driver.cuMemsetD8Async(block, 9, 4096, stream))
-        ok(driver.cuMemcpyDtoHAsync(at(back), block, 4096, stream))
+        ok(driver.cuMemcpyDtoHAsync(address_of(back), block, 4096, stream))
         assert (back == 9).all()
 
-    def test_a_pinned_destination_is_written_later(self, block, stream):
+    def test_a_pinned_destination_is_written_in_stream_order(self, block, stream):
         address, back = pinned(4096)
         back[:] = 0
         ok(driver.cuMemsetD8(block, 7, 4096))
@@ -610,7 +616,7 @@ class TestCopies:
         ok(driver.cuMemFree(big))
         ok(driver.cuMemFreeHost(address))
 
-    def test_fills_of_three_widths(self, block):
+    def test_a_fill_writes_units_of_1_2_or_4_bytes(self, block):
         ok(driver.cuMemsetD8(block, 0x11, 16))
         ok(driver.cuMemsetD16(block + 16, 0x2233, 8))
         ok(driver.cuMemsetD32(block + 32, 0x44556677, 4))
@@ -619,43 +625,43 @@ class TestCopies:
         assert (whole[16:32].view(np.uint16) == 0x2233).all()
         assert (whole[32:].view(np.uint32) == 0x44556677).all()
 
-    def test_fills_are_aligned_to_their_width(self, block):
-        refused(driver.cuMemsetD16(block + 1, 0, 1), INVALID_VALUE)
-        refused(driver.cuMemsetD32(block + 2, 0, 1), INVALID_VALUE)
+    def test_a_fill_must_be_aligned_to_its_unit(self, block):
+        returns(driver.cuMemsetD16(block + 1, 0, 1), INVALID_VALUE)
+        returns(driver.cuMemsetD32(block + 2, 0, 1), INVALID_VALUE)
 
-    def test_a_fill_of_rows(self, block, stream):
+    def test_a_2d_fill_does_not_change_the_gaps(self, block, stream):
         ok(driver.cuMemsetD2D32Async(block, 64, 0x01020304, 3, 5, stream))
         ok(driver.cuStreamSynchronize(stream))
         rows = read(block, 64 * 5).view(np.uint32).reshape(5, 16)
         assert (rows[:, :3] == 0x01020304).all()
         assert not rows[:, 3:].any()
 
-    def test_rows_with_pitches(self, block):
-        source = flat(20 * 10).reshape(10, 20)
+    def test_a_2d_copy_applies_pitches_and_offsets(self, block):
+        source = sample(20 * 10).reshape(10, 20)
         copy = box_2d(7, 4)
         copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
-        copy.srcHost, copy.srcPitch, copy.srcXInBytes, copy.srcY = at(source), 20, 3, 2
+        copy.srcHost, copy.srcPitch, copy.srcXInBytes, copy.srcY = address_of(source), 20, 3, 2
         copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         copy.dstDevice, copy.dstPitch, copy.dstXInBytes, copy.dstY = block, 32, 1, 1
         ok(driver.cuMemcpy2D(copy))
         assert (read(block, 160).reshape(5, 32)[1:, 1:8] == source[2:6, 3:10]).all()
 
     def test_rows_wider_than_their_pitch_are_refused(self, block):
-        source = flat()
+        source = sample()
         copy = box_2d(40, 2)
         copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
-        copy.srcHost, copy.srcPitch = at(source), 40
+        copy.srcHost, copy.srcPitch = address_of(source), 40
         copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         copy.dstDevice, copy.dstPitch = block, 32
-        refused(driver.cuMemcpy2D(copy), INVALID_VALUE)
-        refused(driver.cuMemcpy2DAsync(copy, 0), INVALID_VALUE)
+        returns(driver.cuMemcpy2D(copy), INVALID_VALUE)
+        returns(driver.cuMemcpy2DAsync(copy, 0), INVALID_VALUE)
 
-    def test_boxes_with_pitches(self, block, stream):
-        source = flat(4 * 5 * 6).reshape(4, 5, 6)
+    def test_a_3d_copy_applies_pitches_and_offsets(self, block, stream):
+        source = sample(4 * 5 * 6).reshape(4, 5, 6)
         copy = driver.CUDA_MEMCPY3D()
         copy.WidthInBytes, copy.Height, copy.Depth = 4, 3, 2
         copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
-        copy.srcHost, copy.srcPitch, copy.srcHeight = at(source), 6, 5
+        copy.srcHost, copy.srcPitch, copy.srcHeight = address_of(source), 6, 5
         copy.srcXInBytes, copy.srcY, copy.srcZ = 1, 2, 1
         copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         copy.dstDevice, copy.dstPitch, copy.dstHeight = block, 8, 4
@@ -663,10 +669,10 @@ class TestCopies:
         ok(driver.cuStreamSynchronize(stream))
         assert (read(block, 64).reshape(2, 4, 8)[:, :3, :4] == source[1:3, 2:5, 1:5]).all()
 
-    def test_between_devices(self, context, block):
+    def test_a_peer_copy_moves_bytes_between_devices(self, context, block):
         two_devices()
-        source = flat()
-        ok(driver.cuMemcpyHtoD(block, at(source), 4096))
+        source = sample()
+        ok(driver.cuMemcpyHtoD(block, address_of(source), 4096))
         ok(driver.cuCtxSynchronize())
         peer = ok(driver.cuDevicePrimaryCtxRetain(1))
         ok(driver.cuCtxPushCurrent(peer))
@@ -678,18 +684,18 @@ class TestCopies:
         ok(driver.cuCtxPopCurrent())
         ok(driver.cuDevicePrimaryCtxRelease(1))
 
-    def test_peer_access_is_switched_on_once(self, context):
+    def test_peer_access_is_enabled_once(self, context):
         two_devices()
         peer = ok(driver.cuDevicePrimaryCtxRetain(1))
         try:
             assert ok(driver.cuDeviceCanAccessPeer(0, 0)) == 0
             if not ok(driver.cuDeviceCanAccessPeer(0, 1)):
-                pytest.skip("these two devices do not reach each other")
-            refused(driver.cuCtxDisablePeerAccess(peer), driver.CUresult.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
-            refused(driver.cuCtxEnablePeerAccess(peer, 1), INVALID_VALUE)
+                pytest.skip("the two devices have no peer access")
+            returns(driver.cuCtxDisablePeerAccess(peer), driver.CUresult.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
+            returns(driver.cuCtxEnablePeerAccess(peer, 1), INVALID_VALUE)
             ok(driver.cuCtxEnablePeerAccess(peer, 0))
             again = driver.cuCtxEnablePeerAccess(peer, 0)
-            refused(again, driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+            returns(again, driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
             ok(driver.cuCtxDisablePeerAccess(peer))
         finally:
             ok(driver.cuDevicePrimaryCtxRelease(1))
@@ -712,59 +718,59 @@ def pointers(*addresses):
     return [driver.CUdeviceptr(int(address)) for address in addresses]
 
 
-@statements
+@claims("Memory Management (cuMemcpyBatchAsync)")
 class TestBatches:
-    def test_many_copies_in_one_call(self, block, stream):
-        source, back = flat(), np.zeros(4096, np.uint8)
+    def test_one_call_makes_many_copies(self, block, stream):
+        source, back = sample(), np.zeros(4096, np.uint8)
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         here, there = (
-            pointers(*(at(source) + 512 * i for i in range(8))),
+            pointers(*(address_of(source) + 512 * i for i in range(8))),
             pointers(*(block + 512 * i for i in range(8))),
         )
-        refused(batch(there, here, [512] * 8, [order], [0], stream), SUCCESS)
+        returns(batch(there, here, [512] * 8, [order], [0], stream), SUCCESS)
         ok(driver.cuStreamSynchronize(stream))
         assert (read(block, 4096) == source).all()
-        refused(batch(pointers(at(back)), pointers(block), [4096], [order], [0], stream), SUCCESS)
+        returns(batch(pointers(address_of(back)), pointers(block), [4096], [order], [0], stream), SUCCESS)
         ok(driver.cuStreamSynchronize(stream))
         assert (back == source).all()
 
     def test_a_source_can_be_read_during_the_call(self, block, stream):
         source = np.full(4096, 3, np.uint8)
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
-        refused(batch(pointers(block), pointers(at(source)), [4096], [order], [0], stream), SUCCESS)
+        returns(batch(pointers(block), pointers(address_of(source)), [4096], [order], [0], stream), SUCCESS)
         source[:] = 4
         ok(driver.cuStreamSynchronize(stream))
         assert (read(block, 4096) == 3).all()
 
     def test_the_legacy_stream_is_refused(self, block):
-        source = flat()
+        source = sample()
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
-        refused(batch(pointers(block), pointers(at(source)), [16], [order], [0], LEGACY), INVALID_VALUE)
+        returns(batch(pointers(block), pointers(address_of(source)), [16], [order], [0], LEGACY), INVALID_VALUE)
 
     def test_attributes_are_checked(self, block, stream):
-        source = flat()
+        source = sample()
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         invalid = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_INVALID)
-        one = pointers(block), pointers(at(source)), [16]
-        refused(batch(*one, [invalid], [0], stream), INVALID_VALUE)
-        refused(batch(*one, [order], [1], stream), INVALID_VALUE)
-        refused(batch(*one, [order, order], [0, 1], stream), INVALID_VALUE)
+        one = pointers(block), pointers(address_of(source)), [16]
+        returns(batch(*one, [invalid], [0], stream), INVALID_VALUE)
+        returns(batch(*one, [order], [1], stream), INVALID_VALUE)
+        returns(batch(*one, [order, order], [0, 1], stream), INVALID_VALUE)
 
     @emulator_only
-    def test_copies_run_in_another_order_than_given(self, block, stream):
+    def test_the_copies_of_a_batch_may_run_in_any_order(self, block, stream):
         source = np.array([1, 2], np.uint8)
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
-        there, here = pointers(block, block), pointers(at(source), at(source) + 1)
-        refused(batch(there, here, [1, 1], [order], [0], stream), SUCCESS)
+        there, here = pointers(block, block), pointers(address_of(source), address_of(source) + 1)
+        returns(batch(there, here, [1, 1], [order], [0], stream), SUCCESS)
         ok(driver.cuStreamSynchronize(stream))
         assert read(block, 1)[0] == 1
 
     @emulator_only
-    def test_a_pageable_source_in_stream_order_is_read_late(self, block, stream):
+    def test_a_pageable_source_in_stream_order_is_read_when_the_stream_reaches_it(self, block, stream):
         source = np.full(16, 1, np.uint8)
         order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         with Gate(stream) as gate:
-            refused(batch(pointers(block), pointers(at(source)), [16], [order], [0], stream), SUCCESS)
+            returns(batch(pointers(block), pointers(address_of(source)), [16], [order], [0], stream), SUCCESS)
             source[:] = 2
             gate.open()
             ok(driver.cuStreamSynchronize(stream))
@@ -774,7 +780,7 @@ class TestBatches:
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Stream Management; Stream Memory Operations; Execution Control; Stream synchronization behavior")
 class TestStreams:
     def test_flags_and_priorities_are_kept(self, context):
         least, greatest = ok(driver.cuCtxGetStreamPriorityRange())
@@ -786,18 +792,18 @@ class TestStreams:
         made = ok(driver.cuStreamCreateWithPriority(0, least + 100))
         assert ok(driver.cuStreamGetPriority(made)) == least
         ok(driver.cuStreamDestroy(made))
-        refused(driver.cuStreamCreate(64), INVALID_VALUE)
+        returns(driver.cuStreamCreate(64), INVALID_VALUE)
 
     def test_a_stream_is_first_in_first_out(self, block, stream):
         for value in range(50):
             ok(driver.cuMemsetD8Async(block, value, 4096, stream))
         back = np.zeros(4096, np.uint8)
-        ok(driver.cuMemcpyDtoHAsync(at(back), block, 4096, stream))
+        ok(driver.cuMemcpyDtoHAsync(address_of(back), block, 4096, stream))
         assert (back == 49).all()
 
-    def test_a_standing_stream_is_not_ready_and_another_goes_on(self, block, stream, other):
+    def test_a_blocked_stream_is_not_ready_and_does_not_block_another(self, block, stream, other):
         with Gate(stream):
-            standing(stream)
+            assert_blocked(stream)
             ok(driver.cuMemsetD8Async(block, 1, 16, other))
             ok(driver.cuStreamSynchronize(other))
         ok(driver.cuStreamQuery(stream))
@@ -808,8 +814,8 @@ class TestStreams:
             ok(driver.cuMemsetD8Async(block, 1, 16, blocking))
             ok(driver.cuMemsetD8Async(block, 2, 16, LEGACY))
             ok(driver.cuEventRecord(event, LEGACY))
-            standing(LEGACY)
-            refused(driver.cuEventQuery(event), NOT_READY)
+            assert_blocked(LEGACY)
+            returns(driver.cuEventQuery(event), NOT_READY)
         assert (read(block, 16) == 2).all()
         ok(driver.cuStreamDestroy(blocking))
 
@@ -817,7 +823,7 @@ class TestStreams:
         blocking = ok(driver.cuStreamCreate(0))
         with Gate(LEGACY):
             ok(driver.cuMemsetD8Async(block, 1, 16, blocking))
-            standing(blocking)
+            assert_blocked(blocking)
         ok(driver.cuStreamDestroy(blocking))
 
     def test_non_blocking_streams_and_the_legacy_stream_ignore_each_other(self, block, stream):
@@ -831,16 +837,16 @@ class TestStreams:
     def test_the_per_thread_stream_is_a_blocking_stream_of_its_thread(self, context, block):
         with Gate(LEGACY):
             ok(driver.cuMemsetD8Async(block, 1, 16, PER_THREAD))
-            standing(PER_THREAD)
+            assert_blocked(PER_THREAD)
         seen = []
 
-        def elsewhere():
+        def on_another_thread():
             ok(driver.cuCtxSetCurrent(context))
             seen.append(driver.cuStreamQuery(PER_THREAD)[0])
 
         with Gate(PER_THREAD):
-            standing(PER_THREAD)
-            thread = threading.Thread(target=elsewhere)
+            assert_blocked(PER_THREAD)
+            thread = threading.Thread(target=on_another_thread)
             thread.start()
             thread.join()
         assert seen == [SUCCESS]
@@ -856,7 +862,7 @@ class TestStreams:
         gate.__exit__()
         ok(driver.cuStreamDestroy(blocking))
 
-    def test_destroying_a_busy_stream_lets_its_work_finish(self, block):
+    def test_the_work_of_a_destroyed_stream_completes(self, block):
         made = ok(driver.cuStreamCreate(NON_BLOCKING))
         with Gate(made) as gate:
             ok(driver.cuMemsetD8Async(block, 8, 4096, made))
@@ -876,14 +882,14 @@ class TestStreams:
             driver.cuMemsetD8Async(block, 0, 16, made),
             driver.cuStreamGetFlags(made),
         ):
-            refused(result, INVALID_HANDLE)
+            returns(result, INVALID_HANDLE)
 
     @emulator_only
     def test_default_streams_cannot_be_destroyed(self):
         for handle in (0, LEGACY, PER_THREAD):
-            refused(driver.cuStreamDestroy(handle), INVALID_HANDLE)
+            returns(driver.cuStreamDestroy(handle), INVALID_HANDLE)
 
-    def test_host_functions_run_in_their_turn(self, block, stream):
+    def test_host_functions_run_in_stream_order(self, block, stream):
         seen = []
         call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(gate.word[0]))
         with Gate(stream) as gate:
@@ -902,14 +908,14 @@ class TestStreams:
         ok(driver.cuStreamSynchronize(stream))
         assert seen == [driver.CUresult.CUDA_ERROR_NOT_PERMITTED]
 
-    def test_nothing_is_being_captured(self, stream):
+    def test_a_new_stream_does_not_capture(self, stream):
         assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         assert driver.cuStreamGetCaptureInfo(stream)[1] == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
-    def test_words_are_written_and_waited_for(self, block, stream, other):
+    def test_a_stream_writes_a_word_and_another_waits_for_it(self, block, stream, other):
         ok(driver.cuStreamWaitValue32(stream, block, 5, 0))
         ok(driver.cuMemsetD8Async(block + 64, 1, 1, stream))
-        standing(stream)
+        assert_blocked(stream)
         ok(driver.cuStreamWriteValue32(other, block, 6, 0))
         ok(driver.cuStreamSynchronize(stream))
         assert read(block, 4).view(np.uint32)[0] == 6
@@ -933,8 +939,8 @@ def this_thread(mode):
         assert ok(driver.cuThreadExchangeStreamCaptureMode(before)) == mode
 
 
-def elsewhere(call):
-    """What a call gives on a thread of its own, in the same context."""
+def on_another_thread(call):
+    """The result of a call on another thread, in the same context."""
     found, context = [], ok(driver.cuCtxGetCurrent())
 
     def run():
@@ -948,7 +954,7 @@ def elsewhere(call):
 
 
 def allocate():
-    """Allocate, and free again: what captures do not see."""
+    """Allocate and free: calls that are potentially unsafe during a capture."""
     error, block = driver.cuMemAlloc(64)
     return (error,) if error else driver.cuMemFree(block)
 
@@ -960,7 +966,7 @@ def relaxed(call):
 
 @pytest.fixture
 def capturing():
-    """Begin captures on a stream that nobody waits for, and say how they end."""
+    """Begins a capture on a non-blocking stream; returns the status of its end."""
     stream, begun = ok(driver.cuStreamCreate(NON_BLOCKING)), []
 
     class Capture:
@@ -985,39 +991,43 @@ def capturing():
 
 @pytest.fixture
 def passed(event, stream):
-    """An event whose work is done."""
+    """A completed event."""
     ok(driver.cuEventRecord(event, stream))
     ok(driver.cuEventSynchronize(event))
     return event
 
 
-@statements
+@claims("Stream Management (cuStreamBeginCapture, cuThreadExchangeStreamCaptureMode)")
 class TestCapture:
-    def test_a_stream_says_that_it_captures(self, capturing):
+    def test_a_stream_reports_its_capture(self, capturing):
         stream = capturing.begin(GLOBAL)
         assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
         assert capturing.end() == SUCCESS
         assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
-    @pytest.mark.parametrize("what", ["allocate", "ask for an event"])
-    @pytest.mark.parametrize("where", [elsewhere, lambda call: call()], ids=["another thread", "the same"])
-    def test_in_global_mode_no_thread_may_do_what_is_not_seen_and_who_does_spoils_it(
+    @pytest.mark.parametrize("what", ["allocate", "query an event"])
+    @pytest.mark.parametrize(
+        "where", [on_another_thread, lambda call: call()], ids=["another thread", "the same thread"]
+    )
+    def test_in_global_mode_an_unsafe_call_of_any_thread_fails_and_invalidates_the_capture(
         self, capturing, passed, what, where
     ):
         capturing.begin(GLOBAL)
-        refused(where(allocate if what == "allocate" else lambda: driver.cuEventQuery(passed)), UNSUPPORTED)
+        returns(where(allocate if what == "allocate" else lambda: driver.cuEventQuery(passed)), UNSUPPORTED)
         assert capturing.end() == INVALIDATED
 
-    @pytest.mark.parametrize("what", ["allocate", "ask for an event", "wait for an event", "page-lock"])
-    @pytest.mark.parametrize("where", [elsewhere, lambda call: call()], ids=["another thread", "the same"])
-    def test_a_thread_in_relaxed_mode_may(self, capturing, passed, what, where):
+    @pytest.mark.parametrize("what", ["allocate", "query an event", "wait for an event", "page-lock"])
+    @pytest.mark.parametrize(
+        "where", [on_another_thread, lambda call: call()], ids=["another thread", "the same thread"]
+    )
+    def test_a_thread_in_relaxed_mode_may_make_unsafe_calls(self, capturing, passed, what, where):
         def lock():
             error, address = driver.cuMemHostAlloc(64, 0)
             return (error,) if error else driver.cuMemFreeHost(address)
 
         calls = {
             "allocate": allocate,
-            "ask for an event": lambda: driver.cuEventQuery(passed),
+            "query an event": lambda: driver.cuEventQuery(passed),
             "wait for an event": lambda: driver.cuEventSynchronize(passed),
             "page-lock": lock,
         }
@@ -1025,59 +1035,59 @@ class TestCapture:
         ok(where(lambda: relaxed(calls[what])))
         assert capturing.end() == SUCCESS
 
-    def test_in_thread_local_mode_other_threads_may(self, capturing, passed):
+    def test_in_thread_local_mode_only_the_capturing_thread_is_restricted(self, capturing, passed):
         capturing.begin(THREAD_LOCAL)
-        ok(elsewhere(allocate))
-        ok(elsewhere(lambda: driver.cuEventQuery(passed)))
+        ok(on_another_thread(allocate))
+        ok(on_another_thread(lambda: driver.cuEventQuery(passed)))
         assert capturing.end() == SUCCESS
         capturing.begin(THREAD_LOCAL)
-        refused(allocate(), UNSUPPORTED)
+        returns(allocate(), UNSUPPORTED)
         assert capturing.end() == INVALIDATED
 
-    def test_in_relaxed_mode_every_thread_may(self, capturing, passed):
+    def test_in_relaxed_mode_no_thread_is_restricted(self, capturing, passed):
         capturing.begin(RELAXED)
         ok(allocate())
-        ok(elsewhere(lambda: driver.cuEventQuery(passed)))
+        ok(on_another_thread(lambda: driver.cuEventQuery(passed)))
         assert capturing.end() == SUCCESS
 
-    def test_a_thread_keeps_its_own_mode(self):
+    def test_each_thread_has_its_own_mode(self):
         with this_thread(RELAXED):
-            assert elsewhere(lambda: ok(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))) == GLOBAL
+            assert on_another_thread(lambda: ok(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))) == GLOBAL
 
-    def test_an_event_that_was_captured_cannot_be_asked_even_so(self, capturing, event):
+    def test_a_captured_event_cannot_be_queried_in_any_mode(self, capturing, event):
         stream = capturing.begin(GLOBAL)
         ok(driver.cuEventRecord(event, stream))
-        refused(relaxed(lambda: driver.cuEventQuery(event)), driver.CUresult.CUDA_ERROR_CAPTURED_EVENT)
+        returns(relaxed(lambda: driver.cuEventQuery(event)), driver.CUresult.CUDA_ERROR_CAPTURED_EVENT)
 
     @emulator_only
     @pytest.mark.parametrize("what", ["cuMemPoolTrimTo", "cuStreamSynchronize", "cuCtxSynchronize"])
-    def test_it_is_spoilt_by_waiting_and_by_looking_at_pools(self, capturing, what):
+    def test_waits_and_calls_of_pools_invalidate_a_capture(self, capturing, what):
         stream, pool = capturing.begin(GLOBAL), ok(driver.cuDeviceGetDefaultMemPool(0))
         arguments = {"cuMemPoolTrimTo": (pool, 0), "cuStreamSynchronize": (stream,), "cuCtxSynchronize": ()}[what]
-        refused(getattr(driver, what)(*arguments), UNSUPPORTED)
+        returns(getattr(driver, what)(*arguments), UNSUPPORTED)
         assert capturing.end() == INVALIDATED
 
     @emulator_only
-    def test_what_would_be_captured_is_refused(self, capturing, block):
+    def test_work_cannot_be_captured(self, capturing, block):
         stream = capturing.begin(RELAXED)
-        refused(driver.cuMemsetD8Async(block, 1, 1, stream), NOT_SUPPORTED)
+        returns(driver.cuMemsetD8Async(block, 1, 1, stream), NOT_SUPPORTED)
         assert capturing.end() == SUCCESS
 
-    def test_the_legacy_stream_may_not_be_used_beside_one_that_waits_for_it(self, block):
+    def test_the_legacy_stream_cannot_be_used_while_a_blocking_stream_captures(self, block):
         stream = ok(driver.cuStreamCreate(0))
         implicit = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-        refused(driver.cuStreamBeginCapture(LEGACY, GLOBAL), UNSUPPORTED)
+        returns(driver.cuStreamBeginCapture(LEGACY, GLOBAL), UNSUPPORTED)
         ok(driver.cuStreamBeginCapture(stream, GLOBAL))
-        refused(driver.cuStreamIsCapturing(driver.CUstream(LEGACY)), implicit)
-        refused(driver.cuMemsetD8Async(block, 1, 1, LEGACY), implicit)
-        refused(driver.cuStreamEndCapture(stream), INVALIDATED)
+        returns(driver.cuStreamIsCapturing(driver.CUstream(LEGACY)), implicit)
+        returns(driver.cuMemsetD8Async(block, 1, 1, LEGACY), implicit)
+        returns(driver.cuStreamEndCapture(stream), INVALIDATED)
         ok(driver.cuStreamDestroy(stream))
 
-    def test_a_capture_ends_on_its_own_thread(self, capturing):
+    def test_a_capture_ends_on_the_thread_that_began_it(self, capturing):
         stream = capturing.begin(GLOBAL)
-        refused(driver.cuStreamBeginCapture(stream, GLOBAL), driver.CUresult.CUDA_ERROR_ILLEGAL_STATE)
-        refused(
-            elsewhere(lambda: driver.cuStreamEndCapture(stream)),
+        returns(driver.cuStreamBeginCapture(stream, GLOBAL), driver.CUresult.CUDA_ERROR_ILLEGAL_STATE)
+        returns(
+            on_another_thread(lambda: driver.cuStreamEndCapture(stream)),
             driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
         )
 
@@ -1085,67 +1095,67 @@ class TestCapture:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Event Management")
 class TestEvents:
-    def test_one_never_recorded_is_complete(self, event, stream):
+    def test_an_unrecorded_event_is_complete(self, event, stream):
         ok(driver.cuEventQuery(event))
         ok(driver.cuEventSynchronize(event))
         ok(driver.cuStreamWaitEvent(stream, event, 0))
 
-    def test_it_completes_when_its_stream_gets_there(self, event, stream):
+    def test_an_event_completes_when_its_stream_reaches_it(self, event, stream):
         with Gate(stream):
             ok(driver.cuEventRecord(event, stream))
-            refused(driver.cuEventQuery(event), NOT_READY)
+            returns(driver.cuEventQuery(event), NOT_READY)
         ok(driver.cuEventQuery(event))
 
-    def test_recording_again_forgets_the_first_time(self, event, stream, other):
+    def test_a_later_record_replaces_the_earlier_one(self, event, stream, other):
         with Gate(stream):
             ok(driver.cuEventRecord(event, stream))
             ok(driver.cuEventRecord(event, other))
             ok(driver.cuEventSynchronize(event))
 
-    def test_another_stream_waits_for_it(self, block, event, stream, other):
+    def test_another_stream_waits_for_an_event(self, block, event, stream, other):
         with Gate(stream) as gate:
             ok(driver.cuMemsetD8Async(block, 1, 16, stream))
             ok(driver.cuEventRecord(event, stream))
             ok(driver.cuStreamWaitEvent(other, event, 0))
             ok(driver.cuMemsetD8Async(block, 2, 16, other))
-            standing(other)
+            assert_blocked(other)
             gate.open()
             ok(driver.cuStreamSynchronize(other))
         assert (read(block, 16) == 2).all()
 
-    def test_a_wait_means_the_record_before_it(self, event, stream, other):
+    def test_a_wait_is_for_the_last_record_before_it(self, event, stream, other):
         with Gate(stream):
             ok(driver.cuStreamWaitEvent(other, event, 0))
             ok(driver.cuEventRecord(event, stream))
             ok(driver.cuStreamSynchronize(other))
 
-    def test_time_passes_between_two(self, block, stream):
+    def test_the_time_between_two_events_is_positive(self, block, stream):
         start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
         ok(driver.cuEventRecord(start, stream))
         with Gate(stream):
             ok(driver.cuEventRecord(end, stream))
-            refused(driver.cuEventElapsedTime(start, end), NOT_READY)
+            returns(driver.cuEventElapsedTime(start, end), NOT_READY)
             time.sleep(0.02)
         assert 15 < ok(driver.cuEventElapsedTime(start, end)) < 20_000
         ok(driver.cuEventDestroy(start))
         ok(driver.cuEventDestroy(end))
 
-    def test_time_needs_two_recorded_events_that_keep_it(self, event, stream):
+    def test_elapsed_time_needs_two_recorded_events_with_timing(self, event, stream):
         timed = ok(driver.cuEventCreate(0))
-        refused(driver.cuEventElapsedTime(timed, timed), INVALID_HANDLE)
+        returns(driver.cuEventElapsedTime(timed, timed), INVALID_HANDLE)
         ok(driver.cuEventRecord(timed, stream))
         ok(driver.cuEventRecord(event, stream))
         ok(driver.cuStreamSynchronize(stream))
-        refused(driver.cuEventElapsedTime(timed, event), INVALID_HANDLE)
+        returns(driver.cuEventElapsedTime(timed, event), INVALID_HANDLE)
         ok(driver.cuEventDestroy(timed))
 
-    def test_it_is_recorded_in_its_own_context_and_waited_for_in_any(self, event, stream):
+    def test_an_event_is_recorded_in_its_context_and_waited_for_in_any(self, event, stream):
         two_devices()
         ok(driver.cuCtxPushCurrent(ok(driver.cuDevicePrimaryCtxRetain(1))))
         theirs = ok(driver.cuStreamCreate(NON_BLOCKING))
-        refused(driver.cuEventRecord(event, theirs), INVALID_HANDLE)
+        returns(driver.cuEventRecord(event, theirs), INVALID_HANDLE)
         ok(driver.cuEventRecord(event, stream))
         ok(driver.cuStreamWaitEvent(theirs, event, 0))
         ok(driver.cuStreamSynchronize(theirs))
@@ -1153,26 +1163,26 @@ class TestEvents:
         ok(driver.cuCtxPopCurrent())
         ok(driver.cuDevicePrimaryCtxRelease(1))
 
-    def test_flags_are_checked(self):
-        refused(driver.cuEventCreate(64), INVALID_VALUE)
-        refused(driver.cuEventCreate(4), INVALID_VALUE)  # shared between processes, but keeping time
+    def test_event_flags_are_checked(self):
+        returns(driver.cuEventCreate(64), INVALID_VALUE)
+        returns(driver.cuEventCreate(4), INVALID_VALUE)  # shared between processes, but keeping time
 
     @emulator_only
-    def test_a_destroyed_one_is_unknown(self, stream):
+    def test_a_destroyed_event_is_unknown(self, stream):
         made = ok(driver.cuEventCreate(0))
         ok(driver.cuEventDestroy(made))
-        refused(driver.cuEventDestroy(made), INVALID_HANDLE)
-        refused(driver.cuEventRecord(made, stream), INVALID_HANDLE)
-        refused(driver.cuEventQuery(made), INVALID_HANDLE)
-        refused(driver.cuStreamWaitEvent(stream, made, 0), INVALID_HANDLE)
+        returns(driver.cuEventDestroy(made), INVALID_HANDLE)
+        returns(driver.cuEventRecord(made, stream), INVALID_HANDLE)
+        returns(driver.cuEventQuery(made), INVALID_HANDLE)
+        returns(driver.cuStreamWaitEvent(stream, made, 0), INVALID_HANDLE)
 
-    def test_one_in_use_can_be_destroyed(self, block, stream, other):
+    def test_an_event_that_a_stream_waits_for_can_be_destroyed(self, block, stream, other):
         made = ok(driver.cuEventCreate(DISABLE_TIMING))
         with Gate(stream) as gate:
             ok(driver.cuEventRecord(made, stream))
             ok(driver.cuStreamWaitEvent(other, made, 0))
             ok(driver.cuEventDestroy(made))
-            standing(other)
+            assert_blocked(other)
             gate.open()
             ok(driver.cuStreamSynchronize(other))
 
@@ -1186,22 +1196,22 @@ def pool_number(pool, attribute):
     return int(ok(driver.cuMemPoolGetAttribute(pool, attribute)))
 
 
-@statements
+@claims("Stream Ordered Memory Allocator")
 class TestPools:
-    def test_memory_is_made_and_unmade_in_stream_order(self, stream):
+    def test_memory_is_allocated_and_freed_in_stream_order(self, stream):
         address = ok(driver.cuMemAllocAsync(4096, stream))
         ok(driver.cuMemsetD8Async(address, 5, 4096, stream))
         back = np.zeros(4096, np.uint8)
-        ok(driver.cuMemcpyDtoHAsync(at(back), address, 4096, stream))
+        ok(driver.cuMemcpyDtoHAsync(address_of(back), address, 4096, stream))
         ok(driver.cuMemFreeAsync(address, stream))
         assert (back == 5).all()
 
     def test_zero_bytes_and_too_many_are_refused(self, stream):
-        refused(driver.cuMemAllocAsync(0, stream), INVALID_VALUE)
+        returns(driver.cuMemAllocAsync(0, stream), INVALID_VALUE)
         total = ok(driver.cuDeviceTotalMem(0))
-        refused(driver.cuMemAllocAsync(total * 2, stream), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        returns(driver.cuMemAllocAsync(total * 2, stream), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
 
-    def test_a_stream_reuses_at_once_what_it_freed(self, pool, stream):
+    def test_a_stream_reuses_the_memory_that_it_freed_at_once(self, pool, stream):
         with Gate(stream):
             first = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream))
             ok(driver.cuMemFreeAsync(first, stream))
@@ -1225,13 +1235,13 @@ class TestPools:
         ok(driver.cuMemPoolSetAttribute(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_HIGH, driver.cuuint64_t(0)))
         assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 0
 
-    def test_without_a_threshold_waiting_gives_memory_back(self, pool, stream):
+    def test_without_a_threshold_a_wait_releases_memory(self, pool, stream):
         assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) == 0
         ok(driver.cuMemFreeAsync(ok(driver.cuMemAllocFromPoolAsync(1 << 20, pool, stream)), stream))
         ok(driver.cuStreamSynchronize(stream))
         assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0
 
-    def test_reuse_is_allowed_in_all_ways_unless_forbidden(self, pool):
+    def test_all_kinds_of_reuse_are_enabled_by_default(self, pool):
         for attribute in (
             Attr.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
             Attr.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
@@ -1241,37 +1251,37 @@ class TestPools:
             ok(driver.cuMemPoolSetAttribute(pool, attribute, 0))
             assert pool_number(pool, attribute) == 0
 
-    def test_plain_free_takes_pool_memory_too(self, pool, stream):
+    def test_cu_mem_free_accepts_pool_memory(self, pool, stream):
         address = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream))
         ok(driver.cuStreamSynchronize(stream))
         ok(driver.cuMemFree(address))
         assert pool_number(pool, Attr.CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0
 
     @emulator_only
-    def test_it_is_freed_once_by_its_base_and_only_pool_memory_is(self, pool, stream, block):
+    def test_cu_mem_free_async_accepts_bases_of_pool_memory_only_and_once(self, pool, stream, block):
         address = int(ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream)))
-        refused(driver.cuMemFreeAsync(address + 512, stream), INVALID_VALUE)
+        returns(driver.cuMemFreeAsync(address + 512, stream), INVALID_VALUE)
         ok(driver.cuMemFreeAsync(address, stream))
-        refused(driver.cuMemFreeAsync(address, stream), INVALID_VALUE)
-        refused(driver.cuMemsetD8Async(address, 0, 16, stream), INVALID_VALUE)
-        refused(driver.cuMemFreeAsync(block, stream), INVALID_VALUE)
+        returns(driver.cuMemFreeAsync(address, stream), INVALID_VALUE)
+        returns(driver.cuMemsetD8Async(address, 0, 16, stream), INVALID_VALUE)
+        returns(driver.cuMemFreeAsync(block, stream), INVALID_VALUE)
 
     @emulator_only
-    def test_a_full_pool_says_so(self, stream):
+    def test_a_full_pool_is_out_of_memory(self, stream):
         properties = pool_properties()
         properties.maxSize = 1 << 20
         made = ok(driver.cuMemPoolCreate(properties))
         address = ok(driver.cuMemAllocFromPoolAsync(1 << 20, made, stream))
-        refused(driver.cuMemAllocFromPoolAsync(4096, made, stream), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        returns(driver.cuMemAllocFromPoolAsync(4096, made, stream), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
         ok(driver.cuMemFreeAsync(address, stream))
         ok(driver.cuMemPoolDestroy(made))
 
-    def test_the_default_pool_cannot_be_destroyed_and_is_current_at_first(self):
+    def test_the_default_pool_is_current_at_first_and_cannot_be_destroyed(self):
         default = ok(driver.cuDeviceGetDefaultMemPool(0))
         assert int(ok(driver.cuDeviceGetMemPool(0))) == int(default)
-        refused(driver.cuMemPoolDestroy(default), INVALID_VALUE)
+        returns(driver.cuMemPoolDestroy(default), INVALID_VALUE)
 
-    def test_the_current_pool_serves_allocations_until_it_is_destroyed(self, stream):
+    def test_allocations_come_from_the_current_pool_until_it_is_destroyed(self, stream):
         made = ok(driver.cuMemPoolCreate(pool_properties()))
         ok(driver.cuDeviceSetMemPool(0, made))
         address = ok(driver.cuMemAllocAsync(4096, stream))
@@ -1280,7 +1290,7 @@ class TestPools:
         ok(driver.cuMemPoolDestroy(made))
         assert int(ok(driver.cuDeviceGetMemPool(0))) == int(ok(driver.cuDeviceGetDefaultMemPool(0)))
 
-    def test_a_destroyed_pool_lives_as_long_as_its_memory(self, stream):
+    def test_a_destroyed_pool_remains_while_its_memory_is_in_use(self, stream):
         made = ok(driver.cuMemPoolCreate(pool_properties()))
         address = ok(driver.cuMemAllocFromPoolAsync(4096, made, stream))
         ok(driver.cuMemPoolDestroy(made))
@@ -1290,7 +1300,7 @@ class TestPools:
         ok(driver.cuStreamSynchronize(stream))
 
     @emulator_only
-    def test_using_memory_before_its_allocation_has_run_poisons_the_context(self, nothing):
+    def test_use_before_the_allocation_in_stream_order_loses_the_context(self, no_context):
         child("""
         from devmem.testing.emulator import control
         ok(driver.cuInit(0))
@@ -1304,7 +1314,7 @@ class TestPools:
         """)
 
     @emulator_only
-    def test_using_memory_after_its_free_has_run_poisons_the_context(self, nothing):
+    def test_use_after_the_free_in_stream_order_loses_the_context(self, no_context):
         child("""
         from devmem.testing.emulator import control
         ok(driver.cuInit(0))
@@ -1327,15 +1337,15 @@ NOT_REGISTERED = driver.CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
 
 
 def pages(count):
-    """Anonymous host memory on page boundaries, and the buffer that keeps it."""
+    """Page-aligned host memory, and the buffer that owns it."""
     raw = np.zeros((count + 1) * 4096, np.uint8)
-    start = -at(raw) % 4096
+    start = -address_of(raw) % 4096
     return raw[start : start + count * 4096]
 
 
-@statements
+@claims("Memory Management")
 class TestHostMemory:
-    def test_pinned_memory_is_written_by_both_sides(self, block):
+    def test_host_and_device_write_pinned_memory(self, block):
         address, here = pinned(4096, 3)
         here[:] = 4
         ok(driver.cuMemcpyHtoD(block, address, 4096))
@@ -1346,68 +1356,68 @@ class TestHostMemory:
         ok(driver.cuMemFreeHost(address))
 
     def test_zero_bytes_and_unknown_flags_are_refused(self):
-        refused(driver.cuMemHostAlloc(0, 0), INVALID_VALUE)
-        refused(driver.cuMemHostAlloc(64, 64), INVALID_VALUE)
+        returns(driver.cuMemHostAlloc(0, 0), INVALID_VALUE)
+        returns(driver.cuMemHostAlloc(64, 64), INVALID_VALUE)
 
-    def test_it_is_freed_once(self):
+    def test_pinned_memory_is_freed_once(self):
         address, _ = pinned(4096)
         ok(driver.cuMemFreeHost(address))
-        refused(driver.cuMemFreeHost(address), INVALID_VALUE)
+        returns(driver.cuMemFreeHost(address), INVALID_VALUE)
 
-    def test_flags_are_kept(self):
+    def test_flags_can_be_read_back(self):
         address, _ = pinned(4096, 7)
         assert ok(driver.cuMemHostGetFlags(address)) == 7
         ok(driver.cuMemFreeHost(address))
 
     def test_pageable_memory_has_no_device_pointer(self):
-        refused(driver.cuMemHostGetDevicePointer(at(flat()), 0), INVALID_VALUE)
+        returns(driver.cuMemHostGetDevicePointer(address_of(sample()), 0), INVALID_VALUE)
 
     def test_registered_memory_is_pinned_until_unregistered(self, block, stream):
         here = pages(2)
-        ok(driver.cuMemHostRegister(at(here), 8192, 0))
+        ok(driver.cuMemHostRegister(address_of(here), 8192, 0))
         here[:] = 1
         with Gate(stream) as gate:
-            ok(driver.cuMemcpyHtoDAsync(block, at(here), 4096, stream))
+            ok(driver.cuMemcpyHtoDAsync(block, address_of(here), 4096, stream))
             here[:] = 2
             gate.open()
             ok(driver.cuStreamSynchronize(stream))
         assert (read(block, 4096) == 2).all()
-        ok(driver.cuMemHostUnregister(at(here)))
+        ok(driver.cuMemHostUnregister(address_of(here)))
 
     def test_registering_what_is_registered_is_refused(self):
         here = pages(4)
-        ok(driver.cuMemHostRegister(at(here), 8192, 0))
-        refused(driver.cuMemHostRegister(at(here), 8192, 0), ALREADY)
-        refused(driver.cuMemHostRegister(at(here) + 4096, 8192, 0), ALREADY)
-        ok(driver.cuMemHostRegister(at(here) + 8192, 8192, 0))
-        ok(driver.cuMemHostUnregister(at(here)))
-        ok(driver.cuMemHostUnregister(at(here) + 8192))
+        ok(driver.cuMemHostRegister(address_of(here), 8192, 0))
+        returns(driver.cuMemHostRegister(address_of(here), 8192, 0), ALREADY)
+        returns(driver.cuMemHostRegister(address_of(here) + 4096, 8192, 0), ALREADY)
+        ok(driver.cuMemHostRegister(address_of(here) + 8192, 8192, 0))
+        ok(driver.cuMemHostUnregister(address_of(here)))
+        ok(driver.cuMemHostUnregister(address_of(here) + 8192))
 
     def test_unregistering_what_is_not_registered_is_refused(self):
         here = pages(2)
-        refused(driver.cuMemHostUnregister(at(here)), NOT_REGISTERED, INVALID_VALUE)
-        ok(driver.cuMemHostRegister(at(here), 8192, 0))
-        ok(driver.cuMemHostUnregister(at(here)))
-        refused(driver.cuMemHostUnregister(at(here)), NOT_REGISTERED, INVALID_VALUE)
+        returns(driver.cuMemHostUnregister(address_of(here)), NOT_REGISTERED, INVALID_VALUE)
+        ok(driver.cuMemHostRegister(address_of(here), 8192, 0))
+        ok(driver.cuMemHostUnregister(address_of(here)))
+        returns(driver.cuMemHostUnregister(address_of(here)), NOT_REGISTERED, INVALID_VALUE)
 
     @emulator_only
     def test_only_the_base_can_be_unregistered(self):
         here = pages(2)
-        ok(driver.cuMemHostRegister(at(here), 8192, 0))
-        refused(driver.cuMemHostUnregister(at(here) + 4096), INVALID_VALUE)
-        ok(driver.cuMemHostUnregister(at(here)))
+        ok(driver.cuMemHostRegister(address_of(here), 8192, 0))
+        returns(driver.cuMemHostUnregister(address_of(here) + 4096), INVALID_VALUE)
+        ok(driver.cuMemHostUnregister(address_of(here)))
 
-    def test_nothing_and_unknown_flags_cannot_be_registered(self):
+    def test_zero_bytes_and_unknown_flags_cannot_be_registered(self):
         here = pages(1)
-        refused(driver.cuMemHostRegister(at(here), 0, 0), INVALID_VALUE)
-        refused(driver.cuMemHostRegister(0, 4096, 0), INVALID_VALUE)
-        refused(driver.cuMemHostRegister(at(here), 4096, 64), INVALID_VALUE)
+        returns(driver.cuMemHostRegister(address_of(here), 0, 0), INVALID_VALUE)
+        returns(driver.cuMemHostRegister(0, 4096, 0), INVALID_VALUE)
+        returns(driver.cuMemHostRegister(address_of(here), 4096, 64), INVALID_VALUE)
 
-    def test_memory_that_is_not_there_cannot_be_registered(self):
-        refused(driver.cuMemHostRegister(1 << 40, 4096, 0), INVALID_VALUE)
+    def test_unmapped_memory_cannot_be_registered(self):
+        returns(driver.cuMemHostRegister(1 << 40, 4096, 0), INVALID_VALUE)
 
     @emulator_only
-    def test_a_queued_copy_of_memory_unregistered_too_early_poisons_the_context(self, nothing):
+    def test_unregistering_the_memory_of_a_queued_copy_loses_the_context(self, no_context):
         child("""
         from devmem.testing.emulator import control
         ok(driver.cuInit(0))
@@ -1437,9 +1447,9 @@ def managed():
     ok(driver.cuMemFree(address))
 
 
-@statements
+@claims("Memory Management; Unified Addressing")
 class TestManagedMemory:
-    def test_both_sides_use_one_address(self, managed):
+    def test_host_and_device_use_one_address(self, managed):
         here = np.frombuffer((ctypes.c_uint8 * 4096).from_address(managed), np.uint8)
         here[:] = 3
         assert (read(managed, 4096) == 3).all()
@@ -1448,11 +1458,11 @@ class TestManagedMemory:
         assert (here == 4).all()
 
     def test_flags_and_size_are_checked(self):
-        refused(driver.cuMemAllocManaged(0, 1), INVALID_VALUE)
-        refused(driver.cuMemAllocManaged(64, 0), INVALID_VALUE)
-        refused(driver.cuMemAllocManaged(64, 8), INVALID_VALUE)
+        returns(driver.cuMemAllocManaged(0, 1), INVALID_VALUE)
+        returns(driver.cuMemAllocManaged(64, 0), INVALID_VALUE)
+        returns(driver.cuMemAllocManaged(64, 8), INVALID_VALUE)
 
-    def test_it_can_be_prefetched_and_advised(self, managed, stream):
+    def test_managed_memory_can_be_prefetched_and_advised(self, managed, stream):
         kinds = driver.CUmemLocationType
         device, host = location(kinds.CU_MEM_LOCATION_TYPE_DEVICE, 0), location(kinds.CU_MEM_LOCATION_TYPE_HOST, 0)
         prefetch = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
@@ -1461,76 +1471,76 @@ class TestManagedMemory:
         ok(prefetch(managed, 4096, device, 0, stream))
         ok(prefetch(managed, 4096, host, 0, stream))
         ok(advise(managed, 4096, advice, device))
-        refused(prefetch(managed, 4096, device, 1, stream), INVALID_VALUE)
-        refused(prefetch(managed, 0, device, 0, stream), INVALID_VALUE)
+        returns(prefetch(managed, 4096, device, 1, stream), INVALID_VALUE)
+        returns(prefetch(managed, 0, device, 0, stream), INVALID_VALUE)
 
-    def test_only_managed_memory_can(self, block, stream):
+    def test_other_memory_cannot_be_prefetched(self, block, stream):
         device = location(driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0)
         prefetch = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
-        refused(prefetch(block, 4096, device, 0, stream), INVALID_VALUE)
+        returns(prefetch(block, 4096, device, 0, stream), INVALID_VALUE)
 
-    def test_it_can_be_attached_to_a_stream(self, managed, stream):
+    def test_managed_memory_can_be_attached_to_a_stream(self, managed, stream):
         ok(driver.cuStreamAttachMemAsync(stream, managed, 0, 4))
         ok(driver.cuStreamSynchronize(stream))
         ok(driver.cuStreamAttachMemAsync(stream, managed, 0, 1))
-        refused(driver.cuStreamAttachMemAsync(stream, managed, 0, 8), INVALID_VALUE)
+        returns(driver.cuStreamAttachMemAsync(stream, managed, 0, 8), INVALID_VALUE)
 
 
-# --- what is at an address --------------------------------------------------------------------------------------------
+# --- attributes of an address -----------------------------------------------------------------------------------------
 
-Ask = driver.CUpointer_attribute
+Attribute = driver.CUpointer_attribute
 
 
-def asked(attribute, address):
+def pointer_attribute(attribute, address):
     return int(ok(driver.cuPointerGetAttribute(attribute, address)))
 
 
-@statements
+@claims("Unified Addressing")
 class TestPointers:
-    def test_device_memory(self, context, block):
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block + 5) == 2
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, block + 5) == block + 5
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, block) == 0
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_IS_MANAGED, block) == 0
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, block + 5) == block
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_RANGE_SIZE, block + 5) == 4096
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_CONTEXT, block) == int(context)
-        refused(driver.cuPointerGetAttribute(Ask.CU_POINTER_ATTRIBUTE_HOST_POINTER, block), INVALID_VALUE)
+    def test_attributes_of_device_memory(self, context, block):
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block + 5) == 2
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, block + 5) == block + 5
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, block) == 0
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED, block) == 0
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, block + 5) == block
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE, block + 5) == 4096
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_CONTEXT, block) == int(context)
+        returns(driver.cuPointerGetAttribute(Attribute.CU_POINTER_ATTRIBUTE_HOST_POINTER, block), INVALID_VALUE)
 
-    def test_pinned_memory(self):
+    def test_attributes_of_pinned_memory(self):
         address, _ = pinned(4096)
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == 1
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_HOST_POINTER, address + 9) == address + 9
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == 1
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_HOST_POINTER, address + 9) == address + 9
         ok(driver.cuMemFreeHost(address))
 
-    def test_managed_memory(self, managed):
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_IS_MANAGED, managed) == 1
+    def test_attributes_of_managed_memory(self, managed):
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED, managed) == 1
 
     def test_pool_memory_names_its_pool(self, pool, stream):
         address = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream))
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) == int(pool)
-        assert asked(Ask.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) == 0
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) == int(pool)
+        assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) == 0
         ok(driver.cuMemFreeAsync(address, stream))
 
-    def test_buffers_have_numbers_that_are_not_used_again(self):
+    def test_buffer_ids_are_never_reused(self):
         seen = set()
         for _ in range(8):
             address = ok(driver.cuMemAlloc(4096))
-            seen.add(asked(Ask.CU_POINTER_ATTRIBUTE_BUFFER_ID, address))
+            seen.add(pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID, address))
             ok(driver.cuMemFree(address))
         assert len(seen) == 8
 
-    def test_an_unknown_address_is_an_error_for_one_question_and_none_for_several(self, block):
-        unknown = at(flat())
-        refused(driver.cuPointerGetAttribute(Ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, unknown), INVALID_VALUE)
-        wanted = [Ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Ask.CU_POINTER_ATTRIBUTE_DEVICE_POINTER]
+    def test_an_unknown_address_is_an_error_for_one_attribute_and_none_for_several(self, block):
+        unknown = address_of(sample())
+        returns(driver.cuPointerGetAttribute(Attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, unknown), INVALID_VALUE)
+        wanted = [Attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER]
         found = ok(driver.cuPointerGetAttributes(2, wanted, unknown))
         assert [int(value) for value in found] == [0, 0]
         found = ok(driver.cuPointerGetAttributes(2, wanted, block))
         assert [int(value) for value in found] == [2, block]
 
 
-# --- between processes ------------------------------------------------------------------------------------------------
+# --- IPC --------------------------------------------------------------------------------------------------------------
 
 IMPORTER = """
 ok(driver.cuInit(0))
@@ -1551,7 +1561,7 @@ assert code(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096)) == 1
 """
 
 
-@statements
+@claims("Memory Management (cuIpcGetMemHandle)")
 class TestSharing:
     def test_another_process_sees_the_same_bytes(self, block, monkeypatch):
         ok(driver.cuMemsetD8(block, 7, 4096))
@@ -1561,12 +1571,12 @@ class TestSharing:
         child(IMPORTER)
         assert (read(block, 4096) == 8).all()
 
-    def test_a_process_cannot_open_its_own(self, block):
-        refused(driver.cuIpcOpenMemHandle(ok(driver.cuIpcGetMemHandle(block)), 1), INVALID_CONTEXT)
+    def test_a_process_cannot_open_its_own_handle(self, block):
+        returns(driver.cuIpcOpenMemHandle(ok(driver.cuIpcGetMemHandle(block)), 1), INVALID_CONTEXT)
 
-    def test_pool_and_host_memory_are_not_shared_this_way(self, pool, stream):
+    def test_pool_and_host_memory_have_no_ipc_handle(self, pool, stream):
         address, (host, _) = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream)), pinned(64)
-        refused(driver.cuIpcGetMemHandle(address), INVALID_VALUE)
-        refused(driver.cuIpcGetMemHandle(host), INVALID_VALUE)
+        returns(driver.cuIpcGetMemHandle(address), INVALID_VALUE)
+        returns(driver.cuIpcGetMemHandle(host), INVALID_VALUE)
         ok(driver.cuMemFreeAsync(address, stream))
         ok(driver.cuMemFreeHost(host))

@@ -1,9 +1,10 @@
-"""What the emulated HIP runtime claims, in raw calls through ctypes: on the emulator everywhere, on a real one where one is.
+"""Claims about the HIP runtime, as tests in plain calls through ctypes that the emulated and a real runtime must both pass.
 
-Where no runtime finds a device, one test runs this file again in subprocesses over the emulator, once for each of the
-ROCm series whose rules differ. Where one does, real or emulated, each statement runs by itself, and a real runtime that
-disagrees has caught the emulator out. Statements about what the vendor calls undefined, or says nowhere, carry
-``emulator_only``; those that end the process run in a child.
+Each test is one claim; each class names its sources: chapters of AMD's HIP documentation, the source of the runtime (ROCm/clr),
+and entries of docs/explanation/hip-is-not-cuda.md. No claim has been checked on AMD hardware yet. Where the process has no
+usable runtime, one test runs this file in subprocesses on the emulator, once for each ROCm series whose rules differ. Where it
+has one, real or emulated, each claim is a test; a failure on a real runtime is a fault of the emulator. Claims about behaviour
+that the vendor leaves undefined or does not document are marked ``emulator_only``; claims that end the process run in a child.
 """
 
 import collections
@@ -33,16 +34,16 @@ DISABLE_TIMING, INTERPROCESS, NO_FENCE, TO_DEVICE, TO_SYSTEM = 2, 4, 0x20000000,
 SIGNAL_MEMORY = 2
 STAGED = 4 << 20
 
-#: The series of ROCm that the statements run over: before and after 7.0, before and after the change of mid-2026.
+#: The ROCm series on which the claims are checked: before and after 7.0, and before and after 7.3.
 SERIES = ("6.4", "7.2", "10.0")
 
 
-#: Arrays whose addresses were handed out.
+#: Arrays whose addresses were passed to the runtime.
 KEPT = collections.deque(maxlen=64)
 
 
 class Hip:
-    """The runtime's functions; every integer is passed with 64 bits, which serves narrower parameters too."""
+    """The functions of the runtime. Integers are passed with 64 bits, which is right for narrower parameters too."""
 
     def __init__(self, library):
         self._library = library
@@ -58,14 +59,14 @@ class Hip:
         return call
 
     def out(self, name, *arguments, kind=ctypes.c_uint64):
-        """Call a function whose first parameter receives the result."""
+        """Call a function that stores its result through the first parameter; return the result."""
         value = kind()
         ok(getattr(self, name)(ctypes.byref(value), *arguments))
         return value.value
 
 
 def opened():
-    """The runtime with a usable device, of whatever kind, or None."""
+    """The runtime, real or emulated, if it has a usable device; otherwise None."""
     names = [f"{home}/lib/libamdhip64.so" for home in map(os.environ.get, ("ROCM_PATH", "ROCM_HOME")) if home]
     for name in (*names, "libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"):
         try:
@@ -80,10 +81,15 @@ def opened():
 hip = opened()
 
 
-def statements(cls):
-    """Collect a class of statements only where there is a runtime to make them about."""
-    cls.__test__ = hip is not None
-    return cls
+def claims(source):
+    """Mark a class of claims with their sources; pytest collects it where there is a usable runtime."""
+
+    def decorate(cls):
+        cls.__test__ = hip is not None
+        cls.source = source
+        return cls
+
+    return decorate
 
 
 def environment(**variables):
@@ -99,7 +105,7 @@ if hip is None:
 
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize("series", SERIES)
-    def test_every_statement_holds_on_the_emulator(series):
+    def test_every_claim_holds_on_the_emulator(series):
         command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull]
         command += ["--rootdir", str(ROOT), "-x", "--import-mode=importlib", __file__]
         run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=280)
@@ -114,7 +120,7 @@ def ok(result):
     assert result == 0, result
 
 
-def refused(result, *codes):
+def returns(result, *codes):
     assert result in codes, result
 
 
@@ -136,7 +142,7 @@ def emulated():
 @pytest.fixture
 def only_emulated():
     if not emulated():
-        pytest.skip("the vendor leaves this open; the emulator is strict about it")
+        pytest.skip("the vendor leaves this undefined; the emulator defines it")
 
 
 emulator_only = pytest.mark.usefixtures("only_emulated")
@@ -145,10 +151,10 @@ emulator_only = pytest.mark.usefixtures("only_emulated")
 @pytest.fixture
 def only_newest():
     if os.environ.get("DEVMEM_EMULATOR_ROCM", SERIES[-1]) != SERIES[-1]:
-        pytest.skip("needs a process of its own, and has been said of the newest series")
+        pytest.skip("needs a new process, and is checked on the newest series")
 
 
-#: Of statements in children that no version changes.
+#: For claims that need a new process and do not depend on the version.
 once = pytest.mark.usefixtures("only_newest")
 
 
@@ -162,7 +168,7 @@ def before(*first):
 
 @pytest.fixture(autouse=True)
 def nothing_left(request):
-    """Device 0 is current, and on the emulator nothing is left behind."""
+    """Make device 0 current. On the emulator, also check that the test leaves nothing live."""
     if hip is None:
         yield
         return
@@ -174,28 +180,28 @@ def nothing_left(request):
     ok(hip.hipDeviceSynchronize())
     hip.hipGetLastError()
     if held is not None and "leaks" not in request.fixturenames:
-        assert emulator.control("roc").live() == held, "the statement left memory or handles behind"
+        assert emulator.control("roc").live() == held, "the test leaves memory or handles"
 
 
 @pytest.fixture
 def leaks():
-    """The runtime itself leaks in this statement."""
+    """The runtime leaks in this test."""
 
 
-def flat(size=4096, value=0):
+def sample(size=4096, value=0):
     return np.full(size, value, np.uint8)
 
 
-def at(array):
-    """The address of an array, which is kept for a while: an operation may still read it."""
+def address_of(array):
+    """The address of an array, which is kept alive for a while: an operation may still read it."""
     KEPT.append(array)
     return array.ctypes.data
 
 
 def pages(count):
-    """Whole pages of the program's own memory."""
+    """Page-aligned host memory that is not registered."""
     room = np.zeros((count + 1) * 4096, np.uint8)
-    skip = -at(room) % 4096
+    skip = -address_of(room) % 4096
     return room[skip : skip + count * 4096]
 
 
@@ -206,19 +212,19 @@ def pinned(size, flags=COHERENT):
 
 
 def read(address, size):
-    out = flat(size)
-    ok(hip.hipMemcpy(at(out), address, size, D2H))
+    out = sample(size)
+    ok(hip.hipMemcpy(address_of(out), address, size, D2H))
     return out
 
 
-def standing(stream):
-    """The stream does not get on, given time to."""
+def assert_blocked(stream):
+    """The stream is not complete, also after some time."""
     time.sleep(0.01)
-    refused(hip.hipStreamQuery(stream), NOT_READY)
+    returns(hip.hipStreamQuery(stream), NOT_READY)
 
 
 class Gate:
-    """Hold a stream on the device side: it waits for a word of signal memory, on any runtime."""
+    """Block a stream, on any runtime: it waits for a word of signal memory."""
 
     def __init__(self, stream):
         self.address = hip.out("hipExtMallocWithFlags", 8, SIGNAL_MEMORY)
@@ -283,7 +289,7 @@ class PoolProperties(ctypes.Structure):
 @pytest.fixture
 def pool():
     if not attribute(88):
-        pytest.skip("no pools")
+        pytest.skip("the device has no memory pools")
     made = hip.out("hipMemPoolCreate", ctypes.byref(PoolProperties(allocation=1, location=Location(1, 0))))
     yield made
     ok(hip.hipMemPoolDestroy(made))
@@ -335,7 +341,7 @@ def attribute(number, device=0):
 
 
 def child(code, *, expect=0, **variables):
-    """Run statements in a process of their own, with the names of this file. The default is the same runtime."""
+    """Run code in a new process, with the names of this file and, by default, the same runtime."""
     prelude = f"""
     import ctypes, os, sys, threading, importlib.util
     import numpy as np
@@ -346,10 +352,10 @@ def child(code, *, expect=0, **variables):
     from truth import *
     """
     text = textwrap.dedent(prelude) + textwrap.dedent(code)
-    told = {**os.environ, **variables}
+    changed = {**os.environ, **variables}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=120)
-    done = run([sys.executable, "-c", text], env={**told, "PYTHONPATH": path})
+    done = run([sys.executable, "-c", text], env={**changed, "PYTHONPATH": path})
     assert done.returncode == expect, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -365,14 +371,14 @@ SEGFAULT, ABORT = -11, -6
 # --- the runtime and its devices --------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Initialization and Version; Device Management; hip-is-not-cuda 3.17")
 class TestRuntime:
-    def test_it_needs_no_opening(self):
+    def test_the_first_call_opens_the_runtime(self):
         child("ok(hip.hipFree(hip.out('hipMalloc', 64)))")
 
     def test_hip_init_takes_no_flags(self):
         ok(hip.hipInit(0))
-        refused(hip.hipInit(1), INVALID_VALUE)
+        returns(hip.hipInit(1), INVALID_VALUE)
 
     def test_the_driver_has_the_runtimes_version(self):
         assert hip.out("hipDriverGetVersion", kind=ctypes.c_int) // 100_000 == version()[0] * 100 + version()[1]
@@ -380,9 +386,9 @@ class TestRuntime:
     def test_ordinals_are_checked(self):
         number = ctypes.c_int()
         for ordinal in (-1, hip.out("hipGetDeviceCount", kind=ctypes.c_int)):
-            refused(hip.hipSetDevice(ordinal), INVALID_DEVICE)
-            refused(hip.hipDeviceGet(ctypes.byref(number), ordinal), INVALID_DEVICE)
-            refused(hip.hipDeviceGetAttribute(ctypes.byref(number), 87, ordinal), INVALID_DEVICE)
+            returns(hip.hipSetDevice(ordinal), INVALID_DEVICE)
+            returns(hip.hipDeviceGet(ctypes.byref(number), ordinal), INVALID_DEVICE)
+            returns(hip.hipDeviceGetAttribute(ctypes.byref(number), 87, ordinal), INVALID_DEVICE)
 
     def test_devices_have_names_and_different_uuids_and_bus_ids(self):
         seen, count = set(), hip.out("hipGetDeviceCount", kind=ctypes.c_int)
@@ -396,12 +402,12 @@ class TestRuntime:
             seen |= {uuid.raw, bus.value}
         assert len(seen) == 2 * count
 
-    def test_attributes_say_what_the_device_is(self):
+    def test_attributes_report_the_features_of_the_device(self):
         assert attribute(87) in (32, 64)
         assert attribute(16) in (0, 1)
         assert attribute(10011) in (0, 1)
         assert attribute(67) >= 0
-        refused(hip.hipDeviceGetAttribute(ctypes.byref(ctypes.c_int()), 9000, 0), INVALID_VALUE)
+        returns(hip.hipDeviceGetAttribute(ctypes.byref(ctypes.c_int()), 9000, 0), INVALID_VALUE)
 
     @since(6, 0)
     def test_properties_have_the_layout_of_rocm_6(self):
@@ -416,7 +422,7 @@ class TestRuntime:
         assert raw.raw[1160:1163] == b"gfx"
         assert raw.raw[1472:1536] == b"\xff" * 64
 
-    def test_errors_have_names_and_sentences(self):
+    def test_errors_have_names_and_texts(self):
         for name in ("hipGetErrorName", "hipGetErrorString"):
             getattr(hip._library, name).restype = ctypes.c_char_p
         assert hip._library.hipGetErrorName(2) == b"hipErrorOutOfMemory"
@@ -424,12 +430,12 @@ class TestRuntime:
         assert hip._library.hipGetErrorName(600) == b"hipErrorNotReady"
 
     @emulator_only
-    def test_what_is_not_emulated_says_so(self, stream):
-        refused(hip.hipModuleLoadData(ctypes.byref(ctypes.c_uint64()), at(flat())), NOT_SUPPORTED)
-        refused(hip.hipModuleLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, None, None), NOT_SUPPORTED)
-        refused(hip.hipLaunchKernel(0, 1, 1, 1, 1, 1, 1, None), NOT_SUPPORTED)
-        refused(hip.hipGraphCreate(ctypes.byref(ctypes.c_uint64()), 0), NOT_SUPPORTED)
-        refused(hip.hipMemAddressReserve(None), NOT_SUPPORTED)
+    def test_modules_kernels_and_graphs_are_not_supported(self, stream):
+        returns(hip.hipModuleLoadData(ctypes.byref(ctypes.c_uint64()), address_of(sample())), NOT_SUPPORTED)
+        returns(hip.hipModuleLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, None, None), NOT_SUPPORTED)
+        returns(hip.hipLaunchKernel(0, 1, 1, 1, 1, 1, 1, None), NOT_SUPPORTED)
+        returns(hip.hipGraphCreate(ctypes.byref(ctypes.c_uint64()), 0), NOT_SUPPORTED)
+        returns(hip.hipMemAddressReserve(None), NOT_SUPPORTED)
 
     @emulator_only
     @once
@@ -444,38 +450,38 @@ class TestRuntime:
         """)
 
 
-@statements
+@claims("Error Handling; hip-is-not-cuda 6.11")
 class TestLastError:
     @since(7, 0)
-    def test_it_stays_until_it_is_read(self):
-        refused(hip.hipFree(12345), INVALID_VALUE)
+    def test_since_rocm_7_the_last_error_remains_until_it_is_read(self):
+        returns(hip.hipFree(12345), INVALID_VALUE)
         ok(hip.hipDeviceSynchronize())
         assert hip.hipPeekAtLastError() == INVALID_VALUE
         assert hip.hipGetLastError() == INVALID_VALUE
         assert hip.hipGetLastError() == 0
 
     @before(7, 0)
-    def test_before_rocm_7_it_is_the_result_of_the_last_call(self):
-        refused(hip.hipFree(12345), INVALID_VALUE)
+    def test_before_rocm_7_the_last_error_is_the_result_of_the_last_call(self):
+        returns(hip.hipFree(12345), INVALID_VALUE)
         assert hip.hipPeekAtLastError() == INVALID_VALUE
         ok(hip.hipDeviceSynchronize())
         assert hip.hipGetLastError() == 0
 
     @since(7, 0)
-    def test_the_result_of_the_last_call_can_be_had_since(self):
-        refused(hip.hipFree(12345), INVALID_VALUE)
+    def test_since_rocm_7_hip_ext_get_last_error_returns_the_last_result(self):
+        returns(hip.hipFree(12345), INVALID_VALUE)
         ok(hip.hipDeviceSynchronize())
         assert hip.hipExtGetLastError() == 0
         assert hip.hipGetLastError() == INVALID_VALUE
 
     @since(7, 0)
-    def test_not_ready_is_not_an_error(self, stream):
+    def test_since_rocm_7_not_ready_is_not_an_error(self, stream):
         hip.hipGetLastError()
         with Gate(stream):
-            refused(hip.hipStreamQuery(stream), NOT_READY)
+            returns(hip.hipStreamQuery(stream), NOT_READY)
             assert hip.hipPeekAtLastError() == 0
 
-    def test_each_thread_has_its_own(self):
+    def test_each_thread_has_its_own_last_error(self):
         seen = []
         hip.hipGetLastError()
         thread = threading.Thread(target=lambda: seen.extend([hip.hipFree(12345), hip.hipGetLastError()]))
@@ -485,9 +491,9 @@ class TestLastError:
         assert hip.hipGetLastError() == 0
 
 
-@statements
+@claims("Device Management; hip-is-not-cuda 6.21")
 class TestCurrentDevice:
-    def test_every_thread_begins_on_device_0(self):
+    def test_the_current_device_of_a_new_thread_is_0(self):
         two_devices()
         ok(hip.hipSetDevice(1))
         seen = []
@@ -497,7 +503,7 @@ class TestCurrentDevice:
         assert seen == [0]
         assert hip.out("hipGetDevice", kind=ctypes.c_int) == 1
 
-    def test_memory_and_streams_belong_to_it(self):
+    def test_memory_and_streams_belong_to_the_current_device(self):
         two_devices()
         ok(hip.hipSetDevice(1))
         address, made = hip.out("hipMalloc", 64), hip.out("hipStreamCreate")
@@ -514,7 +520,7 @@ class TestCurrentDevice:
 
     @emulator_only
     @once
-    def test_a_reset_ends_memory_and_handles(self):
+    def test_a_reset_frees_memory_and_handles(self):
         child("""
         address, made = hip.out("hipMalloc", 64), hip.out("hipEventCreate")
         ok(hip.hipDeviceReset())
@@ -527,9 +533,9 @@ class TestCurrentDevice:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Memory Management; hip-is-not-cuda 6.14, 6.15")
 class TestDeviceMemory:
-    def test_nothing_is_given_nothing(self):
+    def test_zero_bytes_give_null(self):
         assert hip.out("hipMalloc", 0) == 0
         ok(hip.hipFree(0))
 
@@ -542,28 +548,28 @@ class TestDeviceMemory:
 
     @emulator_only
     @once
-    def test_the_host_cannot_touch_it(self):
+    def test_the_host_cannot_access_device_memory(self):
         child("ctypes.string_at(hip.out('hipMalloc', 64), 1)", expect=SEGFAULT)
 
-    def test_what_is_not_known_is_not_freed(self, block):
-        refused(hip.hipFree(12345), INVALID_VALUE)
-        refused(hip.hipFree(at(flat())), INVALID_VALUE)
+    def test_freeing_an_unknown_address_is_refused(self, block):
+        returns(hip.hipFree(12345), INVALID_VALUE)
+        returns(hip.hipFree(address_of(sample())), INVALID_VALUE)
 
     @emulator_only
     def test_freeing_twice_is_refused(self):
         address = hip.out("hipMalloc", 64)
         ok(hip.hipFree(address))
-        refused(hip.hipFree(address), INVALID_VALUE)
+        returns(hip.hipFree(address), INVALID_VALUE)
 
-    def test_an_address_within_a_block_frees_the_whole(self):
+    def test_an_interior_address_frees_the_whole_block(self):
         address = hip.out("hipMalloc", 4096)
         ok(hip.hipFree(address + 100))
-        refused(hip.hipFree(address), INVALID_VALUE)
+        returns(hip.hipFree(address), INVALID_VALUE)
 
-    def test_host_memory_is_freed_too(self):
+    def test_hip_free_accepts_host_memory(self):
         address, _ = pinned(64)
         ok(hip.hipFree(address))
-        refused(hip.hipHostFree(address), INVALID_VALUE)
+        returns(hip.hipHostFree(address), INVALID_VALUE)
 
     def test_freeing_waits_for_the_device(self, stream):
         address = hip.out("hipMalloc", 4096)
@@ -577,43 +583,43 @@ class TestDeviceMemory:
 
     def test_too_much_is_refused(self):
         out = ctypes.c_uint64()
-        refused(hip.hipMalloc(ctypes.byref(out), 1 << 50), OUT_OF_MEMORY)
+        returns(hip.hipMalloc(ctypes.byref(out), 1 << 50), OUT_OF_MEMORY)
 
-    def test_what_is_free_is_told(self, block):
+    def test_the_free_bytes_are_fewer_than_the_total(self, block):
         rest, total = ctypes.c_size_t(), ctypes.c_size_t()
         ok(hip.hipMemGetInfo(ctypes.byref(rest), ctypes.byref(total)))
         assert 0 < rest.value < total.value
 
-    def test_a_block_is_found_from_inside(self, block):
+    def test_an_interior_address_finds_its_range(self, block):
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         ok(hip.hipMemGetAddressRange(ctypes.byref(base), ctypes.byref(size), block + 7))
         assert (base.value, size.value) == (block, 4096)
         ok(hip.hipMemPtrGetInfo(block, ctypes.byref(size)))
         assert size.value == 4096
-        refused(hip.hipMemGetAddressRange(ctypes.byref(base), ctypes.byref(size), at(flat())), NOT_FOUND)
+        returns(hip.hipMemGetAddressRange(ctypes.byref(base), ctypes.byref(size), address_of(sample())), NOT_FOUND)
 
-    def test_rows_are_padded(self):
+    def test_pitched_rows_are_padded(self):
         pitch = ctypes.c_size_t()
         address = hip.out("hipMallocPitch", ctypes.byref(pitch), 100, 10)
         assert pitch.value >= 100
         assert pitch.value % 4 == 0
         ok(hip.hipFree(address))
 
-    def test_flags_of_the_extension(self):
+    def test_the_flags_of_hip_ext_malloc_are_checked(self):
         for flags in (0, 1):
             ok(hip.hipFree(hip.out("hipExtMallocWithFlags", 64, flags)))
-        refused(hip.hipExtMallocWithFlags(ctypes.byref(ctypes.c_uint64()), 64, SIGNAL_MEMORY), INVALID_VALUE)
-        refused(hip.hipExtMallocWithFlags(ctypes.byref(ctypes.c_uint64()), 64, 77), INVALID_VALUE)
+        returns(hip.hipExtMallocWithFlags(ctypes.byref(ctypes.c_uint64()), 64, SIGNAL_MEMORY), INVALID_VALUE)
+        returns(hip.hipExtMallocWithFlags(ctypes.byref(ctypes.c_uint64()), 64, 77), INVALID_VALUE)
 
 
-@statements
+@claims("Memory Management; hip-is-not-cuda 6.4, 6.5")
 class TestHostMemory:
-    def test_nothing_is_given_nothing(self):
+    def test_zero_bytes_give_null(self):
         assert hip.out("hipHostMalloc", 0, 0) == 0
         ok(hip.hipHostFree(0))
 
     def test_both_coherences_at_once_are_refused(self):
-        refused(hip.hipHostMalloc(ctypes.byref(ctypes.c_uint64()), 64, COHERENT | NON_COHERENT), INVALID_VALUE)
+        returns(hip.hipHostMalloc(ctypes.byref(ctypes.c_uint64()), 64, COHERENT | NON_COHERENT), INVALID_VALUE)
 
     @pytest.mark.parametrize("flags", [0, PORTABLE, COHERENT, NON_COHERENT | PORTABLE])
     def test_flags_can_be_read_back(self, flags):
@@ -624,22 +630,22 @@ class TestHostMemory:
         ok(hip.hipHostFree(address))
 
     def test_only_page_locked_memory_has_flags(self, block):
-        refused(hip.hipHostGetFlags(ctypes.byref(ctypes.c_uint()), block), INVALID_VALUE)
-        refused(hip.hipHostGetFlags(ctypes.byref(ctypes.c_uint()), at(flat())), INVALID_VALUE)
+        returns(hip.hipHostGetFlags(ctypes.byref(ctypes.c_uint()), block), INVALID_VALUE)
+        returns(hip.hipHostGetFlags(ctypes.byref(ctypes.c_uint()), address_of(sample())), INVALID_VALUE)
 
-    def test_it_has_an_address_on_the_device(self):
+    def test_host_memory_has_a_device_address(self):
         address, host = pinned(4096)
         there = hip.out("hipHostGetDevicePointer", address, 0)
         ok(hip.hipMemset(there, 7, 4096))
         ok(hip.hipDeviceSynchronize())
         assert (host == 7).all()
         ok(hip.hipHostFree(address))
-        refused(hip.hipHostGetDevicePointer(ctypes.byref(ctypes.c_uint64()), at(flat()), 0), INVALID_VALUE)
+        returns(hip.hipHostGetDevicePointer(ctypes.byref(ctypes.c_uint64()), address_of(sample()), 0), INVALID_VALUE)
 
-    def test_an_address_within_it_frees_the_whole(self):
+    def test_an_interior_address_frees_the_whole_block(self):
         address, _ = pinned(4096)
         ok(hip.hipHostFree(address + 64))
-        refused(hip.hipHostFree(address), INVALID_VALUE)
+        returns(hip.hipHostFree(address), INVALID_VALUE)
 
 
 def is_coarse(flags):
@@ -665,10 +671,10 @@ def coarse():
     ok(hip.hipHostFree(address))
 
 
-@statements
+@claims("Coherence Control; hip-is-not-cuda 6.5, 6.6")
 class TestCoherence:
     @emulator_only
-    def test_flags_that_do_not_say_make_it_coarse(self):
+    def test_flags_without_coherence_make_memory_coarse_grained(self):
         assert not is_coarse(0)
         assert is_coarse(PORTABLE)
         assert is_coarse(WRITE_COMBINED)
@@ -678,18 +684,18 @@ class TestCoherence:
 
     @emulator_only
     @once
-    def test_a_variable_makes_it_fine(self):
+    def test_hip_host_coherent_makes_memory_fine_grained(self):
         child("assert not is_coarse(PORTABLE) and is_coarse(NON_COHERENT)", HIP_HOST_COHERENT="1")
 
     @pytest.mark.parametrize("wait", ["stream", "device"])
-    def test_waiting_for_all_work_shows_it(self, either, block, stream, wait):
+    def test_synchronizing_a_stream_or_the_device_publishes_writes(self, either, block, stream, wait):
         address, host = either
         ok(hip.hipMemsetAsync(block, 5, 4096, stream))
         ok(hip.hipMemcpyAsync(address, block, 4096, D2H, stream))
         ok(hip.hipStreamSynchronize(stream) if wait == "stream" else hip.hipDeviceSynchronize())
         assert (host == 5).all()
 
-    def test_an_event_that_releases_to_the_system_shows_it(self, either, block, stream):
+    def test_an_event_that_releases_to_the_system_publishes_writes(self, either, block, stream):
         address, host = either
         done = hip.out("hipEventCreateWithFlags", DISABLE_TIMING | TO_SYSTEM)
         ok(hip.hipMemsetAsync(block, 5, 4096, stream))
@@ -700,7 +706,7 @@ class TestCoherence:
         ok(hip.hipEventDestroy(done))
 
     @emulator_only
-    def test_another_event_does_not(self, coarse, block, stream, event):
+    def test_another_event_does_not_publish_writes(self, coarse, block, stream, event):
         address, host = coarse
         ok(hip.hipMemsetAsync(block, 5, 4096, stream))
         ok(hip.hipMemcpyAsync(address, block, 2048, D2H, stream))
@@ -713,7 +719,7 @@ class TestCoherence:
         assert (host[2048:] == 1).all()
 
     @emulator_only
-    def test_fine_memory_needs_no_release(self, block, stream, event):
+    def test_fine_grained_memory_needs_no_release(self, block, stream, event):
         address, host = pinned(4096, COHERENT)
         ok(hip.hipMemsetAsync(block, 5, 4096, stream))
         ok(hip.hipMemcpyAsync(address, block, 4096, D2H, stream))
@@ -722,7 +728,7 @@ class TestCoherence:
         assert (host == 5).all()
         ok(hip.hipHostFree(address))
 
-    def test_the_device_reads_what_it_wrote(self, coarse, block, stream):
+    def test_the_device_reads_its_own_unpublished_writes(self, coarse, block, stream):
         address, _ = coarse
         ok(hip.hipMemsetAsync(address, 9, 100, stream))
         ok(hip.hipMemcpyAsync(block, address, 4096, H2D, stream))
@@ -731,7 +737,7 @@ class TestCoherence:
         assert (back[:100] == 9).all()
         assert (back[100:] == 1).all()
 
-    def test_the_device_sees_what_the_host_wrote_before_the_copy(self, coarse, block, stream):
+    def test_the_device_reads_what_the_host_wrote_before_the_copy(self, coarse, block, stream):
         address, host = coarse
         host[:] = np.arange(4096, dtype=np.uint8)
         ok(hip.hipMemcpyAsync(block, address, 4096, H2D, stream))
@@ -739,7 +745,7 @@ class TestCoherence:
         assert (read(block, 4096) == host).all()
 
     @emulator_only
-    def test_rows_of_a_box_stay_hidden_too(self, coarse, block, stream, event):
+    def test_rows_of_a_2d_copy_are_published_by_a_wait_only(self, coarse, block, stream, event):
         address, host = coarse
         ok(hip.hipMemsetAsync(block, 5, 4096, stream))
         ok(hip.hipMemcpy2DAsync(address, 64, block, 64, 32, 64, D2H, stream))
@@ -750,42 +756,42 @@ class TestCoherence:
         assert (host.reshape(64, 64)[:, :32] == 5).all()
         assert (host.reshape(64, 64)[:, 32:] == 1).all()
 
-    def test_a_copy_that_waits_shows_it(self, coarse, block):
+    def test_a_blocking_copy_publishes_writes(self, coarse, block):
         address, host = coarse
         ok(hip.hipMemset(block, 5, 4096))
         ok(hip.hipMemcpy(address, block, 4096, D2H))
         assert (host == 5).all()
 
 
-@statements
+@claims("Memory Management; hip-is-not-cuda 6.1, 6.2, 6.4")
 class TestRegistering:
     def test_registered_memory_is_pinned_until_unregistered(self, block, stream):
         here = pages(2)
-        ok(hip.hipHostRegister(at(here), 8192, 0))
+        ok(hip.hipHostRegister(address_of(here), 8192, 0))
         here[:] = 1
         with Gate(stream) as gate:
-            ok(hip.hipMemcpyAsync(block, at(here), 4096, H2D, stream))
+            ok(hip.hipMemcpyAsync(block, address_of(here), 4096, H2D, stream))
             here[:] = 2
             gate.open()
             ok(hip.hipStreamSynchronize(stream))
         assert (read(block, 4096) == 2).all()
-        ok(hip.hipHostUnregister(at(here)))
+        ok(hip.hipHostUnregister(address_of(here)))
 
-    def test_nothing_and_unknown_flags_are_refused(self):
+    def test_zero_bytes_and_unknown_flags_are_refused(self):
         here = pages(1)
-        refused(hip.hipHostRegister(0, 4096, 0), INVALID_VALUE)
-        refused(hip.hipHostRegister(at(here), 0, 0), INVALID_VALUE)
-        refused(hip.hipHostRegister(at(here), 4096, 0x100), INVALID_VALUE)
+        returns(hip.hipHostRegister(0, 4096, 0), INVALID_VALUE)
+        returns(hip.hipHostRegister(address_of(here), 0, 0), INVALID_VALUE)
+        returns(hip.hipHostRegister(address_of(here), 4096, 0x100), INVALID_VALUE)
 
-    def test_memory_that_is_not_there_is_refused(self):
-        refused(hip.hipHostRegister(1 << 40, 4096, 0), INVALID_VALUE, OUT_OF_MEMORY)
+    def test_unmapped_memory_is_refused(self):
+        returns(hip.hipHostRegister(1 << 40, 4096, 0), INVALID_VALUE, OUT_OF_MEMORY)
 
     @emulator_only
-    def test_the_device_has_another_address_for_it(self, block):
+    def test_registered_memory_has_another_address_on_the_device(self, block):
         here = pages(2)
-        ok(hip.hipHostRegister(at(here), 8192, 0))
-        there = hip.out("hipHostGetDevicePointer", at(here) + 100, 0)
-        assert there != at(here) + 100
+        ok(hip.hipHostRegister(address_of(here), 8192, 0))
+        there = hip.out("hipHostGetDevicePointer", address_of(here) + 100, 0)
+        assert there != address_of(here) + 100
         here[:] = 3
         ok(hip.hipMemcpy(block, there, 64, H2D))
         assert (read(block, 64) == 3).all()
@@ -795,79 +801,79 @@ class TestRegistering:
         assert here[99] == here[164] == 3
         found = PointerAttributes()
         ok(hip.hipPointerGetAttributes(ctypes.byref(found), there))
-        assert (found.host_pointer, found.device_pointer) == (at(here) + 100, there)
-        ok(hip.hipHostUnregister(at(here)))
-        refused(hip.hipMemset(there, 4, 64), INVALID_VALUE)
+        assert (found.host_pointer, found.device_pointer) == (address_of(here) + 100, there)
+        ok(hip.hipHostUnregister(address_of(here)))
+        returns(hip.hipMemset(there, 4, 64), INVALID_VALUE)
 
     @emulator_only
     @once
-    def test_only_its_start_can_be_unregistered(self):
+    def test_unregistering_an_interior_address_aborts_the_process(self):
         for offset in (1, 4096):
-            said = child(
+            output = child(
                 f"""
             here = pages(2)
-            ok(hip.hipHostRegister(at(here), 8192, 0))
-            hip.hipHostUnregister(at(here) + {offset})
+            ok(hip.hipHostRegister(address_of(here), 8192, 0))
+            hip.hipHostUnregister(address_of(here) + {offset})
             """,
                 expect=ABORT,
             )
-            assert "abort" in said
+            assert "abort" in output
 
     @emulator_only
     @once
-    def test_page_locked_memory_is_not_registered_memory(self):
+    def test_unregistering_allocated_host_memory_aborts_the_process(self):
         child("hip.hipHostUnregister(pinned(64)[0])", expect=ABORT)
 
     def test_unknown_memory_cannot_be_unregistered(self):
-        refused(hip.hipHostUnregister(at(flat())), NOT_REGISTERED)
-        refused(hip.hipHostUnregister(0), INVALID_VALUE)
+        returns(hip.hipHostUnregister(address_of(sample())), NOT_REGISTERED)
+        returns(hip.hipHostUnregister(0), INVALID_VALUE)
 
     @since(7, 3)
-    def test_registering_twice_is_refused_since_2026(self):
+    def test_since_rocm_7_3_registering_twice_is_refused(self):
         here, (host, _) = pages(4), pinned(4096)
-        ok(hip.hipHostRegister(at(here), 8192, 0))
-        refused(hip.hipHostRegister(at(here), 8192, 0), ALREADY)
-        refused(hip.hipHostRegister(at(here) + 4096, 8192, 0), ALREADY)
-        refused(hip.hipHostRegister(host, 4096, 0), ALREADY)
-        ok(hip.hipHostUnregister(at(here)))
+        ok(hip.hipHostRegister(address_of(here), 8192, 0))
+        returns(hip.hipHostRegister(address_of(here), 8192, 0), ALREADY)
+        returns(hip.hipHostRegister(address_of(here) + 4096, 8192, 0), ALREADY)
+        returns(hip.hipHostRegister(host, 4096, 0), ALREADY)
+        ok(hip.hipHostUnregister(address_of(here)))
         ok(hip.hipHostFree(host))
 
     @before(7, 3)
     @emulator_only
-    def test_before_it_succeeds_and_leaks(self, leaks):
+    def test_before_rocm_7_3_registering_twice_succeeds_and_leaks(self, leaks):
         here = pages(2)
-        ok(hip.hipHostRegister(at(here), 8192, 0))
+        ok(hip.hipHostRegister(address_of(here), 8192, 0))
         held = emulator.control("roc").live()[1]
-        ok(hip.hipHostRegister(at(here), 8192, 0))
+        ok(hip.hipHostRegister(address_of(here), 8192, 0))
         assert emulator.control("roc").live()[1] == held + 1
-        ok(hip.hipHostUnregister(at(here)))
-        refused(hip.hipHostUnregister(at(here)), NOT_REGISTERED)
+        ok(hip.hipHostUnregister(address_of(here)))
+        returns(hip.hipHostUnregister(address_of(here)), NOT_REGISTERED)
         assert emulator.control("roc").live()[1] == held
 
     @before(7, 3)
     @emulator_only
-    def test_before_overlaps_are_not_noticed(self):
+    def test_before_rocm_7_3_overlapping_ranges_are_accepted(self):
         here = pages(4)
-        ok(hip.hipHostRegister(at(here), 8192, 0))
-        ok(hip.hipHostRegister(at(here) + 4096, 8192, 0))
-        ok(hip.hipHostUnregister(at(here)))
-        ok(hip.hipHostUnregister(at(here) + 4096))
+        ok(hip.hipHostRegister(address_of(here), 8192, 0))
+        ok(hip.hipHostRegister(address_of(here) + 4096, 8192, 0))
+        ok(hip.hipHostUnregister(address_of(here)))
+        ok(hip.hipHostUnregister(address_of(here) + 4096))
 
     def test_unregistering_waits_for_the_device(self, stream):
         here = pages(1)
-        ok(hip.hipHostRegister(at(here), 4096, 0))
+        ok(hip.hipHostRegister(address_of(here), 4096, 0))
         with Gate(stream) as gate:
             ended = threading.Event()
-            thread = threading.Thread(target=lambda: (hip.hipHostUnregister(at(here)), ended.set()))
+            thread = threading.Thread(target=lambda: (hip.hipHostUnregister(address_of(here)), ended.set()))
             thread.start()
             assert not ended.wait(0.05)
             gate.open()
             thread.join()
 
 
-@statements
+@claims("Managed Memory; hip-is-not-cuda 6.17")
 class TestManagedMemory:
-    def test_both_sides_use_one_address(self):
+    def test_host_and_device_use_one_address(self):
         address = hip.out("hipMallocManaged", 4096, 1)
         here = np.frombuffer((ctypes.c_uint8 * 4096).from_address(address), np.uint8)
         here[:] = 3
@@ -879,126 +885,126 @@ class TestManagedMemory:
 
     def test_flags_and_size_are_checked(self):
         for size, flags in ((0, 1), (64, 0), (64, 8)):
-            refused(hip.hipMallocManaged(ctypes.byref(ctypes.c_uint64()), size, flags), INVALID_VALUE)
+            returns(hip.hipMallocManaged(ctypes.byref(ctypes.c_uint64()), size, flags), INVALID_VALUE)
 
-    def test_migration_is_an_attribute(self):
+    def test_migration_is_reported_by_attributes(self):
         assert attribute(24) in (0, 1)
         assert attribute(9) in (0, 1)
         assert attribute(65) in (0, 1)
 
     @emulator_only
-    def test_migration_is_off_unless_asked_for(self):
+    def test_migration_is_off_unless_hsa_xnack_is_1(self):
         assert (attribute(24), attribute(9), attribute(65)) == (1, 0, 0)
         child("assert (attribute(24), attribute(9), attribute(65)) == (1, 1, 1)", HSA_XNACK="1")
 
-    def test_it_can_be_advised_and_prefetched(self, stream):
+    def test_managed_memory_can_be_advised_and_prefetched(self, stream):
         address = hip.out("hipMallocManaged", 4096, 1)
         ok(hip.hipMemAdvise(address, 4096, 100, 0))
         ok(hip.hipMemPrefetchAsync(address, 4096, 0, stream))
         ok(hip.hipStreamSynchronize(stream))
-        refused(hip.hipMemPrefetchAsync(address, 0, 0, stream), INVALID_VALUE)
+        returns(hip.hipMemPrefetchAsync(address, 0, 0, stream), INVALID_VALUE)
         ok(hip.hipFree(address))
 
 
-@statements
+@claims("Memory Management; hip-is-not-cuda 6.4")
 class TestPointers:
     def attributes(self, address):
         found = PointerAttributes()
         ok(hip.hipPointerGetAttributes(ctypes.byref(found), address))
         return found
 
-    def test_device_memory(self, block):
+    def test_attributes_of_device_memory(self, block):
         found = self.attributes(block + 5)
         assert (found.type, found.device, found.device_pointer, found.managed) == (2, 0, block + 5, 0)
 
-    def test_page_locked_memory(self):
+    def test_attributes_of_page_locked_memory(self):
         address, _ = pinned(64)
         found = self.attributes(address + 5)
         assert (found.type, found.host_pointer) == (1, address + 5)
         ok(hip.hipHostFree(address))
 
-    def test_managed_memory(self):
+    def test_attributes_of_managed_memory(self):
         address = hip.out("hipMallocManaged", 64, 1)
         assert (self.attributes(address).type, self.attributes(address).managed) == (3, 1)
         ok(hip.hipFree(address))
 
     @since(7, 0)
     @emulator_only
-    def test_an_unknown_address_is_no_error(self):
-        assert self.attributes(at(flat())).type == 0
+    def test_since_rocm_7_an_unknown_address_is_no_error(self):
+        assert self.attributes(address_of(sample())).type == 0
 
     @before(7, 0)
     @emulator_only
-    def test_before_rocm_7_an_unknown_address_is_one(self):
-        refused(hip.hipPointerGetAttributes(ctypes.byref(PointerAttributes()), at(flat())), INVALID_VALUE)
+    def test_before_rocm_7_an_unknown_address_is_an_error(self):
+        returns(hip.hipPointerGetAttributes(ctypes.byref(PointerAttributes()), address_of(sample())), INVALID_VALUE)
 
-    def test_one_question_at_a_time(self, block):
+    def test_a_single_attribute_can_be_queried(self, block):
         word = ctypes.c_uint64()
         ok(hip.hipPointerGetAttribute(ctypes.byref(word), 11, block + 5))
         assert word.value == block
         kind = ctypes.c_int()
         ok(hip.hipPointerGetAttribute(ctypes.byref(kind), 2, block))
         assert kind.value == 2
-        refused(hip.hipPointerGetAttribute(ctypes.byref(word), 11, at(flat())), INVALID_VALUE)
+        returns(hip.hipPointerGetAttribute(ctypes.byref(word), 11, address_of(sample())), INVALID_VALUE)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Memory Management; hip-is-not-cuda 6.7, 6.8, 6.20")
 class TestCopies:
     @pytest.mark.parametrize("kind", [H2D, ANY_KIND, D2D, 1024])
-    def test_the_direction_is_what_the_addresses_are(self, block, kind):
-        here = flat(value=5)
-        ok(hip.hipMemcpy(block, at(here), 4096, kind))
-        back = flat()
-        ok(hip.hipMemcpy(at(back), block, 4096, kind))
+    def test_the_addresses_determine_the_direction_not_the_kind(self, block, kind):
+        here = sample(value=5)
+        ok(hip.hipMemcpy(block, address_of(here), 4096, kind))
+        back = sample()
+        ok(hip.hipMemcpy(address_of(back), block, 4096, kind))
         assert (back == 5).all()
 
-    def test_kinds_that_do_not_exist_are_refused(self, block):
+    def test_unknown_kinds_are_refused(self, block):
         for kind in (5, 77):
-            refused(hip.hipMemcpy(block, at(flat()), 4096, kind), INVALID_DIRECTION)
+            returns(hip.hipMemcpy(block, address_of(sample()), 4096, kind), INVALID_DIRECTION)
 
-    def test_two_unknown_addresses_must_be_said_to_be_the_hosts(self):
-        to, source = flat(), flat(value=3)
-        ok(hip.hipMemcpy(at(to), at(source), 4096, H2H))
+    def test_for_two_unknown_addresses_the_kind_must_say_host(self):
+        to, source = sample(), sample(value=3)
+        ok(hip.hipMemcpy(address_of(to), address_of(source), 4096, H2H))
         assert (to == 3).all()
-        ok(hip.hipMemcpy(at(to), at(source), 4096, ANY_KIND))
+        ok(hip.hipMemcpy(address_of(to), address_of(source), 4096, ANY_KIND))
         if not attribute(65):
-            refused(hip.hipMemcpy(at(to), at(source), 4096, H2D), INVALID_VALUE)
+            returns(hip.hipMemcpy(address_of(to), address_of(source), 4096, H2D), INVALID_VALUE)
 
-    def test_no_bytes_are_no_error(self, block):
+    def test_zero_bytes_are_no_error(self, block):
         ok(hip.hipMemcpy(block, 0, 0, H2D))
         ok(hip.hipMemcpyAsync(0, 0, 0, D2D, 0))
 
-    def test_nothing_is_no_address(self, block):
-        refused(hip.hipMemcpy(block, 0, 16, H2D), INVALID_VALUE)
-        refused(hip.hipMemcpy(0, block, 16, D2H), INVALID_VALUE)
+    def test_a_null_address_is_refused(self, block):
+        returns(hip.hipMemcpy(block, 0, 16, H2D), INVALID_VALUE)
+        returns(hip.hipMemcpy(0, block, 16, D2H), INVALID_VALUE)
 
-    def test_a_block_has_an_end(self, block):
-        refused(hip.hipMemcpy(block + 4000, at(flat()), 97, H2D), INVALID_VALUE)
-        refused(hip.hipMemcpy(at(flat()), block + 1, 4096, D2H), INVALID_VALUE)
-        ok(hip.hipMemcpy(block + 4000, at(flat()), 96, H2D))
+    def test_a_copy_beyond_the_end_of_a_block_is_refused(self, block):
+        returns(hip.hipMemcpy(block + 4000, address_of(sample()), 97, H2D), INVALID_VALUE)
+        returns(hip.hipMemcpy(address_of(sample()), block + 1, 4096, D2H), INVALID_VALUE)
+        ok(hip.hipMemcpy(block + 4000, address_of(sample()), 96, H2D))
 
     @emulator_only
     @once
-    def test_freed_memory_counts_as_the_hosts_and_ends_the_process(self):
+    def test_a_copy_of_freed_memory_ends_the_process(self):
         code = """
         there = hip.out("hipMalloc", 4096)
         ok(hip.hipFree(there))
-        hip.hipMemcpy(there, at(flat()), 4096, ANY_KIND)
+        hip.hipMemcpy(there, address_of(sample()), 4096, ANY_KIND)
         """
         assert "no live allocation" in child(code, expect=SEGFAULT)
 
     @emulator_only
     @once
-    def test_an_address_where_nothing_is_ends_the_process(self, block):
+    def test_a_copy_of_an_unmapped_address_ends_the_process(self, block):
         child("hip.hipMemcpy(hip.out('hipMalloc', 64), 1 << 40, 64, H2D)", expect=SEGFAULT)
 
     def test_a_short_pageable_source_is_read_before_the_call_returns(self, block, stream):
-        here = flat(value=1)
+        here = sample(value=1)
         with Gate(stream) as gate:
-            ok(hip.hipMemcpyAsync(block, at(here), 4096, H2D, stream))
+            ok(hip.hipMemcpyAsync(block, address_of(here), 4096, H2D, stream))
             here[:] = 2
             gate.open()
             ok(hip.hipStreamSynchronize(stream))
@@ -1006,11 +1012,11 @@ class TestCopies:
 
     def test_a_long_pageable_source_is_waited_for(self, stream):
         size = 2 * STAGED
-        there, here = hip.out("hipMalloc", size), flat(size, 1)
+        there, here = hip.out("hipMalloc", size), sample(size, 1)
         with Gate(stream) as gate:
             ended = threading.Event()
             thread = threading.Thread(
-                target=lambda: (ok(hip.hipMemcpyAsync(there, at(here), size, H2D, stream)), ended.set())
+                target=lambda: (ok(hip.hipMemcpyAsync(there, address_of(here), size, H2D, stream)), ended.set())
             )
             thread.start()
             assert not ended.wait(0.05)
@@ -1020,31 +1026,31 @@ class TestCopies:
         ok(hip.hipFree(there))
 
     def test_a_pageable_destination_is_written_before_the_call_returns(self, block, stream):
-        out = flat(value=9)
-        ok(hip.hipMemcpyAsync(at(out), block, 4096, D2H, stream))
+        out = sample(value=9)
+        ok(hip.hipMemcpyAsync(address_of(out), block, 4096, D2H, stream))
         assert (out == 0).all()
 
-    def test_page_locked_memory_is_read_and_written_later(self, block, stream):
+    def test_page_locked_memory_is_read_and_written_in_stream_order(self, block, stream):
         source, host = pinned(4096)
         host[:] = 1
         with Gate(stream) as gate:
             ok(hip.hipMemcpyAsync(block, source, 4096, H2D, stream))
-            standing(stream)
+            assert_blocked(stream)
             host[:] = 2
             gate.open()
             ok(hip.hipStreamSynchronize(stream))
         assert (read(block, 4096) == 2).all()
         ok(hip.hipHostFree(source))
 
-    def test_a_copy_within_the_device_returns_before_it_ends(self, block):
+    def test_a_copy_within_the_device_returns_before_it_is_complete(self, block):
         there = hip.out("hipMalloc", 4096)
         with Gate(0):
             ok(hip.hipMemcpy(there, block, 4096, D2D))
-            standing(0)
+            assert_blocked(0)
         ok(hip.hipFree(there))
 
-    def test_a_copy_to_the_device_has_ended_when_the_call_returns(self, block):
-        ok(hip.hipMemcpy(block, at(flat(value=4)), 4096, H2D))
+    def test_a_copy_to_the_device_is_complete_on_return(self, block):
+        ok(hip.hipMemcpy(block, address_of(sample(value=4)), 4096, H2D))
         ok(hip.hipStreamQuery(0))
         source, _ = pinned(4096)
         ok(hip.hipMemcpy(block, source, 4096, H2D))
@@ -1060,7 +1066,7 @@ class TestCopies:
         ok(hip.hipHostFree(one))
         ok(hip.hipHostFree(two))
 
-    def test_a_stream_of_another_device_will_do(self, block):
+    def test_a_stream_of_another_device_is_accepted(self, block):
         two_devices()
         ok(hip.hipSetDevice(1))
         foreign = hip.out("hipStreamCreateWithFlags", NON_BLOCKING)
@@ -1073,7 +1079,7 @@ class TestCopies:
         ok(hip.hipStreamDestroy(foreign))
         ok(hip.hipHostFree(source))
 
-    def test_devices_copy_without_peer_access(self, block, stream):
+    def test_a_peer_copy_needs_no_peer_access(self, block, stream):
         two_devices()
         ok(hip.hipMemset(block, 6, 4096))
         ok(hip.hipDeviceSynchronize())
@@ -1083,17 +1089,17 @@ class TestCopies:
         ok(hip.hipMemcpyPeerAsync(there, 1, block, 0, 4096, stream))
         ok(hip.hipStreamSynchronize(stream))
         assert (read(there, 4096) == 6).all()
-        refused(hip.hipMemcpyPeer(there, 99, block, 0, 4096), INVALID_DEVICE)
+        returns(hip.hipMemcpyPeer(there, 99, block, 0, 4096), INVALID_DEVICE)
         ok(hip.hipFree(there))
 
-    def test_copies_named_for_their_direction(self, block, stream):
-        here, back = flat(value=7), flat()
-        ok(hip.hipMemcpyHtoD(block, at(here), 4096))
+    def test_copies_with_the_direction_in_their_name(self, block, stream):
+        here, back = sample(value=7), sample()
+        ok(hip.hipMemcpyHtoD(block, address_of(here), 4096))
         ok(hip.hipMemcpyDtoD(block, block + 2048, 1024))
-        ok(hip.hipMemcpyDtoH(at(back), block, 4096))
+        ok(hip.hipMemcpyDtoH(address_of(back), block, 4096))
         assert (back == 7).all()
-        ok(hip.hipMemcpyHtoDAsync(block, at(flat(value=8)), 4096, stream))
-        ok(hip.hipMemcpyDtoHAsync(at(back), block, 4096, stream))
+        ok(hip.hipMemcpyHtoDAsync(block, address_of(sample(value=8)), 4096, stream))
+        ok(hip.hipMemcpyDtoHAsync(address_of(back), block, 4096, stream))
         assert (back == 8).all()
 
 
@@ -1106,24 +1112,24 @@ def batch(stream, *copies, count=None, attributes=0):
     return hip.hipMemcpyBatchAsync(*words, ctypes.c_size_t(count), *given, ctypes.c_size_t(attributes), None, stream)
 
 
-@statements
+@claims("Memory Management (hipMemcpyBatchAsync); hip-is-not-cuda 3.12")
 class TestBatches:
     @since(7, 1)
-    def test_each_copy_goes_its_own_way(self, block, stream):
-        up, back = flat(2048, 7), flat(2048)
-        ok(batch(stream, (block, at(up), 2048)))
-        ok(batch(stream, (block + 2048, block, 1000), (at(back), block, 2048)))
+    def test_each_copy_of_a_batch_has_its_own_direction(self, block, stream):
+        up, back = sample(2048, 7), sample(2048)
+        ok(batch(stream, (block, address_of(up), 2048)))
+        ok(batch(stream, (block + 2048, block, 1000), (address_of(back), block, 2048)))
         ok(hip.hipStreamSynchronize(stream))
         assert (back == 7).all()
         assert (read(block + 2048, 1000) == 7).all()
 
     @since(7, 1)
-    def test_they_are_in_the_order_of_the_stream(self, block, stream):
+    def test_a_batch_runs_in_stream_order(self, block, stream):
         source, host = pinned(4096)
         host[:] = 1
         with Gate(stream) as gate:
             ok(batch(stream, (block, source, 2048), (block + 2048, source, 2048)))
-            standing(stream)
+            assert_blocked(stream)
             host[:] = 2
             gate.open()
             ok(hip.hipStreamSynchronize(stream))
@@ -1131,58 +1137,58 @@ class TestBatches:
         ok(hip.hipHostFree(source))
 
     @since(7, 1)
-    def test_nothing_to_copy_is_an_error(self, block, stream):
-        refused(batch(stream, (block, at(flat()), 16), count=0), INVALID_VALUE)
-        refused(batch(stream, (block, at(flat()), 16), (block, at(flat()), 0)), INVALID_VALUE)
+    def test_an_empty_batch_is_an_error(self, block, stream):
+        returns(batch(stream, (block, address_of(sample()), 16), count=0), INVALID_VALUE)
+        returns(batch(stream, (block, address_of(sample()), 16), (block, address_of(sample()), 0)), INVALID_VALUE)
 
     @since(7, 1)
     @before(7, 3)
-    def test_attributes_came_later(self, block, stream):
-        refused(batch(stream, (block, at(flat()), 16), attributes=1), NOT_SUPPORTED)
+    def test_before_rocm_7_3_attributes_are_not_supported(self, block, stream):
+        returns(batch(stream, (block, address_of(sample()), 16), attributes=1), NOT_SUPPORTED)
 
     @emulator_only
     @before(7, 1)
-    def test_an_older_runtime_has_none(self, block, stream):
-        refused(batch(stream, (block, at(flat()), 16)), NOT_SUPPORTED)
+    def test_before_rocm_7_1_batches_are_not_supported(self, block, stream):
+        returns(batch(stream, (block, address_of(sample()), 16)), NOT_SUPPORTED)
 
 
-@statements
+@claims("Memory Management; source of the runtime (pitches of the copy engines)")
 class TestBoxes:
-    def test_rows_with_a_pitch(self, block):
+    def test_a_2d_copy_applies_pitches(self, block):
         here = np.arange(48, dtype=np.uint8).reshape(4, 12)
-        ok(hip.hipMemcpy2D(block, 64, at(here), 12, 8, 4, H2D))
+        ok(hip.hipMemcpy2D(block, 64, address_of(here), 12, 8, 4, H2D))
         back = np.zeros((4, 8), np.uint8)
-        ok(hip.hipMemcpy2D(at(back), 8, block, 64, 8, 4, D2H))
+        ok(hip.hipMemcpy2D(address_of(back), 8, block, 64, 8, 4, D2H))
         assert (back == here[:, :8]).all()
 
     def test_a_pitch_shorter_than_the_row_is_refused(self, block):
-        refused(hip.hipMemcpy2D(block, 7, at(flat()), 8, 8, 4, H2D), INVALID_PITCH)
-        refused(hip.hipMemcpy2D(block, 8, at(flat()), 7, 8, 4, H2D), INVALID_PITCH)
+        returns(hip.hipMemcpy2D(block, 7, address_of(sample()), 8, 8, 4, H2D), INVALID_PITCH)
+        returns(hip.hipMemcpy2D(block, 8, address_of(sample()), 7, 8, 4, H2D), INVALID_PITCH)
 
     def test_the_last_row_must_fit(self, block):
-        refused(hip.hipMemcpy2D(block, 1024, at(flat(8192)), 1024, 1000, 5, H2D), INVALID_VALUE)
-        ok(hip.hipMemcpy2D(block, 1024, at(flat(8192)), 1024, 1024, 4, H2D))
+        returns(hip.hipMemcpy2D(block, 1024, address_of(sample(8192)), 1024, 1000, 5, H2D), INVALID_VALUE)
+        ok(hip.hipMemcpy2D(block, 1024, address_of(sample(8192)), 1024, 1024, 4, H2D))
 
-    def test_no_rows_are_no_error(self, block):
-        ok(hip.hipMemcpy2D(block, 64, at(flat()), 64, 0, 4, H2D))
-        ok(hip.hipMemcpy2D(block, 64, at(flat()), 64, 8, 0, H2D))
+    def test_zero_rows_are_no_error(self, block):
+        ok(hip.hipMemcpy2D(block, 64, address_of(sample()), 64, 0, 4, H2D))
+        ok(hip.hipMemcpy2D(block, 64, address_of(sample()), 64, 8, 0, H2D))
 
     @emulator_only
-    def test_a_pitch_that_is_no_multiple_of_4_is_right_but_slow(self, block):
+    def test_a_pitch_that_is_no_multiple_of_4_is_correct_and_slow(self, block):
         control = emulator.control("roc")
         control.reset()
         here = np.arange(60, dtype=np.uint8)
-        ok(hip.hipMemcpy2D(block, 15, at(here), 15, 10, 4, H2D))
+        ok(hip.hipMemcpy2D(block, 15, address_of(here), 15, 10, 4, H2D))
         assert (read(block, 10) == here[:10]).all()
         assert control.slow_copies() == 1
-        ok(hip.hipMemcpy2D(block, 16, at(here), 16, 10, 3, H2D))
-        ok(hip.hipMemcpy2D(block, 15, at(here), 15, 10, 1, H2D))
+        ok(hip.hipMemcpy2D(block, 16, address_of(here), 16, 10, 3, H2D))
+        ok(hip.hipMemcpy2D(block, 15, address_of(here), 15, 10, 1, H2D))
         assert control.slow_copies() == 1
 
-    def test_planes(self, block):
+    def test_a_3d_copy_applies_pitches_and_planes(self, block):
         here = np.arange(4 * 5 * 6, dtype=np.uint8).reshape(4, 5, 6)
         copy = Copy3D(
-            src=Pitched(at(here), 6, 6, 5),
+            src=Pitched(address_of(here), 6, 6, 5),
             src_pos=Triple(1, 1, 1),
             dst=Pitched(block, 16, 16, 8),
             extent=Triple(4, 3, 2),
@@ -1191,12 +1197,12 @@ class TestBoxes:
         ok(hip.hipMemcpy3D(ctypes.byref(copy)))
         back = read(block, 16 * 8 * 2).reshape(2, 8, 16)
         assert (back[:, :3, :4] == here[1:3, 1:4, 1:5]).all()
-        refused(hip.hipMemcpy3D(None), INVALID_VALUE)
+        returns(hip.hipMemcpy3D(None), INVALID_VALUE)
 
 
-@statements
+@claims("Memory Management")
 class TestFills:
-    def test_bytes_halves_and_words(self, block):
+    def test_a_fill_writes_units_of_1_2_or_4_bytes(self, block):
         ok(hip.hipMemset(block, 0x1FF, 4096))
         assert (read(block, 4096) == 255).all()
         ok(hip.hipMemsetD16(block, 0x0102, 8))
@@ -1207,7 +1213,7 @@ class TestFills:
         assert (back[16:32].view(np.uint32) == 0x03040506).all()
         assert list(back[32:40]) == [9] * 4 + [255] * 4
 
-    def test_rows_and_planes(self, block):
+    def test_2d_and_3d_fills_do_not_change_the_gaps(self, block):
         ok(hip.hipMemset2D(block, 64, 1, 8, 4))
         ok(hip.hipMemset3D(Pitched(block + 1024, 32, 32, 4), 2, Triple(8, 2, 3)))
         back = read(block, 4096)
@@ -1215,15 +1221,15 @@ class TestFills:
         assert back[1024:].sum() == 2 * 8 * 2 * 3
 
     def test_unknown_memory_and_too_much_are_refused(self, block):
-        refused(hip.hipMemset(at(flat()), 0, 16), INVALID_VALUE)
-        refused(hip.hipMemset(block + 1, 0, 4096), INVALID_VALUE)
+        returns(hip.hipMemset(address_of(sample()), 0, 16), INVALID_VALUE)
+        returns(hip.hipMemset(block + 1, 0, 4096), INVALID_VALUE)
         ok(hip.hipMemset(block, 0, 0))
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Stream Management; hip-is-not-cuda 6.9, 6.10")
 class TestStreams:
     def test_priorities_are_few_and_clamped(self):
         least, greatest = ctypes.c_int(), ctypes.c_int()
@@ -1234,29 +1240,29 @@ class TestStreams:
         assert found.value == greatest.value
         ok(hip.hipStreamDestroy(made))
 
-    def test_flags(self, stream):
+    def test_stream_flags_are_checked(self, stream):
         found = ctypes.c_uint()
         ok(hip.hipStreamGetFlags(stream, ctypes.byref(found)))
         assert found.value == NON_BLOCKING
-        refused(hip.hipStreamCreateWithFlags(ctypes.byref(ctypes.c_uint64()), 2), INVALID_VALUE)
+        returns(hip.hipStreamCreateWithFlags(ctypes.byref(ctypes.c_uint64()), 2), INVALID_VALUE)
 
-    def test_default_streams_are_not_destroyed(self):
-        refused(hip.hipStreamDestroy(0), INVALID_HANDLE)
-        refused(hip.hipStreamDestroy(PER_THREAD), INVALID_HANDLE)
+    def test_default_streams_cannot_be_destroyed(self):
+        returns(hip.hipStreamDestroy(0), INVALID_HANDLE)
+        returns(hip.hipStreamDestroy(PER_THREAD), INVALID_HANDLE)
 
     @before(7, 0)
     @emulator_only
     def test_before_rocm_7_a_destroyed_stream_is_an_error(self, block):
         made = hip.out("hipStreamCreate")
         ok(hip.hipStreamDestroy(made))
-        refused(hip.hipStreamQuery(made), DESTROYED)
-        refused(hip.hipMemcpyAsync(block, at(flat()), 16, H2D, made), DESTROYED)
-        refused(hip.hipStreamDestroy(made), DESTROYED)
+        returns(hip.hipStreamQuery(made), DESTROYED)
+        returns(hip.hipMemcpyAsync(block, address_of(sample()), 16, H2D, made), DESTROYED)
+        returns(hip.hipStreamDestroy(made), DESTROYED)
 
     @since(7, 0)
     @emulator_only
     @pytest.mark.parametrize("call", ["hipStreamQuery(made)", "hipStreamDestroy(made)", "hipEventRecord(event, made)"])
-    def test_since_rocm_7_it_ends_the_process(self, call):
+    def test_since_rocm_7_use_of_a_destroyed_stream_ends_the_process(self, call):
         code = f"""
         made, event = hip.out("hipStreamCreate"), hip.out("hipEventCreate")
         ok(hip.hipStreamDestroy(made))
@@ -1264,50 +1270,50 @@ class TestStreams:
         """
         assert "destroyed" in child(code, expect=SEGFAULT)
 
-    def test_streams_with_the_null_stream(self, block):
+    def test_blocking_streams_and_the_null_stream_wait_for_each_other(self, block):
         blocking = hip.out("hipStreamCreate")
         with Gate(0):
             ok(hip.hipMemsetAsync(block, 1, 64, blocking))
-            standing(blocking)
+            assert_blocked(blocking)
         with Gate(blocking):
             ok(hip.hipMemsetAsync(block, 1, 64, 0))
-            standing(0)
+            assert_blocked(0)
         ok(hip.hipStreamDestroy(blocking))
 
-    def test_non_blocking_streams_go_their_own_way(self, block, stream):
+    def test_non_blocking_streams_and_the_null_stream_ignore_each_other(self, block, stream):
         with Gate(0):
             ok(hip.hipMemsetAsync(block, 1, 64, stream))
             ok(hip.hipStreamSynchronize(stream))
 
     @since(6, 3)
-    def test_the_null_stream_is_1_too(self, block, stream):
+    def test_handle_1_is_the_null_stream(self, block, stream):
         with Gate(LEGACY):
-            standing(0)
+            assert_blocked(0)
 
-    def test_2_is_the_threads_own(self, block):
+    def test_handle_2_is_the_per_thread_stream(self, block):
         with Gate(PER_THREAD):
-            standing(PER_THREAD)
+            assert_blocked(PER_THREAD)
             seen = []
             thread = threading.Thread(target=lambda: seen.append(hip.hipStreamQuery(PER_THREAD)))
             thread.start()
             thread.join()
             assert seen == [0]
 
-    def test_twins_take_0_for_the_threads_own(self, block, stream):
+    def test_spt_functions_take_0_for_the_per_thread_stream(self, block, stream):
         with Gate(PER_THREAD):
-            refused(hip.hipStreamQuery_spt(0), NOT_READY)
+            returns(hip.hipStreamQuery_spt(0), NOT_READY)
             ok(hip.hipMemcpyAsync_spt(block, block + 2048, 64, D2D, 0))
             ok(hip.hipStreamSynchronize(stream))
-            refused(hip.hipStreamQuery_spt(0), NOT_READY)
+            returns(hip.hipStreamQuery_spt(0), NOT_READY)
         ok(hip.hipStreamSynchronize_spt(0))
 
-    def test_nothing_is_captured(self, stream):
+    def test_a_new_stream_does_not_capture(self, stream):
         found = ctypes.c_int(7)
         ok(hip.hipStreamIsCapturing(stream, ctypes.byref(found)))
         assert found.value == 0
 
     @since(6, 0)
-    def test_streams_have_numbers(self, stream, other):
+    def test_streams_have_distinct_ids(self, stream, other):
         one, two = ctypes.c_uint64(), ctypes.c_uint64()
         ok(hip.hipStreamGetId(stream, ctypes.byref(one)))
         ok(hip.hipStreamGetId(other, ctypes.byref(two)))
@@ -1319,7 +1325,7 @@ ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, IMPLICIT, CAPTURED, WRONG_THREAD = 401,
 
 
 def exchange(mode):
-    """Set this thread's mode towards captures; what it was."""
+    """Set the capture mode of this thread; return the previous one."""
     found = ctypes.c_int(mode)
     ok(hip.hipThreadExchangeStreamCaptureMode(ctypes.byref(found)))
     return found.value
@@ -1333,8 +1339,8 @@ def relaxed(call):
         assert exchange(before) == RELAXED
 
 
-def elsewhere(call):
-    """What a call gives on a thread of its own."""
+def on_another_thread(call):
+    """The result of a call on another thread."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call()))
     thread.start()
@@ -1343,14 +1349,14 @@ def elsewhere(call):
 
 
 def allocate():
-    """Allocate, and free again: what captures do not see."""
+    """Allocate and free: calls that are potentially unsafe during a capture."""
     block = ctypes.c_uint64()
     return hip.hipMalloc(ctypes.byref(block), 64) or hip.hipFree(block.value)
 
 
 @pytest.fixture
 def capturing():
-    """Begin captures on a stream that nobody waits for, and say how they end."""
+    """Begins a capture on a non-blocking stream; returns the status of its end."""
     stream, begun = hip.out("hipStreamCreateWithFlags", NON_BLOCKING), []
 
     class Capture:
@@ -1376,15 +1382,15 @@ def capturing():
 
 @pytest.fixture
 def passed(event, stream):
-    """An event whose work is done."""
+    """A completed event."""
     ok(hip.hipEventRecord(event, stream))
     ok(hip.hipEventSynchronize(event))
     return event
 
 
-@statements
+@claims("Graph Management (stream capture); source of the runtime")
 class TestCapture:
-    def test_a_stream_says_that_it_captures(self, capturing):
+    def test_a_stream_reports_its_capture(self, capturing):
         def state(stream):
             found = ctypes.c_int(7)
             ok(hip.hipStreamIsCapturing(stream, ctypes.byref(found)))
@@ -1395,22 +1401,26 @@ class TestCapture:
         assert capturing.end() == 0
         assert state(stream) == 0
 
-    @pytest.mark.parametrize("where", [elsewhere, lambda call: call()], ids=["another thread", "the same"])
-    def test_in_global_mode_no_thread_may_do_what_is_not_seen_and_who_does_spoils_it(self, capturing, where):
+    @pytest.mark.parametrize(
+        "where", [on_another_thread, lambda call: call()], ids=["another thread", "the same thread"]
+    )
+    def test_in_global_mode_an_unsafe_call_of_any_thread_fails_and_invalidates_the_capture(self, capturing, where):
         capturing.begin(GLOBAL)
-        refused(where(allocate), UNSUPPORTED)
+        returns(where(allocate), UNSUPPORTED)
         assert capturing.end() == INVALIDATED
 
     @emulator_only
-    def test_since_rocm_7_nor_ask_for_events(self, capturing, passed):
-        """Of events that were recorded on a stream before, some releases of 7 say so to threads in any mode."""
+    def test_since_rocm_7_event_queries_are_unsafe_calls(self, capturing, passed):
+        """For events that were recorded before, some 7.x releases refuse the query in every mode."""
         capturing.begin(GLOBAL)
         forbidden = version() >= (7, 0)
-        refused(elsewhere(lambda: hip.hipEventQuery(passed)), UNSUPPORTED if forbidden else 0)
+        returns(on_another_thread(lambda: hip.hipEventQuery(passed)), UNSUPPORTED if forbidden else 0)
         assert capturing.end() == (INVALIDATED if forbidden else 0)
 
-    @pytest.mark.parametrize("where", [elsewhere, lambda call: call()], ids=["another thread", "the same"])
-    def test_a_thread_in_relaxed_mode_may(self, capturing, where):
+    @pytest.mark.parametrize(
+        "where", [on_another_thread, lambda call: call()], ids=["another thread", "the same thread"]
+    )
+    def test_a_thread_in_relaxed_mode_may_make_unsafe_calls(self, capturing, where):
         def lock():
             word = ctypes.c_uint64()
             return hip.hipHostMalloc(ctypes.byref(word), 64, 0) or hip.hipHostFree(word.value)
@@ -1421,79 +1431,83 @@ class TestCapture:
         assert capturing.end() == 0
 
     @emulator_only
-    def test_a_thread_in_relaxed_mode_may_ask_for_events(self, capturing, passed):
+    def test_a_thread_in_relaxed_mode_may_query_events(self, capturing, passed):
         capturing.begin(GLOBAL)
-        ok(elsewhere(lambda: relaxed(lambda: hip.hipEventQuery(passed))))
-        ok(elsewhere(lambda: relaxed(lambda: hip.hipEventSynchronize(passed))))
+        ok(on_another_thread(lambda: relaxed(lambda: hip.hipEventQuery(passed))))
+        ok(on_another_thread(lambda: relaxed(lambda: hip.hipEventSynchronize(passed))))
         assert capturing.end() == 0
 
-    def test_in_thread_local_mode_other_threads_may(self, capturing):
+    def test_in_thread_local_mode_only_the_capturing_thread_is_restricted(self, capturing):
         capturing.begin(THREAD_LOCAL)
-        ok(elsewhere(allocate))
+        ok(on_another_thread(allocate))
         assert capturing.end() == 0
         capturing.begin(THREAD_LOCAL)
-        refused(allocate(), UNSUPPORTED)
+        returns(allocate(), UNSUPPORTED)
         assert capturing.end() == INVALIDATED
 
-    def test_a_thread_keeps_its_own_mode(self):
-        relaxed(lambda: elsewhere(lambda: exchange(GLOBAL)) == GLOBAL or pytest.fail("shared"))
+    def test_each_thread_has_its_own_mode(self):
+        relaxed(
+            lambda: on_another_thread(lambda: exchange(GLOBAL)) == GLOBAL or pytest.fail("the threads share the mode")
+        )
 
     @emulator_only
-    def test_an_event_that_was_captured_cannot_be_asked_even_so(self, capturing, event):
+    def test_a_captured_event_cannot_be_queried_in_any_mode(self, capturing, event):
         stream = capturing.begin(GLOBAL)
         ok(hip.hipEventRecord(event, stream))
-        refused(relaxed(lambda: hip.hipEventQuery(event)), CAPTURED)
+        returns(relaxed(lambda: hip.hipEventQuery(event)), CAPTURED)
 
     @emulator_only
-    def test_what_would_be_captured_is_refused(self, capturing, block):
+    def test_work_cannot_be_captured(self, capturing, block):
         stream = capturing.begin(RELAXED)
-        refused(hip.hipMemsetAsync(block, 1, 1, stream), NOT_SUPPORTED)
+        returns(hip.hipMemsetAsync(block, 1, 1, stream), NOT_SUPPORTED)
         assert capturing.end() == 0
 
-    def test_a_capture_ends_on_its_own_thread(self, capturing):
+    def test_a_capture_ends_on_the_thread_that_began_it(self, capturing):
         stream = capturing.begin(GLOBAL)
-        refused(hip.hipStreamBeginCapture(stream, GLOBAL), ILLEGAL_STATE)
-        refused(elsewhere(lambda: hip.hipStreamEndCapture(stream, ctypes.byref(ctypes.c_uint64()))), WRONG_THREAD)
+        returns(hip.hipStreamBeginCapture(stream, GLOBAL), ILLEGAL_STATE)
+        returns(
+            on_another_thread(lambda: hip.hipStreamEndCapture(stream, ctypes.byref(ctypes.c_uint64()))), WRONG_THREAD
+        )
 
 
-@statements
+@claims("Event Management; hip-is-not-cuda 6.6")
 class TestEvents:
-    def test_one_that_was_never_recorded_is_complete(self, event, stream):
+    def test_an_unrecorded_event_is_complete(self, event, stream):
         ok(hip.hipEventQuery(event))
         ok(hip.hipEventSynchronize(event))
         ok(hip.hipStreamWaitEvent(stream, event, 0))
 
-    def test_streams_wait_for_the_last_record_before(self, event, stream, other, block):
+    def test_a_wait_is_for_the_last_record_before_it(self, event, stream, other, block):
         with Gate(stream) as gate:
             ok(hip.hipEventRecord(event, stream))
-            refused(hip.hipEventQuery(event), NOT_READY)
+            returns(hip.hipEventQuery(event), NOT_READY)
             ok(hip.hipStreamWaitEvent(other, event, 0))
-            standing(other)
+            assert_blocked(other)
             gate.open()
             ok(hip.hipStreamSynchronize(other))
 
-    def test_flags_are_checked(self):
+    def test_event_flags_are_checked(self):
         for flags in (0, 1, DISABLE_TIMING, DISABLE_TIMING | TO_SYSTEM, TO_DEVICE):
             ok(hip.hipEventDestroy(hip.out("hipEventCreateWithFlags", flags)))
         for flags in (TO_SYSTEM | TO_DEVICE, INTERPROCESS, 8):
-            refused(hip.hipEventCreateWithFlags(ctypes.byref(ctypes.c_uint64()), flags), INVALID_VALUE)
+            returns(hip.hipEventCreateWithFlags(ctypes.byref(ctypes.c_uint64()), flags), INVALID_VALUE)
 
-    def test_none_is_no_event(self, stream):
-        refused(hip.hipEventRecord(0, stream), INVALID_HANDLE)
-        refused(hip.hipEventDestroy(0), INVALID_HANDLE)
-        refused(hip.hipEventQuery(0), INVALID_HANDLE)
-        refused(hip.hipStreamWaitEvent(stream, 0, 0), INVALID_HANDLE)
+    def test_a_null_event_is_refused(self, stream):
+        returns(hip.hipEventRecord(0, stream), INVALID_HANDLE)
+        returns(hip.hipEventDestroy(0), INVALID_HANDLE)
+        returns(hip.hipEventQuery(0), INVALID_HANDLE)
+        returns(hip.hipStreamWaitEvent(stream, 0, 0), INVALID_HANDLE)
 
     @emulator_only
-    def test_a_destroyed_one_is_unknown(self):
+    def test_a_destroyed_event_is_unknown(self):
         made = hip.out("hipEventCreate")
         ok(hip.hipEventDestroy(made))
-        refused(hip.hipEventDestroy(made), DESTROYED)
-        refused(hip.hipEventQuery(made), DESTROYED)
+        returns(hip.hipEventDestroy(made), DESTROYED)
+        returns(hip.hipEventQuery(made), DESTROYED)
 
-    def test_time_passes(self, stream):
+    def test_the_time_between_two_events_is_positive(self, stream):
         start, end, found = hip.out("hipEventCreate"), hip.out("hipEventCreate"), ctypes.c_float(-1)
-        refused(hip.hipEventElapsedTime(ctypes.byref(found), start, end), INVALID_HANDLE)
+        returns(hip.hipEventElapsedTime(ctypes.byref(found), start, end), INVALID_HANDLE)
         ok(hip.hipEventRecord(start, stream))
         ok(hip.hipEventRecord(end, stream))
         ok(hip.hipEventSynchronize(end))
@@ -1502,23 +1516,23 @@ class TestEvents:
         ok(hip.hipEventDestroy(start))
         ok(hip.hipEventDestroy(end))
 
-    def test_an_event_stays_on_its_device(self, event):
+    def test_an_event_is_recorded_on_its_device_only(self, event):
         two_devices()
         ok(hip.hipSetDevice(1))
         foreign = hip.out("hipStreamCreate")
-        refused(hip.hipEventRecord(event, foreign), INVALID_HANDLE)
+        returns(hip.hipEventRecord(event, foreign), INVALID_HANDLE)
         ok(hip.hipStreamDestroy(foreign))
 
 
-@statements
+@claims("Stream Memory Operations")
 class TestWords:
-    def test_a_stream_waits_and_writes(self, stream):
+    def test_a_stream_waits_for_and_writes_words(self, stream):
         address = hip.out("hipExtMallocWithFlags", 8, SIGNAL_MEMORY)
         word = ctypes.c_uint64.from_address(address)
         word.value = 0
         ok(hip.hipStreamWaitValue64(stream, address, 1 << 40, 0, 2**64 - 1))
         ok(hip.hipStreamWriteValue64(stream, address, 5, 0))
-        standing(stream)
+        assert_blocked(stream)
         word.value = 1 << 40
         ok(hip.hipStreamSynchronize(stream))
         assert word.value == 5
@@ -1529,59 +1543,59 @@ class TestWords:
         ok(hip.hipFree(address))
 
     def test_flags_and_address_are_checked(self, stream):
-        refused(hip.hipStreamWaitValue32(stream, 0, 1, 0, 1), INVALID_VALUE)
-        refused(hip.hipStreamWriteValue32(stream, at(flat()), 1, 0), INVALID_VALUE)
+        returns(hip.hipStreamWaitValue32(stream, 0, 1, 0, 1), INVALID_VALUE)
+        returns(hip.hipStreamWriteValue32(stream, address_of(sample()), 1, 0), INVALID_VALUE)
 
 
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-@statements
+@claims("Stream Management (hipLaunchHostFunc)")
 class TestHostFunctions:
-    def test_they_run_in_their_turn(self, stream):
+    def test_host_functions_run_in_stream_order(self, stream):
         seen = []
         call = CALLBACK(seen.append)
         with Gate(stream):
             ok(hip.hipLaunchHostFunc(stream, ctypes.cast(call, ctypes.c_void_p), 7))
-            standing(stream)
+            assert_blocked(stream)
             assert seen == []
         assert seen == [7]
 
     @emulator_only
-    def test_they_may_not_call_the_runtime(self, stream):
+    def test_host_functions_may_not_call_the_runtime(self, stream):
         seen = []
         call = CALLBACK(lambda _: seen.append(hip.hipStreamQuery(0)))
         ok(hip.hipLaunchHostFunc(stream, ctypes.cast(call, ctypes.c_void_p), 0))
         ok(hip.hipStreamSynchronize(stream))
         assert seen == [NOT_SUPPORTED]
 
-    def test_none_is_no_function(self, stream):
-        refused(hip.hipLaunchHostFunc(stream, 0, 0), INVALID_VALUE)
+    def test_a_null_function_is_refused(self, stream):
+        returns(hip.hipLaunchHostFunc(stream, 0, 0), INVALID_VALUE)
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Stream Ordered Memory Allocator; hip-is-not-cuda 6.15, 6.16")
 class TestPools:
-    def test_memory_is_born_and_dies_on_the_stream(self, pool, stream):
+    def test_memory_is_allocated_and_freed_in_stream_order(self, pool, stream):
         address = hip.out("hipMallocFromPoolAsync", 4096, pool, stream)
         ok(hip.hipMemsetAsync(address, 3, 4096, stream))
-        out = flat()
-        ok(hip.hipMemcpyAsync(at(out), address, 4096, D2H, stream))
+        out = sample()
+        ok(hip.hipMemcpyAsync(address_of(out), address, 4096, D2H, stream))
         assert (out == 3).all()
         ok(hip.hipFreeAsync(address, stream))
 
     @since(7, 0)
-    def test_nothing_is_given_nothing(self, pool, stream):
+    def test_since_rocm_7_zero_bytes_give_null(self, pool, stream):
         assert hip.out("hipMallocAsync", 0, stream) == 0
         ok(hip.hipFreeAsync(0, stream))
 
     @before(7, 0)
     @emulator_only
     def test_before_rocm_7_nothing_is_refused(self, pool, stream):
-        refused(hip.hipMallocAsync(ctypes.byref(ctypes.c_uint64()), 0, stream), INVALID_VALUE)
-        refused(hip.hipFreeAsync(0, stream), INVALID_VALUE)
+        returns(hip.hipMallocAsync(ctypes.byref(ctypes.c_uint64()), 0, stream), INVALID_VALUE)
+        returns(hip.hipFreeAsync(0, stream), INVALID_VALUE)
 
     @since(7, 0)
     def test_freeing_its_memory_without_a_stream_does_not_wait(self, pool, stream, other):
@@ -1590,22 +1604,22 @@ class TestPools:
         with Gate(stream):
             ok(hip.hipFree(address))
 
-    def test_plain_memory_can_be_freed_like_it(self, pool, stream):
+    def test_hip_free_async_accepts_plain_memory(self, pool, stream):
         address = hip.out("hipMalloc", 64)
         ok(hip.hipFreeAsync(address, stream))
         ok(hip.hipStreamSynchronize(stream))
 
-    def test_settings(self, pool):
+    def test_attributes_of_pools_can_be_set_and_read(self, pool):
         word = ctypes.c_uint64(1 << 20)
         ok(hip.hipMemPoolSetAttribute(pool, 4, ctypes.byref(word)))
         found = ctypes.c_uint64()
         ok(hip.hipMemPoolGetAttribute(pool, 4, ctypes.byref(found)))
         assert found.value == 1 << 20
-        refused(hip.hipMemPoolGetAttribute(pool, 99, ctypes.byref(found)), INVALID_VALUE)
+        returns(hip.hipMemPoolGetAttribute(pool, 99, ctypes.byref(found)), INVALID_VALUE)
 
     @emulator_only
     @once
-    def test_they_can_be_switched_off(self):
+    def test_an_environment_variable_switches_pools_off(self):
         child(
             """
         assert attribute(88) == 0
@@ -1628,16 +1642,16 @@ assert hip.hipMalloc(ctypes.byref(ctypes.c_uint64()), 64) == 700
 """
 
 
-@statements
+@claims("hip-is-not-cuda 6.12")
 class TestFaults:
     @since(7, 0)
     @emulator_only
-    def test_work_on_memory_that_is_not_there_is_an_error_that_stays(self):
+    def test_since_rocm_7_use_before_the_allocation_is_a_sticky_error(self):
         child(TOO_EARLY)
 
     @before(7, 0)
     @emulator_only
-    def test_before_rocm_7_it_ends_the_process(self):
+    def test_before_rocm_7_use_before_the_allocation_ends_the_process(self):
         assert "Memory access fault" in child(TOO_EARLY, expect=ABORT)
 
     @emulator_only
@@ -1653,19 +1667,19 @@ class TestFaults:
 # --- peers, processes, visibility -------------------------------------------------------------------------------------
 
 
-@statements
+@claims("Peer to Peer Device Memory Access; hip-is-not-cuda 6.20")
 class TestPeers:
-    def test_access_is_enabled_once(self):
+    def test_peer_access_is_enabled_once(self):
         two_devices()
         if not hip.out("hipDeviceCanAccessPeer", 0, 1, kind=ctypes.c_int):
-            pytest.skip("the devices are not peers")
+            pytest.skip("the two devices have no peer access")
         ok(hip.hipDeviceEnablePeerAccess(1, 0))
-        refused(hip.hipDeviceEnablePeerAccess(1, 0), PEER_ENABLED)
+        returns(hip.hipDeviceEnablePeerAccess(1, 0), PEER_ENABLED)
         ok(hip.hipDeviceDisablePeerAccess(1))
-        refused(hip.hipDeviceDisablePeerAccess(1), PEER_NOT_ENABLED)
+        returns(hip.hipDeviceDisablePeerAccess(1), PEER_NOT_ENABLED)
 
     def test_a_device_is_not_its_own_peer(self):
-        refused(hip.hipDeviceEnablePeerAccess(0, 0), INVALID_DEVICE)
+        returns(hip.hipDeviceEnablePeerAccess(0, 0), INVALID_DEVICE)
         assert hip.out("hipDeviceCanAccessPeer", 0, 0, kind=ctypes.c_int) == 0
 
 
@@ -1680,7 +1694,7 @@ ok(hip.hipIpcCloseMemHandle(address))
 """
 
 
-@statements
+@claims("Device Management (hipIpcGetMemHandle); hip-is-not-cuda 6.19")
 class TestSharing:
     def handle(self, address):
         made = IpcHandle()
@@ -1693,12 +1707,12 @@ class TestSharing:
         child(IMPORTER, HANDLE=bytes(self.handle(block)).hex())
         assert (read(block, 4096) == 8).all()
 
-    def test_a_process_cannot_open_its_own(self, block):
-        refused(hip.hipIpcOpenMemHandle(ctypes.byref(ctypes.c_uint64()), self.handle(block), 1), INVALID_CONTEXT)
+    def test_a_process_cannot_open_its_own_handle(self, block):
+        returns(hip.hipIpcOpenMemHandle(ctypes.byref(ctypes.c_uint64()), self.handle(block), 1), INVALID_CONTEXT)
 
     @emulator_only
     @once
-    def test_two_opens_have_two_addresses(self, block):
+    def test_opening_a_handle_twice_gives_two_addresses(self, block):
         code = """
         handle = IpcHandle.from_buffer_copy(bytes.fromhex(os.environ["HANDLE"]))
         one, two = (hip.out("hipIpcOpenMemHandle", handle, 1) for _ in range(2))
@@ -1711,62 +1725,62 @@ class TestSharing:
         child(code, HANDLE=bytes(self.handle(block)).hex())
 
     @emulator_only
-    def test_only_the_start_of_device_memory_is_shared(self, block):
-        refused(hip.hipIpcGetMemHandle(ctypes.byref(IpcHandle()), block + 512), INVALID_DEVICE_POINTER)
-        refused(hip.hipIpcGetMemHandle(ctypes.byref(IpcHandle()), at(flat())), INVALID_DEVICE_POINTER)
+    def test_only_the_base_of_device_memory_has_a_handle(self, block):
+        returns(hip.hipIpcGetMemHandle(ctypes.byref(IpcHandle()), block + 512), INVALID_DEVICE_POINTER)
+        returns(hip.hipIpcGetMemHandle(ctypes.byref(IpcHandle()), address_of(sample())), INVALID_DEVICE_POINTER)
 
 
-def counted(**variables):
+def visible_buses(**variables):
     variables = {"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "", **variables}
     code = """
     number, bus = ctypes.c_int(), ctypes.create_string_buffer(32)
     hip = hip or Hip(ctypes.CDLL(os.environ["ROCM_PATH"] + "/lib/libamdhip64.so"))
-    said = hip.hipGetDeviceCount(ctypes.byref(number))
+    status = hip.hipGetDeviceCount(ctypes.byref(number))
     for device in range(number.value):
         ok(hip.hipDeviceGetPCIBusId(bus, 32, device))
         print(int(bus.value.decode().split(":")[1], 16), end=" ")
-    if said:
-        print(said)
+    if status:
+        print(status)
     """
     return child(code, DEVMEM_EMULATOR_DEVICES="4", **variables).split()
 
 
-@statements
+@claims("GPU isolation techniques; hip-is-not-cuda 6.22")
 @emulator_only
 @once
 class TestVisibleDevices:
-    """By the bus numbers of those that are seen: 1 to 4."""
+    """Visible devices are identified by their bus numbers, 1 to 4."""
 
     def test_an_empty_list_hides_nothing(self):
-        assert counted() == ["1", "2", "3", "4"]
+        assert visible_buses() == ["1", "2", "3", "4"]
 
-    def test_ordinals_in_their_order(self):
-        assert counted(HIP_VISIBLE_DEVICES="2,0") == ["3", "1"]
-        assert counted(ROCR_VISIBLE_DEVICES="3,1", HIP_VISIBLE_DEVICES="1") == ["2"]
+    def test_the_order_of_the_list_is_the_order_of_the_devices(self):
+        assert visible_buses(HIP_VISIBLE_DEVICES="2,0") == ["3", "1"]
+        assert visible_buses(ROCR_VISIBLE_DEVICES="3,1", HIP_VISIBLE_DEVICES="1") == ["2"]
 
-    def test_the_other_vendors_list_counts_where_the_own_is_empty(self):
-        assert counted(CUDA_VISIBLE_DEVICES="1") == ["2"]
-        assert counted(CUDA_VISIBLE_DEVICES="1", HIP_VISIBLE_DEVICES="0") == ["1"]
+    def test_an_empty_hip_list_falls_back_to_cuda_visible_devices(self):
+        assert visible_buses(CUDA_VISIBLE_DEVICES="1") == ["2"]
+        assert visible_buses(CUDA_VISIBLE_DEVICES="1", HIP_VISIBLE_DEVICES="0") == ["1"]
 
-    def test_a_list_is_cut_at_the_first_that_does_not_exist(self):
-        assert counted(HIP_VISIBLE_DEVICES="1,9,0") == ["2"]
-        assert counted(CUDA_VISIBLE_DEVICES="-1") == [str(NO_DEVICE)]
+    def test_a_list_ends_at_the_first_unknown_device(self):
+        assert visible_buses(HIP_VISIBLE_DEVICES="1,9,0") == ["2"]
+        assert visible_buses(CUDA_VISIBLE_DEVICES="-1") == [str(NO_DEVICE)]
 
-    def test_identities(self):
-        assert counted(ROCR_VISIBLE_DEVICES="GPU-de5e3e0000000002") == ["3"]
-        assert counted(HIP_VISIBLE_DEVICES="GPU-de5e3e0000000001,GPU-1") == ["2"]
+    def test_devices_can_be_named_by_identity(self):
+        assert visible_buses(ROCR_VISIBLE_DEVICES="GPU-de5e3e0000000002") == ["3"]
+        assert visible_buses(HIP_VISIBLE_DEVICES="GPU-de5e3e0000000001,GPU-1") == ["2"]
 
 
-@statements
+@claims("source of the runtime")
 @emulator_only
 class TestNoDevice:
-    def test_the_first_call_says_something_else_than_later_ones(self):
+    def test_the_first_call_returns_another_error_than_later_ones(self):
         first, later = (INVALID_DEVICE, INVALID_DEVICE if version() < (6, 0) else NO_DEVICE)
         child(
             f"""
         hip = Hip(ctypes.CDLL(os.environ["ROCM_PATH"] + "/lib/libamdhip64.so"))
         number = ctypes.c_int(7)
-        assert truth.hip is None  # this file asked for the count: that was the first call
+        assert truth.hip is None  # this file queried the device count: that was the first call
         assert hip.hipInit(0) == {later}
         assert hip.hipGetDeviceCount(ctypes.byref(number)) == NO_DEVICE and number.value == 0
         assert hip.hipMalloc(ctypes.byref(ctypes.c_uint64()), 64) == {later}
