@@ -98,7 +98,7 @@ class DriverFixture:
         self._watchers: list[DeviceThread] = []
         self._unheld_stream = 0
 
-    # -- what the device has -------------------------------------------------------------------------------------------
+    # -- capabilities --------------------------------------------------------------------------------------------------
 
     def need(self, *capabilities: Capability) -> None:
         for capability in capabilities:
@@ -122,7 +122,7 @@ class DriverFixture:
         self._other_devices.append(fixture)
         return fixture
 
-    # -- making things -------------------------------------------------------------------------------------------------
+    # -- allocations, streams, events ----------------------------------------------------------------------------------
 
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE, stream: int = LEGACY_STREAM) -> int:
         ptr = self.driver.alloc(nbytes, stream, kind)
@@ -204,7 +204,7 @@ class DriverFixture:
         self.write(ptr, data)
         return ptr
 
-    # -- time ----------------------------------------------------------------------------------------------------------
+    # -- holds and threads ---------------------------------------------------------------------------------------------
 
     def hold(self, stream: int, *, patience: float = 10.0, tolerant: bool = False) -> StreamHold:
         self.need(Capability.HOLD)
@@ -235,7 +235,7 @@ class DriverFixture:
         for worker in workers:
             worker.finish()
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- release -------------------------------------------------------------------------------------------------------
 
     def release_all(self) -> None:
         for other in self._other_devices:

@@ -1,4 +1,4 @@
-"""Optional: Python functions as work on a stream."""
+"""Optional: Python functions as work on a stream (host functions)."""
 
 from __future__ import annotations
 

@@ -60,11 +60,10 @@ class MemoryChecks(ConformanceSuite):
             fixture.driver.copy(address(back), ptr, data.size, CopyKind.D2H, user, blocking=True)
             assert same(back, data)
 
-    def test_alloc_does_not_need_its_stream_to_pass(self, fixture: DriverFixture) -> None:
+    def test_alloc_does_not_need_earlier_work_on_its_stream(self, fixture: DriverFixture) -> None:
         stream, data = fixture.stream(), pattern(10_000)
-        with fixture.hold(
-            stream, patience=1.0, tolerant=True
-        ):  # it may wait for the device; then the memory must be usable
+        # The driver may wait for the device; when it returns, the memory must be usable.
+        with fixture.hold(stream, patience=1.0, tolerant=True):
             ptr = fixture.alloc(data.size, stream=stream)
             fixture.write(ptr, data)
             assert same(fixture.read(ptr, data.size), data)

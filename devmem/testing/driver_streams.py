@@ -251,7 +251,7 @@ class StreamChecks(ConformanceSuite):
         fixture.driver.synchronize()
         assert all(upload.arrived for upload in uploads)
 
-    # -- capture ---------------------------------------------------------------------------------------------------------
+    # -- capture -------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("which", ["created", "per-thread"])
     def test_streams_do_not_capture_by_themselves(self, fixture: DriverFixture, which: str) -> None:

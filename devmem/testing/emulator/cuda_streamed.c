@@ -43,41 +43,21 @@ PTSZ(cuMemcpyAsync)(deviceptr to, deviceptr from, size_t bytes, handle stream)
     END(linear(context, stream, to, SIDE_ANY, from, SIDE_ANY, bytes, false));
 }
 
-PTDS(cuMemcpyHtoD_v2)(deviceptr to, const void *from, size_t bytes)
-{
-    BEGIN(cuMemcpyHtoD, NEED_CONTEXT);
-    END(linear(context, 0, to, SIDE_DEVICE, address_of(from), SIDE_HOST, bytes, true));
-}
+#define COPIES(direction, to_side, from_side)                                                              \
+    PTDS(cuMemcpy##direction##_v2)(uint64_t to, uint64_t from, size_t bytes)                               \
+    {                                                                                                      \
+        BEGIN(cuMemcpy##direction, NEED_CONTEXT);                                                          \
+        END(linear(context, 0, to, to_side, from, from_side, bytes, true));                                \
+    }                                                                                                      \
+    PTSZ(cuMemcpy##direction##Async_v2)(uint64_t to, uint64_t from, size_t bytes, handle stream)           \
+    {                                                                                                      \
+        BEGIN(cuMemcpy##direction##Async, NEED_CONTEXT);                                                   \
+        END(linear(context, stream, to, to_side, from, from_side, bytes, false));                          \
+    }
 
-PTSZ(cuMemcpyHtoDAsync_v2)(deviceptr to, const void *from, size_t bytes, handle stream)
-{
-    BEGIN(cuMemcpyHtoDAsync, NEED_CONTEXT);
-    END(linear(context, stream, to, SIDE_DEVICE, address_of(from), SIDE_HOST, bytes, false));
-}
-
-PTDS(cuMemcpyDtoH_v2)(void *to, deviceptr from, size_t bytes)
-{
-    BEGIN(cuMemcpyDtoH, NEED_CONTEXT);
-    END(linear(context, 0, address_of(to), SIDE_HOST, from, SIDE_DEVICE, bytes, true));
-}
-
-PTSZ(cuMemcpyDtoHAsync_v2)(void *to, deviceptr from, size_t bytes, handle stream)
-{
-    BEGIN(cuMemcpyDtoHAsync, NEED_CONTEXT);
-    END(linear(context, stream, address_of(to), SIDE_HOST, from, SIDE_DEVICE, bytes, false));
-}
-
-PTDS(cuMemcpyDtoD_v2)(deviceptr to, deviceptr from, size_t bytes)
-{
-    BEGIN(cuMemcpyDtoD, NEED_CONTEXT);
-    END(linear(context, 0, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, true));
-}
-
-PTSZ(cuMemcpyDtoDAsync_v2)(deviceptr to, deviceptr from, size_t bytes, handle stream)
-{
-    BEGIN(cuMemcpyDtoDAsync, NEED_CONTEXT);
-    END(linear(context, stream, to, SIDE_DEVICE, from, SIDE_DEVICE, bytes, false));
-}
+COPIES(HtoD, SIDE_DEVICE, SIDE_HOST)
+COPIES(DtoH, SIDE_HOST, SIDE_DEVICE)
+COPIES(DtoD, SIDE_DEVICE, SIDE_DEVICE)
 
 /* --- between devices ---------------------------------------------------------------------------------------------- */
 

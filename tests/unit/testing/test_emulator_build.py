@@ -46,14 +46,14 @@ def test_an_unknown_backend_is_refused_by_name():
 
 def test_it_is_built_once(empty_cache, monkeypatch):
     path = emulator.library("cuda")
-    monkeypatch.setattr(build.native, "_compile", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(build.toolchain, "_compile", lambda *_: pytest.fail("built again"))
     assert emulator.library("cuda") == path
     assert path.is_relative_to(empty_cache)
 
 
 @pytest.mark.usefixtures("empty_cache")
 def test_other_sources_are_another_library(tmp_path, monkeypatch):
-    monkeypatch.setattr(build.native, "_compile", lambda *_: None)
+    monkeypatch.setattr(build.toolchain, "_compile", lambda *_: None)
     before = emulator.library("cuda")
     sources = tmp_path / "sources"
     sources.mkdir()
@@ -67,17 +67,17 @@ def test_other_sources_are_another_library(tmp_path, monkeypatch):
         before = emulator.library("cuda")
 
 
-def test_a_failing_compiler_leaves_nothing_and_says_what_it_ran(empty_cache, monkeypatch):
+def test_a_failing_compiler_leaves_nothing_and_its_command_is_in_the_error(empty_cache, monkeypatch):
     monkeypatch.setenv("CC", "false")
     with pytest.raises(emulator.BuildError, match="exit status 1"):
         emulator.library("cuda")
     assert list(empty_cache.iterdir()) == []
 
 
-def test_a_missing_compiler_is_told_with_the_way_out(monkeypatch):
+def test_a_missing_compiler_is_an_error_with_advice(monkeypatch):
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(build.native.shutil, "which", lambda _: None)
-    monkeypatch.setattr(build.native.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(build.toolchain.shutil, "which", lambda _: None)
+    monkeypatch.setattr(build.toolchain.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(emulator.BuildError, match="pip install ziglang"):
         emulator.library("cuda")
 
@@ -100,7 +100,7 @@ def test_two_processes_may_build_at_once(empty_cache):
     ("backend", "layout"), [(name, layout) for name in build.FRONTS for layout in build.FRONTS[name]]
 )
 def test_the_sources_compile_without_a_warning(monkeypatch, backend, layout):
-    if "ziglang" in " ".join(build.native.compiler()):
+    if "ziglang" in " ".join(build.toolchain.compiler()):
         pytest.skip("the warnings of zig's clang are not those that the sources were written against")
     monkeypatch.setenv("DEVMEM_EMULATOR_CFLAGS", "-Werror")
     assert emulator.library(backend, layout).exists()
@@ -137,7 +137,7 @@ def test_rocm_is_found_by_its_home():
     assert emulator.library("roc").parent.name == "lib"
 
 
-def test_a_layout_is_named_by_what_lies_in_the_folder():
+def test_each_layout_has_its_library_names():
     for layout, names in (
         ("full", ["libamdhip64.so"]),
         ("versioned", ["libamdhip64.so.7"]),

@@ -45,7 +45,7 @@ def _needs_a_compiler():
 
 
 def emulated(code, **variables):
-    """Run code in a process of its own that has the emulator mapped."""
+    """Run code in a new process that has the emulator mapped."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     text = PRELUDE + textwrap.dedent(code)
     command = [sys.executable, "-c", text]
@@ -141,7 +141,7 @@ def test_a_function_that_does_not_exist_cannot_fail():
     """)
 
 
-def test_a_held_stream_stands_still():
+def test_a_held_stream_does_not_run():
     emulated("""
     ready()
     stream, address = out(driver.cuStreamCreate, 1), alloc()
@@ -153,7 +153,7 @@ def test_a_held_stream_stands_still():
     """)
 
 
-def test_holds_nest_and_are_let_go_once():
+def test_holds_nest_and_are_released_once():
     emulated("""
     ready()
     with control.hold(0) as outer, control.hold(1) as inner:
@@ -165,7 +165,7 @@ def test_holds_nest_and_are_let_go_once():
     """)
 
 
-def test_a_stream_destroyed_while_held_finishes_when_let_go():
+def test_a_stream_destroyed_while_held_completes_when_released():
     emulated("""
     ready()
     stream, address, event = out(driver.cuStreamCreate, 1), alloc(), out(driver.cuEventCreate, 2)
@@ -186,7 +186,7 @@ def test_an_unknown_stream_cannot_be_held():
     """)
 
 
-def test_delays_make_work_late_and_a_seed_makes_them_the_same():
+def test_delays_slow_work_and_a_seed_repeats_them():
     emulated("""
     ready()
     stream, address = out(driver.cuStreamCreate, 1), alloc()
@@ -204,7 +204,7 @@ def test_delays_make_work_late_and_a_seed_makes_them_the_same():
     """)
 
 
-def test_a_forked_child_can_only_be_told_no():
+def test_every_call_in_a_forked_child_is_refused():
     emulated("""
     ready()
     alloc()
@@ -215,7 +215,7 @@ def test_a_forked_child_can_only_be_told_no():
     """)
 
 
-def test_devices_and_their_memory_are_settings():
+def test_settings_choose_devices_and_their_memory():
     code = """
     ready()
     assert out(driver.cuDeviceGetCount, kind=ctypes.c_int).value == 3
@@ -225,7 +225,7 @@ def test_devices_and_their_memory_are_settings():
     emulated(code, DEVMEM_EMULATOR_DEVICES="3", DEVMEM_EMULATOR_MEMORY="1MiB")
 
 
-def test_visible_devices_are_read_as_the_vendor_reads_them():
+def test_visible_devices_follow_the_vendors_rules():
     count = "assert driver.cuInit(0) == 0; assert out(driver.cuDeviceGetCount, kind=ctypes.c_int).value == 1"
     emulated(count, CUDA_VISIBLE_DEVICES="1,7,0")
     emulated("assert driver.cuInit(0) == 100", CUDA_VISIBLE_DEVICES="")
@@ -276,7 +276,7 @@ def test_every_exported_function_is_described():
     """)
 
 
-def test_memory_is_handed_out_without_overlap_and_found_from_inside():
+def test_allocations_do_not_overlap_and_interior_addresses_find_them():
     emulated(
         """
     import bisect, random

@@ -30,7 +30,7 @@ def _needs_a_compiler():
 
 
 def run(code, layout="full", **variables):
-    """Run code in a process of its own that finds the emulated runtime."""
+    """Run code in a new process that finds the emulated runtime."""
     environment = {**os.environ, **emulator.environment("roc", layout), "PYTHONPATH": str(ROOT), **variables}
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
@@ -50,7 +50,7 @@ def test_every_exported_function_is_described():
     """)
 
 
-def test_the_old_layout_lacks_what_came_later():
+def test_the_old_layout_lacks_newer_functions():
     run(
         """
     library = opened("old")
@@ -93,7 +93,7 @@ def test_the_null_mode_counts_and_does_nothing():
     run(code, DEVMEM_EMULATOR_MODE="null")
 
 
-def test_both_vendors_live_in_one_process():
+def test_both_vendors_work_in_one_process():
     code = """
     cuda, hip = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libamdhip64.so")
     assert cuda.cuInit(0) == 0
@@ -112,7 +112,7 @@ def test_both_vendors_live_in_one_process():
     run(code, **emulator.environment("cuda,roc"))
 
 
-def test_a_version_changes_what_the_runtime_says_it_is():
+def test_the_emulated_version_is_reported():
     for version, number in (("6.4", 60400000), ("7.2", 70200000), ("10.0", 71526333)):
         code = f"""
         number = ctypes.c_int()

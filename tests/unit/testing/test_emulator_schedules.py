@@ -139,7 +139,7 @@ for seed in range(int(sys.argv[1])):
 
 
 @pytest.mark.parametrize("backend", ["cuda", "roc"])
-def test_the_order_of_calls_is_kept_whatever_the_delays(backend):
+def test_delays_do_not_change_the_result(backend):
     try:
         emulator.library(backend)
     except emulator.BuildError as error:
