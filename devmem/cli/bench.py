@@ -12,13 +12,13 @@ import click
 import devmem
 
 from . import plot
+from .bench_cases import WAYS, Direction
+from .bench_runner import QUICK_SIZES, SIZES, Bench, Cell
 from .doctor import WITHOUT_GPU
 from .emulate import is_emulated
 from .info import versions
-from .measure import QUICK_SIZES, SIZES, Bench, Cell
 from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, json_text, print_table, progress, size
 from .roundtrip import choose
-from .ways import WAYS, Direction
 
 #: What a shell returns for a command that was ended from the keyboard.
 INTERRUPTED = 130

@@ -14,7 +14,7 @@ import numpy as np
 
 import devmem
 
-from .bits import first_difference
+from .bitwise_compare import first_difference
 from .emulate import is_emulated
 from .info import Report, collect
 from .output import FAILED, OK, collected_warnings, print_json, print_table

@@ -73,7 +73,7 @@ def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_jso
 def _all(paths: list[Path]) -> list[tuple[File, Any]]:
     """What would become of each file."""
     # With its library, which is an extra: the command has to be listed without it.
-    from .modules import Modules
+    from .reexports import Modules
 
     # Where nobody has anything of numba's, there is nothing to be handed on, and no need to read all that is imported.
     modules = Modules(paths if any(map(_is_of_numba, paths)) else ())
@@ -81,7 +81,7 @@ def _all(paths: list[Path]) -> list[tuple[File, Any]]:
 
 
 def _is_of_numba(path: Path) -> bool:
-    from .rewriting import is_of_numba
+    from .import_rewriter import is_of_numba
 
     try:
         return is_of_numba(path.read_bytes())
@@ -91,8 +91,8 @@ def _is_of_numba(path: Path) -> bool:
 
 def _look(path: Path, modules: Any) -> tuple[File, Any]:
     """Read one file, and find out what would become of it."""
-    from .meanings import Others
-    from .rewriting import Unparsable, is_of_numba, rewrite
+    from .import_rewriter import Unparsable, is_of_numba, rewrite
+    from .name_resolution import Others
 
     found = File(path)
     if path.suffix not in PYTHON:
@@ -161,7 +161,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _diff(path: Path, before: bytes, after: bytes) -> str:
-    from .rewriting import lines
+    from .import_rewriter import lines
 
     name = path.as_posix().lstrip("/")
     # Bytes that are no UTF-8 are shown, not lost: a diff is for reading, and files are written as bytes.

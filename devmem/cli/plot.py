@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from .measure import Bench, Cell
+from .bench_cases import Direction
+from .bench_runner import Bench, Cell
 from .output import size
-from .ways import Direction
 
 TITLES = {Direction.UP: "Host to device", Direction.DOWN: "Device to host", Direction.INSIDE: "Within one memory"}
 MARKERS = "osD^vP*X<>"

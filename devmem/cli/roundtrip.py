@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 import devmem
 
-from .bits import first_difference
-from .files import Source, Unreadable, sources
+from .array_files import Source, Unreadable, sources
+from .bitwise_compare import first_difference
 from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, print_json, print_table, progress
-from .samples import samples
+from .sample_arrays import samples
 
 Array = NDArray[Any]
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 import devmem
 from devmem.cli import bench as command
-from devmem.cli import measure, plot
+from devmem.cli import bench_runner, plot
+from devmem.cli.bench_cases import LIMIT, PAGE_LOCKED, WAYS, Direction, KiB, MiB, Room, Task, Way
+from devmem.cli.bench_runner import Bench, Cell
 from devmem.cli.commands import commands
-from devmem.cli.measure import Bench, Cell
-from devmem.cli.ways import LIMIT, PAGE_LOCKED, WAYS, Direction, KiB, MiB, Room, Task, Way
 from devmem.testing import emulator
 
 UP, DOWN, INSIDE = Direction
@@ -124,7 +124,7 @@ def test_every_way_is_measured_once_at_least_and_those_with_registered_memory_la
 
 def test_all_take_turns_and_the_best_counts(monkeypatch):
     now, order = [0.0], []
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(bench_runner.time, "perf_counter", lambda: now[0])
     durations = {"a": iter([4.0, 1.0, 3.0, 9.0]), "b": iter([2.0, 5.0, 6.0, 9.0])}
 
     def taking(name):
@@ -164,7 +164,7 @@ def test_the_limit_is_that_of_large_copies():
 
 
 def test_sizes_without_room_are_named(monkeypatch):
-    monkeypatch.setattr(measure, "free_on_host", lambda: 12 * 5 * KiB)
+    monkeypatch.setattr(bench_runner, "free_on_host", lambda: 12 * 5 * KiB)
     run = Bench(devmem.device("host:0"), ways=[way("a", lambda room: None)])
     run.run([4 * KiB, 16 * KiB], 0)
     assert [nbytes for _, _, nbytes in run.cells] == [4 * KiB]
@@ -224,7 +224,7 @@ def test_a_copy_that_would_take_too_long_is_left_out_and_named():
 
 
 def test_memory_that_is_free_is_found_out():
-    assert 1 << 20 < measure.free_on_host() < 1 << 50
+    assert 1 << 20 < bench_runner.free_on_host() < 1 << 50
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_an_error_is_told_by_the_exit_code(tiny, monkeypatch):
 
 
 def test_with_no_room_at_all_nothing_was_measured(monkeypatch):
-    monkeypatch.setattr(measure, "free_on_host", lambda: 0)
+    monkeypatch.setattr(bench_runner, "free_on_host", lambda: 0)
     result = bench("--quick")
     assert result.exit_code == 2
     assert result.stdout.count("left out") == len(command.QUICK_SIZES)

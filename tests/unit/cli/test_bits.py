@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from devmem.cli import bits
-from devmem.cli.bits import first_difference
+from devmem.cli import bitwise_compare
+from devmem.cli.bitwise_compare import first_difference
 
 DTYPES = [
     "?",
@@ -119,11 +119,11 @@ def test_fields_of_records_count_however_deep():
 
 
 def test_padding_of_long_doubles_does_not_count():
-    if np.dtype(np.longdouble).itemsize == bits.LONG_DOUBLE_BYTES:
+    if np.dtype(np.longdouble).itemsize == bitwise_compare.LONG_DOUBLE_BYTES:
         pytest.skip("long double has no padding here")
     left = np.ones(2, np.clongdouble)
     right = left.copy()
-    right.view(np.uint8)[bits.LONG_DOUBLE_BYTES] ^= 0xFF
+    right.view(np.uint8)[bitwise_compare.LONG_DOUBLE_BYTES] ^= 0xFF
     assert first_difference(left, right) is None
     right.view(np.uint8)[0] ^= 1
     assert first_difference(left, right) is not None
@@ -131,7 +131,7 @@ def test_padding_of_long_doubles_does_not_count():
 
 @pytest.mark.parametrize("shape", [(1000,), (2, 500), (3, 4, 100)])
 def test_the_last_element_of_many_chunks_is_compared(monkeypatch, shape):
-    monkeypatch.setattr(bits, "CHUNK", 64)
+    monkeypatch.setattr(bitwise_compare, "CHUNK", 64)
     left = np.zeros(shape)
     right = left.copy()
     last = tuple(n - 1 for n in shape)

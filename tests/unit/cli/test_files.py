@@ -6,8 +6,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from devmem.cli.bits import first_difference
-from devmem.cli.files import Unreadable, sources
+from devmem.cli.array_files import Unreadable, sources
+from devmem.cli.bitwise_compare import first_difference
 
 ARRAYS = {
     "c": np.arange(24, dtype="<i4").reshape(4, 6),

@@ -16,7 +16,7 @@ from devmem.cli import main
 
 pytest.importorskip("libcst", reason="the extra 'migrate' is not installed")
 
-from devmem.cli.rewriting import Unparsable, rewrite
+from devmem.cli.import_rewriter import Unparsable, rewrite
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "DEVMEM_BACKEND": "host", "PYTHONPATH": str(ROOT)}
@@ -489,38 +489,38 @@ def test_what_is_there_is_not_told(source):
 
 
 def test_a_drop_in_is_asked_and_no_list(monkeypatch):
-    from devmem.cli import rules
+    from devmem.cli import migration_rules
     from devmem.compat import numba_cuda
 
     source = b"from numba import cuda\ncuda.now_it_is(3)\ncuda.atomic.cas(a, 0, 1, 2)\n"
     assert [each.name for each in rewrite(source).findings] == ["numba.cuda.now_it_is"]
     monkeypatch.setattr(numba_cuda, "now_it_is", abs, raising=False)
     monkeypatch.delattr(type(numba_cuda.atomic), "cas")
-    rules._offered.cache_clear()
+    migration_rules._offered.cache_clear()
     try:
         assert [each.name for each in rewrite(source).findings] == ["numba.cuda.atomic.cas"]
     finally:
-        rules._offered.cache_clear()
+        migration_rules._offered.cache_clear()
 
 
 def test_every_name_that_is_said_to_be_there_is_there():
-    from devmem.cli import rules
+    from devmem.cli import migration_rules
     from devmem.compat import numba_cuda, numba_roc
 
     for target, module in (("cuda", numba_cuda), ("roc", numba_roc)):
         names = [f"numba.{target}.{name}" for name in module.__all__]
-        told = {verdict.name.rpartition(".")[2] for name in names for verdict in rules.verdicts(name)}
+        told = {verdict.name.rpartition(".")[2] for name in names for verdict in migration_rules.verdicts(name)}
         never = {"activelanepermute_wavewidth", "ds_bpermute", "ds_permute", "finegrain_array"}
         assert told == (never if target == "roc" else set())
     for name in (*numba_cuda.COMPILER_ONLY, *numba_cuda.REFUSED):
         assert name not in numba_cuda.__all__
-        [verdict] = rules.verdicts(f"numba.cuda.{name}")
+        [verdict] = migration_rules.verdicts(f"numba.cuda.{name}")
         assert verdict.here == (name in numba_cuda.COMPILER_ONLY)
 
 
 def test_looking_opens_no_device():
     script = """
-from devmem.cli.rewriting import rewrite
+from devmem.cli.import_rewriter import rewrite
 rewrite(b"from numba import roc, cuda\\nroc.agents\\ncuda.gpus.lst\\ncuda.to_device\\nroc.hsa\\n@cuda.jit\\ndef f(): f.ptx\\n")
 from devmem._core.device.device import open_contexts
 assert not open_contexts()

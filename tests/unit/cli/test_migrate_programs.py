@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("libcst", reason="the extra 'migrate' is not installed")
 
-from devmem.cli.rewriting import rewrite
+from devmem.cli.import_rewriter import rewrite
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "DEVMEM_BACKEND": "host", "PYTHONPATH": str(ROOT)}

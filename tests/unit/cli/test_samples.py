@@ -5,9 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from devmem.cli.files import Unreadable
+from devmem.cli.array_files import Unreadable
 from devmem.cli.roundtrip import layout
-from devmem.cli.samples import samples
+from devmem.cli.sample_arrays import samples
 
 
 @pytest.fixture(scope="module")

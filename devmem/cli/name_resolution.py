@@ -8,7 +8,7 @@ from typing import Any
 import libcst as cst
 from libcst import metadata
 
-from .rules import theirs
+from .migration_rules import theirs
 
 IMPORTERS = frozenset({"importlib.import_module", "builtins.__import__"})
 

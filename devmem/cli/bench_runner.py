@@ -11,8 +11,8 @@ from pathlib import Path
 
 import devmem
 
+from .bench_cases import LIMIT, PAGE_LOCKED, WAYS, Direction, GiB, KiB, MiB, Room, Task, Way
 from .output import size
-from .ways import LIMIT, PAGE_LOCKED, WAYS, Direction, GiB, KiB, MiB, Room, Task, Way
 
 #: Powers of four, from a page to what moves for a while.
 SIZES = tuple(4 * KiB << 2 * at for at in range(10))

@@ -17,9 +17,9 @@ from typing import Any
 import libcst as cst
 from libcst import metadata
 
-from .meanings import Others, dotted, plain_names
-from .rules import TARGETS, VARIABLES, is_here, is_module, ours, target_of
-from .uses import OURS, Finding, Mentions, Uses
+from .migration_rules import TARGETS, VARIABLES, is_here, is_module, ours, target_of
+from .name_resolution import Others, dotted, plain_names
+from .usage_scan import OURS, Finding, Mentions, Uses
 
 #: Of what has neither there is nothing to be said: to take a long module apart takes seconds.
 NUMBA = re.compile(rb"\bnumba(_cuda|_roc)?\b|NUMBA_")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import libcst as cst
 from libcst import metadata
 
-from . import rules
-from .meanings import IMPORTERS, Meanings, Others, begins, dotted, is_false, plain_names, text_of
-from .rules import TARGETS, Kind, target_of, theirs
+from . import migration_rules
+from .migration_rules import TARGETS, Kind, target_of, theirs
+from .name_resolution import IMPORTERS, Meanings, Others, begins, dotted, is_false, plain_names, text_of
 
 #: The last parts of our names, which a program may use for something else.
 OURS = frozenset(name for _, name in TARGETS.values())
@@ -81,20 +81,20 @@ class Uses(Meanings):
         for node, mentions in self.mentions.items():
             self._staying.setdefault(node, set()).update(mentions.others)
         for at, name, what in self._settings:
-            if self._moving or name not in rules.SHARED:
+            if self._moving or name not in migration_rules.SHARED:
                 self._find(at, name, what)
         for node, names in self._staying.items():
             if names and self._moving:
-                self._find(node, "numba", rules.staying(names), Kind.NUMBA)
+                self._find(node, "numba", migration_rules.staying(names), Kind.NUMBA)
 
     def _import(self, node: cst.Import | cst.ImportFrom, alias: cst.ImportAlias, name: str) -> None:
         for each in {name, target_of(name)} - {""}:
             self._judge(alias, each)
-        told = rules.plugin(name)
+        told = migration_rules.plugin(name)
         if told:
             self._find(alias, name, told)
         if target_of(theirs(name)):
-            self._moving |= rules.is_here(theirs(name))
+            self._moving |= migration_rules.is_here(theirs(name))
         elif name.startswith("numba."):
             self._staying.setdefault(node, set()).add(name.removeprefix("numba."))
 
@@ -126,14 +126,14 @@ class Uses(Meanings):
                 if "numba" in self.imported(node.value):
                     self.spelled[node] = name.removeprefix("numba.")
                 else:
-                    self._find(node, name, rules.ANOTHER_WAY)
-            if longest or name in rules.DIFFERENT:
+                    self._find(node, name, migration_rules.ANOTHER_WAY)
+            if longest or name in migration_rules.DIFFERENT:
                 self._judge(node, name)
             if longest:
                 self._set(node, {name})
         for decorator, given in self.decorators(node.value):
             device = "device" in given and not is_false(given["device"])
-            for verdict in rules.member(theirs(decorator), node.attr.value, device):
+            for verdict in migration_rules.member(theirs(decorator), node.attr.value, device):
                 self._find(node, dotted(node), verdict)
 
     def visit_Call(self, node: cst.Call) -> None:
@@ -141,27 +141,29 @@ class Uses(Meanings):
         called = self.called(node)
         for name in self.meanings(node):
             if target_of(name) == name != text_of(node, 0):
-                self._find(node, name, rules.ANOTHER_WAY)
+                self._find(node, name, migration_rules.ANOTHER_WAY)
             self._judge(node, name)
         for name in self._computed(node, called):
-            self._find(node, name, rules.COMPUTED)
-        for rule in rules.KEYWORDS:
+            self._find(node, name, migration_rules.COMPUTED)
+        for rule in migration_rules.KEYWORDS:
             if called & set(rule.functions):
                 self._argument(node, rule)
 
     def visit_SimpleString(self, node: cst.SimpleString) -> None:
         """Note settings, modules' names but for those of loggers, and Python in texts, docstrings left out."""
         text = node.raw_value
-        if text in rules.PLUGINS:
-            self._find(node, text, str(rules.plugin(text)))
-        if text in rules.VARIABLES:
-            self._find(node, text, f"means nothing to devmem: {rules.VARIABLES[text]}")
+        if text in migration_rules.PLUGINS:
+            self._find(node, text, str(migration_rules.plugin(text)))
+        if text in migration_rules.VARIABLES:
+            self._find(node, text, f"means nothing to devmem: {migration_rules.VARIABLES[text]}")
         if target_of(text) and text.replace(".", "").replace("_", "").isalnum():
             call = self.parent(self.parent(node))
             if not (isinstance(call, cst.Call) and dotted(call.func).endswith("getLogger")):
-                self._find(node, text, f"is text, which is left as it is: ours is {rules.ours(text)}")
-        elif not isinstance(self.parent(node), cst.Expr) and rules.is_code(str(node.evaluated_value)):
-            shown = next(line.strip() for line in str(node.evaluated_value).splitlines() if rules.SAID.search(line))
+                self._find(node, text, f"is text, which is left as it is: ours is {migration_rules.ours(text)}")
+        elif not isinstance(self.parent(node), cst.Expr) and migration_rules.is_code(str(node.evaluated_value)):
+            shown = next(
+                line.strip() for line in str(node.evaluated_value).splitlines() if migration_rules.SAID.search(line)
+            )
             self._find(node, repr(shown), "is text that Python may run, which is left as it is: change it there")
 
     def _mention(self, node: cst.Name, said: str) -> None:
@@ -182,7 +184,7 @@ class Uses(Meanings):
             return {f"{name}(...)" for name in called if begins(node.args[0].value).startswith("numba.")}
         return set()
 
-    def _argument(self, node: cst.Call, rule: rules.Keyword) -> None:
+    def _argument(self, node: cst.Call, rule: migration_rules.Keyword) -> None:
         """Hold the arguments of a call to a rule."""
         for each in node.args:
             if each.keyword is not None and each.keyword.value == rule.keyword:
@@ -193,10 +195,10 @@ class Uses(Meanings):
 
     def _set(self, node: cst.CSTNode, names: set[str]) -> None:
         """Note settings of numba's that Python code sets or asks for, and its warnings."""
-        self._settings += [(node, *told) for told in map(rules.setting, names) if told is not None]
+        self._settings += [(node, *told) for told in map(migration_rules.setting, names) if told is not None]
 
     def _judge(self, node: cst.CSTNode, name: str) -> None:
-        for verdict in rules.verdicts(name):
+        for verdict in migration_rules.verdicts(name):
             self._find(node, verdict.name, verdict.what, verdict.kind)
 
     def _find(self, node: cst.CSTNode, name: str, what: str, kind: Kind = Kind.LOOK) -> None:

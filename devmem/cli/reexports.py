@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from .rules import theirs
+from .migration_rules import theirs
 
 #: Statements whose bodies are a module's own: `if` of a version, `try` of an import.
 BLOCKS = (ast.If, ast.Try, ast.TryStar, ast.With)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .files import Source, Unreadable, sources
+from .array_files import Source, Unreadable, sources
 
 Array = NDArray[Any]
 
