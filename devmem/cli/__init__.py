@@ -1,4 +1,4 @@
-"""The command ``devmem``. Its libraries come with the extra ``cli``; without them it says so in one line."""
+"""The command ``devmem``. It needs the libraries of the extra ``cli``; without them it prints how to install them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"devmem: the command line needs {' and '.join(missing)}: pip install 'devmem-arrays[cli]'", file=sys.stderr
         )
         return 2
-    # Not at the top of the file: this module must import where neither library is installed.
+    # Imported late: this module must import without either library.
     from .commands import commands
 
     commands.main(args=arguments, prog_name="devmem")

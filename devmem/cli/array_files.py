@@ -1,4 +1,4 @@
-"""Arrays in files: ``.npy`` mapped into memory, and members of ``.npz`` mapped where they lie uncompressed."""
+"""Arrays in files: ``.npy`` files and uncompressed members of ``.npz`` files are mapped, compressed members are read."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ LOCAL_HEADER = struct.Struct("<26xHH")
 
 
 class Unreadable(Exception):
-    """A file, or a member of one, that holds no array that could be moved; the message says why."""
+    """A file, or a member of one, contains no array that can be moved; the message says why."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Something that an array can be loaded from, and how: ``mapped`` or ``read``."""
+    """A named array; ``load`` gives it and how it was loaded: ``mapped`` or ``read``."""
 
     name: str
     load: Callable[[], tuple[NDArray[Any], str]]
 
 
 def sources(path: Path) -> Iterator[Source]:
-    """The arrays of a file. What a file is, its first bytes say, not its name.
+    """The arrays of a file; its first bytes determine the format, not its name.
 
     Raises
     ------
     Unreadable
-        The file is missing, or of neither kind.
+        The file is missing, or neither a .npy nor a .npz file.
     """
     try:
         with path.open("rb") as file:
@@ -52,7 +52,7 @@ def sources(path: Path) -> Iterator[Source]:
 
 def _mapped_file(path: Path) -> tuple[NDArray[Any], str]:
     try:
-        # allow_pickle stays off, also for the user's own files: a pickle runs code.
+        # allow_pickle stays off even for the user's own files, as loading a pickle runs code.
         return np.load(path, mmap_mode="r", allow_pickle=False), "mapped"
     except (ValueError, OSError, EOFError) as error:
         raise Unreadable(f"{path}: {error}") from error
@@ -79,16 +79,16 @@ def _member(path: Path, member: zipfile.ZipInfo) -> tuple[NDArray[Any], str]:
                 return mapped, "mapped"
         with zipfile.ZipFile(path) as archive, archive.open(member) as file:
             return npy.read_array(file, allow_pickle=False), "read"
-    # zlib.error has no base of its own, and zipfile raises RuntimeError for a password and NotImplementedError for
-    # a method that it does not know.
+    # zlib.error derives from Exception alone; zipfile raises RuntimeError for a password, NotImplementedError for an
+    # unknown compression method.
     except Exception as error:
         raise Unreadable(f"{path}: {member.filename}: {error}") from error
 
 
 def _mapped_member(path: Path, member: zipfile.ZipInfo) -> NDArray[Any] | None:
-    """Map the data of a member at its place in the archive; ``None`` if its header has a format that numpy keeps private."""
+    """Map the data of a member at its offset in the archive; ``None`` if numpy has no public reader for its header."""
     with path.open("rb") as file:
-        # The lengths in the local header count: the extra field differs from the one in the directory.
+        # The local header's own lengths are needed: its extra field differs from the one in the directory.
         file.seek(member.header_offset)
         name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
         start = member.header_offset + LOCAL_HEADER.size + name_length + extra_length

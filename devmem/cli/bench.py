@@ -1,4 +1,4 @@
-"""``devmem bench``: how fast this machine moves arrays, by every way that devmem knows."""
+"""``devmem bench``: how fast this machine moves arrays, for every way of copying that devmem has."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import click
 import devmem
 
 from . import plot
-from .bench_cases import WAYS, Direction
-from .bench_runner import QUICK_SIZES, SIZES, Bench, Cell
+from .bench_cases import CASES, Direction
+from .bench_runner import QUICK_SIZES, SIZES, Bench, Measurement
 from .doctor import WITHOUT_GPU
 from .emulate import is_emulated
 from .info import versions
 from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, json_text, print_table, progress, size
 from .roundtrip import choose
 
-#: What a shell returns for a command that was ended from the keyboard.
+#: The exit code of a shell for a command that Ctrl-C ended.
 INTERRUPTED = 130
-#: What `--json` without a file means.
+#: The value of `--json` without a file.
 STANDARD_OUTPUT = "-"
 TITLES = {
-    Direction.UP: "Host to device, GB/s",
-    Direction.DOWN: "Device to host, GB/s",
-    Direction.INSIDE: "Within one memory, GB/s",
+    Direction.UPLOAD: "Host to device, GB/s",
+    Direction.DOWNLOAD: "Device to host, GB/s",
+    Direction.WITHIN: "Within one memory, GB/s",
 }
-OF_LIMIT = "% of pinned limit"
+PERCENT_COLUMN = "% of pinned limit"
 
 
 @click.command()
@@ -56,23 +56,23 @@ def bench(
     as_json: str | None,
     picture: Path | None,
 ) -> None:
-    """Measure how fast arrays move between host and device, by size and by every way.
+    """Measure how fast arrays move between host and device, for each size and each way of copying.
 
-    All ways take turns in one run, and the best of each counts; rates are in 10^9 bytes a second. Where there is a bus between
-    the memories, they are told as parts of the most that page-locked memory reaches in large copies, which is the limit of the
-    bus. Ctrl-C ends it, and what was measured is kept.
+    The ways of copying take turns in one run, and the best time of each counts; rates are in 10^9 bytes a second. Where a bus
+    connects the memories, each rate is also given as a percentage of the bus's limit: the best rate of large copies from or to
+    page-locked memory. Ctrl-C ends the run and keeps what was measured.
 
-    Exit code 0: measured; sizes for which there is too little memory are named. 1: something went wrong; the rest was measured.
+    Exit code 0: measured; sizes that need more memory than is free are named. 1: something failed; the rest was measured.
     2: nothing was measured, or a file could not be written. 130: interrupted.
     """
     try:
         _check_files(as_json, picture)
         with collected_warnings() as warnings:
             chosen = choose(backend, device)
-            notes = _nature(chosen)
+            notes = _caveats(chosen)
             sizes = QUICK_SIZES if quick else SIZES
-            with progress("ways", len(sizes) * len(WAYS)) as advance:
-                measured = Bench(chosen, advance, WAYS, bus=not notes)
+            with progress("ways", len(sizes) * len(CASES)) as advance:
+                measured = Bench(chosen, advance, CASES, has_bus=not notes)
                 measured.run(sizes, seconds if seconds is not None else 8 if quick else 60)
     except (devmem.DevmemError, plot.CannotPlot, OSError) as error:
         complain(str(error))
@@ -87,7 +87,7 @@ def bench(
 
 
 def _check_files(as_json: str | None, picture: Path | None) -> None:
-    """Raise if what is to be written could not be: a measurement takes a minute, and would be lost."""
+    """Raise before the measurement, which takes a minute, if its results could not be written afterwards."""
     if picture is not None:
         plot.check(picture)
     for path in [*([Path(as_json)] if as_json not in (None, STANDARD_OUTPUT) else []), *([picture] if picture else [])]:
@@ -96,8 +96,8 @@ def _check_files(as_json: str | None, picture: Path | None) -> None:
             raise OSError(f"{path} cannot be written: name a file in a folder that is there and yours")
 
 
-def _nature(device: devmem.Device) -> list[str]:
-    """What the numbers are not, where they are no bus's."""
+def _caveats(device: devmem.Device) -> list[str]:
+    """Why the rates are not those of a bus; empty where they are."""
     backend = device.info.backend
     if backend == WITHOUT_GPU:
         return ["These are copies within this machine's memory (the host backend): no bus, no GPU."]
@@ -112,35 +112,38 @@ def _nature(device: devmem.Device) -> list[str]:
 def _show(measured: Bench) -> None:
     for direction in Direction:
         rows = list(measured.measured(direction))
-        sizes = sorted({cell.nbytes for _, cells in rows for cell in cells})
+        sizes = sorted({row.nbytes for _, measurements in rows for row in measurements})
         if not rows:
             continue
-        names = [_short(nbytes) for nbytes in sizes]
+        names = [_size_label(nbytes) for nbytes in sizes]
         limit = measured.limit(direction)
-        last = [OF_LIMIT] if limit is not None else []
+        last = [PERCENT_COLUMN] if limit is not None else []
         print_table(
             ("way", *names, *last),
-            ((name, *_rates(cells, sizes), *([_percent(measured, cells)] if last else [])) for name, cells in rows),
+            (
+                (name, *_rates(measurements, sizes), *([_percent(measured, measurements)] if last else []))
+                for name, measurements in rows
+            ),
             title=TITLES[direction] + (f" (pinned limit: {limit:.3g})" if limit is not None else ""),
             right=",".join([*names, *last]),
             optional=_least_missed(names),
         )
     if any(measured.limit(direction) is not None for direction in Direction):
-        print(f"{OF_LIMIT}: the largest size, against the most that page-locked memory reached in large copies.")
+        print(f"{PERCENT_COLUMN}: the largest size, against the most that page-locked memory reached in large copies.")
 
 
-def _rates(cells: list[Cell], sizes: Iterable[int]) -> list[str]:
-    found = {cell.nbytes: cell.gb_per_s for cell in cells}
+def _rates(measurements: list[Measurement], sizes: Iterable[int]) -> list[str]:
+    found = {row.nbytes: row.gb_per_s for row in measurements}
     return [_number(found[nbytes]) if nbytes in found else "–" for nbytes in sizes]
 
 
-def _percent(measured: Bench, cells: list[Cell]) -> str:
-    percent = measured.percent(cells[-1])
+def _percent(measured: Bench, measurements: list[Measurement]) -> str:
+    percent = measured.percent(measurements[-1])
     return "–" if percent is None else f"{percent:.0f}"
 
 
 def _least_missed(names: list[str]) -> list[str]:
-    """Sizes to leave out of a narrow terminal: every other one first, never the largest."""
+    """Sizes to leave out of a narrow terminal, in that order: every second one first, never the largest."""
     return [*names[-2::-2], *names[-3::-2]]
 
 
@@ -148,28 +151,28 @@ def _number(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def _short(nbytes: int) -> str:
+def _size_label(nbytes: int) -> str:
     return size(nbytes).replace(".0 ", " ")
 
 
 def _write(measured: Bench, notes: list[str], warnings: list[str], as_json: str | None, picture: Path | None) -> bool:
-    """The document and the picture; whether both are where they should be."""
-    well = True
+    """Write the JSON document and the plot; return whether both were written."""
+    ok = True
     if as_json is not None:
         text = json_text(_document(measured, notes, warnings))
         if as_json == STANDARD_OUTPUT:
             print(text)
         else:
-            well &= _saved(Path(as_json), lambda part: part.write_text(text + "\n", encoding="utf-8"))
-    if picture is not None and measured.cells:
+            ok &= _saved(Path(as_json), lambda part: part.write_text(text + "\n", encoding="utf-8"))
+    if picture is not None and measured.measurements:
         kind = picture.suffix.lower().removeprefix(".")
         title = f"{measured.device.info.name} ({measured.device}), devmem {devmem.__version__}"
-        well &= _saved(picture, lambda part: plot.save(part, kind, measured, title, notes))
-    return well
+        ok &= _saved(picture, lambda part: plot.save(part, kind, measured, title, notes))
+    return ok
 
 
 def _saved(path: Path, write: Callable[[Path], object]) -> bool:
-    """The whole file or the one that was there; whether it is the new one."""
+    """Replace the file at once, or keep the old one where writing fails; return whether it was replaced."""
     part = path.with_name(path.name + ".part")
     try:
         write(part)
@@ -194,18 +197,18 @@ def _document(measured: Bench, notes: list[str], warnings: list[str]) -> dict[st
         "pinned_limit_gb_per_s": {direction: measured.limit(direction) for direction in Direction},
         "rows": [
             {
-                "direction": cell.direction,
-                "way": cell.way,
-                "bytes": cell.nbytes,
-                "seconds": cell.seconds,
-                "gb_per_s": cell.gb_per_s,
-                "percent_of_pinned_limit": measured.percent(cell),
-                "repetitions": cell.repetitions,
-                "path": cell.path,
+                "direction": row.direction,
+                "way": row.case,
+                "bytes": row.nbytes,
+                "seconds": row.seconds,
+                "gb_per_s": row.gb_per_s,
+                "percent_of_pinned_limit": measured.percent(row),
+                "repetitions": row.repetitions,
+                "path": row.path,
             }
             for direction in Direction
-            for _, cells in measured.measured(direction)
-            for cell in cells
+            for _, measurements in measured.measured(direction)
+            for row in measurements
         ],
     }
 
@@ -213,6 +216,6 @@ def _document(measured: Bench, notes: list[str], warnings: list[str]) -> dict[st
 def _exit_code(measured: Bench, written: bool) -> int:
     if measured.interrupted:
         return INTERRUPTED
-    if not measured.cells or not written:
+    if not measured.measurements or not written:
         return UNUSABLE
     return FAILED if measured.failed else OK

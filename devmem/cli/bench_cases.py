@@ -1,4 +1,4 @@
-"""What `devmem bench` measures: the ways that bytes go, and the arrays that they need."""
+"""What `devmem bench` measures: the ways of copying (`CASES`), and the arrays that they copy (`BenchArrays`)."""
 
 from __future__ import annotations
 
@@ -22,85 +22,85 @@ import devmem
 Array = NDArray[Any]
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
-#: Bytes of a small array, and the most that a batch of them is measured with: 16,384 arrays.
-LEAF, MOST_IN_LEAVES = 4 * KiB, 64 * MiB
-#: Bytes of one row of the arrays whose rows lie apart, and of how many rows there are at least.
-ROW, FEWEST_ROWS = 16 * KiB, 4
-#: What the limit is taken from: so many bytes are on the stream before anybody waits, in so many copies at most.
-QUEUED_BYTES, MOST_QUEUED = 64 * MiB, 64
-#: Threads that copy within the host's memory at once.
+#: Bytes of one small array, and of the largest batch of them: 16,384 arrays.
+SMALL_ARRAY_BYTES, MAX_BATCH_BYTES = 4 * KiB, 64 * MiB
+#: In arrays with gaps between the rows: bytes of a row, and the smallest number of rows.
+ROW_BYTES, MIN_ROWS = 16 * KiB, 4
+#: The limit case queues this many bytes on the stream before it waits, in at most this many copies.
+QUEUED_BYTES, MAX_QUEUED = 64 * MiB, 64
+#: Threads of the host-to-host copy.
 THREADS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 class Direction(StrEnum):
-    """From where to where; ``inside``: within the device, or within the host's memory."""
+    """Between which memories; ``inside``: within the device's, or within the host's."""
 
-    UP = "h2d"
-    DOWN = "d2h"
-    INSIDE = "inside"
+    UPLOAD = "h2d"
+    DOWNLOAD = "d2h"
+    WITHIN = "inside"
 
 
-class Task(NamedTuple):
-    """One way at one size: what ``run`` returns is dropped after the clock has stopped. It moves the bytes so many times."""
+class CopyTask(NamedTuple):
+    """One case at one size. The result of ``run`` is freed outside the timing; one run moves the bytes ``repeats`` times."""
 
     run: Callable[[], object]
-    uses: int = 1
+    repeats: int = 1
 
 
-class Way(NamedTuple):
-    """One line of the plot, one row of a table.
+class BenchCase(NamedTuple):
+    """One way of copying: a line of the plot, a row of a table.
 
-    ``apart``: measured after the others, because other copies are another matter while it has memory registered.
+    ``last``: measured after the other cases, because it registers memory, which changes how that memory is copied.
     """
 
     direction: Direction
     name: str
-    build: Callable[[Room], Task]
-    most: int = GiB
-    apart: bool = False
+    build: Callable[[BenchArrays], CopyTask]
+    max_bytes: int = GiB
+    last: bool = False
 
 
-class Room:
-    """The arrays of one size, each made when it is first asked for, all given back at the end of the block.
+class BenchArrays:
+    """The arrays of one size, each made at its first use; the end of the ``with`` block frees them.
 
-    Every page of the host's is written to beforehand: what is never written to has no memory, and is read at no cost.
+    Every host page is written once beforehand: a page never written has no memory behind it and reads at no cost.
     """
 
-    #: How many times its size a room takes, with what the copies make besides. A device may have its memory on the host.
+    #: Memory for all arrays and the copies' temporaries, as multiples of the size. A device may keep its memory on the host.
     ON_DEVICE, ON_HOST = 4, 12
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self._stack = ExitStack()
 
-    def __enter__(self) -> Room:
+    def __enter__(self) -> BenchArrays:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
 
-    # -- the host's side -----------------------------------------------------------------------------------------------
+    # -- on the host ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def source(self) -> Array:
         """Pageable."""
-        return self._apart_source.reshape(-1)[: self.nbytes // 4]
+        return self._padded_source.reshape(-1)[: self.nbytes // 4]
 
     @cached_property
     def target(self) -> Array:
         """Pageable."""
-        return self._apart_target.reshape(-1)[: self.nbytes // 4]
+        return self._padded_target.reshape(-1)[: self.nbytes // 4]
 
     @cached_property
     def pinned(self) -> Array:
-        """Page-locked, by devmem."""
+        """Allocated page-locked by devmem."""
         made = devmem.pinned_array(self.nbytes // 4, np.float32)
         made[:] = 1
         return made.view(np.ndarray)
 
     @cached_property
     def registered(self) -> Array:
-        """Page-locked afterwards, on pages of its own."""
+        """Pageable memory, page-locked afterwards; it shares no page with other arrays."""
         raw = np.full(self.nbytes + 2 * PAGESIZE, 1, np.uint8)
         start = -raw.ctypes.data % PAGESIZE
         made: Array = raw[start : start + self.nbytes].view(np.float32)
@@ -109,37 +109,37 @@ class Room:
 
     @property
     def source_rows(self) -> Array:
-        """Rows with as much between them."""
-        return self._apart_source[:, : self._width]
+        """Rows with gaps of the same length between them."""
+        return self._padded_source[:, : self._width]
 
     @property
     def target_rows(self) -> Array:
-        """Rows with as much between them."""
-        return self._apart_target[:, : self._width]
+        """Rows with gaps of the same length between them."""
+        return self._padded_target[:, : self._width]
 
     @cached_property
-    def leaves(self) -> list[Array]:
-        """Small arrays, each with memory of its own, as a program has them."""
-        return [np.full(LEAF // 4, 1, np.float32) for _ in range(self.nbytes // LEAF)]
+    def small_arrays(self) -> list[Array]:
+        """Small arrays, each allocated on its own."""
+        return [np.full(SMALL_ARRAY_BYTES // 4, 1, np.float32) for _ in range(self.nbytes // SMALL_ARRAY_BYTES)]
 
     @property
     def source_square(self) -> Array:
-        """The pageable array as a square."""
+        """`source` as a square matrix."""
         return self.source.reshape(self._square)
 
     @property
     def target_square(self) -> Array:
-        """The pageable array as a square."""
+        """`target` as a square matrix."""
         return self.target.reshape(self._square)
 
     @cached_property
-    def crew(self) -> ThreadPoolExecutor:
-        """Threads that help the caller."""
+    def helper_threads(self) -> ThreadPoolExecutor:
+        """Threads that copy beside the calling thread."""
         made = ThreadPoolExecutor(THREADS - 1)
         self._stack.callback(made.shutdown)
         return made
 
-    # -- the device's --------------------------------------------------------------------------------------------------
+    # -- on the device -------------------------------------------------------------------------------------------------
 
     @cached_property
     def device(self) -> devmem.DeviceNDArray[Any]:
@@ -147,137 +147,168 @@ class Room:
         return devmem.full(self.nbytes // 4, np.float32(1), np.float32)
 
     @cached_property
-    def other(self) -> devmem.DeviceNDArray[Any]:
+    def second_device(self) -> devmem.DeviceNDArray[Any]:
         """Contiguous."""
         return devmem.full(self.nbytes // 4, np.float32(1), np.float32)
 
     @property
     def device_rows(self) -> devmem.DeviceNDArray[Any]:
-        """The array in the shape of the host's rows."""
+        """`device` in the shape of the host's rows."""
         return self.device.reshape(-1, self._width)
 
     @property
     def device_square(self) -> devmem.DeviceNDArray[Any]:
-        """The array as a square."""
+        """`device` as a square matrix."""
         return self.device.reshape(self._square)
 
     @cached_property
-    def device_leaves(self) -> Any:
-        """The small arrays, in one block."""
-        return devmem.to_device_many(self.leaves)
+    def device_small_arrays(self) -> Any:
+        """Device copies of the small arrays, in one allocation."""
+        return devmem.to_device_many(self.small_arrays)
 
     @cached_property
     def stream(self) -> devmem.Stream:
-        """One for what is queued."""
+        """The stream of the queued copies."""
         return devmem.stream()
 
-    # -- below ---------------------------------------------------------------------------------------------------------
+    # -- private -------------------------------------------------------------------------------------------------------
 
     @property
     def _square(self) -> tuple[int, int]:
-        side = math.isqrt(self.nbytes // 4)  # whole: sizes are powers of four
+        side = math.isqrt(self.nbytes // 4)  # exact, as sizes are powers of four
         return side, side
 
     @property
     def _width(self) -> int:
-        return min(ROW, self.nbytes // FEWEST_ROWS) // 4
+        return min(ROW_BYTES, self.nbytes // MIN_ROWS) // 4
 
     @cached_property
-    def _apart_source(self) -> Array:
+    def _padded_source(self) -> Array:
         return np.full((self.nbytes // 4 // self._width, 2 * self._width), 1, np.float32)
 
     @cached_property
-    def _apart_target(self) -> Array:
-        return np.full_like(self._apart_source, 2)
+    def _padded_target(self) -> Array:
+        return np.full_like(self._padded_source, 2)
 
 
-def _up(prepared: Callable[[Room], Callable[[], object]]) -> Callable[[Room], Task]:
-    """Uploads may return when the bytes have left the host's array; they are timed until the device has them."""
+def _upload(prepared: Callable[[BenchArrays], Callable[[], object]]) -> Callable[[BenchArrays], CopyTask]:
+    """An upload may return once the host array has been read; the timing ends when the device has the bytes."""
 
-    def build(room: Room) -> Task:
-        copy = prepared(room)
+    def build(arrays: BenchArrays) -> CopyTask:
+        copy = prepared(arrays)
 
         def run() -> object:
             made = copy()
             devmem.synchronize()
             return made
 
-        return Task(run)
+        return CopyTask(run)
 
     return build
 
 
-def _down(prepared: Callable[[Room], Callable[[], object]]) -> Callable[[Room], Task]:
-    """Downloads without a stream are complete on return."""
-    return lambda room: Task(prepared(room))
+def _download(prepared: Callable[[BenchArrays], Callable[[], object]]) -> Callable[[BenchArrays], CopyTask]:
+    """A download without a stream is complete on return."""
+    return lambda arrays: CopyTask(prepared(arrays))
 
 
 def _async(src: object, dst: object) -> Callable[[], object]:
     return lambda: devmem.copy_async(src, dst).result()
 
 
-def _queued(direction: Direction) -> Callable[[Room], Task]:
-    def build(room: Room) -> Task:
-        times = min(MOST_QUEUED, max(1, QUEUED_BYTES // room.nbytes))
-        device, pinned, stream = room.device, room.pinned, room.stream
+def _queued(direction: Direction) -> Callable[[BenchArrays], CopyTask]:
+    def build(arrays: BenchArrays) -> CopyTask:
+        times = min(MAX_QUEUED, max(1, QUEUED_BYTES // arrays.nbytes))
+        device, pinned, stream = arrays.device, arrays.pinned, arrays.stream
 
         def run() -> None:
             for _ in range(times):
-                if direction is Direction.UP:
+                if direction is Direction.UPLOAD:
                     device.copy_to_device(pinned, stream)
                 else:
                     device.copy_to_host(pinned, stream)
             stream.synchronize()
 
-        return Task(run, times)
+        return CopyTask(run, times)
 
     return build
 
 
-def _by_threads(room: Room) -> Task:
-    ends = [room.source.size * at // THREADS for at in range(THREADS + 1)]
-    parts = [(room.target[low:high], room.source[low:high]) for low, high in pairwise(ends)]
+def _by_threads(arrays: BenchArrays) -> CopyTask:
+    ends = [arrays.source.size * at // THREADS for at in range(THREADS + 1)]
+    parts = [(arrays.target[low:high], arrays.source[low:high]) for low, high in pairwise(ends)]
 
     def run() -> None:
-        others = [room.crew.submit(np.copyto, *part) for part in parts[1:]]
+        futures = [arrays.helper_threads.submit(np.copyto, *part) for part in parts[1:]]
         np.copyto(*parts[0])
-        for each in others:
-            each.result()
+        for future in futures:
+            future.result()
 
-    return Task(run)
+    return CopyTask(run)
 
 
-LIMIT = "pinned, queued"
-#: Whatever the bus can do, one of these shows; nothing else that goes over it is faster.
-PAGE_LOCKED = (LIMIT, "pinned", "registered")
-UP, DOWN, INSIDE = Direction.UP, Direction.DOWN, Direction.INSIDE
+LIMIT_CASE = "pinned, queued"
+#: The cases that show the limit of the bus: no other copy over it is faster.
+PAGE_LOCKED = (LIMIT_CASE, "pinned", "registered")
+UPLOAD, DOWNLOAD, WITHIN = Direction.UPLOAD, Direction.DOWNLOAD, Direction.WITHIN
 
-#: Functions that are given a room make everything there first: what they return is only the copy.
-WAYS: tuple[Way, ...] = (
-    Way(UP, LIMIT, _queued(UP)),
-    Way(UP, "pinned", _up(lambda room: partial(room.device.copy_to_device, room.pinned))),
-    Way(UP, "registered", _up(lambda room: partial(room.device.copy_to_device, room.registered)), apart=True),
-    Way(UP, "pageable", _up(lambda room: partial(room.device.copy_to_device, room.source))),
-    Way(UP, "pageable, new array", _up(lambda room: partial(devmem.to_device, room.source))),
-    Way(UP, "copy_async", _up(lambda room: _async(room.source, room.device))),
-    Way(UP, "rows apart", _up(lambda room: partial(room.device_rows.copy_to_device, room.source_rows))),
-    Way(UP, "transposed", _up(lambda room: partial(room.device_square.copy_to_device, room.source_square.T))),
-    Way(UP, "batch of 4 KiB arrays", _up(lambda room: partial(devmem.to_device_many, room.leaves)), MOST_IN_LEAVES),
-    Way(DOWN, LIMIT, _queued(DOWN)),
-    Way(DOWN, "pinned", _down(lambda room: partial(room.device.copy_to_host, room.pinned))),
-    Way(DOWN, "registered", _down(lambda room: partial(room.device.copy_to_host, room.registered)), apart=True),
-    Way(DOWN, "pageable", _down(lambda room: partial(room.device.copy_to_host, room.target))),
-    Way(DOWN, "pageable, new array", _down(lambda room: room.device.copy_to_host)),
-    Way(DOWN, "copy_async", _down(lambda room: _async(room.device, room.target))),
-    Way(DOWN, "rows apart", _down(lambda room: partial(room.device_rows.copy_to_host, room.target_rows))),
-    Way(DOWN, "transposed", _down(lambda room: partial(room.device_square.T.copy_to_host, room.target_square))),
-    Way(
-        DOWN,
-        "batch of 4 KiB arrays",
-        _down(lambda room: partial(devmem.to_host_many, room.device_leaves)),
-        MOST_IN_LEAVES,
+#: Each builder makes the arrays first and returns the copy alone, which is what gets timed.
+CASES: tuple[BenchCase, ...] = (
+    BenchCase(UPLOAD, LIMIT_CASE, _queued(UPLOAD)),
+    BenchCase(UPLOAD, "pinned", _upload(lambda arrays: partial(arrays.device.copy_to_device, arrays.pinned))),
+    BenchCase(
+        UPLOAD,
+        "registered",
+        _upload(lambda arrays: partial(arrays.device.copy_to_device, arrays.registered)),
+        last=True,
     ),
-    Way(INSIDE, "device to device", _up(lambda room: partial(room.other.copy_to_device, room.device))),
-    Way(INSIDE, "host to host, 1 thread", _down(lambda room: partial(np.copyto, room.target, room.source))),
-    *([Way(INSIDE, f"host to host, {THREADS} threads", _by_threads)] if THREADS > 1 else []),
+    BenchCase(UPLOAD, "pageable", _upload(lambda arrays: partial(arrays.device.copy_to_device, arrays.source))),
+    BenchCase(UPLOAD, "pageable, new array", _upload(lambda arrays: partial(devmem.to_device, arrays.source))),
+    BenchCase(UPLOAD, "copy_async", _upload(lambda arrays: _async(arrays.source, arrays.device))),
+    BenchCase(
+        UPLOAD, "rows apart", _upload(lambda arrays: partial(arrays.device_rows.copy_to_device, arrays.source_rows))
+    ),
+    BenchCase(
+        UPLOAD,
+        "transposed",
+        _upload(lambda arrays: partial(arrays.device_square.copy_to_device, arrays.source_square.T)),
+    ),
+    BenchCase(
+        UPLOAD,
+        "batch of 4 KiB arrays",
+        _upload(lambda arrays: partial(devmem.to_device_many, arrays.small_arrays)),
+        MAX_BATCH_BYTES,
+    ),
+    BenchCase(DOWNLOAD, LIMIT_CASE, _queued(DOWNLOAD)),
+    BenchCase(DOWNLOAD, "pinned", _download(lambda arrays: partial(arrays.device.copy_to_host, arrays.pinned))),
+    BenchCase(
+        DOWNLOAD,
+        "registered",
+        _download(lambda arrays: partial(arrays.device.copy_to_host, arrays.registered)),
+        last=True,
+    ),
+    BenchCase(DOWNLOAD, "pageable", _download(lambda arrays: partial(arrays.device.copy_to_host, arrays.target))),
+    BenchCase(DOWNLOAD, "pageable, new array", _download(lambda arrays: arrays.device.copy_to_host)),
+    BenchCase(DOWNLOAD, "copy_async", _download(lambda arrays: _async(arrays.device, arrays.target))),
+    BenchCase(
+        DOWNLOAD, "rows apart", _download(lambda arrays: partial(arrays.device_rows.copy_to_host, arrays.target_rows))
+    ),
+    BenchCase(
+        DOWNLOAD,
+        "transposed",
+        _download(lambda arrays: partial(arrays.device_square.T.copy_to_host, arrays.target_square)),
+    ),
+    BenchCase(
+        DOWNLOAD,
+        "batch of 4 KiB arrays",
+        _download(lambda arrays: partial(devmem.to_host_many, arrays.device_small_arrays)),
+        MAX_BATCH_BYTES,
+    ),
+    BenchCase(
+        WITHIN, "device to device", _upload(lambda arrays: partial(arrays.second_device.copy_to_device, arrays.device))
+    ),
+    BenchCase(
+        WITHIN, "host to host, 1 thread", _download(lambda arrays: partial(np.copyto, arrays.target, arrays.source))
+    ),
+    *([BenchCase(WITHIN, f"host to host, {THREADS} threads", _by_threads)] if THREADS > 1 else []),
 )

@@ -1,4 +1,4 @@
-"""Whether two arrays are the same bit for bit, which ``==`` does not tell: NaN, -0.0 and payloads matter here."""
+"""Compare two arrays bit for bit; ``==`` cannot tell NaN payloads or the sign of zero apart."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Compared at a time, in bytes: large files stay on the disk, and the temporaries in the cache.
+#: Bytes compared at a time: mapped files are not read into memory whole, and temporaries fit the cache.
 CHUNK = 4 << 20
 
-#: Bytes of a long double that mean something; the x87 format pads ten to twelve or sixteen.
+#: Significant bytes of a long double: the x87 format pads ten bytes to twelve or sixteen.
 LONG_DOUBLE_BYTES = 10 if np.finfo(np.longdouble).nmant == 63 else np.dtype(np.longdouble).itemsize
 
 
 def first_difference(expected: NDArray[Any], actual: NDArray[Any]) -> str | None:
     """Where the arrays first differ, as a sentence; ``None`` if they are the same.
 
-    Shape, dtype (with its byte order) and every byte of every element count. Padding between the fields of a record
-    does not: nobody promises to keep it.
+    Shape, dtype with its byte order, and every byte of every element are compared, except padding between the fields of a
+    record, which no copy guarantees to keep.
     """
     if expected.shape != actual.shape:
         return f"the shape became {actual.shape}, not {expected.shape}"
@@ -38,7 +38,7 @@ Leaf = tuple[str, NDArray[Any], NDArray[Any]]
 
 
 def _fields(left: NDArray[Any], right: NDArray[Any], name: str) -> Iterator[Leaf]:
-    """The arrays themselves, or for records each field that is no record itself."""
+    """The arrays themselves; for records, each innermost field with its name."""
     if left.dtype.names is None:
         yield name, left, right
         return
@@ -51,7 +51,7 @@ def _first_index(left: NDArray[Any], right: NDArray[Any]) -> tuple[int, ...] | N
         return None
     if left.ndim == 0:
         return None if bool((_words(left) == _words(right)).all()) else ()
-    # Rows at a time along the first axis; a long row is taken in pieces by the recursion.
+    # Several rows at a time along the first axis; the recursion splits rows longer than a chunk.
     row_bytes = left.dtype.itemsize * math.prod(left.shape[1:])
     if row_bytes > CHUNK and left.ndim > 1:
         for row in range(left.shape[0]):
@@ -69,7 +69,7 @@ def _first_index(left: NDArray[Any], right: NDArray[Any]) -> tuple[int, ...] | N
 
 
 def _words(array: NDArray[Any]) -> NDArray[np.unsignedinteger]:
-    """The elements as unsigned integers along a new last axis, without a copy whatever the strides."""
+    """The elements as unsigned integers along a new last axis, without a copy for any strides."""
     if array.dtype.char in "gG":
         parts = array[..., np.newaxis].view(np.uint8).reshape(*array.shape, -1, np.dtype(np.longdouble).itemsize)
         return parts[..., :LONG_DOUBLE_BYTES].reshape(*array.shape, -1)

@@ -1,4 +1,4 @@
-"""The group of commands; each has a file of its own."""
+"""The group of commands; each command has its own file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .roundtrip import roundtrip
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(devmem.__version__, prog_name="devmem")
 def commands() -> None:
-    """Move arrays between host and accelerator memory, and find out why that does not work."""
+    """Move arrays between host and accelerator memory, and find out why that fails."""
 
 
 for command in (info, doctor, roundtrip, bench, emulate, replay, migrate):

@@ -1,4 +1,4 @@
-"""``devmem doctor``: the same as ``devmem info``, as advice."""
+"""``devmem doctor``: check what ``devmem info`` shows, and give advice."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .output import FAILED, OK, collected_warnings, print_json, print_table
 
 #: The backend that needs no hardware.
 WITHOUT_GPU = "host"
-#: The setting that names plugins to leave out, and what in it means all of them.
+#: The setting that lists plugins to leave out, and its value that stands for all plugins.
 BLOCKED, EVERY_PLUGIN = "DEVMEM_BLOCK_PLUGINS", "*"
-#: What is moved.
+#: The array of the round trip: its strides make it go through packing.
 SAMPLE = np.arange(4096, dtype=np.uint16)[::-3]
 
 
 class Verdict(StrEnum):
-    """How a check went: ``info`` is how this machine is, ``warn`` is worth a look, ``fail`` is for fixing."""
+    """The result of a check: ``info`` states a fact, ``warn`` is worth a look, ``fail`` has to be fixed."""
 
     OK = "ok"
     INFO = "info"
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at, and what to do about it."""
+    """The result of one check, with advice."""
 
     name: str
     verdict: Verdict
@@ -50,11 +50,11 @@ class Check:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Check this installation and say what to do about what is wrong.
+    """Check this installation, and advise how to fix what is wrong.
 
-    Exit code 0: arrays can be moved, on a GPU or, where no GPU can be used, on the host backend; the rows say why not on a GPU.
-    Exit code 1: at least one check failed, and its row says what to do. A machine without a GPU is no failure, unless
-    DEVMEM_BACKEND asks for one.
+    Exit code 0: arrays can be moved, on a GPU or, where no GPU is usable, on the host backend; the rows say why no GPU is.
+    Exit code 1: at least one check failed, and its row says what to do. The lack of a GPU is no failure, unless
+    DEVMEM_BACKEND names a GPU backend.
     """
     checks = list(examine(collect()))
     healthy = all(check.verdict is not Verdict.FAIL for check in checks)
@@ -69,11 +69,11 @@ def doctor(context: click.Context, as_json: bool) -> None:
 
 
 def examine(report: Report) -> Iterator[Check]:
-    """All checks, from what everything depends on to a transfer that uses it."""
+    """All checks, from the most basic to a transfer that depends on all of them."""
     yield Check("devmem", Verdict.OK, ", ".join(f"{name} {version}" for name, version in report.versions.items()))
     yield from _settings(report)
     for problem in report.problems:
-        yield Check("problem", Verdict.FAIL, problem, "fix this first: it may hide what else is here")
+        yield Check("problem", Verdict.FAIL, problem, "fix this first: it may hide further problems")
     told = {status.reason for status in report.backends if not status.usable} | {item.help for item in report.settings}
     for message in report.warnings:
         if message not in told:
@@ -101,14 +101,14 @@ def _settings(report: Report) -> Iterator[Check]:
 
 
 def _blocked(names: Iterable[str]) -> Iterator[Check]:
-    """Names in the list of plugins to leave out that leave nothing out."""
+    """Names in the list of plugins to leave out that match no installed plugin."""
     installed = sorted({entry.name for entry in importlib.metadata.entry_points(group="devmem")})
     for name in names:
         if name not in (EVERY_PLUGIN, *installed):
             near = difflib.get_close_matches(name, installed, 1)
             known = f"did you mean {near[0]}?" if near else f"there are: {', '.join(installed) or 'none'}"
             found = f"{BLOCKED} names {name!r}, and no plugin of that name is installed"
-            yield Check("blocked plugins", Verdict.WARN, found, f"{known}; what is built in cannot be left out")
+            yield Check("blocked plugins", Verdict.WARN, found, f"{known}; built-in plugins cannot be left out")
 
 
 def _backends(report: Report) -> Iterator[Check]:
@@ -118,14 +118,16 @@ def _backends(report: Report) -> Iterator[Check]:
         if status.usable:
             yield Check(name, Verdict.OK, f"{status.devices} device(s), {status.origin}")
             if is_emulated(status.name):
-                found = "the driver is an emulated one: nothing of this is on a GPU, and its speed means nothing"
-                yield Check(f"driver of {status.name}", Verdict.INFO, found, "for the real one, leave `devmem emulate`")
+                found = "the driver is emulated: nothing runs on a GPU, and its speed means nothing"
+                yield Check(
+                    f"driver of {status.name}", Verdict.INFO, found, "for the real driver, run without `devmem emulate`"
+                )
         elif status.reason in report.warnings:
-            # What a broken plugin raised when it was loaded: somebody installed it, so somebody wants it to work.
+            # The plugin raised when it was loaded. It was installed on purpose, so this is a failure.
             advice = f"upgrade or uninstall it, or leave it out: DEVMEM_BLOCK_PLUGINS={status.name}"
             yield Check(name, Verdict.FAIL, str(status.reason), advice)
         else:
-            asked = "DEVMEM_BACKEND asks for it: mend this, or unset that"
+            asked = "DEVMEM_BACKEND asks for it: fix this, or unset DEVMEM_BACKEND"
             advice = asked if status.name == chosen else "only needed for that hardware"
             yield Check(name, Verdict.INFO, f"not usable: {status.reason}", advice)
 
@@ -161,12 +163,12 @@ def _choice(report: Report) -> Check:
         name,
         Verdict.INFO,
         f"{usable[0]}: no GPU backend is usable, for the reasons above",
-        f"nothing, if that is so; DEVMEM_BACKEND={WITHOUT_GPU} says that it is meant, and silences the warning",
+        f"nothing, if this machine has no GPU; DEVMEM_BACKEND={WITHOUT_GPU} chooses the host backend and silences the warning",
     )
 
 
 def _compilers() -> Iterator[Check]:
-    """Kernel compilers for two vendors: what comes with numba-hip has files where NVIDIA's bindings have theirs."""
+    """Whether kernel compilers of both vendors are installed: their dependencies overwrite each other's files."""
     versions = {}
     for name in ("numba-cuda", "numba-hip", "hip-python-interop"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -186,7 +188,7 @@ def _chosen(report: Report) -> str:
 
 
 def _transfer() -> Check:
-    # The only check that moves something: all the others can pass on a machine whose driver is installed but broken.
+    # The other checks can pass on a machine whose driver is installed but broken.
     name = "round trip"
     try:
         with collected_warnings():
@@ -198,7 +200,7 @@ def _transfer() -> Check:
 
 
 def _pinned() -> Check:
-    # Memory of its own stack (DEVMEM_PINNED_MEMORY_MANAGER), which nothing else here asks for anything.
+    # Page-locked memory has a stack of its own (DEVMEM_PINNED_MEMORY_MANAGER), which no other check uses.
     name = "page-locked memory"
     try:
         with collected_warnings():
@@ -209,7 +211,9 @@ def _pinned() -> Check:
             array[...] = SAMPLE
             back = devmem.to_device(array).copy_to_host()
     except Exception as error:
-        advice = "ordinary arrays need none of it; if this names DEVMEM_PINNED_MEMORY_MANAGER, mend that or unset it"
+        advice = (
+            "ordinary arrays do not need it; if this names DEVMEM_PINNED_MEMORY_MANAGER, fix that setting or unset it"
+        )
         return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", advice)
     return _compared(name, device, back)
 
@@ -217,5 +221,5 @@ def _pinned() -> Check:
 def _compared(name: str, device: devmem.Device, back: object) -> Check:
     where = first_difference(SAMPLE, np.asarray(back))
     if where is not None:
-        return Check(name, Verdict.FAIL, f"{device}: {where}", "report this: bytes were changed on the way")
+        return Check(name, Verdict.FAIL, f"{device}: {where}", "report this as a bug: the copy changed bytes")
     return Check(name, Verdict.OK, f"{SAMPLE.nbytes} bytes to {device} and back, unchanged")

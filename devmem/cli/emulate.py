@@ -11,7 +11,7 @@ import devmem
 
 from .output import UNUSABLE, complain
 
-#: What a shell returns for a command that cannot be found or run.
+#: Exit codes of a shell for a command that it cannot find or run.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 
 
@@ -20,7 +20,7 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def emulate(context: click.Context, backend: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND, and all that it starts, with BACKEND over an emulated driver: devmem emulate cuda -- python x.py.
+    """Run COMMAND, and all processes that it starts, with BACKEND over an emulated driver: devmem emulate cuda -- python x.py.
 
     BACKEND is cuda, roc, or both (cuda,roc). DEVMEM_BACKEND is set to the first unless it is set.
     The exit code is the command's; 2 if there is no such emulator.
@@ -43,7 +43,7 @@ def emulate(context: click.Context, backend: str, command: tuple[str, ...]) -> N
 
 
 def is_emulated(backend: str) -> bool:
-    """Whether the driver of a backend, as it is in this process, is an emulated one."""
+    """Whether the driver of a backend is emulated in this process."""
     emulator = importlib.import_module("devmem.testing.emulator")
     try:
         emulator.control(backend)

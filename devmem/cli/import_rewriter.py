@@ -1,7 +1,7 @@
-"""Rewriting imports of numba's GPU namespaces, in source that keeps its comments, its format and its encoding otherwise.
+"""Rewrite imports of numba's GPU namespaces in source that otherwise keeps its comments, format and encoding.
 
-Nothing is imported of what is read. A module is walked twice: `Uses` finds what the names in it mean, by its scopes; `Rewriter`
-changes import statements, and ``numba.cuda`` where a program says it in full.
+The source is parsed, never imported. Two passes walk it: `UsageScan` resolves names by Python's scopes; `ImportRewriter` changes
+the import statements, and expressions such as ``numba.cuda``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import libcst as cst
 from libcst import metadata
 
-from .migration_rules import TARGETS, VARIABLES, is_here, is_module, ours, target_of
-from .name_resolution import Others, dotted, plain_names
-from .usage_scan import OURS, Finding, Mentions, Uses
+from .migration_rules import TARGETS, VARIABLES, devmem_name, is_module, is_provided, target_of
+from .name_resolution import ForeignNames, dotted, plain_names
+from .usage_scan import DEVMEM_NAMES, Finding, NumbaUse, UsageScan
 
-#: Of what has neither there is nothing to be said: to take a long module apart takes seconds.
-NUMBA = re.compile(rb"\bnumba(_cuda|_roc)?\b|NUMBA_")
-MENTIONED = re.compile(rb"\b(?:" + "|".join((*TARGETS, *OURS, *VARIABLES)).encode() + rb")\b|import\s*\*")
+#: Only sources that match both are parsed, which takes seconds for a long module.
+NUMBA_BYTES = re.compile(rb"\bnumba(_cuda|_roc)?\b|NUMBA_")
+MENTIONS_TARGET = re.compile(rb"\b(?:" + "|".join((*TARGETS, *DEVMEM_NAMES, *VARIABLES)).encode() + rb")\b|import\s*\*")
 
 
 TOO_DEEP = "it is nested too deeply"
@@ -31,7 +31,7 @@ TOO_DEEP = "it is nested too deeply"
 
 @dataclass
 class Rewritten:
-    """What became of a module."""
+    """The result of rewriting a module."""
 
     before: bytes
     after: bytes
@@ -39,51 +39,51 @@ class Rewritten:
 
 
 class Unparsable(Exception):
-    """Source that is no Python; the message says where."""
+    """The source is not valid Python; the message says where."""
 
 
-def rewrite(source: bytes, others: Others | None = None) -> Rewritten:
-    """The source of a module with its imports changed, and what has to be looked at.
+def rewrite(source: bytes, others: ForeignNames | None = None) -> Rewritten:
+    """Rewrite the imports of a module's source, and collect the findings.
 
-    ``others``: what it has of numba's by way of other modules.
+    ``others``: numba's names that it imports by way of other modules.
 
     Raises
     ------
     Unparsable
-        It is no Python of a version that is known.
+        The source is not Python of a known version.
     """
-    if others is None and not is_of_numba(source):
+    if others is None and not mentions_numba(source):
         return Rewritten(source, source)
     mark = b"\xef\xbb\xbf" if source.startswith(b"\xef\xbb\xbf") else b""
     try:
         module = _parsed(source[len(mark) :])
         wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
-        uses = Uses(others or Others())
+        uses = UsageScan(others or ForeignNames())
         wrapper.visit(uses)
-        changed = wrapper.module.visit(Rewriter(uses))
+        changed = wrapper.module.visit(ImportRewriter(uses))
     except RecursionError as error:
         raise Unparsable(TOO_DEEP) from error
     findings = sorted(uses.findings, key=lambda each: (each.line, each.name))
     if changed.code == module.code:
         return Rewritten(source, source, findings)
-    return Rewritten(source, mark + _patched(source[len(mark) :], module, changed), findings)
+    return Rewritten(source, mark + _merge_into_source(source[len(mark) :], module, changed), findings)
 
 
-def is_of_numba(source: bytes) -> bool:
-    """Whether a module says something of numba's GPU namespaces."""
-    return bool(NUMBA.search(source) and MENTIONED.search(source))
+def mentions_numba(source: bytes) -> bool:
+    """Whether a source may use numba's GPU namespaces, by a search of its text."""
+    return bool(NUMBA_BYTES.search(source) and MENTIONS_TARGET.search(source))
 
 
 def _parsed(source: bytes) -> cst.Module:
-    """The tree of a module. Python itself is asked first: it refuses depths that end the process in the other parser."""
+    """The syntax tree. Python's own parser runs first: it refuses nesting so deep that libcst would crash the process."""
     refusal = None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the user's own backslashes
+            warnings.simplefilter("ignore")  # about invalid escapes in the user's source
             ast.parse(source)
     except (RecursionError, MemoryError) as error:
         raise Unparsable(TOO_DEEP) from error
-    except (SyntaxError, ValueError) as error:  # of Python that is newer than this one, maybe
+    except (SyntaxError, ValueError) as error:  # perhaps syntax of a newer Python
         if "too many nested" in str(error):
             raise Unparsable(TOO_DEEP) from error
         refusal = error.with_traceback(None)
@@ -99,43 +99,43 @@ def _parsed(source: bytes) -> cst.Module:
     return module
 
 
-class Rewriter(cst.CSTTransformer):
-    """Import statements changed in their places, and targets that are said in full by the names that they import."""
+class ImportRewriter(cst.CSTTransformer):
+    """Rewrites import statements in place, and replaces ``numba.cuda`` by the name that the new import binds."""
 
-    def __init__(self, uses: Uses) -> None:
+    def __init__(self, uses: UsageScan) -> None:
         super().__init__()
         self.uses = uses
 
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
-        """Say a target by its new name."""
-        said = self.uses.spelled.get(original_node)
+        """Replace ``numba.cuda`` by its new name."""
+        said = self.uses.target_expressions.get(original_node)
         if said is None:
             return updated_node
-        return cst.Name(self._bound(said), lpar=updated_node.lpar, rpar=updated_node.rpar)
+        return cst.Name(self._local_name(said), lpar=updated_node.lpar, rpar=updated_node.rpar)
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> Any:
-        """Change the imports of a line: where it is one statement, what it becomes has a line each."""
+        """Change the imports of a line; a single statement that becomes several gets a line for each."""
         parts = self._parts(original_node, updated_node)
         if parts is None:
             return updated_node
         if len(original_node.body) > 1:
-            return updated_node.with_changes(body=_joined(parts))
+            return updated_node.with_changes(body=_on_one_line(parts))
         first, *rest = parts
-        # What stands before the statement, and the comment behind it, stay with the first.
+        # Lines before the statement and the comment behind it stay with the first.
         lines = [updated_node.with_changes(body=[first]), *(cst.SimpleStatementLine([each]) for each in rest)]
         return cst.FlattenSentinel(lines)
 
     def leave_SimpleStatementSuite(
         self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
     ) -> cst.SimpleStatementSuite:
-        """Change the imports behind a colon, on its line."""
+        """Change imports that follow a colon on the same line."""
         parts = self._parts(original_node, updated_node)
-        return updated_node if parts is None else updated_node.with_changes(body=_joined(parts))
+        return updated_node if parts is None else updated_node.with_changes(body=_on_one_line(parts))
 
     def _parts(self, original: Any, updated: Any) -> list[cst.BaseSmallStatement] | None:
-        """The statements of a line, with imports changed; None if none of them was."""
+        """The statements of a line with imports changed; None if none was."""
         parts: list[cst.BaseSmallStatement] = []
         for before, after in zip(original.body, updated.body, strict=True):
             made = None
@@ -150,14 +150,14 @@ class Rewriter(cst.CSTTransformer):
         """``import numba``, ``import numba.cuda``, ``import numba.cuda.cudadrv.driver as d``, and others beside them."""
         kept: list[cst.ImportAlias] = []
         added: dict[str, cst.BaseSmallStatement] = {}
-        mentions = self.uses.mentions.get(node, Mentions(set(), set()))
+        mentions = self.uses.mentions.get(node, NumbaUse(set(), set()))
         names = plain_names(node)
         for alias in node.names:
             name = dotted(alias.name)
             target = target_of(name)
-            if target and alias.asname is not None and is_here(name):
-                package, _, last = ours(name).rpartition(".")
-                added[name] = _from(package, last, alias.evaluated_alias)
+            if target and alias.asname is not None and is_provided(name):
+                package, _, last = devmem_name(name).rpartition(".")
+                added[name] = _import_statement(package, last, alias.evaluated_alias)
             elif (target and alias.asname is None) or (name == "numba" and mentions.targets):
                 said = {target.removeprefix("numba.")} if target else set()
                 for each in sorted(said | mentions.targets):
@@ -169,7 +169,7 @@ class Rewriter(cst.CSTTransformer):
         if not added:
             return None
         made: list[cst.BaseSmallStatement] = list(added.values())
-        return [node.with_changes(names=_tidy(kept)), *made] if kept else made
+        return [node.with_changes(names=_fix_commas(kept)), *made] if kept else made
 
     def _import_from(self, node: cst.ImportFrom) -> list[cst.BaseSmallStatement] | None:
         """``from numba import cuda, njit``, ``from numba.cuda import to_device``, ``from numba.cuda.cudadrv import driver``."""
@@ -178,42 +178,45 @@ class Rewriter(cst.CSTTransformer):
         module = dotted(node.module)
         if module != "numba" and not (target_of(module) and is_module(module)):
             return None
-        moves = [_moves(f"{module}.{dotted(alias.name)}") for alias in node.names]
+        moves = [_is_provided_target(f"{module}.{dotted(alias.name)}") for alias in node.names]
         if not any(moves):
             return None
         kept = [alias for alias, moving in zip(node.names, moves, strict=True) if not moving]
-        made: list[cst.BaseSmallStatement] = [_only(node, kept)] if kept else []
+        made: list[cst.BaseSmallStatement] = [_keep_aliases(node, kept)] if kept else []
         if module != "numba":
             moved = [alias for alias, moving in zip(node.names, moves, strict=True) if moving]
-            return [*made, _only(node, moved).with_changes(module=_expression(ours(module)))]
+            return [*made, _keep_aliases(node, moved).with_changes(module=_dotted_expression(devmem_name(module)))]
         packages: dict[str, list[cst.ImportAlias]] = {}
         for alias, moving in zip(node.names, moves, strict=True):
             if moving:
                 package, name = TARGETS[dotted(alias.name)]
-                packages.setdefault(package, []).append(_renamed(alias, name))
-        found = [_only(node, names).with_changes(module=_expression(package)) for package, names in packages.items()]
+                packages.setdefault(package, []).append(_with_new_name(alias, name))
+        found = [
+            _keep_aliases(node, names).with_changes(module=_dotted_expression(package))
+            for package, names in packages.items()
+        ]
         return [*made, *found]
 
     def _from_target(self, target: str) -> cst.BaseSmallStatement:
         package, name = TARGETS[target]
-        return _from(package, name, self._bound(target))
+        return _import_statement(package, name, self._local_name(target))
 
-    def _bound(self, target: str) -> str:
-        """What a target that was said in full is called here."""
+    def _local_name(self, target: str) -> str:
+        """The name that replaces ``numba.cuda`` in this module."""
         name = TARGETS[target][1]
-        return f"devmem_{name}" if name in self.uses.taken else name
+        return f"devmem_{name}" if name in self.uses.names_in_use else name
 
 
 def lines(text: str) -> list[str]:
-    """Lines with their ends, as an editor has them: not cut at form feeds, as ``splitlines`` would."""
+    """Lines with their endings; unlike with ``splitlines``, a form feed ends no line."""
     return re.findall(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+", text)
 
 
-def _patched(source: bytes, module: cst.Module, changed: cst.Module) -> bytes:
-    """The source with the lines that changed; all others are the user's own, where the parser would lose a form feed, say."""
+def _merge_into_source(source: bytes, module: cst.Module, changed: cst.Module) -> bytes:
+    """The source with the changed lines replaced. All others stay as they were: libcst loses form feeds, for example."""
     own, before, after = (lines(each) for each in (source.decode(module.encoding), module.code, changed.code))
     if len(own) != len(before):
-        raise Unparsable("it has lines that would not be kept as they are")
+        raise Unparsable("libcst would change lines that need no change")
     made: list[str] = []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for what, first, last, start, end in matcher.get_opcodes():
@@ -221,16 +224,16 @@ def _patched(source: bytes, module: cst.Module, changed: cst.Module) -> bytes:
     return "".join(made).encode(module.encoding)
 
 
-def _moves(name: str) -> bool:
-    return bool(target_of(name)) and is_here(name)
+def _is_provided_target(name: str) -> bool:
+    return bool(target_of(name)) and is_provided(name)
 
 
-def _from(package: str, name: str, bound: str | None) -> cst.ImportFrom:
+def _import_statement(package: str, name: str, bound: str | None) -> cst.ImportFrom:
     asname = cst.AsName(cst.Name(bound)) if bound and bound != name else None
-    return cst.ImportFrom(_expression(package), [cst.ImportAlias(cst.Name(name), asname)])
+    return cst.ImportFrom(_dotted_expression(package), [cst.ImportAlias(cst.Name(name), asname)])
 
 
-def _expression(name: str) -> Any:
+def _dotted_expression(name: str) -> Any:
     first, *rest = name.split(".")
     found: Any = cst.Name(first)
     for part in rest:
@@ -238,21 +241,21 @@ def _expression(name: str) -> Any:
     return found
 
 
-def _renamed(alias: cst.ImportAlias, name: str) -> cst.ImportAlias:
-    """The same name bound to another one of ours."""
+def _with_new_name(alias: cst.ImportAlias, name: str) -> cst.ImportAlias:
+    """The alias with another imported name, bound to the same local name."""
     bound = alias.evaluated_alias or dotted(alias.name)
     asname = alias.asname or (cst.AsName(cst.Name(bound)) if bound != name else None)
     return alias.with_changes(name=cst.Name(name), asname=None if bound == name else asname)
 
 
-def _only(node: cst.ImportFrom, aliases: Sequence[cst.ImportAlias]) -> cst.ImportFrom:
-    """The statement with some of its names, each with the comment behind it; the closing parenthesis stays where it was."""
+def _keep_aliases(node: cst.ImportFrom, aliases: Sequence[cst.ImportAlias]) -> cst.ImportFrom:
+    """The statement with some of its names, each with its trailing comment; the closing parenthesis stays in place."""
     assert not isinstance(node.names, cst.ImportStar)
     names, last, rpar = list(aliases), node.names[-1], node.rpar
-    mine = _behind(names[-1])
+    mine = _trailing_whitespace(names[-1])
     if rpar is None or mine is None:
-        return node.with_changes(names=_tidy(names))
-    closing = _behind(last)
+        return node.with_changes(names=_fix_commas(names))
+    closing = _trailing_whitespace(last)
     if closing is None and isinstance(rpar.whitespace_before, cst.ParenthesizedWhitespace):
         closing, rpar = rpar.whitespace_before, rpar.with_changes(whitespace_before=cst.SimpleWhitespace(""))
     if closing is not None:
@@ -261,22 +264,22 @@ def _only(node: cst.ImportFrom, aliases: Sequence[cst.ImportAlias]) -> cst.Impor
     return node.with_changes(names=[*names[:-1], names[-1].with_changes(comma=comma)], rpar=rpar)
 
 
-def _behind(alias: cst.ImportAlias) -> cst.ParenthesizedWhitespace | None:
-    """The end of the line that an alias with a comma stands on."""
+def _trailing_whitespace(alias: cst.ImportAlias) -> cst.ParenthesizedWhitespace | None:
+    """The rest of the line behind an alias and its comma."""
     comma = alias.comma
     if isinstance(comma, cst.Comma) and isinstance(comma.whitespace_after, cst.ParenthesizedWhitespace):
         return comma.whitespace_after
     return None
 
 
-def _tidy(aliases: Sequence[cst.ImportAlias]) -> list[cst.ImportAlias]:
-    """Aliases with commas between them, and none behind the last."""
+def _fix_commas(aliases: Sequence[cst.ImportAlias]) -> list[cst.ImportAlias]:
+    """The aliases without a trailing comma."""
     *head, last = aliases
     return [*head, last.with_changes(comma=cst.MaybeSentinel.DEFAULT)]
 
 
-def _joined(parts: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:
-    """Statements on one line."""
+def _on_one_line(parts: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:
+    """Statements separated by semicolons."""
     *head, last = parts
     apart = cst.Semicolon(whitespace_after=cst.SimpleWhitespace(" "))
     made = [

@@ -1,4 +1,4 @@
-"""``devmem info``: what is here, and why what is not usable is not."""
+"""``devmem info``: backends, devices, settings and versions, with the reason for each backend that is not usable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import devmem
 
 from .output import OK, UNUSABLE, collected_warnings, complain, print_json, print_table, size
 
-#: Distributions whose versions explain most bug reports.
+#: The distributions whose versions matter for bug reports.
 DISTRIBUTIONS = (
     "numpy",
     "pluggy",
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass
 class Report:
-    """What could be found out; what could not is in ``problems``, so that one bad setting does not hide the rest."""
+    """The answers to all questions; a question that raised is in ``problems``, so one bad setting does not hide the rest."""
 
     versions: dict[str, str] = field(default_factory=dict)
     settings: list[devmem.Setting] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Report:
 
 
 def collect() -> Report:
-    """Ask devmem for everything, each question on its own."""
+    """Query devmem for everything; each query may fail on its own."""
     report = Report(versions=versions())
     with collected_warnings() as report.warnings:
         report.settings = _ask(devmem.settings, [], report.problems)
@@ -51,7 +51,7 @@ def collect() -> Report:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, devmem and the distributions it leans on; those not installed are left out."""
+    """Versions of Python, devmem and the its dependencies; those not installed are left out."""
     found = {"python": platform.python_version(), "platform": platform.platform(), "devmem": devmem.__version__}
     for name in DISTRIBUTIONS:
         try:
@@ -67,8 +67,8 @@ def versions() -> dict[str, str]:
 def info(context: click.Context, as_json: bool) -> None:
     """Show backends, devices, settings and versions.
 
-    A backend that is not usable is shown with the reason and the command that would fix it. Exit code 2 if a question could
-    not be answered, because a setting is wrong for example; what could be answered is shown all the same.
+    A backend that is not usable is shown with the reason and the command that would fix it. Exit code 2: a query failed, because
+    a setting is wrong for example; the rest is shown all the same.
     """
     report = collect()
     if as_json:
@@ -133,7 +133,7 @@ def _describe(device: devmem.Device) -> dict[str, object]:
 
 
 def _ask(question: Callable[[], T], otherwise: T, problems: list[str]) -> T:
-    # Whatever a broken plugin raises ends up here: the point of these commands is to work when the rest does not.
+    # A broken plugin may raise anything, and these commands have to work all the same.
     try:
         return question()
     except Exception as error:

@@ -18,18 +18,18 @@ import click
 
 from .output import FAILED, OK, UNUSABLE, complain, print_json
 
-#: Folders that are nobody's source.
-SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
-#: How files with Python end; scripts have no ending.
-PYTHON = frozenset({".py", ".pyi", ".pyw", ""})
+#: Folders without source of the user's own.
+SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+#: Suffixes of Python files; scripts have none.
+PYTHON_SUFFIXES = frozenset({".py", ".pyi", ".pyw", ""})
 NOTEBOOK = "is a notebook: convert it with jupyter nbconvert --to script"
-#: What is counted in the last line, by the kind of the finding.
-LEFT = {"look": "to look at", "cuda": "on CUDA alone"}
+#: The words for counts in the summary line, by the kind of the finding.
+SUMMARY_WORDS = {"look": "to look at", "cuda": "on CUDA alone"}
 
 
 @dataclass
 class File:
-    """What became of one file."""
+    """The result for one file."""
 
     path: Path
     changed: bool = False
@@ -47,16 +47,16 @@ class File:
 def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_json: bool) -> None:
     """Show how the imports of FILE... would change from numba.cuda and numba.roc to devmem, as a diff.
 
-    Folders are searched for *.py. Nothing is changed without --write. Names that devmem does not have, or has otherwise, are told
-    with their lines. Notes tell what works on CUDA alone, and what needs Numba as before.
+    Folders are searched for *.py. Nothing is changed without --write. Names that devmem lacks, or that behave differently, are
+    reported with their lines. Notes name what works only on CUDA, and what still needs Numba.
 
-    Exit code 0: done, notes or none. 1: some names have to be looked at. 2: a file is no Python, or could not be
-    read, parsed or written.
+    Exit code 0: done, with or without notes. 1: some names need a look. 2: a file is not Python, or could not be read, parsed
+    or written.
     """
     if importlib.util.find_spec("libcst") is None:
         complain("migrate needs libcst: pip install 'devmem-arrays[migrate]'")
         context.exit(UNUSABLE)
-    results = _all(list(_files(paths)))
+    results = _examine_all(list(_files(paths)))
     if write:
         for each, source in results:
             if each.changed:
@@ -70,38 +70,38 @@ def migrate(context: click.Context, paths: tuple[Path, ...], write: bool, as_jso
     context.exit(UNUSABLE if failed else FAILED if _count(files, "look") else OK)
 
 
-def _all(paths: list[Path]) -> list[tuple[File, Any]]:
-    """What would become of each file."""
-    # With its library, which is an extra: the command has to be listed without it.
-    from .reexports import Modules
+def _examine_all(paths: list[Path]) -> list[tuple[File, Any]]:
+    """Determine the result for each file."""
+    # Imported late, as libcst is an extra: `devmem --help` lists the command without it.
+    from .reexports import ReexportIndex
 
-    # Where nobody has anything of numba's, there is nothing to be handed on, and no need to read all that is imported.
-    modules = Modules(paths if any(map(_is_of_numba, paths)) else ())
-    return [_look(path, modules) for path in paths]
+    # If no file mentions numba, no module can re-export its names, and imports need not be followed.
+    modules = ReexportIndex(paths if any(map(_file_mentions_numba, paths)) else ())
+    return [_examine(path, modules) for path in paths]
 
 
-def _is_of_numba(path: Path) -> bool:
-    from .import_rewriter import is_of_numba
+def _file_mentions_numba(path: Path) -> bool:
+    from .import_rewriter import mentions_numba
 
     try:
-        return is_of_numba(path.read_bytes())
+        return mentions_numba(path.read_bytes())
     except OSError:
-        return False  # told when its turn comes
+        return False  # _examine reports it
 
 
-def _look(path: Path, modules: Any) -> tuple[File, Any]:
-    """Read one file, and find out what would become of it."""
-    from .import_rewriter import Unparsable, is_of_numba, rewrite
-    from .name_resolution import Others
+def _examine(path: Path, modules: Any) -> tuple[File, Any]:
+    """Read one file and determine its result."""
+    from .import_rewriter import Unparsable, mentions_numba, rewrite
+    from .name_resolution import ForeignNames
 
     found = File(path)
-    if path.suffix not in PYTHON:
+    if path.suffix not in PYTHON_SUFFIXES:
         found.error = NOTEBOOK if path.suffix == ".ipynb" else f"is no Python, by its ending {path.suffix!r}"
         return found, None
     try:
         source = path.read_bytes()
-        concerned = is_of_numba(source) or modules.reaches(path)
-        others = Others(partial(modules.known, path), modules.stars(path)) if concerned else None
+        concerned = mentions_numba(source) or modules.imports_numba_names(path)
+        others = ForeignNames(partial(modules.lookup, path), modules.stars(path)) if concerned else None
         made = rewrite(source, others)
     except OSError as error:
         found.error = error.strerror or str(error)
@@ -117,12 +117,12 @@ def _look(path: Path, modules: Any) -> tuple[File, Any]:
 
 
 def _write(file: File, made: Any) -> None:
-    """Put the new source in the place of the old one, at once or not at all."""
-    target = Path(os.path.realpath(file.path))  # what a link leads to, not the link
+    """Replace the old source by the new one, atomically."""
+    target = Path(os.path.realpath(file.path))  # the target of a symbolic link, not the link
     temporary = ""
     try:
         if target.read_bytes() != made.before:
-            file.error = "was changed by somebody else meanwhile, and is left as it is: run it again"
+            file.error = "was changed by another program meanwhile, and is left as it is: run migrate again"
             return
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as new:
             temporary = new.name
@@ -140,7 +140,7 @@ def _write(file: File, made: Any) -> None:
 
 
 def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
-    """The files that are named, and those in the folders that are named; each once."""
+    """The given files, and the Python files in the given folders; each once."""
     seen: set[str] = set()
     for path in paths:
         for each in _walk(path) if path.is_dir() else (path,):
@@ -155,7 +155,9 @@ def _walk(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if name not in SKIPPED and not name.startswith(".") and not (Path(root) / name / "pyvenv.cfg").exists()
+            if name not in SKIPPED_FOLDERS
+            and not name.startswith(".")
+            and not (Path(root) / name / "pyvenv.cfg").exists()
         )
         yield from (Path(root) / name for name in sorted(names) if name.endswith((".py", ".pyi")))
 
@@ -164,7 +166,7 @@ def _diff(path: Path, before: bytes, after: bytes) -> str:
     from .import_rewriter import lines
 
     name = path.as_posix().lstrip("/")
-    # Bytes that are no UTF-8 are shown, not lost: a diff is for reading, and files are written as bytes.
+    # Bytes that are not UTF-8 are shown as escapes: the diff is for reading; files are written as bytes.
     old, new = (lines(each.decode("utf-8", "surrogateescape")) for each in (before, after))
     return "".join(
         line if line.endswith(("\n", "\r")) else f"{line}\n\\ No newline at end of file\n"
@@ -192,7 +194,7 @@ def _summary(files: list[File]) -> str:
     what = f"{written} written" if written else "nothing written; --write does" if changed else "nothing to do"
     counts = [f"{len(files)} file{'s' * (len(files) != 1)}", f"{changed} to change"]
     counts += [f"{failed} failed"] * bool(failed)
-    left = [f"{count} {how}" for kind, how in LEFT.items() if (count := _count(files, kind))]
+    left = [f"{count} {how}" for kind, how in SUMMARY_WORDS.items() if (count := _count(files, kind))]
     return "; ".join([f"{', '.join(counts)}: {what}", *left])
 
 

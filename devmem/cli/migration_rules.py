@@ -1,6 +1,6 @@
-"""The rules of ``devmem migrate``: what is moved from numba to devmem, and what has to be said of which name.
+"""The rules of ``devmem migrate``: which of numba's namespaces move to devmem, and what to report of which name.
 
-Which names devmem has, the drop-ins themselves are asked. Written down here is what they cannot tell.
+Whether devmem has a name is looked up in the drop-in modules; the tables below hold what cannot be looked up there.
 """
 
 from __future__ import annotations
@@ -18,68 +18,70 @@ from typing import Any, NamedTuple
 
 from ..kernels.neutral import instead
 
-#: What is moved: numba's name, the package that has ours, and ours.
+#: What moves: numba's name, the package of its replacement, and the replacement's name.
 TARGETS = {
     "cuda": ("devmem.compat", "numba_cuda"),
     "roc": ("devmem.compat", "numba_roc"),
     "hsa": ("devmem.compat", "numba_roc"),
     "SmartArray": ("devmem", "SmartArray"),
 }
-OURS = {f"{package}.{name}": f"numba.{target}" for target, (package, name) in TARGETS.items() if target != "hsa"}
+DEVMEM_NAMES = {
+    f"{package}.{name}": f"numba.{target}" for target, (package, name) in TARGETS.items() if target != "hsa"
+}
 
 
-class Kind(StrEnum):
-    """How much a finding matters."""
+class FindingKind(StrEnum):
+    """What a finding asks of the user."""
 
-    LOOK = "look"  #: missing, or otherwise than in numba: somebody has to look, and the exit status says so
-    CUDA = "cuda"  #: numba-cuda's own: works where it worked, on CUDA, and nowhere else
-    NUMBA = "numba"  #: stays numba's, which the program needs as before
+    LOOK = "look"  #: missing in devmem, or different there: the user has to look, and the exit code says so
+    CUDA = "cuda"  #: provided by numba-cuda: works on CUDA only
+    NUMBA = "numba"  #: stays in numba, which the program still needs
 
 
 class Verdict(NamedTuple):
-    """What is said of a name; ``here``: whether devmem has it, so that an import of it moves."""
+    """What to report of a name; ``provided``: devmem has it, so imports of it move."""
 
-    kind: Kind
+    kind: FindingKind
     name: str
     what: str
-    here: bool = True
+    provided: bool = True
 
 
 class Keyword(NamedTuple):
-    """An argument that matters: of any value that is true, or of some."""
+    """A keyword argument to report: with one of ``values``, or with any true value if there are none."""
 
     functions: tuple[str, ...]
     keyword: str
     values: tuple[str, ...]
-    kind: Kind
+    kind: FindingKind
     what: str
 
 
-MISSING = "is not in devmem: it is left to numba, or has to be done otherwise"
-ON_CUDA = "is numba-cuda's own: it works on CUDA alone"
-ANOTHER_WAY = "is reached in a way that is left as it is: import the drop-in there"
-COMPUTED = "asks for a name that only a run shows: look whether devmem has it"
-BOUNDS = "is refused: on the host backend kernels tell of stray indices"
-WRITE_ONE = "is not in devmem: write a kernel, with jit of the drop-in"
+MISSING = "is not in devmem: keep numba for it, or do it another way"
+ON_CUDA = "is provided by numba-cuda: it works on CUDA alone"
+OTHER_ACCESS = "is reached in a way that migrate does not change: import the drop-in there"
+COMPUTED = "looks up a name that is computed at run time: check that devmem has it"
+NO_BOUNDSCHECK = "is refused: run on the host backend, whose simulator reports stray indices"
+WRITE_KERNEL = "is not in devmem: write a kernel, with jit of the drop-in"
 
-#: Names that are there and differ enough to be looked at.
+#: Names that devmem has, but that behave differently enough for a look.
 DIFFERENT = {
     "numba.hsa": "was renamed to numba.roc: look at old calls",
-    "numba.roc.finegrain_array": "is really fine-grained, as its documentation said; numba.roc's was coarse",
-    "numba.SmartArray": "indexing it shares memory with the whole, numpy.asarray() of it is read-only",
+    "numba.roc.finegrain_array": "is fine-grained, as documented; numba.roc's was coarse-grained",
+    "numba.SmartArray": "indexing it gives a view of its memory, numpy.asarray() of it is read-only",
 }
 
-#: Settings of numba's that mean nothing to devmem.
+#: Numba's settings that have no effect on devmem.
 VARIABLES = {
-    "NUMBA_ENABLE_CUDASIM": "DEVMEM_BACKEND=host stands for it",
-    "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM": "DEVMEM_DEFAULT_STREAM=per_thread stands for it",
-    "NUMBA_CUDA_DRIVER": "devmem finds the driver by itself",
-    "NUMBA_HSA_DRIVER": "devmem finds ROCm by itself",
-    "NUMBA_DISABLE_HSA": "DEVMEM_BACKEND chooses another one",
+    "NUMBA_ENABLE_CUDASIM": "use DEVMEM_BACKEND=host",
+    "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM": "use DEVMEM_DEFAULT_STREAM=per_thread",
+    "NUMBA_CUDA_DRIVER": "devmem finds the driver itself",
+    "NUMBA_HSA_DRIVER": "devmem finds ROCm itself",
+    "NUMBA_DISABLE_HSA": "choose another backend with DEVMEM_BACKEND",
 }
 
-#: Settings of numba's that the drop-ins look for, in the environment.
-READ = {
+#: Numba's settings that the drop-ins read from the environment.
+READ_BY_DROP_INS = {
     "NUMBA_CUDA_ARRAY_INTERFACE_SYNC",
     "NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT",
     "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO",
@@ -88,63 +90,63 @@ READ = {
     "NUMBA_DISABLE_CUDA",
     "NUMBA_DISABLE_PERFORMANCE_WARNINGS",
 }
-#: Settings of numba's that are not of its GPU namespaces alone.
-SHARED = frozenset({"DISABLE_PERFORMANCE_WARNINGS", "NumbaPerformanceWarning"})
-#: Where numba and numba-cuda have their settings and warnings.
-SETTING = re.compile(
+#: Numba's settings that do not concern its GPU namespaces alone.
+NOT_GPU_ONLY = frozenset({"DISABLE_PERFORMANCE_WARNINGS", "NumbaPerformanceWarning"})
+#: The full names of settings and warnings in numba and numba-cuda.
+SETTING_NAME = re.compile(
     r"numba\.(?:cuda\.)?(?:core\.)?(?:config\.((?:CUDA|ROC|HSA|ENABLE_CUDASIM|DISABLE_CUDA|DISABLE_HSA|DISABLE_PERF)\w*)"
     r"|(?:errors\.)?(NumbaPerformanceWarning))"
 )
 
-#: Plugins of others for numba's memory, which import numba themselves.
+#: Third-party plugins for numba's memory, with the replacement to write.
 PLUGINS = {"rmm.allocators.numba": 'devmem.use_memory("rmm")'}
-FOR_NUMBA = "is for Numba's own contexts, and refused by the drop-in: write {}"
+NUMBA_ONLY_PLUGIN = "works with Numba's own contexts only, and the drop-in refuses it: write {}"
 
-#: What makes kernels.
-KERNELS = ("numba.cuda.jit", "numba.roc.jit")
+#: The decorators that make kernels.
+KERNEL_DECORATORS = ("numba.cuda.jit", "numba.roc.jit")
 
-#: Numba's types, which kernels can do without.
+#: Numba's types, which kernels can replace by NumPy's.
 TYPES = re.compile(r"(u?int|float|complex)\d+|u?int[pc]|boolean|b1|[iufc]\d+|void|types")
 
-#: The module of the names that kernels use.
-OWN_NAMES = "devmem.kernels.names"
+#: The module that defines the names for use in kernels.
+KERNEL_NAMES_MODULE = "devmem.kernels.names"
 
-#: Of a text without this there is no need to ask whether it is Python.
-SAID = re.compile(r"\bnumba\b")
+#: Strings without this are not parsed as Python.
+MENTIONS_NUMBA = re.compile(r"\bnumba\b")
 
-#: Arguments of functions.
+#: Keyword arguments to report.
 KEYWORDS = (
-    Keyword(("numba.cuda.jit",), "link", (), Kind.LOOK, "is refused: devmem links no other code into kernels"),
-    Keyword(("numba.cuda.jit",), "boundscheck", (), Kind.LOOK, BOUNDS),
-    Keyword(("numba.vectorize", "numba.guvectorize"), "target", ("cuda",), Kind.CUDA, ON_CUDA),
-    Keyword(("numba.vectorize", "numba.guvectorize"), "target", ("roc", "hsa", "gpu"), Kind.LOOK, WRITE_ONE),
-    Keyword(("numba.jit",), "target", ("cuda", "roc", "hsa", "gpu"), Kind.LOOK, WRITE_ONE),
+    Keyword(("numba.cuda.jit",), "link", (), FindingKind.LOOK, "is refused: devmem links no other code into kernels"),
+    Keyword(("numba.cuda.jit",), "boundscheck", (), FindingKind.LOOK, NO_BOUNDSCHECK),
+    Keyword(("numba.vectorize", "numba.guvectorize"), "target", ("cuda",), FindingKind.CUDA, ON_CUDA),
+    Keyword(("numba.vectorize", "numba.guvectorize"), "target", ("roc", "hsa", "gpu"), FindingKind.LOOK, WRITE_KERNEL),
+    Keyword(("numba.jit",), "target", ("cuda", "roc", "hsa", "gpu"), FindingKind.LOOK, WRITE_KERNEL),
 )
 
 
 def setting(name: str) -> tuple[str, str] | None:
-    """A setting or a warning of numba's by its own name, and what is to be said of it."""
-    found = SETTING.fullmatch(name)
+    """A setting or warning of numba's by its last name, with what to report of it; None if it is neither."""
+    found = SETTING_NAME.fullmatch(name)
     if found is None:
         return None
     own = found[1] or found[2]
     variable = f"NUMBA_{own}"
     if own == "NumbaPerformanceWarning":
-        return own, "is given by nothing here: filter devmem.DevmemWarning"
-    if variable in READ:
-        return own, f"is not asked here: set {variable} in the environment"
-    return own, f"means nothing to devmem{f': {VARIABLES[variable]}' if variable in VARIABLES else ''}"
+        return own, "is not issued by devmem: filter devmem.DevmemWarning"
+    if variable in READ_BY_DROP_INS:
+        return own, f"has no effect on devmem: set {variable} in the environment"
+    return own, f"has no effect on devmem{f': {VARIABLES[variable]}' if variable in VARIABLES else ''}"
 
 
 def plugin(name: str) -> str | None:
-    """What is to be said of a name of somebody's plugin for numba."""
+    """What to report of a name in a third-party plugin for numba; None for other names."""
     found = next((each for each in PLUGINS if name == each or name.startswith(f"{each}.")), None)
-    return found and FOR_NUMBA.format(PLUGINS[found])
+    return found and NUMBA_ONLY_PLUGIN.format(PLUGINS[found])
 
 
 def is_code(text: str) -> bool:
-    """Whether a text is Python that imports a target, or says one in full: what ``exec`` and ``skipif`` are given."""
-    if not SAID.search(text):
+    """Whether a string is Python code that uses numba.cuda or numba.roc, as given to ``exec`` or ``skipif``."""
+    if not MENTIONS_NUMBA.search(text):
         return False
     try:
         with warnings.catch_warnings():
@@ -155,77 +157,77 @@ def is_code(text: str) -> bool:
     nodes = list(ast.walk(tree))
     if any(isinstance(each, ast.Is | ast.IsNot | ast.In | ast.NotIn) for each in nodes):  # "numba.cuda is not there"
         return False
-    return any(target_of(each) for node in nodes for each in _said(node))
+    return any(target_of(each) for node in nodes for each in _names_in(node))
 
 
 def target_of(name: str) -> str:
-    """``numba.cuda`` of ``numba.cuda.to_device``; nothing of what is not moved."""
+    """``numba.cuda`` for ``numba.cuda.to_device``; empty for names that do not move."""
     root, _, rest = name.partition(".")
     first = rest.partition(".")[0]
     return f"numba.{first}" if root == "numba" and first in TARGETS else ""
 
 
-def ours(name: str) -> str:
-    """What a name of numba's is called in devmem."""
+def devmem_name(name: str) -> str:
+    """Devmem's name for a name of numba's."""
     target = target_of(name)
     return ".".join(TARGETS[target.removeprefix("numba.")]) + name.removeprefix(target)
 
 
-def theirs(name: str) -> str:
-    """What a name of devmem's drop-ins is called in numba; any other name as it is."""
-    for mine, target in OURS.items():
+def numba_name(name: str) -> str:
+    """Numba's name for a name of a drop-in; any other name unchanged."""
+    for mine, target in DEVMEM_NAMES.items():
         if name == mine or name.startswith(f"{mine}."):
             return target + name.removeprefix(mine)
     return name
 
 
-def verdicts(name: str) -> list[Verdict]:
-    """All that is to be said of a name of numba's, or of a drop-in's that somebody has moved to already."""
-    their = theirs(name)
+def verdicts_on(name: str) -> list[Verdict]:
+    """What to report of a name of numba's, or of a drop-in in code that was migrated already."""
+    their = numba_name(name)
     if not target_of(their):
         return []
-    found = [Verdict(Kind.LOOK, name, DIFFERENT[name])] if name in DIFFERENT else []
+    found = [Verdict(FindingKind.LOOK, name, DIFFERENT[name])] if name in DIFFERENT else []
     offered = _offered(their)
     if offered is not None:
-        found.append(offered if their == name else offered._replace(name=ours(offered.name)))
+        found.append(offered if their == name else offered._replace(name=devmem_name(offered.name)))
     return found
 
 
-def is_here(name: str) -> bool:
+def is_provided(name: str) -> bool:
     """Whether devmem has a name of numba's."""
     offered = _offered(name)
-    return offered is None or offered.here
+    return offered is None or offered.provided
 
 
 @lru_cache
 def is_module(name: str) -> bool:
-    """Whether a module of numba's is one in devmem, too."""
+    """Whether devmem has a module for a module of numba's."""
     try:
-        importlib.import_module(ours(name))
+        importlib.import_module(devmem_name(name))
     except ModuleNotFoundError as error:
-        return error.name != ours(name)
+        return error.name != devmem_name(name)
     except ImportError:
-        pass  # there, with a library that is not installed
+        pass  # it exists, but imports a library that is not installed
     return True
 
 
 def member(decorator: str, name: str, device: bool) -> list[str]:
-    """What is to be said of a member of what a ``jit`` of numba's makes: a kernel, or a function that kernels call."""
-    if decorator not in KERNELS:
+    """What to report of an attribute of a decorated function: of a kernel, or of a device function (``device``)."""
+    if decorator not in KERNEL_DECORATORS:
         return []
     made = _decorated(decorator, device)
     return [] if hasattr(made, name) else [f"is not in devmem, whose {type(made).__name__} has {_members(made)}"]
 
 
-def staying(names: set[str]) -> str:
-    """What is said of other names of numba's."""
+def kept_by_numba(names: set[str]) -> str:
+    """What to report of an import whose other names stay in numba."""
     used = ", ".join(sorted(names - {""}))
-    types = "; NumPy's types do in kernels, and text in signatures" if any(map(TYPES.fullmatch, names)) else ""
+    types = "; kernels take NumPy's types, and signatures take strings" if any(map(TYPES.fullmatch, names)) else ""
     return f"stays{f' for {used}' if used else ''}, and has to be installed{types}"
 
 
-def _said(node: ast.AST) -> list[str]:
-    """Names of modules and of what is in them, as one node says them."""
+def _names_in(node: ast.AST) -> list[str]:
+    """The full names that one node imports or accesses."""
     match node:
         case ast.Import(names=names):
             return [each.name for each in names]
@@ -250,35 +252,35 @@ def _module(target: str) -> Any:
 
 @lru_cache
 def _offered(name: str) -> Verdict | None:
-    """What the drop-in says to a name of numba's, part by part; None if it has it, on every backend."""
+    """What to report of a name of numba's, looked up in the drop-in part by part; None if it works on every backend."""
     path = target_of(name)
     found = _module(path)
     for part in name.removeprefix(path).split(".")[1:]:
         holder, path = found, f"{path}.{part}"
         if part in getattr(holder, "COMPILER_ONLY", ()):
-            return Verdict(Kind.CUDA, path, f"{ON_CUDA}; {instead(part)}")
+            return Verdict(FindingKind.CUDA, path, f"{ON_CUDA}; {instead(part)}")
         if part in getattr(holder, "__all__", ()) and part not in vars(holder):
-            return None  # made when somebody asks: nobody does here
+            return None  # a lazy attribute, which need not be created here
         try:
             found = _member(holder, part)
         except ImportError:
-            return None  # there, with a library that is not installed
+            return None  # it exists, but imports a library that is not installed
         except AttributeError:
-            return Verdict(Kind.LOOK, path, _missing(holder, part), here=False)
+            return Verdict(FindingKind.LOOK, path, _missing(holder, part), provided=False)
         if getattr(found, "__annotations__", {}).get("return") == "NoReturn":
             said = inspect.getdoc(found) or ""
-            return Verdict(Kind.LOOK, path, f"is {said[:1].lower()}{said[1:].rstrip('.')}")
+            return Verdict(FindingKind.LOOK, path, f"is {said[:1].lower()}{said[1:].rstrip('.')}")
         if not (isinstance(found, ModuleType) or _is_plain(found)):
-            return None  # of classes, functions and what is made at run time the members are not known
+            return None  # attributes of classes, functions and run-time objects are not known
     return None
 
 
 def _member(holder: Any, name: str) -> Any:
-    """A member of a module, a submodule among them, or of an object, whose properties are not called."""
+    """A member or submodule of a module, or a member of an object without calling its properties."""
     if not isinstance(holder, ModuleType):
         return inspect.getattr_static(holder, name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is old is here
+        warnings.simplefilter("ignore")  # deprecated names exist, too
         try:
             return getattr(holder, name)
         except AttributeError:
@@ -294,14 +296,14 @@ def _member(holder: Any, name: str) -> Any:
 
 
 def _is_plain(found: Any) -> bool:
-    """Whether an object has the members that its class says, and no others."""
-    # devmem's own names ask for a missing one to say what there is.
-    computes = hasattr(type(found), "__getattr__") and type(found).__module__ != OWN_NAMES
+    """Whether an object has exactly the members of its class."""
+    # The names for kernels define __getattr__ only for their error messages.
+    computes = hasattr(type(found), "__getattr__") and type(found).__module__ != KERNEL_NAMES_MODULE
     return not (callable(found) or inspect.isdatadescriptor(found) or computes)
 
 
 def _missing(holder: Any, name: str) -> str:
-    """What is said of a name that is not here."""
+    """What to report of a name that the drop-in lacks."""
     why = getattr(holder, "REFUSED", {}).get(name)
     if why:
         return f"is not in devmem: {why}"

@@ -1,4 +1,4 @@
-"""What every command prints with: one table, one JSON document, one line for what went wrong."""
+"""Output shared by the commands: tables, JSON documents, error lines, progress bars."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from devmem import DevmemWarning
 #: Exit codes that mean the same for every command.
 OK, FAILED, UNUSABLE = 0, 1, 2
 
-#: Where nobody looks at a terminal nothing is folded to fit one, unless COLUMNS asks for it.
+#: Output that does not go to a terminal is folded at this width, unless COLUMNS is set.
 WIDE = 240
-#: Columns of text narrower than this are not worth reading: a table that would need them is printed in another way.
+#: Text columns narrower than this are unreadable: a table that would need them is printed as lines instead.
 READABLE = 16
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "MISMATCH": "bold red", "error": "red", "yes": "green"}
 
 
 def console(stream: IO[str] | None = None) -> Console:
-    """A console on the stream as it is now, so that redirecting it (as tests do) is seen."""
+    """A console on the current ``sys.stdout``, which a test may have redirected, or on ``stream``."""
     stream = stream or sys.stdout
     fitted = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Console(file=stream, width=None if fitted else WIDE, highlight=False, soft_wrap=False)
@@ -47,8 +47,8 @@ def print_table(
 ) -> None:
     """Print rows under columns; those named in ``right`` (comma separated) are numbers. Text is never markup.
 
-    In a narrow terminal text is folded, and numbers never are. Where too little room would be left, ``optional`` columns are
-    left out, the first named first, and that is said; where that does not help, each row is printed as lines of its own.
+    A narrow terminal folds text, but not numbers. If text columns become too narrow, ``optional`` columns are left out in
+    their order, which the output says; if that does not suffice, each row is printed as lines of a name and a value.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -79,7 +79,7 @@ def print_table(
 
 
 def _print_rows(out: Console, columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
-    """Print each row as lines of a name and a value, without what is empty."""
+    """Print each row as lines of a name and a value, without empty values."""
     if title:
         out.print(Text(title, style="bold"), overflow="fold")
     for row in cells:
@@ -98,23 +98,23 @@ def _styled(cell: str) -> Text:
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """Print one JSON document on the standard output, and nothing else goes there."""
+    """Print one JSON document on the standard output."""
     print(json_text(document))
 
 
 def json_text(document: Mapping[str, object]) -> str:
-    """A document as every command writes it."""
+    """A document in the format of all commands."""
     return json.dumps(document, indent=2, default=_plain, allow_nan=False)
 
 
 def complain(message: str) -> None:
-    """One line about what went wrong, on the standard error."""
+    """Print an error as one line on the standard error."""
     print(f"devmem: {' '.join(message.split())}", file=sys.stderr)
 
 
 @contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """Collect devmem's warnings as sentences instead of letting Python print them with a line of source."""
+    """Collect the texts of devmem's warnings, which Python would print with a line of source."""
     messages: list[str] = []
 
     with warnings.catch_warnings():
@@ -140,7 +140,7 @@ def collected_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def progress(what: str, steps: int) -> Iterator[Callable[[], object]]:
-    """A bar on the standard error where somebody looks at it; what it gives is called after each step."""
+    """A progress bar on the standard error if that is a terminal; call the yielded function after each step."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -150,7 +150,7 @@ def progress(what: str, steps: int) -> Iterator[Callable[[], object]]:
 
 
 def size(nbytes: int) -> str:
-    """Bytes for people, in units of 1024."""
+    """A number of bytes as text, in units of 1024."""
     amount = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:

@@ -1,4 +1,4 @@
-"""The picture of `devmem bench`. Needs matplotlib, which is imported when a picture is asked for."""
+"""The plot of `devmem bench`. Imports matplotlib only when a plot is asked for."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from .bench_cases import Direction
-from .bench_runner import Bench, Cell
+from .bench_runner import Bench, Measurement
 from .output import size
 
-TITLES = {Direction.UP: "Host to device", Direction.DOWN: "Device to host", Direction.INSIDE: "Within one memory"}
+TITLES = {
+    Direction.UPLOAD: "Host to device",
+    Direction.DOWNLOAD: "Device to host",
+    Direction.WITHIN: "Within one memory",
+}
 MARKERS = "osD^vP*X<>"
 
 
 class CannotPlot(Exception):
-    """No picture can be made, and why not."""
+    """The plot cannot be made; the message says why."""
 
 
 def check(path: Path) -> None:
-    """Raise CannotPlot unless a picture can be written there: before anything is measured, rather than after."""
+    """Raise CannotPlot, before anything is measured, unless matplotlib is installed and knows the file's format."""
     if importlib.util.find_spec("matplotlib") is None:
         raise CannotPlot("--plot needs matplotlib, which is not installed: pip install 'devmem-arrays[bench]'")
     from matplotlib.figure import Figure
 
     formats = Figure().canvas.get_supported_filetypes()
     if path.suffix.lower().removeprefix(".") not in formats:
-        raise CannotPlot(f"--plot {path}: no format of pictures: end the name in .png, or {', '.join(sorted(formats))}")
+        raise CannotPlot(f"--plot {path}: not a picture format: end the name in .png, or {', '.join(sorted(formats))}")
 
 
 def save(path: Path, kind: str, bench: Bench, title: str, notes: list[str]) -> None:
-    """Draw rate against size, as a picture of some kind (``png``): a line for each way, the pinned limits dashed."""
+    """Draw rate against size into a file of format ``kind`` (``png``): a line for each case, the pinned limits dashed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(18, 7), layout="constrained")
@@ -46,9 +50,9 @@ def _draw(axes: Any, bench: Bench, direction: Direction) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     sizes: set[int] = set()
-    for (name, cells), marker in zip(bench.measured(direction), MARKERS * 2, strict=False):
-        axes.plot(*_points(cells), marker=marker, markersize=4, label=name)
-        sizes |= {cell.nbytes for cell in cells}
+    for (name, measurements), marker in zip(bench.measured(direction), MARKERS * 2, strict=False):
+        axes.plot(*_points(measurements), marker=marker, markersize=4, label=name)
+        sizes |= {row.nbytes for row in measurements}
     limit = bench.limit(direction)
     if limit is not None:
         axes.axhline(limit, linestyle="--", color="black", label=f"pinned limit, {limit:.3g} GB/s")
@@ -58,7 +62,7 @@ def _draw(axes: Any, bench: Bench, direction: Direction) -> None:
     if sizes:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted(sizes), [size(nbytes).replace(".0 ", " ") for nbytes in sorted(sizes)], rotation=60)
-        # From 4 KiB to 1 GiB rates grow a hundredfold: on an even scale all small sizes would lie at the bottom.
+        # Rates grow a hundredfold from 4 KiB to 1 GiB: on a linear scale all small sizes would lie at the bottom.
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -67,5 +71,5 @@ def _draw(axes: Any, bench: Bench, direction: Direction) -> None:
     axes.grid(alpha=0.3)
 
 
-def _points(cells: list[Cell]) -> tuple[list[int], list[float]]:
-    return [cell.nbytes for cell in cells], [cell.gb_per_s for cell in cells]
+def _points(measurements: list[Measurement]) -> tuple[list[int], list[float]]:
+    return [row.nbytes for row in measurements], [row.gb_per_s for row in measurements]

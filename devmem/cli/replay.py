@@ -1,4 +1,4 @@
-"""``devmem replay``: a log of allocations, done again with any memory stack."""
+"""``devmem replay``: repeat the allocations of a log with other memory stacks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .roundtrip import choose
 def replay(
     context: click.Context, log: Path, stacks: tuple[str, ...], backend: str | None, device: str | None, as_json: bool
 ) -> None:
-    """Do with a memory stack what LOG says, which devmem.memory.Log wrote, and tell what it cost.
+    """Repeat the allocations in LOG, written by devmem.memory.Log, with a memory stack, and show their cost.
 
     Give --memory several times to compare stacks: devmem replay LOG --memory driver --memory limit:4GiB,pool.
 
-    Exit code 0: every allocation succeeded. 1: some did not. 2: a stack, or the log, could not be used at all; the other
-    stacks were.
+    Exit code 0: every allocation succeeded. 1: some failed. 2: a stack, or the log, could not be used at all; the other
+    stacks were used.
     """
     try:
         with collected_warnings() as warnings:
@@ -51,7 +51,7 @@ def replay(
 
 
 def _replayed(log: Path, stack: str, device: devmem.Device) -> dict[str, Any]:
-    """What a stack cost, or why it could not be used: the others are compared all the same."""
+    """The cost of a stack, or why it could not be used, so that the other stacks are compared all the same."""
     try:
         return replay_log(log, stack, device)
     except devmem.DevmemError as error:

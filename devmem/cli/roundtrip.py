@@ -1,4 +1,4 @@
-"""``devmem roundtrip``: arrays to a device and back, compared bit for bit."""
+"""``devmem roundtrip``: copy arrays to a device and back, and compare them bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 class Verdict(StrEnum):
-    """What became of an array: ``error`` means that it was never moved."""
+    """The result for an array; ``error``: it was never moved."""
 
     SAME = "ok"
     MISMATCH = "MISMATCH"
@@ -34,7 +34,7 @@ class Verdict(StrEnum):
 
 @dataclass
 class Row:
-    """One array and what was seen; rates are of the fastest repetition, in 10^9 bytes a second."""
+    """One array with its result; rates are those of the fastest repetition, in 10^9 bytes a second."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def moved(self) -> bool:
-        """Whether it went to the device and came back."""
+        """Whether the array was copied to the device and back."""
         return self.verdict is not Verdict.ERROR
 
 
@@ -66,11 +66,10 @@ def roundtrip(
 ) -> None:
     """Upload arrays, download them, and compare every bit.
 
-    Files are mapped, not read, where their format allows it. Without files, real data that comes with matplotlib is moved in
-    many layouts.
+    Files are mapped, not read, where their format allows it. Without files, sample data of matplotlib is moved in many layouts.
 
-    Exit code 0: everything came back the same. 1: something did not. 2: something could not be read or moved at all; the
-    rest was moved all the same.
+    Exit code 0: every array came back the same. 1: an array did not. 2: an array could not be read or moved at all; the rest
+    was moved all the same.
     """
     with collected_warnings() as warnings:
         try:
@@ -92,14 +91,14 @@ def roundtrip(
 
 
 def choose(backend: str | None, device: str | None) -> devmem.Device:
-    """The device that two options of a command name; the backend stays chosen."""
+    """The device that the options ``--backend`` and ``--device`` select; the backend stays selected."""
     if backend:
         devmem.use_backend(backend)
     return devmem.device(device) if device else devmem.current_device()
 
 
 def _inputs(files: Sequence[Path]) -> list[Source | Row]:
-    """What to move, and a row for every file that is none, in the order in which they were given."""
+    """The arrays to move, and a finished row for each file without any, in the given order."""
     if not files:
         return list(samples())
     inputs: list[Source | Row] = []
@@ -127,7 +126,7 @@ def _run(inputs: Sequence[Source | Row], device: devmem.Device, repeat: int) -> 
 
 
 def _moves(source: Source, row: Row, device: devmem.Device, repeat: int) -> Iterator[None]:
-    """Fill the row; yields after each repetition, and stops at the first mismatch."""
+    """Fill the row; yield after each repetition, and stop at the first mismatch."""
     array, row.source = source.load()
     row.shape, row.dtype, row.layout, row.nbytes = array.shape, _dtype(array.dtype), layout(array), array.nbytes
     up, down = float("inf"), float("inf")
@@ -156,7 +155,7 @@ def _paths() -> str:
 
 
 def layout(array: Array) -> str:
-    """How the elements lie in memory, in a word or two."""
+    """The memory layout of an array, in a word or two."""
     flags = array.flags
     if array.ndim == 0:
         words = ["0-d"]
@@ -176,7 +175,7 @@ def layout(array: Array) -> str:
 
 
 def _dtype(dtype: np.dtype[np.generic]) -> str:
-    # The long form of a record would fill the table.
+    # The full dtype of a record would fill the table.
     if dtype.names is None:
         return dtype.str
     return f"{len(dtype.names)} fields, {dtype.itemsize} B"
@@ -221,7 +220,7 @@ def _show(device: devmem.Device, rows: Sequence[Row]) -> None:
 
 
 def _short(path: str) -> str:
-    """``h2d packed, d2h direct`` as ``packed, direct``, and once if both ways are the same."""
+    """``h2d packed, d2h direct`` as ``packed, direct``; one word if both are the same."""
     return ", ".join(dict.fromkeys(part.split(" ", 1)[-1] for part in path.split(", ")))
 
 

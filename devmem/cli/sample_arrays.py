@@ -1,4 +1,4 @@
-"""Real data that comes with a dependency, in the layouts that break transfers."""
+"""Sample data of matplotlib as arrays of many layouts, among them those that are hard to transfer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def samples() -> Iterator[Source]:
-    """Named arrays: an elevation model, a map of heights and depths, share prices and a scan of a head.
+    """Named arrays: an elevation model, a map of heights and depths, share prices and a head scan.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _load(file: str, member: str) -> Array:
 
 
 def _path(file: str) -> Path:
-    # Not at the top: importing matplotlib takes a good part of a second, and `devmem info` needs none of it.
+    # Imported late: importing matplotlib takes a good part of a second, and most commands do not need it.
     from matplotlib import cbook
 
     return Path(str(cbook.get_sample_data(file, asfileobj=False)))
@@ -102,13 +102,13 @@ def _roots(heights: Array) -> Array:
 
 
 def _nans(heights: Array) -> Array:
-    """Single precision NaNs, signalling ones among them: each has the bits of a height as its payload."""
+    """Single precision NaNs, some of them signalling, each with the bits of a height as its payload."""
     bits = np.ascontiguousarray(heights).view(np.uint32)
     return np.asarray((bits | np.uint32(0x7F800001)).view(np.float32))
 
 
 def _padded(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The same record in single precision, aligned as C would: bytes between and behind the fields belong to nobody."""
+    """The same record in single precision, aligned as in C, with padding between and after the fields."""
     return np.dtype(
         [(name, np.dtype("f4") if dtype[name] == "f8" else dtype[name]) for name in dtype.names or ()], align=True
     )

@@ -14,17 +14,17 @@ from click.testing import CliRunner
 import devmem
 from devmem.cli import bench as command
 from devmem.cli import bench_runner, plot
-from devmem.cli.bench_cases import LIMIT, PAGE_LOCKED, WAYS, Direction, KiB, MiB, Room, Task, Way
-from devmem.cli.bench_runner import Bench, Cell
+from devmem.cli.bench_cases import CASES, LIMIT_CASE, PAGE_LOCKED, BenchArrays, BenchCase, CopyTask, Direction, KiB, MiB
+from devmem.cli.bench_runner import Bench, Measurement
 from devmem.cli.commands import commands
 from devmem.testing import emulator
 
-UP, DOWN, INSIDE = Direction
+UPLOAD, DOWNLOAD, WITHIN = Direction
 
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Two small sizes, each way once or a few times."""
+    """Two small sizes, each case once or a few times."""
     monkeypatch.setattr(command, "QUICK_SIZES", (4 * KiB, 16 * KiB))
 
 
@@ -36,68 +36,68 @@ def rows_of(result):
     return {(row["direction"], row["way"], row["bytes"]): row for row in json.loads(result.stdout)["rows"]}
 
 
-def way(name, run, direction=UP, **options):
-    return Way(direction, name, lambda room: Task(lambda: run(room)), **options)
+def case(name, run, direction=UPLOAD, **options):
+    return BenchCase(direction, name, lambda arrays: CopyTask(lambda: run(arrays)), **options)
 
 
-# -- the ways ----------------------------------------------------------------------------------------------------------
+# -- the cases ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("each", [each for each in WAYS if each.direction is UP], ids=lambda each: each.name)
+@pytest.mark.parametrize("each", [each for each in CASES if each.direction is UPLOAD], ids=lambda each: each.name)
 def test_an_upload_brings_the_bytes(each):
-    with Room(64 * KiB) as room:
+    with BenchArrays(64 * KiB) as arrays:
         data = np.arange(16 * KiB, dtype=np.float32)
-        transposed, apart, batch = each.name == "transposed", each.name == "rows apart", "batch" in each.name
-        for host in (room.pinned, room.registered, room.source):
+        transposed, last, batch = each.name == "transposed", each.name == "rows apart", "batch" in each.name
+        for host in (arrays.pinned, arrays.registered, arrays.source):
             host[:] = data
-        if apart:
-            room.source_rows[...] = data.reshape(room.source_rows.shape)
-        for leaf, part in zip(room.leaves, np.split(data, 16), strict=True):
-            leaf[:] = part
-        made = each.build(room).run()
+        if last:
+            arrays.source_rows[...] = data.reshape(arrays.source_rows.shape)
+        for small, part in zip(arrays.small_arrays, np.split(data, 16), strict=True):
+            small[:] = part
+        made = each.build(arrays).run()
         if batch:
-            found = np.concatenate([leaf.copy_to_host() for leaf in made])
+            found = np.concatenate([small.copy_to_host() for small in made])
         else:
-            found = (room.device if made is None else made).copy_to_host()
+            found = (arrays.device if made is None else made).copy_to_host()
     expected = data.reshape(128, 128).T.reshape(-1) if transposed else data
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("each", [each for each in WAYS if each.direction is DOWN], ids=lambda each: each.name)
+@pytest.mark.parametrize("each", [each for each in CASES if each.direction is DOWNLOAD], ids=lambda each: each.name)
 def test_a_download_brings_the_bytes(each):
-    with Room(64 * KiB) as room:
+    with BenchArrays(64 * KiB) as arrays:
         data = np.arange(16 * KiB, dtype=np.float32)
-        room.device.copy_to_device(data)
+        arrays.device.copy_to_device(data)
         if "batch" in each.name:
-            for leaf, part in zip(room.leaves, np.split(data, 16), strict=True):
-                leaf[:] = part
-        made = each.build(room).run()
+            for small, part in zip(arrays.small_arrays, np.split(data, 16), strict=True):
+                small[:] = part
+        made = each.build(arrays).run()
         if "batch" in each.name:
             found = np.concatenate(made)
         elif each.name == "rows apart":
-            found = room.target_rows.reshape(-1)
+            found = arrays.target_rows.reshape(-1)
         elif "pinned" in each.name or each.name == "registered":
-            found = getattr(room, each.name.partition(",")[0])
+            found = getattr(arrays, each.name.partition(",")[0])
         else:
             found = made.reshape(-1)
         expected = data.reshape(128, 128).T.reshape(-1) if each.name == "transposed" else data
         assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("each", [each for each in WAYS if each.direction is INSIDE], ids=lambda each: each.name)
+@pytest.mark.parametrize("each", [each for each in CASES if each.direction is WITHIN], ids=lambda each: each.name)
 def test_a_copy_within_one_memory_brings_the_bytes(each):
-    with Room(64 * KiB) as room:
+    with BenchArrays(64 * KiB) as arrays:
         data = np.arange(16 * KiB, dtype=np.float32)
-        room.device.copy_to_device(data)
-        room.source[:] = data
-        each.build(room).run()
-        found = room.other.copy_to_host() if "device" in each.name else room.target
+        arrays.device.copy_to_device(data)
+        arrays.source[:] = data
+        each.build(arrays).run()
+        found = arrays.second_device.copy_to_host() if "device" in each.name else arrays.target
         assert np.array_equal(found, data)
 
 
 def test_what_a_room_registered_is_given_back():
-    with Room(4 * KiB) as room:
-        array = room.registered
+    with BenchArrays(4 * KiB) as arrays:
+        array = arrays.registered
     with pytest.raises(devmem.DevmemError):
         devmem.deregister(array)
 
@@ -107,15 +107,15 @@ def test_what_a_room_registered_is_given_back():
 
 def test_every_way_is_measured_once_at_least_and_those_with_registered_memory_last():
     order = []
-    ways = [
-        way("a", lambda room: order.append("a"), apart=True),
-        way("b", lambda room: order.append("b")),
-        way("c", lambda room: order.append("c"), most=4 * KiB),
+    cases = [
+        case("a", lambda arrays: order.append("a"), last=True),
+        case("b", lambda arrays: order.append("b")),
+        case("c", lambda arrays: order.append("c"), max_bytes=4 * KiB),
     ]
-    run = Bench(devmem.device("host:0"), ways=ways)
+    run = Bench(devmem.device("host:0"), cases=cases)
     run.run([16 * KiB, 4 * KiB], 0)
     assert order == ["b", "c", "a", "b", "a"]
-    assert [(name, [cell.nbytes for cell in cells]) for name, cells in run.measured(UP)] == [
+    assert [(name, [row.nbytes for row in measurements]) for name, measurements in run.measured(UPLOAD)] == [
         ("a", [4 * KiB, 16 * KiB]),
         ("b", [4 * KiB, 16 * KiB]),
         ("c", [4 * KiB]),
@@ -128,46 +128,46 @@ def test_all_take_turns_and_the_best_counts(monkeypatch):
     durations = {"a": iter([4.0, 1.0, 3.0, 9.0]), "b": iter([2.0, 5.0, 6.0, 9.0])}
 
     def taking(name):
-        def run(room):
+        def run(arrays):
             order.append(name)
             now[0] += next(durations[name])
 
         return run
 
-    run = Bench(devmem.device("host:0"), ways=[way(name, taking(name)) for name in durations])
+    run = Bench(devmem.device("host:0"), cases=[case(name, taking(name)) for name in durations])
     run.run([4 * KiB], 20)
     assert order == ["a", "b", "a", "b", "b", "a"], "the order changes from turn to turn"
-    best = {name: (cells[0].seconds, cells[0].repetitions) for name, cells in run.measured(UP)}
+    best = {name: (measurements[0].seconds, measurements[0].repetitions) for name, measurements in run.measured(UPLOAD)}
     assert best == {"a": (1.0, 3), "b": (2.0, 3)}
 
 
 def test_the_limit_is_that_of_large_copies():
     run = Bench(devmem.device("host:0"))
 
-    def cell(name, nbytes, rate):
-        run.cells[UP, name, nbytes] = Cell(UP, name, nbytes, nbytes / rate / 1e9, 1)
+    def add(name, nbytes, rate):
+        run.measurements[UPLOAD, name, nbytes] = Measurement(UPLOAD, name, nbytes, nbytes / rate / 1e9, 1)
 
-    assert run.limit(UP) is None
-    cell(LIMIT, MiB, 100.0)  # from the processor's cache
-    assert run.limit(UP) == pytest.approx(100)
-    cell(LIMIT, 64 * MiB, 50.0)
-    cell(LIMIT, 256 * MiB, 40.0)
-    cell("pageable", 256 * MiB, 10.0)
-    assert run.limit(UP) == pytest.approx(50)
-    assert run.limit(DOWN) is None
-    assert run.percent(run.cells[UP, "pageable", 256 * MiB]) == pytest.approx(20)
+    assert run.limit(UPLOAD) is None
+    add(LIMIT_CASE, MiB, 100.0)  # from the processor's cache
+    assert run.limit(UPLOAD) == pytest.approx(100)
+    add(LIMIT_CASE, 64 * MiB, 50.0)
+    add(LIMIT_CASE, 256 * MiB, 40.0)
+    add("pageable", 256 * MiB, 10.0)
+    assert run.limit(UPLOAD) == pytest.approx(50)
+    assert run.limit(DOWNLOAD) is None
+    assert run.percent(run.measurements[UPLOAD, "pageable", 256 * MiB]) == pytest.approx(20)
     for name in ("pinned", "registered"):  # whichever is the fastest: none is more than the whole
-        cell(name, 256 * MiB, run.limit(UP) + 10)
-        assert run.percent(run.cells[UP, name, 256 * MiB]) == pytest.approx(100)
-    run.bus = False
-    assert run.limit(UP) is run.percent(run.cells[UP, "pageable", 256 * MiB]) is None
+        add(name, 256 * MiB, run.limit(UPLOAD) + 10)
+        assert run.percent(run.measurements[UPLOAD, name, 256 * MiB]) == pytest.approx(100)
+    run.has_bus = False
+    assert run.limit(UPLOAD) is run.percent(run.measurements[UPLOAD, "pageable", 256 * MiB]) is None
 
 
 def test_sizes_without_room_are_named(monkeypatch):
     monkeypatch.setattr(bench_runner, "free_on_host", lambda: 12 * 5 * KiB)
-    run = Bench(devmem.device("host:0"), ways=[way("a", lambda room: None)])
+    run = Bench(devmem.device("host:0"), cases=[case("a", lambda arrays: None)])
     run.run([4 * KiB, 16 * KiB], 0)
-    assert [nbytes for _, _, nbytes in run.cells] == [4 * KiB]
+    assert [nbytes for _, _, nbytes in run.measurements] == [4 * KiB]
     assert run.notes == ["16.0 KiB: left out, it takes 192.0 KiB on the host, where 60.0 KiB are free"]
     assert not run.failed
 
@@ -182,12 +182,12 @@ def test_sizes_without_room_are_named(monkeypatch):
     ],
 )
 def test_what_goes_wrong_with_one_way_stops_no_other(error, failed):
-    def fail(room):
+    def fail(arrays):
         raise error
 
-    run = Bench(devmem.device("host:0"), ways=[way("bad", fail), way("good", lambda room: None)])
+    run = Bench(devmem.device("host:0"), cases=[case("bad", fail), case("good", lambda arrays: None)])
     run.run([4 * KiB], 0)
-    assert [name for name, _ in run.measured(UP)] == ["good"]
+    assert [name for name, _ in run.measured(UPLOAD)] == ["good"]
     assert run.failed is failed
     assert run.notes == [f"h2d bad, 4.0 KiB: {error or 'out of memory'}"]
 
@@ -197,13 +197,13 @@ def test_what_goes_wrong_with_one_way_stops_no_other(error, failed):
     [(KeyboardInterrupt(), (True, False)), (devmem.DeviceLost("fell off the bus"), (False, True))],
 )
 def test_what_was_measured_before_the_end_is_kept(error, state):
-    def late(room):
-        if room.nbytes > 4 * KiB:
+    def late(arrays):
+        if arrays.nbytes > 4 * KiB:
             raise error
 
-    run = Bench(devmem.device("host:0"), ways=[way("a", lambda room: None), way("b", late)])
+    run = Bench(devmem.device("host:0"), cases=[case("a", lambda arrays: None), case("b", late)])
     run.run([4 * KiB, 16 * KiB, 64 * KiB], 0)
-    assert list(run.cells) == [(UP, "a", 4 * KiB), (UP, "b", 4 * KiB), (UP, "a", 16 * KiB)]
+    assert list(run.measurements) == [(UPLOAD, "a", 4 * KiB), (UPLOAD, "b", 4 * KiB), (UPLOAD, "a", 16 * KiB)]
     assert (run.interrupted, run.failed) == state
     assert len(run.notes) == 1
 
@@ -211,14 +211,17 @@ def test_what_was_measured_before_the_end_is_kept(error, state):
 def test_a_copy_that_would_take_too_long_is_left_out_and_named():
     run = Bench(
         devmem.device("host:0"),
-        ways=[way("slow", lambda room: pytest.fail("it was begun")), way("quick", lambda room: None)],
+        cases=[case("slow", lambda arrays: pytest.fail("it was begun")), case("quick", lambda arrays: None)],
     )
-    run.cells[UP, "slow", 4 * KiB] = Cell(UP, "slow", 4 * KiB, 1.0, 1)
+    run.measurements[UPLOAD, "slow", 4 * KiB] = Measurement(UPLOAD, "slow", 4 * KiB, 1.0, 1)
     run.run([16 * KiB], 0)
-    assert [(name, cells[-1].nbytes) for name, cells in run.measured(UP)] == [("slow", 4 * KiB), ("quick", 16 * KiB)]
+    assert [(name, measurements[-1].nbytes) for name, measurements in run.measured(UPLOAD)] == [
+        ("slow", 4 * KiB),
+        ("quick", 16 * KiB),
+    ]
     assert run.notes == ["h2d slow, 16.0 KiB: left out, it may take 4.0 s"]
-    run = Bench(devmem.device("host:0"), ways=[way("slow", lambda room: None)])
-    run.cells[UP, "slow", 4 * KiB] = Cell(UP, "slow", 4 * KiB, 0.1, 1)
+    run = Bench(devmem.device("host:0"), cases=[case("slow", lambda arrays: None)])
+    run.measurements[UPLOAD, "slow", 4 * KiB] = Measurement(UPLOAD, "slow", 4 * KiB, 0.1, 1)
     run.run([16 * KiB], 10)
     assert run.notes == []
 
@@ -233,7 +236,7 @@ def test_memory_that_is_free_is_found_out():
 def test_the_tables_have_every_way_and_say_that_there_is_no_bus(tiny):
     result = bench("--quick")
     assert result.exit_code == 0, result.output
-    for each in WAYS:
+    for each in CASES:
         assert each.name in result.stdout
     for words in ("4 KiB", "16 KiB", "Host to device", "Device to host", "no bus, no GPU"):
         assert words in result.stdout
@@ -244,7 +247,7 @@ def test_the_tables_have_every_way_and_say_that_there_is_no_bus(tiny):
 @pytest.fixture
 def bus(monkeypatch):
     """As on a device with memory of its own."""
-    monkeypatch.setattr(command, "_nature", lambda device: [])
+    monkeypatch.setattr(command, "_caveats", lambda device: [])
 
 
 def test_where_there_is_a_bus_the_parts_of_its_limit_are_told(tiny, bus):
@@ -272,7 +275,7 @@ def test_json_without_a_file_is_all_there_is(tiny):
     assert (document["emulated"], document["interrupted"]) == (False, False)
     assert "no bus" in document["notes"][0] and "no bus" in result.stderr
     rows = rows_of(result)
-    assert set(rows) == {(each.direction, each.name, nbytes) for each in WAYS for nbytes in (4 * KiB, 16 * KiB)}
+    assert set(rows) == {(each.direction, each.name, nbytes) for each in CASES for nbytes in (4 * KiB, 16 * KiB)}
     limit = document["pinned_limit_gb_per_s"]
     assert limit == {"h2d": None, "d2h": None, "inside": None}
     for (_, _, nbytes), row in rows.items():
@@ -301,7 +304,7 @@ def test_files_are_written_beside_the_tables(tiny, tmp_path):
     result = bench("--quick", "--json", document, "--plot", picture)
     assert result.exit_code == 0, result.output
     assert "Host to device" in result.stdout
-    assert len(json.loads(document.read_text())["rows"]) == 2 * len(WAYS)
+    assert len(json.loads(document.read_text())["rows"]) == 2 * len(CASES)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["bench.json", "bench.png"]
 
@@ -310,13 +313,13 @@ def test_both_scales_are_logarithmic_and_the_limit_is_a_line():
     figure = pytest.importorskip("matplotlib.figure").Figure()
     run = Bench(devmem.device("host:0"))
     for nbytes, rate in ((4 * KiB, 0.25), (256 * MiB, 25.0)):
-        run.cells[UP, LIMIT, nbytes] = Cell(UP, LIMIT, nbytes, nbytes / rate / 1e9, 1)
+        run.measurements[UPLOAD, LIMIT_CASE, nbytes] = Measurement(UPLOAD, LIMIT_CASE, nbytes, nbytes / rate / 1e9, 1)
     axes = figure.subplots()
-    plot._draw(axes, run, UP)
+    plot._draw(axes, run, UPLOAD)
     figure.canvas.draw()
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert {"0.5", "1", "20"} <= {label.get_text() for label in axes.get_yticklabels()}
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [LIMIT, "pinned limit, 25 GB/s"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [LIMIT_CASE, "pinned limit, 25 GB/s"]
 
 
 @pytest.fixture
@@ -361,22 +364,22 @@ def test_a_file_that_fails_at_the_end_leaves_the_older_one(tiny, tmp_path, monke
 
 
 def test_interrupted_it_shows_what_there_is(tiny, monkeypatch):
-    def end(room):
+    def end(arrays):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "WAYS", [*WAYS[:4], way("ended here", end)])
+    monkeypatch.setattr(command, "CASES", [*CASES[:4], case("ended here", end)])
     result = bench("--quick", "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout)["interrupted"] is True
-    assert {row["way"] for row in rows_of(result).values()} >= {LIMIT, "pinned", "pageable"}
+    assert {row["way"] for row in rows_of(result).values()} >= {LIMIT_CASE, "pinned", "pageable"}
     assert "interrupted" in bench("--quick").stdout
 
 
 def test_an_error_is_told_by_the_exit_code(tiny, monkeypatch):
-    def fail(room):
+    def fail(arrays):
         raise devmem.BackendError("refused")
 
-    monkeypatch.setattr(command, "WAYS", [*WAYS[:2], way("bad", fail)])
+    monkeypatch.setattr(command, "CASES", [*CASES[:2], case("bad", fail)])
     result = bench("--quick")
     assert result.exit_code == 1
     assert "h2d bad, 4.0 KiB: refused" in result.stdout

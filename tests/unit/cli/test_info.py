@@ -194,7 +194,7 @@ def test_a_blocked_plugin_that_is_not_installed_is_a_warning(monkeypatch):
     found = [check for check in examine(Report(settings=[setting])) if check.name == "blocked plugins"]
     assert [check.verdict for check in found] == [Verdict.WARN] * 2
     assert "'their_memroy'" in found[0].found and "did you mean their_memory?" in found[0].advice
-    assert "'cuda'" in found[1].found and "built in cannot be left out" in found[1].advice
+    assert "'cuda'" in found[1].found and "built-in plugins cannot be left out" in found[1].advice
 
 
 def test_an_emulated_driver_is_told(monkeypatch):

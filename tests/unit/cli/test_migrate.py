@@ -334,7 +334,7 @@ def test_names_of_the_compiler_move_with_the_module_that_has_them():
         ("from numba.roc.hsadrv.nonsense import x\n", 1, "numba.roc.hsadrv.nonsense", "is not in devmem"),
         ("import numba.roc.gcn_occupancy\n", 1, "numba.roc.gcn_occupancy", "is not in devmem"),
         ("from numba import roc\nroc.ds_permute(1, 2)\n", 2, "numba.roc.ds_permute", "NotImplementedError"),
-        ("from numba.roc import finegrain_array\n", 1, "numba.roc.finegrain_array", "really fine-grained"),
+        ("from numba.roc import finegrain_array\n", 1, "numba.roc.finegrain_array", "is fine-grained"),
         ("from numba.roc import *\n", 1, "numba.roc.*", "cannot be changed by name"),
         ("from numba import *\n", 1, "numba.*", "cannot be changed by name"),
         ("from numba import hsa\n", 1, "numba.hsa", "renamed"),
@@ -355,7 +355,7 @@ def test_names_of_the_compiler_move_with_the_module_that_has_them():
         ("from numba import cuda\ncuda.float32(1)\n", 2, "numba.cuda.float32", "write NumPy's, such as np.float32"),
         ("import numba.cuda.random as r\n", 1, "numba.cuda.random", "cuda.to_device(states.copy_to_host())"),
         ("from numba import cuda, njit\n", 1, "numba", "stays for njit, and has to be installed"),
-        ("from numba import cuda, float32\n", 1, "numba", "NumPy's types do in kernels, and text in signatures"),
+        ("from numba import cuda, float32\n", 1, "numba", "kernels take NumPy's types, and signatures take strings"),
         ("import numba\nf(numba)\nnumba.cuda.close()\n", 1, "numba", "stays, and has to be installed"),
         (
             "from numba.cuda import jit\n@jit\ndef f(): 1\nf.ptx\n",
@@ -384,14 +384,14 @@ SETTINGS = {
         "config.DISABLE_PERFORMANCE_WARNINGS = 1",
         "set ",
     ),
-    "in full": ("import numba", "numba.config.ENABLE_CUDASIM = 1", "DEVMEM_BACKEND=host stands for it"),
+    "in full": ("import numba", "numba.config.ENABLE_CUDASIM = 1", "use DEVMEM_BACKEND=host"),
     "of numba-cuda": (
         "from numba import cuda",
         "cuda.core.config.CUDA_WARN_ON_IMPLICIT_COPY = 0",
         "set NUMBA_CUDA_WARN_ON",
     ),
-    "of roc": ("from numba import config", "config.DISABLE_HSA = 1", "DEVMEM_BACKEND chooses another one"),
-    "unknown": ("from numba import cuda, config", "config.CUDA_LOW_OCCUPANCY_WARNINGS = 0", "means nothing to devmem"),
+    "of roc": ("from numba import config", "config.DISABLE_HSA = 1", "choose another backend with DEVMEM_BACKEND"),
+    "unknown": ("from numba import cuda, config", "config.CUDA_LOW_OCCUPANCY_WARNINGS = 0", "has no effect on devmem"),
     "a warning": (
         "from numba.core.errors import NumbaPerformanceWarning\nfrom numba import cuda",
         "warnings.simplefilter('ignore', NumbaPerformanceWarning)",
@@ -448,7 +448,7 @@ NO_CODE = [
 def test_programs_in_texts_are_told(source):
     [finding] = rewrite(f"import pytest\n{source}\n".encode()).findings
     assert finding.line == 2
-    assert "Python may run" in finding.what
+    assert "Python code in a string" in finding.what
     assert "numba" in finding.name
 
 
@@ -509,13 +509,13 @@ def test_every_name_that_is_said_to_be_there_is_there():
 
     for target, module in (("cuda", numba_cuda), ("roc", numba_roc)):
         names = [f"numba.{target}.{name}" for name in module.__all__]
-        told = {verdict.name.rpartition(".")[2] for name in names for verdict in migration_rules.verdicts(name)}
+        told = {verdict.name.rpartition(".")[2] for name in names for verdict in migration_rules.verdicts_on(name)}
         never = {"activelanepermute_wavewidth", "ds_bpermute", "ds_permute", "finegrain_array"}
         assert told == (never if target == "roc" else set())
     for name in (*numba_cuda.COMPILER_ONLY, *numba_cuda.REFUSED):
         assert name not in numba_cuda.__all__
-        [verdict] = migration_rules.verdicts(f"numba.cuda.{name}")
-        assert verdict.here == (name in numba_cuda.COMPILER_ONLY)
+        [verdict] = migration_rules.verdicts_on(f"numba.cuda.{name}")
+        assert verdict.provided == (name in numba_cuda.COMPILER_ONLY)
 
 
 def test_looking_opens_no_device():
@@ -633,7 +633,7 @@ def test_notes_are_told_and_do_not_count(run, tmp_path):
     assert code == 0
     assert err.splitlines() == [
         f"devmem: {path}:1: note: numba stays for njit, and has to be installed",
-        f"devmem: {path}:2: note: numba.cuda.syncwarp is numba-cuda's own: it works on CUDA alone; write "
+        f"devmem: {path}:2: note: numba.cuda.syncwarp is provided by numba-cuda: it works on CUDA alone; write "
         "devmem.wavebarrier()",
         "devmem: 1 file, 1 to change: nothing written; --write does; 1 on CUDA alone",
     ]
@@ -831,17 +831,17 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(run, tree, monkeypatch, at
 def test_a_file_that_changed_meanwhile_is_left(run, tree, monkeypatch):
     from devmem.cli import migrate
 
-    look = migrate._look
+    look = migrate._examine
 
     def look_and_touch(path, *more):
         found = look(path, *more)
         path.write_text("x = 1\n")
         return found
 
-    monkeypatch.setattr(migrate, "_look", look_and_touch)
+    monkeypatch.setattr(migrate, "_examine", look_and_touch)
     code, _, err = run("--write", tree / "a.py")
     assert code == 2
-    assert "was changed by somebody else meanwhile" in err
+    assert "was changed by another program meanwhile" in err
     assert (tree / "a.py").read_text() == "x = 1\n"
 
 
