@@ -1,9 +1,9 @@
-"""Other people's allocators as memory resources of devmem, and devmem's memory stack as theirs.
+"""Allocators of other libraries as memory resources of devmem, and devmem's memory stack as their allocator.
 
-One module for each library, which imports that library only when it is asked for something:
+One module for each library, which imports the library at first use:
 
 =============  =====================================  ====================================================
-module         theirs as ours                         ours as theirs
+module         the library's memory for devmem        devmem's memory for the library
 =============  =====================================  ====================================================
 ``rmm``        `RMMMemory`                            ``callback_resource()``
 ``cupy``       `CuPyMemory`                           ``allocator()``
@@ -12,12 +12,12 @@ module         theirs as ours                         ours as theirs
 ``numba``      `EMMMemory` (module ``emm``)           ``NUMBA_CUDA_MEMORY_MANAGER=devmem.adapters.numba``
 =============  =====================================  ====================================================
 
-For a library that is not in the table: `devmem.adapters.held.Held` is the base of the left column, `lend` the whole of the right.
+For other libraries: derive from `ForeignResource` for the left column, use `lend` or `LentBlocks` for the right one.
 """
 
 from __future__ import annotations
 
-from .held import Held
-from .loans import Loans, lend
+from .foreign_resource import ForeignResource
+from .lent_blocks import LentBlocks, lend
 
-__all__ = ["Held", "Loans", "lend"]
+__all__ = ["ForeignResource", "LentBlocks", "lend"]

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..spi.driver import Driver
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .held import Held, load
-from .loans import Loans
+from .foreign_resource import ForeignResource, load
+from .lent_blocks import LentBlocks
 
 INSTALL = "cuda-core"
 
@@ -19,7 +19,7 @@ INSTALL = "cuda-core"
 ORDERED = ("DeviceMemoryResource", "ManagedMemoryResource")
 
 
-class CudaCoreMemory(Held):
+class CudaCoreMemory(ForeignResource):
     """Memory from a resource of cuda.core.
 
     Parameters
@@ -85,7 +85,7 @@ def memory_resource(device: Any = None) -> Any:
     BackendUnavailable
         cuda.core is not installed.
     """
-    return _resource_class()(Loans(device))
+    return _resource_class()(LentBlocks(device))
 
 
 @cache
@@ -96,7 +96,7 @@ def _resource_class() -> Any:
     class DevmemMemoryResource(base):  # type: ignore[misc]
         """Buffers from devmem's memory stack."""
 
-        def __init__(self, loans: Loans) -> None:
+        def __init__(self, loans: LentBlocks) -> None:
             self.loans = loans
 
         def allocate(self, size: int, *, stream: Any = None) -> Any:

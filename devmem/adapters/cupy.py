@@ -12,8 +12,8 @@ from typing import Any
 from ..spi.driver import Driver
 from ..spi.errors import PluginError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .held import Handle, Held, load
-from .loans import Loans
+from .foreign_resource import ForeignResource, Handle, load
+from .lent_blocks import LentBlocks
 
 INSTALL = "cupy-cuda13x"
 
@@ -23,7 +23,7 @@ OUT_OF_MEMORY = 2
 POOLS = ("MemoryPool", "MemoryAsyncPool")
 
 
-class CuPyMemory(Held):
+class CuPyMemory(ForeignResource):
     """Memory from an allocator of CuPy.
 
     Parameters
@@ -112,7 +112,7 @@ class CuPyAllocator:
     """
 
     def __init__(self, device: Any = None) -> None:
-        self.loans = Loans(device)
+        self.loans = LentBlocks(device)
         self._cuda = load("cupy.cuda", INSTALL, "devmem.adapters.cupy.allocator()")
 
     def malloc(self, nbytes: int) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 
 import devmem as dm
 
-from .held import load
+from .foreign_resource import load
 
 INSTALL = "'devmem-arrays[dask]'"
 PURPOSE = "sending arrays by Dask"

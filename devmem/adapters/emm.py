@@ -12,7 +12,7 @@ from .._core.memory.foreign import package_of
 from ..spi.driver import Driver
 from ..spi.errors import DevmemError, PluginError
 from ..spi.types import MemoryKind
-from .held import Held
+from .foreign_resource import ForeignResource
 
 VERSION = 1
 #: What a plugin must have.
@@ -30,7 +30,7 @@ VERBS = (
 OUT_OF_MEMORY = 2
 
 
-class _OfManager(Held):
+class _OfManager(ForeignResource):
     """Memory from a manager of Numba's interface."""
 
     install = "numba-cuda"

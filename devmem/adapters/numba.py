@@ -18,8 +18,8 @@ from ..api.memory import memory_info
 from ..api.streams import defer_cleanup
 from ..spi.errors import UnsupportedError
 from ..spi.types import AllocFlags, MemoryKind
-from .held import load
-from .loans import Loans
+from .foreign_resource import load
+from .lent_blocks import LentBlocks
 
 if TYPE_CHECKING:
     from .._core.lifetime.allocation import Allocation
@@ -67,7 +67,7 @@ def make_manager(base: Any, driver: Any, backend: str, pointer: Callable[[int], 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             # Numba makes an instance without a context, only to ask for its version: no device before one is needed.
-            self._loans: Loans | None = None
+            self._loans: LentBlocks | None = None
             self._blocks: dict[int, Allocation] = {}
 
         def initialize(self) -> None:
@@ -125,9 +125,9 @@ def make_manager(base: Any, driver: Any, backend: str, pointer: Callable[[int], 
             """1, the only one there is."""
             return 1
 
-        def _lender(self) -> Loans:
+        def _lender(self) -> LentBlocks:
             if self._loans is None:
-                self._loans = Loans(f"{backend}:{int(self.context.device.id)}")
+                self._loans = LentBlocks(f"{backend}:{int(self.context.device.id)}")
             return self._loans
 
         def _finalizer(self, ptr: int) -> Callable[[], object]:

@@ -9,7 +9,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from .held import load
+from .foreign_resource import load
 from .numba import make_manager
 
 INSTALL = "numba-hip"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..spi.driver import Driver
-from .held import Handle, Held, load
-from .loans import Loans
+from .foreign_resource import ForeignResource, Handle, load
+from .lent_blocks import LentBlocks
 
 INSTALL = "rmm-cu13"
 
@@ -18,7 +18,7 @@ INSTALL = "rmm-cu13"
 ORDERED = ("CudaAsyncMemoryResource", "CudaAsyncViewMemoryResource", "PoolMemoryResource", "ArenaMemoryResource")
 
 
-class RMMMemory(Held):
+class RMMMemory(ForeignResource):
     """Memory from a resource of RMM.
 
     Parameters
@@ -75,7 +75,7 @@ def callback_resource(device: Any = None) -> Any:
         RMM is not installed.
     """
     mr = load("rmm.mr", INSTALL, "devmem.adapters.rmm.callback_resource()")
-    loans = Loans(device)
+    loans = LentBlocks(device)
 
     def allocate(nbytes: int, stream: Any) -> int:
         return loans.lend(nbytes, stream.__cuda_stream__()[1])

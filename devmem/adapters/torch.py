@@ -17,8 +17,8 @@ from ..api.devices import device as device_of
 from ..spi.driver import Driver
 from ..spi.errors import BackendUnavailable, ConfigError
 from ..toolkit import toolchain
-from .held import Held, load, raw
-from .loans import Loans, tell
+from .foreign_resource import ForeignResource, load, raw
+from .lent_blocks import LentBlocks, tell
 
 INSTALL = "torch"
 SHIM = Path(__file__).with_name("torch_shim.c")
@@ -32,7 +32,7 @@ ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, cty
 FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 
 
-class TorchMemory(Held):
+class TorchMemory(ForeignResource):
     """Memory from PyTorch's caching allocator, so that tensors and devmem's arrays share one cache.
 
     Parameters
@@ -98,7 +98,7 @@ class Shim:
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self.path = toolchain.shared_library("torch_shim.so", [SHIM], SHIM_FLAGS)
-        self._loans: dict[int, Loans] = {}
+        self._loans: dict[int, LentBlocks] = {}
         self._lock = threading.Lock()
         # Kept for as long as the process lives, as C keeps their addresses.
         self._callbacks = ALLOCATE(self._allocate), FREE(self._free)
@@ -107,11 +107,11 @@ class Shim:
         # Before anything of the interpreter is gone. What PyTorch frees later goes with the process.
         atexit.register(self._library.devmem_disconnect)
 
-    def loans(self, ordinal: int) -> Loans:
+    def loans(self, ordinal: int) -> LentBlocks:
         """What PyTorch has on loan of one device."""
         with self._lock:
             if ordinal not in self._loans:
-                self._loans[ordinal] = Loans(device_of(f"{self.backend}:{ordinal}"))
+                self._loans[ordinal] = LentBlocks(device_of(f"{self.backend}:{ordinal}"))
             return self._loans[ordinal]
 
     def _allocate(self, nbytes: int, ordinal: int, stream: int | None) -> int:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ..kernels.neutral import instead
+from ..kernels.portable_names import instead
 
 #: What moves: numba's name, the package of its replacement, and the replacement's name.
 TARGETS = {

@@ -19,7 +19,7 @@ from .._core.base.transfer_guard import guard
 from ..spi.errors import DevmemError, DevmemWarning, LayoutError
 from ..toolkit.deferred_errors import FirstError
 from .code import argument
-from .onlyread import only_read
+from .read_only import only_read
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -14,7 +14,7 @@ from .._core.ordering.stream import Stream
 from ..spi.errors import BackendError, DevmemError, LayoutError, UnsupportedError
 from ..spi.types import Capability, Extent
 from .arguments import PLAIN, Brought, name_argument, of_two_devices
-from .arrangement import arrangement
+from .array_layout import arrangement
 from .code import compiler_for, type_of
 from .names import here
 

@@ -73,7 +73,7 @@ from .api import (
 )
 from .cudadrv.error import CudaSupportError
 from .cudadrv.ipc import GetIpcHandleMixin, IpcHandle
-from .cudadrv.managers import BaseCUDAMemoryManager, HostOnlyCUDAMemoryManager, MemoryInfo, set_memory_manager
+from .cudadrv.memory_managers import BaseCUDAMemoryManager, HostOnlyCUDAMemoryManager, MemoryInfo, set_memory_manager
 from .cudadrv.pointers import MappedMemory, MemoryPointer, PinnedMemory
 from .errors import KernelRuntimeError
 from .kernel import COMPILER_ONLY, REFUSED, compiler_only, jit

@@ -13,17 +13,18 @@ import numpy as np
 import devmem
 
 from ...spi.errors import DevmemError
+from .array_creation import of_layout
 from .cudadrv import devicearray, devices, driver
 from .cudadrv.arrays import DeviceNDArray
 from .cudadrv.device import Device
 from .cudadrv.devicearray import auto_device, borrowed
 from .cudadrv.error import translated
 from .cudadrv.layouts import shape_strides_dtype
-from .cudadrv.spelling import MISSING, refuse_rest, renamed, shown_as
+from .cudadrv.old_signatures import MISSING, refuse_rest, renamed, shown_as
 from .cudadrv.state import context_of, current_device, prepare, ready
 from .cudadrv.state import native as _native
 from .cudadrv.streams import Event, Stream, event_elapsed_time, named
-from .hostside import (
+from .host_memory import (
     managed_array,
     mapped,
     mapped_array,
@@ -33,7 +34,6 @@ from .hostside import (
     pinned_array,
     pinned_array_like,
 )
-from .making import of_layout
 
 __all__ = [
     "as_cuda_array",

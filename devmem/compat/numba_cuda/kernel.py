@@ -13,7 +13,7 @@ import devmem
 from ...kernels.kernel import DeviceFunction
 from ...kernels.names import running
 from ...spi.errors import DevmemError, UnsupportedError
-from ..spelling import old
+from ..deprecation import old
 from .cudadrv.error import translated
 from .cudadrv.state import native
 from .cudadrv.streams import named

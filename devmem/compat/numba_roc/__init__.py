@@ -26,7 +26,7 @@ from ... import (
     shared,
     wavebarrier,
 )
-from ..spelling import old
+from ..deprecation import old
 from .api import (
     coarsegrain_array,
     deregister,

@@ -14,7 +14,7 @@ import numpy as np
 from ..._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from ...spi.driver import SupportsLaunch
 from ...spi.types import Extent
-from ..arrangement import arrangement, spelled
+from ..array_layout import arrangement, spelled
 from . import abi
 
 _INTEGERS = {

@@ -15,7 +15,7 @@ from devmem import errors, plugins
 from devmem.adapters.cuda_core import CudaCoreMemory
 from devmem.adapters.cupy import CuPyMemory
 from devmem.adapters.emm import EMMMemory, resources
-from devmem.adapters.held import Held, address
+from devmem.adapters.foreign_resource import ForeignResource, address
 from devmem.adapters.rmm import RMMMemory
 from devmem.adapters.torch import TorchMemory
 from devmem.backends.host.hooks import HostBackend
@@ -156,7 +156,7 @@ class TestEMMMemory(OnHost):
 # -- what the suite does not ask ---------------------------------------------------------------------------------------
 
 
-class Plain(Held):
+class Plain(ForeignResource):
     """Memory of the driver, as whatever `wrap` makes of its address."""
 
     install = "plain"
@@ -182,7 +182,7 @@ class Plain(Held):
 def test_its_name_leads_to_it(name):
     registry = plugins.Registry(block=("*",))
     made = registry.resource(name)()
-    assert isinstance(made, Held)
+    assert isinstance(made, ForeignResource)
     assert made.driver is None
     assert registry.resources[name][1] == "built in"
 

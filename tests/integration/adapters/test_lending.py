@@ -20,9 +20,9 @@ import pytest
 
 import devmem as dm
 from devmem import memory
-from devmem.adapters import Loans, cuda_core, cupy, lend, numba, numba_hip, rmm, torch
-from devmem.adapters.held import Held
-from devmem.adapters.loans import AllStreams
+from devmem.adapters import LentBlocks, cuda_core, cupy, lend, numba, numba_hip, rmm, torch
+from devmem.adapters.foreign_resource import ForeignResource
+from devmem.adapters.lent_blocks import AllStreams
 from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind
 from devmem.testing.stream_hold import StreamHold
 from devmem.toolkit import toolchain
@@ -97,7 +97,7 @@ def test_zero_bytes_are_address_zero():
 
 def test_a_block_goes_back_to_the_stack_that_made_it():
     first, second = Counting(), Counting()
-    loans = Loans()
+    loans = LentBlocks()
     with dm.use_memory(first):
         from_first = loans.lend(100)
         with dm.use_memory(second):
@@ -112,7 +112,7 @@ def test_a_block_goes_back_to_the_stack_that_made_it():
 
 
 def test_of_the_device_that_is_named(second):
-    loans = Loans(second)
+    loans = LentBlocks(second)
     ptr = loans.lend(1000)
     assert dm.memory_info(second).live >= 1000
     assert loans.device == second
@@ -132,7 +132,7 @@ def test_dropped_blocks_are_freed_before_anybody_runs_out():
                 raise MemoryError("full")
             return super().allocate(nbytes, stream)
 
-    mine, loans = Limited(), Loans()
+    mine, loans = Limited(), LentBlocks()
     with dm.use_memory(mine):
         for _ in range(20):
             loans.take_back(loans.lend(1000))
@@ -144,7 +144,7 @@ def test_dropped_blocks_are_freed_before_anybody_runs_out():
 
 def test_nothing_is_freed_where_a_block_comes_back(recorded):
     """It may be the collector that gives it back, in the middle of anything."""
-    loans = Loans()
+    loans = LentBlocks()
     ptrs = [loans.lend(100) for _ in range(5)]
     before = recorded.calls["free"] + recorded.calls["free_async"]
     for ptr in ptrs:
@@ -160,7 +160,7 @@ def test_a_block_is_not_reused_before_its_stream_has_passed(device, need, foreig
     ours = dm.stream(non_blocking=True)
     handle = {"foreign": foreign, "kept": foreign, "ours": ours.handle, "legacy": LEGACY_STREAM}[which]
     data, back = np.arange(50_000, dtype="u2").view("u1"), dm.pinned_array(100_000, "u1")
-    loans = Loans()
+    loans = LentBlocks()
     with contextlib.nullcontext() if stack == "as it is" else dm.use_memory("driver"):
         owner = loans.block(data.size, handle, keep=object()) if which == "kept" else None
         ptr = owner.ptr if owner is not None else loans.lend(data.size, handle)
@@ -186,7 +186,7 @@ def test_a_block_is_not_reused_before_its_stream_has_passed(device, need, foreig
 def test_the_foreign_stream_may_be_destroyed_as_soon_as_the_block_is_back(device):
     with device.entered() as driver:
         handle = driver.stream_create(0, True)
-        loans = Loans()
+        loans = LentBlocks()
         ptr = loans.lend(5000, handle)
         driver.fill(ptr, 1, 1, 5000, handle)
         loans.take_back(ptr, handle)
@@ -210,7 +210,7 @@ def test_a_block_whose_owner_names_a_stream_keeps_it(device):
 
     with device.entered() as driver:
         handle = driver.stream_create(0, True)
-    block = Loans().block(1000, handle, keep=Theirs())
+    block = LentBlocks().block(1000, handle, keep=Theirs())
     assert Theirs.alive == 1
     del block
     assert Theirs.alive == 1
@@ -223,7 +223,7 @@ def test_a_block_whose_owner_names_a_stream_keeps_it(device):
 
 def test_a_block_for_all_streams_is_freed_on_an_idle_device(recorded):
     device = dm.current_device()
-    block = Loans(device).block_for_all(1000)
+    block = LentBlocks(device).block_for_all(1000)
     assert type(block.home) is AllStreams
     with recorded.during() as seen:
         del block
@@ -252,7 +252,7 @@ class Capturing:
 
 
 def test_nothing_is_lent_to_a_foreign_stream_that_captures(device, foreign, monkeypatch):
-    loans, context = Loans(), device.opened()
+    loans, context = LentBlocks(), device.opened()
     ptr = loans.lend(100, foreign)
     driver = Capturing(context.handle.driver)
     with monkeypatch.context() as patch:
@@ -268,7 +268,7 @@ def test_nothing_is_lent_to_a_foreign_stream_that_captures(device, foreign, monk
 
 
 def test_after_a_reset_there_is_nothing_to_take_back(device):
-    loans = Loans()
+    loans = LentBlocks()
     ptr = loans.lend(1000)
     device.reset()
     loans.take_back(ptr)
@@ -277,20 +277,20 @@ def test_after_a_reset_there_is_nothing_to_take_back(device):
 
 
 def test_blocks_of_a_lender_that_is_gone_are_never_handed_out_again():
-    loans = Loans()
+    loans = LentBlocks()
     ptr = loans.lend(1000)
     out = loans._out
     del loans
     gc.collect()
     assert ptr in out
     assert dm.memory_info().live >= 1000
-    from devmem.adapters import loans as module
+    from devmem.adapters import lent_blocks as module
 
     module._lost.remove(out)
 
 
 def test_many_threads(device):
-    loans = Loans(device)
+    loans = LentBlocks(device)
     problems = []
 
     def work(number):
@@ -312,11 +312,11 @@ def test_many_threads(device):
 
 
 def test_two_allocators_over_each_other_are_refused(device):
-    class Round(Held):
+    class Round(ForeignResource):
         install = "round"
 
         def _open(self, driver):
-            self.loans = Loans(device)
+            self.loans = LentBlocks(device)
 
         def _take(self, nbytes, stream):
             return self.loans.lend(nbytes, stream), None
@@ -410,7 +410,7 @@ def test_cupys_own_classes_hold_our_blocks():
     cuda = pytest.importorskip("cupy.cuda", reason="CuPy is not installed")
     mine = Counting()
     with dm.use_memory(mine):
-        block = Loans().block(1000)
+        block = LentBlocks().block(1000)
         pointer = cuda.MemoryPointer(cuda.UnownedMemory(block.ptr, 1000, block, 0), 0)
         del block
         assert mine.live == {pointer.ptr: 1000}
@@ -773,7 +773,7 @@ def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
 
 
 def test_legacy_is_what_zero_means():
-    loans = Loans()
+    loans = LentBlocks()
     ptr = loans.lend(100, 0)
     assert loans._out[ptr].home.handle == LEGACY_STREAM
     loans.take_back(ptr, 0)

@@ -15,7 +15,7 @@ import devmem as dm
 from devmem._core.base import config, scopes, simulation
 from devmem.kernels import names
 from devmem.kernels.compilers.simulator import compiler as simulator
-from devmem.kernels.compilers.simulator.types import ArrayType, ScalarType, parse, type_of
+from devmem.kernels.compilers.simulator.argument_types import ArrayType, ScalarType, parse, type_of
 from devmem.kernels.names import (
     atomic,
     barrier,

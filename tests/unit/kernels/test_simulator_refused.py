@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.kernels.neutral import instead
+from devmem.kernels.portable_names import instead
 from devmem.spi.errors import SimulatorError, UnsupportedError
 
 ON, OFF, NONE, ZERO = True, False, None, 0
@@ -452,7 +452,7 @@ def test_numbas_own_functions():
     pytest.importorskip("numba")
     from numba.extending import register_jitable
 
-    from devmem.kernels.compilers.simulator.refused import check
+    from devmem.kernels.compilers.simulator.kernel_check import check
 
     def known(x):
         return x

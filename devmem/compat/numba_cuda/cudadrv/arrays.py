@@ -14,12 +14,12 @@ import devmem
 
 from ....spi.errors import DevmemError, LayoutError
 from . import state
-from .base import DeviceNDArrayBase
+from .array_base import DeviceNDArrayBase
+from .copy_sources import check_broadcast, host_source, memory_for, native_view, spread
 from .error import BadIndex, translated
-from .kernel_types import numba_record
 from .layouts import array_core, check_array_compatibility, sentry_contiguous, shape_of
-from .sources import check_broadcast, host_source, memory_for, native_view, spread
-from .spelling import refuse_rest, renamed, shown_as
+from .numba_types import numba_record
+from .old_signatures import refuse_rest, renamed, shown_as
 from .streams import Stream, dressed, named, shown
 from .views import Viewed
 

@@ -13,11 +13,11 @@ import devmem
 from ....adapters.emm import EMMMemory, EMMPinnedMemory
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
-from . import state, vendor
+from . import nvidia_driver, state
 from .device import Device
 from .error import CudaDriverError, CudaSupportError, translated
 from .ipc import SUPPORTS_IPC
-from .managers import (
+from .memory_managers import (
     COUNT,
     RATIO,
     HostOnlyCUDAMemoryManager,
@@ -59,7 +59,7 @@ class Context:
     @property
     def handle(self) -> int:
         """The address of the driver's context, or a number of its own where the driver has none."""
-        return vendor.context_handle(self.device.native)
+        return nvidia_driver.context_handle(self.device.native)
 
     def native(self) -> Any:
         """The open device, as devmem has it; ready for use."""
@@ -244,7 +244,7 @@ def _open(native: Any) -> None:
     context = state.contexts.get(native.device)
     if context is None:
         device = Device(native.device.ordinal)
-        if device.compute_capability < MIN_REQUIRED_CC and vendor.binding_of(native.device) is not None:
+        if device.compute_capability < MIN_REQUIRED_CC and nvidia_driver.binding_of(native.device) is not None:
             raise CudaSupportError(f"{device} has compute capability < {MIN_REQUIRED_CC}")
         context = state.contexts[native.device] = Context(device, None)
     context.open(native)

@@ -9,7 +9,7 @@ import devmem
 from ...._core.base.simulation import THREADS
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
-from . import state, vendor
+from . import nvidia_driver, state
 from .error import translated
 from .ipc import identity_of
 
@@ -62,7 +62,7 @@ class Device:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "native":
             raise AttributeError(name)
-        value = vendor.attribute(self.native, name)
+        value = nvidia_driver.attribute(self.native, name)
         if value is None:
             known = _attributes(self.native)
             if name not in known:

@@ -10,8 +10,8 @@ import devmem
 
 from ....spi.errors import DevmemError
 from . import state
+from .array_base import DeviceNDArrayBase, IpcArrayHandle
 from .arrays import DeviceNDArray, DeviceRecord
-from .base import DeviceNDArrayBase, IpcArrayHandle
 from .error import translated
 from .hostarrays import ManagedNDArray, MappedNDArray
 from .layouts import NOT_CONTIGUOUS, array_core, check_array_compatibility, is_contiguous, sentry_contiguous

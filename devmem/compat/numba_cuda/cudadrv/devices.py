@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import devmem
 
 from ....spi.errors import DevmemError
-from . import state, vendor
+from . import nvidia_driver, state
 from .contexts import Context
 from .device import Device
 from .error import translated
@@ -107,7 +107,7 @@ def get_context(devnum: Any = None) -> Context:
             if devmem.current_device() != native:
                 devmem.select_device(native)
         native = state.native()
-        vendor.refuse_others(native.device)
+        nvidia_driver.refuse_others(native.device)
         return state.contexts[native.device]  # type: ignore[no-any-return]
 
 

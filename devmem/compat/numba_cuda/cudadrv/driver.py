@@ -16,14 +16,14 @@ import devmem
 
 from ....spi.errors import DevmemError
 from ....spi.types import CopyKind
-from . import state, vendor
+from . import nvidia_driver, state
 from .contexts import MIN_REQUIRED_CC, Context
 from .device import Device
 from .devices import get_context, gpus, reset
 from .error import CudaAPIError, CudaDriverError, CudaSupportError, DeadMemoryError, LinkerError, translated
 from .ipc import SUPPORTS_IPC, GetIpcHandleMixin, IpcHandle
 from .layouts import byte_bounds
-from .managers import (
+from .memory_managers import (
     BaseCUDAMemoryManager,
     HostOnlyCUDAMemoryManager,
     MemoryInfo,
@@ -152,9 +152,9 @@ class Driver:
     def pop_active_context(self) -> int | None:
         """Take from this thread the context that somebody has made current in NVIDIA's driver; its address, or None."""
         device = devmem.current_device()
-        if vendor.binding_of(device) is None or not vendor.current_handle(device):
+        if nvidia_driver.binding_of(device) is None or not nvidia_driver.current_handle(device):
             return None
-        return int(vendor.call(device, "cuCtxPopCurrent"))
+        return int(nvidia_driver.call(device, "cuCtxPopCurrent"))
 
     def get_active_context(self) -> Any:
         """The current context, in ``with``."""
@@ -165,7 +165,7 @@ class Driver:
             raise AttributeError(name)
 
         def function(*arguments: Any) -> Any:
-            return vendor.call(devmem.current_device(), name, *arguments)
+            return nvidia_driver.call(devmem.current_device(), name, *arguments)
 
         function.__name__ = name
         return function
@@ -192,7 +192,7 @@ driver = Driver()
 def __getattr__(name: str) -> Any:
     """``binding``, NVIDIA's own, imported when somebody asks for it."""
     if name == "binding":
-        return importlib.import_module(vendor.BINDING)
+        return importlib.import_module(nvidia_driver.BINDING)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -372,10 +372,10 @@ def _nothing(objs: Any) -> None:
 
 def _profiler(function: str) -> None:
     device = state.native().device
-    if vendor.binding_of(device) is None:
+    if nvidia_driver.binding_of(device) is None:
         return
     try:
-        vendor.call(device, function)
+        nvidia_driver.call(device, function)
     except CudaAPIError as error:
         if int(error.code) not in NO_PROFILER:
             raise

@@ -9,8 +9,8 @@ import numpy as np
 import devmem
 
 from ....spi.errors import DevmemError
+from .array_base import DeviceNDArrayBase
 from .arrays import DeviceNDArray
-from .base import DeviceNDArrayBase
 from .error import translated
 from .streams import dressed, named, shown
 

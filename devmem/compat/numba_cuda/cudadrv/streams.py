@@ -15,9 +15,9 @@ import devmem
 
 from ....spi.errors import DevmemError, LayoutError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from ...spelling import old
+from ...deprecation import old
 from .error import CudaAPIError, translated
-from .spelling import is_context, shown_as
+from .old_signatures import is_context, shown_as
 
 S = TypeVar("S", bound="Stream")
 

@@ -10,10 +10,10 @@ import devmem
 
 from ....spi.errors import DevmemError, LayoutError
 from ....spi.types import LEGACY_STREAM
-from .base import DeviceNDArrayBase
+from .array_base import DeviceNDArrayBase
+from .copy_sources import described
 from .error import translated
-from .kernel_types import numba_array
-from .sources import described
+from .numba_types import numba_array
 from .streams import Stream, dressed, named, shown
 
 # Of the native class, called as they are: `super()` would take half as long again as the shortest of them.

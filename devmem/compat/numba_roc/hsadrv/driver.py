@@ -6,7 +6,7 @@ from typing import Any
 
 import devmem
 
-from ...spelling import old
+from ...deprecation import old
 from .devices import Agent, choose, cus, is_available
 from .error import translating
 

@@ -15,8 +15,8 @@ from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
 from ...launch import DEEP, FAR
 from ...names import here
-from .refused import check
-from .types import RecordType, ScalarType, TupleType, Type, parse, type_of
+from .argument_types import RecordType, ScalarType, TupleType, Type, parse, type_of
+from .kernel_check import check
 
 #: Work-items of a block: what every GPU of today allows.
 BLOCK_LIMIT = 1024
@@ -146,8 +146,8 @@ class SimulatedKernel:
         if isinstance(argument, np.void):
             record = _record(np.array(argument.copy()))  # of a record, np.array() alone is a view
             return lambda places: record
-        from .memory import checked
-        from .plain import over
+        from .kernel_arrays import checked
+        from .raw_arrays import over
 
         names = self._function.__code__.co_varnames
         space = f"array {names[number]!r}" if number < len(names) else "array"
@@ -176,7 +176,7 @@ def _readonly(argument: Any) -> bool:
 
 def _record(array: Any) -> Any:
     """The one record of an array, in its memory, with its fields as attributes."""
-    from .memory import Record
+    from .kernel_arrays import Record
 
     return array.view(np.dtype((Record, array.dtype)))[()]
 

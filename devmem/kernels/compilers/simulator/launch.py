@@ -17,11 +17,11 @@ from ....spi.errors import SimulatorError
 from ....spi.types import Extent
 from ....toolkit.host_functions import this_thread
 from ...names import Dim3
-from .group import Group
+from .block_runner import Group
 from .interrupts import Interrupts
-from .memory import CONST, Checked, checked
+from .kernel_arrays import CONST, Checked, checked
+from .lost_updates import Updates, updated
 from .reports import Site, locals_of
-from .updates import Updates, updated
 
 #: With the code, which must not leave its identity to another one.
 Constants = dict[Site, tuple[Checked, CodeType]]

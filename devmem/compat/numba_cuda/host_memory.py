@@ -10,13 +10,13 @@ import numpy as np
 
 import devmem
 
+from .array_creation import made, new
 from .cudadrv import devices, driver
 from .cudadrv.arrays import DeviceNDArray
 from .cudadrv.hostarrays import ManagedNDArray, MappedNDArray
 from .cudadrv.ipc import IpcHandle
 from .cudadrv.layouts import shape_strides_dtype
 from .cudadrv.streams import named
-from .making import made, new
 
 
 def pinned_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C") -> Any:

@@ -13,7 +13,7 @@ from ..spi.errors import BackendUnavailable, DevmemError, OutOfMemory, PluginErr
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 
 
-class Held:
+class ForeignResource:
     """A memory resource over a library that hands out objects which own their memory: they are kept here, by address.
 
     A subclass says how to take and to give back, and which of the library's exceptions mean that memory ran out. What it keeps

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from . import advice
-from .memory import NAME, Array, Checked, Reference
+from .kernel_arrays import NAME, Array, Checked, Reference
 from .numbers import ours
 
 if TYPE_CHECKING:
-    from .races import Watch
+    from .shared_memory import Watch
 
 
 class Watched(Checked):

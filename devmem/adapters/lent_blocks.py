@@ -11,13 +11,13 @@ from .._core.ordering.stream import Stream
 from ..api.devices import device as device_of
 from ..spi.errors import DevmemError, DevmemWarning, UnsupportedError
 from ..spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
-from .held import asked
+from .foreign_resource import asked
 
 #: Blocks that nobody can give back any more.
 _lost: list[object] = []
 
 
-class Loans:
+class LentBlocks:
     """What one device's memory stack has lent to another library.
 
     Each block is allocated by the stack that is in force at the time, goes back to that stack, and counts as live in
@@ -152,7 +152,7 @@ def lend(nbytes: int, stream: int = 0, device: Any = None) -> tuple[int, Callabl
     device : Device, int or str, optional
         Whose memory; the current device's, if not given.
     """
-    loans = Loans(device)
+    loans = LentBlocks(device)
     ptr = loans.lend(nbytes, stream)
     return ptr, lambda: loans.take_back(ptr, stream)
 

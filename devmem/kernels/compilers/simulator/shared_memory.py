@@ -12,8 +12,8 @@ from ...names import here
 from .reports import Misuse, Place, caller
 
 if TYPE_CHECKING:
-    from .group import Group, Item
-    from .watched import Watched
+    from .block_runner import Group, Item
+    from .watched_arrays import Watched
 
 #: Frames from `Watch.read` and `write` to the array that was indexed; the kernel is above it.
 DEPTH = 2

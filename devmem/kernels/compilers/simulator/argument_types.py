@@ -10,7 +10,7 @@ import numpy as np
 
 from ...._core.arrays.ndarray import DeviceRecord
 from ...._core.base.layout import is_contiguous
-from ...arrangement import spelled
+from ...array_layout import spelled
 from .numbers import ours
 
 #: numba's names of types that NumPy calls otherwise.

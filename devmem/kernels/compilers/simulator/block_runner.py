@@ -15,12 +15,12 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from ....spi.errors import SimulatorError
 from ...names import Dim3, here
 from . import advice
-from .memory import Checked, checked
-from .plain import dtype_of, poisoned, shape_of
-from .races import Watch
-from .refused import returned_at
+from .kernel_arrays import Checked, checked
+from .kernel_check import returned_at
+from .raw_arrays import dtype_of, poisoned, shape_of
 from .reports import Misuse, Place, Site, caller, chain_of, explain, report, site_of
-from .watched import Watched
+from .shared_memory import Watch
+from .watched_arrays import Watched
 
 if TYPE_CHECKING:
     from .launch import Launch

@@ -7,7 +7,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from ...names import Dim3, here
-from .memory import NAME, Array, Checked
+from .kernel_arrays import NAME, Array, Checked
 from .numbers import ours
 from .reports import Misuse, Place, caller
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from ....spi.errors import SimulatorError, UnsupportedError
 from ...kernel import DeviceFunction
-from ...neutral import instead
+from ...portable_names import instead
+from .instructions import against_code, refusal, varying
 from .reports import describe
-from .steps import against_code, refusal, varying
 
 #: What the vendors' compilers are told; here it changes nothing.
 OPTIONS = frozenset({"debug", "fastmath", "launch_bounds", "lineinfo", "opt"})

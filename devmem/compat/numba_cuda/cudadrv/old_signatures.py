@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...spelling import old
+from ...deprecation import old
 
 F = TypeVar("F", bound=Callable[..., Any])
 
