@@ -15,10 +15,10 @@ from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import open_device_of
 from ..spi.errors import LayoutError, UnsupportedError
 from ..spi.types import Extent
-from . import names
 from .code import Codes, compiler_for, counted
 from .compilers import extensions
 from .launch import Launch, Nothing, check_on_host
+from .work_items import running_item
 
 #: Threads of a block where nobody says how many: enough for every device to be busy with, and no more than any of them takes.
 THREADS = 256
@@ -225,7 +225,7 @@ class DeviceFunction(Decorated):
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call it, in a kernel that runs in Python."""
-        if names.running() is None:
+        if running_item() is None:
             raise UnsupportedError(
                 f"{self!r} is called by kernels; on the host call what was decorated, {self.__name__}.function(...)"
             )

@@ -16,7 +16,7 @@ from ..spi.types import Capability, Extent
 from .arguments import PLAIN, Brought, name_argument, of_two_devices
 from .array_layout import arrangement
 from .code import compiler_for, type_of
-from .names import here
+from .work_items import this_thread
 
 if TYPE_CHECKING:
     from .._core.device.open_device import OpenDevice
@@ -248,7 +248,7 @@ class Nothing:
 
 def check_on_host(kernel: Kernel) -> None:
     """Refuse to be called by a kernel that runs in Python."""
-    if here.item is not None:
+    if this_thread.item is not None:
         raise UnsupportedError(
             f"{kernel} is called by a kernel, and kernels are launched by the host alone: make a device function of it, "
             f"@devmem.kernel(device=True), or launch it behind this one"

@@ -1,117 +1,36 @@
 """The names that kernels use: ``devmem.shared``, ``barrier``, ``threadIdx``, ``atomic`` and the rest.
 
-A compiler never runs what is here: it recognises the objects and puts the vendor's code in their place. Called in Python they
-ask `here`, the one indirection there is::
-
-    here.item        # of this thread: the `WorkItem` whose code is running, None on the host
-
-Whoever runs kernels in Python (the simulator) sets ``here.item`` before it lets a work-item run on a thread, each time it
-switches to another one, and back to None when the thread is the host's again. With none set, a name asks the functions in
-`finders` once (numba's own simulator is found like that), and then raises `UnsupportedError`: it belongs in a kernel.
-
-All that depends on the work-item alone (``grid``, ``get_global_id``, ...) is worked out here from its four extents. What
-needs to know the others of its block, or that must be watched, is the work-item's own method.
+Compilers recognise these objects and generate the vendor's code. Called in Python, they act on the running work-item (see
+`work_items`): what depends on its four extents alone (``grid``, ``get_global_id``, ...) is computed here; what involves other
+work-items of the block, or has to be watched, is a method of the work-item.
 """
 
 from __future__ import annotations
 
 import operator
 import sys
-import threading
 from collections.abc import Callable
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..spi.errors import UnsupportedError
 from .compilers import extensions
+from .work_items import Dim3, WorkItem, finders, require_item, running_item
 
 #: What a barrier or a fence orders: accesses to shared memory, or to all memory. OpenCL's names, and numba.roc's numbers.
 CLK_LOCAL_MEM_FENCE = 0
 CLK_GLOBAL_MEM_FENCE = 1
 
 
-class Dim3(NamedTuple):
-    """Indices or lengths along the three axes of a grid or a block."""
-
-    x: int
-    y: int
-    z: int
-
-
-class WorkItem(Protocol):
-    """One thread of a block, as whoever runs kernels in Python describes it."""
-
-    thread: Dim3  #: its indices in its block
-    block: Dim3  #: its block's indices in the grid
-    block_dim: Dim3
-    grid_dim: Dim3
-    work_dim: int  #: how many dimensions the launch's grid was given with
-    lane: int  #: its index in its warp or wavefront
-    wave_size: int
-
-    def barrier(self, scope: int) -> None:
-        """Wait for all work-items of the block."""
-
-    def wave_barrier(self) -> None:
-        """Wait for all work-items of the warp or wavefront."""
-
-    def fence(self, scope: int) -> None:
-        """Make what it has written visible to others before what it writes later."""
-
-    def shared_array(self, shape: Any, dtype: Any) -> Any:
-        """The block's array of this place in the kernel; shape 0: what the launch asked for, of any dtype."""
-
-    def local_array(self, shape: Any, dtype: Any) -> Any:
-        """An array of its own."""
-
-    def const_array(self, ary: Any) -> Any:
-        """A host array that all read and none writes."""
-
-    def atomic(self, operation: str, ary: Any, index: Any, *operands: Any) -> Any:
-        """``add``, ``max``, ``min``, ``exch`` (one operand) or ``cas`` (expected, new); gives the value from before."""
-
-
-class Here(threading.local):
-    """Which work-item a thread runs."""
-
-    item: WorkItem | None = None
-
-
-def _in_numba() -> WorkItem | None:
-    """The work-item of numba-cuda's simulator, if that is what runs."""
+def _in_numba_simulator() -> WorkItem | None:
+    """The work-item of numba-cuda's simulator, if that runs on this thread."""
     if "numba.cuda.simulator.kernel" not in sys.modules:
         return None
-    from .compilers.numba_cuda import cudasim  # needs numba, which is there
+    from .compilers.numba_cuda import cudasim  # imports numba, which is loaded already
 
     return cudasim.find()
 
 
-#: The one indirection.
-here = Here()
-#: Asked where no work-item is set, for runners of kernels that know nothing of `here`.
-finders: list[Callable[[], WorkItem | None]] = [_in_numba]
-
-
-def running() -> WorkItem | None:
-    """The work-item that runs on this thread, if one does."""
-    item = here.item
-    if item is None:
-        for find in finders:
-            item = find()
-            if item is not None:
-                break
-    return item
-
-
-def current(name: str) -> WorkItem:
-    """The work-item that runs on this thread; an error that says where the name belongs, on the host."""
-    item = here.item or running()
-    if item is None:
-        raise UnsupportedError(
-            f"devmem.{name} belongs in a kernel: it means something in a function under @devmem.kernel that is launched, "
-            f"kernel[grid, block](...), and nothing on the host"
-        )
-    return item
-
+finders.append(_in_numba_simulator)
 
 #: What of this module stands in the namespace `devmem`.
 PUBLIC = (
@@ -185,7 +104,7 @@ class Shared(_Name):
 
     def array(self, shape: Any, dtype: Any) -> Any:
         """An array that all threads of the block see. Shape and dtype are constants; shape 0: the dynamic shared memory."""
-        return current("shared.array").shared_array(shape, dtype)
+        return require_item("shared.array").shared_array(shape, dtype)
 
 
 class Local(_Name):
@@ -193,7 +112,7 @@ class Local(_Name):
 
     def array(self, shape: Any, dtype: Any) -> Any:
         """An array of the thread's own. Shape and dtype are constants."""
-        return current("local.array").local_array(shape, dtype)
+        return require_item("local.array").local_array(shape, dtype)
 
 
 class Const(_Name):
@@ -201,7 +120,7 @@ class Const(_Name):
 
     def array_like(self, ary: Any) -> Any:
         """A host array, a global of the kernel, as it is when the kernel is compiled."""
-        return current("const.array_like").const_array(ary)
+        return require_item("const.array_like").const_array(ary)
 
 
 class Atomic(_Name):
@@ -209,23 +128,23 @@ class Atomic(_Name):
 
     def add(self, ary: Any, idx: Any, val: Any) -> Any:
         """``ary[idx] += val``."""
-        return current("atomic.add").atomic("add", ary, idx, val)
+        return require_item("atomic.add").atomic("add", ary, idx, val)
 
     def max(self, ary: Any, idx: Any, val: Any) -> Any:
         """``ary[idx] = max(ary[idx], val)``."""
-        return current("atomic.max").atomic("max", ary, idx, val)
+        return require_item("atomic.max").atomic("max", ary, idx, val)
 
     def min(self, ary: Any, idx: Any, val: Any) -> Any:
         """``ary[idx] = min(ary[idx], val)``."""
-        return current("atomic.min").atomic("min", ary, idx, val)
+        return require_item("atomic.min").atomic("min", ary, idx, val)
 
     def exch(self, ary: Any, idx: Any, val: Any) -> Any:
         """``ary[idx] = val``."""
-        return current("atomic.exch").atomic("exch", ary, idx, val)
+        return require_item("atomic.exch").atomic("exch", ary, idx, val)
 
     def cas(self, ary: Any, idx: Any, old: Any, new: Any) -> Any:
         """``ary[idx] = new`` if ``ary[idx] == old``."""
-        return current("atomic.cas").atomic("cas", ary, idx, old, new)
+        return require_item("atomic.cas").atomic("cas", ary, idx, old, new)
 
 
 # -- where a thread is -------------------------------------------------------------------------------------------------
@@ -241,19 +160,19 @@ class Position(_Name):
     @property
     def x(self) -> int:
         """Along the first axis."""
-        found: Dim3 = getattr(current(self.name), self.part)
+        found: Dim3 = getattr(require_item(self.name), self.part)
         return found[0]
 
     @property
     def y(self) -> int:
         """Along the second axis."""
-        found: Dim3 = getattr(current(self.name), self.part)
+        found: Dim3 = getattr(require_item(self.name), self.part)
         return found[1]
 
     @property
     def z(self) -> int:
         """Along the third axis."""
-        found: Dim3 = getattr(current(self.name), self.part)
+        found: Dim3 = getattr(require_item(self.name), self.part)
         return found[2]
 
 
@@ -269,7 +188,7 @@ class Number(_Name):
         self.part = part
 
     def __index__(self) -> int:
-        value: int = getattr(current(self.name), self.part)
+        value: int = getattr(require_item(self.name), self.part)
         return value
 
     __int__ = __index__
@@ -279,7 +198,7 @@ class Number(_Name):
         return float(self.__index__())
 
     def __bool__(self) -> bool:
-        if running() is None:
+        if running_item() is None:
             raise NoTruth(f"whether devmem.{self.name} is 0 is known in a kernel, and not on the host")
         return bool(self.__index__())
 
@@ -330,7 +249,7 @@ def _function(call: Callable[Concatenate[Function, P], R]) -> Callable[P, R]:
 @_function
 def grid(self: Function, ndim: int) -> Any:
     """The thread's indices in the whole grid: an int for ``ndim`` 1, else a tuple of 2 or 3."""
-    item = current("grid")
+    item = require_item("grid")
     if ndim == 1:
         return item.block[0] * item.block_dim[0] + item.thread[0]
     return tuple(
@@ -342,7 +261,7 @@ def grid(self: Function, ndim: int) -> Any:
 @_function
 def gridsize(self: Function, ndim: int) -> Any:
     """The number of threads of the whole grid along each axis: an int for ``ndim`` 1, else a tuple of 2 or 3."""
-    item = current("gridsize")
+    item = require_item("gridsize")
     if ndim == 1:
         return item.grid_dim[0] * item.block_dim[0]
     return tuple(blocks * length for blocks, length, _ in zip(item.grid_dim, item.block_dim, _axes(ndim), strict=False))
@@ -351,45 +270,45 @@ def gridsize(self: Function, ndim: int) -> Any:
 @_function
 def get_global_id(self: Function, dim: int) -> int:
     """The thread's index in the whole grid along an axis."""
-    item = current("get_global_id")
+    item = require_item("get_global_id")
     return item.block[dim] * item.block_dim[dim] + item.thread[dim]
 
 
 @_function
 def get_local_id(self: Function, dim: int) -> int:
     """The thread's index in its block along an axis."""
-    return current("get_local_id").thread[dim]
+    return require_item("get_local_id").thread[dim]
 
 
 @_function
 def get_group_id(self: Function, dim: int) -> int:
     """The block's index in the grid along an axis."""
-    return current("get_group_id").block[dim]
+    return require_item("get_group_id").block[dim]
 
 
 @_function
 def get_local_size(self: Function, dim: int) -> int:
     """The number of threads of a block along an axis."""
-    return current("get_local_size").block_dim[dim]
+    return require_item("get_local_size").block_dim[dim]
 
 
 @_function
 def get_global_size(self: Function, dim: int) -> int:
     """The number of threads of the whole grid along an axis."""
-    item = current("get_global_size")
+    item = require_item("get_global_size")
     return item.grid_dim[dim] * item.block_dim[dim]
 
 
 @_function
 def get_num_groups(self: Function, dim: int) -> int:
     """The number of blocks of the grid along an axis."""
-    return current("get_num_groups").grid_dim[dim]
+    return require_item("get_num_groups").grid_dim[dim]
 
 
 @_function
 def get_work_dim(self: Function) -> int:
     """How many axes of the grid have more than one thread, counted to the last such axis; at least 1."""
-    return current("get_work_dim").work_dim
+    return require_item("get_work_dim").work_dim
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
@@ -401,25 +320,25 @@ def barrier(self: Function, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
 
     ``scope``: CLK_LOCAL_MEM_FENCE promises that of shared memory alone, CLK_GLOBAL_MEM_FENCE of all memory.
     """
-    current("barrier").barrier(scope)
+    require_item("barrier").barrier(scope)
 
 
 @_function
 def syncthreads(self: Function) -> None:
     """Wait until all threads of the block are here: `barrier`, under the name that CUDA programs know."""
-    current("syncthreads").barrier(CLK_GLOBAL_MEM_FENCE)
+    require_item("syncthreads").barrier(CLK_GLOBAL_MEM_FENCE)
 
 
 @_function
 def wavebarrier(self: Function) -> None:
     """Wait until all threads of the warp, or wavefront, are here."""
-    current("wavebarrier").wave_barrier()
+    require_item("wavebarrier").wave_barrier()
 
 
 @_function
 def mem_fence(self: Function, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
     """Make what the thread wrote visible before what it writes later: to its block, or to the device. It waits for nobody."""
-    current("mem_fence").fence(scope)
+    require_item("mem_fence").fence(scope)
 
 
 def _axes(ndim: int) -> range:

@@ -11,7 +11,7 @@ from typing import Any
 import devmem
 
 from ...kernels.kernel import DeviceFunction
-from ...kernels.names import running
+from ...kernels.work_items import running_item
 from ...spi.errors import DevmemError, UnsupportedError
 from ..deprecation import old
 from .cudadrv.error import translated
@@ -60,7 +60,7 @@ class Dispatcher(DeviceFunction):
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """In a kernel, call it. On the host, say how it is launched: ValueError."""
-        if running() is None:
+        if running_item() is None:
             normalize_kernel_dimensions(None, None)
         return super().__call__(*args, **named)
 

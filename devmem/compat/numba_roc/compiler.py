@@ -10,7 +10,7 @@ import numpy as np
 
 import devmem
 
-from ...kernels.names import running
+from ...kernels.work_items import running_item
 from ...spi.errors import LayoutError, UnsupportedError
 from .hsadrv.devices import choose
 from .hsadrv.error import HsaKernelLaunchError, translating
@@ -110,7 +110,7 @@ class Kernel:
         UnsupportedError
             A kernel calls it.
         """
-        if running() is not None:
+        if running_item() is not None:
             raise UnsupportedError(
                 f"{self} is called by a kernel: make a function of it, @roc.jit(device=True), or launch it behind this one"
             )

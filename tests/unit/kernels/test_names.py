@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.kernels import names
+from devmem.kernels import names, work_items
 
 CALLS = {
     "shared.array": lambda: dm.shared.array(4, np.float32),
@@ -47,8 +47,8 @@ CALLS = {
 class Item:
     """A work-item that writes down what it is asked."""
 
-    thread, block = names.Dim3(1, 2, 3), names.Dim3(4, 5, 6)
-    block_dim, grid_dim = names.Dim3(10, 20, 30), names.Dim3(7, 8, 9)
+    thread, block = work_items.Dim3(1, 2, 3), work_items.Dim3(4, 5, 6)
+    block_dim, grid_dim = work_items.Dim3(10, 20, 30), work_items.Dim3(7, 8, 9)
     work_dim, lane, wave_size = 3, 17, 32
 
     def __init__(self):
@@ -60,9 +60,9 @@ class Item:
 
 @pytest.fixture
 def item():
-    names.here.item = found = Item()
+    work_items.this_thread.item = found = Item()
     yield found
-    names.here.item = None
+    work_items.this_thread.item = None
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -147,18 +147,18 @@ def test_what_others_must_know_of_goes_to_the_item(item):
 
 def test_an_item_is_a_threads_own(item):
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(names.running()))
+    thread = threading.Thread(target=lambda: seen.append(work_items.running_item()))
     thread.start()
     thread.join()
     assert seen == [None]
-    assert names.running() is item
+    assert work_items.running_item() is item
 
 
 def test_finders_are_asked_where_no_item_is_set(monkeypatch):
     found = Item()
-    monkeypatch.setattr(names, "finders", [lambda: None, lambda: found])
+    monkeypatch.setattr(work_items, "finders", [lambda: None, lambda: found])
     assert dm.threadIdx.x == 1
-    monkeypatch.setattr(names, "finders", [lambda: None])
+    monkeypatch.setattr(work_items, "finders", [lambda: None])
     with pytest.raises(dm.UnsupportedError):
         dm.threadIdx.x  # noqa: B018
 
@@ -179,7 +179,7 @@ def test_a_device_function_belongs_in_a_kernel(item):
         return 2 * value
 
     assert twice(dm.laneid) == 34
-    names.here.item = None
+    work_items.this_thread.item = None
     with pytest.raises(dm.UnsupportedError, match=r"called by kernels.*twice\.function"):
         twice(1)
     assert twice.function(1) == 2

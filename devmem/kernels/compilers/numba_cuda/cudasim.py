@@ -10,7 +10,7 @@ import numpy as np
 from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator.kernelapi import FakeCUDAModule
 
-from ...names import Dim3, WorkItem, here
+from ...work_items import Dim3, WorkItem, this_thread
 
 _lock = threading.Lock()
 
@@ -73,5 +73,5 @@ def find() -> WorkItem | None:
     thread = threading.current_thread()
     if not isinstance(thread, simulator.BlockThread):
         return None
-    here.item = SimulatedThread(thread, simulator._get_kernel_context())
-    return here.item
+    this_thread.item = SimulatedThread(thread, simulator._get_kernel_context())
+    return this_thread.item

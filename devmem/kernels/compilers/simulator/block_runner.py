@@ -13,7 +13,7 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from ....spi.errors import SimulatorError
-from ...names import Dim3, here
+from ...work_items import Dim3, this_thread
 from . import advice
 from .kernel_arrays import Checked, checked
 from .kernel_check import returned_at
@@ -82,9 +82,9 @@ class Group:
         except SimulatorError:
             raise
         except BaseException as error:
-            if here.item is None:  # nobody's turn it was yet: it was ended before
+            if this_thread.item is None:  # nobody's turn it was yet: it was ended before
                 raise
-            told = explain(error, here.item, self.code)
+            told = explain(error, this_thread.item, self.code)
             try:
                 raise told from told.__cause__
             finally:
@@ -97,11 +97,11 @@ class Group:
             pass
         for item in self.items:
             if item.place:
-                here.item = item
+                this_thread.item = item
                 _end(item.greenlet)
         for worker in self._idle:  # also those that would not hear of it
             worker.switch()
-        here.item = None
+        this_thread.item = None
         self.items, self.waves = [], []  # or what a launch leaves behind would wait for the collector
 
     def _run(self, order: Sequence[Item], shuffled: random.Random | None) -> None:
@@ -122,7 +122,7 @@ class Group:
             while True:
                 for item in self._pending:
                     item.greenlet = me
-                    here.item = item
+                    this_thread.item = item
                     value = function(*arguments)
                     if value is not None:
                         told = "a kernel returns nothing: results go into an array that it is given"
@@ -189,7 +189,7 @@ class Group:
 
 
 class Item:
-    """A work-item, as the names in a kernel see it (`devmem.kernels.names.WorkItem`)."""
+    """A work-item, as the names in a kernel see it (`devmem.kernels.work_items.WorkItem`)."""
 
     __slots__ = (
         "block",
@@ -274,7 +274,7 @@ class Item:
         self.place = place
         group.waiting.append(self)
         group.leave()
-        here.item = self
+        this_thread.item = self
         self.place = ()
 
 

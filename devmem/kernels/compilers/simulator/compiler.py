@@ -14,7 +14,7 @@ from ....spi.driver import Driver, SupportsHostFunction
 from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
 from ...launch import DEEP, FAR
-from ...names import here
+from ...work_items import this_thread
 from .argument_types import RecordType, ScalarType, TupleType, Type, parse, type_of
 from .kernel_check import check
 
@@ -115,7 +115,7 @@ class SimulatedKernel:
         SimulatorError
             The kernel has done wrong; or one before, on the same stream, of which nobody has been told.
         """
-        if here.item is not None:
+        if this_thread.item is not None:
             raise UnsupportedError("a kernel cannot launch another one: launch it from the host, behind this one")
         _check(grid, block, shared_bytes)
         ranges: list[tuple[int, int]] = []

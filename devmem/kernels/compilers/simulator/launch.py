@@ -16,7 +16,7 @@ from ...._core.base.simulation import THREADS, Simulation
 from ....spi.errors import SimulatorError
 from ....spi.types import Extent
 from ....toolkit.host_functions import this_thread
-from ...names import Dim3
+from ...work_items import Dim3
 from .block_runner import Group
 from .interrupts import Interrupts
 from .kernel_arrays import CONST, Checked, checked

@@ -6,7 +6,7 @@ import sys
 from types import CodeType
 from typing import Any, NamedTuple
 
-from ...names import Dim3, here
+from ...work_items import Dim3, this_thread
 from .kernel_arrays import NAME, Array, Checked
 from .numbers import ours
 from .reports import Misuse, Place, caller
@@ -72,7 +72,7 @@ class Updates:
                 f"{tuple(other.when.block)} wrote it with no barrier in between, at {Place((other.code, other.offset))}: on a "
                 f"GPU one of the two is lost; use devmem.atomic, or an element for each thread",
             )
-        frame, item = caller(sys._getframe(1)), here.item
+        frame, item = caller(sys._getframe(1)), this_thread.item
         assert item is not None
         self._written[at] = Written(now, item.thread, stored, frame.f_code, frame.f_lasti)
 
@@ -114,7 +114,7 @@ def updated(argument: object, updates: Updates) -> object:
 
 
 def _now() -> When:
-    item: Any = here.item
+    item: Any = this_thread.item
     return When(item.block, item.index, item.group.epoch, item.wave, item.group.wave_epochs[item.wave])
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...names import here
+from ...work_items import this_thread
 from .reports import Misuse, Place, caller
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Watch:
         if self._epoch != group.epoch:  # all that was before is ordered before
             self._epoch = group.epoch
             self._cells.clear()
-        item: Any = here.item
+        item: Any = this_thread.item
         frame = caller(sys._getframe(DEPTH))
         return Access(item, group.wave_epochs[item.wave], self._atomic, stored, frame.f_code, frame.f_lasti)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.kernels import arguments, names
+from devmem.kernels import arguments, work_items
 
 _spec = importlib.util.spec_from_file_location(
     "standin_compiler", Path(__file__).parents[3] / "helpers" / "standin_compiler.py"
@@ -322,7 +322,7 @@ def test_types_are_told_as_the_compiler_spells_them(compiler, monkeypatch):
 
 def test_a_kernel_is_not_called_by_one_that_runs_in_python(compiler, monkeypatch):
     held = idle[1, 1]
-    monkeypatch.setattr(names.here, "item", object())
+    monkeypatch.setattr(work_items.this_thread, "item", object())
     for call in (idle, held):
         with pytest.raises(
             dm.UnsupportedError, match=r"<kernel idle> is called by a kernel.*@devmem\.kernel\(device=True\)"
