@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from ..kernels.arguments import In, InOut, Out
-from ..kernels.kernel import DeviceFunction, Kernel
+from ..kernels.functions import DeviceFunction
+from ..kernels.kernel import Kernel
 
 __all__ = ["In", "InOut", "Out", "kernel"]
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ..kernels.portable_names import instead
+from ..kernels.portable_names import portable_advice
 
 #: What moves: numba's name, the package of its replacement, and the replacement's name.
 TARGETS = {
@@ -258,7 +258,7 @@ def _offered(name: str) -> Verdict | None:
     for part in name.removeprefix(path).split(".")[1:]:
         holder, path = found, f"{path}.{part}"
         if part in getattr(holder, "COMPILER_ONLY", ()):
-            return Verdict(FindingKind.CUDA, path, f"{ON_CUDA}; {instead(part)}")
+            return Verdict(FindingKind.CUDA, path, f"{ON_CUDA}; {portable_advice(part)}")
         if part in getattr(holder, "__all__", ()) and part not in vars(holder):
             return None  # a lazy attribute, which need not be created here
         try:
@@ -308,7 +308,7 @@ def _missing(holder: Any, name: str) -> str:
     if why:
         return f"is not in devmem: {why}"
     if TYPES.fullmatch(name):
-        return f"is not in devmem: {instead('types')}"
+        return f"is not in devmem: {portable_advice('types')}"
     return MISSING if isinstance(holder, ModuleType) else f"is not in devmem, which has {_members(holder)}"
 
 

@@ -1,4 +1,4 @@
-"""What a launch is given, and what a kernel gets: host arrays, arrays of others and SmartArrays are brought to the device."""
+"""The arguments of a launch: host arrays, arrays of other libraries and SmartArrays are converted to device arrays."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .._core.base.transfer_guard import guard
 from ..spi.errors import DevmemError, DevmemWarning, LayoutError
 from ..toolkit.deferred_errors import FirstError
 from .code import argument
+from .functions import KernelFunction
 from .read_only import only_read
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .._core.device.open_device import OpenDevice
-    from .kernel import Kernel
 
-#: Scalars that are code of their own by their class alone.
-PLAIN = frozenset({bool, float, complex})
+#: Scalars whose class alone determines the compiled code.
+PLAIN_SCALARS = frozenset({bool, float, complex})
 
 E = TypeVar("E", bound=Exception)
 
@@ -36,7 +36,7 @@ _warned_sites: set[tuple[str, int]] = set()
 
 
 class Hint:
-    """An argument, and which way its elements go."""
+    """An argument with the directions in which it is copied."""
 
     __slots__ = ("value",)
 
@@ -53,7 +53,7 @@ class Hint:
 class In(Hint):
     """A host array that a kernel only reads: it is uploaded before the launch, and not copied back. It may be read-only.
 
-    What a kernel writes there all the same is lost; the simulator reports it.
+    Writes of a kernel to it are lost; the simulator reports them.
     """
 
     __slots__ = ()
@@ -63,7 +63,7 @@ class In(Hint):
 class Out(Hint):
     """A host array that a kernel writes in full: it is copied back after the launch, and not uploaded before.
 
-    Of a SmartArray the device side is not brought up to date before, and the host side stays the newest if the launch fails.
+    A SmartArray's device side is not updated before, and its host side stays the newest if the launch fails.
     """
 
     __slots__ = ()
@@ -71,27 +71,27 @@ class Out(Hint):
 
 
 class InOut(Hint):
-    """A host array that a kernel reads and writes: uploaded before the launch, copied back after; said aloud."""
+    """A host array that a kernel reads and writes: uploaded before the launch, copied back after, without a warning."""
 
     __slots__ = ()
 
 
-class Brought:
-    """The arguments of one launch as the compiler sees them, and what has to be done about them behind it.
+class LaunchArguments:
+    """The arguments of one launch as the compiler sees them, with the copies that have to be made before and after.
 
-    Made in two steps. The first only looks: nothing has moved if it raises. `bring` uploads.
+    The constructor only checks: nothing was copied if it raises. `upload` copies host arrays to the device, `fetch` copies back.
     """
 
     __slots__ = ("arguments", "arrays", "copies", "kernel", "only_read", "open_device", "overwritten", "smart")
 
-    def __init__(self, kernel: Kernel, given: tuple[Any, ...]) -> None:
+    def __init__(self, kernel: KernelFunction, given: tuple[Any, ...]) -> None:
         self.kernel = kernel
         self.arguments: list[Any] = []
-        #: Everything of the launch that is on the device.
+        #: All device arrays of the launch.
         self.arrays: list[DeviceNDArray[Any]] = []
-        #: Host arrays by where and how they lie, so that one which is given twice is one on the device, too.
-        self.copies: dict[tuple[Any, ...], Copy] = {}
-        #: Those whose device side may be written, and those where all of it will be.
+        #: Host arrays by address and layout: an array that is given twice gets one device copy.
+        self.copies: dict[tuple[Any, ...], HostArgument] = {}
+        #: SmartArrays whose device side the kernel may write, and those that it overwrites in full.
         self.smart: list[SmartArray] = []
         self.overwritten: list[SmartArray] = []
         self.only_read = frozenset(place for place, each in enumerate(given) if isinstance(each, In))
@@ -105,15 +105,15 @@ class Brought:
             except (DevmemError, TypeError) as error:
                 name_argument(error, kernel, place)
                 raise
-            if isinstance(found, Copy):
+            if isinstance(found, HostArgument):
                 implicit = implicit or (found if hint is None else None)
             elif isinstance(found, SmartArray):
                 smart.append((_only_written(hint), place, found))
             self.arguments.append(found)
         self._check_overlaps()
         if implicit is not None:
-            _tell(implicit)
-        # Behind everything that may refuse: these may move. What is only written comes last: nothing then moves to it.
+            _report_implicit(implicit)
+        # After all checks, as these may copy. Overwritten ones come last: nothing is then copied to them.
         for _, place, each in sorted(smart, key=operator.itemgetter(0)):
             try:
                 self.arguments[place] = self._on_device(self._side(each, given[place]))
@@ -121,22 +121,22 @@ class Brought:
                 name_argument(error, kernel, place)
                 raise
 
-    def bring(self, opened: OpenDevice, stream: Any) -> None:
-        """Upload what is on the host; if one upload fails, what the others took is given back."""
+    def upload(self, opened: OpenDevice, stream: Any) -> None:
+        """Upload the host arrays; if one upload fails, the memory of the others is freed."""
         try:
             for copy in self.copies.values():
-                self.arrays.append(copy.bring(opened, stream))
+                self.arrays.append(copy.to_device(opened, stream))
         except BaseException:
             self.discard()
             raise
-        self.arguments = [each.argument() if isinstance(each, Copy) else each for each in self.arguments]
+        self.arguments = [each.argument() if isinstance(each, HostArgument) else each for each in self.arguments]
 
-    def seen(self) -> tuple[Any, ...]:
-        """The arguments as the compiler sees them, when all of them are on the device."""
+    def for_compiler(self) -> tuple[Any, ...]:
+        """The arguments as the compiler sees them, once all are on the device."""
         return tuple(only_read(each) if place in self.only_read else each for place, each in enumerate(self.arguments))
 
     def launched(self, enqueued: bool) -> None:
-        """Tell the SmartArrays that their device side may have been written, and will be in full if it was enqueued."""
+        """Mark the device side of SmartArrays as changed; if the launch was enqueued, `overwritten` ones as written in full."""
         if enqueued:
             for each in self.overwritten:
                 each._gpu_overwritten()
@@ -144,9 +144,9 @@ class Brought:
             each.gpu_changed()
 
     def fetch(self, stream: Any) -> None:
-        """Copy back; where one copy fails the others are still made, and the first error is raised.
+        """Copy all results back, then raise the first error of these copies.
 
-        Given a stream, the copies may still run on return.
+        With a stream, the copies may still run on return.
         """
         with FirstError() as first:
             for copy in self.copies.values():
@@ -157,7 +157,7 @@ class Brought:
             self.discard()
 
     def discard(self) -> None:
-        """Give back the memory of the uploads, behind what uses it."""
+        """Free the memory of the uploads, after the work that uses it."""
         for copy in self.copies.values():
             if copy.array is not None:
                 copy.array.allocation.discard()
@@ -177,15 +177,15 @@ class Brought:
             return self._on_device(view)
         if not isinstance(value, np.ndarray):
             if hint is None:
-                return value  # the compiler says what it takes
+                return value  # the compiler accepts or refuses it
             raise TypeError(
-                f"devmem.{type(hint).__name__}() takes an array, not a {type(value).__name__}: numbers are given as they are, "
+                f"devmem.{type(hint).__name__}() takes an array, not a {type(value).__name__}: pass numbers without it, and "
                 f"lists as arrays, numpy.asarray(...)"
             )
         return self._copy(value, hint, place)
 
     def _side(self, smart: SmartArray, hint: object) -> DeviceNDArray[Any]:
-        """The device side of a SmartArray, as it has to be for what it was given as."""
+        """The device side of a SmartArray, up to date unless the hint says that it is overwritten."""
         if not isinstance(hint, Hint) or hint.download:
             unread = smart._gpu_unread() if _only_written(hint) else None
             if unread is not None:
@@ -199,34 +199,34 @@ class Brought:
         if self.open_device is None:
             self.open_device = array.open_device
         elif array.open_device is not self.open_device:
-            raise of_two_devices(self.open_device, array)
+            raise two_devices_error(self.open_device, array)
         self.arrays.append(array)
         return array
 
-    def _copy(self, value: Any, hint: Hint | None, place: int) -> Copy:
-        copy = Copy(value, self.kernel, place)
+    def _copy(self, value: Any, hint: Hint | None, place: int) -> HostArgument:
+        copy = HostArgument(value, self.kernel, place)
         copy = self.copies.setdefault(copy.memory(), copy)
         copy.want(hint)
         return copy
 
     def _check_overlaps(self) -> None:
-        """Refuse two host arrays that would be copied back over each other: what a kernel wrote to one would be lost."""
+        """Refuse host arrays that share memory and would both be copied back: one copy would overwrite the other's results."""
         back = [copy for copy in self.copies.values() if copy.download]
         for at, copy in enumerate(back):
             for other in back[:at]:
                 if np.may_share_memory(copy.host, other.host) and np.shares_memory(copy.host, other.host):
                     raise LayoutError(
-                        f"{other} and {copy} share memory, and both would be copied back, one over the other: give devmem.In() "
-                        f"for the one that is only read, or the whole array once"
+                        f"{other} and {copy} share memory, and both would be copied back, one over the other: pass the one that "
+                        f"is only read as devmem.In(), or the whole array once"
                     )
 
 
-class Copy:
-    """A host array, or a record, that is on the device for one launch."""
+class HostArgument:
+    """A host array, or a record, with its copy on the device for one launch."""
 
     __slots__ = ("array", "download", "host", "kernel", "place", "upload", "value")
 
-    def __init__(self, value: Any, kernel: Kernel, place: int) -> None:
+    def __init__(self, value: Any, kernel: KernelFunction, place: int) -> None:
         self.value = value
         self.kernel = kernel
         self.place = place
@@ -238,31 +238,31 @@ class Copy:
         return f"{argument(self.kernel, self.place)}, {self.what()}"
 
     def what(self) -> str:
-        """What it is, without its place."""
+        """A description for messages, without the argument's position."""
         return f"a host array of shape {self.host.shape} and dtype {self.host.dtype}"
 
     def memory(self) -> tuple[Any, ...]:
-        """What two arguments have in common that are the same array."""
+        """A key that is equal for two arguments which are the same array."""
         host = self.host
         return address(host), host.shape, host.strides, host.dtype, isinstance(self.value, np.void)
 
     def want(self, hint: Hint | None) -> None:
-        """Take in which way it has to go; raises where it cannot go back."""
+        """Add the directions of a hint; raise if the array cannot be copied back."""
         self.upload |= hint is None or hint.upload
         if hint is not None and not hint.download:
             return
         self.download = True
         if not self.value.flags.writeable:
             if hint is None:
-                advice = "give devmem.In(array), for a kernel that only reads it, or an array that can be written"
+                advice = "pass devmem.In(array) to a kernel that only reads it, or a writable array"
             else:
-                advice = f"devmem.{type(hint).__name__}() wants one that can be written, devmem.In() is for what is only read"
+                advice = f"devmem.{type(hint).__name__}() needs a writable array; devmem.In() is for arrays that are only read"
             raise LayoutError(f"{self.what()} is read-only, and would have to be copied back: {advice}")
         if isinstance(self.value, np.ndarray):
             check_destination(self.value, self.host.shape, self.host.dtype, self.what())
 
-    def bring(self, opened: OpenDevice, stream: Any) -> DeviceNDArray[Any]:
-        """Make the array on the device."""
+    def to_device(self, opened: OpenDevice, stream: Any) -> DeviceNDArray[Any]:
+        """Make the device array, uploaded if the kernel reads it."""
         host = self.host
         if self.upload:
             self.array = upload(opened, host, stream, True)
@@ -273,12 +273,12 @@ class Copy:
         return self.array
 
     def argument(self) -> Any:
-        """What the kernel gets."""
+        """The argument of the kernel."""
         assert self.array is not None
         return DeviceRecord(self.array) if isinstance(self.value, np.void) else self.array
 
     def fetch(self, stream: Any) -> None:
-        """Copy the elements back, if they are wanted."""
+        """Copy the elements back, unless the kernel only reads them."""
         if not self.download:
             return
         assert self.array is not None
@@ -290,17 +290,17 @@ class Copy:
             self.array.copy_to_host(self.host, stream)
 
 
-def name_argument(error: E, kernel: Kernel, place: int) -> E:
-    """Have an error say which argument of a launch it is that it speaks of."""
+def name_argument(error: E, kernel: KernelFunction, place: int) -> E:
+    """Prefix an error's message with the argument of the launch that it concerns."""
     error.args = f"{argument(kernel, place)}: {error}", *error.args[1:]
     return error
 
 
-def of_two_devices(opened: OpenDevice, array: DeviceNDArray[Any]) -> LayoutError:
-    """The error where a launch is given arrays of two devices."""
+def two_devices_error(opened: OpenDevice, array: DeviceNDArray[Any]) -> LayoutError:
+    """The error for arrays of two devices in one launch."""
     return LayoutError(
-        f"a kernel runs on one device, and this array is on {array.device}, those before it on {opened.device}: copy one of "
-        f"them over, devmem.to_device(array, device={str(opened.device)!r})"
+        f"a kernel runs on one device, and this array is on {array.device}, those before it on {opened.device}: copy it "
+        f"there, devmem.to_device(array, device={str(opened.device)!r})"
     )
 
 
@@ -308,8 +308,8 @@ def _only_written(given: object) -> bool:
     return isinstance(given, Hint) and not given.upload
 
 
-def _tell(copy: Copy) -> None:
-    """Obey DEVMEM_TRANSFER_GUARD, then warn of an implicit copy, once per place in the program."""
+def _report_implicit(copy: HostArgument) -> None:
+    """Apply DEVMEM_TRANSFER_GUARD to an implicit copy, then warn of it, once per place in the program."""
     guard(f"a kernel launch ({copy})")
     level = caller_level()
     frame = sys._getframe(level - 1)
@@ -319,7 +319,7 @@ def _tell(copy: Copy) -> None:
     _warned_sites.add(site)
     warnings.warn(
         f"{copy} is uploaded before this launch and copied back after it, at every launch: keep it on the device with "
-        f"devmem.to_device(), or say which way it goes with devmem.In, Out or InOut",
+        f"devmem.to_device(), or choose the directions with devmem.In, Out or InOut",
         DevmemWarning,
         stacklevel=level,
     )

@@ -1,4 +1,4 @@
-"""How the elements of a device array lie, as far as code is made for it."""
+"""The layout of a device array, as far as compiled code depends on it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from .._core.arrays.ndarray import DeviceNDArray
 
 
-def arrangement(array: DeviceNDArray[Any]) -> tuple[str, bool]:
-    """Its order, and whether each element stands at a multiple of what its dtype is aligned to.
+def order_and_alignment(array: DeviceNDArray[Any]) -> tuple[str, bool]:
+    """The order of an array, and whether all its elements are aligned for its dtype.
 
-    The order is 'C', 'F', or 'A' for an array whose elements lie any other way; 'C' for one that is both. Elements that are not
-    aligned, as the fields of packed records may be, have to be read in pieces: a device faults on them otherwise.
+    The order is 'C' or 'F' for a contiguous array ('C' if it is both), else 'A'. Code for unaligned elements, as fields of
+    packed records may be, has to read them in pieces: a device faults on them otherwise.
     """
     dtype = array._dtype
     if array._strides is None:
@@ -32,8 +32,8 @@ def arrangement(array: DeviceNDArray[Any]) -> tuple[str, bool]:
     return order, places % dtype.alignment == 0
 
 
-def spelled(dtype: object, ndim: int, order: str) -> str:
-    """The type of an array as signatures have it, ``float32[:, ::1]``; of one without axes they have none."""
+def type_text(dtype: object, ndim: int, order: str) -> str:
+    """The type of an array as written in signatures: ``float32[:, ::1]``."""
     axes = [":"] * ndim
     if ndim and order != "A":
         axes[-1 if order == "C" else 0] = "::1"

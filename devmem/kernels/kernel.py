@@ -1,89 +1,44 @@
-"""The kernel: a function, and what launches it."""
+"""Kernels: a decorated function with its compiled codes, and the configuration of its launches."""
 
 # Decision: docs/adr/0010-kernels-are-compiled-by-the-vendors-compiler.md
 from __future__ import annotations
 
-import inspect
 import numbers
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import update_wrapper
-from types import MappingProxyType
 from typing import Any
 
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import open_device_of
-from ..spi.errors import LayoutError, UnsupportedError
+from ..spi.errors import LayoutError
 from ..spi.types import Extent
-from .code import Codes, compiler_for, counted
-from .compilers import extensions
-from .launch import Launch, Nothing, check_on_host
-from .work_items import running_item
+from .code import CompiledCodes, compiler_for
+from .functions import NO_OPTIONS, Function, KernelFunction, Options
+from .launch import EmptyLaunch, Launch, check_on_host
 
-#: Threads of a block where nobody says how many: enough for every device to be busy with, and no more than any of them takes.
-THREADS = 256
-#: Threads that run in step, where those are most: blocks are made of whole ones.
-WAVE = 64
-#: Threads of a block, at most: so many on every GPU there is.
-BLOCK = 1024
-#: Bytes of shared memory: more than any of them has for a block.
-SHARED = 256 << 10
-#: The longest axis that any device takes: an int to the drivers.
-MOST = (1 << 31) - 1
-
-Function = Callable[..., object]
-Options = Mapping[str, object]
-NONE: Options = MappingProxyType({})
+#: Threads of a block by default: enough to occupy every GPU, and allowed by all.
+DEFAULT_THREADS = 256
+#: The longest wavefront of any GPU: blocks are multiples of it.
+LONGEST_WAVE = 64
+#: Most threads of a block; every GPU allows this many.
+MAX_THREADS = 1024
+#: More bytes of shared memory than any GPU has for a block.
+MAX_SHARED_BYTES = 256 << 10
+#: The longest axis that any device takes; drivers take it as an int.
+MAX_LENGTH = (1 << 31) - 1
 
 
-class Decorated:
-    """What `devmem.kernel` makes of a function.
+class Kernel(KernelFunction):
+    """A function that runs once for each thread of a grid, on a device. Made by `devmem.kernel`."""
 
-    Attributes
-    ----------
-    function : function
-        What was decorated. It is never changed, nor are its globals.
-    signatures : tuple of str
-        The types that it was declared for; empty: it is compiled for those of the arguments.
-    options : mapping
-        What the compiler is told.
-    """
-
-    __name__: str
-    __qualname__: str
-
-    def __init__(self, function: Function, signatures: Sequence[str] = (), options: Options = NONE) -> None:
-        self.function = function
-        self.signatures = tuple(signatures)
-        self.options = dict(options)
-
-    def __reduce__(self) -> str:
-        return self.__qualname__  # found again in its module, as functions are
-
-
-class Kernel(Decorated):
-    """A function that runs once for each thread of a grid, on a device. Made by `devmem.kernel`.
-
-    Attributes
-    ----------
-    parameters : tuple of str
-        The names of its arguments.
-    """
-
-    def __init__(self, function: Function, signatures: Sequence[str] = (), options: Options = NONE) -> None:
+    def __init__(self, function: Function, signatures: Sequence[str] = (), options: Options = NO_OPTIONS) -> None:
         super().__init__(function, signatures, options)
         update_wrapper(self, function)
-        self._signature = _of_places(function)
-        self.parameters = tuple(self._signature.parameters)
-        self.codes = Codes(self)
-
-    def __repr__(self) -> str:
-        return f"<kernel {self.__qualname__}>"
-
-    __str__ = __repr__
+        self.codes = CompiledCodes(self)
 
     def __call__(self, *arguments: object, **named: object) -> None:
-        """Say how it is launched."""
+        """Raise TypeError, which says how a kernel is launched."""
         check_on_host(self)
         raise TypeError(f"{self} is launched on a grid of blocks, kernel[grid, block](...), or kernel.forall(n)(...)")
 
@@ -100,40 +55,46 @@ class Kernel(Decorated):
             )
         grid, block, stream, shared = (*configuration, 0, 0)[:4]
         return Launch(
-            self, _extent("grid", grid, MOST), _extent("block", block, BLOCK), stream, shared and _bytes(shared)
+            self.codes,
+            _extent("grid", grid, MAX_LENGTH),
+            _extent("block", block, MAX_THREADS),
+            stream,
+            shared and _bytes(shared),
         )
 
-    def forall(self, n: int, stream: Any = 0, *, threads: int = 0, dynamic_shared_bytes: int = 0) -> Launch | Nothing:
-        """A launch with more threads than the ``n`` elements, a block more at most; with none for 0.
+    def forall(
+        self, n: int, stream: Any = 0, *, threads: int = 0, dynamic_shared_bytes: int = 0
+    ) -> Launch | EmptyLaunch:
+        """A launch with more threads than the ``n`` elements, by at most one block; nothing is launched for 0.
 
-        The kernel asks whether ``devmem.grid(1)`` is below ``n``; one that does not is found wherever it is first tried, because
-        there always is a thread that has no element. Who names the ``threads`` of a block gets as few blocks as hold ``n``.
+        The kernel has to check that ``devmem.grid(1)`` is below ``n``. As there always is a thread without an element, a kernel
+        that does not check fails at its first launch. With ``threads`` given, there are as few blocks as hold ``n`` elements.
         """
         count = _integer("forall(n)", n)
         if count < 0:
             raise LayoutError(f"forall() takes a number of elements, not {count}")
         named = _integer("threads", threads)
-        threads = named or min(THREADS, (count // WAVE + 1) * WAVE)
-        block = _extent("block", threads, BLOCK)
+        threads = named or min(DEFAULT_THREADS, (count // LONGEST_WAVE + 1) * LONGEST_WAVE)
+        block = _extent("block", threads, MAX_THREADS)
         if not count:
-            return Nothing(self)
+            return EmptyLaunch(self)
         blocks = -(-count // threads) if named else count // threads + 1
-        return Launch(self, _extent("grid", blocks, MOST), block, stream, _bytes(dynamic_shared_bytes))
+        return Launch(self.codes, _extent("grid", blocks, MAX_LENGTH), block, stream, _bytes(dynamic_shared_bytes))
 
     def compile_for(self, device: Any = None, signature: str | None = None) -> None:
-        """Compile now, for a device (None: the current one), what would be compiled at the first launch.
+        """Compile now, for a device (None: the current one), instead of at the first launch.
 
         Parameters
         ----------
         device : Device, int or str, optional
-            Which one.
+            The device.
         signature : str, optional
-            The types of the arguments, ``"void(float32[::1], int64)"``; those that the kernel was declared for, if not given.
+            The types of the arguments, ``"void(float32[::1], int64)"``; by default those that the kernel was declared for.
 
         Raises
         ------
         TypeError
-            There is no signature, or it is none, or one of another number of arguments than the kernel takes.
+            There is no signature, or it is invalid, or it has another number of arguments than the kernel.
         UnsupportedError
             No compiler can be used for the device.
         """
@@ -151,113 +112,9 @@ class Kernel(Decorated):
             for each in wanted:
                 self.codes.for_types(opened, compiler, self.codes.types_of(compiler, each))
 
-    def bound(self, arguments: tuple[object, ...], named: Mapping[str, object]) -> tuple[object, ...]:
-        """The arguments in their places, as a call of the function would have them: by position, by name, or by default.
-
-        Raises
-        ------
-        TypeError
-            Some are missing, too many, unknown or given twice; the message says which.
-        """
-        try:
-            found = self._signature.bind(*arguments, **named)
-        except TypeError as error:
-            raise TypeError(
-                f"{self} takes {counted(self.parameters, 'argument')} ({', '.join(self.parameters)}), and was given "
-                f"{len(arguments) + len(named)}: {'; '.join(self._misfits(arguments, named)) or error}"
-            ) from None
-        found.apply_defaults()
-        return found.args
-
-    def _misfits(self, arguments: tuple[object, ...], named: Mapping[str, object]) -> Iterator[str]:
-        """What is wrong with the number and the names of arguments."""
-        names = self.parameters
-        placed = names[: len(arguments)]
-        needed = [name for name, each in self._signature.parameters.items() if each.default is each.empty]
-        extra = [f"argument {place} ({type(each).__name__})" for place, each in enumerate(arguments)][len(names) :]
-        if extra:
-            yield f"{_listed(extra)} {_are(extra)} too many"
-        twice = [repr(name) for name in named if name in placed]
-        if twice:
-            yield f"{_listed(twice)} {_are(twice)} given by position and by name"
-        unknown = [repr(name) for name in named if name not in names]
-        if unknown:
-            yield f"there is no argument {_listed(unknown)}"
-        missing = [repr(name) for name in needed if name not in placed and name not in named]
-        if missing:
-            yield f"{_listed(missing)} {_are(missing)} missing"
-
-    def kernels_named(self) -> list[Kernel]:
-        """The kernels that it, or a device function that it calls, names: a kernel cannot call one."""
-        found: list[Kernel] = []
-        functions, seen = [self.function], {self.function}
-        while functions:
-            for each in _named(functions.pop()):
-                kernel = each.kernel if isinstance(each, Launch) else each
-                if isinstance(kernel, Kernel) and kernel not in found:
-                    found.append(kernel)
-                elif isinstance(each, DeviceFunction) and each.function not in seen:
-                    seen.add(each.function)
-                    functions.append(each.function)
-        return found
-
-
-class DeviceFunction(Decorated):
-    """A function that kernels call. Made by ``devmem.kernel(device=True)``; compiled with the kernel that calls it."""
-
-    def __init__(self, function: Function, signatures: Sequence[str] = (), options: Options = NONE) -> None:
-        super().__init__(function, signatures, options)
-        update_wrapper(self, function)
-        #: What compilers made of it, by their names.
-        self.compiled: dict[str, object] = {}
-
-    def __repr__(self) -> str:
-        return f"<device function {self.__qualname__}>"
-
-    @property
-    def _numba_type_(self) -> Any:
-        """What numba asks of every global."""
-        return extensions.type_of(self)
-
-    def __getitem__(self, configuration: Any) -> Any:
-        """Say that it is not launched."""
-        raise TypeError(f"{self!r} is called by kernels, and not launched: leave device=True out for that")
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it, in a kernel that runs in Python."""
-        if running_item() is None:
-            raise UnsupportedError(
-                f"{self!r} is called by kernels; on the host call what was decorated, {self.__name__}.function(...)"
-            )
-        return self.function(*arguments, **named)
-
-
-def _of_places(function: Function) -> inspect.Signature:
-    """What a function takes, if that is one argument for each name, in their order: a device is given nothing else."""
-    found = inspect.signature(function)
-    for each in found.parameters.values():
-        if each.kind not in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD):
-            raise TypeError(
-                f"{function.__qualname__}{found} cannot be a kernel: arguments reach a device by their places, and "
-                f"{str(each)!r} has none; give each argument a name before any *"
-            )
-    return found
-
-
-def _named(function: Function) -> Iterator[object]:
-    """What the names in a function stand for, now; those without a value are left out."""
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not assigned yet
-            pass
-    found = getattr(function, "__globals__", {})
-    names = getattr(getattr(function, "__code__", None), "co_names", ())
-    yield from (found[name] for name in names if name in found)
-
 
 def _extent(what: str, value: Any, most: int) -> Extent:
-    """Lengths along x, y and z, of an int or of up to three; of which an int, alone, is at most ``most``."""
+    """The lengths along x, y and z from an int or up to three; ``most`` bounds a single int."""
     if type(value) is int and 0 < value <= most:
         return (value, 1, 1)
     lengths = value if isinstance(value, tuple | list) else (value,)
@@ -265,14 +122,16 @@ def _extent(what: str, value: Any, most: int) -> Extent:
         raise LayoutError(f"a {what} has one to three lengths, not {len(lengths)}: {value!r}")
     found = tuple(_integer(what, each) for each in lengths)
     if min(found) < 1:
-        advice = ": kernel.forall(n) launches nothing where n may be 0" if most == MOST and 0 in found else ""
+        advice = ": kernel.forall(n) launches nothing where n may be 0" if most == MAX_LENGTH and 0 in found else ""
         raise LayoutError(f"every length of a {what} is at least 1, got {value!r}{advice}")
-    if max(found) > MOST:
-        raise LayoutError(f"no length of a {what} is above {MOST}, got {value!r}: let each thread do several elements")
-    x, y, z = (*found, 1, 1)[:3]
-    if most == BLOCK and x * y * z > BLOCK:
+    if max(found) > MAX_LENGTH:
         raise LayoutError(
-            f"a block has at most {BLOCK} threads on every GPU, not the {x * y * z} of {value!r}: take smaller blocks, and more"
+            f"no length of a {what} is above {MAX_LENGTH}, got {value!r}: let each thread do several elements"
+        )
+    x, y, z = (*found, 1, 1)[:3]
+    if most == MAX_THREADS and x * y * z > MAX_THREADS:
+        raise LayoutError(
+            f"a block has at most {MAX_THREADS} threads on every GPU, not the {x * y * z} of {value!r}: take smaller blocks"
         )
     return x, y, z
 
@@ -292,14 +151,6 @@ def _bytes(value: Any) -> int:
     found = _integer("dynamic_shared_bytes", value)
     if found < 0:
         raise LayoutError(f"dynamic_shared_bytes is a number of bytes, not {found}")
-    if found > SHARED:
+    if found > MAX_SHARED_BYTES:
         raise LayoutError(f"dynamic_shared_bytes={found}: no GPU has so much for a block, 48 KiB are there on most")
     return found
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
-def _are(words: Sequence[str]) -> str:
-    return "is" if len(words) == 1 else "are"

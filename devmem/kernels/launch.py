@@ -1,4 +1,4 @@
-"""Launching: one kernel, one configuration."""
+"""Launches: a kernel with its grid, called with arguments."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from .._core.lifetime.allocation import StreamUse
 from .._core.ordering.stream import Stream
 from ..spi.errors import BackendError, DevmemError, LayoutError, UnsupportedError
 from ..spi.types import Capability, Extent
-from .arguments import PLAIN, Brought, name_argument, of_two_devices
-from .array_layout import arrangement
-from .code import compiler_for, type_of
+from .arguments import PLAIN_SCALARS, LaunchArguments, name_argument, two_devices_error
+from .array_layout import order_and_alignment
+from .code import CompiledCodes, compiler_for, type_of
+from .functions import ConfiguredKernel, KernelFunction
 from .work_items import this_thread
 
 if TYPE_CHECKING:
     from .._core.device.open_device import OpenDevice
     from .._core.lifetime.allocation import Allocation
-    from .kernel import Kernel
 
-_LEAST, _MOST = -(1 << 63), 1 << 63
-#: Classes that need not be asked whether they are of arrays.
-SCALARS = PLAIN | {int}
-#: Bits of an address that are zero where any dtype is aligned.
+_INT64_MIN, _INT64_END = -(1 << 63), 1 << 63
+#: Classes that are known not to be arrays.
+SCALARS = PLAIN_SCALARS | {int}
+#: Address bits that are zero where every dtype is aligned.
 ALIGNED = 15
-#: What CUDA allows along the axes that its GPUs have less room for: blocks along y and z, threads along z.
-FAR, DEEP = 65535, 64
+#: CUDA's limits for the shorter axes: blocks along y and z, threads along z.
+MAX_BLOCKS_YZ, MAX_THREADS_Z = 65535, 64
 
 
-class Launch:
-    """A kernel with its grid; called with arguments, it is enqueued.
+class Launch(ConfiguredKernel):
+    """A kernel with its grid; calling it with arguments enqueues it.
 
-    The work is ordered on the stream that was named, else on the one that the arrays are bound to, else on the current or the
-    default one. The call does not wait, and records the stream on every array: dropping one right after it is safe.
-    Host arrays are uploaded before and copied back after it, on the same stream; with no stream named the call returns when they
-    are back.
+    The launch is ordered on the given stream, else on the stream that the arrays are bound to, else on the current or default
+    stream. The call does not wait. It records the stream on every array, so an array may be dropped right after the call.
+    Host arrays are uploaded before the kernel and copied back after it, on the same stream; without a given stream the call
+    returns when they have been copied back.
     """
 
-    __slots__ = ("block", "grid", "kernel", "shared_bytes", "stream")
+    __slots__ = ("block", "codes", "grid", "shared_bytes", "stream")
 
-    def __init__(self, kernel: Kernel, grid: Extent, block: Extent, stream: Any, shared_bytes: int) -> None:
-        self.kernel = kernel
+    def __init__(self, codes: CompiledCodes, grid: Extent, block: Extent, stream: Any, shared_bytes: int) -> None:
+        super().__init__(codes.kernel)
+        self.codes = codes
         self.grid = grid
         self.block = block
         self.stream = stream
@@ -54,25 +55,25 @@ class Launch:
         return f"<launch of {self.kernel} on {self.grid} blocks of {self.block} threads>"
 
     def __call__(self, /, *arguments: Any, **named: Any) -> None:
-        """Launch it, with arguments by position or by name; those that have a default may be left out.
+        """Launch the kernel, with arguments by position or by name; arguments with a default may be left out.
 
         Raises
         ------
         TypeError
-            The arguments are too many or too few, or of types that the kernel does not take.
+            Too many or too few arguments, or types that the kernel does not take.
         LayoutError
-            They are on two devices, or bound to two streams; or a host array that has to be copied back is read-only, or shares
-            memory with another such.
+            The arrays are on two devices, or bound to two streams; or a host array that has to be copied back is read-only, or
+            shares memory with another such array.
         OverflowError
             A scalar is too large for its type.
         UnsupportedError
-            No compiler can be used, or the driver launches nothing; or a graph is captured on the stream, and the kernel is not
-            compiled yet, or is given host arrays.
+            No compiler is usable, or the driver cannot launch kernels; or the stream is capturing a graph, and the kernel is not
+            compiled yet or gets host arrays.
         TransferGuardError
-            A host array would be copied, which DEVMEM_TRANSFER_GUARD forbids. Nothing has moved.
+            DEVMEM_TRANSFER_GUARD forbids the copy of a host array. Nothing was copied.
         OutOfMemory, BackendError
-            An upload, the launch or a copy back failed. What was uploaded for it is given back; host arrays are as they were if
-            nothing was launched, else those whose copy back failed are.
+            An upload, the launch or a copy back failed. Uploaded copies are freed. Host arrays are unchanged if nothing was
+            launched; otherwise those whose copy back failed are unchanged.
         """
         if named or len(arguments) != len(self.kernel.parameters):
             arguments = self.kernel.bound(arguments, named)
@@ -80,7 +81,7 @@ class Launch:
         bound: Stream | None = None
         allocations: list[Allocation] = []
         key: list[Any] = [None]
-        # Device arrays and plain scalars are told from each other here; this is the path that has to be fast.
+        # The fast path: device arrays and plain scalars only.
         for each in arguments:
             kind = type(each)
             if kind is DeviceNDArray or (kind not in SCALARS and issubclass(kind, DeviceNDArray)):
@@ -90,7 +91,7 @@ class Launch:
                     self._refuse(arguments, each)
                 if owner is not opened:
                     if opened is not None:
-                        raise name_argument(of_two_devices(opened, each), self.kernel, _place(arguments, each))
+                        raise name_argument(two_devices_error(opened, each), self.kernel, _place(arguments, each))
                     opened = owner
                 if each._stream is not None and each._stream is not bound:
                     bound = self._bound(bound, each)
@@ -103,13 +104,13 @@ class Launch:
                     allocation.read_only,
                 )
             elif kind is int:
-                key.append(int if _LEAST <= each < _MOST else "unsigned")
-            elif kind in PLAIN:
+                key.append(int if _INT64_MIN <= each < _INT64_END else "unsigned")
+            elif kind in PLAIN_SCALARS:
                 key.append(kind)
             elif issubclass(kind, np.generic) and kind is not np.void:
                 key.append(each.dtype)
             else:
-                self._bring(arguments)
+                self._launch_mixed(arguments)
                 return
         if opened is None:
             opened = self._own_open_device()
@@ -125,7 +126,7 @@ class Launch:
     ) -> None:
         stream = self._stream_of(opened, bound)
         key[0] = opened
-        codes = self.kernel.codes
+        codes = self.codes
         found = codes.by_key.get(looked_up := tuple(key))
         driver = opened.handle.driver
         token = driver.enter()
@@ -144,16 +145,16 @@ class Launch:
             with StreamUse(stream, *allocations):
                 launch(self.grid, self.block, self.shared_bytes, stream.handle, arguments)
         except (BackendError, OverflowError) as error:
-            error.add_note(self._told())
+            error.add_note(self._described())
             raise
         finally:
             if token is not None:
                 driver.exit(token)
 
-    def _bring(self, given: tuple[Any, ...]) -> None:
-        """The launch of arguments that are not all arrays of ours and plain scalars."""
+    def _launch_mixed(self, given: tuple[Any, ...]) -> None:
+        """Launch with arguments that are not all device arrays of devmem and plain scalars."""
         check_on_host(self.kernel)
-        brought = Brought(self.kernel, given)
+        brought = LaunchArguments(self.kernel, given)
         opened = brought.open_device or self._own_open_device()
         bound: Stream | None = None
         for array in brought.arrays:
@@ -166,26 +167,26 @@ class Launch:
         stream = self._stream_of(opened, bound)
         with CurrentDevice(opened.handle) as driver:
             _check_not_captured(stream, opened)
-            brought.bring(opened, stream)
+            brought.upload(opened, stream)
             try:
                 self._launch_brought(opened, brought, stream)
             except BaseException:
                 brought.discard()
                 raise
             try:
-                # They are bound to the stream; it is named to those copies alone that nobody here waits for.
+                # The copies are bound to the stream. Naming it too makes copying back asynchronous, if the user gave a stream.
                 brought.fetch(stream if self.stream else 0)
             finally:
                 if not self.stream:
                     driver.stream_synchronize(stream.handle)
                     opened.completions.poll()
 
-    def _launch_brought(self, opened: OpenDevice, brought: Brought, bound: Stream | None) -> None:
+    def _launch_brought(self, opened: OpenDevice, brought: LaunchArguments, bound: Stream | None) -> None:
         key: list[Any] = [None]
         for place, each in enumerate(brought.arguments):
             key += _key(each) or ("type", type_of(compiler_for(opened), self.kernel, place, each))
         try:
-            self._enqueue(opened, brought.seen(), [each.allocation for each in brought.arrays], key, bound)
+            self._enqueue(opened, brought.for_compiler(), [each.allocation for each in brought.arrays], key, bound)
         except BaseException:
             brought.launched(False)
             raise
@@ -202,12 +203,14 @@ class Launch:
                 )
             raise
 
-    def _told(self) -> str:
+    def _described(self) -> str:
         shared = f", each with {self.shared_bytes} bytes of dynamic shared memory" if self.shared_bytes else ""
-        told = f"while launching {self.kernel} on {self.grid} blocks of {self.block} threads{shared}"
-        if max(self.grid[1:]) > FAR or self.block[2] > DEEP:
-            told += f": many GPUs take at most {FAR} blocks along y and z, and {DEEP} threads along z"
-        return told
+        text = f"while launching {self.kernel} on {self.grid} blocks of {self.block} threads{shared}"
+        if max(self.grid[1:]) > MAX_BLOCKS_YZ or self.block[2] > MAX_THREADS_Z:
+            text += (
+                f": many GPUs take at most {MAX_BLOCKS_YZ} blocks along y and z, and {MAX_THREADS_Z} threads along z"
+            )
+        return text
 
     def _refuse(self, arguments: tuple[Any, ...], array: DeviceNDArray[Any]) -> NoReturn:
         try:
@@ -217,11 +220,11 @@ class Launch:
             raise
 
     def _own_open_device(self) -> OpenDevice:
-        """The device of the stream, where one is named, else the current one."""
+        """The device of the given stream, else the current device."""
         return open_device_of(self.stream.device if isinstance(self.stream, Stream) else None)
 
     def _bound(self, before: Stream | None, array: DeviceNDArray[Any]) -> Stream | None:
-        """The stream that the arrays are bound to; between two of them somebody has to choose."""
+        """The stream of another bound array; LayoutError if that is a second stream and the caller has not given one."""
         if before is not None and not self.stream:
             raise LayoutError(
                 f"the arguments of {self.kernel} are bound to two streams, {before!r} and {array._stream!r}: say which one "
@@ -230,28 +233,25 @@ class Launch:
         return array._stream
 
 
-class Nothing:
-    """A launch of no thread at all."""
+class EmptyLaunch(ConfiguredKernel):
+    """A launch without threads."""
 
-    __slots__ = ("kernel",)
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"<launch of {self.kernel} on no elements>"
 
     def __call__(self, /, *arguments: Any, **named: Any) -> None:
-        """Do nothing; but a number of arguments that the kernel does not take is a TypeError here too."""
+        """Do nothing, except raise TypeError for a wrong number of arguments."""
         self.kernel.bound(arguments, named)
 
 
-def check_on_host(kernel: Kernel) -> None:
-    """Refuse to be called by a kernel that runs in Python."""
+def check_on_host(kernel: KernelFunction) -> None:
+    """Raise UnsupportedError inside a kernel that runs in Python."""
     if this_thread.item is not None:
         raise UnsupportedError(
-            f"{kernel} is called by a kernel, and kernels are launched by the host alone: make a device function of it, "
-            f"@devmem.kernel(device=True), or launch it behind this one"
+            f"{kernel} is called by a kernel, but only the host launches kernels: make it a device function, "
+            f"@devmem.kernel(device=True), or launch it after this one"
         )
 
 
@@ -260,21 +260,21 @@ def _place(arguments: tuple[Any, ...], argument: object) -> int:
 
 
 def _order(array: DeviceNDArray[Any]) -> str:
-    order, aligned = arrangement(array)
+    order, aligned = order_and_alignment(array)
     return order if aligned else f"{order}, not aligned"
 
 
 def _check_not_captured(stream: Stream, opened: OpenDevice) -> None:
-    """Refuse host arrays where a graph would run again on memory that they had for one launch. The device is entered."""
+    """Refuse host arrays while a graph is captured: its replays would use memory of the first launch. The device is current."""
     if Capability.CAPTURE in opened.handle.capabilities and opened.handle.driver.capturing(stream.handle):
         raise UnsupportedError(
-            f"{stream!r} is capturing a graph, and host arrays are on the device for one launch alone: keep them there, "
-            f"devmem.to_device(), before the capture begins"
+            f"{stream!r} is capturing a graph, and host arrays are copied to the device for a single launch: copy them with "
+            f"devmem.to_device() before the capture begins"
         )
 
 
 def _key(argument: Any) -> tuple[Any, ...]:
-    """What decides on the code for an argument that is on the device; nothing of what the compiler has to be asked about."""
+    """The part of the lookup key for an argument on the device; empty if the compiler has to determine its type."""
     if isinstance(argument, DeviceNDArray):
         order = "C" if argument._strides is None and not argument._ptr & ALIGNED else _order(argument)
         return argument._dtype, len(argument._shape), order, argument.allocation.read_only

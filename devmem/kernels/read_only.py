@@ -1,4 +1,4 @@
-"""What a kernel was given to read, and not to write."""
+"""Arguments that a kernel may read and not write."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from .._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 
 
-class OnlyRead(DeviceNDArray[Any]):
-    """An array on the device as a launch has it under `devmem.In`: the simulator reports a kernel that writes it.
+class ReadOnlyArray(DeviceNDArray[Any]):
+    """A device array given as `devmem.In`: the simulator reports a kernel that writes it.
 
-    What compilers make is the same as for any array. On a GPU nothing stands in the way of a write, and it is lost, or, in an
-    array that is kept on the device, is not.
+    Compiled code is the same as for any array. On a GPU a write goes unnoticed: it is lost for a host array, and changes an
+    array that is kept on the device.
     """
 
     __slots__ = ()
@@ -19,8 +19,8 @@ class OnlyRead(DeviceNDArray[Any]):
     readonly = True
 
 
-class OnlyReadRecord(DeviceRecord):
-    """The same for a record."""
+class ReadOnlyRecord(DeviceRecord):
+    """A device record given as `devmem.In`."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class OnlyReadRecord(DeviceRecord):
 
 
 def only_read(given: Any) -> Any:
-    """An array or a record on the device, to be read by a kernel; it shares the memory, and is bound to the same stream."""
+    """A read-only view of a device array or record, bound to the same stream."""
     if isinstance(given, DeviceRecord):
-        return OnlyReadRecord(given.__devmem_view__())
-    return OnlyRead(given.allocation, given._ptr, given._shape, given._dtype, given._strides, given._stream)
+        return ReadOnlyRecord(given.__devmem_view__())
+    return ReadOnlyArray(given.allocation, given._ptr, given._shape, given._dtype, given._strides, given._stream)

@@ -9,7 +9,7 @@ from numba import cuda
 sys.path.insert(0, str(Path(__file__).parent))
 import kernels_all
 
-from devmem.kernels.kernel import DeviceFunction
+from devmem.kernels.functions import DeviceFunction
 
 assert isinstance(kernels_all.clipped, DeviceFunction)
 for case in kernels_all.cases():

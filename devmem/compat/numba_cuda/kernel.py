@@ -10,7 +10,7 @@ from typing import Any
 
 import devmem
 
-from ...kernels.kernel import DeviceFunction
+from ...kernels.functions import DeviceFunction
 from ...kernels.work_items import running_item
 from ...spi.errors import DevmemError, UnsupportedError
 from ..deprecation import old

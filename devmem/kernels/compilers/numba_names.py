@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import names
-from ..kernel import DeviceFunction
+from ..functions import DeviceFunction
 
 POSITIONS = (names.threadIdx, names.blockIdx, names.blockDim, names.gridDim)
 NUMBERS = (names.laneid, names.warpsize)

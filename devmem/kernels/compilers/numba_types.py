@@ -14,7 +14,7 @@ import numpy as np
 from ..._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from ...spi.driver import SupportsLaunch
 from ...spi.types import Extent
-from ..array_layout import arrangement, spelled
+from ..array_layout import order_and_alignment, type_text
 from . import abi
 
 _INTEGERS = {
@@ -82,7 +82,7 @@ class Typing:
         """A type as signatures have it, and what of it no signature can say."""
         if not isinstance(kind, self.types.Array):
             return str(kind)
-        found = spelled(self.spelled(kind.dtype), kind.ndim, kind.layout)
+        found = type_text(self.spelled(kind.dtype), kind.ndim, kind.layout)
         return f"{found}{'' if kind.mutable else ' read-only'}{'' if kind.aligned else ' not aligned'}"
 
     def fits(self, declared: Any, given: Any) -> bool:
@@ -133,7 +133,7 @@ class Typing:
         raise NotImplementedError(f"arguments of type {kind}")
 
     def _array(self, array: DeviceNDArray[Any]) -> Any:
-        layout, aligned = arrangement(array)
+        layout, aligned = order_and_alignment(array)
         kind = self.from_dtype(array.dtype)
         read_only = array.allocation.read_only
         return self.types.Array(kind, array.ndim, layout, readonly=read_only, aligned=aligned)

@@ -82,7 +82,7 @@ RULES: Mapping[str, Rule] = {
         "devmem api spi adapters.emm _core.lifetime.allocation _core.ordering.stream _core.memory", "numpy", lazily=None
     ),
     # Its kernels are functions that kernels call, too; and what a device is that kernels are simulated on.
-    "devmem.compat.numba_cuda.kernel": rule("devmem api spi compat kernels.kernel kernels.work_items", lazily=None),
+    "devmem.compat.numba_cuda.kernel": rule("devmem api spi compat kernels.functions kernels.work_items", lazily=None),
     "devmem.compat.numba_roc.compiler": rule("devmem api spi compat kernels.work_items", "numpy", lazily=None),
     "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.base.simulation", lazily=None),
     "devmem.adapters": rule(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.kernels.portable_names import instead
+from devmem.kernels.portable_names import portable_advice
 from devmem.spi.errors import SimulatorError, UnsupportedError
 
 ON, OFF, NONE, ZERO = True, False, None, 0
@@ -420,12 +420,12 @@ def test_names_of_numba_cudas_through_the_namespace_that_stands_for_it(simulated
 
 def test_what_to_write_instead():
     for name in ("threadIdx", "shared", "atomic"):
-        assert instead(name) == f"write devmem.{name}"
+        assert portable_advice(name) == f"write devmem.{name}"
     for name in ("ballot_sync", "shfl_up_sync"):
-        assert "devmem.shared.array" in instead(name)
-    assert "end the kernel" in instead("cg")
-    assert "copysign" in instead("cbrt"), "a power of what is negative is nan"
-    assert "no name for it" in instead("nanosleep")
+        assert "devmem.shared.array" in portable_advice(name)
+    assert "end the kernel" in portable_advice("cg")
+    assert "copysign" in portable_advice("cbrt"), "a power of what is negative is nan"
+    assert "no name for it" in portable_advice("nanosleep")
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from numba.cuda.extending import register_model
 from numba.cuda.typing import signature, templates
 
 from ... import names
-from ...kernel import DeviceFunction
+from ...functions import DeviceFunction
 from ..numba_names import Numba, NumbaNames
 
 #: Of each namespace its names, and numba's template for each.

@@ -17,7 +17,7 @@ from numba.core.typing import templates
 from numba.hip.typing_lowering.registries import impl_registry, typing_registry
 
 from ... import names
-from ...kernel import DeviceFunction
+from ...functions import DeviceFunction
 from ..numba_names import Numba, NumbaNames
 
 #: Those that are numba-hip's own, under its names.

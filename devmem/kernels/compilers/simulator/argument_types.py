@@ -10,7 +10,7 @@ import numpy as np
 
 from ...._core.arrays.ndarray import DeviceRecord
 from ...._core.base.layout import is_contiguous
-from ...array_layout import spelled
+from ...array_layout import type_text
 from .numbers import ours
 
 #: numba's names of types that NumPy calls otherwise.
@@ -37,7 +37,7 @@ class ArrayType:
     layout: str
 
     def __str__(self) -> str:
-        return spelled(self.dtype, self.ndim, self.layout)
+        return type_text(self.dtype, self.ndim, self.layout)
 
     def takes(self, given: object) -> bool:
         """Whether an argument of the other type can be seen as this one."""

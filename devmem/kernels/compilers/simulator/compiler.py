@@ -13,7 +13,7 @@ from ...._core.base.simulation import current
 from ....spi.driver import Driver, SupportsHostFunction
 from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
-from ...launch import DEEP, FAR
+from ...launch import MAX_BLOCKS_YZ, MAX_THREADS_Z
 from ...work_items import this_thread
 from .argument_types import RecordType, ScalarType, TupleType, Type, parse, type_of
 from .kernel_check import check
@@ -189,10 +189,10 @@ def _check(grid: Extent, block: Extent, shared_bytes: int) -> None:
     items = block[0] * block[1] * block[2]
     if items > BLOCK_LIMIT:
         raise LayoutError(f"a block has at most {BLOCK_LIMIT} threads on every GPU, not {block}: {items}")
-    if max(grid[1:]) > FAR or block[2] > DEEP:
+    if max(grid[1:]) > MAX_BLOCKS_YZ or block[2] > MAX_THREADS_Z:
         raise LayoutError(
-            f"most GPUs take at most {FAR} blocks along y and z, and {DEEP} threads along z, not {grid} blocks of {block}: "
-            f"give the longest axis to x"
+            f"most GPUs take at most {MAX_BLOCKS_YZ} blocks along y and z, and {MAX_THREADS_Z} threads along z, "
+            f"not {grid} blocks of {block}: give the longest axis to x"
         )
     if shared_bytes < 0:
         raise LayoutError(f"dynamic shared memory of {shared_bytes} bytes")

@@ -9,8 +9,8 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 from ....spi.errors import SimulatorError, UnsupportedError
-from ...kernel import DeviceFunction
-from ...portable_names import instead
+from ...functions import DeviceFunction
+from ...portable_names import portable_advice
 from .instructions import against_code, refusal, varying
 from .reports import describe
 
@@ -53,12 +53,12 @@ def check(function: Callable[..., object], options: Mapping[str, object]) -> Non
             continue
         seen.add(id(each))
         given = each.__code__.co_varnames[: each.__code__.co_argcount] if each is function else ()
-        for code, line, spelled, value in Names(each, given).used(each.__code__):
+        for code, line, written, value in Names(each, given).used(each.__code__):
             if isinstance(value, DeviceFunction):
                 _check_options(value.options)
                 waiting.append(value.function)
             else:
-                _check(value, spelled, code, line)
+                _check(value, written, code, line)
 
 
 class Names:
@@ -85,24 +85,24 @@ class Names:
                 raise _misuse(why, code, _line(step, code))
             if step.opname == "LOAD_CONST" and isinstance(step.argval, CodeType):
                 yield from self.used(step.argval)
-            value, spelled, end = self._loaded(found, at)
-            if value is _NOWHERE or spelled.startswith("@"):  # pytest's, in place of an `assert`
+            value, written, end = self._loaded(found, at)
+            if value is _NOWHERE or written.startswith("@"):  # pytest's, in place of an `assert`
                 continue
             if (why := varying(found, end, value, self._given, outside)) is not None:
                 raise _misuse(why, code, _line(step, code))
-            yield code, _line(step, code), spelled, value
+            yield code, _line(step, code), written, value
 
     def _loaded(self, found: list[dis.Instruction], at: int) -> tuple[Any, str, int]:
         """(value, name as it is written, last instruction) of what is loaded at a place; of a module, what is taken of it."""
-        value, spelled = self._value(found[at]), str(found[at].argval)
+        value, written = self._value(found[at]), str(found[at].argval)
         while isinstance(value, ModuleType) and found[at + 1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
             at += 1
-            spelled += f".{found[at].argval}"
+            written += f".{found[at].argval}"
             try:
                 value = getattr(value, found[at].argval)
             except Exception as error:  # told when the line is run, unless it is a vendor's
                 value = error.with_traceback(None)
-        return value, spelled, at
+        return value, written, at
 
     def _reached(self, found: list[dis.Instruction]) -> set[int]:
         """The places of the instructions that can be reached, other than by an exception."""
@@ -189,26 +189,26 @@ def _check_handlers(code: CodeType) -> None:
             raise _misuse("try and with are not for kernels: compilers refuse them", code, _line(step, code))
 
 
-def _check(value: Any, spelled: str, code: CodeType, line: int) -> None:
+def _check(value: Any, written: str, code: CodeType, line: int) -> None:
     only = _works_on(value)
     if only is not None:
-        name = str(getattr(value, "__name__", None) or spelled.rpartition(".")[2])
+        name = str(getattr(value, "__name__", None) or written.rpartition(".")[2])
         if type(value).__name__.endswith("Dispatcher"):
             advice = "decorate it with @devmem.kernel(device=True)"
-        elif ".cg" in spelled or str(getattr(value, "__module__", "")).endswith(".cg"):
-            advice = instead("cg")
+        elif ".cg" in written or str(getattr(value, "__module__", "")).endswith(".cg"):
+            advice = portable_advice("cg")
         else:
-            advice = instead(name)
-        raise UnsupportedError(f"{spelled} works on {only} alone: {advice}\n  {describe(code, line)}")
+            advice = portable_advice(name)
+        raise UnsupportedError(f"{written} works on {only} alone: {advice}\n  {describe(code, line)}")
     if _made_by(value) in _HOSTS:
-        told = f"{spelled} is the host's, and no compiler has it: {_HOSTS[_made_by(value)]}"
+        told = f"{written} is the host's, and no compiler has it: {_HOSTS[_made_by(value)]}"
         raise _misuse(told, code, line)
     if (
         type(value) is FunctionType
         and (value.__module__ or "").partition(".")[0] not in _LIBRARIES
         and not _known(value)
     ):
-        told = f"{spelled} is a plain function, which no compiler takes: decorate it with @devmem.kernel(device=True)"
+        told = f"{written} is a plain function, which no compiler takes: decorate it with @devmem.kernel(device=True)"
         raise _misuse(told, code, line)
 
 

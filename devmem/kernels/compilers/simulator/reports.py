@@ -11,7 +11,7 @@ from typing import Any
 
 from ....spi.errors import SimulatorError
 from ... import names
-from ...kernel import DeviceFunction
+from ...functions import DeviceFunction
 from ...work_items import WorkItem
 from . import advice
 from .interrupts import Interrupted

@@ -90,7 +90,7 @@ def test_a_record_of_a_read_only_array(copying, compiler):
     src, dst = np.ones(2, PACKED), np.zeros(2, PACKED)
     dst.flags.writeable = False
     with pytest.raises(
-        dm.LayoutError, match=r"argument 1 of .*read-only.*InOut\(\) wants one that can be written, devmem\.In"
+        dm.LayoutError, match=r"argument 1 of .*read-only.*InOut\(\) needs a writable array, devmem\.In"
     ):
         copying[1, 1](dm.In(src[0]), dm.InOut(dst[1]))
     assert not compiler.launches
@@ -130,7 +130,7 @@ def test_arrays_of_a_subclass_go_the_short_way(copying, compiler, monkeypatch):
     for each in (dm.to_device(np.arange(3.0)), dm.zeros(3)):
         sub = Sub(each.allocation, each.ptr, each.shape, each.dtype, None, None)
         made.append(sub)
-    monkeypatch.setattr(Launch, "_bring", None)
+    monkeypatch.setattr(Launch, "_launch_mixed", None)
     copying[1, 1](*made)
     [launch] = compiler.launches
     assert all(one is other for one, other in zip(launch[4], made, strict=True))
@@ -302,9 +302,9 @@ def test_no_host_array_is_given_while_a_graph_is_captured(copying, compiler, cap
     stream.synchronize()
     held.append(stream.handle)
     dm.transfer_stats(reset=True)
-    with pytest.raises(dm.UnsupportedError, match="host arrays are on the device for one launch alone"):
+    with pytest.raises(dm.UnsupportedError, match="host arrays are copied to the device for a single launch"):
         copying[1, 1, stream](dm.In(src), dm.Out(dst))
-    with stream, pytest.raises(dm.UnsupportedError, match="host arrays are on the device for one launch alone"):
+    with stream, pytest.raises(dm.UnsupportedError, match="host arrays are copied to the device for a single launch"):
         copying[1, 1](dm.In(src), dm.Out(dst))
     assert dm.transfer_stats() == {}
     assert len(compiler.launches) == 1

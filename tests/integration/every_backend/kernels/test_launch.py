@@ -337,7 +337,7 @@ def test_a_kernel_that_names_another_is_told_of_device_functions(compiler):
         with pytest.raises(SyntaxError) as raised:
             dm.kernel(broken=True)(calling)[1, 1](1)
         assert any(
-            "it names <kernel idle>" in note and "@devmem.kernel(device=True)" in note
+            "it refers to <kernel idle>" in note and "@devmem.kernel(device=True)" in note
             for note in raised.value.__notes__
         )
 
@@ -351,7 +351,7 @@ def test_a_name_that_has_no_value_yet_hides_nothing(compiler):
 
     with pytest.raises(SyntaxError) as raised:
         dm.kernel(broken=True)(calling)[1, 1](1)
-    assert any("it names <kernel idle>" in note for note in raised.value.__notes__)
+    assert any("it refers to <kernel idle>" in note for note in raised.value.__notes__)
     later = 1
 
 
@@ -584,7 +584,7 @@ def test_in_out_and_inout_say_which_way(compiler, device):
     copying[1, 1](dm.Out(unread), dm.In(src))  # what it writes is not fetched
     np.testing.assert_array_equal(src, np.arange(6.0))
     with pytest.raises(
-        TypeError, match=r"argument 0 .*: devmem\.In\(\) takes an array, not a int: numbers are given as they"
+        TypeError, match=r"argument 0 .*: devmem\.In\(\) takes an array, not a int: pass numbers without it"
     ):
         idle[1, 1](dm.In(3))
 
