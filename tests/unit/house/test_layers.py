@@ -4,8 +4,8 @@ What counts as an import:
 
 * every ``import`` statement, wherever it stands: at the top, inside a function, in an ``if`` or a ``try``;
 * those under ``TYPE_CHECKING`` too: a layer that annotates with the types of another one knows that layer. They are left out of
-  exactly two checks, because they cannot happen at run time: the search for cycles, and the rule that a foreign library
-  is imported lazily;
+  exactly two checks, because they cannot happen at run time: the search for import cycles at run time, and the rule that a
+  foreign library is imported lazily. `circles` counts them;
 * ``import_module("...")`` and ``__import__("...")`` of a literal name, except in ``plugins``, whose purpose it is.
 
 The rules are data (`RULES`); `problems` applies them to one module's source, so that a test can feed it a bad one.
@@ -244,6 +244,17 @@ def hidden_cycles(sources: Sources) -> list[str]:
     ]
 
 
+def circles(sources: Sources) -> list[list[str]]:
+    """Groups of modules that import each other, by imports of any kind; packages' own ``__init__`` modules are left out."""
+    modules = {name for name, (_, is_package) in sources.items() if not is_package}
+    edges = {
+        name: {item.name for item in imports(name, sources[name][0], sources)} & modules - {name} for name in modules
+    }
+    reached = {name: reachable(edges, name) for name in modules}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in modules}
+    return sorted(sorted(group) for group in groups if group)
+
+
 def early_vendors(backend: str, sources: Sources) -> list[str]:
     """Vendor imports in ``hooks`` or in what ``hooks`` imports before ``open()`` is called."""
     early = {f"{backend}.hooks"} | reachable(graph(sources, at_import=True), f"{backend}.hooks") | {backend}
@@ -256,6 +267,9 @@ def early_vendors(backend: str, sources: Sources) -> list[str]:
     ]
 
 
+#: Packages whose modules import each other still.
+WITH_CIRCLES = {"devmem._core", "devmem.backends"}
+
 # -- devmem as it is ---------------------------------------------------------------------------------------------------
 
 
@@ -267,6 +281,13 @@ def test_imports_stay_in_their_layer(module):
 
 def test_core_has_no_cycles():
     assert cycles(real_sources("devmem._core")) == []
+
+
+def test_no_modules_import_each_other_even_for_typing():
+    everything = {
+        name: (path.read_text(encoding="utf-8"), path.name == "__init__.py") for name, path in MODULES.items()
+    }
+    assert [group for group in circles(everything) if not within(group[0], WITH_CIRCLES)] == []
 
 
 def test_no_import_inside_a_function_hides_a_cycle():
@@ -368,6 +389,19 @@ def test_a_cycle_is_found():
     assert cycles(good | {"p.b": ("def f():\n    from .a import x", False)}) == []
     typing = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import x"
     assert cycles(good | {"p.b": (typing, False)}) == []
+
+
+def test_a_circle_of_typing_imports_is_found():
+    typing = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import x"
+    tree = {
+        "p": ("", True),
+        "p.a": ("from . import b", False),
+        "p.b": (typing, False),
+        "p.c": ("from . import a", False),
+    }
+    assert circles(tree) == [["p.a", "p.b"]]
+    assert circles(tree | {"p.b": ("import os", False)}) == []
+    assert circles(tree | {"p.b": ("def f():\n    from .a import x", False)}) == [["p.a", "p.b"]]
 
 
 def test_a_cycle_through_a_package_is_found():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import devmem
 
@@ -12,10 +12,6 @@ from ....spi.types import Capability, MemoryKind
 from . import nvidia_driver, state
 from .error import translated
 from .ipc import identity_of
-
-if TYPE_CHECKING:
-    from .contexts import Context
-
 
 #: Of devices that kernels are simulated on: the blocks that run there, and otherwise what every GPU has room for.
 SIMULATED = {
@@ -84,12 +80,12 @@ class Device:
         """Where the device is plugged in."""
         return identity_of(self.native)
 
-    def get_primary_context(self) -> Context:
+    def get_primary_context(self) -> state.PrimaryContext:
         """The device's context; it is not made current."""
         return state.context_of(self.native.opened())  # type: ignore[no-any-return]
 
     @property
-    def primary_context(self) -> Context | None:
+    def primary_context(self) -> state.PrimaryContext | None:
         """The device's context, if there is one."""
         return state.contexts.get(self.native)
 

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import devmem
+
+
+class PrimaryContext(Protocol):
+    """What other modules use of a `contexts.Context`, which imports them."""
+
+    device: Any
+    memory_manager: Any
+
+    def pop(self) -> None:
+        """Make current again what was current before the context."""
+
+    def reset(self) -> None:
+        """Free all memory of the context."""
+
 
 #: Open devices of devmem's that were made ready: their queue has numba.cuda's thresholds, their memory the manager that is set.
 ready: set[Any] = set()

@@ -7,7 +7,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -17,13 +17,10 @@ from ...work_items import Dim3, this_thread
 from . import advice
 from .kernel_arrays import Checked, checked
 from .kernel_check import returned_at
+from .launch_parameters import LaunchParameters
 from .raw_arrays import dtype_of, poisoned, shape_of
 from .reports import Misuse, Place, Site, caller, chain_of, explain, report, site_of
-from .shared_memory import Watch
-from .watched_arrays import Watched
-
-if TYPE_CHECKING:
-    from .launch import Launch
+from .shared_memory import BarrierEpochs, Watch, Watched
 
 #: What a work-item waits for.
 BLOCK, WAVE = "barrier", "wave's barrier"
@@ -40,7 +37,7 @@ class Group:
     for each work-item that waits, and none is made anew for the next block.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: LaunchParameters) -> None:
         self.launch = launch
         self.code = launch.function.__code__
         self.leave = getcurrent().switch  # back to who runs the group
@@ -48,8 +45,7 @@ class Group:
         self.waves: list[list[Item]] = [[] for _ in range(self.items[-1].wave + 1)]
         for item in self.items:
             self.waves[item.wave].append(item)
-        self.epoch = 0  # counts the barriers that were passed, for the watches
-        self.wave_epochs = [0] * len(self.waves)
+        self.epochs = BarrierEpochs(len(self.waves))
         self.waiting: list[Item] = []
         self._arrays: dict[Site, tuple[object, Checked]] = {}  # static ones, by their place in the kernel
         self._dynamic: np.ndarray[Any, np.dtype[np.uint8]] | None = None
@@ -71,7 +67,7 @@ class Group:
             item.block = block
         self._arrays.clear()
         self._dynamic = self._dynamic_watch = None
-        self.epoch += 1
+        self.epochs.block += 1
         order: Sequence[Item] = self.items
         shuffled = None
         if seed is not None:
@@ -141,16 +137,16 @@ class Group:
         first = waiting[0]
         if len(waiting) == len(self.items) and all(item.place == first.place for item in waiting):
             if first.place[0] is BLOCK:
-                self.epoch += 1
+                self.epochs.block += 1
             else:
-                self.wave_epochs = [epoch + 1 for epoch in self.wave_epochs]
+                self.epochs.waves = [epoch + 1 for epoch in self.epochs.waves]
             return waiting
         waves = {item.wave for item in waiting if item.place[0] is WAVE}
         if not waves:
             _agree(self.items)
         for wave in waves:
             _agree(self.waves[wave])
-            self.wave_epochs[wave] += 1
+            self.epochs.waves[wave] += 1
         self.waiting = [item for item in waiting if item.wave not in waves]
         return [item for item in waiting if item.wave in waves]
 
@@ -176,7 +172,7 @@ class Group:
         found, size = dtype_of(dtype), self.launch.shared_bytes
         if self._dynamic is None:
             self._dynamic = poisoned((size,), np.dtype(np.uint8))
-            self._dynamic_watch = Watch(self, 1)
+            self._dynamic_watch = Watch(self.epochs, 1)
         data = self._dynamic[: size - size % found.itemsize].view(found)
         return self._shared(data, "dynamic shared array", 0, self._dynamic_watch)
 
@@ -185,7 +181,7 @@ class Group:
             return checked(data, space)
         cells = np.arange(start, start + data.nbytes, data.itemsize).reshape(data.shape)
         # Of records the fields are accessed, which begin anywhere.
-        return Watched(data, space, cells, watch or Watch(self, 1 if data.dtype.names else data.itemsize))
+        return Watched(data, space, cells, watch or Watch(self.epochs, 1 if data.dtype.names else data.itemsize))
 
 
 class Item:

@@ -90,7 +90,8 @@ class SimulatedKernel:
         driver: Driver,
         launcher: SupportsHostFunction,
     ) -> None:
-        from .launch import Constants, Launch  # greenlet comes with it, an extra
+        from .launch import Launch  # imports greenlet, an extra
+        from .launch_parameters import Constants
 
         self._function = function
         self._types = types

@@ -7,10 +7,6 @@ import math
 import random
 import threading
 from collections.abc import Callable, Sequence
-from types import CodeType
-from typing import Any
-
-import numpy as np
 
 from ...._core.base.simulation import THREADS, Simulation
 from ....spi.errors import SimulatorError
@@ -19,15 +15,13 @@ from ....toolkit.host_functions import this_thread
 from ...work_items import Dim3
 from .block_runner import Group
 from .interrupts import Interrupts
-from .kernel_arrays import CONST, Checked, checked
-from .lost_updates import Updates, updated
-from .reports import Site, locals_of
-
-#: With the code, which must not leave its identity to another one.
-Constants = dict[Site, tuple[Checked, CodeType]]
+from .kernel_arrays import Checked
+from .launch_parameters import Constants, LaunchParameters
+from .lost_updates import updated
+from .reports import locals_of
 
 
-class Launch:
+class Launch(LaunchParameters):
     """One run of a kernel over a grid; it is called on a stream's thread, with the addresses of its arrays.
 
     The first blocks to fail are the ones that are told of: all blocks dealt out before a failing one are run to their end, so
@@ -44,15 +38,8 @@ class Launch:
         simulation: Simulation,
         constants: Constants,
     ) -> None:
-        self.function = function
-        self.arguments: tuple[object, ...] = ()
+        super().__init__(function, grid, block, shared_bytes, simulation, constants)
         self._makers = makers
-        self.grid_dim, self.block_dim = Dim3(*grid), Dim3(*block)
-        self.work_dim = max((axis + 1 for axis in range(3) if grid[axis] * block[axis] > 1), default=1)
-        self.shared_bytes = shared_bytes
-        self.simulation = simulation
-        self.updates = Updates() if simulation.watches else None
-        self._constants = constants
         self._order: Sequence[int] = range(math.prod(grid))
         if simulation.shuffle is not None:
             self._order = random.Random(simulation.shuffle).sample(self._order, len(self._order))
@@ -115,15 +102,6 @@ class Launch:
                 value.detach()  # the device may free their memory from here on
         if self._failures:
             raise _bare(self._failures[min(self._failures)])
-
-    def constant(self, site: Site, code: CodeType, array: Any) -> Checked:
-        """A copy of a host array for a place in the kernel, made when it is first asked for: as if it had been compiled in."""
-        found = self._constants.get(site)
-        if found is None:
-            data = np.array(array)
-            data.flags.writeable = False
-            found = self._constants.setdefault(site, (checked(data, CONST), code))
-        return found[0]
 
     def _help(self) -> None:
         with this_thread.running_host_function():

@@ -115,7 +115,7 @@ def updated(argument: object, updates: Updates) -> object:
 
 def _now() -> When:
     item: Any = this_thread.item
-    return When(item.block, item.index, item.group.epoch, item.wave, item.group.wave_epochs[item.wave])
+    return When(item.block, item.index, item.group.epochs.block, item.wave, item.group.epochs.waves[item.wave])
 
 
 Updated.__name__ = NAME

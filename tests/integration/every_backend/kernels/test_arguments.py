@@ -90,7 +90,7 @@ def test_a_record_of_a_read_only_array(copying, compiler):
     src, dst = np.ones(2, PACKED), np.zeros(2, PACKED)
     dst.flags.writeable = False
     with pytest.raises(
-        dm.LayoutError, match=r"argument 1 of .*read-only.*InOut\(\) needs a writable array, devmem\.In"
+        dm.LayoutError, match=r"argument 1 of .*read-only.*InOut\(\) needs a writable array; devmem\.In"
     ):
         copying[1, 1](dm.In(src[0]), dm.InOut(dst[1]))
     assert not compiler.launches
