@@ -7,7 +7,7 @@ import operator
 import numpy as np
 import pytest
 
-from devmem.kernels.compilers.simulator.numbers import ARITHMETIC, BITWISE, EQUALITY, ORDER, SHIFTS, ours
+from devmem.kernels.compilers.simulator.numbers import ARITHMETIC, BITWISE, EQUALITY, ORDER, SHIFTS, kernel_number
 
 pytest.importorskip("numba_cuda")
 
@@ -63,10 +63,10 @@ def test_operators_have_the_types_that_numba_has(typing, name):
                 continue
             one, two = left(1), right(1)
             expected = told(typing, function, *natives)
-            ways = [(one if left in WRITTEN else ours(one), two if right in WRITTEN else ours(two))]
+            ways = [(one if left in WRITTEN else kernel_number(one), two if right in WRITTEN else kernel_number(two))]
             if left in NATIVE and right in NATIVE and (name not in ORDER or expected is not None):
                 # NumPy's own beside ours, as after an explicit cast
-                ways = [*ways, (one, ours(two)), (ours(one), two)]
+                ways = [*ways, (one, kernel_number(two)), (kernel_number(one), two)]
             wrong += [
                 (name, *map(type, way), found, expected) for way in ways if (found := got(function, *way)) != expected
             ]
@@ -76,4 +76,6 @@ def test_operators_have_the_types_that_numba_has(typing, name):
 @pytest.mark.parametrize("function", [operator.neg, operator.pos, operator.invert, abs])
 def test_operators_of_one_operand_have_the_types_that_numba_has(typing, function):
     natives = [each for each in NATIVE if not (function is abs and each is np.bool_)]
-    assert [got(function, ours(each(1))) for each in natives] == [told(typing, function, each) for each in natives]
+    assert [got(function, kernel_number(each(1))) for each in natives] == [
+        told(typing, function, each) for each in natives
+    ]

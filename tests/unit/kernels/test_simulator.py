@@ -15,7 +15,7 @@ import devmem as dm
 from devmem._core.base import config, scopes, simulation
 from devmem.kernels import names
 from devmem.kernels.compilers.simulator import compiler as simulator
-from devmem.kernels.compilers.simulator.argument_types import ArrayType, ScalarType, parse, type_of
+from devmem.kernels.compilers.simulator.argument_types import ArrayType, ScalarType, parse_signature, type_of
 from devmem.kernels.names import (
     atomic,
     barrier,
@@ -326,7 +326,9 @@ def test_numbers_are_converted_to_what_was_declared(simulated):
     def kernel(n, x, flag):
         seen.append((n, x, flag, n.native, x.native, flag.native))
 
-    compiled = simulated.compiler.compile(kernel, parse("void(uint8, float32, boolean)"), simulated.driver, {})
+    compiled = simulated.compiler.compile(
+        kernel, parse_signature("void(uint8, float32, boolean)"), simulated.driver, {}
+    )
     compiled.launch((1, 1, 1), (1, 1, 1), 0, 1, (-1, 3, 2))
     assert seen == [(255, 3.0, True, np.uint8, np.float32, np.bool_)]
 
@@ -352,7 +354,7 @@ F4, I8 = np.dtype(np.float32), np.dtype(np.int64)
     ],
 )
 def test_signatures(text, types):
-    assert parse(text) == types
+    assert parse_signature(text) == types
 
 
 @pytest.mark.parametrize(
@@ -369,7 +371,7 @@ def test_signatures(text, types):
 )
 def test_what_is_no_signature(text):
     with pytest.raises(TypeError, match="void"):
-        parse(text)
+        parse_signature(text)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +394,7 @@ def test_what_is_no_signature(text):
     ],
 )
 def test_what_fits_a_declaration(declared, given, fits):
-    assert simulator.Simulator().fits(parse(declared), parse(given)) is fits
+    assert simulator.Simulator().fits(parse_signature(declared), parse_signature(given)) is fits
 
 
 def test_types_decide_by_dtype_axes_and_layout(simulated):
@@ -904,7 +906,7 @@ def test_a_device_that_the_host_does_not_reach(simulated):
     class Distant:
         info = simulated.driver.info
 
-    with pytest.raises(UnsupportedError, match="the host does not reach its memory"):
+    with pytest.raises(UnsupportedError, match="the host cannot access its memory"):
         simulated.compiler.compile(lambda: None, (), Distant(), {})
 
 

@@ -27,7 +27,7 @@ class Runner(threading.Thread):
         try:
             for _ in range(self.times):
                 try:
-                    self.interrupts.inside(self.spin)
+                    self.interrupts.run_interruptible(self.spin)
                 except Interrupted:
                     self.ended += 1
                 for _ in range(20):  # here it must not be raised
@@ -49,7 +49,7 @@ def test_a_loop_without_end_is_ended():
     runner = Runner(interrupts, None)
     runner.start()
     assert runner.begun.wait(30)
-    assert interrupts.end(runner.over)
+    assert interrupts.interrupt_all(runner.over)
     assert runner.ended
     assert runner.problem is None
 
@@ -57,14 +57,14 @@ def test_a_loop_without_end_is_ended():
 def test_nothing_begins_once_it_was_ended():
     interrupts, over = Interrupts(), threading.Event()
     over.set()
-    assert interrupts.end(over)
+    assert interrupts.interrupt_all(over)
     with pytest.raises(Interrupted):
-        interrupts.inside(pytest.fail)
+        interrupts.run_interruptible(pytest.fail)
 
 
 def test_what_it_raises_itself_comes_through():
     with pytest.raises(ZeroDivisionError):
-        Interrupts().inside(divmod, 1, 0)
+        Interrupts().run_interruptible(divmod, 1, 0)
 
 
 def test_what_does_not_let_itself_be_ended_is_told(monkeypatch):
@@ -78,14 +78,14 @@ def test_what_does_not_let_itself_be_ended_is_told(monkeypatch):
 
     def run():
         try:
-            interrupts.inside(waits)
+            interrupts.run_interruptible(waits)
         except Interrupted:
             over.set()
 
     thread = threading.Thread(target=run)
     thread.start()
     assert begun.wait(30)
-    assert not interrupts.end(over)
+    assert not interrupts.interrupt_all(over)
     go.set()
     thread.join(30)
     assert over.is_set()
@@ -103,22 +103,22 @@ def test_one_that_is_told_while_it_leaves_has_left(times):
                 raise_in(thread, Interrupted)
 
     interrupts, ran = Interrupts(), []
-    interrupts._inside = Striking()
-    interrupts.inside(ran.append, 1)
+    interrupts._running = Striking()
+    interrupts.run_interruptible(ran.append, 1)
     for _ in range(1000):  # time for what was not taken back
         pass
-    assert (ran, interrupts._inside.left) == ([1], 0)
+    assert (ran, interrupts._running.left) == ([1], 0)
 
 
 def test_nothing_is_raised_behind_it(hasty, monkeypatch):
     # Told again and again, with no time between: while it is inside, and while it leaves.
     monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.ATTEMPTS", 10_000_000)
-    monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.PATIENCE", 0)
+    monkeypatch.setattr("devmem.kernels.compilers.simulator.interrupts.INTERVAL", 0)
     interrupts = Interrupts()
     runner = Runner(interrupts, 3, times=20_000)
     runner.start()
     assert runner.begun.wait(30)
-    assert interrupts.end(runner.over)
+    assert interrupts.interrupt_all(runner.over)
     runner.join(30)
     assert runner.problem is None
 
@@ -140,7 +140,7 @@ def test_who_interrupts_a_launch_is_told_where_it_was_if_it_was_anywhere(simulat
             thread.start()
             if when == "while it runs":
                 assert begun.wait(30)
-                assert "the launch was ended here" in run.interrupt()
+                assert "the launch was interrupted here" in run.interrupt()
             thread.join(30)
             assert not thread.is_alive()
             assert run.interrupt() == ""
@@ -164,7 +164,7 @@ def run(end, times):
     def body():
         for _ in range(times):
             try:
-                interrupts.inside(spin)
+                interrupts.run_interruptible(spin)
             except Interrupted:
                 pass
         over.set()
@@ -172,7 +172,7 @@ def run(end, times):
     thread.start()
     begun.wait()
     if end:
-        interrupts.end(over)
+        interrupts.interrupt_all(over)
     thread.join()
 
 for end in (False, True):

@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 
-from devmem.kernels.compilers.simulator.numbers import TYPES, ours
+from devmem.kernels.compilers.simulator.numbers import TYPES, kernel_number
 from devmem.kernels.names import atomic, const, local, shared
 from devmem.spi.errors import SimulatorError
 
@@ -76,7 +76,7 @@ def silent():
     ],
 )
 def test_operators_give_what_compiled_code_gives(function, given, expected):
-    assert function(*map(ours, given)) == expected
+    assert function(*map(kernel_number, given)) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_operators_give_what_compiled_code_gives(function, given, expected):
 )
 def test_what_compilers_refuse_is_refused(function):
     with pytest.raises(TypeError):
-        function(ours(F4(1)))
+        function(kernel_number(F4(1)))
 
 
 @pytest.mark.parametrize("constant", [1 << 64, -(1 << 63) - 1])
 def test_constants_that_fit_nowhere_are_reported(constant):
     with pytest.raises(OverflowError):
-        ours(U64(1)) + constant
+        kernel_number(U64(1)) + constant
 
 
 def test_wherever_a_kernel_reads_a_number_it_is_one_of_ours(simulated):
@@ -151,7 +151,7 @@ VALUES += [F4(3.7), F4(np.nan), F8(1e300), F8(-3.5), C8(1 + 2j), np.complex128(1
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_they_are_the_same_number_to_everything_else(value):
-    number = ours(value)
+    number = kernel_number(value)
     assert float(f"{number}") == value if type(value) in (F4, F8, I8) and value == value else str(number) == str(value)
     assert copy.copy(number) is number or copy.copy(number) == number or value != value
     back = pickle.loads(pickle.dumps(number))
@@ -164,7 +164,7 @@ def test_they_are_the_same_number_to_everything_else(value):
         assert isinstance(number, float) is isinstance(value, float)
     if isinstance(value, np.integer | np.bool_):
         assert operator.index(number) == int(value)
-        assert range(3)[ours(U8(1)) : number] == range(3)[1 : int(value)]
+        assert range(3)[kernel_number(U8(1)) : number] == range(3)[1 : int(value)]
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values")
@@ -182,4 +182,4 @@ def test_numpy_stores_and_casts_them_as_its_own(value, dtype):
     wide = type(value)
     if isinstance(value, np.integer):
         wide = np.uint64 if value.dtype.kind == "u" else np.int64
-    assert stored(ours(value)) == stored(wide(value))
+    assert stored(kernel_number(value)) == stored(wide(value))

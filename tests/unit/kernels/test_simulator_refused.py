@@ -316,16 +316,16 @@ STATEMENTS = {
     counting: "globals are constants in kernels",
     into_a_global_array: "TABLE is a global, and a constant in kernels",
     adding_to_a_global_array: "TABLE is a global, and a constant in kernels",
-    asking_the_time: "time.perf_counter is the host's, and no compiler has it: measure on the host",
-    drawing: "random.random is the host's",
-    drawing_integers: "random.randint is the host's",
-    drawing_of_numpy: "np.random.random is the host's",
+    asking_the_time: "time.perf_counter is for the host, and no compiler has it: measure on the host",
+    drawing: "random.random is for the host",
+    drawing_integers: "random.randint is for the host",
+    drawing_of_numpy: "np.random.random is for the host",
     yielding: "generators are not for kernels",
     waiting: "async functions are not for kernels",
     shape_of_an_argument: "n is an argument: make it a global",
     shape_with_an_argument: "the shape of devmem.local.array() is a constant, and n is an argument",
-    shape_of_the_block: "what devmem.blockDim says is not",
-    shape_with_the_block: "what devmem.blockDim says is not",
+    shape_of_the_block: "devmem.blockDim is not",
+    shape_with_the_block: "devmem.blockDim is not",
 }
 
 
@@ -440,9 +440,9 @@ def test_options_that_no_compiler_has(simulated):
         pass
 
     compile_ = simulated.compiler.compile
-    with pytest.raises(TypeError, match="by colour: known are debug, fastmath"):
+    with pytest.raises(TypeError, match="option colour: the options are debug, fastmath"):
         compile_(named, (), simulated.driver, {"colour": 1})
-    with pytest.raises(TypeError, match="by inlining"):
+    with pytest.raises(TypeError, match="option inlining"):
         compile_(kernel, (), simulated.driver, {})
     compile_(closed, (), simulated.driver, {"fastmath": True, "launch_bounds": 64, "lineinfo": True})
 
@@ -452,7 +452,7 @@ def test_numbas_own_functions():
     pytest.importorskip("numba")
     from numba.extending import register_jitable
 
-    from devmem.kernels.compilers.simulator.kernel_check import check
+    from devmem.kernels.compilers.simulator.kernel_check import check_kernel as check
 
     def known(x):
         return x

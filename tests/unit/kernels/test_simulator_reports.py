@@ -51,7 +51,7 @@ def test_a_negative_index_is_told_what_compiled_code_makes_of_it(simulated):
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, np.int64, np.complex64, "M8[s]"])
 @pytest.mark.parametrize(
-    ("value", "told"), [(None, "returned nothing on some path"), ("3", "the text '3'"), (b"3", "the text b'3'")]
+    ("value", "told"), [(None, "return nothing on some path"), ("3", "the text '3'"), (b"3", "the text b'3'")]
 )
 def test_what_is_no_number_is_not_stored(simulated, dtype, value, told, watched):
     def line(a):
@@ -118,7 +118,7 @@ def test_more_shared_memory_than_any_device_has(simulated, line_of):
     for kernel, nbytes in ((at_once, 8 << 16), (by_and_by, 164_096)):
         report = simulated.report(kernel, 2, 2, np.ones(1))
         assert (report.kind, report.lineno) == ("misuse", line_of(kernel, "# here"))
-        assert f"the block has {nbytes} bytes of shared memory by now, and no GPU has so much" in str(report)
+        assert f"the block has {nbytes} bytes of shared memory by now, and no GPU has that much" in str(report)
 
 
 def test_shared_memory_of_each_block_is_counted_by_itself(simulated):
@@ -162,15 +162,15 @@ def test_atomics_that_no_device_has(simulated, operation, dtypes, watched):
         for dtype in dtypes:
             report = simulated.report(kernel, 1, 1, np.zeros(2, dtype))
             assert report.kind == "misuse"
-            assert f"devices have no atomic.{operation} for {np.dtype(dtype)}: take integers" in str(report)
+            assert f"devices have no atomic.{operation} for {np.dtype(dtype)}: use integers" in str(report)
 
 
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (0.5, "cuts 0.5 to 0 before atomic.add"),
-        (np.float32(-1.5), "cuts -1.5 to -1 before"),
-        (np.nan, "cuts nan to any integer"),
+        (0.5, "truncates 0.5 to 0 before atomic.add"),
+        (np.float32(-1.5), "truncates -1.5 to -1 before"),
+        (np.nan, "truncates nan to any integer"),
         (None, "None is stored"),
         (1j, "write value.real"),
     ],
@@ -238,10 +238,10 @@ def halves(a, r):
         (lambda a, r: atomic.sub(a, 0, 1), "there is add, cas, exch, max, min; atomic.add(ary, idx, -val) subtracts"),
         (lambda a, r: shared.array(8), "write devmem.shared.array(shape, dtype)"),
         (lambda a, r: grid(2) < 4, "x, y = devmem.grid(2)"),
-        (lambda a, r: r[0].mas, "there is no field 'mas' in the record: there are mass, name"),
-        (set_a_field, "there is no field 'mas' in the record: there are mass, name"),
-        (set_an_item, "there is no field 'mas' in the record: there are mass, name"),
-        (set_near, "there is no field 'mas' in the record: there are mass, name"),
+        (lambda a, r: r[0].mas, "there is no field 'mas' in the record: it has mass, name"),
+        (set_a_field, "there is no field 'mas' in the record: it has mass, name"),
+        (set_an_item, "there is no field 'mas' in the record: it has mass, name"),
+        (set_near, "there is no field 'mas' in the record: it has mass, name"),
         (halves, "cannot be interpreted as an integer: divide with //"),
     ],
 )
@@ -409,7 +409,7 @@ def test_a_function_with_a_barrier_called_from_two_places(simulated, line_of):
 
     report = simulated.report(kernel, 1, 2)
     assert at(report, "divergence", (0, 0, 0)) == line_of(meet, "# here")
-    assert "reached by way of another call" in str(report)
+    assert "reached through another call" in str(report)
 
 
 def test_loops_of_different_lengths(simulated, line_of):
@@ -420,8 +420,9 @@ def test_loops_of_different_lengths(simulated, line_of):
 
     report = simulated.report(kernel, 1, 4)
     assert at(report, "divergence", (0, 0, 0)) == line_of(kernel, "# behind")
-    assert f"thread (3, 0, 0) at another barrier, at test_simulator_reports.py:{line_of(kernel, '# inside')}" in str(
-        report
+    assert (
+        f"thread (3, 0, 0) at another barrier, at test_simulator_reports.py:{line_of(kernel, '# run_interruptible')}"
+        in str(report)
     )
 
 
@@ -717,8 +718,9 @@ def test_what_nobody_has_written(simulated, line_of):
     with dm.simulator(race_check=True):
         report = simulated.report(kernel, 2, 1, np.zeros(1))
     assert at(report, "unwritten", (0, 0, 0)) == line_of(kernel, "# here")
-    assert "element (1, 0) of <shared array of shape (2, 2), dtype float32> is read, and nobody has written it" in str(
-        report
+    assert (
+        "element (1, 0) of <shared array of shape (2, 2), dtype float32> is read, and no thread has written it"
+        in str(report)
     )
 
 

@@ -1,9 +1,9 @@
 """The simulator: kernels run in Python, thread by thread, on the host backend, and their mistakes are reported.
 
-``compiler`` is what the hook finds. ``launch`` runs the blocks of a grid over a few threads of the host, ``group`` the work-items
-of one block, which are greenlets; ``memory`` and ``watched`` have the arrays that they see, over those of ``plain``, ``numbers``
-their elements and ``atomics`` what is done to one with nobody in between; ``races`` and ``updates`` remember their accesses where
-somebody asked for it, and ``reports`` says what went wrong where.
+``compiler`` implements the plugin interface; ``kernel_check`` and ``instructions`` refuse code that no compiler takes. ``launch``
+distributes the blocks of a grid over a few host threads; ``block_runner`` runs the work-items of a block as greenlets.
+``kernel_arrays`` are the arrays that kernels see, ``numbers`` their elements, ``atomics`` the atomic operations. If the user asks
+for it, ``shared_memory`` detects races there and ``lost_updates`` in device memory. ``reports`` formats the errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What to write instead, where a kernel does what no compiler takes, or what is nearly always a mistake."""
+"""Advice for kernels that do what no compiler takes, or what is nearly always a mistake."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 
 from ...names import Position
 
-#: Of an index below 0.
+#: For negative indices.
 NEGATIVE = (
-    ": compiled code counts from the end there, which is nearly always a mistake in a kernel; where it is meant, write "
+    ": compiled code counts from the end, which is nearly always a mistake in a kernel; if it is intended, write "
     "a[a.size - 1], or a[(i - 1) % n]"
 )
-#: Of arrays in shared memory.
-STATIC = "no GPU has so much for a block: on most 48 KiB can be had by constant shapes, and on AMD's 64"
+#: For arrays in shared memory.
+STATIC = "no GPU has that much for a block: most have 48 KiB for constant shapes, AMD's have 64 KiB"
 
-#: Of what is done to an array as a whole.
+#: For operations on whole arrays.
 WHOLE = (
     "kernels compute with elements, not with arrays or their rows: index along every axis, a[i] + b[i], or write a loop"
 )
-#: Of exceptions, by their text.
+#: For exceptions, by patterns of their text.
 _EXCEPTIONS = (
     (r"'\w*float\w*' object cannot be interpreted as an integer", "divide with //"),
     (
         r"cannot unpack non-iterable int",
-        "devmem.grid(1) is a number; there are x, y = devmem.grid(2) and x, y, z = devmem.grid(3)",
+        "devmem.grid(1) is a number; write x, y = devmem.grid(2) or x, y, z = devmem.grid(3)",
     ),
     (
         r"instances of '(tuple' and '\w*int\w*|\w*int\w*' and 'tuple)'",
-        "devmem.grid(2) is a tuple, x, y = devmem.grid(2)",
+        "devmem.grid(2) is a tuple: x, y = devmem.grid(2)",
     ),
     (r"'array in a kernel'", WHOLE),
     (r"^(Shared|Local)\.array\(\) missing", "write devmem.shared.array(shape, dtype)"),
@@ -39,7 +39,7 @@ _EXCEPTIONS = (
 
 
 def on_exception(error: BaseException) -> str:
-    """What to append to the text of an exception that a kernel raised: nothing, where it says enough."""
+    """The advice to append to the text of an exception that a kernel raised; empty if there is none."""
     text = str(error)
     if isinstance(error, TypeError | ValueError):
         for pattern, told in _EXCEPTIONS:
@@ -49,39 +49,41 @@ def on_exception(error: BaseException) -> str:
 
 
 def on_index(index: Any) -> str:
-    """What to write in place of an index that is none."""
+    """Advice for an invalid index."""
     if isinstance(index, Position):
         return f": write {index.name}.x"
     return ": divide with //, or take int() of it" if isinstance(index, float | np.floating) else ""
 
 
 def on_field(name: object, dtype: np.dtype[Any]) -> str:
-    """That a record has no such field, and which it has."""
-    return f"there is no field {name!r} in the record: there are {', '.join(dtype.names or ())}"
+    """The message for a missing field of a record."""
+    return f"there is no field {name!r} in the record: it has {', '.join(dtype.names or ())}"
 
 
 def against_storing(value: Any, dtype: np.dtype[Any]) -> str | None:
-    """Why no compiler stores a value in an element of a type; None if one may."""
+    """Why no compiler stores a value in an element of this dtype; None if one may."""
     if value is None:
-        return "None is stored, which is no number: has a device function returned nothing on some path?"
+        return "None is stored, which is no number: does a device function return nothing on some path?"
     if isinstance(value, str | bytes):
         return None if dtype.kind in "SU" else f"the text {value!r} is stored, which is no number"
     if dtype.kind in "iuf" and (isinstance(value, complex) or getattr(value, "dtype", dtype).kind == "c"):
-        return "a complex number is stored where there is room for a real one: write value.real, or abs(value)"
+        return "a complex number is stored in a real element: write value.real, or abs(value)"
     return None
 
 
 def against_atomic(operation: str, dtype: np.dtype[Any], operands: tuple[Any, ...]) -> str | None:
-    """Why no device does an atomic operation on an element of a type, or another one than is meant; None if one may do it."""
+    """Why no device does an atomic operation on this dtype, or not the intended one; None if one may."""
     kinds = "iu" if operation == "cas" else "iuf"
     if dtype.kind not in kinds or dtype.itemsize not in (4, 8):
         floats = "" if operation == "cas" else " or floats"
-        return f"devices have no atomic.{operation} for {dtype}: take integers{floats} of 32 or 64 bits"
+        return f"devices have no atomic.{operation} for {dtype}: use integers{floats} of 32 or 64 bits"
     for each in operands:
         if (why := against_storing(each, dtype)) is not None:
             return why
         if dtype.kind in "iu" and isinstance(each, float | np.floating) and not float(each).is_integer():
-            return f"compiled code cuts {each} to {_cut(each)} before atomic.{operation}, for the array is of integers"
+            return (
+                f"compiled code truncates {each} to {_cut(each)} before atomic.{operation}, as the array is of integers"
+            )
     return None
 
 

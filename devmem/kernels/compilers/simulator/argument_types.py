@@ -1,4 +1,4 @@
-"""What the simulator needs to know of arguments: enough to hold a kernel to the signature that was written for it."""
+"""The types of arguments and signatures, as far as the simulator checks one against the other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from ...._core.arrays.ndarray import DeviceRecord
 from ...._core.base.layout import is_contiguous
 from ...array_layout import type_text
-from .numbers import ours
+from .numbers import kernel_number
 
-#: numba's names of types that NumPy calls otherwise.
+#: Numba's type names that differ from NumPy's.
 NAMES = {
     "boolean": "bool",
     "bool_": "bool",
@@ -24,13 +24,13 @@ NAMES = {
 }
 NAMES |= {"intc": "int32", "uintc": "uint32", "byte": "uint8", "char": "int8", "f4": "float32", "f8": "float64"}
 
-#: The kinds of numbers that are converted to a declared one; that of smaller integers or floats is nobody's concern.
-TAKEN = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}
+#: The kinds of numbers that are converted to a declared kind, whatever their widths.
+CONVERTIBLE = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """An array: ``layout`` is C or F where elements lie one behind the other in that order, else A."""
+    """An array: ``layout`` is C or F if it is contiguous in that order, else A."""
 
     dtype: np.dtype[Any]
     ndim: int
@@ -39,8 +39,8 @@ class ArrayType:
     def __str__(self) -> str:
         return type_text(self.dtype, self.ndim, self.layout)
 
-    def takes(self, given: object) -> bool:
-        """Whether an argument of the other type can be seen as this one."""
+    def accepts(self, given: object) -> bool:
+        """Whether an argument of the other type can be passed as this one."""
         if not isinstance(given, ArrayType) or (given.dtype, given.ndim) != (self.dtype, self.ndim):
             return False
         return self.layout in ("A", given.layout) or (self.ndim < 2 and given.layout != "A")
@@ -48,23 +48,23 @@ class ArrayType:
 
 @dataclass(frozen=True, slots=True)
 class ScalarType:
-    """A number; with ``declared`` others are converted to it."""
+    """A number."""
 
     dtype: np.dtype[Any]
 
     def __str__(self) -> str:
         return str(self.dtype)
 
-    def takes(self, given: object) -> bool:
-        """Whether an argument of the other type can be converted to this one: as compilers do, to no narrower kind of number."""
+    def accepts(self, given: object) -> bool:
+        """Whether an argument of the other type can be converted to this one; as in compilers, not to a narrower kind."""
         if not isinstance(given, ScalarType):
             return False
-        return given == self or given.dtype.kind in TAKEN.get(self.dtype.kind, "")
+        return given == self or given.dtype.kind in CONVERTIBLE.get(self.dtype.kind, "")
 
     def convert(self, value: Any) -> Any:
-        """A number of this type, as kernels see it; conversions wrap, as on a device."""
+        """The value as a kernel number of this type; conversions wrap, as on a device."""
         with np.errstate(all="ignore"):
-            return ours(np.asarray(value).astype(self.dtype)[()])
+            return kernel_number(np.asarray(value).astype(self.dtype)[()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class RecordType:
     def __str__(self) -> str:
         return f"record {self.dtype}"
 
-    def takes(self, given: object) -> bool:
+    def accepts(self, given: object) -> bool:
         """Whether it is a record with the same fields."""
         return given == self
 
@@ -90,11 +90,11 @@ class TupleType:
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.parts))})"
 
-    def takes(self, given: object) -> bool:
+    def accepts(self, given: object) -> bool:
         """Whether the other has as many parts, and each can be converted."""
         if not isinstance(given, TupleType) or len(given.parts) != len(self.parts):
             return False
-        return all(part.takes(other) for part, other in zip(self.parts, given.parts, strict=True))
+        return all(part.accepts(other) for part, other in zip(self.parts, given.parts, strict=True))
 
     def convert(self, value: Any) -> Any:
         """The tuple with each part converted."""
@@ -107,7 +107,7 @@ _BOOL, _INT, _UINT, _FLOAT, _COMPLEX = (ScalarType(np.dtype(name)) for name in (
 
 
 def type_of(argument: object) -> Type:
-    """The type of an argument of a launch. Raises TypeError for what no kernel takes."""
+    """The type of an argument of a launch; TypeError if no kernel takes it."""
     if isinstance(argument, bool):
         return _BOOL
     if isinstance(argument, int):
@@ -126,18 +126,18 @@ def type_of(argument: object) -> Type:
         parts = tuple(type_of(each) for each in argument)
         if not all(isinstance(part, ScalarType | TupleType) for part in parts):
             raise TypeError(
-                f"{argument!r} is no argument for a kernel: only tuples of numbers are; give arrays and records one by one"
+                f"{argument!r} is no argument for a kernel: tuples contain numbers only; pass arrays and records one by one"
             )
         return TupleType(tuple(part for part in parts if isinstance(part, ScalarType | TupleType)))
     return _type_of_memory(argument)
 
 
-def parse(signature: str) -> tuple[Type, ...]:
-    """The types of a written signature: ``void(float32[::1], int64)``. Raises TypeError where it is none."""
+def parse_signature(signature: str) -> tuple[Type, ...]:
+    """The types of a signature such as ``void(float32[::1], int64)``; TypeError if it is invalid."""
     found = re.fullmatch(r"\s*(?:void|none)?\s*\((.*)\)\s*", signature, re.DOTALL)
     if found is None:
         raise TypeError(f"{signature!r} is no signature of a kernel: write void(float32[::1], int64)")
-    # At commas outside of brackets: those inside separate axes.
+    # Split at commas outside of brackets; commas inside separate axes.
     parts = re.split(r",(?![^\[]*\])", found[1])
     return tuple(_parse(part.strip(), signature) for part in parts if part.strip())
 
@@ -149,9 +149,7 @@ def _parse(text: str, signature: str) -> Type:
     except TypeError:
         dtype = None
     if found is None or dtype is None or dtype.hasobject:
-        raise TypeError(
-            f"{text!r} in {signature!r} is no type: there are float32, int64[:], float64[:, ::1] and the like"
-        )
+        raise TypeError(f"{text!r} in {signature!r} is no type: write types such as float32, int64[:], float64[:, ::1]")
     if found[2] is None:
         return ScalarType(dtype)
     axes = [axis.replace(" ", "") for axis in found[2].split(",")]
@@ -163,7 +161,7 @@ def _parse(text: str, signature: str) -> Type:
 
 
 def _type_of_memory(argument: Any) -> Type:
-    """Of an array on the device, or a record there: a `DeviceRecord`, some of which have a shape, or what has none."""
+    """The type of a device array or record; a record is a `DeviceRecord`, or an object without a shape."""
     try:
         dtype, _ = argument.dtype, argument.ptr
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Atomic operations: what can be looked at and converted before the lock is, and under it nothing is called."""
+"""Atomic operations. Operands are checked and converted before the lock is taken; nothing is called while it is held."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from . import advice
 from .numbers import INTEGRAL, REAL, stored
 from .reports import Misuse
 
-#: The least and the greatest of each type of integers that devices do them with.
+#: The range of each integer type that devices have atomic operations for.
 _LIMITS = {
     kind: (int(np.iinfo(kind).min), int(np.iinfo(kind).max)) for kind in (np.dtype(code).type for code in "iIlLqQ")
 }
-#: By the type of the elements: classes of operands to which there is nothing to be said.
+#: By the type of the elements: classes of operands that need no check.
 _COMPARED: dict[Any, frozenset[Any]] = dict.fromkeys(_LIMITS, INTEGRAL)
 _COMBINED = _COMPARED | dict.fromkeys((np.float32, np.float64), REAL)
 
@@ -25,18 +25,18 @@ _lock = threading.Lock()
 
 
 def converted(operation: str, array: object, dtype: np.dtype[Any], operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands of an operation on an array as NumPy's numbers of the type of its elements.
+    """The operands of an operation as NumPy numbers of the array's dtype.
 
     Raises
     ------
     Misuse
-        No device does it, or another one than is meant.
+        No device has the operation for this dtype, or it would do something other than intended.
     """
     native = dtype.type
     limits = _LIMITS.get(native)
     if limits is not None and len(operands) == 1:
         value = operands[0]
-        if type(value) is int and limits[0] <= value <= limits[1]:  # as nearly always
+        if type(value) is int and limits[0] <= value <= limits[1]:  # the common case
             return (native(value),)
     fit = (_COMPARED if operation == "cas" else _COMBINED).get(native)
     if fit is None or not fit.issuperset(map(type, operands)):
@@ -50,11 +50,11 @@ def converted(operation: str, array: object, dtype: np.dtype[Any], operands: tup
 
 
 def exchange(data: npt.NDArray[Any], key: tuple[int, ...], operation: str, operands: tuple[Any, ...]) -> Any:
-    """Do an operation on an element, with operands of its type; the value from before.
+    """Do an operation on an element, with operands of its type; return the old value.
 
-    CPython lets other threads run at calls and at loops, of which there are none under the lock. A thread that is held up
-    while it has the lock makes the others queue for it, and a queue stays: each operation would then cost two changes of
-    threads, ten times what it takes. Nor is a plain store of another thread lost between the reading and the writing.
+    CPython switches threads only at calls and loops, and there are none while the lock is held. A switch there would make other
+    threads queue for the lock, and a queue persists: each operation would then cost two thread switches, ten times its own time.
+    For the same reason no plain store of another thread is lost between the read and the write.
     """
     value = operands[0]
     with _lock:
@@ -67,7 +67,7 @@ def exchange(data: npt.NDArray[Any], key: tuple[int, ...], operation: str, opera
             if before == value:
                 data[key] = operands[1]
         elif operation == "max":
-            if value > before or value != value:  # not a number, and that stays
+            if value > before or value != value:  # NaN, which propagates
                 data[key] = value
         elif value < before or value != value:
             data[key] = value
@@ -75,7 +75,7 @@ def exchange(data: npt.NDArray[Any], key: tuple[int, ...], operation: str, opera
 
 
 def _cut(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A number that is none of an integer type, as that."""
+    """A float or an out-of-range integer, converted to an integer type as compiled code does."""
     if isinstance(value, float | np.floating):
         return np.float64(value).astype(dtype)
     return dtype.type(stored(value, dtype))

@@ -1,4 +1,9 @@
-"""A block: its work-items are greenlets of one thread of the host, and a barrier is where they take turns."""
+"""Run the work-items of a block as greenlets of one host thread.
+
+A work-item runs until it ends or reaches a barrier, where it switches back to the runner. When none can run, the runner checks
+that all of the block, or of a wave, wait at the same barrier, and releases them; otherwise it reports a divergence. Greenlets
+never run at the same time, so plain memory accesses need no locks within a block.
+"""
 
 from __future__ import annotations
 
@@ -15,60 +20,59 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from ....spi.errors import SimulatorError
 from ...work_items import Dim3, this_thread
 from . import advice
-from .kernel_arrays import Checked, checked
+from .kernel_arrays import KernelArray, kernel_array
 from .kernel_check import returned_at
 from .launch_parameters import LaunchParameters
 from .raw_arrays import dtype_of, poisoned, shape_of
-from .reports import Misuse, Place, Site, caller, chain_of, explain, report, site_of
-from .shared_memory import BarrierEpochs, Watch, Watched
+from .reports import CallSite, MemorySite, Misuse, call_chain, explain, memory_site, report, user_frame
+from .shared_memory import AccessLog, BarrierEpochs, WatchedArray
 
-#: What a work-item waits for.
+#: The kinds of barriers that a work-item waits for.
 BLOCK, WAVE = "barrier", "wave's barrier"
 
-#: Bytes of shared memory whose shape is a constant, for a block: more than any GPU has.
+#: More bytes of shared memory in arrays of constant shapes than any GPU has for a block.
 STATIC = 160 << 10
 
 
-class Group:
-    """What runs the blocks of a launch on one thread of the host, one after the other.
+class BlockRunner:
+    """Runs blocks of a launch on one host thread, one after the other.
 
-    A greenlet takes a work-item, runs it, and takes the next: a kernel without barriers needs a single one. One that is left
-    waiting at a barrier keeps its work-item, and another one is taken for those that have not begun. So there is a greenlet
-    for each work-item that waits, and none is made anew for the next block.
+    A greenlet runs one work-item after the other: a kernel without barriers needs a single greenlet. A greenlet that waits at a
+    barrier keeps its work-item, and another greenlet runs the next ones. Greenlets are reused for the next block.
     """
 
     def __init__(self, launch: LaunchParameters) -> None:
         self.launch = launch
         self.code = launch.function.__code__
-        self.leave = getcurrent().switch  # back to who runs the group
+        self.leave = getcurrent().switch  # back to the runner
         self.items = _items(self)
-        self.waves: list[list[Item]] = [[] for _ in range(self.items[-1].wave + 1)]
+        self.waves: list[list[SimulatedWorkItem]] = [[] for _ in range(self.items[-1].wave + 1)]
         for item in self.items:
             self.waves[item.wave].append(item)
         self.epochs = BarrierEpochs(len(self.waves))
-        self.waiting: list[Item] = []
-        self._arrays: dict[Site, tuple[object, Checked]] = {}  # static ones, by their place in the kernel
+        self.waiting: list[SimulatedWorkItem] = []
+        self._arrays: dict[MemorySite, tuple[object, KernelArray]] = {}  # static ones, by their call in the kernel
         self._dynamic: np.ndarray[Any, np.dtype[np.uint8]] | None = None
-        self._dynamic_watch: Watch | None = None
-        self._pending: Iterator[Item] = iter(())
-        self._begun = False  # all of them
+        self._dynamic_log: AccessLog | None = None
+        self._pending: Iterator[SimulatedWorkItem] = iter(())
+        self._begun = False  # all work-items have begun
         self._idle: list[greenlet] = []
         self.closing = False
 
     def run(self, block: Dim3, seed: object) -> None:
-        """Run one block. ``seed``: in what order; None: in their own.
+        """Run one block. ``seed`` shuffles the order of its work-items, if it is not None.
 
         Raises
         ------
         SimulatorError
-            A work-item did wrong, or the block is stuck. The group cannot be used again.
+            A work-item made a mistake, or the block is stuck. The runner cannot be used again.
         """
         for item in self.items:
             item.block = block
         self._arrays.clear()
-        self._dynamic = self._dynamic_watch = None
+        self._dynamic = self._dynamic_log = None
         self.epochs.block += 1
-        order: Sequence[Item] = self.items
+        order: Sequence[SimulatedWorkItem] = self.items
         shuffled = None
         if seed is not None:
             shuffled = random.Random(repr(seed))
@@ -78,29 +82,29 @@ class Group:
         except SimulatorError:
             raise
         except BaseException as error:
-            if this_thread.item is None:  # nobody's turn it was yet: it was ended before
+            if this_thread.item is None:  # interrupted before the first work-item ran
                 raise
             told = explain(error, this_thread.item, self.code)
             try:
                 raise told from told.__cause__
             finally:
-                del told  # or its traceback and this frame would keep each other, and the launch's arrays
+                del told  # breaks the cycle of traceback and frame, which would keep the launch's arrays alive
 
     def close(self) -> None:
-        """End all greenlets, on the thread that they belong to. Those still waiting at a barrier are told to leave."""
+        """End all greenlets, on the thread that they belong to; those waiting at a barrier get GreenletExit."""
         self.closing = True
-        for _ in self._pending:  # none of them begins any more
+        for _ in self._pending:  # no further work-item begins
             pass
         for item in self.items:
             if item.place:
                 this_thread.item = item
-                _end(item.greenlet)
-        for worker in self._idle:  # also those that would not hear of it
+                _end_greenlet(item.greenlet)
+        for worker in self._idle:  # also those that caught GreenletExit
             worker.switch()
         this_thread.item = None
-        self.items, self.waves = [], []  # or what a launch leaves behind would wait for the collector
+        self.items, self.waves = [], []  # breaks the reference cycles with the launch
 
-    def _run(self, order: Sequence[Item], shuffled: random.Random | None) -> None:
+    def _run(self, order: Sequence[SimulatedWorkItem], shuffled: random.Random | None) -> None:
         self._pending, self._begun = iter(order), False
         while not self._begun:
             worker = self._idle.pop() if self._idle else greenlet(self._work)
@@ -114,14 +118,14 @@ class Group:
 
     def _work(self) -> None:
         function, arguments, me = self.launch.function, self.launch.arguments, getcurrent()
-        with np.errstate(all="ignore"):  # a device divides by zero without a word
+        with np.errstate(all="ignore"):  # a device divides by zero silently
             while True:
                 for item in self._pending:
                     item.greenlet = me
                     this_thread.item = item
                     value = function(*arguments)
                     if value is not None:
-                        told = "a kernel returns nothing: results go into an array that it is given"
+                        told = "a kernel returns nothing: write results into an array argument"
                         raise Misuse("misuse", told, returned_at(self.code, value))
                 self._begun = True
                 self._idle.append(me)
@@ -131,8 +135,8 @@ class Group:
 
     # -- barriers ----------------------------------------------------------------------------------------------------
 
-    def _release(self) -> list[Item]:
-        """Who may go on, of those that wait; nobody runs. Raises if they wait for what will not come."""
+    def _release(self) -> list[SimulatedWorkItem]:
+        """The waiting work-items whose barrier is complete; none runs. Raise a divergence if none can ever go on."""
         waiting, self.waiting = self.waiting, []
         first = waiting[0]
         if len(waiting) == len(self.items) and all(item.place == first.place for item in waiting):
@@ -143,17 +147,17 @@ class Group:
             return waiting
         waves = {item.wave for item in waiting if item.place[0] is WAVE}
         if not waves:
-            _agree(self.items)
+            _check_same_barrier(self.items)
         for wave in waves:
-            _agree(self.waves[wave])
+            _check_same_barrier(self.waves[wave])
             self.epochs.waves[wave] += 1
         self.waiting = [item for item in waiting if item.wave not in waves]
         return [item for item in waiting if item.wave in waves]
 
     # -- shared memory -----------------------------------------------------------------------------------------------
 
-    def static_array(self, shape: Any, dtype: Any, key: Site) -> Checked:
-        """The block's array of a place in the kernel: the first who comes by makes it."""
+    def static_array(self, shape: Any, dtype: Any, key: MemorySite) -> KernelArray:
+        """The block's array for a call in the kernel; the first work-item makes it."""
         found = self._arrays.get(key)
         if found is None:
             lengths, kind = shape_of(shape), dtype_of(dtype)
@@ -167,24 +171,26 @@ class Group:
             raise Misuse("misuse", f"shared.array({shape!r}, {dtype!r}) here, where another thread made {found[1]!r}")
         return found[1]
 
-    def dynamic_array(self, dtype: Any) -> Checked:
-        """The shared memory that the launch asked for, as an array of whole elements."""
+    def dynamic_array(self, dtype: Any) -> KernelArray:
+        """The dynamic shared memory of the launch, as an array of whole elements."""
         found, size = dtype_of(dtype), self.launch.shared_bytes
         if self._dynamic is None:
             self._dynamic = poisoned((size,), np.dtype(np.uint8))
-            self._dynamic_watch = Watch(self.epochs, 1)
+            self._dynamic_log = AccessLog(self.epochs, 1)
         data = self._dynamic[: size - size % found.itemsize].view(found)
-        return self._shared(data, "dynamic shared array", 0, self._dynamic_watch)
+        return self._shared(data, "dynamic shared array", 0, self._dynamic_log)
 
-    def _shared(self, data: np.ndarray[Any, Any], space: str, start: int, watch: Watch | None) -> Checked:
+    def _shared(self, data: np.ndarray[Any, Any], space: str, start: int, log: AccessLog | None) -> KernelArray:
         if not self.launch.simulation.watches:
-            return checked(data, space)
-        cells = np.arange(start, start + data.nbytes, data.itemsize).reshape(data.shape)
-        # Of records the fields are accessed, which begin anywhere.
-        return Watched(data, space, cells, watch or Watch(self.epochs, 1 if data.dtype.names else data.itemsize))
+            return kernel_array(data, space)
+        offsets = np.arange(start, start + data.nbytes, data.itemsize).reshape(data.shape)
+        # Accesses to records are to fields, which begin at any byte.
+        return WatchedArray(
+            data, space, offsets, log or AccessLog(self.epochs, 1 if data.dtype.names else data.itemsize)
+        )
 
 
-class Item:
+class SimulatedWorkItem:
     """A work-item, as the names in a kernel see it (`devmem.kernels.work_items.WorkItem`)."""
 
     __slots__ = (
@@ -202,7 +208,7 @@ class Item:
         "work_dim",
     )
 
-    def __init__(self, group: Group, index: int, thread: Dim3) -> None:
+    def __init__(self, group: BlockRunner, index: int, thread: Dim3) -> None:
         launch = group.launch
         self.group = group
         self.index = index
@@ -211,52 +217,52 @@ class Item:
         self.block_dim, self.grid_dim, self.work_dim = launch.block_dim, launch.grid_dim, launch.work_dim
         self.wave_size = launch.simulation.wave_size
         self.wave, self.lane = divmod(index, self.wave_size)
-        self.place: tuple[Any, ...] = ()  # what it waits for, and where it does; empty while it does not
-        self.greenlet: Any = None  # that runs it
+        self.place: tuple[Any, ...] = ()  # the kind and call of the barrier it waits at; empty while it runs
+        self.greenlet: Any = None  # the greenlet that runs it
 
     def barrier(self, scope: int) -> None:
-        """Let the others of the block go on until they are here."""
+        """Wait for the other work-items of the block."""
         frame = sys._getframe(2)
-        if frame.f_code is self.group.code:  # called by the name in the kernel itself, as nearly always
+        if frame.f_code is self.group.code:  # called in the kernel itself, the common case
             self._wait((BLOCK, frame.f_code, frame.f_lasti))
         else:
-            self._wait((BLOCK, *chain_of(caller(sys._getframe(1)), _WORK)))
+            self._wait((BLOCK, *call_chain(user_frame(sys._getframe(1)), _WORK)))
 
     def wave_barrier(self) -> None:
-        """Let the others of the wave go on until they are here."""
-        self._wait((WAVE, *chain_of(caller(sys._getframe(1)), _WORK)))
+        """Wait for the other work-items of the wave."""
+        self._wait((WAVE, *call_chain(user_frame(sys._getframe(1)), _WORK)))
 
     def fence(self, scope: int) -> None:
-        """Note it: what one thread of the host writes, the others see anyway."""
+        """Record the fence; host threads see each other's writes without it."""
         updates = self.group.launch.updates
         if updates is not None:
             updates.ordered = True
 
     def shared_array(self, shape: Any, dtype: Any) -> Any:
-        """The block's array of this place in the kernel."""
+        """The block's array for this call in the kernel."""
         if shape in (0, (0,)):
             return self.group.dynamic_array(dtype)
         frame = sys._getframe(2)
         if frame.f_code is self.group.code:
             return self.group.static_array(shape, dtype, (id(frame.f_code), frame.f_lasti, None))
-        return self.group.static_array(shape, dtype, site_of(caller(frame)))
+        return self.group.static_array(shape, dtype, memory_site(user_frame(frame)))
 
     def local_array(self, shape: Any, dtype: Any) -> Any:
         """A new array."""
-        return checked(poisoned(shape_of(shape), dtype_of(dtype)), "local array")
+        return kernel_array(poisoned(shape_of(shape), dtype_of(dtype)), "local array")
 
     def const_array(self, ary: Any) -> Any:
-        """What the host array held when a thread of the kernel first came by this place."""
-        if isinstance(ary, Checked):
+        """The contents of the host array at the first call from this place in the kernel."""
+        if isinstance(ary, KernelArray):
             raise Misuse(
                 "misuse", f"const.array_like() takes a host array that is a global, and {ary!r} can be used as it is"
             )
-        frame = caller(sys._getframe(1))
-        return self.group.launch.constant(site_of(frame), frame.f_code, ary)
+        frame = user_frame(sys._getframe(1))
+        return self.group.launch.constant(memory_site(frame), frame.f_code, ary)
 
     def atomic(self, operation: str, ary: Any, index: Any, *operands: Any) -> Any:
-        """Read, combine and write with nobody in between."""
-        if not isinstance(ary, Checked):
+        """Do an atomic operation; return the old value."""
+        if not isinstance(ary, KernelArray):
             raise TypeError(f"atomic.{operation} takes an array of the kernel's, not {type(ary).__name__}")
         updates = self.group.launch.updates
         if updates is not None:
@@ -265,7 +271,7 @@ class Item:
 
     def _wait(self, place: tuple[Any, ...]) -> None:
         group = self.group
-        if group.closing:  # and this is a `finally` of a kernel that has failed
+        if group.closing:  # a barrier in a `finally` of a failed kernel
             raise GreenletExit
         self.place = place
         group.waiting.append(self)
@@ -274,43 +280,43 @@ class Item:
         self.place = ()
 
 
-_WORK = Group._work.__code__
+_WORK = BlockRunner._work.__code__
 
 
-def _agree(items: list[Item]) -> None:
-    """Raise unless all these work-items wait, at the same place; one of them does, and nobody runs."""
+def _check_same_barrier(items: list[SimulatedWorkItem]) -> None:
+    """Raise a divergence unless all these work-items wait at the same barrier; at least one waits, and none runs."""
     first = next(item for item in items if item.place)
     others = [item for item in items if item.place != first.place]
     if not others:
         return
-    what, code, line = first.place[0], *Place(first.place[1:]).innermost()
+    what, code, line = first.place[0], *CallSite(first.place[1:]).innermost()
     elsewhere = [item for item in others if item.place]
     who = f"thread {tuple((elsewhere or others)[0].thread)}"
     if elsewhere:
-        where = Place(elsewhere[0].place[1:])
+        where = CallSite(elsewhere[0].place[1:])
         told = f"the thread waits at a {what}, and {who} at another {elsewhere[0].place[0]}, at {where}"
         if where.innermost() == (code, line):
-            told += ", reached by way of another call"
+            told += ", reached through another call"
     else:
         more = f" and {len(others) - 1} more have" if len(others) > 1 else " has"
         told = f"the thread waits at a {what}, and {who}{more} returned without reaching it"
     raise report("divergence", told, first, code, line)
 
 
-def _end(worker: Any) -> None:
-    """Make a greenlet end, if it was begun and has not."""
+def _end_greenlet(worker: Any) -> None:
+    """End a greenlet that has begun and not ended."""
     if worker:
         try:
             worker.throw()
-        except BaseException:  # out of a `finally`, say, of a kernel that has failed already
+        except BaseException:  # for example from a `finally` of a failed kernel
             pass
 
 
-def _items(group: Group) -> list[Item]:
-    return [Item(group, index, thread) for index, thread in enumerate(_threads(group.launch.block_dim))]
+def _items(group: BlockRunner) -> list[SimulatedWorkItem]:
+    return [SimulatedWorkItem(group, index, thread) for index, thread in enumerate(_threads(group.launch.block_dim))]
 
 
-@functools.lru_cache(8)  # a program has few shapes of blocks, and launches have many threads
+@functools.lru_cache(8)  # programs use few block shapes
 def _threads(block_dim: Dim3) -> tuple[Dim3, ...]:
     across, down, deep = block_dim
     return tuple(Dim3(x, y, z) for z in range(deep) for y in range(down) for x in range(across))

@@ -1,4 +1,4 @@
-"""The simulator as a kernel compiler: it compiles nothing, and runs the function itself."""
+"""The simulator as a kernel compiler: it compiles nothing and runs the Python function."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
 from ...launch import MAX_BLOCKS_YZ, MAX_THREADS_Z
 from ...work_items import this_thread
-from .argument_types import RecordType, ScalarType, TupleType, Type, parse, type_of
-from .kernel_check import check
+from .argument_types import RecordType, ScalarType, TupleType, Type, parse_signature, type_of
+from .kernel_check import check_kernel
 
-#: Work-items of a block: what every GPU of today allows.
+#: Most work-items of a block; every current GPU allows this many.
 BLOCK_LIMIT = 1024
 
 
 class Simulator:
-    """Runs kernels in Python, thread by thread, on devices whose memory the host can reach (`devmem.simulator`)."""
+    """Runs kernels in Python, thread by thread, on devices whose memory the host can access (`devmem.simulator`)."""
 
     name = "simulator"
     backend = "host"
 
     def unavailable(self) -> str | None:
-        """Say how greenlet is installed, unless it is."""
+        """How to install greenlet, if it is missing."""
         if importlib.util.find_spec("greenlet") is None:
             return "kernels on the host backend need greenlet: pip install 'devmem-arrays[sim]'"
         return None
 
     def type_of(self, argument: object) -> Hashable:
-        """Dtype, number of axes and layout; the types of numbers."""
+        """The type of an argument: dtype, number of axes and layout of an array, or the type of a number."""
         return type_of(argument)
 
     def types_of(self, signature: str) -> tuple[Hashable, ...]:
-        """The same, of a written signature."""
-        return parse(signature)
+        """The types of a signature."""
+        return parse_signature(signature)
 
     def fits(self, declared: tuple[Hashable, ...], given: tuple[Hashable, ...]) -> bool:
-        """Whether arguments of the types given are what was declared, with no more than numbers converted."""
+        """Whether arguments of the given types match the declared ones, with at most numbers converted."""
         if len(declared) != len(given):
             return False
-        return all(isinstance(one, Type) and one.takes(other) for one, other in zip(declared, given, strict=True))
+        return all(isinstance(one, Type) and one.accepts(other) for one, other in zip(declared, given, strict=True))
 
     def compile(
         self,
@@ -55,32 +55,32 @@ class Simulator:
         driver: Driver,
         options: Mapping[str, object],
     ) -> SimulatedKernel:
-        """The function, ready to be run on the device.
+        """The function, ready to run on the device.
 
         Raises
         ------
         UnsupportedError
-            The device, or greenlet, cannot do it; or the kernel uses what works with one vendor's compiler alone.
+            The host cannot access the device's memory, or greenlet is missing; or the kernel uses names of one vendor's compiler.
         SimulatorError
-            It has what no compiler takes: a plain function that it calls, a ``try``.
+            The code has what no compiler takes: a call of a plain function, a ``try``.
         TypeError
-            An option that no compiler has got.
+            An option that no compiler has.
         """
         why = self.unavailable()
         if why is not None:
             raise UnsupportedError(why)
         if not isinstance(driver, SupportsHostFunction):
             raise UnsupportedError(
-                f"kernels cannot be simulated on {driver.info.name}: the host does not reach its memory"
+                f"kernels cannot be simulated on {driver.info.name}: the host cannot access its memory"
             )
-        check(function, options)
+        check_kernel(function, options)
         return SimulatedKernel(function, types, driver, driver)
 
 
 class SimulatedKernel:
     """A function with the types of its arguments, for one device."""
 
-    #: The device holds nothing for it.
+    #: Nothing is loaded on the device.
     resident = False
 
     def __init__(
@@ -90,34 +90,34 @@ class SimulatedKernel:
         driver: Driver,
         launcher: SupportsHostFunction,
     ) -> None:
-        from .launch import Launch  # imports greenlet, an extra
+        from .launch import SimulatedLaunch  # imports greenlet, an extra
         from .launch_parameters import Constants
 
         self._function = function
         self._types = types
         self._driver = driver
         self._launcher = launcher
-        self._launch = Launch
+        self._launch = SimulatedLaunch
         self._constants: Constants = {}
 
     def launch(self, grid: Extent, block: Extent, shared_bytes: int, stream: int, arguments: Sequence[object]) -> None:
-        """Enqueue it. What it reports is raised by the next call that waits for the stream, or launches on it.
+        """Enqueue the kernel. Its report is raised by the next call that waits for the stream, or launches on it.
 
-        On a default stream that is this call: nobody has named a stream, and the report is worth most where the launch stands.
+        On a default stream, this call waits and raises the report, as there it is most useful.
 
         Raises
         ------
         LayoutError
-            Grid or block have no work-items, or are longer than GPUs take.
+            The grid or the block is empty, or larger than GPUs allow.
         BackendError
             An array is not in the device's memory.
         UnsupportedError
-            It is a kernel that launches.
+            The caller is a kernel.
         SimulatorError
-            The kernel has done wrong; or one before, on the same stream, of which nobody has been told.
+            The report of this kernel, or of an earlier one on the same stream that was not raised yet.
         """
         if this_thread.item is not None:
-            raise UnsupportedError("a kernel cannot launch another one: launch it from the host, behind this one")
+            raise UnsupportedError("a kernel cannot launch another one: launch it from the host, after this one")
         _check(grid, block, shared_bytes)
         ranges: list[tuple[int, int]] = []
         makers = [self._prepare(number, argument, ranges) for number, argument in enumerate(arguments)]
@@ -128,27 +128,27 @@ class SimulatedKernel:
         try:
             self._launcher.launch_host_function(run, ranges, stream)
             self._driver.stream_synchronize(stream)
-        except BaseException as error:  # also where the wait did not begin: nothing of it runs behind an interrupt
+        except BaseException as error:  # also if the wait did not begin: after an interrupt the kernel must not go on
             run.interrupt()
             if isinstance(error, SimulatorError):
-                # It says itself where it was, and not how the streams came by it.
+                # The report names the kernel's line; the traceback would show the stream's internals.
                 raise error.with_traceback(None) from error.__cause__
             raise
 
     def close(self) -> None:
-        """Do nothing: the device holds nothing for it."""
+        """Do nothing: nothing is loaded on the device."""
 
     def _prepare(self, number: int, argument: Any, ranges: list[tuple[int, int]]) -> Callable[[Sequence[int]], object]:
-        """What makes the argument that the function sees, from the addresses of the ranges; its own is added to them."""
+        """A function that makes the kernel's argument from the host addresses of ``ranges``; its own range is appended."""
         kind = self._types[number] if number < len(self._types) else type_of(argument)
         if isinstance(kind, ScalarType | TupleType):
             value = kind.convert(argument)
             return lambda places: value
         if isinstance(argument, np.void):
-            record = _record(np.array(argument.copy()))  # of a record, np.array() alone is a view
+            record = _record(np.array(argument.copy()))  # np.array() of a record alone is a view
             return lambda places: record
-        from .kernel_arrays import checked
-        from .raw_arrays import over
+        from .kernel_arrays import kernel_array
+        from .raw_arrays import array_at
 
         names = self._function.__code__.co_varnames
         space = f"array {names[number]!r}" if number < len(names) else "array"
@@ -160,11 +160,11 @@ class SimulatedKernel:
             ranges.append((argument.ptr + low, high - low))
 
         def view(places: Sequence[int]) -> object:
-            data = over(places[at], low, shape, strides, dtype) if high > low else np.empty(shape, dtype)
+            data = array_at(places[at], low, shape, strides, dtype) if high > low else np.empty(shape, dtype)
             data.flags.writeable = not readonly
             if isinstance(kind, RecordType):
                 return _record(data)
-            return checked(data, space)
+            return kernel_array(data, space)
 
         return view
 
@@ -176,7 +176,7 @@ def _readonly(argument: Any) -> bool:
 
 
 def _record(array: Any) -> Any:
-    """The one record of an array, in its memory, with its fields as attributes."""
+    """The record in an array without axes, in its memory, with its fields as attributes."""
     from .kernel_arrays import Record
 
     return array.view(np.dtype((Record, array.dtype)))[()]

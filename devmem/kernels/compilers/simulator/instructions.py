@@ -1,4 +1,4 @@
-"""What single instructions of a kernel say: statements, stores and shapes that no compiler takes."""
+"""Checks of single bytecode instructions: statements, stores and array shapes that no compiler takes."""
 
 from __future__ import annotations
 
@@ -12,54 +12,55 @@ import numpy as np
 
 from ...names import Local, Position, Shared
 
-_SIZED = "are not for kernels, where the size of all things is known before: take a tuple, or devmem.local.array"
-#: By instruction.
+_SIZED = "are not for kernels, where all sizes are known at compile time: use a tuple, or devmem.local.array"
+#: Messages by instruction.
 _REFUSED = {
     "BUILD_CONST_KEY_MAP": f"dicts {_SIZED}",
     "BUILD_LIST": f"lists {_SIZED}",
     "BUILD_MAP": f"dicts {_SIZED}",
     "BUILD_SET": f"sets {_SIZED}",
     "IMPORT_NAME": "imports are not for kernels: write them at the top of the module",
-    "LOAD_BUILD_CLASS": "classes are not for kernels: inside there are numbers, arrays and tuples",
-    "STORE_GLOBAL": "globals are constants in kernels: results go into an array that it is given",
+    "LOAD_BUILD_CLASS": "classes are not for kernels: use numbers, arrays and tuples",
+    "STORE_GLOBAL": "globals are constants in kernels: write results into an array argument",
 }
-_CONSTANT = "make it a global, or take the dynamic shared memory of the launch, devmem.shared.array(0, dtype)"
+_CONSTANT = "make it a global, or use the dynamic shared memory of the launch, devmem.shared.array(0, dtype)"
 
-#: What the instruction at a place loads from outside the function, modules looked through.
+#: The value that the instruction at an index loads from outside the function, through modules.
 Outside = Callable[[int], Any]
 
 
-def refusal(code: CodeType, found: Sequence[dis.Instruction], at: int, outside: Outside) -> str | None:
-    """Why no compiler takes the instruction at a place in a code; None if one may."""
+def why_refused(code: CodeType, found: Sequence[dis.Instruction], at: int, outside: Outside) -> str | None:
+    """Why no compiler takes the instruction at index ``at``; None if one may."""
     step = found[at]
     if step.opname.startswith("BUILD_") and any(name.startswith("@") for name in code.co_names):
-        return None  # pytest's, in place of an `assert`
+        return None  # pytest's rewritten `assert`
     if step.opname == "LOAD_CONST" and isinstance(step.argval, frozenset):
         return _REFUSED["BUILD_SET"]
     if step.opname == "STORE_SUBSCR":
         made = _container(found, at)
         if made is not None and isinstance(outside(made), np.ndarray):
-            return f"{found[made].argval} is a global, and a constant in kernels: give the array as an argument to write it"
+            return f"{found[made].argval} is a global, and a constant in kernels: pass the array as an argument to write it"
     if step.opname == "BUILD_LIST" and any("LIST_TO_TUPLE" in each.opname + each.argrepr for each in found[at:]):
-        return None  # (*these, that), which is a tuple in the end
+        return None  # (*a, b), whose result is a tuple
     return _REFUSED.get(step.opname)
 
 
-def against_code(code: CodeType) -> str | None:
-    """Why a function with such a code is none for a device; None if it may be one."""
+def why_no_kernel_code(code: CodeType) -> str | None:
+    """Why a function with this code cannot run on a device; None if it may."""
     if code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-        return "async functions are not for kernels: leave async and await out, a launch does not wait as it is"
+        return "async functions are not for kernels: leave out async and await, as a launch does not block anyway"
     if code.co_flags & inspect.CO_GENERATOR:
-        return "generators are not for kernels: write the loop out, and results into an array"
+        return "generators are not for kernels: write a loop that stores results in an array"
     return None
 
 
-def varying(
+def why_not_constant(
     found: Sequence[dis.Instruction], at: int, value: Any, given: Sequence[str], outside: Outside
 ) -> str | None:
-    """Of ``shared`` or ``local``, loaded by the instruction at a place: why the shape that it is called with is no constant.
+    """Why the shape in a call of ``shared.array`` or ``local.array`` is not constant; None if it may be.
 
-    ``given``: the arguments of the kernel. Told is what is plainly none: such an argument, or a length of the launch's.
+    The instruction at ``at`` loads ``shared`` or ``local``; ``given`` are the kernel's arguments. Only clear cases are reported:
+    an argument of the kernel, or a length of the launch.
     """
     if not isinstance(value, Shared | Local) or at + 2 >= len(found) or found[at + 1].argval != "array":
         return None
@@ -67,16 +68,16 @@ def varying(
     for place in _shape(found, at + 2):
         loaded = set(_words(found[place])) & set(given)
         changed = {word for step in found if "STORE" in step.opname for word in _words(step)}
-        alone = _loads(found[place + 1]) or found[place + 1].opname == "BUILD_TUPLE"  # nothing is taken of it
+        alone = _loads(found[place + 1]) or found[place + 1].opname == "BUILD_TUPLE"  # used as it is, not indexed
         if alone and "FAST" in found[place].opname and loaded and not loaded & changed:
             return f"{told} {min(loaded)} is an argument: {_CONSTANT}"
         if isinstance(asked := outside(place), Position):
-            return f"{told} what devmem.{asked.name} says is not: {_CONSTANT}"
+            return f"{told} devmem.{asked.name} is not: {_CONSTANT}"
     return None
 
 
 def _shape(found: Sequence[dis.Instruction], at: int) -> Iterator[int]:
-    """Where the shape is loaded that a call begins with: a single thing, or the first of a tuple."""
+    """The indices of the instructions that load the shape, the call's first argument: a single value, or a tuple's items."""
     while found[at].opname == "PUSH_NULL":
         at += 1
     yield at
@@ -87,8 +88,8 @@ def _shape(found: Sequence[dis.Instruction], at: int) -> Iterator[int]:
 
 
 def _container(found: Sequence[dis.Instruction], at: int) -> int | None:
-    """Where the array was loaded that a STORE_SUBSCR writes; None if it was not just loaded, or by one of several ways."""
-    depth = 1  # below the index, of which it is the array
+    """The index of the instruction that loads the array of a STORE_SUBSCR; None if that is computed or ambiguous."""
+    depth = 1  # the array is on the stack below the index
     while at > 0 and not found[at].is_jump_target:
         at -= 1
         step = found[at]
@@ -105,7 +106,7 @@ def _container(found: Sequence[dis.Instruction], at: int) -> int | None:
 
 
 def _moved(name: str, place: int, depth: int) -> int:
-    """How deep a value was before an instruction that copies or swaps values."""
+    """The stack depth of a value before a COPY or SWAP instruction."""
     if name == "COPY":
         return depth - 1 if depth else place - 1
     return {0: place - 1, place - 1: 0}.get(depth, depth)

@@ -1,4 +1,4 @@
-"""Ending what runs in other threads: an exception that is raised there."""
+"""Interrupt code that runs in other threads, by raising an exception there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 
-#: How often threads are told to end, and how long between, in seconds: code that they call may not notice at once.
-ATTEMPTS, PATIENCE = 20, 0.1
+#: How often the exception is raised, and the seconds between: a thread in C code does not notice it at once.
+ATTEMPTS, INTERVAL = 20, 0.1
 
 _raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
@@ -16,58 +16,58 @@ _raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
 
 
 class Interrupted(BaseException):
-    """What is raised in a kernel that somebody has stopped waiting for."""
+    """Raised in a kernel whose launch was interrupted."""
 
 
 class Interrupts:
-    """The threads that are inside of code that may be ended, from any other thread.
+    """The threads that run interruptible code; any other thread can interrupt them.
 
-    `inside` runs it. What ends it is raised between two of its instructions, and nowhere else: behind the code the thread leaves,
-    and waits for whoever is about to raise in it.
+    The exception is raised between two instructions of the code that `run_interruptible` runs, and never later: on leaving, a
+    thread waits for an interrupt that is being raised in it.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._lock = threading.Lock()
-        self._inside: set[int] = set()
+        self._running: set[int] = set()
 
-    def inside(self, run: Callable[..., object], *args: object) -> None:
-        """Run code that may be ended. Raises Interrupted where it was, or at once if all was ended before."""
+    def run_interruptible(self, run: Callable[..., object], *args: object) -> None:
+        """Run code that other threads may interrupt; raise Interrupted at once if an interrupt was requested before."""
         me = get_ident()
         try:
-            self._inside.add(me)
-            if self.asked:
+            self._running.add(me)
+            if self.requested:
                 raise Interrupted
             run(*args)
         finally:
             self._leave(me)
 
-    def end(self, over: threading.Event) -> bool:
-        """End all that runs, until ``over`` is set; False if it cannot be ended. Nothing of it begins any more."""
-        self.asked = True
+    def interrupt_all(self, over: threading.Event) -> bool:
+        """Interrupt all threads until ``over`` is set, and prevent further runs; False if ``over`` was not set in time."""
+        self.requested = True
         for _ in range(ATTEMPTS):
             with self._lock:
-                for thread in list(self._inside):
+                for thread in list(self._running):
                     _raise_in(thread, Interrupted)
-            if over.wait(PATIENCE):
+            if over.wait(INTERVAL):
                 return True
         return False
 
     def _leave(self, me: int) -> None:
-        """Let nobody raise it in this thread any more, and take what was raised and has not come yet.
+        """Stop other threads from raising in this one, and catch an exception that is raised but not delivered yet.
 
-        It has to come. If it were taken back, the interpreter would go on looking for it, at every call of every thread; and
-        while a debugger or a coverage tool traces, Python 3.11 would do nothing else.
+        It has to be delivered: if it were cancelled, the interpreter would go on checking for it at every call of every thread,
+        and Python 3.11 would hang under a debugger or a coverage tool.
         """
         left = False
         while not left:
             try:
-                self._inside.discard(me)
-                with self._lock:  # nobody is about to raise it any more
-                    asked = self.asked
+                self._running.discard(me)
+                with self._lock:  # no other thread is raising any more
+                    asked = self.requested
                 left = True
                 if asked:
-                    _raise_in(me, Interrupted)  # instead of the one that has not come, or as one more
+                    _raise_in(me, Interrupted)  # replaces an undelivered one, or is one more
                     while True:
                         pass
             except Interrupted:

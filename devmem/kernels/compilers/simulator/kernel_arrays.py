@@ -1,4 +1,4 @@
-"""The arrays that kernels see: elements are `numbers`, and indices are checked."""
+"""The arrays that kernels see: indices are checked, and elements are kernel numbers (see `numbers`)."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 from . import advice, atomics
-from .numbers import INTEGRAL, REAL, TYPES, native_of, ours, stored
+from .numbers import INTEGRAL, REAL, TYPES, kernel_number, numpy_type, stored
 from .reports import Misuse
 
 Array = npt.NDArray[Any]
-#: The space of what `devmem.const` gives.
+#: The memory space of arrays from `devmem.const`.
 CONST = "const array"
 
-# Classes of what is an index of one element as it is.
-_PLACES = INTEGRAL - {np.bool_}
+# Classes of plain indices of one element.
+_INDEX_TYPES = INTEGRAL - {np.bool_}
 
 
-class Checked:
+class KernelArray:
     """An array in a kernel.
 
-    ``a[i]``, ``a[i, j]`` are numbers as compiled code has them, and can be assigned to; fewer indices, and slices, give arrays
-    that share the memory.
-    An index that is not one of the array's is reported, also a negative one. Records are `Record`: ``a[i]["x"]``, ``a[i].x``.
-    There is no arithmetic with whole arrays, as there is none on a device.
+    ``a[i]`` and ``a[i, j]`` are kernel numbers and can be assigned to; fewer indices, and slices, give views.
+    An index out of bounds is reported, also a negative one. Records are `Record`: ``a[i]["x"]``, ``a[i].x``.
+    As on a device, there is no arithmetic with whole arrays.
     """
 
     __slots__ = ("_data", "shape", "space")
     __array_ufunc__ = None
-    __hash__ = None  # type: ignore[assignment]  # a method for type checkers; this is how Python says that there is none
+    __hash__ = None  # type: ignore[assignment]  # None is how Python marks a class as unhashable
 
     def __init__(self, data: Array, space: str) -> None:
         self._data = data
@@ -40,12 +39,12 @@ class Checked:
         self.shape: tuple[int, ...] = data.shape
 
     def __repr__(self) -> str:
-        # Of a kernel that failed: the memory may be gone, and nothing of it is shown.
+        # The array may belong to a failed kernel, whose memory may be freed: no elements are shown.
         return f"<{self.space} of shape {self.shape}, dtype {self._data.dtype}>"
 
     def __getitem__(self, index: Any) -> Any:
-        key, whole = self._key(index)
-        return ours(self._data[key]) if whole else self._part(key)
+        key, is_element = self._key(index)
+        return kernel_number(self._data[key]) if is_element else self._subarray(key)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._store(self._key(index)[0], value)
@@ -66,17 +65,17 @@ class Checked:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its elements."""
+        """The type of the elements."""
         return self._data.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of its axes."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -95,29 +94,31 @@ class Checked:
         return self._data.strides
 
     @property
-    def T(self) -> Checked:
+    def T(self) -> KernelArray:
         """The same elements with the axes in reverse."""
-        return self._over(self._data.T)
+        return self._with_data(self._data.T)
 
     def exchange(self, operation: str, index: Any, operands: tuple[Any, ...]) -> Any:
-        """Do an atomic operation on an element; the value from before."""
-        key, whole = self._key(index)
+        """Do an atomic operation on an element; return the old value."""
+        key, is_element = self._key(index)
         data = self._data
-        if not whole:
-            raise TypeError(f"atomic.{operation} is about one element, and {index!r} are {data[key].size}")
-        return ours(self._exchange(operation, key, atomics.converted(operation, self, data.dtype, operands)))
+        if not is_element:
+            raise TypeError(
+                f"atomic.{operation} takes the index of one element, and {index!r} selects {data[key].size}"
+            )
+        return kernel_number(self._exchange(operation, key, atomics.converted(operation, self, data.dtype, operands)))
 
     def detach(self) -> None:
-        """Let go of the memory: whoever looks at a failed kernel later finds zeros."""
+        """Replace the memory by zeros, so that a later look at a failed kernel's variables is safe."""
         self._data = np.broadcast_to(np.zeros((), self._data.dtype), self.shape)
 
     def _exchange(self, operation: str, key: tuple[int, ...], operands: tuple[Any, ...]) -> Any:
         return atomics.exchange(self._data, key, operation, operands)
 
     def _key(self, index: Any) -> tuple[tuple[Any, ...], bool]:
-        """The index, checked; whether it is one element's."""
+        """The checked index, and whether it selects a single element."""
         shape = self.shape
-        if len(shape) == 1 and type(index) in _PLACES:  # as nearly always
+        if len(shape) == 1 and type(index) in _INDEX_TYPES:  # the common case
             at = operator.index(index)
             if 0 <= at < shape[0]:
                 return (at,), True
@@ -125,11 +126,11 @@ class Checked:
         if len(parts) > len(shape):
             raise Misuse("out of bounds", f"{len(parts)} indices for {self!r}")
         key: list[Any] = []
-        whole = len(parts) == len(shape)
+        is_element = len(parts) == len(shape)
         for axis, part in enumerate(parts):
             if isinstance(part, slice):
                 key.append(self._slice(part, axis))
-                whole = False
+                is_element = False
                 continue
             try:
                 at = operator.index(part)
@@ -141,10 +142,10 @@ class Checked:
             if not 0 <= at < shape[axis]:
                 raise Misuse("out of bounds", f"index {at} on axis {axis} of {self!r}{advice.NEGATIVE * (at < 0)}")
             key.append(at)
-        return tuple(key), whole
+        return tuple(key), is_element
 
     def _slice(self, part: Any, axis: int) -> Any:
-        """Checked as compiled kernels clip it: behind the end is the end. A negative bound is a mistake here too."""
+        """The checked slice. Compiled kernels clip bounds behind the end; a negative bound is reported."""
         start, stop, step = (
             None if bound is None else operator.index(bound) for bound in (part.start, part.stop, part.step)
         )
@@ -152,34 +153,34 @@ class Checked:
             raise Misuse("out of bounds", f"slice {start}:{stop} on axis {axis} of {self!r}")
         return slice(start, stop, step)
 
-    def _part(self, key: tuple[Any, ...]) -> Checked:
-        return self._over(self._data[key])
+    def _subarray(self, key: tuple[Any, ...]) -> KernelArray:
+        return self._with_data(self._data[key])
 
-    def _over(self, data: Array) -> Checked:
-        return checked(data, self.space)
+    def _with_data(self, data: Array) -> KernelArray:
+        return kernel_array(data, self.space)
 
     def _store(self, key: tuple[Any, ...], value: Any) -> None:
-        if isinstance(value, Checked):
+        if isinstance(value, KernelArray):
             value = value._data
-        elif isinstance(value, Reference):
-            value = value.whole()
+        elif isinstance(value, RecordReference):
+            value = value.load()
         if type(value) not in REAL and (why := advice.against_storing(value, self._data.dtype)) is not None:
             raise Misuse("misuse", f"{why} (in {self!r})")
         self._data[key] = stored(value, self._data.dtype)
 
 
-class Reference:
-    """An element that is still where it lies."""
+class RecordReference:
+    """A reference to an element in its memory."""
 
     __slots__ = ()
 
-    def whole(self) -> Any:
-        """All of it, as it is now."""
+    def load(self) -> Any:
+        """A copy of the element."""
         raise NotImplementedError
 
 
 class Record(np.record):  # type: ignore[misc]  # final for type checkers, and not for Python
-    """One record, in its memory: NumPy's, whose fields are as elements of arrays are."""
+    """A NumPy record in its memory, whose fields are kernel numbers."""
 
     def __getattribute__(self, name: str) -> Any:
         return _field(super().__getattribute__(name))
@@ -201,36 +202,36 @@ class Record(np.record):  # type: ignore[misc]  # final for type checkers, and n
         super().__setitem__(name, value)
 
 
-class Line(Checked):
-    """An array of numbers with one axis, by the short way."""
+class Vector(KernelArray):
+    """An array of numbers with one axis, with a fast path for plain indices."""
 
     __slots__ = ("_length", "_number")
 
     def __init__(self, data: Array, space: str) -> None:
         super().__init__(data, space)
-        self._number = TYPES[native_of(data.dtype.type)]
+        self._number = TYPES[numpy_type(data.dtype.type)]
         self._length = data.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
         if type(index) is int and 0 <= index < self._length:
-            return self._number(self._data.item(index))  # of integers, twice as fast as from NumPy's number
-        return Checked.__getitem__(self, index)
+            return self._number(self._data.item(index))  # twice as fast as from a NumPy integer
+        return KernelArray.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if type(index) is int and 0 <= index < self._length and type(value) in REAL:
             self._data[index] = value
         else:
-            Checked.__setitem__(self, index, value)
+            KernelArray.__setitem__(self, index, value)
 
 
-class Plane(Checked):
-    """An array of numbers with two axes, by the short way."""
+class Matrix(KernelArray):
+    """An array of numbers with two axes, with a fast path for plain indices."""
 
     __slots__ = ("_columns", "_number", "_rows")
 
     def __init__(self, data: Array, space: str) -> None:
         super().__init__(data, space)
-        self._number = TYPES[native_of(data.dtype.type)]
+        self._number = TYPES[numpy_type(data.dtype.type)]
         self._rows, self._columns = data.shape
 
     def __getitem__(self, index: Any) -> Any:
@@ -238,7 +239,7 @@ class Plane(Checked):
             row, column = index
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
                 return self._number(self._data.item(row, column))
-        return Checked.__getitem__(self, index)
+        return KernelArray.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if type(index) is tuple and len(index) == 2 and type(value) in REAL:
@@ -246,11 +247,11 @@ class Plane(Checked):
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
                 self._data[index] = value
                 return
-        Checked.__setitem__(self, index, value)
+        KernelArray.__setitem__(self, index, value)
 
 
-class Narrow(Checked):
-    """An array of integers of less than 64 bits, which are what is left of wider ones that are stored."""
+class NarrowIntArray(KernelArray):
+    """An array of integers with fewer than 64 bits; stored values wrap."""
 
     __slots__ = ()
 
@@ -258,8 +259,8 @@ class Narrow(Checked):
         super().__setitem__(index, stored(value, self._data.dtype))
 
 
-class NarrowLine(Narrow, Line):
-    """With one axis, by the short way."""
+class NarrowIntVector(NarrowIntArray, Vector):
+    """A `NarrowIntArray` with one axis."""
 
     __slots__ = ()
 
@@ -269,19 +270,19 @@ class NarrowLine(Narrow, Line):
             try:
                 self._data[index] = value
                 return
-            except OverflowError:  # rarely: what wraps does so below
+            except OverflowError:  # rare; the general path wraps the value
                 pass
-        Narrow.__setitem__(self, index, value)
+        NarrowIntArray.__setitem__(self, index, value)
 
 
-class NarrowPlane(Narrow, Plane):
-    """With two axes, by the short way."""
+class NarrowIntMatrix(NarrowIntArray, Matrix):
+    """A `NarrowIntArray` with two axes."""
 
     __slots__ = ()
 
 
-class Fixed(Checked):
-    """An array that no kernel may write."""
+class ReadOnlyKernelArray(KernelArray):
+    """An array that kernels may not write."""
 
     __slots__ = ()
 
@@ -295,33 +296,37 @@ class Fixed(Checked):
         return before
 
     def _store(self, key: tuple[Any, ...], value: Any) -> None:
-        why = "it is a constant" if self.space == CONST else "it was given as devmem.In(...), or its owner forbids it"
-        raise Misuse("misuse", f"{self!r} is written, and kernels may only read it: {why}")
+        why = (
+            "it is a constant"
+            if self.space == CONST
+            else "it was passed as devmem.In(...), or its owner forbids writes"
+        )
+        raise Misuse("misuse", f"{self!r} is written, but kernels may only read it: {why}")
 
 
-def checked(data: Array, space: str) -> Checked:
-    """The array as a kernel sees it; records have their fields as attributes."""
-    kind: type[Checked] = Checked
+def kernel_array(data: Array, space: str) -> KernelArray:
+    """The array as a kernel sees it; a record's fields are attributes."""
+    kind: type[KernelArray] = KernelArray
     if data.dtype.names is not None:
         data = data.view(np.dtype((Record, data.dtype)))
-    elif native_of(data.dtype.type) is not None:
+    elif numpy_type(data.dtype.type) is not None:
         kinds = _NARROW if data.dtype.kind in "iu" and data.itemsize < 8 else _KINDS
         kind = kinds[min(data.ndim, 3)]
-    return (kind if data.flags.writeable else _FIXED[kind])(data, space)
+    return (kind if data.flags.writeable else _READ_ONLY[kind])(data, space)
 
 
 def _field(value: Any) -> Any:
-    return checked(value, "field of a record") if isinstance(value, np.ndarray) else ours(value)
+    return kernel_array(value, "field of a record") if isinstance(value, np.ndarray) else kernel_number(value)
 
 
 #: By the number of axes; 3: any.
-_KINDS = (Checked, Line, Plane, Checked)
-_NARROW = (Narrow, NarrowLine, NarrowPlane, Narrow)
+_KINDS = (KernelArray, Vector, Matrix, KernelArray)
+_NARROW = (NarrowIntArray, NarrowIntVector, NarrowIntMatrix, NarrowIntArray)
 
-#: What Python and NumPy call them where they refuse an operation.
+#: The class name in error messages of Python and NumPy.
 NAME = "array in a kernel"
-_FIXED: dict[type[Checked], type[Checked]] = {
-    _kind: type(NAME, (Fixed, _kind), {"__slots__": ()}) for _kind in (*_KINDS, *_NARROW)
+_READ_ONLY: dict[type[KernelArray], type[KernelArray]] = {
+    _kind: type(NAME, (ReadOnlyKernelArray, _kind), {"__slots__": ()}) for _kind in (*_KINDS, *_NARROW)
 }
 for _kind in (*_KINDS, *_NARROW):
     _kind.__name__ = NAME

@@ -1,4 +1,4 @@
-"""What no compiler takes, found in a kernel's code before it runs: Python would run it, and a GPU never."""
+"""Check a kernel's code before it runs for what no compiler takes: Python would run it, but a GPU would not."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 from ....spi.errors import SimulatorError, UnsupportedError
 from ...functions import DeviceFunction
 from ...portable_names import portable_advice
-from .instructions import against_code, refusal, varying
+from .instructions import why_no_kernel_code, why_not_constant, why_refused
 from .reports import describe
 
-#: What the vendors' compilers are told; here it changes nothing.
+#: Options of the vendors' compilers, which have no effect in the simulator.
 OPTIONS = frozenset({"debug", "fastmath", "launch_bounds", "lineinfo", "opt"})
-#: Whose functions are not the user's: compilers have code of their own for them, and devmem's say themselves where they belong.
+#: Functions of these libraries are not checked: compilers have code for them, and devmem's raise their own errors.
 _LIBRARIES = frozenset({"devmem", "numba", "numpy"})
 _VENDORS = {"numba.cuda": "CUDA", "numba.hip": "ROCm"}
-#: What belongs on the host, by the module that it comes from; and what to do instead.
-_HOSTS = {
+#: Modules whose functions work on the host only, and what to do instead.
+_HOST_ONLY = {
     "time": "measure on the host, with devmem.event()",
     "random": "make the numbers on the host, and give the kernel an array of them",
     "numpy.random.mtrand": "make the numbers on the host, and give the kernel an array of them",
 }
-_ALWAYS = frozenset({"JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD"})
-_ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE"})
-_NOWHERE: Any = object()
+_UNCONDITIONAL_JUMPS = frozenset({"JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_FORWARD"})
+_BLOCK_ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE"})
+_UNKNOWN: Any = object()
 
 
-def check(function: Callable[..., object], options: Mapping[str, object]) -> None:
-    """Look through a kernel, and the device functions that it names, for what a GPU would not run.
+def check_kernel(function: Callable[..., object], options: Mapping[str, object]) -> None:
+    """Check a kernel, and the device functions that it refers to, for code that a GPU would not run.
 
-    Branches that a constant closes are passed over, as compilers pass them over.
+    Like compilers, skip branches that a constant condition excludes.
 
     Raises
     ------
     TypeError
-        An option that no compiler has got.
+        An option that no compiler has.
     SimulatorError
-        It has what no compiler takes: a plain function of Python, a ``try``, a list, an ``import``.
+        The code has what no compiler takes: a plain Python function, a ``try``, a list, an ``import``.
     UnsupportedError
-        A name is named that one vendor's compiler alone knows.
+        The code uses a name that only one vendor's compiler has.
     """
     _check_options(options)
     waiting: list[Any] = [function]
@@ -53,7 +53,7 @@ def check(function: Callable[..., object], options: Mapping[str, object]) -> Non
             continue
         seen.add(id(each))
         given = each.__code__.co_varnames[: each.__code__.co_argcount] if each is function else ()
-        for code, line, written, value in Names(each, given).used(each.__code__):
+        for code, line, written, value in UsedNames(each, given).used(each.__code__):
             if isinstance(value, DeviceFunction):
                 _check_options(value.options)
                 waiting.append(value.function)
@@ -61,8 +61,8 @@ def check(function: Callable[..., object], options: Mapping[str, object]) -> Non
                 _check(value, written, code, line)
 
 
-class Names:
-    """What the names in a function's code stand for, now."""
+class UsedNames:
+    """The current values of the names in a function's code."""
 
     def __init__(self, function: Any, given: Sequence[str]) -> None:
         self._given = given  #: arguments whose values are known at the launch
@@ -70,8 +70,8 @@ class Names:
         self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
     def used(self, code: CodeType) -> Iterator[tuple[CodeType, int, str, Any]]:
-        """(code, line, name as it is written, value) of all names from outside the function that are reached in a code."""
-        if (why := against_code(code)) is not None:
+        """(code, line, name as written, value) of all names from outside the function in the reachable part of a code."""
+        if (why := why_no_kernel_code(code)) is not None:
             raise _misuse(why, code, _first(code))
         _check_handlers(code)
         found = list(dis.get_instructions(code))
@@ -81,36 +81,36 @@ class Names:
 
         for at in sorted(self._reached(found)):
             step = found[at]
-            if (why := refusal(code, found, at, outside)) is not None:
+            if (why := why_refused(code, found, at, outside)) is not None:
                 raise _misuse(why, code, _line(step, code))
             if step.opname == "LOAD_CONST" and isinstance(step.argval, CodeType):
                 yield from self.used(step.argval)
             value, written, end = self._loaded(found, at)
-            if value is _NOWHERE or written.startswith("@"):  # pytest's, in place of an `assert`
+            if value is _UNKNOWN or written.startswith("@"):  # pytest's rewritten `assert`
                 continue
-            if (why := varying(found, end, value, self._given, outside)) is not None:
+            if (why := why_not_constant(found, end, value, self._given, outside)) is not None:
                 raise _misuse(why, code, _line(step, code))
             yield code, _line(step, code), written, value
 
     def _loaded(self, found: list[dis.Instruction], at: int) -> tuple[Any, str, int]:
-        """(value, name as it is written, last instruction) of what is loaded at a place; of a module, what is taken of it."""
+        """(value, name as written, last instruction) of a load; attributes of modules are followed."""
         value, written = self._value(found[at]), str(found[at].argval)
         while isinstance(value, ModuleType) and found[at + 1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
             at += 1
             written += f".{found[at].argval}"
             try:
                 value = getattr(value, found[at].argval)
-            except Exception as error:  # told when the line is run, unless it is a vendor's
+            except Exception as error:  # reported when the line runs, unless the name is a vendor's
                 value = error.with_traceback(None)
         return value, written, at
 
     def _reached(self, found: list[dis.Instruction]) -> set[int]:
-        """The places of the instructions that can be reached, other than by an exception."""
+        """The indices of the instructions that are reachable other than by an exception."""
         places = {step.offset: at for at, step in enumerate(found)}
         waiting, reached = [0], set[int]()
         while waiting:
             at = waiting.pop()
-            known: Any = _NOWHERE
+            known: Any = _UNKNOWN
             while at < len(found) and at not in reached:
                 reached.add(at)
                 step = found[at]
@@ -120,7 +120,7 @@ class Names:
                         waiting.append(places[step.argval])
                     if jumps:
                         break
-                if step.opname in _ENDS:
+                if step.opname in _BLOCK_ENDS:
                     break
                 if step.opname != "TO_BOOL":
                     known = self._value(step)
@@ -129,17 +129,17 @@ class Names:
 
     def _value(self, step: dis.Instruction) -> Any:
         if step.opname == "LOAD_GLOBAL":
-            return self._globals.get(step.argval, _NOWHERE)
+            return self._globals.get(step.argval, _UNKNOWN)
         if step.opname == "LOAD_DEREF" and step.argval in self._cells:
             try:
                 return self._cells[step.argval].cell_contents
             except ValueError:  # not assigned yet
                 pass
-        return _NOWHERE
+        return _UNKNOWN
 
 
 def returned_at(code: CodeType, value: object) -> int:
-    """The line where a function that gave a value has returned it; of several that may have, the first."""
+    """The line where a function returned a value; the first of several candidates."""
     found: dict[int, list[int]] = {}  # by how likely it is
     steps = list(dis.get_instructions(code))
     for at, step in enumerate(steps):
@@ -152,10 +152,10 @@ def returned_at(code: CodeType, value: object) -> int:
 
 
 def _jumps(name: str, known: Any) -> bool | None:
-    """Whether an instruction jumps, where the value that it looks at is one that compilers know; None: it may."""
-    if name in _ALWAYS:
+    """Whether an instruction jumps, if its condition is a constant for compilers; None: unknown."""
+    if name in _UNCONDITIONAL_JUMPS:
         return True
-    if name.endswith("NONE") and known is not _NOWHERE:
+    if name.endswith("NONE") and known is not _UNKNOWN:
         return (known is None) is not name.endswith("NOT_NONE")
     if "_IF_" in name and isinstance(known, bool | int | None):
         return bool(known) is ("IF_TRUE" in name)
@@ -167,7 +167,7 @@ def _line(step: dis.Instruction, code: CodeType) -> int:
 
 
 def _first(code: CodeType) -> int:
-    """The first line of a function that has code of its own: no decorator's."""
+    """The first line of a function's body."""
     lines = (line for _, _, line in code.co_lines() if line)
     return min((line for line in lines if line > code.co_firstlineno), default=code.co_firstlineno)
 
@@ -175,22 +175,24 @@ def _first(code: CodeType) -> int:
 def _check_options(options: Mapping[str, object]) -> None:
     unknown = sorted(set(options) - OPTIONS)
     if unknown:
-        raise TypeError(f"no compiler is told anything by {', '.join(unknown)}: known are {', '.join(sorted(OPTIONS))}")
+        raise TypeError(
+            f"no compiler has the option {', '.join(unknown)}: the options are {', '.join(sorted(OPTIONS))}"
+        )
 
 
 def _check_handlers(code: CodeType) -> None:
-    """Refuse handlers of exceptions, which devices have none of. Here one might swallow a report."""
+    """Refuse exception handlers: devices have none, and in the simulator they could swallow a report."""
     steps = {step.offset: step for step in dis.get_instructions(code)}
     for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
         if steps[entry.target].opname == "PUSH_EXC_INFO":
             step = steps[max((offset for offset in steps if offset < entry.start), default=entry.start)]
-            if step.opname != "NOP":  # which is what becomes of a `try`
+            if step.opname != "NOP":  # a NOP stands for the `try`
                 step = steps[entry.start]
             raise _misuse("try and with are not for kernels: compilers refuse them", code, _line(step, code))
 
 
 def _check(value: Any, written: str, code: CodeType, line: int) -> None:
-    only = _works_on(value)
+    only = _only_platform(value)
     if only is not None:
         name = str(getattr(value, "__name__", None) or written.rpartition(".")[2])
         if type(value).__name__.endswith("Dispatcher"):
@@ -200,13 +202,13 @@ def _check(value: Any, written: str, code: CodeType, line: int) -> None:
         else:
             advice = portable_advice(name)
         raise UnsupportedError(f"{written} works on {only} alone: {advice}\n  {describe(code, line)}")
-    if _made_by(value) in _HOSTS:
-        told = f"{written} is the host's, and no compiler has it: {_HOSTS[_made_by(value)]}"
+    if _module_of(value) in _HOST_ONLY:
+        told = f"{written} is for the host, and no compiler has it: {_HOST_ONLY[_module_of(value)]}"
         raise _misuse(told, code, line)
     if (
         type(value) is FunctionType
         and (value.__module__ or "").partition(".")[0] not in _LIBRARIES
-        and not _known(value)
+        and not _known_to_numba(value)
     ):
         told = f"{written} is a plain function, which no compiler takes: decorate it with @devmem.kernel(device=True)"
         raise _misuse(told, code, line)
@@ -217,8 +219,8 @@ def _misuse(told: str, code: CodeType, line: int) -> SimulatorError:
     return SimulatorError(text, kind="misuse", filename=code.co_filename, lineno=line)
 
 
-def _works_on(value: Any) -> str | None:
-    """The one platform that a value means something on; None for all others."""
+def _only_platform(value: Any) -> str | None:
+    """The one platform that a value works on; None if it works on others too."""
     for owner in (value, type(value)):
         module = getattr(owner, "__module__", None)
         if isinstance(value, ModuleType) or not isinstance(module, str):
@@ -230,16 +232,16 @@ def _works_on(value: Any) -> str | None:
     return only if isinstance(only, str) else None
 
 
-def _made_by(function: Any) -> str:
-    """The module that a function of C's, or the object that it is a method of, comes from."""
+def _module_of(function: Any) -> str:
+    """The module of a C function, or of the type of the object that it is a method of."""
     if not isinstance(function, BuiltinFunctionType | MethodType):
         return ""
     owner = function.__self__
     return str(owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__)
 
 
-def _known(function: object) -> bool:
-    """Whether numba has been told what stands for a function of Python's, as by ``overload`` and ``register_jitable``."""
+def _known_to_numba(function: object) -> bool:
+    """Whether numba has an implementation of a Python function, as by ``overload`` or ``register_jitable``."""
     for name in ("numba.core.typing.templates", "numba.cuda.typing.templates"):
         registry = getattr(sys.modules.get(name), "builtin_registry", None)
         if any(known is function for known, *_ in getattr(registry, "globals", ())):

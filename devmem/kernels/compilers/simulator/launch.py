@@ -1,4 +1,4 @@
-"""A launch: the blocks of a grid, dealt out to a few threads of the host."""
+"""A simulated launch: a few host threads run the blocks of a grid."""
 
 # Decision: docs/adr/0010-kernels-are-compiled-by-the-vendors-compiler.md
 from __future__ import annotations
@@ -13,19 +13,19 @@ from ....spi.errors import SimulatorError
 from ....spi.types import Extent
 from ....toolkit.host_functions import this_thread
 from ...work_items import Dim3
-from .block_runner import Group
+from .block_runner import BlockRunner
 from .interrupts import Interrupts
-from .kernel_arrays import Checked
+from .kernel_arrays import KernelArray
 from .launch_parameters import Constants, LaunchParameters
-from .lost_updates import updated
+from .lost_updates import track_updates
 from .reports import locals_of
 
 
-class Launch(LaunchParameters):
-    """One run of a kernel over a grid; it is called on a stream's thread, with the addresses of its arrays.
+class SimulatedLaunch(LaunchParameters):
+    """One run of a kernel over a grid; the stream's thread calls it with the addresses of its arrays.
 
-    The first blocks to fail are the ones that are told of: all blocks dealt out before a failing one are run to their end, so
-    that the same mistake gives the same report each time.
+    The report is that of the first failing block in order: blocks that were started before it run to their end, so that the same
+    mistake gives the same report each time.
     """
 
     def __init__(
@@ -48,36 +48,38 @@ class Launch(LaunchParameters):
         self._failures: dict[int, BaseException] = {}
         self._interrupts = Interrupts()
         self._begun = self._ended = False
-        self._over: threading.Event | None = None  # made by who waits for it: it costs more than all the rest here
+        self._finished: threading.Event | None = (
+            None  # made only for a waiter, as it costs more than the rest of this constructor
+        )
 
     def __call__(self, places: Sequence[int]) -> None:
-        """Run all blocks; raise what the first of them that failed reported, unless it was interrupted: that was told."""
+        """Run all blocks; raise the report of the first failing one, unless the launch was interrupted."""
         self._begun = True
         try:
-            if not self._interrupts.asked:
+            if not self._interrupts.requested:
                 self.arguments = tuple(make(places) for make in self._makers)
                 if self.updates is not None:
-                    self.arguments = tuple(updated(each, self.updates) for each in self.arguments)
+                    self.arguments = tuple(track_updates(each, self.updates) for each in self.arguments)
                 self._run()
         except BaseException:
-            if not self._interrupts.asked:
-                self._failures.clear()  # or what it raises would keep the launch, and the launch that
+            if not self._interrupts.requested:
+                self._failures.clear()  # breaks the cycle of the error and the launch
                 raise
         finally:
             self._ended = True
-            if self._over is not None:
-                self._over.set()
+            if self._finished is not None:
+                self._finished.set()
 
     def interrupt(self) -> str:
-        """End it, from another thread, or see to it that it never begins; say where it was, if it was anywhere."""
-        self._interrupts.asked = True
+        """Interrupt the launch from another thread, or prevent its start; return a report of where it was."""
+        self._interrupts.requested = True
         if not self._begun:
             return ""
         with self._lock:
-            over = self._over = self._over or threading.Event()
+            finished = self._finished = self._finished or threading.Event()
         if self._ended:
-            over.set()
-        if not self._interrupts.end(over):
+            finished.set()
+        if not self._interrupts.interrupt_all(finished):
             return f"{self.function.__qualname__} still runs in the simulator: what it calls does not let itself be interrupted"
         reports = [str(error) for _, error in sorted(self._failures.items()) if isinstance(error, SimulatorError)]
         self._failures.clear()
@@ -85,23 +87,23 @@ class Launch(LaunchParameters):
 
     def _run(self) -> None:
         helpers = []
-        # Several threads take turns as the machine pleases: an order that is the same each time needs a single one.
+        # A reproducible order needs a single thread, as the switches between several are not reproducible.
         threads = 1 if self.simulation.shuffle is not None else min(THREADS, len(self._order))
         for _ in range(threads - 1):
             helper = threading.Thread(target=self._help, name="devmem-simulator", daemon=True)
             try:
                 helper.start()
-            except RuntimeError:  # no more threads: those there are do
+            except RuntimeError:  # no more threads can be started: go on with fewer
                 break
             helpers.append(helper)
         self._blocks()
         for helper in helpers:
             helper.join()
         for value in self.arguments + tuple(value for error in self._failures.values() for value in locals_of(error)):
-            if isinstance(value, Checked):
+            if isinstance(value, KernelArray):
                 value.detach()  # the device may free their memory from here on
         if self._failures:
-            raise _bare(self._failures[min(self._failures)])
+            raise _without_traceback(self._failures[min(self._failures)])
 
     def _help(self) -> None:
         with this_thread.running_host_function():
@@ -110,12 +112,12 @@ class Launch(LaunchParameters):
     def _blocks(self) -> None:
         at: int | None = -1
         try:
-            group = Group(self)
+            group = BlockRunner(self)
             try:
                 while (at := self._take()) is not None:
                     number, seed = self._order[at], self.simulation.shuffle
                     block_seed = None if seed is None else (seed, number)
-                    self._interrupts.inside(group.run, self._block(number), block_seed)
+                    self._interrupts.run_interruptible(group.run, self._block(number), block_seed)
             finally:
                 group.close()
         except BaseException as error:
@@ -133,6 +135,6 @@ class Launch(LaunchParameters):
         return Dim3(number % across, number // across % down, number // (across * down))
 
 
-def _bare(error: BaseException) -> BaseException:
-    """A report without the way by which it came, of which it says what there is to say."""
+def _without_traceback(error: BaseException) -> BaseException:
+    """A report without its traceback, whose contents are in its message."""
     return error.with_traceback(None) if isinstance(error, SimulatorError) else error

@@ -11,12 +11,12 @@ import numpy as np
 from ...._core.base.simulation import Simulation
 from ....spi.types import Extent
 from ...work_items import Dim3
-from .kernel_arrays import CONST, Checked, checked
-from .lost_updates import Updates
-from .reports import Site
+from .kernel_arrays import CONST, KernelArray, kernel_array
+from .lost_updates import UpdateLog
+from .reports import MemorySite
 
 #: Constant arrays by the place in the kernel; the code is kept so that no other code gets its id.
-Constants = dict[Site, tuple[Checked, CodeType]]
+Constants = dict[MemorySite, tuple[KernelArray, CodeType]]
 
 
 class LaunchParameters:
@@ -37,14 +37,14 @@ class LaunchParameters:
         self.work_dim = max((axis + 1 for axis in range(3) if grid[axis] * block[axis] > 1), default=1)
         self.shared_bytes = shared_bytes
         self.simulation = simulation
-        self.updates = Updates() if simulation.watches else None
+        self.updates = UpdateLog() if simulation.watches else None
         self._constants = constants
 
-    def constant(self, site: Site, code: CodeType, array: Any) -> Checked:
-        """A copy of a host array for a place in the kernel, made when it is first asked for: as if it had been compiled in."""
+    def constant(self, site: MemorySite, code: CodeType, array: Any) -> KernelArray:
+        """The copy of a host array for a call in the kernel, made at the first call, as if it were compiled in."""
         found = self._constants.get(site)
         if found is None:
             data = np.array(array)
             data.flags.writeable = False
-            found = self._constants.setdefault(site, (checked(data, CONST), code))
+            found = self._constants.setdefault(site, (kernel_array(data, CONST), code))
         return found[0]

@@ -1,7 +1,7 @@
-"""The numbers that kernels see: NumPy's scalars, with the operators that compiled code has.
+"""The numbers that kernels see: NumPy's scalars, with the operators of compiled code.
 
-By NumPy's own rules ``a[i] * 0.1`` would be rounded to single precision, a sum of truths a truth, and an unsigned element less a
-greater constant 2**64 too much: silently, and here alone.
+By NumPy's own rules ``a[i] * 0.1`` would be rounded to single precision, the sum of two bools would be a bool, and an unsigned
+element minus a greater constant would wrap around: silently, and unlike on a GPU.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _PYTHON: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64, co
 
 
 def result(name: str, left: Any, right: Any) -> Any:
-    """NumPy's type of what an operator gives for operands of two of NumPy's types; None: compilers refuse them.
+    """The NumPy type of an operator's result for operands of two NumPy types; None: compilers refuse it.
 
     =============  =========================================  ================================================
     operator       integers                                   floats and complex numbers among them
     =============  =========================================  ================================================
-    ``+ - *``      int64; uint64 if both are unsigned         as arrays of both: float32 is kept beside itself,
-                                                              truths, integers of 8 bits and int16
+    ``+ - *``      int64; uint64 if both are unsigned         as NumPy arrays: float32 with float32, bool, 8-bit
+                                                              integers or int16 stays float32
     ``// %``       the same                                   the same, of floats
     ``/``          float64                                    the same
     ``**``         as ``+``                                   the same, but float32 to an integer is float32
     ``<< >>``      int64; uint64 if the left one is unsigned  none
-    ``& | ^``      as ``+``; of two truths a truth            none
-    comparisons    a truth, of their values                   a truth, as the type of ``+``; order: no complex
+    ``& | ^``      as ``+``; bool for two bools               none
+    comparisons    bool, of the exact values                  bool, in the type of ``+``; order: not for complex
     =============  =========================================  ================================================
 
-    A number of Python's own is an int64, a float64 or a complex128.
+    Python's own numbers count as int64, float64 and complex128.
     """
     kinds = np.dtype(left).kind + np.dtype(right).kind
     if name in EQUALITY or (name in ORDER and "c" not in kinds):
@@ -58,7 +58,7 @@ def result(name: str, left: Any, right: Any) -> Any:
 
 
 class Bool(int):
-    """A truth: Python's, but not turned round is what it is not. In Python itself ``~True`` is -2."""
+    """A bool whose ``~`` negates it; for Python's own, ``~True`` is -2."""
 
     __slots__ = ()
     native, base = np.bool_, int
@@ -81,9 +81,9 @@ def _truth(value: Any) -> Bool:
 
 
 def _number(native: Any) -> Any:
-    """The class of the numbers that stand for one of NumPy's types; integers have 64 bits, however wide those are.
+    """The class of kernel numbers for a NumPy type; integers of all widths compute with 64 bits.
 
-    It has one base: NumPy crashes where it converts a scalar that has more.
+    It has one base class, as NumPy crashes when it converts a scalar with several.
     """
     base = {"i": np.int64, "u": np.uint64}.get(np.dtype(native).kind, native)
     names: dict[str, Any] = {"__slots__": (), "native": native, "base": base}
@@ -96,14 +96,14 @@ def _number(native: Any) -> Any:
 
 
 def _of_part(part: Any) -> Callable[[Any], Any]:
-    return lambda self: ours(part.__get__(self))
+    return lambda self: kernel_number(part.__get__(self))
 
 
 def _of_method(method: Any) -> Callable[..., Any]:
-    return lambda self, *options: ours(method(self, *options))
+    return lambda self, *options: kernel_number(method(self, *options))
 
 
-#: What makes a number, by NumPy's type. Others, float16 say, are left as they are.
+#: Constructors of kernel numbers by NumPy type. Other types, such as float16, stay as they are.
 TYPES: dict[Any, Any] = {np.bool_: _truth}
 for _width in "8", "16", "32", "64":
     for _name in f"int{_width}", f"uint{_width}":
@@ -112,11 +112,11 @@ for _name in "float32", "float64", "complex64", "complex128":
     TYPES[getattr(np, _name)] = _number(getattr(np, _name))
 
 _UINT64 = TYPES[np.uint64]
-_OURS: set[Any] = {Bool, *TYPES.values()} - {_truth}
+_CLASSES: set[Any] = {Bool, *TYPES.values()} - {_truth}
 #: Classes of what any array of numbers takes: ours that are not complex, Python's, NumPy's.
 REAL: frozenset[Any] = frozenset(
     {
-        *(kind for kind in _OURS if np.dtype(kind.native).kind != "c"),
+        *(kind for kind in _CLASSES if np.dtype(kind.native).kind != "c"),
         *(bool, int, float, np.bool_),
         *(np.dtype(code).type for code in "bBhHiIlLqQefdg"),
     }
@@ -125,35 +125,35 @@ REAL: frozenset[Any] = frozenset(
 INTEGRAL: frozenset[Any] = frozenset(kind for kind in REAL if issubclass(kind, int | np.integer | np.bool_))
 
 
-def ours(value: Any) -> Any:
-    """A number of Python's or NumPy's with our operators; anything else as it is."""
+def kernel_number(value: Any) -> Any:
+    """A number of Python's or NumPy's as a kernel number; any other value unchanged."""
     kind = type(value)
-    native = native_of(kind)
-    if native is None or kind in _OURS:
+    native = numpy_type(kind)
+    if native is None or kind in _CLASSES:
         return value
     if kind is native:
-        value = value.item()  # which they are made of in half the time
+        value = value.item()  # constructing from a Python number takes half the time
     try:
         return TYPES[native](value)
-    except OverflowError:  # a constant of 64 bits
+    except OverflowError:  # a constant that needs all 64 bits
         return _UINT64(value)
 
 
-def _native_of(kind: type) -> Any:
-    if kind in _OURS:
-        return kind.native  # type: ignore[attr-defined]  # all of `_OURS` have one
+def _numpy_type(kind: type) -> Any:
+    if kind in _CLASSES:
+        return kind.native  # type: ignore[attr-defined]  # all of `_CLASSES` have one
     if issubclass(kind, np.generic):
         native = np.dtype(kind).type if issubclass(kind, np.number | np.bool_) else None
         return next((each for each in TYPES if native is not None and np.dtype(each) == native), None)
     return next((native for python, native in _PYTHON.items() if issubclass(kind, python)), None)
 
 
-#: NumPy's type of the numbers of a class; None: it is not one of numbers that are computed with.
-native_of: Callable[[Any], Any] = functools.cache(_native_of)
+#: The NumPy type for a class of numbers; None for other classes.
+numpy_type: Callable[[Any], Any] = functools.cache(_numpy_type)
 
 
 def stored(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A value for an array: integers wrap, where NumPy would refuse them."""
+    """The value to store in an array of this dtype: integers wrap, where NumPy would refuse them."""
     if dtype.kind not in "iu":
         return value
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
@@ -161,9 +161,9 @@ def stored(value: Any, dtype: np.dtype[Any]) -> Any:
     return value.astype(dtype) if isinstance(value, np.integer) else value
 
 
-def _plain(value: Any) -> Any:
-    """The same number as NumPy's own."""
-    native = native_of(type(value))
+def _numpy_number(value: Any) -> Any:
+    """A kernel number as a plain NumPy number."""
+    native = numpy_type(type(value))
     try:
         return value if native is None else native(value)
     except OverflowError:
@@ -171,18 +171,18 @@ def _plain(value: Any) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Of integers with negative exponents what is left of a fraction."""
+    """The power; for integers with a negative exponent, the fraction truncated to an integer."""
     if isinstance(exponent, np.signedinteger) and exponent < 0:
         return base ** (exponent & 1) if base in (1, -1) else type(base)(0)
     return base**exponent
 
 
 def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
-    """What makes the result for another operand's type, None if there is none; and what both become before, None: nothing."""
-    other = native_of(kind)
+    """Constructor of the result for the other operand's type, None if refused; and the type to convert both to first, or None."""
+    other = numpy_type(kind)
     left, right = (other, mine.native) if reflected else (mine.native, other)
-    if other is None and issubclass(kind, np.generic):  # float16, say: as NumPy has it
-        return ours, _plain
+    if other is None and issubclass(kind, np.generic):  # such as float16: NumPy's own rules
+        return kernel_number, _numpy_number
     found = None if other is None else result(name, left, right)
     if found is None:
         return None, None
@@ -190,8 +190,8 @@ def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
     if name in EQUALITY + ORDER:
         cast = result("add", left, right)
         if np.dtype(cast).kind in _INTEGERS:
-            return _truth, int  # whose comparisons know no width
-    # NumPy's own operator does it, and is faster.
+            return _truth, int  # Python compares ints of any width
+    # NumPy's own operator gives the same result, faster.
     same = cast is mine.base and (issubclass(kind, mine.base) or kind in (int, float, complex))
     exact = name == "pow" and np.dtype(found).kind in _INTEGERS
     return TYPES[found], None if same and not exact else cast
@@ -229,10 +229,10 @@ def _unary(mine: Any, name: str) -> Callable[[Any], Any]:
 
 
 def _absolute(self: Any) -> Any:
-    return ours(abs(self.native(self)))  # the one operator that leaves integers as wide as they are
+    return kernel_number(abs(self.native(self)))  # the one operator that keeps the width of integers
 
 
-def _of_truths(name: str) -> Callable[[Any, Any], Any]:
+def _bool_operator(name: str) -> Callable[[Any, Any], Any]:
     direct = getattr(int, f"__{name}__")
 
     def method(self: Any, other: Any) -> Any:
@@ -244,13 +244,13 @@ def _of_truths(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-    """Functions of NumPy's see NumPy's numbers, and give ours; where a number of NumPy's comes first, operators end here too."""
+    """NumPy functions get NumPy numbers; results become kernel numbers. Operators with NumPy on the left come here too."""
     if ufunc in _UFUNCS and method == "__call__" and not options:
-        operands = [ours(each) for each in inputs]
-        if all(type(each) in _OURS for each in operands):
+        operands = [kernel_number(each) for each in inputs]
+        if all(type(each) in _CLASSES for each in operands):
             return _UFUNCS[ufunc](*operands)
-    found = getattr(ufunc, method)(*map(_plain, inputs), **options)
-    return tuple(map(ours, found)) if isinstance(found, tuple) else ours(found)
+    found = getattr(ufunc, method)(*map(_numpy_number, inputs), **options)
+    return tuple(map(kernel_number, found)) if isinstance(found, tuple) else kernel_number(found)
 
 
 def _divmod(self: Any, other: Any) -> Any:
@@ -262,7 +262,7 @@ def _rdivmod(self: Any, other: Any) -> Any:
 
 
 for _name in BITWISE + EQUALITY + ORDER:
-    setattr(Bool, f"__{_name}__", _of_truths(_name))
+    setattr(Bool, f"__{_name}__", _bool_operator(_name))
 for _native, _kind in TYPES.items():
     if _native is np.bool_:
         continue
@@ -274,7 +274,7 @@ for _native, _kind in TYPES.items():
     for _name in ("neg", "pos", "invert") if np.dtype(_native).kind in _INTEGERS else ("neg", "pos"):
         setattr(_kind, f"__{_name}__", _unary(_kind, _name))
     _kind.__abs__, _kind.__divmod__, _kind.__rdivmod__ = _absolute, _divmod, _rdivmod
-for _kind in _OURS:
+for _kind in _CLASSES:
     _kind.__array_ufunc__ = _array_ufunc
 
 _UFUNCS: dict[np.ufunc, Any] = {

@@ -1,4 +1,4 @@
-"""Saying what went wrong in a kernel: which block, which thread, which line."""
+"""Reports of errors in kernels: the block, the thread and the line."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ...work_items import WorkItem
 from . import advice
 from .interrupts import Interrupted
 
-#: Modules whose frames are not the kernel's, although they are above it on the stack: the names that it uses.
-OURS = "devmem."
-_NAMES = vars(names)
+#: Frames of these modules are not the kernel's, but those of the names that it calls.
+DEVMEM_PREFIX = "devmem."
+_KERNEL_NAMES = vars(names)
 _LIBRARIES = frozenset({"devmem", "greenlet", "numba", "numpy"})
 _STDLIB = sysconfig.get_path("stdlib")
 _CALL = DeviceFunction.__call__.__code__
 
-#: A line of a kernel that asks for memory: the code by its identity (its hash, as its equality, goes by all that is in it), the
-#: offset, and the device function: of those made by one factory each has memory of its own, as it is compiled by itself.
-Site = tuple[int, int, DeviceFunction | None]
+#: A call in a kernel that allocates memory: the id of its code (hashing a code object looks at all of it), the offset, and the
+#: device function, as functions made by one factory share their code and have memory of their own.
+MemorySite = tuple[int, int, DeviceFunction | None]
 
 
 class Misuse(BaseException):
-    """What a work-item did wrong, raised where it did it. No ``except Exception`` on the way takes it for something else."""
+    """A mistake of a work-item, raised where it happens; a BaseException, so that no ``except Exception`` swallows it."""
 
     def __init__(self, kind: str, message: str, line: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
-        self.line = line  #: of the kernel, where the work-item has left it already
+        self.line = line  #: in the kernel, if the work-item has left it already
 
 
-class Place:
+class CallSite:
     """A call in a kernel: its code and offset, and those of the calls that led to it, innermost first.
 
-    Two are the same if all of that is: what a device function waits at is another barrier at each place where that is called.
+    Call sites are equal if all of that is: a barrier in a device function is a different one for each call of the function.
     """
 
     __slots__ = ("chain",)
@@ -52,38 +52,38 @@ class Place:
         return describe(*self.innermost())
 
     def innermost(self) -> tuple[CodeType, int]:
-        """The code that the call stands in, and the line."""
+        """The code that contains the call, and the line."""
         code, offset = self.chain[:2]
         assert isinstance(code, CodeType) and isinstance(offset, int)
         return code, _line(code, offset)
 
 
-def caller(frame: FrameType | None) -> FrameType:
-    """The first frame of the user's, from this one outwards."""
-    if frame is not None and frame.f_globals is _NAMES:  # as nearly always
+def user_frame(frame: FrameType | None) -> FrameType:
+    """The innermost frame of the user's code, from this one outwards."""
+    if frame is not None and frame.f_globals is _KERNEL_NAMES:  # the common case
         frame = frame.f_back
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(OURS):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(DEVMEM_PREFIX):
         frame = frame.f_back
-    assert frame is not None, "a kernel is called by somebody"
+    assert frame is not None, "a kernel has a caller"
     return frame
 
 
-def chain_of(frame: FrameType, end: CodeType) -> tuple[object, ...]:
-    """What identifies the call that a frame of the user's is at: up to the frame that runs ``end``, which is not part of it."""
+def call_chain(frame: FrameType, end: CodeType) -> tuple[object, ...]:
+    """Codes and offsets of a user's frame and its callers, up to the frame that runs ``end``, which is left out."""
     outer = frame.f_back
-    if outer is None or outer.f_code is end:  # in the kernel itself, as nearly always
+    if outer is None or outer.f_code is end:  # in the kernel itself, the common case
         return frame.f_code, frame.f_lasti
     chain: list[object] = []
     at: FrameType | None = frame
     while at is not None and at.f_code is not end:
-        if not at.f_globals.get("__name__", "").startswith(OURS):
+        if not at.f_globals.get("__name__", "").startswith(DEVMEM_PREFIX):
             chain += at.f_code, at.f_lasti
         at = at.f_back
     return tuple(chain)
 
 
-def site_of(frame: FrameType) -> Site:
-    """What identifies the memory that a frame of the user's asks for, whatever calls led there."""
+def memory_site(frame: FrameType) -> MemorySite:
+    """The key of the memory that a user's frame allocates; it does not depend on the calls that led there."""
     outer, owner = frame.f_back, None
     if outer is not None and outer.f_code is _CALL:
         owner = outer.f_locals["self"]
@@ -97,7 +97,7 @@ def describe(code: CodeType, line: int) -> str:
 
 
 def report(kind: str, message: str, item: WorkItem, code: CodeType, line: int) -> SimulatorError:
-    """The error to raise for what a work-item did in a line."""
+    """The error to raise for a mistake of a work-item in a line."""
     (i, j, k), (x, y, z) = item.block, item.thread
     return SimulatorError(
         f"{kind}: {message}\n  block {(i, j, k)}, thread {(x, y, z)}\n  {describe(code, line)}",
@@ -110,11 +110,11 @@ def report(kind: str, message: str, item: WorkItem, code: CodeType, line: int) -
 
 
 def explain(error: BaseException, item: WorkItem, kernel: CodeType) -> SimulatorError:
-    """The report of an exception that came out of a kernel: where it was raised, or where the kernel called what raised it."""
+    """The report of an exception from a kernel, with the user's innermost line in the traceback."""
     waits = getattr(item, "place", ())
-    # Where there is no line of the user's the call itself failed: the wrong number of arguments.
+    # Without a line of the user's, the call of the kernel failed: a wrong number of arguments.
     code, line = _raised_at(error.__traceback__, kernel) or (
-        Place(waits[1:]).innermost() if waits else (kernel, kernel.co_firstlineno)
+        CallSite(waits[1:]).innermost() if waits else (kernel, kernel.co_firstlineno)
     )
     if isinstance(error, Misuse):
         line = error.line or line
@@ -122,7 +122,7 @@ def explain(error: BaseException, item: WorkItem, kernel: CodeType) -> Simulator
         told.__cause__ = error.__cause__
         return told
     if isinstance(error, Interrupted):
-        return report("interrupted", "the launch was ended here, by who waited for it", item, code, line)
+        return report("interrupted", "the launch was interrupted here", item, code, line)
     told = report("exception", f"{type(error).__name__}: {error}{advice.on_exception(error)}", item, code, line)
     told.__cause__ = error
     return told
@@ -142,7 +142,7 @@ def locals_of(error: BaseException) -> list[Any]:
 
 
 def _raised_at(trace: TracebackType | None, kernel: CodeType) -> tuple[CodeType, int] | None:
-    """The innermost line of a traceback that is the user's: not a library's that is installed, unless the kernel is its."""
+    """The innermost line of a traceback in the user's code: not in an installed library, unless that contains the kernel."""
     found, home = None, None
     while trace is not None:
         code = trace.tb_frame.f_code

@@ -110,7 +110,7 @@ def test_a_configuration(compiler, configuration, grid, block, shared):
         ((1, "64"), TypeError, "block is made of integers, not '64'"),
         ((1, 64, 0, -4), dm.LayoutError, "dynamic_shared_bytes is a number of bytes, not -4"),
         ((1, 64, 0, 4.0), TypeError, "dynamic_shared_bytes is made of integers"),
-        ((1, 64, 0, (256 << 10) + 1), dm.LayoutError, "dynamic_shared_bytes=262145: no GPU has so much"),
+        ((1, 64, 0, (256 << 10) + 1), dm.LayoutError, "dynamic_shared_bytes=262145: no GPU has that much"),
     ],
 )
 def test_a_configuration_that_cannot_be(configuration, error, message):
