@@ -1,1 +1,1 @@
-"""The device side: the names that kernels use, and launching them. devmem compiles nothing itself (see `compilers`)."""
+"""Kernels: the names that they use, and their launches. Compilers are plugins (see `compilers`)."""

@@ -32,7 +32,7 @@ def _in_numba_simulator() -> WorkItem | None:
 
 finders.append(_in_numba_simulator)
 
-#: What of this module stands in the namespace `devmem`.
+#: The names that are exported as ``devmem.<name>``.
 PUBLIC = (
     "CLK_GLOBAL_MEM_FENCE",
     "CLK_LOCAL_MEM_FENCE",
@@ -64,12 +64,12 @@ PUBLIC = (
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-#: What to write for names that other libraries have.
-_MEANT = {"sub": "; atomic.add(ary, idx, -val) subtracts"}
+#: Advice for names that other libraries have.
+_HINTS = {"sub": "; atomic.add(ary, idx, -val) subtracts"}
 
 
-class _Name:
-    """What compilers recognise by its identity."""
+class KernelName:
+    """An object that compilers recognise by its identity."""
 
     def __init__(self, name: str, doc: str = "") -> None:
         self.name = name
@@ -82,49 +82,46 @@ class _Name:
         return self.name
 
     def __getattr__(self, name: str) -> Any:
-        has = (
-            ", ".join(each for each in dir(type(self)) if not each.startswith("_"))
-            or "nothing that is asked for by name"
-        )
+        has = ", ".join(each for each in dir(type(self)) if not each.startswith("_")) or "no attributes"
         raise AttributeError(
-            f"devmem.{self.__dict__.get('name')} has no {name!r}: there is {has}{_MEANT.get(name, '')}"
+            f"devmem.{self.__dict__.get('name')} has no {name!r}: there is {has}{_HINTS.get(name, '')}"
         )
 
     @property
     def _numba_type_(self) -> Any:
-        """What numba asks of every global: the type that the compiler which is imported has for this name.
+        """The type that numba looks up for every global, from the imported compiler.
 
-        So the names are known in kernels under numba's own decorators, too, with nothing to be called before.
+        So the names work in kernels under numba's own decorators, too, without registration.
         """
         return extensions.type_of(self)
 
 
-class Shared(_Name):
+class Shared(KernelName):
     """``devmem.shared``: memory that the threads of a block share."""
 
     def array(self, shape: Any, dtype: Any) -> Any:
-        """An array that all threads of the block see. Shape and dtype are constants; shape 0: the dynamic shared memory."""
+        """An array shared by all threads of the block. Shape and dtype are constants; shape 0: the dynamic shared memory."""
         return require_item("shared.array").shared_array(shape, dtype)
 
 
-class Local(_Name):
+class Local(KernelName):
     """``devmem.local``: memory of a single thread."""
 
     def array(self, shape: Any, dtype: Any) -> Any:
-        """An array of the thread's own. Shape and dtype are constants."""
+        """An array of this thread alone. Shape and dtype are constants."""
         return require_item("local.array").local_array(shape, dtype)
 
 
-class Const(_Name):
+class Const(KernelName):
     """``devmem.const``: memory that is compiled into the kernel."""
 
     def array_like(self, ary: Any) -> Any:
-        """A host array, a global of the kernel, as it is when the kernel is compiled."""
+        """A host array that is a global of the kernel, with its contents at compile time."""
         return require_item("const.array_like").const_array(ary)
 
 
-class Atomic(_Name):
-    """``devmem.atomic``: read, change and write an element with nobody in between. Each gives the value from before."""
+class Atomic(KernelName):
+    """``devmem.atomic``: atomic read-modify-write operations on an element. Each returns the old value."""
 
     def add(self, ary: Any, idx: Any, val: Any) -> Any:
         """``ary[idx] += val``."""
@@ -150,7 +147,7 @@ class Atomic(_Name):
 # -- where a thread is -------------------------------------------------------------------------------------------------
 
 
-class Position(_Name):
+class Position(KernelName):
     """Indices or lengths with ``x``, ``y`` and ``z``."""
 
     def __init__(self, name: str, part: str, doc: str) -> None:
@@ -176,12 +173,12 @@ class Position(_Name):
         return found[2]
 
 
-class NoTruth(UnsupportedError, TypeError):
-    """Of TypeError's kind, too, because compilers ask globals for their truth, and take that for an answer."""
+class NoTruthValue(UnsupportedError, TypeError):
+    """A TypeError too, as compilers test the truth of globals and handle that error."""
 
 
-class Number(_Name):
-    """An integer of the running work-item, as ``laneid`` is one: whatever is done to it is done to its value."""
+class Number(KernelName):
+    """An integer of the running work-item, such as ``laneid``; operators apply to its value."""
 
     def __init__(self, name: str, part: str, doc: str) -> None:
         super().__init__(name, doc)
@@ -199,7 +196,7 @@ class Number(_Name):
 
     def __bool__(self) -> bool:
         if running_item() is None:
-            raise NoTruth(f"whether devmem.{self.name} is 0 is known in a kernel, and not on the host")
+            raise NoTruthValue(f"whether devmem.{self.name} is 0 is known in a kernel, and not on the host")
         return bool(self.__index__())
 
 
@@ -212,7 +209,7 @@ def _operators() -> None:
         setattr(Number, f"__r{plain}__", lambda self, other, apply=apply: apply(other, self.__index__()))
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         apply = getattr(operator, name)
-        # Itself it is without asking: whoever keeps it in a table compares it on the host.
+        # It equals itself without a lookup, as tables on the host compare their keys.
         same = name == "eq"
         setattr(
             Number,
@@ -227,8 +224,8 @@ def _operators() -> None:
 _operators()
 
 
-class Function(_Name):
-    """A name that is called. Each has a class of its own, whose ``__call__`` is the function."""
+class BuiltinFunction(KernelName):
+    """A function for kernels. Each has its own class, whose ``__call__`` is the function."""
 
     def __repr__(self) -> str:
         return f"<function devmem.{self.name}, for kernels>"
@@ -238,16 +235,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _function(call: Callable[Concatenate[Function, P], R]) -> Callable[P, R]:
-    """The object for a function of kernels, whose first parameter is that object."""
+def _function(call: Callable[Concatenate[BuiltinFunction, P], R]) -> Callable[P, R]:
+    """The object for a function for kernels; the function's first parameter is that object."""
     name = call.__name__
-    kind: Any = type(name, (Function,), {"__call__": call, "__doc__": call.__doc__})
+    kind: Any = type(name, (BuiltinFunction,), {"__call__": call, "__doc__": call.__doc__})
     made: Callable[P, R] = kind(name)
     return made
 
 
 @_function
-def grid(self: Function, ndim: int) -> Any:
+def grid(self: BuiltinFunction, ndim: int) -> Any:
     """The thread's indices in the whole grid: an int for ``ndim`` 1, else a tuple of 2 or 3."""
     item = require_item("grid")
     if ndim == 1:
@@ -259,7 +256,7 @@ def grid(self: Function, ndim: int) -> Any:
 
 
 @_function
-def gridsize(self: Function, ndim: int) -> Any:
+def gridsize(self: BuiltinFunction, ndim: int) -> Any:
     """The number of threads of the whole grid along each axis: an int for ``ndim`` 1, else a tuple of 2 or 3."""
     item = require_item("gridsize")
     if ndim == 1:
@@ -268,45 +265,45 @@ def gridsize(self: Function, ndim: int) -> Any:
 
 
 @_function
-def get_global_id(self: Function, dim: int) -> int:
+def get_global_id(self: BuiltinFunction, dim: int) -> int:
     """The thread's index in the whole grid along an axis."""
     item = require_item("get_global_id")
     return item.block[dim] * item.block_dim[dim] + item.thread[dim]
 
 
 @_function
-def get_local_id(self: Function, dim: int) -> int:
+def get_local_id(self: BuiltinFunction, dim: int) -> int:
     """The thread's index in its block along an axis."""
     return require_item("get_local_id").thread[dim]
 
 
 @_function
-def get_group_id(self: Function, dim: int) -> int:
+def get_group_id(self: BuiltinFunction, dim: int) -> int:
     """The block's index in the grid along an axis."""
     return require_item("get_group_id").block[dim]
 
 
 @_function
-def get_local_size(self: Function, dim: int) -> int:
+def get_local_size(self: BuiltinFunction, dim: int) -> int:
     """The number of threads of a block along an axis."""
     return require_item("get_local_size").block_dim[dim]
 
 
 @_function
-def get_global_size(self: Function, dim: int) -> int:
+def get_global_size(self: BuiltinFunction, dim: int) -> int:
     """The number of threads of the whole grid along an axis."""
     item = require_item("get_global_size")
     return item.grid_dim[dim] * item.block_dim[dim]
 
 
 @_function
-def get_num_groups(self: Function, dim: int) -> int:
+def get_num_groups(self: BuiltinFunction, dim: int) -> int:
     """The number of blocks of the grid along an axis."""
     return require_item("get_num_groups").grid_dim[dim]
 
 
 @_function
-def get_work_dim(self: Function) -> int:
+def get_work_dim(self: BuiltinFunction) -> int:
     """How many axes of the grid have more than one thread, counted to the last such axis; at least 1."""
     return require_item("get_work_dim").work_dim
 
@@ -315,29 +312,29 @@ def get_work_dim(self: Function) -> int:
 
 
 @_function
-def barrier(self: Function, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
-    """Wait until all threads of the block are here; what they wrote before is visible to all of them after.
+def barrier(self: BuiltinFunction, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
+    """Wait for all threads of the block; their earlier writes are visible to all of them afterwards.
 
-    ``scope``: CLK_LOCAL_MEM_FENCE promises that of shared memory alone, CLK_GLOBAL_MEM_FENCE of all memory.
+    ``scope``: CLK_LOCAL_MEM_FENCE covers shared memory only, CLK_GLOBAL_MEM_FENCE all memory.
     """
     require_item("barrier").barrier(scope)
 
 
 @_function
-def syncthreads(self: Function) -> None:
-    """Wait until all threads of the block are here: `barrier`, under the name that CUDA programs know."""
+def syncthreads(self: BuiltinFunction) -> None:
+    """Wait for all threads of the block: `barrier` by its CUDA name."""
     require_item("syncthreads").barrier(CLK_GLOBAL_MEM_FENCE)
 
 
 @_function
-def wavebarrier(self: Function) -> None:
-    """Wait until all threads of the warp, or wavefront, are here."""
+def wavebarrier(self: BuiltinFunction) -> None:
+    """Wait for all threads of the warp, or wavefront."""
     require_item("wavebarrier").wave_barrier()
 
 
 @_function
-def mem_fence(self: Function, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
-    """Make what the thread wrote visible before what it writes later: to its block, or to the device. It waits for nobody."""
+def mem_fence(self: BuiltinFunction, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
+    """Make the thread's earlier writes visible, to its block or to the device, before its later ones; it does not wait."""
     require_item("mem_fence").fence(scope)
 
 
@@ -350,7 +347,7 @@ def _axes(ndim: int) -> range:
 shared = Shared("shared", "Memory that the threads of a block share.")
 local = Local("local", "Memory of a single thread.")
 const = Const("const", "Memory that is compiled into the kernel.")
-atomic = Atomic("atomic", "Read, change and write an element with nobody in between.")
+atomic = Atomic("atomic", "Atomic read-modify-write operations on an element.")
 threadIdx = Position("threadIdx", "thread", "The thread's indices in its block.")
 blockIdx = Position("blockIdx", "block", "The block's indices in the grid.")
 blockDim = Position("blockDim", "block_dim", "The threads of a block along each axis.")

@@ -1,7 +1,8 @@
-"""How numba's kernels take their arguments, on every vendor: each flattened into words, whose addresses the driver is given.
+"""How numba's kernels take their arguments, on every vendor: flattened into words, whose addresses the driver gets.
 
-An array is seven words and more: two that are zero (whose memory it is, for the host's reference counts), its elements, the bytes
-of one, its address, then its lengths and its strides. A record is an address, a complex number two parts, a tuple its items.
+An array is five words and two for each axis: two zeros (meminfo and parent, which the host alone uses), the number of elements,
+the item size, the address, then the lengths and the strides. A record is its address, a complex number its two parts, a tuple
+its items.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from ..._core.arrays.ndarray import DeviceNDArray
 
 _WORD = 8
 _MASK = (1 << 64) - 1
-#: Words of an array before its lengths, and which of them is the address.
+#: Words of an array before its lengths, and the index of the address.
 _HEAD, _ADDRESS = 5, 4
 
 
 class Slot(NamedTuple):
-    """How one argument becomes words: so many of them, put there by ``put(argument, words, at)``.
+    """How one argument becomes words: their number, and ``put(argument, words, at)``, which writes them.
 
-    ``words`` are the frame's bytes: a scalar of fewer bytes than a word stands at its beginning.
+    ``put`` gets the frame's bytes; a scalar shorter than a word is written at its beginning.
     """
 
     words: int
@@ -31,7 +32,7 @@ class Slot(NamedTuple):
 
 
 class Frame:
-    """The words of one launch, and their addresses in an array for the driver. One launch at a time uses it."""
+    """The words of one launch, with the array of their addresses for the driver. One launch at a time uses a frame."""
 
     __slots__ = ("address", "bytes", "last", "places", "pointers", "puts", "store", "words")
 
@@ -40,18 +41,18 @@ class Frame:
         self.store = (ctypes.c_uint64 * max(count, 1))()
         first = ctypes.addressof(self.store)
         self.pointers = (ctypes.c_void_p * max(count, 1))(*range(first, first + _WORD * count, _WORD))
-        #: The address of the arguments' addresses.
+        #: The address of the array of addresses.
         self.address = ctypes.addressof(self.pointers)
         self.bytes = memoryview(self.store).cast("B")
         self.words = self.bytes.cast("Q")
         self.puts = [slot.put for slot in slots]
         #: The first word of each argument.
         self.places = [sum(slot.words for slot in slots[:index]) for index in range(len(slots))]
-        #: (shape, strides) of each array as its words are now: they seldom change from one launch to the next.
+        #: (shape, strides) that the words of each array hold; they seldom change between launches.
         self.last: dict[int, Any] = dict.fromkeys(self.places)
 
     def fill(self, arguments: Sequence[Any]) -> None:
-        """Put the arguments' words in their places."""
+        """Write the words of the arguments."""
         words, last = self.words, self.last
         for argument, at, put in zip(arguments, self.places, self.puts, strict=True):
             if put is not None:
@@ -70,7 +71,7 @@ class Frame:
 
 
 class Frames:
-    """Frames for the launches of one kernel; as many as threads launch it at the same time."""
+    """Idle frames for the launches of one kernel; there are as many as threads launch it at the same time."""
 
     __slots__ = ("idle", "slots")
 
@@ -79,24 +80,24 @@ class Frames:
         self.idle: list[Frame] = []
 
     def take(self) -> Frame:
-        """One that nobody uses."""
+        """Take an idle frame, or make a new one."""
         try:
             return self.idle.pop()
         except IndexError:
             return Frame(self.slots)
 
     def put_back(self, frame: Frame) -> None:
-        """Let others use it; one that was not filled to the end is not put back."""
+        """Return a frame after a launch; a frame whose filling failed is dropped instead."""
         self.idle.append(frame)
 
 
 def array(axes: int) -> Slot:
-    """An array of so many axes."""
+    """An array with this number of axes."""
     return Slot(_HEAD + 2 * axes, None, axes)
 
 
 def record() -> Slot:
-    """A record, by its address on the device."""
+    """A record, by its device address."""
 
     def put(argument: Any, words: memoryview, at: int) -> None:
         struct.pack_into("Q", words, at, argument.ptr)
@@ -105,7 +106,7 @@ def record() -> Slot:
 
 
 def scalar(code: str, convert: Callable[[Any], Any]) -> Slot:
-    """A scalar as `struct` packs it, after a conversion that raises where it does not fit."""
+    """A scalar packed by `struct`, after a conversion that raises if the value does not fit."""
     pack = struct.Struct(code).pack_into
 
     def put(argument: Any, words: memoryview, at: int) -> None:
@@ -126,7 +127,7 @@ def complex_number(code: str) -> Slot:
     return Slot(2, put)
 
 
-def member(slot: Slot) -> Slot:
+def enum_member(slot: Slot) -> Slot:
     """A member of an enumeration, by its value."""
 
     def put(argument: Any, words: memoryview, at: int) -> None:
@@ -136,7 +137,7 @@ def member(slot: Slot) -> Slot:
     return Slot(slot.words, put)
 
 
-def several(slots: Sequence[Slot]) -> Slot:
+def tuple_of_scalars(slots: Sequence[Slot]) -> Slot:
     """A tuple of scalars."""
     offsets = []
     at = 0

@@ -1,4 +1,4 @@
-"""A numba as a kernel compiler: what is the same for every vendor."""
+"""The common part of the kernel compilers over a vendor's numba."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .numba_types import LoadedKernel
 
 
 class NumbaCompiler(ABC):
-    """A vendor's numba, for what devmem asks of a compiler.
+    """A vendor's numba as a kernel compiler of devmem.
 
-    Its module ``compiler``, which imports that numba, has ``typing``, and ``image_for(function, types, driver, options)``, which
-    gives the code for a driver's device and the name of the kernel in it.
+    Its module ``compiler``, which imports that numba, provides ``typing`` and ``image_for(function, types, driver, options)``,
+    which returns the code for a driver's device and the kernel's name in it.
     """
 
     name: str
@@ -24,11 +24,11 @@ class NumbaCompiler(ABC):
 
     @abstractmethod
     def unavailable(self) -> str | None:
-        """Why it cannot be used, as far as can be seen without importing it."""
+        """Why it cannot be used, as far as that is known without importing it; None if it can."""
 
     @abstractmethod
     def compiler(self) -> Any:
-        """The module, imported when it is needed."""
+        """The module ``compiler``, imported at first use."""
 
     def type_of(self, argument: object) -> Hashable:
         """Numba's type of an argument."""
@@ -41,12 +41,12 @@ class NumbaCompiler(ABC):
         return found
 
     def spelled(self, kind: Hashable) -> str:
-        """A type as signatures have it."""
+        """A type as written in signatures."""
         found: str = self.compiler().typing.spelled(kind)
         return found
 
     def fits(self, declared: tuple[Hashable, ...], given: tuple[Hashable, ...]) -> bool:
-        """Whether scalars can be converted, and arrays are at least as regular as they were declared."""
+        """Whether given types match the declared ones: scalars convert, and arrays are at least as contiguous as declared."""
         return all(map(self.compiler().typing.fits, declared, given))
 
     def compile(
@@ -56,14 +56,14 @@ class NumbaCompiler(ABC):
         driver: Driver,
         options: Mapping[str, object],
     ) -> CompiledKernel:
-        """Compile for the device of a driver, and load.
+        """Compile a function for a driver's device, and load the code.
 
         Raises
         ------
         UnsupportedError
-            The driver loads nothing; or the kernel needs what the compiler would have to link in from elsewhere.
+            The driver cannot load kernels; or the kernel needs code that would have to be linked in.
         TypeError
-            An option that the compiler has not got.
+            An option that the compiler does not have.
         """
         if not isinstance(driver, SupportsLaunch):
             raise UnsupportedError(f"the driver of {driver.info.name} launches no kernels")
@@ -74,7 +74,7 @@ class NumbaCompiler(ABC):
 
 
 def check_options(compiler: str, options: Mapping[str, object], known: Collection[str]) -> None:
-    """Refuse options that a compiler would ignore."""
+    """Raise TypeError for options that a compiler does not have."""
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise TypeError(f"{compiler} is told nothing by {', '.join(unknown)}: it knows {', '.join(sorted(known))}")
+        raise TypeError(f"{compiler} has no option {', '.join(unknown)}: its options are {', '.join(sorted(known))}")

@@ -1,6 +1,4 @@
-"""Arguments and signatures as numba types them, the same for every vendor: numba-cuda has a copy of numba's types, numba-hip
-takes numba's.
-"""
+"""Numba's types of arguments and signatures, for every vendor: numba-cuda has a copy of numba's types, numba-hip uses numba's."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _INTEGERS = {
 
 @dataclass(frozen=True)
 class Typing:
-    """One numba: its module of types, and three functions of it."""
+    """The types of one numba: its module of types, and three of its functions."""
 
     name: str
     types: Any
@@ -40,12 +38,12 @@ class Typing:
     normalize_signature: Callable[[str], tuple[Any, Any]]
 
     def type_of(self, argument: object) -> Hashable:
-        """Its type of a device array, a record on the device, or a scalar.
+        """Numba's type of a device array, a device record, or a scalar.
 
         Raises
         ------
         TypeError
-            It has none.
+            Numba has no type for it, or kernels take no arguments of that type.
         """
         try:
             if isinstance(argument, DeviceNDArray):
@@ -55,20 +53,20 @@ class Typing:
             else:
                 found = self.typeof(argument)
             self.slot(found)
-        except Exception as error:  # of numba's kinds, too, which are not of one family in all numbas
+        except Exception as error:  # numba's own errors have no common base class in all versions
             kind, dtype = type(argument).__name__, getattr(argument, "dtype", None)
             what = kind if dtype is None else f"{kind} of dtype {dtype}"
             raise TypeError(
-                f"{self.name} takes no {what} for a kernel ({error}): give arrays, records, numbers, or tuples of numbers"
+                f"{self.name} takes no {what} for a kernel ({error}): pass arrays, records, numbers, or tuples of numbers"
             ) from None
         kept: Hashable = found
         return kept
 
     def types_of(self, signature: str) -> tuple[Hashable, ...]:
-        """Its types of ``void(float32[::1], int64)``, or of ``(float32[::1], int64)``."""
+        """Numba's types of the signature ``void(float32[::1], int64)``, or ``(float32[::1], int64)``."""
         try:
             arguments, result = self.normalize_signature(signature)
-        except Exception as error:  # it evaluates the text
+        except Exception as error:  # numba evaluates the text as Python
             raise TypeError(
                 f"{signature!r} is no signature of numba's ({error}): write void(float32[::1], int64)"
             ) from None
@@ -79,14 +77,14 @@ class Typing:
         return tuple(arguments)
 
     def spelled(self, kind: Any) -> str:
-        """A type as signatures have it, and what of it no signature can say."""
+        """A type as written in signatures, with the properties that a signature cannot express."""
         if not isinstance(kind, self.types.Array):
             return str(kind)
         found = type_text(self.spelled(kind.dtype), kind.ndim, kind.layout)
         return f"{found}{'' if kind.mutable else ' read-only'}{'' if kind.aligned else ' not aligned'}"
 
     def fits(self, declared: Any, given: Any) -> bool:
-        """Whether code for one type takes an argument of another."""
+        """Whether code compiled for one type takes an argument of another."""
         types = self.types
         if declared == given:
             return True
@@ -105,7 +103,7 @@ class Typing:
         return ranks[0] is not None and ranks[1] is not None and ranks[0] >= ranks[1]
 
     def slot(self, kind: Any) -> abi.Slot:
-        """How an argument of a type is handed over; NotImplementedError for what is not."""
+        """How an argument of a type is passed; NotImplementedError if it cannot be."""
         types = self.types
         if isinstance(kind, types.Array):
             return abi.array(kind.ndim)
@@ -124,12 +122,12 @@ class Typing:
         if isinstance(kind, types.NPDatetime | types.NPTimedelta):
             return abi.scalar("q", lambda value: int(value.view(np.int64)))
         if isinstance(kind, types.EnumMember):
-            return abi.member(self.slot(kind.dtype))
+            return abi.enum_member(self.slot(kind.dtype))
         if isinstance(kind, types.BaseTuple):
             slots = [self.slot(each) for each in kind]
             if any(slot.put is None for slot in slots):
-                raise NotImplementedError("arrays in a tuple: give them one by one")
-            return abi.several(slots)
+                raise NotImplementedError("arrays in a tuple: pass them one by one")
+            return abi.tuple_of_scalars(slots)
         raise NotImplementedError(f"arguments of type {kind}")
 
     def _array(self, array: DeviceNDArray[Any]) -> Any:
@@ -140,7 +138,7 @@ class Typing:
 
 
 class LoadedKernel:
-    """Code that the vendor's driver has loaded, and the words that it takes."""
+    """A kernel that the driver has loaded, with the slots of its arguments."""
 
     __slots__ = ("driver", "frames", "function")
 
@@ -150,7 +148,7 @@ class LoadedKernel:
         self.function = driver.load(image, name)
 
     def launch(self, grid: Extent, block: Extent, shared_bytes: int, stream: int, arguments: Sequence[object]) -> None:
-        """Enqueue it; the driver has read the words when this returns."""
+        """Enqueue the kernel; the driver has read the words on return."""
         frames = self.frames
         frame = frames.take()
         try:
@@ -158,15 +156,15 @@ class LoadedKernel:
         except (struct.error, OverflowError) as error:
             raise self._unfit(arguments) or error from None
         self.driver.launch(self.function, grid, block, shared_bytes, stream, frame.address)
-        # Not after a failure: of a frame that was interrupted nobody knows which words it has.
+        # Not after a failure: it is unknown which words an interrupted frame contains.
         frames.put_back(frame)
 
     def close(self) -> None:
-        """Unload it."""
+        """Unload the kernel."""
         self.driver.unload(self.function)
 
     def _unfit(self, arguments: Sequence[object]) -> OverflowError | None:
-        """Which argument is too large for its type."""
+        """The error for the argument that is too large for its type."""
         for place, (argument, slot) in enumerate(zip(arguments, self.frames.slots, strict=True)):
             if slot.put is not None:
                 try:

@@ -82,5 +82,5 @@ def test_the_architecture_with_its_features(arch, features, told):
 
 def test_an_architecture_of_somebody_else():
     info = SimpleNamespace(arch="", facts={}, name="an old GPU")
-    with pytest.raises(dm.UnsupportedError, match="'' of an old GPU is none of AMD's"):
+    with pytest.raises(dm.UnsupportedError, match="'' of an old GPU is not an AMD architecture"):
         numba_hip.architecture(SimpleNamespace(info=info))

@@ -420,9 +420,8 @@ def test_loops_of_different_lengths(simulated, line_of):
 
     report = simulated.report(kernel, 1, 4)
     assert at(report, "divergence", (0, 0, 0)) == line_of(kernel, "# behind")
-    assert (
-        f"thread (3, 0, 0) at another barrier, at test_simulator_reports.py:{line_of(kernel, '# run_interruptible')}"
-        in str(report)
+    assert f"thread (3, 0, 0) at another barrier, at test_simulator_reports.py:{line_of(kernel, '# inside')}" in str(
+        report
     )
 
 

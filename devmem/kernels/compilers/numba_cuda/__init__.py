@@ -1,4 +1,4 @@
-"""Kernels for CUDA, compiled by numba-cuda (the extra ``cuda-kernels``), which is imported when it is needed."""
+"""Kernels for CUDA, compiled by numba-cuda (the extra ``cuda-kernels``), which is imported at first use."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ INSTALL = "pip install 'devmem-arrays[cuda-kernels]'"
 
 
 class NumbaCuda(NumbaCompiler):
-    """numba-cuda, for what devmem asks of a compiler."""
+    """numba-cuda as a kernel compiler."""
 
     name = "numba_cuda"
     backend = "cuda"
 
     def unavailable(self) -> str | None:
-        """Why numba-cuda cannot be used; it is looked for, and not imported."""
+        """Why numba-cuda cannot be used, found out without importing it; None if it can."""
         if find_spec("numba") is None:
             return f"numba-cuda is not installed: {INSTALL}"
         if find_spec("numba_cuda") is None:
@@ -28,30 +28,30 @@ class NumbaCuda(NumbaCompiler):
         return simulated()
 
     def compiler(self) -> Any:
-        """What makes PTX."""
+        """The module that compiles to PTX."""
         from . import compiler
 
         return compiler
 
 
 def devmem_kernel_compilers() -> Sequence[KernelCompiler]:
-    """For `devmem.plugins`."""
+    """The hook that `devmem.plugins` calls."""
     return [NumbaCuda()]
 
 
 def simulated() -> str | None:
-    """Why nothing can be compiled where numba-cuda runs its own simulator instead."""
+    """Why numba-cuda compiles nothing, if it runs its own simulator; None if it does not."""
     config = sys.modules.get("numba.cuda.core.config")
     if config is not None and getattr(config, "ENABLE_CUDASIM", False):
         return (
-            "NUMBA_ENABLE_CUDASIM has numba-cuda simulate: unset it, or run the kernel under @numba.cuda.jit, or by "
+            "NUMBA_ENABLE_CUDASIM makes numba-cuda simulate: unset it, or run the kernel under @numba.cuda.jit, or in "
             "devmem's own simulator, devmem.use_backend('host')"
         )
     return None
 
 
 def type_of_name(name: object) -> Any:
-    """The type of a name of devmem's in numba-cuda; None where that simulates, or where numba.cuda is something else."""
+    """The type of one of devmem's names in numba-cuda; None if it simulates, or if numba.cuda is another package."""
     if simulated() is not None or find_spec("numba_cuda") is None:
         return None
     from . import device_names
@@ -60,7 +60,7 @@ def type_of_name(name: object) -> Any:
 
 
 def extend() -> None:
-    """Make devmem's names known to numba-cuda; its entry point, where it calls any: launches of 0.30 do not."""
+    """Register devmem's names with numba-cuda. Its entry point for extensions, which launches of 0.30 do not call."""
     if simulated() is None:
         from . import device_names
 

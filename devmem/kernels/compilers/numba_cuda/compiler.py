@@ -1,4 +1,4 @@
-"""From a function to something that the CUDA driver launches."""
+"""Compile functions to PTX, which the CUDA driver loads."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..numba_compiler import check_options
 from ..numba_types import Typing
 from . import device_names
 
-#: What numba's compile function is told as it is.
+#: Options that are passed on to numba's compile function.
 OPTIONS = frozenset({"debug", "lineinfo", "fastmath", "opt", "launch_bounds"})
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
-#: Functions that numba-cuda links from elsewhere into a kernel that needs them.
+#: Finds external functions, which numba-cuda would link into a kernel.
 _EXTERN = re.compile(r"^\s*\.extern\s+\.func\s+(?:\([^)]*\)\s*)?([\w$]+)", re.MULTILINE)
 _IN_EVERY_DRIVER = frozenset({"vprintf", "__assertfail", "malloc", "free"})
 
@@ -36,7 +36,7 @@ typing = Typing(
 def image_for(
     function: Callable[..., object], argument_types: tuple[Hashable, ...], driver: Driver, options: Mapping[str, object]
 ) -> tuple[bytes, str]:
-    """PTX for the architecture of a driver's device, as the driver takes it, and the kernel's name in it."""
+    """PTX for the architecture of a driver's device, null-terminated, and the kernel's name in it."""
     ptx = ptx_for(function, argument_types, compute_capability(driver), options)
     [entry] = _ENTRY.findall(ptx)
     return ptx.encode() + b"\0", entry
@@ -48,14 +48,14 @@ def ptx_for(
     capability: tuple[int, int],
     options: Mapping[str, object],
 ) -> str:
-    """The PTX of a kernel, with no device.
+    """The PTX of a kernel; needs no device.
 
     Raises
     ------
     UnsupportedError
-        The kernel needs functions that numba-cuda links in from elsewhere.
+        The kernel needs external functions that would have to be linked in.
     TypeError
-        An option that numba-cuda has not got.
+        An option that numba-cuda does not have.
     """
     check_options("numba-cuda", options, OPTIONS)
     device_names.register()
@@ -65,15 +65,17 @@ def ptx_for(
     missing = sorted(set(_EXTERN.findall(ptx)) - _IN_EVERY_DRIVER)
     if missing:
         raise UnsupportedError(
-            f"the kernel {function.__qualname__} calls {', '.join(missing)}, which has to be linked in (reshape of an array, or "
-            f"arrays that are made in the kernel, do): do that on the host, or use devmem.local.array"
+            f"the kernel {function.__qualname__} calls {', '.join(missing)}, which would have to be linked in (reshape of an "
+            f"array and arrays made in the kernel need that): do it on the host, or use devmem.local.array"
         )
     return ptx
 
 
 def compute_capability(driver: Driver) -> tuple[int, int]:
-    """The device's. Of one that is newer than the compiler, numba-cuda makes the newest that it knows."""
+    """The device's compute capability. For a newer device than it knows, numba-cuda compiles for the newest known."""
     digits = re.fullmatch(r"sm_(\d+)(\d)", driver.info.arch)
     if digits is None:
-        raise UnsupportedError(f"the architecture {driver.info.arch!r} of {driver.info.name} is none of CUDA's")
+        raise UnsupportedError(
+            f"the architecture {driver.info.arch!r} of {driver.info.name} is not a CUDA architecture"
+        )
     return int(digits[1]), int(digits[2])

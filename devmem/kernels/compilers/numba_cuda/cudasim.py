@@ -1,4 +1,4 @@
-"""Names of devmem in numba-cuda's own simulator (``NUMBA_ENABLE_CUDASIM=1``): each thread of a block is a Python thread."""
+"""devmem's names in numba-cuda's own simulator (``NUMBA_ENABLE_CUDASIM=1``), where each thread of a block is a Python thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _lock = threading.Lock()
 
 
 class SimulatedThread:
-    """A thread of numba's simulator as a work-item."""
+    """A thread of numba's simulator as a `WorkItem`."""
 
     def __init__(self, thread: simulator.BlockThread, launch: FakeCUDAModule) -> None:
         self.runner = thread
@@ -31,18 +31,18 @@ class SimulatedThread:
         self.lane: int = thread.thread_id % self.wave_size
 
     def barrier(self, scope: int) -> None:
-        """As numba's."""
+        """Call numba's barrier."""
         self.runner.syncthreads()
 
     def wave_barrier(self) -> None:
-        """For the whole block: the simulator knows no smaller one."""
+        """Wait for the whole block: the simulator has no smaller barrier."""
         self.runner.syncthreads()
 
     def fence(self, scope: int) -> None:
-        """Nothing: threads of Python see what others wrote."""
+        """Do nothing: Python threads see each other's writes."""
 
     def shared_array(self, shape: Any, dtype: Any) -> Any:
-        """By the line of the kernel that asks, as numba's; but numba looks at its caller, and that would be a line of ours."""
+        """The array for the calling line of the kernel. Numba's own method takes the line of its caller, which is in devmem."""
         if shape == 0:
             return self.launch.shared.array(0, np.dtype(dtype))
         frame = sys._getframe(1)
@@ -56,7 +56,7 @@ class SimulatedThread:
             return arrays[place]
 
     def local_array(self, shape: Any, dtype: Any) -> Any:
-        """An array of the thread's own."""
+        """An array of this thread alone."""
         return np.empty(shape, dtype)
 
     def const_array(self, ary: Any) -> Any:
@@ -64,12 +64,12 @@ class SimulatedThread:
         return ary
 
     def atomic(self, operation: str, ary: Any, index: Any, *operands: Any) -> Any:
-        """As numba's."""
+        """Call numba's operation."""
         return getattr(self.launch.atomic, operation)(ary, index, *operands)
 
 
 def find() -> WorkItem | None:
-    """The work-item of this thread, if the simulator runs it; from here on it is found without asking."""
+    """The work-item of this thread, if the simulator runs it; it is stored for later lookups."""
     thread = threading.current_thread()
     if not isinstance(thread, simulator.BlockThread):
         return None

@@ -1,6 +1,6 @@
-"""What devmem's names are to numba-cuda: positions and numbers are special registers, the rest is numba's own functions.
+"""devmem's names in numba-cuda: positions and numbers are special registers, all others map to numba's own functions.
 
-The namespaces (``shared``, ``atomic``) resolve to those by their templates.
+The namespaces (``shared``, ``atomic``) use numba's templates.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from numba.cuda.typing import signature, templates
 
 from ... import names
 from ...functions import DeviceFunction
-from ..numba_names import Numba, NumbaNames
+from ..numba_names import NumbaModules, NumbaNames
 
-#: Of each namespace its names, and numba's template for each.
+#: The names of each namespace, with numba's template for each.
 NAMESPACES: dict[Any, dict[str, Any]] = {
     names.shared: {"array": cudadecl.Cuda_shared_array},
     names.local: {"array": cudadecl.Cuda_local_array},
@@ -41,56 +41,56 @@ REGISTERS = {names.threadIdx: "tid", names.blockIdx: "ctaid", names.blockDim: "n
 
 
 class CudaNames(NumbaNames):
-    """The names for numba-cuda."""
+    """devmem's names for numba-cuda."""
 
     name = "numba_cuda"
 
     def target(self) -> Any:
-        """numba-cuda's."""
+        """numba-cuda's target."""
         return cuda_target
 
     def register_namespaces(self) -> None:
-        """By numba's templates."""
+        """Register them with numba's templates."""
         for namespace, members in NAMESPACES.items():
             self.namespace(namespace, members)
 
     def device_function(self, function: DeviceFunction) -> Any:
-        """A dispatcher of numba-cuda's."""
+        """A dispatcher of numba-cuda."""
         options = {"device": True, "opt": True, **function.options}
         return DeviceDispatcher(function.function, targetoptions=options)
 
-    def coordinate(self, opened: Any, builder: Any, position: names.Position, axis: str) -> Any:
+    def coordinate(self, context: Any, builder: Any, position: names.Position, axis: str) -> Any:
         """A special register."""
         return nvvmutils.call_sreg(builder, f"{REGISTERS[position]}.{axis}")
 
-    def read(self, opened: Any, builder: Any, number: names.Number) -> Any:
+    def read(self, context: Any, builder: Any, number: names.Number) -> Any:
         """A special register, of the same name."""
         return nvvmutils.call_sreg(builder, number.name)
 
-    def block_barrier(self, opened: Any, builder: Any) -> Any:
-        """An intrinsic of numba's, called as numba does."""
-        kind = opened.typing_context.resolve_value_type(cuda.syncthreads)
-        sig = kind.get_call_type(opened.typing_context, (), {})
-        return opened.get_function(kind, sig)(builder, ())
+    def block_barrier(self, context: Any, builder: Any) -> Any:
+        """Call numba's ``syncthreads``, as its own code does."""
+        kind = context.typing_context.resolve_value_type(cuda.syncthreads)
+        sig = kind.get_call_type(context.typing_context, (), {})
+        return context.get_function(kind, sig)(builder, ())
 
-    def wave_barrier(self, opened: Any, builder: Any) -> None:
-        """Of the warp."""
-        _stub(opened, builder, cuda.syncwarp)
+    def wave_barrier(self, context: Any, builder: Any) -> None:
+        """Call ``syncwarp``."""
+        _call_intrinsic(context, builder, cuda.syncwarp)
 
-    def block_fence(self, opened: Any, builder: Any) -> None:
-        """Of the block."""
-        _stub(opened, builder, cuda.threadfence_block)
+    def block_fence(self, context: Any, builder: Any) -> None:
+        """Call ``threadfence_block``."""
+        _call_intrinsic(context, builder, cuda.threadfence_block)
 
-    def device_fence(self, opened: Any, builder: Any) -> None:
-        """Of the device."""
-        _stub(opened, builder, cuda.threadfence)
+    def device_fence(self, context: Any, builder: Any) -> None:
+        """Call ``threadfence``."""
+        _call_intrinsic(context, builder, cuda.threadfence)
 
 
 class DeviceDispatcher(CUDADispatcher):  # type: ignore[misc]  # numba has no types for checkers
-    """A device function that is compiled for what its caller is compiled for, and not for the device that is current."""
+    """A device function that is compiled for its caller's architecture, not for the current device's."""
 
     def compile_device(self, args: Any, return_type: Any = None) -> Any:
-        """Compile it for arguments of these types, once."""
+        """Compile it once for arguments of these types."""
         flags = ConfigStack.top_or_none()
         if flags is None or args in self.overloads:
             return super().compile_device(args, return_type)
@@ -110,13 +110,13 @@ class DeviceDispatcher(CUDADispatcher):  # type: ignore[misc]  # numba has no ty
         return result
 
 
-def _stub(opened: Any, builder: Any, function: Any) -> None:
-    """A call of one of numba's functions that are known by what stands for them."""
-    opened.get_function(function, signature(types.none))(builder, ())
+def _call_intrinsic(context: Any, builder: Any, function: Any) -> None:
+    """Call one of numba's functions that have no type of their own."""
+    context.get_function(function, signature(types.none))(builder, ())
 
 
 NAMES = CudaNames(
-    Numba(
+    NumbaModules(
         types=types,
         models=models,
         templates=templates,

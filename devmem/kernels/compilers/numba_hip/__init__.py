@@ -1,6 +1,6 @@
-"""Kernels for ROCm, compiled by numba-hip (the extra ``rocm-kernels``), which is imported when it is needed.
+"""Kernels for ROCm, compiled by numba-hip (the extra ``rocm-kernels``), which is imported at first use.
 
-Nobody has run this on an AMD GPU yet.
+This has not been run on an AMD GPU yet.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ INSTALL = "pip install 'devmem-arrays[rocm-kernels]'"
 
 
 class NumbaHip(NumbaCompiler):
-    """numba-hip, for what devmem asks of a compiler."""
+    """numba-hip as a kernel compiler."""
 
     name = "numba_hip"
     backend = "roc"
 
     def unavailable(self) -> str | None:
-        """Why numba-hip cannot be used, as far as can be seen without importing it; it needs a ROCm that is installed."""
+        """Why numba-hip cannot be used, as far as that is known without importing it; it needs an installed ROCm."""
         numba = find_spec("numba")
         if numba is None or not any((Path(each) / "hip").is_dir() for each in numba.submodule_search_locations or ()):
             return f"numba-hip is not installed: {INSTALL}"
         root = Path(os.environ.get("ROCM_PATH") or os.environ.get("ROCM_HOME") or "/opt/rocm")
         if not root.is_dir():
-            return (
-                f"numba-hip compiles with ROCm's own headers and libraries, and there are none at {root}: set ROCM_PATH"
-            )
+            return f"numba-hip compiles with ROCm's headers and libraries, and there are none at {root}: set ROCM_PATH"
         return None
 
     def compiler(self) -> Any:
-        """What makes code objects; UnsupportedError where ROCm is not as numba-hip wants it."""
+        """The module that compiles to code objects; UnsupportedError if numba-hip cannot use the installed ROCm."""
         try:
             from . import compiler
         except (ImportError, OSError, RuntimeError) as error:
             raise UnsupportedError(
-                f"numba-hip could not be imported ({type(error).__name__}: {error}): it needs the ROCm that it was made for, "
-                f"with headers, libamd_comgr and libclang; set ROCM_PATH to it"
+                f"numba-hip could not be imported ({type(error).__name__}: {error}): it needs the ROCm version that it was "
+                f"built for, with headers, libamd_comgr and libclang; set ROCM_PATH to it"
             ) from error
         return compiler
 
 
 def devmem_kernel_compilers() -> Sequence[KernelCompiler]:
-    """For `devmem.plugins`."""
+    """The hook that `devmem.plugins` calls."""
     return [NumbaHip()]
 
 
 def type_of_name(name: object) -> Any:
-    """The type of a name of devmem's in numba-hip."""
+    """The type of one of devmem's names in numba-hip."""
     from . import device_names
 
     return device_names.type_of_name(name)
 
 
 def architecture(driver: Driver) -> str:
-    """As the runtime names it, with its features: ``gfx90a:sramecc+:xnack-``."""
+    """The architecture with its features, as the runtime names it: ``gfx90a:sramecc+:xnack-``."""
     features = str(driver.info.facts.get("features", ""))
     if not driver.info.arch.startswith("gfx"):
-        raise UnsupportedError(f"the architecture {driver.info.arch!r} of {driver.info.name} is none of AMD's")
+        raise UnsupportedError(
+            f"the architecture {driver.info.arch!r} of {driver.info.name} is not an AMD architecture"
+        )
     return f"{driver.info.arch}:{features}" if features else driver.info.arch

@@ -1,4 +1,4 @@
-"""From a function to something that the HIP runtime launches."""
+"""Compile functions to code objects, which the HIP runtime loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..numba_compiler import check_options
 from ..numba_types import Typing
 from . import architecture, device_names
 
-#: What numba-hip is told as it is, and what it takes for it if nothing is said.
+#: Options that are passed on to numba-hip, with its defaults.
 OPTIONS = {"debug": False, "lineinfo": False, "fastmath": False, "opt": True}
 
 typing = Typing(
@@ -37,7 +37,7 @@ def image_for(
 def code_for(
     function: Callable[..., object], argument_types: tuple[Hashable, ...], arch: str, options: Mapping[str, object]
 ) -> tuple[bytes, str]:
-    """The code object of a kernel, and the kernel's name in it; with no device. TypeError: an option that there is not."""
+    """The code object of a kernel, and the kernel's name in it; needs no device. TypeError for an unknown option."""
     check_options("numba-hip", options, OPTIONS)
     device_names.register()
     told = {**OPTIONS, **options}

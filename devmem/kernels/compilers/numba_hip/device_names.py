@@ -1,8 +1,7 @@
-"""What devmem's names are to numba-hip.
+"""devmem's names in numba-hip.
 
-numba-hip makes most of its own names from ROCm's headers when it is imported, and keeps them as attributes of the module
-``numba.hip``: they are looked up there, by name, when they are asked for. Atomics on arrays, which numba-hip has not got, are
-built of LLVM's instructions.
+When it is imported, numba-hip makes most of its own names from ROCm's headers, as attributes of the module ``numba.hip``; they
+are looked up there by name at each use. Atomic operations on arrays, which numba-hip lacks, are built from LLVM instructions.
 """
 
 from __future__ import annotations
@@ -18,102 +17,102 @@ from numba.hip.typing_lowering.registries import impl_registry, typing_registry
 
 from ... import names
 from ...functions import DeviceFunction
-from ..numba_names import Numba, NumbaNames
+from ..numba_names import NumbaModules, NumbaNames
 
-#: Those that are numba-hip's own, under its names.
-SAME = {names.shared: "shared", names.local: "local", names.const: "const"}
-#: LLVM's instructions: for signed integers, for unsigned ones, and for floats.
+#: Names that map to numba-hip's own.
+NUMBA_HIP_NAMES = {names.shared: "shared", names.local: "local", names.const: "const"}
+#: LLVM's operations for signed integers, unsigned integers and floats.
 ATOMICS = {
     "add": ("add", "add", "fadd"),
     "max": ("max", "umax", "fmax"),
     "min": ("min", "umin", "fmin"),
     "exch": ("xchg", "xchg", "xchg"),
 }
-#: Names under which ROCm's headers may have a barrier of the wavefront, the best first.
+#: Names that ROCm's headers may have for a barrier of the wavefront, the best first.
 WAVE_BARRIER = ("syncwarp", "builtin_amdgcn_wave_barrier")
 
 
 class HipNames(NumbaNames):
-    """The names for numba-hip."""
+    """devmem's names for numba-hip."""
 
     name = "numba_hip"
 
     def target(self) -> Any:
-        """numba-hip's."""
-        from numba.hip.descriptor import hip_target  # imports the compiler, which may be importing this
+        """numba-hip's target."""
+        from numba.hip.descriptor import hip_target  # imports the compiler, which may be importing this module
 
         return hip_target
 
     def type_of_name(self, name: Any) -> Any:
-        """The type of one of devmem's names, or of a device function; of some, numba-hip's own."""
-        if name not in SAME:
+        """The type of one of devmem's names, or of a device function; for some names numba-hip's own type."""
+        if name not in NUMBA_HIP_NAMES:
             return super().type_of_name(name)
         self.register()
-        return _attribute(self.target().typing_context, SAME[name])
+        return _attribute(self.target().typing_context, NUMBA_HIP_NAMES[name])
 
     def register_namespaces(self) -> None:
-        """Atomics; the others are numba-hip's."""
+        """Register ``atomic``; the other namespaces are numba-hip's."""
         self.namespace(names.atomic, {operation: _atomic(operation) for operation in (*ATOMICS, "cas")})
 
     def device_function(self, function: DeviceFunction) -> Any:
-        """What numba-hip's own decorator makes of it."""
+        """The dispatcher that numba-hip's decorator makes."""
         return hip.jit(device=True, **function.options)(function.function)
 
-    def coordinate(self, opened: Any, builder: Any, position: names.Position, axis: str) -> Any:
-        """Of the attribute of that name."""
-        kind = _attribute(opened.typing_context, position.name)
-        value = _value(opened, builder, position.name)
-        return opened.get_getattr(kind, axis)(opened, builder, kind, value, axis)
+    def coordinate(self, context: Any, builder: Any, position: names.Position, axis: str) -> Any:
+        """The axis of the attribute of that name."""
+        kind = _attribute(context.typing_context, position.name)
+        value = _value(context, builder, position.name)
+        return context.get_getattr(kind, axis)(context, builder, kind, value, axis)
 
-    def read(self, opened: Any, builder: Any, number: names.Number) -> Any:
+    def read(self, context: Any, builder: Any, number: names.Number) -> Any:
         """The attribute of that name."""
-        return _value(opened, builder, number.name)
+        return _value(context, builder, number.name)
 
-    def block_barrier(self, opened: Any, builder: Any) -> None:
-        """Of the work-group."""
-        _must_call(opened, builder, "syncthreads")
+    def block_barrier(self, context: Any, builder: Any) -> None:
+        """Call ``syncthreads``."""
+        _must_call(context, builder, "syncthreads")
 
-    def wave_barrier(self, opened: Any, builder: Any) -> None:
-        """A wavefront goes in step by itself: what is left to do is to keep the accesses of its lanes in order."""
+    def wave_barrier(self, context: Any, builder: Any) -> None:
+        """Order the accesses of the lanes with fences; the lanes of a wavefront run in step anyway."""
         builder.fence("acq_rel", "wavefront")
-        any(_call(opened, builder, name) for name in WAVE_BARRIER)
+        any(_call(context, builder, name) for name in WAVE_BARRIER)
         builder.fence("acq_rel", "wavefront")
 
-    def block_fence(self, opened: Any, builder: Any) -> None:
-        """Of the work-group."""
-        _must_call(opened, builder, "threadfence_block")
+    def block_fence(self, context: Any, builder: Any) -> None:
+        """Call ``threadfence_block``."""
+        _must_call(context, builder, "threadfence_block")
 
-    def device_fence(self, opened: Any, builder: Any) -> None:
-        """Of the device."""
-        _must_call(opened, builder, "threadfence")
+    def device_fence(self, context: Any, builder: Any) -> None:
+        """Call ``threadfence``."""
+        _must_call(context, builder, "threadfence")
 
 
 def _attribute(typingctx: Any, name: str) -> Any:
-    """The type of ``numba.hip.name``; None where ROCm's headers have no such thing."""
+    """The type of ``numba.hip.name``; None if ROCm's headers lack it."""
     try:
         return typingctx.resolve_getattr(types.Module(hip), name)
-    except AttributeError:  # numba looks for it in the module itself, last
+    except AttributeError:  # raised by numba's last resort, the lookup in the module
         return None
 
 
-def _value(opened: Any, builder: Any, name: str) -> Any:
+def _value(context: Any, builder: Any, name: str) -> Any:
     """The value of an attribute of ``numba.hip``."""
     module = types.Module(hip)
-    return opened.get_getattr(module, name)(opened, builder, module, opened.get_dummy_value(), name)
+    return context.get_getattr(module, name)(context, builder, module, context.get_dummy_value(), name)
 
 
-def _call(opened: Any, builder: Any, name: str) -> bool:
+def _call(context: Any, builder: Any, name: str) -> bool:
     """Call a function of ``numba.hip``; False if there is none."""
-    kind = _attribute(opened.typing_context, name)
+    kind = _attribute(context.typing_context, name)
     if kind is None:
         return False
-    sig = kind.get_call_type(opened.typing_context, (), {})
-    opened.get_function(kind, sig)(builder, ())
+    sig = kind.get_call_type(context.typing_context, (), {})
+    context.get_function(kind, sig)(builder, ())
     return True
 
 
-def _must_call(opened: Any, builder: Any, name: str) -> None:
-    if not _call(opened, builder, name):
+def _must_call(context: Any, builder: Any, name: str) -> None:
+    if not _call(context, builder, name):
         raise NotImplementedError(f"this numba-hip has no {name}: ROCm's headers lack it")
 
 
@@ -139,9 +138,9 @@ def _atomic(operation: str) -> Any:
 
     typing_registry.register(Template)
 
-    def build(opened: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         array, at, *_ = sig.args
-        place = _element(opened, builder, array, at, args[0], args[1])
+        place = _element(context, builder, array, at, args[0], args[1])
         if operation == "cas":
             found = builder.cmpxchg(place, args[2], args[3], "monotonic", "monotonic")
             return builder.extract_value(found, 0)
@@ -155,19 +154,19 @@ def _atomic(operation: str) -> Any:
     return Template
 
 
-def _element(opened: Any, builder: Any, array: Any, at: Any, value: Any, index: Any) -> Any:
-    """The address of an element; negative indices count from the end, as elsewhere in kernels of numba's."""
+def _element(context: Any, builder: Any, array: Any, at: Any, value: Any, index: Any) -> Any:
+    """The address of an element; negative indices count from the end, as everywhere in numba's kernels."""
     if isinstance(at, types.BaseTuple):
         kinds, parts = list(at), cgutils.unpack_tuple(builder, index, count=len(at))
     else:
         kinds, parts = [at], [index]
-    indices = [opened.cast(builder, part, kind, types.intp) for part, kind in zip(parts, kinds, strict=True)]
-    proxy = opened.make_array(array)(opened, builder, value)
-    return cgutils.get_item_pointer(opened, builder, array, proxy, indices, wraparound=True)
+    indices = [context.cast(builder, part, kind, types.intp) for part, kind in zip(parts, kinds, strict=True)]
+    proxy = context.make_array(array)(context, builder, value)
+    return cgutils.get_item_pointer(context, builder, array, proxy, indices, wraparound=True)
 
 
 NAMES = HipNames(
-    Numba(
+    NumbaModules(
         types=types,
         models=models,
         templates=templates,
