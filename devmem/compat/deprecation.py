@@ -6,7 +6,7 @@ import sys
 import warnings
 
 
-def old(spelling: str, instead: str) -> None:
+def warn_old_name(spelling: str, instead: str) -> None:
     """Warn of a spelling, at the line outside devmem that has it."""
     level, frame = 2, sys._getframe(1)  # 1 would be this function
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem":

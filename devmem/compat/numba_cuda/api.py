@@ -13,17 +13,17 @@ import numpy as np
 import devmem
 
 from ...spi.errors import DevmemError
-from .array_creation import of_layout
+from .array_creation import creation_error
 from .cudadrv import devicearray, devices, driver
 from .cudadrv.arrays import DeviceNDArray
 from .cudadrv.device import Device
-from .cudadrv.devicearray import auto_device, borrowed
+from .cudadrv.devicearray import auto_device, borrow
 from .cudadrv.error import translated
 from .cudadrv.layouts import shape_strides_dtype
-from .cudadrv.old_signatures import MISSING, refuse_rest, renamed, shown_as
+from .cudadrv.old_signatures import MISSING, old_keyword, refuse_unknown, with_signature
 from .cudadrv.state import context_of, current_device, prepare, ready
-from .cudadrv.state import native as _native
-from .cudadrv.streams import Event, Stream, event_elapsed_time, named
+from .cudadrv.state import ready_device as _native
+from .cudadrv.streams import Event, Stream, event_elapsed_time, native_stream
 from .host_memory import (
     managed_array,
     mapped,
@@ -90,7 +90,7 @@ _upload, _device_array, _event = devmem.to_device, devmem.device_array, devmem.e
 # -- device arrays -----------------------------------------------------------------------------------------------------
 
 
-@shown_as(lambda obj, stream=0, copy=True, to=None: None)
+@with_signature(lambda obj, stream=0, copy=True, to=None: None)
 def to_device(obj: Any = MISSING, stream: Any = 0, copy: bool = True, to: Any = None, **old: Any) -> Any:
     """Copy an array, a list, a scalar or a record to the device; device memory is returned as it is.
 
@@ -115,14 +115,16 @@ def to_device(obj: Any = MISSING, stream: Any = 0, copy: bool = True, to: Any = 
         The driver refused. Of memory that ran out, it is a MemoryError too.
     """
     if old:
-        obj = renamed(old, "array", "obj", "to_device")
-        refuse_rest(old, "to_device")
+        obj = old_keyword(old, "array", "obj", "to_device")
+        refuse_unknown(old, "to_device")
     try:
         if type(obj) is _ndarray and to is None and copy and obj.flags.forc and obj.size:
             found = current_device().opened()
             if found not in ready:
                 prepare(found)
-            array = _upload(obj, stream if type(stream) is Stream else named(stream)) if stream else _upload(obj)
+            array = (
+                _upload(obj, stream if type(stream) is Stream else native_stream(stream)) if stream else _upload(obj)
+            )
             array.__class__ = DeviceNDArray
             return array
     except DevmemError as error:
@@ -155,10 +157,10 @@ def device_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order
         if found not in ready:
             prepare(found)
         if stream and type(stream) is not Stream:
-            stream = named(stream)
+            stream = native_stream(stream)
         array: Any = _device_array(shape, dtype, strides, order, stream or 0)
     except (TypeError, DevmemError) as error:
-        raise of_layout(error, shape, strides, dtype, order) from error
+        raise creation_error(error, shape, strides, dtype, order) from error
     array.__class__ = DeviceNDArray
     return array
 
@@ -170,7 +172,7 @@ def device_array_like(ary: Any, stream: Any = 0) -> Any:
         found = current_device().opened()
         if found not in ready:
             prepare(found)
-        array: Any = devmem.device_array_like(ary, named(stream) if stream else 0)
+        array: Any = devmem.device_array_like(ary, native_stream(stream) if stream else 0)
     except DevmemError as error:
         raise translated(error) from error
     array.__class__ = DeviceNDArray
@@ -193,12 +195,12 @@ def as_cuda_array(obj: Any, sync: bool = True) -> Any:
         It has none.
     """
     if isinstance(obj, devmem.DeviceNDArray):
-        return devicearray.ours(obj)
+        return devicearray.as_numba_array(obj)
     interface = getattr(obj, "__cuda_array_interface__", None)
     if interface is not None:
         return from_cuda_array_interface(interface, owner=obj, sync=sync)
     if hasattr(obj, "__dlpack__") and not isinstance(obj, _ndarray) and devmem.is_device_array(obj):
-        return borrowed(obj)
+        return borrow(obj)
     raise TypeError(f"a {type(obj).__name__} doesn't implement the cuda array interface.")
 
 
@@ -220,8 +222,8 @@ def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -
         raise NotImplementedError("Masked arrays are not supported")
     number = desc.get("stream")
     # numba.cuda itself names its default stream by 0, which the interface does not allow.
-    described = {**desc, "stream": 1} if number == 0 else desc
-    array = borrowed(_Described(described, owner))
+    array_interface = {**desc, "stream": 1} if number == 0 else desc
+    array = borrow(_InterfaceHolder(array_interface, owner))
     if number is not None and desc["version"] >= 3:
         array.stream = external_stream(number or 1)
         if sync and os.environ.get("NUMBA_CUDA_ARRAY_INTERFACE_SYNC", "1") not in ("0", ""):
@@ -229,7 +231,7 @@ def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -
     return array
 
 
-class _Described:
+class _InterfaceHolder:
     """Has an interface, and keeps its memory's owner alive."""
 
     def __init__(self, desc: Any, owner: Any) -> None:
@@ -242,27 +244,27 @@ class _Described:
 
 def stream() -> Stream:
     """Make a stream, which waits for the legacy default stream, and that for it."""
-    return context_of(_found()).create_stream()  # type: ignore[no-any-return]
+    return context_of(_ready_device()).create_stream()  # type: ignore[no-any-return]
 
 
 def default_stream() -> Stream:
     """The stream that orders work for which none is named. To name it makes a copy asynchronous."""
-    return context_of(_found()).get_default_stream()  # type: ignore[no-any-return]
+    return context_of(_ready_device()).get_default_stream()  # type: ignore[no-any-return]
 
 
 def legacy_default_stream() -> Stream:
     """The legacy default stream."""
-    return context_of(_found()).get_legacy_default_stream()  # type: ignore[no-any-return]
+    return context_of(_ready_device()).get_legacy_default_stream()  # type: ignore[no-any-return]
 
 
 def per_thread_default_stream() -> Stream:
     """The calling thread's own default stream."""
-    return context_of(_found()).get_per_thread_default_stream()  # type: ignore[no-any-return]
+    return context_of(_ready_device()).get_per_thread_default_stream()  # type: ignore[no-any-return]
 
 
 def external_stream(ptr: int) -> Stream:
     """Somebody else's stream, by its address; TypeError if that is no int."""
-    return context_of(_found()).create_external_stream(ptr)  # type: ignore[no-any-return]
+    return context_of(_ready_device()).create_external_stream(ptr)  # type: ignore[no-any-return]
 
 
 def event(timing: bool = True) -> Any:
@@ -351,7 +353,7 @@ def defer_cleanup() -> Iterator[None]:
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
-def _found() -> Any:
+def _ready_device() -> Any:
     """The open current device, made ready; errors as numba.cuda's."""
     try:
         return _native()

@@ -13,7 +13,7 @@ from .cudadrv.layouts import shape_strides_dtype
 from .cudadrv.state import current_device, prepare, ready
 
 
-def new(function: Callable[..., Any], shape: Any, dtype: Any, strides: Any, order: str, *more: Any) -> Any:
+def create_array(function: Callable[..., Any], shape: Any, dtype: Any, strides: Any, order: str, *more: Any) -> Any:
     """Call a verb of devmem's that makes an array in memory that the host sees."""
     if strides is not None or (type(shape) is not int and type(shape) is not tuple):
         shape, strides, dtype = shape_strides_dtype(shape, strides, dtype, order)
@@ -23,10 +23,10 @@ def new(function: Callable[..., Any], shape: Any, dtype: Any, strides: Any, orde
             prepare(found)
         return function(shape, dtype, strides, order, *more)
     except (TypeError, DevmemError) as error:
-        raise of_layout(error, shape, strides, dtype, order) from error
+        raise creation_error(error, shape, strides, dtype, order) from error
 
 
-def of_layout(error: Any, shape: Any, strides: Any, dtype: Any, order: str) -> Exception:
+def creation_error(error: Any, shape: Any, strides: Any, dtype: Any, order: str) -> Exception:
     """The exception for a new array that could not be made: what numba.cuda says of its arguments, or what went wrong else.
 
     To be raised from the error; or that is raised, as by `translated`.
@@ -42,7 +42,7 @@ def of_layout(error: Any, shape: Any, strides: Any, dtype: Any, order: str) -> E
         del error
 
 
-def made(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def call_ready(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """Call a verb of devmem's on a device that is ready."""
     try:
         found = current_device().opened()

@@ -10,24 +10,24 @@ import numpy as np
 
 import devmem
 
-from .array_creation import made, new
+from .array_creation import call_ready, create_array
 from .cudadrv import devices, driver
 from .cudadrv.arrays import DeviceNDArray
 from .cudadrv.hostarrays import ManagedNDArray, MappedNDArray
 from .cudadrv.ipc import IpcHandle
 from .cudadrv.layouts import shape_strides_dtype
-from .cudadrv.streams import named
+from .cudadrv.streams import native_stream
 
 
 def pinned_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C") -> Any:
     """Allocate an uninitialised ndarray in page-locked memory."""
-    return new(devmem.pinned_array, shape, dtype, strides, order)
+    return create_array(devmem.pinned_array, shape, dtype, strides, order)
 
 
 def pinned_array_like(ary: Any) -> Any:
     """Allocate a `pinned_array` with the shape, dtype and order of axes of an array."""
     ary.flags, ary.strides  # noqa: B018
-    return made(devmem.pinned_array_like, ary)
+    return call_ready(devmem.pinned_array_like, ary)
 
 
 def mapped_array(
@@ -43,13 +43,15 @@ def mapped_array(
 
     ``portable``: page-locked for all devices. ``wc``: write-combined, very slow for the host to read.
     """
-    return new(devmem.mapped_array, shape, dtype, strides, order, named(stream), portable, wc).view(MappedNDArray)
+    return create_array(devmem.mapped_array, shape, dtype, strides, order, native_stream(stream), portable, wc).view(
+        MappedNDArray
+    )
 
 
 def mapped_array_like(ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False) -> Any:
     """Allocate a `mapped_array` with the shape, dtype and order of axes of an array."""
     ary.flags, ary.strides  # noqa: B018
-    return made(devmem.mapped_array_like, ary, named(stream), portable, wc).view(MappedNDArray)
+    return call_ready(devmem.mapped_array_like, ary, native_stream(stream), portable, wc).view(MappedNDArray)
 
 
 def managed_array(
@@ -64,13 +66,15 @@ def managed_array(
 
     ``attach_global=False`` attaches it to the host first.
     """
-    return new(devmem.managed_array, shape, dtype, strides, order, named(stream), attach_global).view(ManagedNDArray)
+    return create_array(devmem.managed_array, shape, dtype, strides, order, native_stream(stream), attach_global).view(
+        ManagedNDArray
+    )
 
 
 @contextmanager
 def pinned(*arylist: Any) -> Iterator[None]:
     """Page-lock ndarrays for a block; at its end, after the copies that use them, they are unlocked at once."""
-    with made(devmem.pinned, *arylist):
+    with call_ready(devmem.pinned, *arylist):
         yield
 
 
@@ -78,8 +82,8 @@ def pinned(*arylist: Any) -> Iterator[None]:
 def mapped(*arylist: Any, **kws: Any) -> Iterator[Any]:
     """Let the device reach ndarrays in place for a block, which gets a device array, or a list of several."""
     assert not kws or set(kws) == {"stream"}, "Only accept 'stream' as keyword."
-    stream = named(kws.get("stream", 0))
-    with made(devmem.mapped, *arylist, stream=stream) as views:
+    stream = native_stream(kws.get("stream", 0))
+    with call_ready(devmem.mapped, *arylist, stream=stream) as views:
         for view in views if isinstance(views, list) else [views]:
             view.__class__ = DeviceNDArray
         yield views

@@ -13,10 +13,10 @@ import devmem
 from ...kernels.functions import DeviceFunction
 from ...kernels.work_items import running_item
 from ...spi.errors import DevmemError, UnsupportedError
-from ..deprecation import old
+from ..deprecation import warn_old_name
 from .cudadrv.error import translated
-from .cudadrv.state import native
-from .cudadrv.streams import named
+from .cudadrv.state import ready_device
+from .cudadrv.streams import native_stream
 from .errors import normalize_kernel_dimensions
 
 #: What devmem's compilers are told; other options are hints, and have no effect.
@@ -80,13 +80,13 @@ class Dispatcher(DeviceFunction):
             A length is no integer, or the stream none.
         """
         grid, block = normalize_kernel_dimensions(griddim, blockdim)
-        return _Launch(self.kernel[grid, block, named(stream), sharedmem])
+        return _Launch(self.kernel[grid, block, native_stream(stream), sharedmem])
 
     def forall(self, ntasks: int, tpb: int = 0, stream: Any = 0, sharedmem: int = 0) -> Any:
         """The kernel with at least one thread for each task; of no tasks, nothing is launched."""
         if ntasks < 0:
             raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
-        return _Launch(self.kernel.forall(ntasks, named(stream), threads=tpb, dynamic_shared_bytes=sharedmem))
+        return _Launch(self.kernel.forall(ntasks, native_stream(stream), threads=tpb, dynamic_shared_bytes=sharedmem))
 
     @property
     def py_func(self) -> Callable[..., object]:
@@ -107,8 +107,8 @@ class _Launch:
 
     def __call__(self, *args: Any, **named: Any) -> None:
         try:
-            native()
-            if not _quiet():
+            ready_device()
+            if not _warnings_disabled():
                 self.launch(*args, **named)
                 return
             with warnings.catch_warnings():
@@ -156,12 +156,12 @@ def jit(
     given = {"debug": debug, "opt": opt, "lineinfo": lineinfo or None, "launch_bounds": launch_bounds} | kws
     options = {name: given[name] for name in OPTIONS if given.get(name) is not None}
     if kws.get("argtypes") is not None:
-        old("jit(argtypes=...)", "the signature as its first argument")
+        warn_old_name("jit(argtypes=...)", "the signature as its first argument")
         func_or_sig = tuple(kws["argtypes"])
     if callable(func_or_sig) and not hasattr(func_or_sig, "return_type"):
-        return _made(func_or_sig, (), device, options)
+        return _decorate(func_or_sig, (), device, options)
     signatures = _signatures(func_or_sig)
-    return lambda function: _made(function, signatures, device, options)
+    return lambda function: _decorate(function, signatures, device, options)
 
 
 def compiler_only(name: str) -> Any:
@@ -170,21 +170,21 @@ def compiler_only(name: str) -> Any:
         found = getattr(importlib.import_module("numba.cuda"), name)
         declared = importlib.import_module("numba.cuda.cudadecl").CudaModuleTemplate
     except ImportError as error:
-        raise _NotHere(
+        raise _NotInstalled(
             f"devmem.compat.numba_cuda.{name} is numba-cuda's, which cannot be imported here ({error}): "
             f"pip install 'devmem-arrays[cuda-kernels]'"
         ) from None
     resolve = getattr(declared, f"resolve_{name}", None)
-    return found if resolve is None else _Named(found, resolve(declared, None))
+    return found if resolve is None else _CompilerFunction(found, resolve(declared, None))
 
 
-class _NotHere(AttributeError):
+class _NotInstalled(AttributeError):
     """A name of numba-cuda's that it is not there for; what runs kernels elsewhere says what to write instead."""
 
     works_on = "CUDA"
 
 
-class _Named:
+class _CompilerFunction:
     """A function of numba-cuda's own module, which its compiler knows by that module: here it says its type itself."""
 
     works_on = "CUDA"
@@ -202,13 +202,13 @@ class _Named:
         return getattr(self.function, name)
 
 
-def _quiet() -> bool:
+def _warnings_disabled() -> bool:
     """Whether the environment wants no warnings of host arrays that are copied to and fro."""
     wanted = os.environ.get("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "1") not in ("0", "")
     return not wanted or os.environ.get("NUMBA_DISABLE_PERFORMANCE_WARNINGS", "0") not in ("0", "")
 
 
-def _made(function: Any, signatures: tuple[str, ...], device: bool, options: dict[str, Any]) -> Any:
+def _decorate(function: Any, signatures: tuple[str, ...], device: bool, options: dict[str, Any]) -> Any:
     if device:
         return devmem.kernel(signatures, device=True, **options)(function)
     return Dispatcher(function, signatures, options)
@@ -219,11 +219,11 @@ def _signatures(given: Any) -> tuple[str, ...]:
     if given is None:
         return ()
     if isinstance(given, list):
-        return tuple(map(_spelled, given))
-    return (_spelled(given),)
+        return tuple(map(_signature_text, given))
+    return (_signature_text(given),)
 
 
-def _spelled(signature: Any) -> str:
+def _signature_text(signature: Any) -> str:
     """One signature: text as it is, types of Numba's by their names."""
     if isinstance(signature, str):
         return signature

@@ -26,7 +26,7 @@ from ... import (
     shared,
     wavebarrier,
 )
-from ..deprecation import old
+from ..deprecation import warn_old_name
 from .api import (
     coarsegrain_array,
     deregister,
@@ -81,6 +81,6 @@ def __getattr__(name: str) -> Any:
     if name == "agents":
         return hsa.agents
     if name == "hsa":
-        old("numba.roc.hsa", "numba_roc itself, or numba_roc.hsadrv.driver.hsa")
+        warn_old_name("numba.roc.hsa", "numba_roc itself, or numba_roc.hsadrv.driver.hsa")
         return hsa
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

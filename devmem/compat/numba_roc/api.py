@@ -10,8 +10,8 @@ import numpy.typing as npt
 import devmem
 
 from ...spi.errors import BackendError, LayoutError, UnsupportedError
-from .hsadrv.devicearray import DeviceNDArray, HostArray, adopt, from_array_like
-from .hsadrv.devices import choose, device_of, is_context
+from .hsadrv.devicearray import DeviceNDArray, HostArray, as_roc_array, from_array_like
+from .hsadrv.devices import device_of, is_context, select_default_backend
 from .hsadrv.driver import Stream, new_stream
 from .hsadrv.error import translated, translating
 
@@ -55,7 +55,7 @@ def to_device(obj: Any, stream: Any = None, context: Any = None, copy: Any = Tru
             context, copy, to = None, context, to if isinstance(copy, bool) else copy
         if is_context(stream):
             stream, context = None, stream
-    choose()
+    select_default_backend()
     if context is not None and to is None:
         with device_of(context):
             return _upload(obj, stream, copy)
@@ -69,10 +69,10 @@ def to_device(obj: Any, stream: Any = None, context: Any = None, copy: Any = Tru
 
 def device_array(shape: Any, dtype: npt.DTypeLike = np.float64, strides: Any = None, order: str = "C") -> DeviceNDArray:
     """Allocate an uninitialised device array; the shape ``()`` stands for ``(1,)``. ValueError for an impossible layout."""
-    choose()
+    select_default_backend()
     try:
-        found: Any = devmem.device_array(_axes(shape), dtype, strides and _steps(strides), order)
-        found.__class__ = DeviceNDArray  # as `adopt` does
+        found: Any = devmem.device_array(_axes(shape), dtype, strides and _strides(strides), order)
+        found.__class__ = DeviceNDArray  # as `as_roc_array` does
         return found  # type: ignore[no-any-return]
     except BackendError as error:
         raise translated(error) from error
@@ -82,7 +82,7 @@ def device_array_like(ary: Any) -> DeviceNDArray:
     """Allocate an uninitialised device array with the shape, dtype and strides of an array."""
     if type(ary) is not np.ndarray or not ary.ndim or not ary.flags.c_contiguous:
         return from_array_like(ary)
-    choose()
+    select_default_backend()
     try:
         found: Any = devmem.device_array_like(ary)
         found.__class__ = DeviceNDArray
@@ -103,14 +103,14 @@ def register(*args: npt.NDArray[Any]) -> Any:
 
     Counted: each array has to be deregistered as often as it was registered.
     """
-    choose()
+    select_default_backend()
     return devmem.register(*args)
 
 
 @translating
 def deregister(*args: npt.NDArray[Any]) -> None:
     """Undo one `register` of each array, after the copies that use it; TypeError for anything but ndarrays."""
-    choose()
+    select_default_backend()
     devmem.deregister(*args)
 
 
@@ -128,9 +128,9 @@ def finegrain_array(shape: Any, dtype: npt.DTypeLike = np.float64, strides: Any 
 
 @translating
 def _host_array(coherence: str, shape: Any, dtype: npt.DTypeLike, strides: Any, order: str) -> HostArray:
-    choose()
+    select_default_backend()
     try:
-        array = devmem.mapped_array(_axes(shape), dtype, _steps(strides), order, portable=True, coherence=coherence)
+        array = devmem.mapped_array(_axes(shape), dtype, _strides(strides), order, portable=True, coherence=coherence)
     except UnsupportedError as error:
         raise LayoutError(f"{coherence}grain mempool is not available in {devmem.current_device()}: {error}") from error
     found: HostArray = array.view(HostArray)
@@ -143,7 +143,7 @@ def _upload(obj: Any, stream: Any, copy: Any) -> DeviceNDArray:
         if copy:
             made.copy_to_device(obj, stream=stream)
         return made
-    return adopt(devmem.to_device(obj, stream or 0))
+    return as_roc_array(devmem.to_device(obj, stream or 0))
 
 
 def _on_device(obj: Any) -> bool:
@@ -154,5 +154,5 @@ def _axes(shape: Any) -> Any:
     return (1,) if type(shape) in (tuple, list) and not shape else shape
 
 
-def _steps(strides: Any) -> Any:
+def _strides(strides: Any) -> Any:
     return (strides,) if isinstance(strides, int) else strides or None

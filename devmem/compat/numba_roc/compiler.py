@@ -12,7 +12,7 @@ import devmem
 
 from ...kernels.work_items import running_item
 from ...spi.errors import LayoutError, UnsupportedError
-from .hsadrv.devices import choose
+from .hsadrv.devices import select_default_backend
 from .hsadrv.error import HsaKernelLaunchError, translating
 
 
@@ -28,15 +28,15 @@ def jit(signature: Any = None, device: bool = False) -> Any:
         A kernel that is to return something.
     """
     if callable(signature) and hasattr(signature, "__code__"):
-        return _made(signature, None, device)
+        return _decorate(signature, None, device)
     text = signature if isinstance(signature, str) else None
     returned = re.match(r"\s*(\w[\w.]*)?\s*\(", text or "")
     if not device and returned is not None and returned[1] not in (None, "void", "none", "None"):
         raise TypeError(f"a kernel returns nothing, not {returned[1]}: write void(...), and store results in an array")
-    return lambda function: _made(function, text, device)
+    return lambda function: _decorate(function, text, device)
 
 
-def _made(function: Callable[..., object], signature: str | None, device: bool) -> Any:
+def _decorate(function: Callable[..., object], signature: str | None, device: bool) -> Any:
     if signature is not None and "(" in signature and not re.match(r"\s*\w", signature):
         signature = f"void{signature.strip()}"
     if device:
@@ -76,8 +76,8 @@ class Kernel:
 
     def configure(self, global_size: Any, local_size: Any = None, stream: Any = None) -> Kernel:
         """The kernel to be launched with so many work-items along each axis, in groups of ``local_size``."""
-        items = _list(global_size)
-        group = None if local_size is None else _list(local_size)
+        items = _lengths(global_size)
+        group = None if local_size is None else _lengths(local_size)
         if group is not None:
             axes = max(len(items), len(group))
             items, group = (each + [1] * (axes - len(each)) for each in (items, group))
@@ -94,7 +94,7 @@ class Kernel:
         return self.configure(nelem, size, stream)
 
     def __getitem__(self, args: Any) -> Kernel:
-        groups, items = _list(args[0]), _list(args[1])
+        groups, items = _lengths(args[0]), _lengths(args[1])
         axes = max(len(groups), len(items))
         groups, items = (each + [1] * (axes - len(each)) for each in (groups, items))
         return self.configure([g * n for g, n in zip(groups, items, strict=True)], items, *args[2:])
@@ -114,8 +114,8 @@ class Kernel:
             raise UnsupportedError(
                 f"{self} is called by a kernel: make a function of it, @roc.jit(device=True), or launch it behind this one"
             )
-        choose()
-        given = [_either_way(each) for each in args]
+        select_default_backend()
+        given = [_with_direction(each) for each in args]
         if 0 in self.global_size:
             return
         group = self.local_size or (1,) * len(self.global_size)
@@ -133,7 +133,7 @@ class Kernel:
             devmem.current_device().opened().streams.stream_of(self.stream).synchronize()  # it may be a number
 
 
-def _either_way(argument: Any) -> Any:
+def _with_direction(argument: Any) -> Any:
     """Host memory goes there and back, as numba.roc has it, with no warning; what is read-only goes there."""
     if type(argument) is not np.ndarray and not isinstance(argument, np.void):
         return argument
@@ -142,14 +142,14 @@ def _either_way(argument: Any) -> Any:
     return devmem.InOut(argument)
 
 
-def _list(value: Any) -> list[int]:
+def _lengths(value: Any) -> list[int]:
     found = list(value) if isinstance(value, (tuple, list)) else [value]
     if not 1 <= len(found) <= 3:
         raise LayoutError(f"a launch has one to three axes, not {len(found)}: {value!r}")
     return found
 
 
-def _nowhere(name: str) -> NoReturn:
+def _refuse_instruction(name: str) -> NoReturn:
     raise UnsupportedError(
         f"{name} is an instruction of AMD's early HSA processors with no equivalent on every backend: exchange values through "
         f"shared.array() and wavebarrier()"
@@ -158,14 +158,14 @@ def _nowhere(name: str) -> NoReturn:
 
 def activelanepermute_wavewidth(src: Any, laneid: Any, identity: Any, useidentity: Any) -> NoReturn:
     """Not there: NotImplementedError. Exchange values through shared.array()."""
-    _nowhere("activelanepermute_wavewidth")
+    _refuse_instruction("activelanepermute_wavewidth")
 
 
 def ds_permute(src_lane: Any, dest_lane: Any) -> NoReturn:
     """Not there: NotImplementedError. Exchange values through shared.array()."""
-    _nowhere("ds_permute")
+    _refuse_instruction("ds_permute")
 
 
 def ds_bpermute(src_lane: Any, dest_lane: Any) -> NoReturn:
     """Not there: NotImplementedError. Exchange values through shared.array()."""
-    _nowhere("ds_bpermute")
+    _refuse_instruction("ds_bpermute")

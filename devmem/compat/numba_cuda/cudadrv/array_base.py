@@ -87,7 +87,7 @@ class IpcArrayHandle:
 
     def open(self) -> Any:
         """The array, over the other process's memory; ValueError in the process that it is of, or if it is open."""
-        return self._ipc_handle.open_array(state.context_of(state.native()), **self._array_desc)
+        return self._ipc_handle.open_array(state.context_of(state.ready_device()), **self._array_desc)
 
     def close(self) -> None:
         """Let go of the memory; ValueError if it is not open."""

@@ -15,13 +15,13 @@ import devmem
 from ....spi.errors import DevmemError, LayoutError
 from . import state
 from .array_base import DeviceNDArrayBase
-from .copy_sources import check_broadcast, host_source, memory_for, native_view, spread
+from .copy_sources import broadcast, check_broadcast, host_source, memory_for, native_view
 from .error import BadIndex, translated
 from .layouts import array_core, check_array_compatibility, sentry_contiguous, shape_of
 from .numba_types import numba_record
-from .old_signatures import refuse_rest, renamed, shown_as
-from .streams import Stream, dressed, named, shown
-from .views import Viewed
+from .old_signatures import old_keyword, refuse_unknown, with_signature
+from .streams import Stream, native_stream, numba_stream, with_class
+from .views import DeviceArrayViews
 
 _ndarray = np.ndarray
 # Of the native class, called as they are: `super()` would take half as long again as the shortest of them.
@@ -29,7 +29,7 @@ _copy_to_host, _to_array = devmem.DeviceNDArray.copy_to_host, devmem.DeviceNDArr
 _INDEX = (int, np.integer, slice)
 
 
-class DeviceNDArray(Viewed):
+class DeviceNDArray(DeviceArrayViews):
     """An array in device memory.
 
     A copy for which a stream is named, and any copy of an array that is bound to one, may still run when the call returns.
@@ -40,16 +40,16 @@ class DeviceNDArray(Viewed):
     def __init__(self, shape: Any, strides: Any, dtype: Any, stream: Any = 0, *more: Any, **keywords: Any) -> None:
         gpu_data = keywords.pop("gpu_data", more[-1] if more else None)
         if len(more) > 1:
-            renamed({"writeback": None}, "writeback", "", "DeviceNDArray")
+            old_keyword({"writeback": None}, "writeback", "", "DeviceNDArray")
         for gone in ("writeback", "gpu_head"):
-            renamed(keywords, gone, "", "DeviceNDArray")
-        refuse_rest(keywords, "DeviceNDArray")
+            old_keyword(keywords, gone, "", "DeviceNDArray")
+        refuse_unknown(keywords, "DeviceNDArray")
         lengths, kind = shape_of(shape), np.dtype(dtype)
         steps = (strides,) if isinstance(strides, int) else tuple(strides or ())
         if len(steps) != len(lengths):
             raise ValueError(f"strides not match ndim: {steps} for shape {lengths}")
-        chosen = named(stream)
-        native = state.native()
+        chosen = native_stream(stream)
+        native = state.ready_device()
         bound = native.streams.stream_of(chosen) if chosen else None
         allocation, address = memory_for(native, lengths, steps, kind, bound, gpu_data)
         super().__init__(native, allocation, address, lengths, kind, steps, bound)
@@ -77,15 +77,15 @@ class DeviceNDArray(Viewed):
             It has another shape or other strides, or is read-only.
         """
         if old:
-            ary = renamed(old, "array", "ary", "copy_to_host")
-            refuse_rest(old, "copy_to_host")
+            ary = old_keyword(old, "array", "ary", "copy_to_host")
+            refuse_unknown(old, "copy_to_host")
         strides = self._strides
         if strides is not None and strides and min(strides) < 0:
             raise NotImplementedError(
                 f"D->H copy not implemented for negative strides: {strides}; devmem's own arrays have it"
             )
         if stream:
-            stream = stream if type(stream) is Stream else named(stream)
+            stream = stream if type(stream) is Stream else native_stream(stream)
         else:
             stream = self._stream or 0
         try:
@@ -113,7 +113,7 @@ class DeviceNDArray(Viewed):
         ValueError
             Another shape; this array, or a device array that is the source, is not contiguous; device strides differ.
         """
-        chosen: Any = named(stream) if stream else self._stream or 0
+        chosen: Any = native_stream(stream) if stream else self._stream or 0
         try:
             kind = type(ary)
             if (
@@ -177,11 +177,11 @@ class DeviceNDArray(Viewed):
         try:
             view: Any = self._selected(item) if type(item) is int else self._indexed(item)
             if stream:
-                view._stream = self.open_device.streams.stream_of(named(stream))
+                view._stream = self.open_device.streams.stream_of(native_stream(stream))
             if view._shape:
                 return view
             if view._dtype.names is not None:
-                return dressed(devmem.DeviceRecord(view), DeviceRecord)
+                return with_class(devmem.DeviceRecord(view), DeviceRecord)
             view.__class__ = devmem.DeviceNDArray
             return view._one("indexing one element")
         except DevmemError as error:
@@ -198,7 +198,7 @@ class DeviceNDArray(Viewed):
         ValueError
             The value has too many axes, or a length that does not fit.
         """
-        chosen: Any = named(stream) or self._stream or 0
+        chosen: Any = native_stream(stream) or self._stream or 0
         target = self._indexed(key)
         try:
             device: Any = None
@@ -210,7 +210,7 @@ class DeviceNDArray(Viewed):
                 value, device = device.copy_to_host(), None
             source = np.asarray(value).astype(target._dtype, copy=False) if device is None else device
             check_broadcast(source.shape, target._shape)
-            target.put(spread(source, target._shape), chosen)
+            target.put(broadcast(source, target._shape), chosen)
         except DevmemError as error:
             raise translated(error) from error
 
@@ -225,7 +225,7 @@ class DeviceNDArray(Viewed):
 
     def like(self, stream: Any) -> Any:
         """A new, uninitialised array of the same shape and order of axes; the device is entered."""
-        return dressed(super().like(stream), DeviceNDArray)
+        return with_class(super().like(stream), DeviceNDArray)
 
     def _one(self, what: str) -> Any:
         return self._devmem_array()._one(what)
@@ -259,7 +259,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
     @property
     def stream(self) -> Any:
         """The stream that the record is bound to, or 0."""
-        return shown(self._array._stream)
+        return numba_stream(self._array._stream)
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -277,8 +277,8 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
 
     def bind(self, stream: Any = 0) -> Any:
         """The same record on a stream, as for arrays."""
-        bound = devmem.DeviceNDArray.bind(self._array, named(stream))
-        return dressed(devmem.DeviceRecord(bound), DeviceRecord)
+        bound = devmem.DeviceNDArray.bind(self._array, native_stream(stream))
+        return with_class(devmem.DeviceRecord(bound), DeviceRecord)
 
     def transpose(self, axes: Any = None) -> Any:
         """NotImplementedError: a record has no axes."""
@@ -308,7 +308,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
         """A field's value, complete on return; of a field that is a record or an array, its part of the memory."""
         field = self._field(item)
         if stream:
-            field._stream = self.open_device.streams.stream_of(named(stream))
+            field._stream = self.open_device.streams.stream_of(native_stream(stream))
         return field if field._shape else field.getitem(())
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -320,7 +320,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
         if field._dtype.names is None:
             field.setitem(slice(None) if field._shape else (), value, stream)
         else:
-            dressed(devmem.DeviceRecord(field), DeviceRecord).copy_to_device(value, stream)
+            with_class(devmem.DeviceRecord(field), DeviceRecord).copy_to_device(value, stream)
 
     def _field(self, name: Any) -> Any:
         fields: Any = self.dtype.fields or {}
@@ -345,6 +345,6 @@ def _index(part: Any) -> Any:
         raise BadIndex(f"an index is made of ints and slices, not of {name}: devmem's own arrays take more") from None
 
 
-shown_as(lambda self, shape, strides, dtype, stream=0, gpu_data=None: None)(DeviceNDArray.__init__)
-shown_as(lambda self, ary=None, stream=0: None)(DeviceNDArray.copy_to_host)
-shown_as(lambda self, dtype, stream=0, gpu_data=None: None)(DeviceRecord.__init__)
+with_signature(lambda self, shape, strides, dtype, stream=0, gpu_data=None: None)(DeviceNDArray.__init__)
+with_signature(lambda self, ary=None, stream=0: None)(DeviceNDArray.copy_to_host)
+with_signature(lambda self, dtype, stream=0, gpu_data=None: None)(DeviceRecord.__init__)

@@ -18,8 +18,8 @@ from .device import Device
 from .error import CudaDriverError, CudaSupportError, translated
 from .ipc import SUPPORTS_IPC
 from .memory_managers import (
-    COUNT,
-    RATIO,
+    COUNT_VARIABLE,
+    RATIO_VARIABLE,
     HostOnlyCUDAMemoryManager,
     MemoryInfo,
     NumbaCUDAMemoryManager,
@@ -27,7 +27,7 @@ from .memory_managers import (
     manager_class,
 )
 from .pointers import MemoryPointer
-from .streams import DefaultStream, Event, NumberedStream, Stream, default, dressed
+from .streams import DefaultStream, Event, NumberedStream, Stream, default_stream_object, with_class
 
 #: What numba.cuda asks of a device.
 MIN_REQUIRED_CC = (3, 5)
@@ -78,15 +78,15 @@ class Context:
         self._opened = native
         manager = self.memory_manager
         ours = isinstance(manager, NumbaCUDAMemoryManager)
-        count = _number(COUNT, int)
+        count = _setting(COUNT_VARIABLE, int)
         if count is not None or not ours:
             # A plugin decides by itself when memory goes: nothing that is dropped waits for more to be dropped.
             native.free_queue.max_count = count or 0
-        ratio = _number(RATIO, float)
+        ratio = _setting(RATIO_VARIABLE, float)
         if ratio is not None:
             native.free_queue.max_bytes = int(ratio * native.handle.info.total_bytes)
         if ours:
-            _share(native)
+            _use_shareable_memory(native)
             return
         devmem.use_memory(EMMMemory(manager), native.device)
         if type(manager).memhostalloc is not HostOnlyCUDAMemoryManager.memhostalloc:
@@ -153,7 +153,7 @@ class Context:
     def create_stream(self) -> Stream:
         """A stream that waits for the legacy default stream, and that for it."""
         try:
-            return dressed(self.native().new_stream(0, False), Stream)  # type: ignore[no-any-return]
+            return with_class(self.native().new_stream(0, False), Stream)  # type: ignore[no-any-return]
         except DevmemError as error:
             raise translated(error) from error
 
@@ -163,27 +163,27 @@ class Context:
             raise TypeError(f"ptr for external stream must be an int, not {type(ptr).__name__}")
         native = self.native()
         found = native.streams.external_stream(ptr)
-        return default(found, NumberedStream) if found.is_default else dressed(found, Stream)  # type: ignore[no-any-return]
+        return default_stream_object(found, NumberedStream) if found.is_default else with_class(found, Stream)  # type: ignore[no-any-return]
 
     def create_event(self, timing: bool = True) -> Event:
         """An event."""
         try:
-            with self.device.native if self.native() is not state.native() else ExitStack():
-                return dressed(devmem.event(timing), Event)  # type: ignore[no-any-return]
+            with self.device.native if self.native() is not state.ready_device() else ExitStack():
+                return with_class(devmem.event(timing), Event)  # type: ignore[no-any-return]
         except DevmemError as error:
             raise translated(error) from error
 
     def get_default_stream(self) -> Stream:
         """The stream that orders work for which none is named."""
-        return default(self.native().streams.default, DefaultStream)  # type: ignore[no-any-return]
+        return default_stream_object(self.native().streams.default, DefaultStream)  # type: ignore[no-any-return]
 
     def get_legacy_default_stream(self) -> Stream:
         """The legacy default stream."""
-        return default(self.native().streams.legacy, NumberedStream)  # type: ignore[no-any-return]
+        return default_stream_object(self.native().streams.legacy, NumberedStream)  # type: ignore[no-any-return]
 
     def get_per_thread_default_stream(self) -> Stream:
         """The calling thread's own default stream."""
-        return default(self.native().streams.per_thread, NumberedStream)  # type: ignore[no-any-return]
+        return default_stream_object(self.native().streams.per_thread, NumberedStream)  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
         """Wait until all work on the device is done."""
@@ -252,10 +252,10 @@ def _open(native: Any) -> None:
         context.memory_manager.initialize()
 
 
-state.opens_with(_open)
+state.set_open_function(_open)
 
 
-def _share(native: Any) -> None:
+def _use_shareable_memory(native: Any) -> None:
     """Let device memory be plain memory of the driver, which other processes can open, unless somebody has chosen."""
     chosen = len(native.installed[MemoryKind.DEVICE]) > 1 or os.environ.get("DEVMEM_MEMORY_MANAGER")
     if Capability.IPC in native.handle.capabilities and not chosen:
@@ -267,7 +267,7 @@ def disabled() -> bool:
     return os.environ.get(DISABLED, "0") not in ("", "0")
 
 
-def _number(variable: str, kind: Any) -> Any:
+def _setting(variable: str, kind: Any) -> Any:
     """A setting of numba.cuda's, where devmem's own is not set; None where there is none."""
     text = os.environ.get(variable)
     if text is None or f"DEVMEM_{variable.removeprefix('NUMBA_CUDA_')}" in os.environ:

@@ -36,7 +36,7 @@ def memory_for(
     return native.memory.foreign(address, size, gpu_data), address
 
 
-def described(array: Any) -> dict[str, Any]:
+def array_interface(array: Any) -> dict[str, Any]:
     """The CUDA Array Interface of an array on a device of somebody else than NVIDIA, whose libraries do not look for it.
 
     Only code of numba.cuda's, which asks for it by name, gets to see it.
@@ -91,7 +91,7 @@ def check_broadcast(source: tuple[int, ...], target: tuple[int, ...]) -> None:
             raise ValueError(f"Can't copy sequence with size {have} to array axis {axis} with dimension {want}")
 
 
-def spread(source: Any, shape: tuple[int, ...]) -> Any:
+def broadcast(source: Any, shape: tuple[int, ...]) -> Any:
     """A host or device array with axes repeated, as NumPy broadcasts."""
     if source.shape == shape:
         return source

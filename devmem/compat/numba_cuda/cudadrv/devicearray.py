@@ -15,7 +15,7 @@ from .arrays import DeviceNDArray, DeviceRecord
 from .error import translated
 from .hostarrays import ManagedNDArray, MappedNDArray
 from .layouts import NOT_CONTIGUOUS, array_core, check_array_compatibility, is_contiguous, sentry_contiguous
-from .streams import dressed, named
+from .streams import native_stream, with_class
 
 __all__ = [
     "DeviceNDArray",
@@ -88,9 +88,9 @@ def auto_device(obj: Any, stream: Any = 0, copy: bool = True, user_explicit: boo
     if getattr(obj, "__cuda_memory__", False):
         return obj, False
     if isinstance(obj, devmem.DeviceNDArray):
-        return ours(obj), False
+        return as_numba_array(obj), False
     if not isinstance(obj, np.ndarray | np.generic) and devmem.is_device_array(obj):
-        return borrowed(obj), False
+        return borrow(obj), False
     if isinstance(obj, np.void):
         record = from_record_like(obj, stream)
         if copy:
@@ -100,15 +100,15 @@ def auto_device(obj: Any, stream: Any = 0, copy: bool = True, user_explicit: boo
     sentry_contiguous(host)
     if not copy:
         return from_array_like(host, stream), True
-    return uploaded(host, stream), True
+    return upload(host, stream), True
 
 
-def uploaded(host: Any, stream: Any) -> DeviceNDArray:
+def upload(host: Any, stream: Any) -> DeviceNDArray:
     """A device array with the elements of a contiguous host array, and its strides; of repeated axes one is copied."""
-    state.native()
+    state.ready_device()
     core = array_core(host)
     try:
-        found = dressed(devmem.to_device(core, named(stream)), DeviceNDArray)
+        found = with_class(devmem.to_device(core, native_stream(stream)), DeviceNDArray)
     except DevmemError as error:
         raise translated(error) from error
     same = core is host and (host.size or host.strides == found.strides)
@@ -116,16 +116,16 @@ def uploaded(host: Any, stream: Any) -> DeviceNDArray:
     return whole
 
 
-def borrowed(obj: Any) -> DeviceNDArray:
+def borrow(obj: Any) -> DeviceNDArray:
     """An object's device memory in place, by DLPack or the CUDA Array Interface; the array keeps the object alive."""
-    state.native()
+    state.ready_device()
     try:
-        return ours(devmem.as_device_array(obj))
+        return as_numba_array(devmem.as_device_array(obj))
     except DevmemError as error:
         raise translated(error) from error
 
 
-def ours(native: Any) -> DeviceNDArray:
+def as_numba_array(native: Any) -> DeviceNDArray:
     """A native array as one of ours; the native one stays what it is."""
-    found: DeviceNDArray = dressed(native._view(native._ptr, native._shape, native._strides), DeviceNDArray)
+    found: DeviceNDArray = with_class(native._view(native._ptr, native._shape, native._strides), DeviceNDArray)
     return found

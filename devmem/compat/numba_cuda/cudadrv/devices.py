@@ -19,13 +19,13 @@ from .error import translated
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Attached(threading.local):
+class _BoundDevice(threading.local):
     """The device that this thread is bound to while a function runs that requires a context."""
 
     device: devmem.Device | None = None
 
 
-_attached = _Attached()
+_bound_device = _BoundDevice()
 _main = threading.main_thread()
 
 
@@ -39,10 +39,10 @@ class _DeviceContextManager:
         return getattr(self._device, name)
 
     def __enter__(self) -> None:
-        with _as_ours():
+        with _translated_errors():
             _check_switch(self._device.native)
             self._device.native.__enter__()
-            state.native()
+            state.ready_device()
 
     def __exit__(self, *_: object) -> None:
         self._device.get_primary_context().pop()
@@ -57,7 +57,7 @@ class _DeviceList:
     @property
     def lst(self) -> list[_DeviceContextManager]:
         """All of them."""
-        with _as_ours():
+        with _translated_errors():
             current = devmem.current_device()
             found = [device for device in devmem.devices() if device.backend == current.backend]
             return [_DeviceContextManager(_device(device.ordinal)) for device in found]
@@ -71,7 +71,7 @@ class _DeviceList:
         return self.lst[number]
 
     def __len__(self) -> int:
-        with _as_ours():
+        with _translated_errors():
             backend = devmem.current_device().backend
             return next(status.devices for status in devmem.backends() if status.name == backend)
 
@@ -100,14 +100,14 @@ def get_context(devnum: Any = None) -> Context:
     RuntimeError
         A context is current that is no device's primary one; or a function that requires a context would change it.
     """
-    with _as_ours():
+    with _translated_errors():
         if devnum is not None:
             native = gpus[int(devnum)].native
             _check_switch(native)
             if devmem.current_device() != native:
                 devmem.select_device(native)
-        native = state.native()
-        nvidia_driver.refuse_others(native.device)
+        native = state.ready_device()
+        nvidia_driver.refuse_foreign_context(native.device)
         return state.contexts[native.device]  # type: ignore[no-any-return]
 
 
@@ -116,19 +116,19 @@ def require_context(fn: F) -> F:
 
     @functools.wraps(fn)
     def with_context(*args: Any, **kws: Any) -> Any:
-        before = _attached.device
-        _attached.device = before or get_context().device.native
+        before = _bound_device.device
+        _bound_device.device = before or get_context().device.native
         try:
             return fn(*args, **kws)
         finally:
-            _attached.device = before
+            _bound_device.device = before
 
     return with_context  # type: ignore[return-value]
 
 
 def reset() -> None:
     """End all contexts, in the main thread; in another, only make its default device the current one again."""
-    with _as_ours():
+    with _translated_errors():
         if threading.current_thread() is not _main:
             devmem.use_backend(devmem.current_device().backend)
             return
@@ -148,12 +148,12 @@ def _device(number: int) -> Device:
 
 
 def _check_switch(native: devmem.Device) -> None:
-    if _attached.device is not None and _attached.device != native:
+    if _bound_device.device is not None and _bound_device.device != native:
         raise RuntimeError("Cannot switch CUDA-context.")
 
 
 @contextmanager
-def _as_ours() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     """Errors of devmem's as those of numba.cuda."""
     try:
         yield

@@ -41,7 +41,7 @@ from .pointers import (
     PinnedMemory,
     fill,
 )
-from .streams import Event, Stream, event_elapsed_time, named
+from .streams import Event, Stream, event_elapsed_time, native_stream
 
 __all__ = [
     "MIN_REQUIRED_CC",
@@ -98,7 +98,7 @@ CU_STREAM_DEFAULT = 0
 #: CUDA_ERROR_PROFILER_DISABLED, CUDA_ERROR_NOT_SUPPORTED: nobody collects.
 NO_PROFILER = (5, 801)
 #: DLPack's types of memory that is no GPU's: the host's, and what no library knows.
-NO_GPU = (1, 12)
+HOST_DEVICE_TYPES = (1, 12)
 
 
 class Driver:
@@ -113,11 +113,11 @@ class Driver:
     def initialization_error(self) -> str | None:
         """Why there is no device to use, or None."""
         try:
-            native = state.native()
+            native = state.ready_device()
         except (CudaSupportError, DevmemError) as error:
             return str(error)
-        stand_in = native.handle.info.exchange.device_type in NO_GPU
-        if stand_in and not os.environ.get("DEVMEM_BACKEND") and not _others(native.device):
+        stand_in = native.handle.info.exchange.device_type in HOST_DEVICE_TYPES
+        if stand_in and not os.environ.get("DEVMEM_BACKEND") and not _other_backends(native.device):
             # Nobody chose it: whoever asks has a way of his own for machines without a GPU.
             return "no GPU can be used, and DEVMEM_BACKEND does not name the host backend, which stands in for one"
         return None
@@ -220,8 +220,8 @@ def device_memset(dst: Any, val: int, size: int, stream: Any = 0) -> None:
 
 
 def _copy(dst: int, src: int, size: int, kind: CopyKind, stream: Any, *keep: Any) -> None:
-    native = state.native()
-    chosen = native.streams.stream_of(named(stream))
+    native = state.ready_device()
+    chosen = native.streams.stream_of(native_stream(stream))
     try:
         with native.device.entered() as device:
             if size and device.copy(dst, src, size, kind, chosen.handle, blocking=not stream):
@@ -262,7 +262,7 @@ def device_pointer(obj: Any) -> int:
 def device_extents(devmem: Any) -> tuple[int, int]:
     """The first address of the allocation that an object lies in, and the one behind its last."""
     address = device_pointer(devmem)
-    native = state.native()
+    native = state.ready_device()
     if native.handle.knows_pointers:
         with native.device.entered() as device:
             found = device.pointer_range(address)
@@ -287,7 +287,7 @@ def device_memory_size(devmem: Any) -> int:
 
 def device_memory_depends(devmem: Any, *objs: Any) -> None:
     """Keep objects alive as long as an object."""
-    weakref.finalize(devmem, _nothing, objs).atexit = False
+    weakref.finalize(devmem, _keep_alive, objs).atexit = False
 
 
 def host_pointer(obj: Any, readonly: bool = False) -> int:
@@ -361,17 +361,17 @@ def profiling() -> Iterator[None]:
         profile_stop()
 
 
-def _others(device: devmem.Device) -> bool:
+def _other_backends(device: devmem.Device) -> bool:
     """Whether there is a backend with devices besides a device's own."""
     return any(status.usable and status.devices for status in devmem.backends() if status.name != device.backend)
 
 
-def _nothing(objs: Any) -> None:
+def _keep_alive(objs: Any) -> None:
     pass
 
 
 def _profiler(function: str) -> None:
-    device = state.native().device
+    device = state.ready_device().device
     if nvidia_driver.binding_of(device) is None:
         return
     try:

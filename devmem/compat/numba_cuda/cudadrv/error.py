@@ -35,7 +35,7 @@ class CudaAPIError(CudaDriverError):
         return f"[{self.code}] {self.msg}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, (type(self), self.code, self.msg, dict(self.__dict__))
+        return _unpickle, (type(self), self.code, self.msg, dict(self.__dict__))
 
 
 class DeadMemoryError(RuntimeError):
@@ -127,7 +127,7 @@ def translated(error: DevmemError) -> Exception:
         del error
 
 
-def _again(kind: type[CudaAPIError], code: int, msg: str, fields: dict[str, object]) -> CudaAPIError:
+def _unpickle(kind: type[CudaAPIError], code: int, msg: str, fields: dict[str, object]) -> CudaAPIError:
     error = kind(code, msg)
     error.__dict__.update(fields)
     return error

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 import devmem
 
 from ....spi.errors import DevmemError
 from .array_base import DeviceNDArrayBase
 from .arrays import DeviceNDArray
 from .error import translated
-from .streams import dressed, named, shown
+from .streams import native_stream, numba_stream, with_class
 
 
-class HostVisible(DeviceNDArrayBase):
+class HostAccessible(DeviceNDArrayBase):
     """What mapped and managed arrays have besides what an ndarray has; views keep their device address."""
 
     _stream: Any
@@ -29,11 +27,11 @@ class HostVisible(DeviceNDArrayBase):
     @property
     def stream(self) -> Any:
         """The stream that the array is bound to, or 0. It can be set."""
-        return shown(self._stream)
+        return numba_stream(self._stream)
 
     @stream.setter
     def stream(self, stream: Any) -> None:
-        chosen = named(stream)
+        chosen = native_stream(stream)
         self._stream = devmem.current_device().opened().streams.stream_of(chosen) if chosen else None
 
     @property
@@ -43,25 +41,25 @@ class HostVisible(DeviceNDArrayBase):
 
     def copy_to_host(self, ary: Any = None, stream: Any = 0, **old: Any) -> Any:
         """Copy the elements into an ordinary array, or ``ary``; as for device arrays."""
-        return dressed(self._devmem_array(), DeviceNDArray).copy_to_host(ary, stream, **old)
+        return with_class(self._devmem_array(), DeviceNDArray).copy_to_host(ary, stream, **old)
 
     def copy_to_device(self, ary: Any, stream: Any = 0) -> None:
         """Copy elements of host or device into this array; as for device arrays."""
-        dressed(self._devmem_array(), DeviceNDArray).copy_to_device(ary, stream)
+        with_class(self._devmem_array(), DeviceNDArray).copy_to_device(ary, stream)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return dressed(self._devmem_array(), DeviceNDArray).__cuda_array_interface__  # type: ignore[no-any-return]
+        return with_class(self._devmem_array(), DeviceNDArray).__cuda_array_interface__  # type: ignore[no-any-return]
 
     @property
     def _numba_type_(self) -> Any:
         """What Numba's compiler takes the array for."""
-        return dressed(self._devmem_array(), DeviceNDArray)._numba_type_
+        return with_class(self._devmem_array(), DeviceNDArray)._numba_type_
 
     def _devmem_array(self) -> Any:
         if self._given is not None:
             array: Any = self
-            return dressed(
+            return with_class(
                 DeviceNDArray(array.shape, array.strides, array.dtype, self.stream, self._given), devmem.DeviceNDArray
             )
         try:
@@ -70,14 +68,9 @@ class HostVisible(DeviceNDArrayBase):
             raise translated(error) from error
 
 
-class MappedNDArray(HostVisible, devmem.MappedNDArray):
+class MappedNDArray(HostAccessible, devmem.MappedNDArray):
     """A host array in page-locked memory that the device reads and writes in place."""
 
 
-class ManagedNDArray(HostVisible, devmem.ManagedNDArray):
+class ManagedNDArray(HostAccessible, devmem.ManagedNDArray):
     """An array with one address for host and device."""
-
-
-def on_host(array: np.ndarray[Any, Any], kind: type[Any]) -> Any:
-    """A native mapped or managed array as one of ours."""
-    return array.view(kind)

@@ -14,7 +14,7 @@ import devmem
 from ....spi.errors import DevmemError
 from .arrays import DeviceNDArray
 from .error import translated
-from .streams import dressed
+from .streams import with_class
 
 #: Where memory can be handed on.
 SUPPORTS_IPC = sys.platform.startswith("linux")
@@ -86,7 +86,7 @@ class IpcHandle:
             raise translated(error) from error
         finally:
             self.close()
-        self._opened = dressed(copied, DeviceNDArray)
+        self._opened = with_class(copied, DeviceNDArray)
         return self._opened.gpu_data
 
     def open_array(self, context: Any, shape: Any, dtype: Any, strides: Any = None) -> Any:
@@ -123,7 +123,7 @@ class IpcHandle:
             process=-os.getpid(),  # whose it is, only the driver knows
         )
         try:
-            self._opened = dressed(devmem.open_ipc_array(handle, shape, dtype, strides), DeviceNDArray)
+            self._opened = with_class(devmem.open_ipc_array(handle, shape, dtype, strides), DeviceNDArray)
         except DevmemError as error:
             raise translated(error) from error
         return self._opened

@@ -26,11 +26,11 @@ from .pointers import AutoFreePointer, HostBytes, ManagedMemory, MappedMemory, P
 VERSION = 1
 #: The module that names a manager, and the thresholds of the queue, as numba.cuda's users set them.
 MANAGER = "NUMBA_CUDA_MEMORY_MANAGER"
-COUNT = "NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT"
-RATIO = "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO"
+COUNT_VARIABLE = "NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT"
+RATIO_VARIABLE = "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO"
 
 #: What to do about plugins in somebody else's files.
-BY_ITSELF = 'devmem knows RMM by itself, devmem.use_memory("rmm") or DEVMEM_MEMORY_MANAGER=rmm'
+RMM_ADVICE = 'devmem knows RMM by itself, devmem.use_memory("rmm") or DEVMEM_MEMORY_MANAGER=rmm'
 
 
 class MemoryInfo(NamedTuple):
@@ -113,7 +113,7 @@ class HostOnlyCUDAMemoryManager(BaseCUDAMemoryManager):
 
     def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
         """Memory that exists, page-locked until the result dies; ``owner`` is kept alive as long."""
-        locked = _Locked(owner, pointer, size)
+        locked = _PageLocked(owner, pointer, size)
         context = weakref.proxy(self.context)
         if not mapped:
             return PinnedMemory(context, pointer, size, owner=owner, finalizer=locked.end)
@@ -264,13 +264,13 @@ class PendingDeallocs:
         return None if context is None else context.native_if_open()
 
 
-class _Locked:
+class _PageLocked:
     """Host memory that is page-locked until `end` is called."""
 
     def __init__(self, owner: Any, pointer: int, size: int) -> None:
         self.owner = owner
         self.bytes = np.asarray(HostBytes.at(pointer, size))
-        self.registration = _raising(devmem.register, self.bytes)
+        self.registration = _translating(devmem.register, self.bytes)
 
     def end(self) -> None:
         """Unlock it, after the copies that use it."""
@@ -293,7 +293,7 @@ def set_memory_manager(mm_plugin: Any) -> None:
     """
     global _manager
     if mm_plugin is not None:
-        _refuse_numbas(mm_plugin)
+        _refuse_numba_classes(mm_plugin)
         version = mm_plugin(context=None).interface_version
         if version != VERSION:
             raise RuntimeError(f"EMM Plugin interface has version {version} - version {VERSION} required")
@@ -316,22 +316,22 @@ def manager_class() -> Any:
     try:
         set_memory_manager(importlib.import_module(name)._numba_memory_manager)
     except Exception as error:
-        advice = f"; {BY_ITSELF}" if name.startswith("rmm.") and isinstance(error, ImportError) else ""
+        advice = f"; {RMM_ADVICE}" if name.startswith("rmm.") and isinstance(error, ImportError) else ""
         raise RuntimeError(f"Failed to use memory manager from {name}: {error}{advice}") from error
     return _manager
 
 
-def _refuse_numbas(plugin: Any) -> None:
+def _refuse_numba_classes(plugin: Any) -> None:
     """Refuse a class that is derived from Numba's own, in a file that imports Numba: it knows nothing of our contexts."""
     classes = plugin.__mro__ if isinstance(plugin, type) else ()
     if any(each.__module__.partition(".")[0] == "numba" for each in classes):
         raise TypeError(
             f"{plugin.__module__}.{plugin.__qualname__} is a memory manager for Numba's own contexts, since its file imports "
-            f"Numba: change the import there, if it is yours; {BY_ITSELF}"
+            f"Numba: change the import there, if it is yours; {RMM_ADVICE}"
         )
 
 
-def _raising(function: Callable[..., Any], *arguments: Any) -> Any:
+def _translating(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except DevmemError as error:

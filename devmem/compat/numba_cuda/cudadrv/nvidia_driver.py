@@ -68,7 +68,7 @@ def current_handle(device: devmem.Device) -> int:
     return 0 if status else int(current)
 
 
-def refuse_others(device: devmem.Device) -> None:
+def refuse_foreign_context(device: devmem.Device) -> None:
     """Raise RuntimeError where somebody has made a context current that is no device's primary one."""
     found = binding_of(device)
     current = current_handle(device)

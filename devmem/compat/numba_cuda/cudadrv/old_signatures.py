@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...deprecation import old
+from ...deprecation import warn_old_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MISSING: Any = object()
 
 
-def shown_as(sample: Callable[..., Any]) -> Callable[[F], F]:
+def with_signature(sample: Callable[..., Any]) -> Callable[[F], F]:
     """Show a function with the signature of another one: without the old spellings that it takes besides."""
 
     def show(function: F) -> F:
@@ -24,15 +24,15 @@ def shown_as(sample: Callable[..., Any]) -> Callable[[F], F]:
     return show
 
 
-def renamed(given: dict[str, Any], name: str, instead: str, function: str) -> Any:
+def old_keyword(given: dict[str, Any], name: str, instead: str, function: str) -> Any:
     """The value of an argument's old name, taken out of what was given; MISSING if it was not."""
     if name not in given:
         return MISSING
-    old(f"{function}({name}=...)", f"{instead}=" if instead else "nothing: it has no effect")
+    warn_old_name(f"{function}({name}=...)", f"{instead}=" if instead else "nothing: it has no effect")
     return given.pop(name)
 
 
-def refuse_rest(given: dict[str, Any], function: str) -> None:
+def refuse_unknown(given: dict[str, Any], function: str) -> None:
     """Raise TypeError for keywords that nobody ever had."""
     if given:
         raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(given))!r}")

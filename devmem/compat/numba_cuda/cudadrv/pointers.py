@@ -14,7 +14,7 @@ import devmem
 from ...._core.lifetime.allocation import Allocation
 from ....spi.errors import DevmemError
 from .error import translated
-from .streams import named
+from .streams import native_stream
 
 
 class DevicePointer(int):
@@ -312,7 +312,7 @@ def address_of(pointer: Any) -> int:
 def fill(address: int, byte: int, count: int, stream: Any) -> None:
     """Set device bytes, in the order of a stream."""
     device = devmem.current_device()
-    chosen = device.opened().streams.stream_of(named(stream))
+    chosen = device.opened().streams.stream_of(native_stream(stream))
     try:
         with device.entered() as driver:
             if count:

@@ -31,7 +31,7 @@ current_device = devmem.current_device
 _lock = threading.RLock()
 
 
-def native() -> Any:
+def ready_device() -> Any:
     """The open device, as devmem has it, that is current here; made ready."""
     found = current_device().opened()
     if found not in ready:
@@ -67,14 +67,14 @@ def forget(device: devmem.Device) -> None:
         ready.discard(each)
 
 
-def opens_with(function: Callable[[Any], None]) -> None:
+def set_open_function(function: Callable[[Any], None]) -> None:
     """Tell how a device is made ready: by the module of the contexts, which knows all others."""
     global _open
     _open = function
 
 
-def _nobody(native: Any) -> None:
+def _not_imported(native: Any) -> None:
     raise RuntimeError("devmem.compat.numba_cuda was not imported as a whole")
 
 
-_open: Callable[[Any], None] = _nobody
+_open: Callable[[Any], None] = _not_imported

@@ -15,9 +15,9 @@ import devmem
 
 from ....spi.errors import DevmemError, LayoutError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from ...deprecation import old
+from ...deprecation import warn_old_name
 from .error import CudaAPIError, translated
-from .old_signatures import is_context, shown_as
+from .old_signatures import is_context, with_signature
 
 S = TypeVar("S", bound="Stream")
 
@@ -35,10 +35,10 @@ class Stream(devmem.Stream):
 
     __slots__ = ()
 
-    @shown_as(lambda self, handle, finalizer=None, external=False: None)
+    @with_signature(lambda self, handle, finalizer=None, external=False: None)
     def __init__(self, handle: Any, finalizer: Any = None, external: bool = False, *more: Any) -> None:
         if is_context(handle):
-            old("Stream(context, handle, finalizer, external)", "Stream(handle, finalizer, external)")
+            warn_old_name("Stream(context, handle, finalizer, external)", "Stream(handle, finalizer, external)")
             handle, finalizer, external = finalizer, external or None, bool(more and more[0])
         address = int(getattr(handle, "value", handle) or 0)
         native = devmem.current_device().opened()
@@ -94,7 +94,7 @@ class Stream(devmem.Stream):
                 waiting.append(run)
                 return
             waiting = _callbacks[self] = deque([run])
-        threading.Thread(target=_call_back, args=(self, waiting), daemon=True, name="stream callbacks").start()
+        threading.Thread(target=_run_callbacks, args=(self, waiting), daemon=True, name="stream callbacks").start()
 
     def async_done(self) -> asyncio.Future[Any]:
         """Something to await that is done when all that is on the stream now is; its result is the stream."""
@@ -147,10 +147,10 @@ class Event(devmem.Event):
 
     __slots__ = ()
 
-    @shown_as(lambda self, handle, finalizer=None: None)
+    @with_signature(lambda self, handle, finalizer=None: None)
     def __init__(self, handle: Any, finalizer: Any = None, *more: Any) -> None:
         if is_context(handle):
-            old("Event(context, handle, finalizer)", "Event(handle, finalizer)")
+            warn_old_name("Event(context, handle, finalizer)", "Event(handle, finalizer)")
             handle, finalizer = finalizer, more[0] if more else None
         self.services = devmem.current_device().opened().streams
         self.device_handle = self.services.handle
@@ -163,14 +163,14 @@ class Event(devmem.Event):
     def record(self, stream: Any = 0) -> None:
         """Capture what is on a stream now; on the default stream if none is named."""
         try:
-            _record(self, stream if type(stream) is Stream else _checked(stream))
+            _record(self, stream if type(stream) is Stream else _checked_stream(stream))
         except DevmemError as error:
             raise translated(error) from error
 
     def wait(self, stream: Any = 0) -> None:
         """Make later work on a stream wait for what was captured. The host does not wait."""
         try:
-            super().wait(_checked(stream))
+            super().wait(_checked_stream(stream))
         except DevmemError as error:
             raise translated(error) from error
 
@@ -218,7 +218,7 @@ def event_elapsed_time(evtstart: Event, evtend: Event) -> float:
     return evtstart.elapsed_time(evtend)
 
 
-def named(stream: Any) -> Any:
+def native_stream(stream: Any) -> Any:
     """What the native verbs take for a stream argument: 0 where none is named.
 
     Raises
@@ -237,23 +237,23 @@ def named(stream: Any) -> Any:
     )
 
 
-def shown(stream: devmem.Stream | None) -> Any:
+def numba_stream(stream: devmem.Stream | None) -> Any:
     """The stream that an array is bound to, as numba.cuda shows it: 0 for none."""
     if stream is None:
         return 0
     if isinstance(stream, Stream):
         return stream
-    return default(stream, NumberedStream) if stream.is_default else dressed(stream, Stream)
+    return default_stream_object(stream, NumberedStream) if stream.is_default else with_class(stream, Stream)
 
 
-def default(native: devmem.Stream, kind: type[Stream]) -> Any:
+def default_stream_object(native: devmem.Stream, kind: type[Stream]) -> Any:
     """A default stream's object; devmem's own is never handed out, as it is not asynchronous by being named."""
     found = kind.__new__(kind)
     devmem.Stream.__init__(found, native.services, native.handle)
     return found
 
 
-def dressed(native: Any, kind: type[Any]) -> Any:
+def with_class(native: Any, kind: type[Any]) -> Any:
     """An object of devmem's as one of its small subclass here: the same object."""
     native.__class__ = kind
     return native
@@ -264,13 +264,13 @@ def _native(stream: devmem.Stream) -> Any:
     return stream.handle if isinstance(stream, DefaultStream) else stream
 
 
-def _checked(stream: Any) -> Any:
+def _checked_stream(stream: Any) -> Any:
     if not stream and stream != 0:
         raise TypeError(f"Expected a Stream object or 0, got {type(stream).__name__}")
-    return named(stream)
+    return native_stream(stream)
 
 
-def _call_back(stream: Stream, waiting: deque[Callable[[], None]]) -> None:
+def _run_callbacks(stream: Stream, waiting: deque[Callable[[], None]]) -> None:
     """Call the callbacks of one stream, until there are none."""
     while True:
         with _lock:

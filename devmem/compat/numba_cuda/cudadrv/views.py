@@ -11,10 +11,10 @@ import devmem
 from ....spi.errors import DevmemError, LayoutError
 from ....spi.types import LEGACY_STREAM
 from .array_base import DeviceNDArrayBase
-from .copy_sources import described
+from .copy_sources import array_interface
 from .error import translated
 from .numba_types import numba_array
-from .streams import Stream, dressed, named, shown
+from .streams import Stream, native_stream, numba_stream, with_class
 
 # Of the native class, called as they are: `super()` would take half as long again as the shortest of them.
 _bind, _reshape = devmem.DeviceNDArray.bind, devmem.DeviceNDArray.reshape
@@ -22,7 +22,7 @@ _squeeze, _view = devmem.DeviceNDArray.squeeze, devmem.DeviceNDArray.view
 NOT_C = "To change to a dtype of a different size, the array must be C-contiguous"
 
 
-class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc]  # other results, on purpose
+class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc]  # other results, on purpose
     """A device array with numba.cuda's rules for shapes. Views of it are of its class."""
 
     __slots__ = ()
@@ -83,7 +83,7 @@ class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc
         rows, columns = self._shape
         turned = self._view(self._ptr, (columns, rows), self.strides[::-1])
         kind: Any = type(self)
-        result = kind(turned._shape, (rows * self.itemsize, self.itemsize), self._dtype, shown(self._stream))
+        result = kind(turned._shape, (rows * self.itemsize, self.itemsize), self._dtype, numba_stream(self._stream))
         try:
             result.put(turned, self._stream or 0)
         except DevmemError as error:
@@ -133,18 +133,18 @@ class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc
 
     def bind(self, stream: Any = 0) -> Any:
         """The same array on a stream: copies for which no other one is named are ordered there, and may run on."""
-        return _bind(self, stream if type(stream) is Stream else named(stream))
+        return _bind(self, stream if type(stream) is Stream else native_stream(stream))
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     @property
     def stream(self) -> Any:
         """The stream that the array is bound to, or 0. It can be set."""
-        return shown(self._stream)
+        return numba_stream(self._stream)
 
     @stream.setter
     def stream(self, stream: Any) -> None:
-        chosen = named(stream)
+        chosen = native_stream(stream)
         self._stream = self.open_device.streams.stream_of(chosen) if chosen else None
 
     @property
@@ -156,7 +156,7 @@ class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3, on any device; of an array that is bound to no stream, and has nothing running, ``stream`` is None."""
         if not self.open_device.handle.info.exchange.array_interface:
-            return described(self)
+            return array_interface(self)
         found: dict[str, Any] = super().__cuda_array_interface__
         allocation, bound = self.allocation, self._stream
         with self.device.entered() as driver:
@@ -182,9 +182,9 @@ class Viewed(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: ignore[misc
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def _devmem_array(self) -> Any:
-        return dressed(self._view(self._ptr, self._shape, self._strides), devmem.DeviceNDArray)
+        return with_class(self._view(self._ptr, self._shape, self._strides), devmem.DeviceNDArray)
 
     def _rebound(self, view: Any, stream: Any) -> Any:
         if stream:
-            view._stream = self.open_device.streams.stream_of(named(stream))
+            view._stream = self.open_device.streams.stream_of(native_stream(stream))
         return view

@@ -12,7 +12,7 @@ import devmem
 
 from ...._core.lifetime.allocation import Allocation
 from ....spi.errors import BackendError, LayoutError, UnsupportedError
-from .devices import Context, check_same, choose
+from .devices import Context, check_same, select_default_backend
 from .error import translated, translating
 
 Native = devmem.DeviceNDArray[Any]
@@ -20,7 +20,7 @@ Native = devmem.DeviceNDArray[Any]
 _copy_to_host = Native.copy_to_host  # super() takes time
 
 #: The shapes of one element: a device array always has an axis.
-ONE = ((), (1,))
+ONE_ELEMENT_SHAPES = ((), (1,))
 
 
 class DeviceNDArray(devmem.DeviceNDArray[Any]):
@@ -53,7 +53,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
 
     @translating
     def __init__(self, shape: Any, strides: Any, dtype: npt.DTypeLike, dgpu_data: Any = None) -> None:
-        choose()
+        select_default_backend()
         strides = (strides,) if isinstance(strides, int) else strides
         if dgpu_data is None:
             made = devmem.device_array(shape, dtype, strides)
@@ -94,9 +94,9 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         target = ary
         if ary is None:
             if self._strides is not None and not (self.is_c_contiguous() or self.is_f_contiguous()):
-                ary = target = self._with_gaps()
+                ary = target = self._strided_host_array()
         elif type(ary) is not np.ndarray or self._strides is not None or not ary.flags.c_contiguous:
-            target = self._as_mine(ary)
+            target = self._matching_host_array(ary)
         try:
             found = _copy_to_host(self, target, stream or 0, pinned=pinned)
         except BackendError as error:
@@ -104,7 +104,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         except LayoutError:
             if ary is None or target is not ary:
                 raise
-            target = self._as_mine(
+            target = self._matching_host_array(
                 ary
             )  # says what is wrong, as a TypeError; or the array of one element has other axes
             if target is ary:
@@ -131,7 +131,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         if ary.size == 0:
             return
         check_same(self, context)
-        if ary.shape != self._shape and ary.shape in ONE and self._shape in ONE:
+        if ary.shape != self._shape and ary.shape in ONE_ELEMENT_SHAPES and self._shape in ONE_ELEMENT_SHAPES:
             ary = ary.reshape(self._shape)
         super().copy_to_device(ary, stream or 0)
 
@@ -178,20 +178,20 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
     def _context(self) -> Context:
         return Context(self.device)
 
-    def _with_gaps(self) -> npt.NDArray[Any]:
+    def _strided_host_array(self) -> npt.NDArray[Any]:
         """A new host array with the same strides."""
         shape, strides = self._shape, self.strides
         reach = sum((count - 1) * step for count, step in zip(shape, strides, strict=True)) + self.itemsize
         return np.ndarray(shape, self._dtype, np.empty(reach if self.size else 1, np.uint8), 0, strides)
 
-    def _as_mine(self, ary: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _matching_host_array(self, ary: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A host array as one that this array's elements go into; TypeError if it is none."""
         if not isinstance(ary, np.ndarray):
             raise TypeError(f"copy_to_host() copies into an ndarray, not a {type(ary).__name__}")
         if ary.dtype != self._dtype:
             raise TypeError(f"incompatible dtype; device {self._dtype}; host {ary.dtype}")
         if ary.shape != self._shape:
-            if ary.shape in ONE and self._shape in ONE:
+            if ary.shape in ONE_ELEMENT_SHAPES and self._shape in ONE_ELEMENT_SHAPES:
                 return ary.reshape(self._shape)
             raise TypeError(f"incompatible shape; device {self._shape}; host {ary.shape}")
         # Of an axis of length one the stride means nothing; without elements none does.
@@ -234,7 +234,7 @@ class HostArray(devmem.MappedNDArray):
         return ctypes.c_void_p(self.ptr)
 
 
-def adopt(array: Native) -> DeviceNDArray:
+def as_roc_array(array: Native) -> DeviceNDArray:
     """The same array as one of numba.roc's; it is bound to no stream, as none of them is."""
     array = array.bind(0) if array._stream is not None else array
     # The class has no fields of its own: nothing to convert, and nobody else has seen the object.
@@ -250,16 +250,16 @@ def from_array_like(ary: Any, dgpu_data: Any = None) -> DeviceNDArray:
 
     Strides that are negative, or repeat elements, are those of a view: they describe no memory.
     """
-    choose()
+    select_default_backend()
     shape, strides = (ary.shape, ary.strides) if ary.ndim else ((1,), (ary.dtype.itemsize,))
     if dgpu_data is not None:
         return DeviceNDArray(shape, strides, ary.dtype, dgpu_data)
     if ary.ndim and ary.flags["C_CONTIGUOUS"]:
-        return adopt(devmem.device_array(shape, ary.dtype))
+        return as_roc_array(devmem.device_array(shape, ary.dtype))
     try:
-        return adopt(devmem.device_array(shape, ary.dtype, strides))
+        return as_roc_array(devmem.device_array(shape, ary.dtype, strides))
     except LayoutError:
-        return adopt(devmem.device_array_like(ary))
+        return as_roc_array(devmem.device_array_like(ary))
 
 
 def is_hsa_ndarray(obj: object) -> bool:

@@ -149,7 +149,7 @@ class Devices:
     @property
     def current(self) -> CU:
         """The one that is current."""
-        choose()
+        select_default_backend()
         return CU(devmem.current_device())
 
     def reset(self) -> None:
@@ -158,7 +158,7 @@ class Devices:
             each.reset()
 
     def _all(self) -> list[CU]:
-        choose()
+        select_default_backend()
         backend = devmem.current_device().backend
         return [CU(device) for device in devmem.devices() if device.backend == backend]
 
@@ -166,7 +166,7 @@ class Devices:
 cus = Devices()
 
 
-def choose() -> None:
+def select_default_backend() -> None:
     """Select the first ROCm device for this thread or task, where nobody has chosen a backend.
 
     Raises
@@ -192,7 +192,7 @@ def is_available() -> bool:
 
 def get_context(devnum: int = 0) -> Context:
     """The context of the current device; of another one, by its number."""
-    choose()
+    select_default_backend()
     return Context(devmem.device(devnum) if devnum else devmem.current_device())
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import devmem
 
-from ...deprecation import old
-from .devices import Agent, choose, cus, is_available
+from ...deprecation import warn_old_name
+from .devices import Agent, cus, is_available, select_default_backend
 from .error import translating
 
 
@@ -24,7 +24,7 @@ class Stream(devmem.Stream):
 
 def new_stream() -> Stream:
     """Make a stream on the current device."""
-    choose()
+    select_default_backend()
     made: Any = devmem.stream()
     made.__class__ = Stream  # the same fields: nothing to convert
     found: Stream = made
@@ -56,7 +56,7 @@ class Driver:
 
     def create_stream(self) -> Stream:
         """Make a stream, under an old name."""
-        old("hsa.create_stream()", "roc.stream()")
+        warn_old_name("hsa.create_stream()", "roc.stream()")
         return new_stream()
 
 
