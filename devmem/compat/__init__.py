@@ -1,1 +1,1 @@
-"""Drop-in namespaces for code that was written against other libraries: `numba_cuda`, `numba_roc`. Not imported by `devmem`."""
+"""Drop-in replacements for other libraries' namespaces: `numba_cuda`, `numba_roc`. Not imported by `devmem`."""

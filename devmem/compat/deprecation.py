@@ -1,4 +1,4 @@
-"""Spellings of older releases: accepted, with a DeprecationWarning."""
+"""Names of older releases: accepted, with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 def warn_old_name(spelling: str, instead: str) -> None:
-    """Warn of a spelling, at the line outside devmem that has it."""
+    """Warn of an old name, at the calling line outside devmem."""
     level, frame = 2, sys._getframe(1)  # 1 would be this function
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem":
         level, frame = level + 1, frame.f_back

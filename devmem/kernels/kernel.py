@@ -152,5 +152,5 @@ def _bytes(value: Any) -> int:
     if found < 0:
         raise LayoutError(f"dynamic_shared_bytes is a number of bytes, not {found}")
     if found > MAX_SHARED_BYTES:
-        raise LayoutError(f"dynamic_shared_bytes={found}: no GPU has so much for a block, 48 KiB are there on most")
+        raise LayoutError(f"dynamic_shared_bytes={found}: no GPU has that much for a block; most have 48 KiB")
     return found

@@ -94,7 +94,7 @@ class DeviceMemory:
         """Make a heap the one that the whole device allocates its kind of memory from."""
         with self._lock:
             self._remember(heap)
-            before = self._stacks(heap.kind)
+            before = self.installed(heap.kind)
             # The first is what the device had to begin with; those between it and the last few cannot be uncovered any more.
             self._installed[heap.kind] = [*before[:1], *before[1:][-REMEMBERED:], heap]
             self.heap = self._installed[MemoryKind.DEVICE][-1]
@@ -103,7 +103,7 @@ class DeviceMemory:
         """Take back one `install`, in any order; nothing, if later ones have pushed it out."""
         with self._lock:
             self._remember(heap)
-            installed = self._stacks(heap.kind)
+            installed = self.installed(heap.kind)
             first = 1 if heap.kind is MemoryKind.DEVICE else 0
             places = [at for at, other in enumerate(installed) if other is heap and at >= first]
             if places:
@@ -118,7 +118,7 @@ class DeviceMemory:
                 return chosen
         if kind is MemoryKind.DEVICE:
             return self.heap
-        installed = self._stacks(kind)
+        installed = self.installed(kind)
         return installed[-1] if installed else None
 
     # -- allocating ----------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class DeviceMemory:
         if heap not in self.heaps:
             self.heaps.append(heap)
 
-    def _stacks(self, kind: MemoryKind) -> list[Heap]:
+    def installed(self, kind: MemoryKind) -> list[Heap]:
         """The stacks that are installed for a kind; the one that the settings name is the first, looked up at first use."""
         found = self._installed.get(kind)
         if found is None:

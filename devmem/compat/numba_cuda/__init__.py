@@ -1,7 +1,7 @@
 """numba.cuda's host API on devmem, on any backend: ``from devmem.compat import numba_cuda as cuda``.
 
-Code that was written against numba.cuda runs on with that one line changed. Its documented limits are kept; what is a fault in
-numba.cuda does here what numba.cuda's documentation says. Numba itself is imported when a kernel is compiled, not before.
+Code written for numba.cuda runs with that one line changed. The documented limits are the same; where numba.cuda deviates from
+its documentation, this package follows the documentation. Numba itself is imported when a kernel is compiled, not before.
 """
 
 # Decision: docs/adr/0011-drop-ins-add-names-and-no-state.md
@@ -154,7 +154,7 @@ __all__ = [
     "warpsize",
 ]
 
-#: Whose implementation this is, for those who ask.
+#: Tells this implementation from numba-cuda's.
 implementation = "devmem"
 
 
@@ -164,7 +164,7 @@ def is_available() -> bool:
 
 
 def is_supported_version() -> bool:
-    """Whether devmem supports the driver's version: True where there is a device to use, as older ones are refused."""
+    """Whether devmem supports the driver's version: True if a device is usable, as unsupported drivers are refused."""
     return is_available()
 
 
@@ -174,7 +174,7 @@ def cuda_error() -> str | None:
 
 
 def __getattr__(name: str) -> Any:
-    """What only numba-cuda's compiler has a meaning for."""
+    """Names that only numba-cuda's compiler defines."""
     if name in COMPILER_ONLY:
         return compiler_only(name)
     why = f": {REFUSED[name]}" if name in REFUSED else ""

@@ -1,4 +1,4 @@
-"""The verbs of numba.cuda's host side: devmem's, with numba.cuda's arguments, exceptions and rules of streams."""
+"""The functions of numba.cuda's host side: devmem's, with numba.cuda's arguments, exceptions and rules for streams."""
 
 from __future__ import annotations
 
@@ -101,18 +101,18 @@ def to_device(obj: Any = MISSING, stream: Any = 0, copy: bool = True, to: Any = 
     stream : Stream, optional
         Orders the copy, which may still run on return. The array is bound to it.
     copy : bool
-        False: with ``to``, nothing is copied; else the array is not filled.
+        False: nothing is copied; without ``to`` the new array is uninitialised.
     to : DeviceNDArray, optional
-        Copy into this one, and return it.
+        Copy into this array, and return it.
 
     Raises
     ------
     ValueError
-        The array is not contiguous: `devmem.to_device` takes it.
+        The array is not contiguous; `devmem.to_device` takes any layout.
     TypeError
-        The stream is none.
+        The stream argument is not a stream.
     CudaAPIError
-        The driver refused. Of memory that ran out, it is a MemoryError too.
+        The driver refused. If memory ran out, the error is also a MemoryError.
     """
     if old:
         obj = old_keyword(old, "array", "obj", "to_device")
@@ -139,7 +139,7 @@ def to_device(obj: Any = MISSING, stream: Any = 0, copy: bool = True, to: Any = 
 
 
 def device_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C", stream: Any = 0) -> Any:
-    """Allocate an uninitialised device array; ``stream`` is the one that it is bound to.
+    """Allocate an uninitialised device array, bound to ``stream`` if one is given.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def device_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order
     OverflowError
         Its only length is negative.
     ValueError
-        The order or the strides are none, or another length is negative.
+        The order or the strides are invalid, or a length is negative.
     """
     if strides is not None or (type(shape) is not int and type(shape) is not tuple):
         shape, strides, dtype = shape_strides_dtype(shape, strides, dtype, order)
@@ -167,7 +167,7 @@ def device_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order
 
 def device_array_like(ary: Any, stream: Any = 0) -> Any:
     """Allocate an uninitialised device array with the shape, dtype and order of axes of an array, without its gaps."""
-    ary.flags, ary.strides  # noqa: B018  (AttributeError of what is no array)
+    ary.flags, ary.strides  # noqa: B018  (AttributeError for other objects)
     try:
         found = current_device().opened()
         if found not in ready:
@@ -180,19 +180,19 @@ def device_array_like(ary: Any, stream: Any = 0) -> Any:
 
 
 def is_cuda_array(obj: Any) -> bool:
-    """Whether an object says that it has device memory; what it says is not looked at."""
+    """Whether an object declares device memory; the declaration is not checked."""
     return hasattr(obj, "__cuda_array_interface__") or isinstance(obj, devmem.DeviceNDArray)
 
 
 def as_cuda_array(obj: Any, sync: bool = True) -> Any:
-    """A device array over an object's device memory, which it keeps alive.
+    """A device array over an object's device memory; it keeps the object alive.
 
-    ``sync``: wait until the work that the object says it has running is done.
+    ``sync``: wait for the work on the stream that the object names.
 
     Raises
     ------
     TypeError
-        It has none.
+        The object has no device memory.
     """
     if isinstance(obj, devmem.DeviceNDArray):
         return devicearray.as_numba_array(obj)
@@ -207,7 +207,7 @@ def as_cuda_array(obj: Any, sync: bool = True) -> Any:
 def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -> Any:
     """A device array over the memory that a CUDA Array Interface describes; ``owner`` is kept alive.
 
-    It is bound to the stream that the interface names; ``sync``: the host waits for that one.
+    The array is bound to the stream that the interface names; with ``sync`` the host waits for that stream.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -
     if desc.get("mask") is not None:
         raise NotImplementedError("Masked arrays are not supported")
     number = desc.get("stream")
-    # numba.cuda itself names its default stream by 0, which the interface does not allow.
+    # numba.cuda itself writes 0 for its default stream, which the interface does not allow.
     array_interface = {**desc, "stream": 1} if number == 0 else desc
     array = borrow(_InterfaceHolder(array_interface, owner))
     if number is not None and desc["version"] >= 3:
@@ -232,7 +232,7 @@ def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -
 
 
 class _InterfaceHolder:
-    """Has an interface, and keeps its memory's owner alive."""
+    """An object with a given interface, which keeps the owner of the memory alive."""
 
     def __init__(self, desc: Any, owner: Any) -> None:
         self.__cuda_array_interface__ = desc
@@ -243,12 +243,12 @@ class _InterfaceHolder:
 
 
 def stream() -> Stream:
-    """Make a stream, which waits for the legacy default stream, and that for it."""
+    """Make a stream, which is synchronised with the legacy default stream in both directions."""
     return context_of(_ready_device()).create_stream()  # type: ignore[no-any-return]
 
 
 def default_stream() -> Stream:
-    """The stream that orders work for which none is named. To name it makes a copy asynchronous."""
+    """The stream of work without a given stream. A copy that is given this object is asynchronous."""
     return context_of(_ready_device()).get_default_stream()  # type: ignore[no-any-return]
 
 
@@ -263,7 +263,7 @@ def per_thread_default_stream() -> Stream:
 
 
 def external_stream(ptr: int) -> Stream:
-    """Somebody else's stream, by its address; TypeError if that is no int."""
+    """Another library's stream, by its address; TypeError if that is not an int."""
     return context_of(_ready_device()).create_external_stream(ptr)  # type: ignore[no-any-return]
 
 
@@ -289,7 +289,7 @@ def synchronize() -> None:
 
 
 def select_device(device_id: Any) -> Device:
-    """Make a device current in this thread; IndexError where there is none of that number."""
+    """Make a device current in this thread; IndexError if there is no such device."""
     return current_context(device_id).device
 
 
@@ -304,12 +304,12 @@ def list_devices() -> Any:
 
 
 def close() -> None:
-    """End all contexts, in the main thread; in another, what it has made current."""
+    """Close all contexts in the main thread; in another thread, only reset its current device."""
     devices.reset()
 
 
 def detect() -> bool:
-    """Print what devices there are; whether there is one that can be used."""
+    """Print the devices; return whether there is one."""
     found = list(gpus)
     lines = [f"Found {len(found)} CUDA devices"]
     for each in found:
@@ -329,32 +329,32 @@ def detect() -> bool:
 
 
 def is_float16_supported() -> bool:
-    """True: every compiler in question has 16-bit floats."""
+    """True: all supported compilers have 16-bit floats."""
     return True
 
 
 def is_bfloat16_supported() -> bool:
-    """Whether the current device computes with bfloat16."""
+    """Whether the current device supports bfloat16."""
     return get_current_device().supports_bfloat16
 
 
 def is_fp8_supported() -> bool:
-    """Whether the current device computes with 8-bit floats."""
+    """Whether the current device supports 8-bit floats."""
     return get_current_device().supports_fp8
 
 
 @contextmanager
 def defer_cleanup() -> Iterator[None]:
-    """A block in which nothing that is dropped is given back; blocks nest. At the end of the outermost one it may be."""
+    """A ``with`` block in which dropped memory is not freed; blocks nest."""
     with current_context().defer_cleanup():
         yield
 
 
-# -- below -------------------------------------------------------------------------------------------------------------
+# -- private -----------------------------------------------------------------------------------------------------------
 
 
 def _ready_device() -> Any:
-    """The open current device, made ready; errors as numba.cuda's."""
+    """The current open device, prepared; raises numba.cuda's errors."""
     try:
         return _native()
     except DevmemError as error:

@@ -1,4 +1,4 @@
-"""Calling the verbs of devmem that make arrays, with numba.cuda's exceptions."""
+"""Call devmem's functions that make arrays, with numba.cuda's exceptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .cudadrv.state import current_device, prepare, ready
 
 
 def create_array(function: Callable[..., Any], shape: Any, dtype: Any, strides: Any, order: str, *more: Any) -> Any:
-    """Call a verb of devmem's that makes an array in memory that the host sees."""
+    """Call a function of devmem that makes an array in host-accessible memory."""
     if strides is not None or (type(shape) is not int and type(shape) is not tuple):
         shape, strides, dtype = shape_strides_dtype(shape, strides, dtype, order)
     try:
@@ -27,10 +27,7 @@ def create_array(function: Callable[..., Any], shape: Any, dtype: Any, strides: 
 
 
 def creation_error(error: Any, shape: Any, strides: Any, dtype: Any, order: str) -> Exception:
-    """The exception for a new array that could not be made: what numba.cuda says of its arguments, or what went wrong else.
-
-    To be raised from the error; or that is raised, as by `translated`.
-    """
+    """The exception to raise from an error of an array's creation: numba.cuda's own for wrong arguments, else by `translated`."""
     if isinstance(error, TypeError | devmem.LayoutError):
         try:
             shape_strides_dtype(shape, strides, dtype, order)
@@ -43,7 +40,7 @@ def creation_error(error: Any, shape: Any, strides: Any, dtype: Any, order: str)
 
 
 def call_ready(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Call a verb of devmem's on a device that is ready."""
+    """Call a function of devmem on the current device, prepared for use here."""
     try:
         found = current_device().opened()
         if found not in ready:

@@ -1,4 +1,4 @@
-"""Errors of kernels, and the check of what they are launched with."""
+"""Errors of kernels, and the check of launch configurations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = [
 ]
 
 missing_launch_config_msg = (
-    "a kernel is launched with its grid and its blocks: kernel[blocks, threads_per_block](arguments)"
+    "a kernel is launched with a grid and a block size: kernel[blocks, threads_per_block](arguments)"
 )
 
 
 class KernelRuntimeError(RuntimeError):
-    """A kernel raised; `tid` and `ctaid` say which of its threads, in which block."""
+    """A kernel raised; `tid` and `ctaid` are the thread and the block."""
 
     def __init__(self, msg: str, tid: Any = None, ctaid: Any = None) -> None:
         self.tid = tid
@@ -34,18 +34,18 @@ class KernelRuntimeError(RuntimeError):
 
 
 class UnsupportedBytecodeError(Exception):
-    """A kernel has instructions that its compiler does not take."""
+    """A kernel contains instructions that the compiler does not support."""
 
     def __init__(self, msg: str, loc: Any = None) -> None:
         super().__init__(f"{msg}. Raised from {loc}")
 
 
 class CudaLoweringError(Exception):
-    """A kernel could not be turned into code."""
+    """A kernel could not be compiled."""
 
 
 def normalize_kernel_dimensions(griddim: Any, blockdim: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid and blocks with three lengths each.
+    """The grid and the block as three lengths each.
 
     Raises
     ------

@@ -73,14 +73,14 @@ def managed_array(
 
 @contextmanager
 def pinned(*arylist: Any) -> Iterator[None]:
-    """Page-lock ndarrays for a block; at its end, after the copies that use them, they are unlocked at once."""
+    """Page-lock ndarrays for a ``with`` block; at its end they are unlocked after the copies that use them."""
     with call_ready(devmem.pinned, *arylist):
         yield
 
 
 @contextmanager
 def mapped(*arylist: Any, **kws: Any) -> Iterator[Any]:
-    """Let the device reach ndarrays in place for a block, which gets a device array, or a list of several."""
+    """Map ndarrays into the device's memory for a ``with`` block, which gets a device array, or a list of several."""
     assert not kws or set(kws) == {"stream"}, "Only accept 'stream' as keyword."
     stream = native_stream(kws.get("stream", 0))
     with call_ready(devmem.mapped, *arylist, stream=stream) as views:
@@ -91,7 +91,7 @@ def mapped(*arylist: Any, **kws: Any) -> Iterator[Any]:
 
 @contextmanager
 def open_ipc_array(handle: Any, shape: Any, dtype: Any, strides: Any = None, offset: int = 0) -> Iterator[Any]:
-    """Another process's device memory for a block, by the bytes of the driver's handle, as an array of that layout."""
+    """Open another process's device memory for a ``with`` block, from the bytes of the driver's handle, as an array."""
     kind = np.dtype(dtype)
     lengths, steps, _ = shape_strides_dtype(shape, strides, kind, "C")
     context = devices.get_context()

@@ -1,4 +1,4 @@
-"""``jit``: devmem's kernels, with numba.cuda's signatures and options; and the names of numba.cuda that only its compiler has."""
+"""``jit``: devmem's kernels with numba.cuda's signatures and options; and names that only numba-cuda's compiler defines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .cudadrv.state import ready_device
 from .cudadrv.streams import native_stream
 from .errors import normalize_kernel_dimensions
 
-#: What devmem's compilers are told; other options are hints, and have no effect.
+#: The options for devmem's compilers; all others are hints without effect.
 OPTIONS = ("debug", "opt", "lineinfo", "fastmath", "launch_bounds")
-#: Names of numba.cuda that have a meaning to numba-cuda's compiler alone: looked up there when somebody asks.
+#: Names that only numba-cuda's compiler defines; they are looked up there at first use.
 COMPILER_ONLY = frozenset(
     """
     Reduce activemask all_sync any_sync ballot_sync brev cbrt clz compile compile_for_current_device
@@ -31,13 +31,13 @@ COMPILER_ONLY = frozenset(
     threadfence threadfence_block threadfence_system types vectorize
     """.split()  # noqa: SIM905  (as a list, four times as long)
 )
-_LINKED = "what it compiles to has to be linked, and devmem loads what needs no linker"
-#: Names of numba.cuda that come to nothing in devmem's kernels, and why: not here.
+_LINKED = "its code has to be linked, and devmem loads only code that needs no linker"
+#: Names of numba.cuda that cannot work in devmem's kernels, and why.
 REFUSED = {
-    "cg": f"{_LINKED}; where all blocks are to wait, end the kernel, and launch another one behind it",
+    "cg": f"{_LINKED}; to wait for all blocks, end the kernel and launch another one after it",
     "declare_device": _LINKED,
     "fp16": _LINKED,
-    "random": "numba-cuda does not tell other libraries the fields of its states; import numba.cuda.random, and hand kernels "
+    "random": "numba-cuda does not expose the fields of its states; import numba.cuda.random, and pass kernels "
     "cuda.to_device(states.copy_to_host())",
 }
 
@@ -45,10 +45,10 @@ REFUSED = {
 class Dispatcher(DeviceFunction):
     """A kernel: ``k[blocks, threads](...)``, ``k[blocks, threads, stream, shared_bytes](...)``, ``k.forall(n)(...)``.
 
-    In kernels it is a function that they call, with or without ``device=True``, as numba.cuda has it.
+    As in numba.cuda, kernels can call it as a function, with or without ``device=True``.
     """
 
-    #: The types that it was declared for.
+    #: The declared types.
     signatures: tuple[str, ...] = ()
 
     def __init__(self, function: Callable[..., object], signatures: tuple[str, ...], options: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class Dispatcher(DeviceFunction):
         return f"<kernel {self.__name__}>"
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """In a kernel, call it. On the host, say how it is launched: ValueError."""
+        """Call the function in a kernel; ValueError on the host, where it has to be launched."""
         if running_item() is None:
             normalize_kernel_dimensions(None, None)
         return super().__call__(*args, **named)
@@ -75,27 +75,27 @@ class Dispatcher(DeviceFunction):
         Raises
         ------
         ValueError
-            No grid, no blocks, or more than three lengths.
+            The grid or the block is None, or has more than three lengths.
         TypeError
-            A length is no integer, or the stream none.
+            A length is not an integer, or the stream argument is not a stream.
         """
         grid, block = normalize_kernel_dimensions(griddim, blockdim)
         return _Launch(self.kernel[grid, block, native_stream(stream), sharedmem])
 
     def forall(self, ntasks: int, tpb: int = 0, stream: Any = 0, sharedmem: int = 0) -> Any:
-        """The kernel with at least one thread for each task; of no tasks, nothing is launched."""
+        """The kernel with at least one thread for each task; nothing is launched for 0 tasks."""
         if ntasks < 0:
             raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
         return _Launch(self.kernel.forall(ntasks, native_stream(stream), threads=tpb, dynamic_shared_bytes=sharedmem))
 
     @property
     def py_func(self) -> Callable[..., object]:
-        """What was decorated."""
+        """The decorated function."""
         return self.function
 
     @property
     def targetoptions(self) -> dict[str, object]:
-        """What the compiler is told."""
+        """The options for the compiler."""
         return self.options
 
 
@@ -138,16 +138,16 @@ def jit(
     Parameters
     ----------
     func_or_sig : function, signature or list of signatures, optional
-        The function; or the types that it is for, as text, or as types of Numba's.
+        The function; or its signatures, as strings or as Numba's types.
     device : bool
-        No kernel, but what kernels call.
+        Make a function that kernels call instead of a kernel.
     debug, opt, lineinfo, fastmath, launch_bounds
         For the compiler. All other options are hints and have no effect.
 
     Raises
     ------
     NotImplementedError
-        ``boundscheck`` or ``link``: devmem's compilers have neither.
+        ``boundscheck`` or ``link``, which devmem's compilers do not support.
     """
     if kws.get("boundscheck"):
         raise NotImplementedError("bounds checking is not supported for CUDA")
@@ -165,7 +165,7 @@ def jit(
 
 
 def compiler_only(name: str) -> Any:
-    """A name that numba-cuda alone gives a meaning; AttributeError where it is not installed."""
+    """A name that only numba-cuda's compiler defines; AttributeError if numba-cuda is not installed."""
     try:
         found = getattr(importlib.import_module("numba.cuda"), name)
         declared = importlib.import_module("numba.cuda.cudadecl").CudaModuleTemplate
@@ -179,13 +179,13 @@ def compiler_only(name: str) -> Any:
 
 
 class _NotInstalled(AttributeError):
-    """A name of numba-cuda's that it is not there for; what runs kernels elsewhere says what to write instead."""
+    """A name of numba-cuda's, which is not installed; the simulator says what to write instead."""
 
     works_on = "CUDA"
 
 
 class _CompilerFunction:
-    """A function of numba-cuda's own module, which its compiler knows by that module: here it says its type itself."""
+    """A function of the module numba.cuda, which numba-cuda types by its module; this object provides the type itself."""
 
     works_on = "CUDA"
 
@@ -194,16 +194,16 @@ class _CompilerFunction:
         self._numba_type_ = kind
 
     def __call__(self, *args: Any) -> Any:
-        """On the host: UnsupportedError."""
+        """Raise UnsupportedError: the function works in kernels only."""
         name = getattr(self.function, "__name__", self.function)
-        raise UnsupportedError(f"{name} belongs in a kernel that numba-cuda compiles: on the host it means nothing")
+        raise UnsupportedError(f"{name} belongs in a kernel that numba-cuda compiles, and does not work on the host")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
 
 
 def _warnings_disabled() -> bool:
-    """Whether the environment wants no warnings of host arrays that are copied to and fro."""
+    """Whether the environment disables warnings of implicit copies of host arrays."""
     wanted = os.environ.get("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "1") not in ("0", "")
     return not wanted or os.environ.get("NUMBA_DISABLE_PERFORMANCE_WARNINGS", "0") not in ("0", "")
 
@@ -215,7 +215,7 @@ def _decorate(function: Any, signatures: tuple[str, ...], device: bool, options:
 
 
 def _signatures(given: Any) -> tuple[str, ...]:
-    """Signatures as text."""
+    """Signatures as strings."""
     if given is None:
         return ()
     if isinstance(given, list):
@@ -224,7 +224,7 @@ def _signatures(given: Any) -> tuple[str, ...]:
 
 
 def _signature_text(signature: Any) -> str:
-    """One signature: text as it is, types of Numba's by their names."""
+    """One signature as a string; Numba's types by their names."""
     if isinstance(signature, str):
         return signature
     arguments = getattr(signature, "args", signature)

@@ -1,8 +1,8 @@
-"""Drop-in for code that was written against ``numba.roc``: ``from devmem.compat import numba_roc as roc``.
+"""Drop-in replacement for ``numba.roc``: ``from devmem.compat import numba_roc as roc``.
 
-It runs on the backend that was chosen, by ``DEVMEM_BACKEND``, `devmem.use_backend` or `devmem.select_device`: ROCm, CUDA or the
-host. Where nobody chose, the first call of a thread selects the first ROCm device there. What differs from numba.roc, and why, is
-in the guide "Coming from numba.roc".
+It runs on the backend chosen by ``DEVMEM_BACKEND``, `devmem.use_backend` or `devmem.select_device`: ROCm, CUDA or the host.
+Without a choice, the first call of a thread selects the first ROCm device. The guide "Coming from numba.roc" lists the
+differences from numba.roc.
 """
 
 # Decision: docs/adr/0011-drop-ins-add-names-and-no-state.md
@@ -75,7 +75,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Asked for when somebody wants them: an import opens no device.
+    # Created at first use, as an import must not open devices.
     from .hsadrv.driver import hsa
 
     if name == "agents":

@@ -1,4 +1,4 @@
-"""The verbs: numba.roc's names and arguments over devmem's."""
+"""numba.roc's functions, over devmem's."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .hsadrv.error import translated, translating
 def to_device(obj: Any, stream: Any = None, context: Any = None, copy: Any = True, to: Any = None) -> DeviceNDArray:
     """Allocate a device array like an array, and copy the array there.
 
-    The documented order of the arguments, ``to_device(obj, context, copy=True, to=None)``, is understood, and the one that the
-    function had in fact.
+    Both the documented order of the arguments, ``to_device(obj, context, copy=True, to=None)``, and the actual one of numba.roc
+    are accepted.
 
     Parameters
     ----------
     obj : ndarray, NumPy scalar or DeviceNDArray
-        What has no axis becomes an array of one element. A device array is copied too.
+        A value without axes becomes an array of one element. A device array is copied too.
     stream : Stream, optional
-        Given, the copy is ordered on it and may still run on return; both sides are kept alive until it is done.
+        If given, orders the copy, which may still run on return; both arrays are kept alive until it is done.
     context : Context, optional
-        The device to use; the current one, if none is given.
+        The device to use; by default the current one.
     copy : bool
         False allocates only.
     to : DeviceNDArray, optional
@@ -44,7 +44,7 @@ def to_device(obj: Any, stream: Any = None, context: Any = None, copy: Any = Tru
     Raises
     ------
     AttributeError
-        ``obj`` is no array.
+        ``obj`` is not an array.
     ValueError
         It holds Python objects; ``to`` has another shape or dtype.
     HsaContextMismatchError
@@ -109,7 +109,7 @@ def register(*args: npt.NDArray[Any]) -> Any:
 
 @translating
 def deregister(*args: npt.NDArray[Any]) -> None:
-    """Undo one `register` of each array, after the copies that use it; TypeError for anything but ndarrays."""
+    """Undo one `register` of each array, after the copies that use it; TypeError for other objects."""
     select_default_backend()
     devmem.deregister(*args)
 
@@ -117,12 +117,12 @@ def deregister(*args: npt.NDArray[Any]) -> None:
 def coarsegrain_array(
     shape: Any, dtype: npt.DTypeLike = np.float64, strides: Any = None, order: str = "C"
 ) -> HostArray:
-    """Allocate an uninitialised ndarray that kernels reach in place; what they wrote is there when they are waited for."""
+    """Allocate an uninitialised ndarray that kernels access in place; their writes are visible once they were waited for."""
     return _host_array("coarse", shape, dtype, strides, order)
 
 
 def finegrain_array(shape: Any, dtype: npt.DTypeLike = np.float64, strides: Any = None, order: str = "C") -> HostArray:
-    """Allocate an uninitialised ndarray that kernels reach in place, whose writes the other side sees while they run."""
+    """Allocate an uninitialised ndarray that kernels access in place; writes of both sides are visible while kernels run."""
     return _host_array("fine", shape, dtype, strides, order)
 
 

@@ -1,4 +1,4 @@
-"""Kernels: numba.roc's decorator and its ways to configure a launch, over `devmem.kernel`."""
+"""Kernels: numba.roc's decorator and its launch configurations, over `devmem.kernel`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .hsadrv.error import HsaKernelLaunchError, translating
 def jit(signature: Any = None, device: bool = False) -> Any:
     """Make a kernel of a function, or with ``device=True`` a function that kernels call.
 
-    ``@jit``, ``@jit()``, ``@jit(device=True)``, ``@jit("void(float32[:])")``. numba's own signature objects are taken, and mean
-    nothing: the code is made for the arguments of the launch.
+    ``@jit``, ``@jit()``, ``@jit(device=True)``, ``@jit("void(float32[:])")``. Signature objects of numba are accepted and
+    ignored: the code is compiled for the arguments of the launch.
 
     Raises
     ------
     TypeError
-        A kernel that is to return something.
+        The signature of a kernel has a result.
     """
     if callable(signature) and hasattr(signature, "__code__"):
         return _decorate(signature, None, device)
@@ -45,7 +45,7 @@ def _decorate(function: Callable[..., object], signature: str | None, device: bo
 
 
 class Kernel:
-    """A kernel, and how it is to be launched.
+    """A kernel with the configuration of its launch.
 
     ``kernel[groups, items_per_group](...)``, ``kernel[groups, items_per_group, stream](...)``,
     ``kernel.configure(global_size, local_size, stream)(...)``, ``kernel.forall(count)(...)``. Sizes are ints, or up to three of
@@ -62,7 +62,7 @@ class Kernel:
         self.native = native
         self.global_size = tuple(global_size)
         self.local_size = None if local_size is None else tuple(local_size)
-        self.stream = stream or None  # 0 is no stream, too
+        self.stream = stream or None  # 0 means no stream, too
         self.__name__ = native.__name__
         self.__doc__ = native.__doc__
 
@@ -75,7 +75,7 @@ class Kernel:
         return self.native.function
 
     def configure(self, global_size: Any, local_size: Any = None, stream: Any = None) -> Kernel:
-        """The kernel to be launched with so many work-items along each axis, in groups of ``local_size``."""
+        """The kernel with ``global_size`` work-items along each axis, in groups of ``local_size``."""
         items = _lengths(global_size)
         group = None if local_size is None else _lengths(local_size)
         if group is not None:
@@ -84,9 +84,9 @@ class Kernel:
         return Kernel(self.native, items, group, stream)
 
     def forall(self, nelem: int, local_size: int = 64, stream: Any = None) -> Kernel:
-        """The kernel to be launched with exactly one work-item for each of so many elements.
+        """The kernel with exactly one work-item for each of ``nelem`` elements.
 
-        Groups have ``local_size`` items at most, and as many as divide ``nelem``.
+        The group size is the largest divisor of ``nelem`` up to ``local_size``.
         """
         size = min(nelem, local_size) or 1
         while nelem % size:
@@ -101,18 +101,18 @@ class Kernel:
 
     @translating
     def __call__(self, *args: Any) -> None:
-        """Launch it. With no stream named the call returns when it is done; else when host arrays among ``args`` are back.
+        """Launch the kernel. Without a stream the call waits for it; with one, only until host arrays are copied back.
 
         Raises
         ------
         HsaKernelLaunchError
-            Work-items do not fill groups.
+            The global size is not a multiple of the group size.
         UnsupportedError
-            A kernel calls it.
+            The caller is a kernel.
         """
         if running_item() is not None:
             raise UnsupportedError(
-                f"{self} is called by a kernel: make a function of it, @roc.jit(device=True), or launch it behind this one"
+                f"{self} is called by a kernel: make it a device function, @roc.jit(device=True), or launch it after this one"
             )
         select_default_backend()
         given = [_with_direction(each) for each in args]
@@ -122,7 +122,7 @@ class Kernel:
         rest = [(count, size) for count, size in zip(self.global_size, group, strict=True) if size < 1 or count % size]
         if rest:
             raise HsaKernelLaunchError(
-                f"{self.global_size} work-items do not fill groups of {group}: give a multiple, and let the kernel ask for "
+                f"{self.global_size} work-items do not fill groups of {group}: use a multiple, and let the kernel check "
                 f"get_global_id(0) < size"
             )
         grid = tuple(count // size for count, size in zip(self.global_size, group, strict=True))
@@ -134,7 +134,7 @@ class Kernel:
 
 
 def _with_direction(argument: Any) -> Any:
-    """Host memory goes there and back, as numba.roc has it, with no warning; what is read-only goes there."""
+    """Wrap host memory so that it is copied both ways without a warning, as in numba.roc; read-only memory is only uploaded."""
     if type(argument) is not np.ndarray and not isinstance(argument, np.void):
         return argument
     if isinstance(argument, np.ndarray) and not argument.flags.writeable:
@@ -157,15 +157,15 @@ def _refuse_instruction(name: str) -> NoReturn:
 
 
 def activelanepermute_wavewidth(src: Any, laneid: Any, identity: Any, useidentity: Any) -> NoReturn:
-    """Not there: NotImplementedError. Exchange values through shared.array()."""
+    """Not supported: NotImplementedError. Exchange values through shared.array()."""
     _refuse_instruction("activelanepermute_wavewidth")
 
 
 def ds_permute(src_lane: Any, dest_lane: Any) -> NoReturn:
-    """Not there: NotImplementedError. Exchange values through shared.array()."""
+    """Not supported: NotImplementedError. Exchange values through shared.array()."""
     _refuse_instruction("ds_permute")
 
 
 def ds_bpermute(src_lane: Any, dest_lane: Any) -> NoReturn:
-    """Not there: NotImplementedError. Exchange values through shared.array()."""
+    """Not supported: NotImplementedError. Exchange values through shared.array()."""
     _refuse_instruction("ds_bpermute")

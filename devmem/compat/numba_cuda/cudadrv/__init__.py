@@ -1,4 +1,4 @@
-"""What code reaches into: the device side of `devmem.compat.numba_cuda`, under numba.cuda's module names."""
+"""numba.cuda's ``cudadrv`` modules, under their names there, for code that imports from them."""
 
 from . import devicearray, devices, driver, dummyarray, error
 

@@ -1,4 +1,4 @@
-"""What everything in device memory has in common, and its handle for other processes."""
+"""The common base of device arrays and records, and their handle for other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pointers import ArrayMemory
 
 
 class DeviceNDArrayBase:
-    """What everything in device memory has."""
+    """The common attributes of arrays and records in device memory."""
 
     __slots__ = ()
 
@@ -26,7 +26,7 @@ class DeviceNDArrayBase:
 
     @property
     def device_ctypes_pointer(self) -> ctypes.c_size_t:
-        """The device's address of the first element, for ctypes."""
+        """The device address of the first element, for ctypes."""
         return ctypes.c_size_t(self._devmem_array().ptr)
 
     @property
@@ -48,7 +48,7 @@ class DeviceNDArrayBase:
 
     @property
     def _strided_memory_view_shim(self) -> SimpleNamespace:
-        """What launchers of numba-cuda's own kernels ask what says that it is device memory."""
+        """The description that numba-cuda's launcher takes from objects that declare themselves device memory."""
         array = self._devmem_array()
         order = array.is_c_contiguous(), array.is_f_contiguous()
         layout = SimpleNamespace(
@@ -61,16 +61,16 @@ class DeviceNDArrayBase:
 
     @property
     def _dummy(self) -> Array:
-        """The layout, for those who reach for it."""
+        """The layout, as numba.cuda's arrays have it."""
         array = self._devmem_array()
         return Array.from_desc(0, array.shape, array.strides, array.itemsize)
 
     def as_cuda_arg(self) -> Any:
-        """The memory, as a kernel is given it."""
+        """The memory, as an argument of a kernel."""
         return self.gpu_data
 
     def get_ipc_handle(self) -> IpcArrayHandle:
-        """What another process opens the array with; OSError where the system has no such thing."""
+        """A handle with which another process opens the array; OSError if the system has none."""
         memory = self.gpu_data
         native = self._devmem_array()
         handle = state.context_of(native.open_device).get_ipc_handle(memory)
@@ -79,18 +79,18 @@ class DeviceNDArrayBase:
 
 
 class IpcArrayHandle:
-    """An array's memory for another process, with its layout: ``with handle as array:`` opens it there, and closes it."""
+    """A handle of an array for another process: ``with handle as array:`` opens it there, and closes it at the end."""
 
     def __init__(self, ipc_handle: Any, array_desc: dict[str, Any]) -> None:
         self._ipc_handle = ipc_handle
         self._array_desc = array_desc
 
     def open(self) -> Any:
-        """The array, over the other process's memory; ValueError in the process that it is of, or if it is open."""
+        """The array over the other process's memory; ValueError in the process that made it, or if it is open."""
         return self._ipc_handle.open_array(state.context_of(state.ready_device()), **self._array_desc)
 
     def close(self) -> None:
-        """Let go of the memory; ValueError if it is not open."""
+        """Close the memory; ValueError if it is not open."""
         self._ipc_handle.close()
 
     def __enter__(self) -> Any:

@@ -1,6 +1,6 @@
 """numba.cuda's device arrays and records: devmem's, with numba.cuda's rules for copies, indices and shapes.
 
-Native arrays become these by a change of class: `DeviceNDArray` adds no state. Views of one are of the same class.
+A native array becomes a `DeviceNDArray` by a change of its class, which adds no state. Views keep the class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .streams import Stream, native_stream, numba_stream, with_class
 from .views import DeviceArrayViews
 
 _ndarray = np.ndarray
-# Of the native class, called as they are: `super()` would take half as long again as the shortest of them.
+# The native methods, called directly: `super()` would add half the time of the shortest of them.
 _copy_to_host, _to_array = devmem.DeviceNDArray.copy_to_host, devmem.DeviceNDArray.__array__
 _INDEX = (int, np.integer, slice)
 
@@ -32,7 +32,7 @@ _INDEX = (int, np.integer, slice)
 class DeviceNDArray(DeviceArrayViews):
     """An array in device memory.
 
-    A copy for which a stream is named, and any copy of an array that is bound to one, may still run when the call returns.
+    A copy with a stream, or of an array that is bound to one, may still run when the call returns.
     """
 
     __slots__ = ()
@@ -62,10 +62,10 @@ class DeviceNDArray(DeviceArrayViews):
         Parameters
         ----------
         ary : ndarray, optional
-            Where to: the same dtype, and shape and strides apart from axes of length one. Bytes between its elements are not
-            touched.
+            The target: same dtype, and same shape and strides apart from axes of length one. Bytes between its elements are not
+            written.
         stream : Stream, optional
-            Orders the copy, which may still run on return. The array's own, if it is bound to one.
+            Orders the copy, which may still run on return. By default the stream that the array is bound to.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class DeviceNDArray(DeviceArrayViews):
         strides = self._strides
         if strides is not None and strides and min(strides) < 0:
             raise NotImplementedError(
-                f"D->H copy not implemented for negative strides: {strides}; devmem's own arrays have it"
+                f"D->H copy not implemented for negative strides: {strides}; devmem's own arrays support it"
             )
         if stream:
             stream = stream if type(stream) is Stream else native_stream(stream)
@@ -98,7 +98,7 @@ class DeviceNDArray(DeviceArrayViews):
             check_array_compatibility(self, ary)
             if ary.shape == self._shape:
                 raise
-            self.copy_to_host(ary.reshape(self._shape), stream)  # axes of length one come and go: never a copy
+            self.copy_to_host(ary.reshape(self._shape), stream)  # only axes of length one differ: never a copy
             return ary
         except DevmemError as error:
             raise translated(error) from error
@@ -144,8 +144,10 @@ class DeviceNDArray(DeviceArrayViews):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if copy is False:
-            raise ValueError("`copy=False` is not supported: what is on the device gets to the host by a copy only")
-        array = self if self._stream is None else self._devmem_array()  # its own stream would make it asynchronous
+            raise ValueError("`copy=False` is not supported: device memory reaches the host only by a copy")
+        array = (
+            self if self._stream is None else self._devmem_array()
+        )  # the bound stream would make the copy asynchronous
         return _to_array(array, dtype, copy)
 
     def tolist(self) -> Any:
@@ -159,7 +161,7 @@ class DeviceNDArray(DeviceArrayViews):
     def __array_ufunc__(  # type: ignore[override]
         self, ufunc: Any, method: str, *inputs: Any, **keywords: Any
     ) -> Any:
-        # Computed on the host, from a copy, as with numba.cuda; there is nothing that could be computed into.
+        # As with numba.cuda, computed on the host from a copy; `out` cannot be a device array.
         if any(isinstance(each, DeviceNDArray) for each in keywords.get("out", ())):
             return NotImplemented
         on_host = [np.asarray(each) if isinstance(each, DeviceNDArray) else each for each in inputs]
@@ -173,7 +175,7 @@ class DeviceNDArray(DeviceArrayViews):
         return self.getitem(item)
 
     def getitem(self, item: Any, stream: Any = 0) -> Any:
-        """``array[item]``, ordered on a stream. One element is complete on return, in any case."""
+        """``array[item]``, ordered on a stream. A single element is complete on return in any case."""
         try:
             view: Any = self._selected(item) if type(item) is int else self._indexed(item)
             if stream:
@@ -191,7 +193,7 @@ class DeviceNDArray(DeviceArrayViews):
         self.setitem(key, value)
 
     def setitem(self, key: Any, value: Any, stream: Any = 0) -> None:
-        """``array[key] = value``, converted to the array's dtype; complete on return unless a stream is named or bound.
+        """``array[key] = value``, converted to the array's dtype; complete on return unless a stream is given or bound.
 
         Raises
         ------
@@ -218,20 +220,20 @@ class DeviceNDArray(DeviceArrayViews):
         return self._shape[0]
 
     def __bool__(self) -> bool:
-        # By its length, as of any container: no element is looked at, unless there are no axes.
+        # By its length, as for any container; an array without axes tests its element.
         return self._shape[0] != 0 if self._shape else super().__bool__()
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def like(self, stream: Any) -> Any:
-        """A new, uninitialised array of the same shape and order of axes; the device is entered."""
+        """A new, uninitialised array of the same shape and order of axes; the device is current."""
         return with_class(super().like(stream), DeviceNDArray)
 
     def _one(self, what: str) -> Any:
         return self._devmem_array()._one(what)
 
     def _indexed(self, item: Any) -> Any:
-        """A view of what ints and slices choose; devmem's own arrays take more."""
+        """The view that ints and slices select; devmem's own arrays take other indices too."""
         parts = item if type(item) is tuple else (item,)
         if len(parts) > len(self._shape):
             raise IndexError(f"{len(parts) - len(self._shape)} extra indices given")
@@ -247,7 +249,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
 
     __slots__ = ()
 
-    #: Those of an array without axes.
+    #: The attributes of an array without axes.
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     ndim = 0
@@ -272,7 +274,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
 
     @property
     def _numba_type_(self) -> Any:
-        """What Numba's compiler takes the record for."""
+        """The type of the record for Numba's compiler."""
         return numba_record(self)
 
     def bind(self, stream: Any = 0) -> Any:
@@ -287,7 +289,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
     T = property(transpose)
 
     def copy_to_host(self, ary: Any = None, stream: Any = 0) -> Any:
-        """Copy the record to the host, into an ndarray without axes, or a NumPy record; complete on return in a NumPy record."""
+        """Copy the record to the host, into an ndarray without axes, or into a NumPy record, complete on return."""
         if not isinstance(ary, np.void):
             return self._array.copy_to_host(ary, stream)
         check_array_compatibility(self, np.asarray(ary))
@@ -305,7 +307,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
         return self.getitem(item)
 
     def getitem(self, item: Any, stream: Any = 0) -> Any:
-        """A field's value, complete on return; of a field that is a record or an array, its part of the memory."""
+        """A field's value, complete on return; a view for a field that is a record or an array."""
         field = self._field(item)
         if stream:
             field._stream = self.open_device.streams.stream_of(native_stream(stream))
@@ -315,7 +317,7 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
         self.setitem(key, value)
 
     def setitem(self, key: Any, value: Any, stream: Any = 0) -> None:
-        """Write a field, converted to its type; complete on return unless a stream is named or bound."""
+        """Write a field, converted to its type; complete on return unless a stream is given or bound."""
         field = self._field(key)
         if field._dtype.names is None:
             field.setitem(slice(None) if field._shape else (), value, stream)
@@ -332,17 +334,19 @@ class DeviceRecord(DeviceNDArrayBase, devmem.DeviceRecord):
         return self._array._devmem_array() if isinstance(self._array, DeviceNDArray) else self._array
 
 
-#: What NumPy makes a record of.
+#: The host values that NumPy converts to a record.
 _HOST = (np.void, tuple)
 
 
 def _index(part: Any) -> Any:
-    """A part of an index that is no int, nor a slice: an array without axes is one number."""
+    """One part of an index; an array without axes becomes an int."""
     try:
         return part if isinstance(part, slice) else operator.index(part)
     except TypeError:
         name = type(part).__name__
-        raise BadIndex(f"an index is made of ints and slices, not of {name}: devmem's own arrays take more") from None
+        raise BadIndex(
+            f"an index is made of ints and slices, not {name}: devmem's own arrays take other indices"
+        ) from None
 
 
 with_signature(lambda self, shape, strides, dtype, stream=0, gpu_data=None: None)(DeviceNDArray.__init__)

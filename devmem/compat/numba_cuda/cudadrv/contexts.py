@@ -1,4 +1,4 @@
-"""Contexts, as numba.cuda has them: one for each device, which lasts until `close`."""
+"""numba.cuda's contexts: one for each device, until `close`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from .memory_managers import (
 from .pointers import MemoryPointer
 from .streams import DefaultStream, Event, NumberedStream, Stream, default_stream_object, with_class
 
-#: What numba.cuda asks of a device.
+#: The compute capability that numba.cuda requires.
 MIN_REQUIRED_CC = (3, 5)
 DISABLED = "NUMBA_DISABLE_CUDA"
 
 
 class Context:
-    """A device's context. There is one for each device, shared by all threads; another one for it stands for the same."""
+    """A device's context, shared by all threads. Further objects for the same device are equal to it."""
 
     def __init__(self, device: Any, handle: Any) -> None:
         self.device: Device = device if isinstance(device, Device) else Device(int(device))
-        #: Kept for those who look: memory is in ``memory_manager``, kernels' code with the kernels.
+        #: Empty, for code that reads them: memory is in ``memory_manager``, compiled code in the kernels.
         self.allocations: dict[Any, Any] = {}
         self.modules: dict[Any, Any] = {}
         self.extras: dict[Any, Any] = {}
@@ -58,29 +58,29 @@ class Context:
 
     @property
     def handle(self) -> int:
-        """The address of the driver's context, or a number of its own where the driver has none."""
+        """The address of the driver's context, or a unique number if the driver has none."""
         return nvidia_driver.context_handle(self.device.native)
 
     def native(self) -> Any:
-        """The open device, as devmem has it; ready for use."""
+        """The open device of devmem, prepared for use here."""
         found = self.device.native.opened()
         if found not in state.ready:
             state.prepare(found)
         return found
 
     def native_if_open(self) -> Any:
-        """The open device, or None where it is not open."""
+        """The open device of devmem; None if it is not open."""
         found = self._opened
         return found if found is not None and found.dead is None else None
 
     def open(self, native: Any) -> None:
-        """Give an open device numba.cuda's thresholds, and the memory manager that is set."""
+        """Apply numba.cuda's limits of deferred frees, and the selected memory manager, to an open device."""
         self._opened = native
         manager = self.memory_manager
         ours = isinstance(manager, NumbaCUDAMemoryManager)
         count = _setting(COUNT_VARIABLE, int)
         if count is not None or not ours:
-            # A plugin decides by itself when memory goes: nothing that is dropped waits for more to be dropped.
+            # A plugin has its own queue: dropped memory goes back to it at once.
             native.free_queue.max_count = count or 0
         ratio = _setting(RATIO_VARIABLE, float)
         if ratio is not None:
@@ -95,35 +95,35 @@ class Context:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def memalloc(self, bytesize: int) -> Any:
-        """Device memory, as a pointer that owns it."""
+        """Device memory, as an owning pointer."""
         return self._managed("memalloc", bytesize)
 
     def memallocmanaged(self, bytesize: int, attach_global: bool = True) -> Any:
-        """Managed memory, as a pointer that owns it and a buffer."""
+        """Managed memory, as an owning pointer with a buffer."""
         return self._managed("memallocmanaged", bytesize, attach_global)
 
     def memhostalloc(self, bytesize: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
-        """Page-locked host memory, as a buffer that owns it."""
+        """Page-locked host memory, as an owning buffer."""
         return self._managed("memhostalloc", bytesize, mapped, portable, wc)
 
     def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
-        """Host memory that exists, page-locked until the result dies."""
+        """Existing host memory, page-locked until the result dies."""
         if mapped and not self.device.CAN_MAP_HOST_MEMORY:
             raise CudaDriverError(f"{self.device} cannot map host memory")
         return self._managed("mempin", owner, pointer, size, mapped)
 
     def get_memory_info(self) -> MemoryInfo:
-        """Free and total bytes, as the memory manager says."""
+        """Free and total bytes, from the memory manager."""
         return self._managed("get_memory_info")  # type: ignore[no-any-return]
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """A handle of memory for another process; OSError where the system has no such thing."""
+        """A handle of memory for another process; OSError if the system has none."""
         if not SUPPORTS_IPC:
             raise OSError("OS does not support CUDA IPC")
         return self._managed("get_ipc_handle", memory)
 
     def open_ipc_handle(self, handle: Any, size: int) -> MemoryPointer:
-        """Memory of another process, until the pointer dies."""
+        """Memory of another process, open until the pointer dies."""
         native = self.native()
         try:
             native.handle.require(Capability.IPC, "open memory of another process", "copy it through the host")
@@ -134,11 +134,11 @@ class Context:
         return MemoryPointer(self, address, size, finalizer=lambda: _close_ipc(native, address))
 
     def enable_peer_access(self, peer_context: Any, flags: int = 0) -> None:
-        """Nothing: devmem copies between devices by whichever way there is."""
+        """Do nothing: devmem chooses the path of copies between devices itself."""
         assert flags == 0, "*flags* is reserved and MUST be zero"
 
     def can_access_peer(self, peer_device: int) -> bool:
-        """Whether this device reaches another one's memory directly."""
+        """Whether this device can access another one's memory directly."""
         native = self.native()
         if Capability.PEER not in native.handle.capabilities:
             return False
@@ -151,14 +151,14 @@ class Context:
     # -- streams and events --------------------------------------------------------------------------------------------
 
     def create_stream(self) -> Stream:
-        """A stream that waits for the legacy default stream, and that for it."""
+        """A new stream, which is synchronised with the legacy default stream in both directions."""
         try:
             return with_class(self.native().new_stream(0, False), Stream)  # type: ignore[no-any-return]
         except DevmemError as error:
             raise translated(error) from error
 
     def create_external_stream(self, ptr: int) -> Stream:
-        """Somebody else's stream, by its address."""
+        """Another library's stream, by its address."""
         if not isinstance(ptr, int):
             raise TypeError(f"ptr for external stream must be an int, not {type(ptr).__name__}")
         native = self.native()
@@ -174,7 +174,7 @@ class Context:
             raise translated(error) from error
 
     def get_default_stream(self) -> Stream:
-        """The stream that orders work for which none is named."""
+        """The stream of work without a given stream."""
         return default_stream_object(self.native().streams.default, DefaultStream)  # type: ignore[no-any-return]
 
     def get_legacy_default_stream(self) -> Stream:
@@ -192,10 +192,10 @@ class Context:
         except DevmemError as error:
             raise translated(error) from error
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifetime ------------------------------------------------------------------------------------------------------
 
     def prepare_for_use(self) -> None:
-        """Get the memory manager ready; again is harmless."""
+        """Initialise the memory manager; may be called repeatedly."""
         self.native()
         with self.device.native.entered():
             self.memory_manager.initialize()
@@ -206,12 +206,12 @@ class Context:
         self.prepare_for_use()
 
     def pop(self) -> None:
-        """Make current again what was before the last `push`; AssertionError where this one is not current."""
+        """Make current again the device from before the last `push`; AssertionError if this one is not current."""
         assert devmem.current_device() == self.device.native, f"{self!r} is not the current one"
         self.device.native.__exit__(None, None, None)
 
     def reset(self) -> None:
-        """Give back all memory of the context; arrays in it raise ClosedError from then on. It can be used again at once."""
+        """Free all memory of the context; its arrays raise ClosedError afterwards. The context stays usable."""
         try:
             self.device.native.reset()
         except DevmemError as error:
@@ -223,24 +223,24 @@ class Context:
 
     @contextmanager
     def defer_cleanup(self) -> Iterator[None]:
-        """A block in which nothing is given back."""
+        """A ``with`` block in which nothing is freed."""
         deferred: AbstractContextManager[None] = self.memory_manager.defer_cleanup()
         with deferred, self.deallocations.disable():
             yield
 
-    # -- below ---------------------------------------------------------------------------------------------------------
+    # -- private -------------------------------------------------------------------------------------------------------
 
     def _managed(self, verb: str, *arguments: Any) -> Any:
-        """Call the memory manager; the device is current in the driver, as a plugin may call the driver itself."""
+        """Call the memory manager with the device current in the driver, as a plugin may call the driver itself."""
         self.prepare_for_use()
         with self.device.native.entered():
             return getattr(self.memory_manager, verb)(*arguments)
 
 
 def _open(native: Any) -> None:
-    """Make an open device ready for use here."""
+    """Prepare an open device for use here."""
     if disabled():
-        raise CudaSupportError(f"CUDA is disabled, as the environment says: {DISABLED}=1")
+        raise CudaSupportError(f"CUDA is disabled by the environment: {DISABLED}=1")
     context = state.contexts.get(native.device)
     if context is None:
         device = Device(native.device.ordinal)
@@ -256,27 +256,27 @@ state.set_open_function(_open)
 
 
 def _use_shareable_memory(native: Any) -> None:
-    """Let device memory be plain memory of the driver, which other processes can open, unless somebody has chosen."""
-    chosen = len(native.installed[MemoryKind.DEVICE]) > 1 or os.environ.get("DEVMEM_MEMORY_MANAGER")
+    """Use the driver's own allocations, which other processes can open, unless the user has chosen a memory stack."""
+    chosen = len(native.memory.installed(MemoryKind.DEVICE)) > 1 or os.environ.get("DEVMEM_MEMORY_MANAGER")
     if Capability.IPC in native.handle.capabilities and not chosen:
         devmem.use_memory(devmem.memory.DriverMemory(), native.device)
 
 
 def disabled() -> bool:
-    """Whether the environment forbids all use."""
+    """Whether the environment disables CUDA."""
     return os.environ.get(DISABLED, "0") not in ("", "0")
 
 
 def _setting(variable: str, kind: Any) -> Any:
-    """A setting of numba.cuda's, where devmem's own is not set; None where there is none."""
+    """The value of an environment variable of numba.cuda; None if it, or devmem's own variable, is not to be used."""
     text = os.environ.get(variable)
     if text is None or f"DEVMEM_{variable.removeprefix('NUMBA_CUDA_')}" in os.environ:
         return None
     try:
         return kind(text)
     except ValueError:
-        # As Numba does: it warns, and uses its default.
-        warnings.warn(f"{variable}={text!r} is no number: it has no effect", devmem.DevmemWarning, stacklevel=2)
+        # As in Numba, an invalid value causes a warning, and the default is used.
+        warnings.warn(f"{variable}={text!r} is not a number and has no effect", devmem.DevmemWarning, stacklevel=2)
         return None
 
 

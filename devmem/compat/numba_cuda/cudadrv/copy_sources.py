@@ -1,4 +1,4 @@
-"""What is copied into device arrays, and where new ones have their memory."""
+"""The sources of copies into device arrays, and the memory of new ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .pointers import ArrayMemory
 def memory_for(
     native: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], bound: Any, gpu_data: Any
 ) -> tuple[Any, int]:
-    """The memory of an array that is made by its constructor, and where the array begins."""
+    """The allocation for an array made by its constructor, and the array's address."""
     chosen = bound or native.streams.stream_of(None)
     if 0 in shape or not dtype.itemsize:
         return native.memory.nothing(chosen), 0
@@ -37,10 +37,7 @@ def memory_for(
 
 
 def array_interface(array: Any) -> dict[str, Any]:
-    """The CUDA Array Interface of an array on a device of somebody else than NVIDIA, whose libraries do not look for it.
-
-    Only code of numba.cuda's, which asks for it by name, gets to see it.
-    """
+    """The CUDA Array Interface of an array on a device that is not NVIDIA's, for code written for numba.cuda."""
     bound = array._stream if array._stream is not None and array._stream.plain else None
     with array.device.entered():
         if bound is None:
@@ -61,14 +58,14 @@ def array_interface(array: Any) -> dict[str, Any]:
 
 
 def native_view(obj: Any) -> Any:
-    """The native array over an object's device memory, None where it has none."""
+    """The native array over an object's device memory; None if it has none."""
     if isinstance(obj, np.ndarray | np.generic | list | tuple | int | float | complex):
         return None
     return devmem.as_device_array(obj) if devmem.is_device_array(obj) else None
 
 
 def host_source(ary: Any, target: Any) -> Any:
-    """A host array as what is copied into a device array: its elements, in the device array's shape."""
+    """The elements of a host array, in the shape of the device array that they are copied into."""
     source = np.asarray(ary)
     if source.dtype != target._dtype:
         raise TypeError(f"incompatible dtype: {target._dtype} vs. {source.dtype}")
@@ -82,7 +79,7 @@ def host_source(ary: Any, target: Any) -> Any:
 
 
 def check_broadcast(source: tuple[int, ...], target: tuple[int, ...]) -> None:
-    """Raise ValueError unless a shape broadcasts to another one."""
+    """Raise ValueError unless ``source`` broadcasts to ``target``."""
     if len(source) > len(target):
         raise ValueError(f"Can't assign {len(source)}-D array to {len(target)}-D self")
     missing = len(target) - len(source)
@@ -92,7 +89,7 @@ def check_broadcast(source: tuple[int, ...], target: tuple[int, ...]) -> None:
 
 
 def broadcast(source: Any, shape: tuple[int, ...]) -> Any:
-    """A host or device array with axes repeated, as NumPy broadcasts."""
+    """A host or device array broadcast to a shape."""
     if source.shape == shape:
         return source
     if isinstance(source, np.ndarray):

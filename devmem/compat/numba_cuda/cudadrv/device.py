@@ -1,4 +1,4 @@
-"""A device, as numba.cuda knows it."""
+"""numba.cuda's device objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import nvidia_driver, state
 from .error import translated
 from .ipc import identity_of
 
-#: Of devices that kernels are simulated on: the blocks that run there, and otherwise what every GPU has room for.
+#: The attributes of devices that simulate kernels: the number of blocks run at once, and limits that every GPU meets.
 SIMULATED = {
     "MULTIPROCESSOR_COUNT": THREADS,
     "MAX_THREADS_PER_BLOCK": 1024,
@@ -31,7 +31,7 @@ SIMULATED = {
 
 
 class Device:
-    """A device, with any ``CU_DEVICE_ATTRIBUTE_*`` as an attribute where the device is of CUDA."""
+    """A device; on CUDA, every ``CU_DEVICE_ATTRIBUTE_*`` is an attribute."""
 
     def __init__(self, devnum: int) -> None:
         try:
@@ -46,7 +46,7 @@ class Device:
 
     @classmethod
     def from_identity(cls, identity: Any) -> Device:
-        """The device with an identity of `get_device_identity`; RuntimeError where there is none."""
+        """The device with an identity of `get_device_identity`; RuntimeError if there is none."""
         for native in _natives():
             if identity_of(native) == identity:
                 return cls(native.ordinal)
@@ -63,8 +63,8 @@ class Device:
             known = _attributes(self.native)
             if name not in known:
                 raise AttributeError(
-                    f"{self.native} has no attribute {name!r}: of CUDA's there are {', '.join(sorted(known))}, and all of them "
-                    f"where the driver is NVIDIA's"
+                    f"{self.native} has no attribute {name!r}: of CUDA's attributes it has {', '.join(sorted(known))}; "
+                    f"devices of NVIDIA's driver have all of them"
                 )
             value = known[name]
         setattr(self, name, value)
@@ -77,7 +77,7 @@ class Device:
         return hash(self.id)
 
     def get_device_identity(self) -> dict[str, int]:
-        """Where the device is plugged in."""
+        """The PCI address of the device."""
         return identity_of(self.native)
 
     def get_primary_context(self) -> state.PrimaryContext:
@@ -90,12 +90,12 @@ class Device:
         return state.contexts.get(self.native)
 
     def release_primary_context(self) -> None:
-        """Let go of the context; the device opens it anew when it is used."""
+        """Drop the context; the next use of the device makes a new one."""
         state.contexts.pop(self.native, None)
         state.forget(self.native)
 
     def reset(self) -> None:
-        """End the context, and all that was made in it."""
+        """Close the context, and free everything that was made in it."""
         context = self.primary_context
         try:
             if context is not None:
@@ -126,7 +126,7 @@ def _natives() -> list[devmem.Device]:
 
 
 def _compute_capability(info: devmem.DeviceInfo) -> tuple[int, int]:
-    """As the driver says; of AMD's names the numbers in them; (0, 0) of what has none."""
+    """From the driver, or from the digits of AMD's architecture name; (0, 0) if there is none."""
     said = info.facts.get("compute_capability")
     if said is not None:
         major, _, minor = str(said).partition(".")
@@ -138,7 +138,7 @@ def _compute_capability(info: devmem.DeviceInfo) -> tuple[int, int]:
 
 
 def _attributes(native: devmem.Device) -> dict[str, int]:
-    """The driver's attributes by CUDA's names, as far as any device has them."""
+    """The attributes under CUDA's names that devices of all backends have."""
     info, place = native.info, identity_of(native)
     major, minor = _compute_capability(info)
     return {
@@ -162,7 +162,7 @@ def _attributes(native: devmem.Device) -> dict[str, int]:
 
 
 def _limits(info: devmem.DeviceInfo) -> dict[str, int]:
-    """What kernels may ask for: as the driver says, or what the simulator runs, where that is what runs them."""
+    """The limits of kernels, from the driver, or the simulator's on devices that simulate kernels."""
     simulated = {} if Capability.LAUNCH in info.capabilities else SIMULATED
     limits = {name: info.facts.get(name.lower(), simulated.get(name)) for name in SIMULATED}
     return {name: int(value) for name, value in limits.items() if value}

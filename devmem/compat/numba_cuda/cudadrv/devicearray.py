@@ -1,4 +1,4 @@
-"""Device arrays, and what makes one of whatever is given: the names that code reaches into ``cudadrv.devicearray`` for."""
+"""Device arrays and conversions to them: the public names of numba.cuda's ``cudadrv.devicearray``."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ errmsg_contiguous_buffer = NOT_CONTIGUOUS
 
 
 def is_cuda_ndarray(obj: Any) -> bool:
-    """Whether an object says that it is a device array."""
+    """Whether an object declares itself a device array."""
     return bool(getattr(obj, "__cuda_ndarray__", False))
 
 
 def require_cuda_ndarray(obj: Any) -> None:
-    """Raise ValueError unless an object says that it is a device array."""
+    """Raise ValueError unless an object declares itself a device array."""
     if not is_cuda_ndarray(obj):
         raise ValueError(f"require an cuda ndarray object, not a {type(obj).__name__}")
 
@@ -78,12 +78,12 @@ def from_record_like(rec: Any, stream: Any = 0, gpu_data: Any = None) -> DeviceR
 
 
 def auto_device(obj: Any, stream: Any = 0, copy: bool = True, user_explicit: bool = False) -> tuple[Any, bool]:
-    """What stands for an object on the device, and whether it is new: device memory is itself, anything else a copy.
+    """The object on the device, and whether it is new: device memory as it is, anything else as a copy.
 
     Raises
     ------
     ValueError
-        A host array whose elements do not lie one behind the other.
+        A host array that is not contiguous.
     """
     if getattr(obj, "__cuda_memory__", False):
         return obj, False
@@ -104,7 +104,7 @@ def auto_device(obj: Any, stream: Any = 0, copy: bool = True, user_explicit: boo
 
 
 def upload(host: Any, stream: Any) -> DeviceNDArray:
-    """A device array with the elements of a contiguous host array, and its strides; of repeated axes one is copied."""
+    """A device array with the elements and strides of a contiguous host array; along axes of stride 0 one index is copied."""
     state.ready_device()
     core = array_core(host)
     try:
@@ -117,7 +117,7 @@ def upload(host: Any, stream: Any) -> DeviceNDArray:
 
 
 def borrow(obj: Any) -> DeviceNDArray:
-    """An object's device memory in place, by DLPack or the CUDA Array Interface; the array keeps the object alive."""
+    """An array over an object's device memory, by DLPack or the CUDA Array Interface; it keeps the object alive."""
     state.ready_device()
     try:
         return as_numba_array(devmem.as_device_array(obj))
@@ -126,6 +126,6 @@ def borrow(obj: Any) -> DeviceNDArray:
 
 
 def as_numba_array(native: Any) -> DeviceNDArray:
-    """A native array as one of ours; the native one stays what it is."""
+    """A view of a native array as a `DeviceNDArray` of this module; the native array is not changed."""
     found: DeviceNDArray = with_class(native._view(native._ptr, native._shape, native._strides), DeviceNDArray)
     return found

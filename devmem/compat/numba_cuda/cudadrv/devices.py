@@ -1,4 +1,4 @@
-"""Which device is current: ``gpus``, `get_context`, `require_context`, `reset`. Each thread has its own current device."""
+"""The current device: ``gpus``, `get_context`, `require_context`, `reset`. Each thread has its own current device."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _DeviceList:
 
     @property
     def lst(self) -> list[_DeviceContextManager]:
-        """All of them."""
+        """All devices."""
         with _translated_errors():
             current = devmem.current_device()
             found = [device for device in devmem.devices() if device.backend == current.backend]
@@ -91,14 +91,14 @@ gpus = _DeviceList()
 
 
 def get_context(devnum: Any = None) -> Context:
-    """The current context; or that of a device, which becomes the current one.
+    """The current context, or the context of device ``devnum``, which becomes current.
 
     Raises
     ------
     IndexError
         There is no such device.
     RuntimeError
-        A context is current that is no device's primary one; or a function that requires a context would change it.
+        The current context is not a primary one; or a function under `require_context` would change the context.
     """
     with _translated_errors():
         if devnum is not None:
@@ -112,7 +112,7 @@ def get_context(devnum: Any = None) -> Context:
 
 
 def require_context(fn: F) -> F:
-    """Make a function run with a context, which it cannot change."""
+    """Make a function run with a context that it cannot change."""
 
     @functools.wraps(fn)
     def with_context(*args: Any, **kws: Any) -> Any:
@@ -127,7 +127,7 @@ def require_context(fn: F) -> F:
 
 
 def reset() -> None:
-    """End all contexts, in the main thread; in another, only make its default device the current one again."""
+    """Close all contexts in the main thread; in another thread, only make its default device current again."""
     with _translated_errors():
         if threading.current_thread() is not _main:
             devmem.use_backend(devmem.current_device().backend)
@@ -154,7 +154,7 @@ def _check_switch(native: devmem.Device) -> None:
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Errors of devmem's as those of numba.cuda."""
+    """Translate devmem's errors to numba.cuda's."""
     try:
         yield
     except DevmemError as error:

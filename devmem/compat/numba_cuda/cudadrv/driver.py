@@ -1,4 +1,4 @@
-"""The driver as numba.cuda shows it: one object, the classes of its handles, and copies of bytes between addresses."""
+"""numba.cuda's driver module: the driver object, the classes of its handles, and copies of bytes between addresses."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ __all__ = [
 ]
 
 CU_STREAM_DEFAULT = 0
-#: CUDA_ERROR_PROFILER_DISABLED, CUDA_ERROR_NOT_SUPPORTED: nobody collects.
+#: CUDA_ERROR_PROFILER_DISABLED and CUDA_ERROR_NOT_SUPPORTED: no profiler is attached.
 NO_PROFILER = (5, 801)
-#: DLPack's types of memory that is no GPU's: the host's, and what no library knows.
+#: DLPack's device types of memory without a GPU: kDLCPU and kDLExtDev.
 HOST_DEVICE_TYPES = (1, 12)
 
 
 class Driver:
-    """The driver. Functions of NVIDIA's are its attributes, where that is the driver in use: they raise what they fail with."""
+    """The driver. If it is NVIDIA's, its functions are attributes, which raise CudaAPIError if they fail."""
 
     @property
     def is_available(self) -> bool:
@@ -118,12 +118,12 @@ class Driver:
             return str(error)
         stand_in = native.handle.info.exchange.device_type in HOST_DEVICE_TYPES
         if stand_in and not os.environ.get("DEVMEM_BACKEND") and not _other_backends(native.device):
-            # Nobody chose it: whoever asks has a way of his own for machines without a GPU.
-            return "no GPU can be used, and DEVMEM_BACKEND does not name the host backend, which stands in for one"
+            # The caller has an alternative for machines without a GPU, and the host backend was not chosen.
+            return "no GPU is usable, and DEVMEM_BACKEND does not choose the host backend in place of one"
         return None
 
     def ensure_initialized(self) -> None:
-        """Raise CudaSupportError where there is no device to use."""
+        """Raise CudaSupportError if there is no device to use."""
         if (why := self.initialization_error) is not None:
             raise CudaSupportError(f"Error at driver init: {why}")
 
@@ -145,12 +145,12 @@ class Driver:
         reset()
 
     def get_version(self) -> tuple[int, int]:
-        """(major, minor) of CUDA that the driver is for; (0, 0) where it is for none."""
+        """(major, minor) of the CUDA version that the driver supports; (0, 0) if it is not a CUDA driver."""
         number = int(devmem.current_device().info.facts.get("driver_version", 0))
         return number // 1000, number % 1000 // 10
 
     def pop_active_context(self) -> int | None:
-        """Take from this thread the context that somebody has made current in NVIDIA's driver; its address, or None."""
+        """Pop the context that is current in NVIDIA's driver for this thread; return its address, or None."""
         device = devmem.current_device()
         if nvidia_driver.binding_of(device) is None or not nvidia_driver.current_handle(device):
             return None
@@ -190,7 +190,7 @@ driver = Driver()
 
 
 def __getattr__(name: str) -> Any:
-    """``binding``, NVIDIA's own, imported when somebody asks for it."""
+    """``binding``, NVIDIA's own binding, imported at first use."""
     if name == "binding":
         return importlib.import_module(nvidia_driver.BINDING)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -200,22 +200,22 @@ def __getattr__(name: str) -> Any:
 
 
 def host_to_device(dst: Any, src: Any, size: int, stream: Any = 0) -> None:
-    """Copy so many bytes of host memory to device memory; with a stream it may still run on return: the source must live on."""
+    """Copy ``size`` bytes of host memory to device memory; with a stream the copy may still run on return."""
     _copy(device_pointer(dst), host_pointer(src, readonly=True), size, CopyKind.H2D, stream, src, dst)
 
 
 def device_to_host(dst: Any, src: Any, size: int, stream: Any = 0) -> None:
-    """Copy so many bytes of device memory to host memory; with a stream it may still run on return."""
+    """Copy ``size`` bytes of device memory to host memory; with a stream the copy may still run on return."""
     _copy(host_pointer(dst), device_pointer(src), size, CopyKind.D2H, stream, src, dst)
 
 
 def device_to_device(dst: Any, src: Any, size: int, stream: Any = 0) -> None:
-    """Copy so many bytes of device memory on the device; with a stream it may still run on return."""
+    """Copy ``size`` bytes within device memory; with a stream the copy may still run on return."""
     _copy(device_pointer(dst), device_pointer(src), size, CopyKind.D2D, stream, src, dst)
 
 
 def device_memset(dst: Any, val: int, size: int, stream: Any = 0) -> None:
-    """Set so many bytes of device memory; complete on return unless a stream is named."""
+    """Set ``size`` bytes of device memory; complete on return unless a stream is given."""
     fill(device_pointer(dst), val, size, stream)
 
 
@@ -232,22 +232,22 @@ def _copy(dst: int, src: int, size: int, kind: CopyKind, stream: Any, *keep: Any
         raise translated(error) from error
 
 
-# -- what an object is in memory ---------------------------------------------------------------------------------------
+# -- addresses and sizes of objects ------------------------------------------------------------------------------------
 
 
 def is_device_memory(obj: Any) -> bool:
-    """Whether an object says that it is device memory."""
+    """Whether an object declares itself device memory."""
     return bool(getattr(obj, "__cuda_memory__", False))
 
 
 def require_device_memory(obj: Any) -> None:
-    """Raise unless an object says that it is device memory."""
+    """Raise unless an object declares itself device memory."""
     if not is_device_memory(obj):
         raise Exception(f"Not a CUDA memory object: {type(obj).__name__}")
 
 
 def device_ctypes_pointer(obj: Any) -> Any:
-    """The device's address of an object, for ctypes; a null pointer of None."""
+    """The device address of an object, for ctypes; a null pointer for None."""
     if obj is None:
         return ctypes.c_void_p(0)
     require_device_memory(obj)
@@ -260,7 +260,7 @@ def device_pointer(obj: Any) -> int:
 
 
 def device_extents(devmem: Any) -> tuple[int, int]:
-    """The first address of the allocation that an object lies in, and the one behind its last."""
+    """The first address of the allocation that contains an object, and the address behind its end."""
     address = device_pointer(devmem)
     native = state.ready_device()
     if native.handle.knows_pointers:
@@ -291,12 +291,12 @@ def device_memory_depends(devmem: Any, *objs: Any) -> None:
 
 
 def host_pointer(obj: Any, readonly: bool = False) -> int:
-    """The address of an object's host memory; an int is one already.
+    """The address of an object's host memory; an int is an address already.
 
     Raises
     ------
     ValueError
-        It is to be written, and is read-only.
+        The memory is read-only, and ``readonly`` is False.
     TypeError
         It has no buffer.
     """
@@ -315,7 +315,7 @@ def host_pointer(obj: Any, readonly: bool = False) -> int:
 
 
 def host_memory_extents(obj: Any) -> tuple[int, int]:
-    """The first address of an object's host memory, and the one behind its last."""
+    """The first address of an object's host memory, and the address behind its end."""
     array = obj if isinstance(obj, np.ndarray) else np.frombuffer(obj, np.uint8)
     return byte_bounds(int(array.ctypes.data), array.shape, array.strides, array.itemsize)
 
@@ -337,23 +337,23 @@ def memory_size_from_info(shape: Any, strides: Any, itemsize: int) -> int:
 
 
 def get_version() -> tuple[int, int]:
-    """(major, minor) of CUDA that the driver is for."""
+    """(major, minor) of the CUDA version that the driver supports."""
     return driver.get_version()
 
 
 def profile_start() -> None:
-    """Let a profiler that is attached begin to collect; nothing where the device is none of NVIDIA's."""
+    """Start collection of an attached profiler; does nothing for devices that are not NVIDIA's."""
     _profiler("cuProfilerStart")
 
 
 def profile_stop() -> None:
-    """Let a profiler that is attached end collecting."""
+    """Stop collection of an attached profiler."""
     _profiler("cuProfilerStop")
 
 
 @contextmanager
 def profiling() -> Iterator[None]:
-    """A block in which a profiler that is attached collects; its end is told also when the body raises."""
+    """Let an attached profiler collect during a ``with`` block; collection also stops if the block raises."""
     profile_start()
     try:
         yield
@@ -362,7 +362,7 @@ def profiling() -> Iterator[None]:
 
 
 def _other_backends(device: devmem.Device) -> bool:
-    """Whether there is a backend with devices besides a device's own."""
+    """Whether a backend other than the device's has devices."""
     return any(status.usable and status.devices for status in devmem.backends() if status.name != device.backend)
 
 

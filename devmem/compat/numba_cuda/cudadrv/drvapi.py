@@ -1,4 +1,4 @@
-"""The driver's C types by numba.cuda's names. Its table of C prototypes is not here: nothing of devmem calls through ctypes."""
+"""The driver's C types under numba.cuda's names. The table of C prototypes is missing, as devmem does not call through ctypes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ cu_occupancy_b2d_size = CFUNCTYPE(c_size_t, c_int)
 
 
 class cu_ipc_mem_handle(Structure):
-    """What another process opens memory with."""
+    """A handle with which another process opens memory."""
 
     _fields_ = [("reserved", c_uint8 * 64)]
 

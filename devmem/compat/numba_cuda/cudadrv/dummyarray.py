@@ -1,4 +1,4 @@
-"""Layouts without memory: what slicing and reshaping does to offsets, shapes and strides."""
+"""Array layouts without memory: offsets, shapes and strides under slicing and reshaping."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Shape = tuple[int, ...]
 
 
 class Extent(NamedTuple):
-    """Bytes from the first of an array's to behind its last, counted from the array that it was cut from."""
+    """The range of bytes of an array, relative to the array that it was cut from."""
 
     begin: int
     end: int
 
 
 class Dim:
-    """One axis: where it begins and ends in bytes, its length and its stride; ``single`` where an index chose one element."""
+    """One axis: its range of bytes, its length and its stride; ``single`` if an index selected one element."""
 
     __slots__ = ("single", "size", "start", "stop", "stride")
 
@@ -47,16 +47,16 @@ class Dim:
         return Dim(start, start + self.stride, 1, self.stride, True)
 
     def get_offset(self, idx: int) -> int:
-        """Where an element of the axis begins."""
+        """The offset of an element of the axis."""
         return self.start + idx * self.stride
 
     def is_contiguous(self, itemsize: int) -> bool:
-        """Whether its elements lie one behind the other."""
+        """Whether its elements are contiguous."""
         return self.stride == itemsize
 
 
 class Element:
-    """What is left when every axis has an index."""
+    """A single element, the result of an index on every axis."""
 
     is_array = False
 
@@ -69,7 +69,7 @@ class Element:
 
 
 class Array:
-    """A layout: ``dims``, and what follows from them."""
+    """A layout: its axes, and the properties derived from them."""
 
     is_array = True
 
@@ -88,14 +88,14 @@ class Array:
 
     @classmethod
     def from_desc(cls, offset: int, shape: Any, strides: Any, itemsize: int) -> Array:
-        """A layout from what describes an array; the offset is that of its first element."""
+        """A layout from the description of an array; ``offset`` is that of its first element."""
         dims = []
         for count, stride in zip(shape, strides, strict=True):
             if not isinstance(count, int | np.integer):
                 raise TypeError("all elements of shape must be ints")
             count, stride = int(count), int(stride)
             dims.append(Dim(offset, offset + count * stride, count, stride, False))
-            offset = 0  # once is enough
+            offset = 0  # only the first axis carries it
         return cls(dims, itemsize)
 
     def __repr__(self) -> str:
@@ -112,22 +112,22 @@ class Array:
         if not kept:
             return Element(Extent(begin, begin + self.itemsize))
         dims = [Dim(dim.start, dim.stop, dim.size, dim.stride, False) for dim in kept]
-        shift = begin - sum(dim.start for dim in dims)  # what the axes that are gone had skipped
+        shift = begin - sum(dim.start for dim in dims)  # the offset from axes that an index removed
         dims[0].start, dims[0].stop = dims[0].start + shift, dims[0].stop + shift
         return Array(dims, self.itemsize)
 
     @property
     def is_c_contig(self) -> bool:
-        """Whether elements lie one behind the other, the last axis fastest."""
+        """Whether the elements are contiguous in C order."""
         return self.flags["C_CONTIGUOUS"]
 
     @property
     def is_f_contig(self) -> bool:
-        """Whether elements lie one behind the other, the first axis fastest."""
+        """Whether the elements are contiguous in Fortran order."""
         return self.flags["F_CONTIGUOUS"]
 
     def iter_contiguous_extent(self) -> Iterator[Any]:
-        """Ranges of bytes that together are the elements: one, rows, or single elements."""
+        """The ranges of bytes that make up the elements: a single one, rows, or single elements."""
         if self.is_c_contig or self.is_f_contig:
             yield self.extent
             return
@@ -144,12 +144,14 @@ class Array:
                 yield begin, begin + self.itemsize
 
     def reshape(self, *newdims: int, **kws: Any) -> tuple[Array, Any]:
-        """The layout of the same elements in another shape, and their ranges of bytes; NotImplementedError where only a copy is.
+        """The layout of the same elements in another shape, and their ranges of bytes.
 
         Raises
         ------
+        NotImplementedError
+            The shape requires a copy.
         ValueError
-            Another number of elements, two lengths left open, or no such order.
+            Another number of elements, two unknown lengths, or an unknown order.
         """
         order = kws.pop("order", "C")
         if kws:
@@ -178,7 +180,7 @@ class Array:
         return found, list(self.iter_contiguous_extent())
 
     def ravel(self, order: str = "C") -> tuple[Array, Any]:
-        """The layout along one axis, and the elements' ranges of bytes; NotImplementedError where only a copy has it."""
+        """The layout with a single axis, and the elements' ranges of bytes; NotImplementedError if it requires a copy."""
         if order not in ("C", "F", "A"):
             raise ValueError("order not C|F|A")
         if not ((order in "CA" and self.is_c_contig) or (order in "FA" and self.is_f_contig)):
@@ -197,7 +199,7 @@ class Array:
         return True
 
     def filled_in(self, newdims: tuple[int, ...]) -> Shape:
-        """A shape for as many elements, with the length that was left open; ValueError where there is none."""
+        """The shape with an unknown length (negative) computed; ValueError if it does not match the number of elements."""
         if sum(count < 0 for count in newdims) > 1:
             raise ValueError("can only specify one unknown dimension")
         known = math.prod(count for count in newdims if count >= 0)
@@ -210,11 +212,11 @@ class Array:
         return tuple(newdims)
 
     def _strides_as(self, shape: Shape, order: str) -> Shape:
-        """Strides of the same elements in another shape."""
+        """The strides of the same elements in another shape."""
         if not self.size:
             return (self.itemsize,) * len(shape)
         turn = -1 if order == "F" else 1
-        # Axes that lie one inside the other are as good as one; the innermost is last.
+        # Merge axes that are contiguous with each other; the innermost is last.
         blocks: list[tuple[int, int]] = [(1, self.itemsize)]
         for count, stride in list(zip(self.shape, self.strides, strict=True))[::turn]:
             if count != 1:
@@ -233,12 +235,12 @@ class Array:
 
 
 def compute_index(indices: Any, dims: Any) -> int:
-    """Where the element with these indices begins."""
+    """The offset of the element with these indices."""
     return sum(dim.get_offset(at) for at, dim in zip(indices, dims, strict=True))
 
 
 def is_element_indexing(item: Any, ndim: int) -> bool:
-    """Whether an index chooses one element of an array with so many axes."""
+    """Whether an index selects a single element of an array with ``ndim`` axes."""
     if isinstance(item, slice):
         return False
     if isinstance(item, tuple):

@@ -1,6 +1,6 @@
-"""The exceptions of numba.cuda's host side, and devmem's own errors as one of them.
+"""The exceptions of numba.cuda's host side, and the translation of devmem's errors.
 
-Whatever a verb here raises is one of numba.cuda's types; where devmem has an error of the same meaning, it is that one too.
+All functions of the package raise numba.cuda's types; an error that devmem has too is an instance of both types.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ OUT_OF_MEMORY = 2
 
 
 class CudaDriverError(Exception):
-    """The driver cannot be used so."""
+    """The driver was used incorrectly."""
 
 
 class CudaRuntimeError(Exception):
-    """The runtime library cannot be used so."""
+    """The runtime library was used incorrectly."""
 
 
 class CudaSupportError(ImportError):
-    """There is no driver, or no device, that could be used."""
+    """No driver or no device is usable."""
 
 
 class CudaAPIError(CudaDriverError):
-    """A driver call failed; `code` is the driver's number, `msg` what it says."""
+    """A driver call failed; `code` is the driver's error number, `msg` its message."""
 
     def __init__(self, code: int, msg: str) -> None:
         Exception.__init__(self, code, msg)
@@ -39,15 +39,15 @@ class CudaAPIError(CudaDriverError):
 
 
 class DeadMemoryError(RuntimeError):
-    """Memory was used after its end."""
+    """Memory was used after it was freed."""
 
 
 class LinkerError(RuntimeError):
-    """A kernel's parts do not fit together."""
+    """A kernel could not be linked."""
 
 
 class NvvmError(Exception):
-    """The compiler's library failed."""
+    """The compiler library failed."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))
@@ -58,7 +58,7 @@ class NvvmSupportError(ImportError):
 
 
 class NvvmWarning(Warning):
-    """The compiler's library complained."""
+    """A warning of the compiler library."""
 
 
 class NvrtcError(Exception):
@@ -73,7 +73,7 @@ class NvrtcCompilationError(NvrtcError):
 
 
 class NvrtcBuiltinOperationFailure(NvrtcError):
-    """The runtime compiler failed in itself."""
+    """An internal error of the runtime compiler."""
 
 
 class NvrtcSupportError(ImportError):
@@ -85,7 +85,7 @@ class CCSupportError(RuntimeError):
 
 
 class _Refused(CudaAPIError, BackendError):
-    """A driver call of devmem's that failed."""
+    """A failed driver call of devmem."""
 
 
 class _NoMemory(CudaAPIError, OutOfMemory):
@@ -105,9 +105,9 @@ class BadIndex(LayoutError, TypeError):
 
 
 def translated(error: DevmemError) -> Exception:
-    """An error of devmem's as numba.cuda's callers know it, to be raised from it; those of meaning alike to both are raised.
+    """numba.cuda's exception for an error of devmem, to be raised from it; an error that needs no translation is raised here.
 
-    LayoutError and ClosedError are ValueErrors, UnsupportedError is a NotImplementedError: they go as they are.
+    LayoutError and ClosedError are ValueErrors, UnsupportedError is a NotImplementedError: they need none.
     """
     if isinstance(error, CudaDriverError | CudaSupportError):
         pass
@@ -121,7 +121,7 @@ def translated(error: DevmemError) -> Exception:
         return _Forked(f"CUDA initialized before forking: {error}")
     elif isinstance(error, BackendUnavailable):
         return _Unavailable(str(error))
-    try:  # here, as nothing can be its own cause: it would never go
+    try:  # raised here, as an exception that is its own cause would never be freed
         raise error
     finally:
         del error

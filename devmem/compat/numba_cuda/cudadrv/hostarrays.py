@@ -1,4 +1,4 @@
-"""Host arrays that a device reaches, mapped or managed: devmem's, which NumPy's own methods see as ndarrays."""
+"""Mapped and managed arrays: devmem's, which are ndarrays for NumPy, with numba.cuda's attributes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .streams import native_stream, numba_stream, with_class
 
 
 class HostAccessible(DeviceNDArrayBase):
-    """What mapped and managed arrays have besides what an ndarray has; views keep their device address."""
+    """The attributes of mapped and managed arrays beyond an ndarray's; views keep their device address."""
 
     _stream: Any
     _given: Any = None
 
     def device_setup(self, gpu_data: Any, stream: Any = 0) -> None:
-        """Say where the device finds the array's memory; for arrays that were not made here."""
+        """Set the device memory of an array that was not made here."""
         self._given = gpu_data
         self.stream = stream
 
@@ -40,11 +40,11 @@ class HostAccessible(DeviceNDArrayBase):
         return DeviceNDArrayBase.gpu_data.fget(self) if self._given is None else self._given  # type: ignore[attr-defined]
 
     def copy_to_host(self, ary: Any = None, stream: Any = 0, **old: Any) -> Any:
-        """Copy the elements into an ordinary array, or ``ary``; as for device arrays."""
+        """Copy the elements into a new array, or ``ary``, as for device arrays."""
         return with_class(self._devmem_array(), DeviceNDArray).copy_to_host(ary, stream, **old)
 
     def copy_to_device(self, ary: Any, stream: Any = 0) -> None:
-        """Copy elements of host or device into this array; as for device arrays."""
+        """Copy elements of a host or device array into this array, as for device arrays."""
         with_class(self._devmem_array(), DeviceNDArray).copy_to_device(ary, stream)
 
     @property
@@ -53,7 +53,7 @@ class HostAccessible(DeviceNDArrayBase):
 
     @property
     def _numba_type_(self) -> Any:
-        """What Numba's compiler takes the array for."""
+        """The type of the array for Numba's compiler."""
         return with_class(self._devmem_array(), DeviceNDArray)._numba_type_
 
     def _devmem_array(self) -> Any:

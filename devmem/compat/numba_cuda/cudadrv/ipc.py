@@ -1,4 +1,4 @@
-"""Device memory for other processes, as numba.cuda hands it on."""
+"""Sharing device memory with other processes, by numba.cuda's classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .arrays import DeviceNDArray
 from .error import translated
 from .streams import with_class
 
-#: Where memory can be handed on.
+#: Whether the system supports sharing device memory.
 SUPPORTS_IPC = sys.platform.startswith("linux")
 
 
@@ -25,12 +25,12 @@ class RawHandle(bytes):
 
     @property
     def reserved(self) -> bytes:
-        """The bytes, by the name that the driver's struct gives them."""
+        """The bytes, under the field name of the driver's struct."""
         return bytes(self)
 
 
 class IpcHandle:
-    """What another process opens memory with: pickle it, send it, `open` it there.
+    """A handle of memory for another process: pickle it, send it, and `open` it there.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class IpcHandle:
     handle : bytes
         The driver's handle.
     size, offset : int
-        Bytes of the memory, and where in its allocation it begins.
+        Bytes of the memory, and its offset in the allocation.
     source_info : dict, optional
         The identity of the device.
     """
@@ -53,7 +53,7 @@ class IpcHandle:
         self._opened: Any = None
 
     def can_access_peer(self, context: Any) -> bool:
-        """Whether a context's device reaches the memory's own directly."""
+        """Whether a context's device can access the memory's device directly."""
         if self.source_info is None:
             raise RuntimeError("IPC handle doesn't have source info")
         if self.source_info == context.device.get_device_identity():
@@ -62,12 +62,12 @@ class IpcHandle:
         return bool(context.can_access_peer(source.id))
 
     def open(self, context: Any) -> Any:
-        """A pointer to the memory, on the device that it is on.
+        """A pointer to the memory, on its own device.
 
         Raises
         ------
         ValueError
-            In the process that made it, and where it is open already.
+            The handle was made by this process, or is open already.
         """
         self._open(self.size, np.dtype(np.uint8), None)
         return self._opened.gpu_data
@@ -94,13 +94,13 @@ class IpcHandle:
         return self._open(shape, np.dtype(dtype), strides)
 
     def close(self) -> None:
-        """Let go of the memory, after the work that uses it; ValueError if it is not open."""
+        """Close the memory after the work that uses it; ValueError if it is not open."""
         if self._opened is None:
             raise ValueError("IpcHandle not opened")
         opened, self._opened = self._opened, None
         opened.allocation.free()
         with opened.device.entered():
-            opened.open_device.free_queue.drain()  # the owner may want to know that it is closed
+            opened.open_device.free_queue.drain()  # closes it now, as the owner may wait for that
 
     def __reduce__(self) -> tuple[Any, ...]:
         return IpcHandle, (None, bytes(self.handle), self.size, self.source_info, self.offset)
@@ -120,7 +120,7 @@ class IpcHandle:
             dtype=np.dtype(np.uint8),
             strides=(1,),
             raw=bytes(self.handle),
-            process=-os.getpid(),  # whose it is, only the driver knows
+            process=-os.getpid(),  # only the driver knows the owner's process
         )
         try:
             self._opened = with_class(devmem.open_ipc_array(handle, shape, dtype, strides), DeviceNDArray)
@@ -129,7 +129,7 @@ class IpcHandle:
         return self._opened
 
     def _device(self) -> devmem.Device:
-        """The memory's device, by its slot, as it may have another number here."""
+        """The memory's device, found by its PCI address, as its number may differ here."""
         current = devmem.current_device()
         if self.source_info is None or self.source_info == identity_of(current):
             return current
@@ -140,12 +140,12 @@ class IpcHandle:
 
 
 class GetIpcHandleMixin:
-    """A plugin's ``get_ipc_handle`` by way of the driver."""
+    """An implementation of a plugin's ``get_ipc_handle`` by the driver."""
 
     context: Any
 
     def get_ipc_handle(self, memory: Any) -> IpcHandle:
-        """A handle of the allocation that memory lies in; UnsupportedError where the driver has none for it."""
+        """A handle of the allocation that contains the memory; UnsupportedError if the driver cannot share it."""
         device: devmem.Device = self.context.device.native
         address = int(memory.device_pointer)
         allocation = getattr(memory, "allocation", None)
@@ -164,7 +164,7 @@ class GetIpcHandleMixin:
                     raw = driver.ipc_export(base)
                 except devmem.BackendError as error:
                     raise devmem.UnsupportedError(
-                        f"the driver does not share this memory ({error}): let it be plain memory, DEVMEM_MEMORY_MANAGER=driver"
+                        f"the driver does not share this memory ({error}): use DEVMEM_MEMORY_MANAGER=driver"
                     ) from error
         except DevmemError as error:
             raise translated(error) from error
@@ -172,13 +172,13 @@ class GetIpcHandleMixin:
 
 
 def _raw(handle: Any) -> bytes:
-    """The bytes of a driver's handle; of an object of NVIDIA's binding, whose fields change with its releases, the memory's."""
+    """The bytes of a driver's handle. Objects of NVIDIA's binding are read from memory, as their fields vary by release."""
     where = getattr(handle, "getPtr", None)
     return bytes(handle) if where is None else ctypes.string_at(where(), 64)
 
 
 def identity_of(device: devmem.Device) -> dict[str, int]:
-    """Where a device is plugged in."""
+    """The PCI address of a device."""
     domain, bus, slot = 0, 0, device.ordinal
     parts = device.info.pci_id.partition(".")[0].split(":")
     if len(parts) == 3:
@@ -187,7 +187,7 @@ def identity_of(device: devmem.Device) -> dict[str, int]:
 
 
 def _base(driver: Any, address: int, allocation: Any) -> int:
-    """Where the allocation around an address begins."""
+    """The start of the allocation that contains an address."""
     around = getattr(driver, "pointer_range", None)
     found = around(address) if around is not None else None
     if found is not None:

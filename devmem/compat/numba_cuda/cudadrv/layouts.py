@@ -1,4 +1,4 @@
-"""What numba.cuda asks of layouts before it copies: contiguity, equal shapes, equal strides."""
+"""numba.cuda's checks of layouts before a copy: contiguity, equal shapes, equal strides."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 NOT_CONTIGUOUS = (
     "Array contains non-contiguous buffer and cannot be transferred as a single memory region: copy it with "
-    "numpy.ascontiguousarray() first, or give it to devmem.to_device(), which takes any layout"
+    "numpy.ascontiguousarray() first, or pass it to devmem.to_device(), which takes any layout"
 )
 
 
 def is_contiguous(ary: Any) -> bool:
-    """Whether elements lie one behind the other in C order, apart from axes that repeat or have length one."""
+    """Whether the elements are contiguous in C order, apart from axes of stride 0 or length one."""
     step = ary.dtype.itemsize
     for count, stride in zip(reversed(ary.shape), reversed(ary.strides), strict=True):
         if count > 1 and stride:
@@ -24,21 +24,21 @@ def is_contiguous(ary: Any) -> bool:
 
 
 def array_core(ary: Any) -> Any:
-    """The array without its repeated axes, those of stride 0."""
+    """The array with one index taken along each axis of stride 0."""
     if not ary.strides or not ary.size or 0 not in ary.strides:
         return ary
     return ary[tuple(slice(None) if stride else 0 for stride in ary.strides)]
 
 
 def sentry_contiguous(ary: Any) -> None:
-    """Raise ValueError unless the array's core is contiguous, in C or Fortran order."""
+    """Raise ValueError unless the array, without axes of stride 0, is contiguous in C or Fortran order."""
     flags = array_core(ary).flags
     if not flags["C_CONTIGUOUS"] and not flags["F_CONTIGUOUS"]:
         raise ValueError(NOT_CONTIGUOUS)
 
 
 def byte_bounds(address: int, shape: Any, strides: Any, itemsize: int) -> tuple[int, int]:
-    """The first byte of an array whose first element is at an address, and the one behind its last."""
+    """The address of an array's lowest byte and of the byte behind its highest; ``address`` is that of the first element."""
     if 0 in shape:
         return address, address
     steps = [(count - 1) * step for count, step in zip(shape, strides, strict=True)]
@@ -46,7 +46,7 @@ def byte_bounds(address: int, shape: Any, strides: Any, itemsize: int) -> tuple[
 
 
 def check_array_compatibility(ary1: Any, ary2: Any) -> None:
-    """Raise unless elements of one array can be copied to the other in one piece: axes of length one do not count.
+    """Raise unless one array can be copied to the other in one piece; axes of length one are ignored.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def squeezed(ary: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def shape_strides_dtype(
     shape: Any, strides: Any, dtype: Any, order: str
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None, np.dtype[Any]]:
-    """What the arguments of a new array mean; strides of None are contiguous in the order.
+    """The normalised arguments of a new array; strides are None for a contiguous array.
 
     Raises
     ------

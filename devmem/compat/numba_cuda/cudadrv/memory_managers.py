@@ -1,4 +1,4 @@
-"""External Memory Management plugins, interface version 1: what they derive from, and which one is in force."""
+"""External Memory Management plugins, interface version 1: their base classes, and the selected plugin."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .ipc import GetIpcHandleMixin
 from .pointers import AutoFreePointer, HostBytes, ManagedMemory, MappedMemory, PinnedMemory
 
 VERSION = 1
-#: The module that names a manager, and the thresholds of the queue, as numba.cuda's users set them.
+#: numba.cuda's environment variables: the module of the manager, and the limits of the queue of deferred frees.
 MANAGER = "NUMBA_CUDA_MEMORY_MANAGER"
 COUNT_VARIABLE = "NUMBA_CUDA_MAX_PENDING_DEALLOCS_COUNT"
 RATIO_VARIABLE = "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO"
 
-#: What to do about plugins in somebody else's files.
-RMM_ADVICE = 'devmem knows RMM by itself, devmem.use_memory("rmm") or DEVMEM_MEMORY_MANAGER=rmm'
+#: The advice for plugins in third-party files.
+RMM_ADVICE = 'devmem supports RMM itself: devmem.use_memory("rmm") or DEVMEM_MEMORY_MANAGER=rmm'
 
 
 class MemoryInfo(NamedTuple):
@@ -41,7 +41,7 @@ class MemoryInfo(NamedTuple):
 
 
 class BaseCUDAMemoryManager(metaclass=ABCMeta):
-    """What a plugin has to have. One instance is made for each device, with its context."""
+    """The interface of a plugin. One instance is made for each device, with its context."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if "context" not in kwargs:
@@ -50,19 +50,19 @@ class BaseCUDAMemoryManager(metaclass=ABCMeta):
 
     @abstractmethod
     def memalloc(self, size: int) -> Any:
-        """A `MemoryPointer` to so many bytes of device memory."""
+        """A `MemoryPointer` to ``size`` bytes of device memory."""
 
     @abstractmethod
     def memhostalloc(self, size: int, mapped: bool, portable: bool, wc: bool) -> Any:
-        """A `PinnedMemory` of so many bytes, or, ``mapped``, a `MappedMemory`."""
+        """A `PinnedMemory` of ``size`` bytes, or with ``mapped`` a `MappedMemory`."""
 
     @abstractmethod
     def mempin(self, owner: Any, pointer: int, size: int, mapped: bool) -> Any:
-        """A `PinnedMemory` or `MappedMemory` of memory that exists, page-locked until it dies."""
+        """A `PinnedMemory` or `MappedMemory` over existing memory, page-locked until it dies."""
 
     @abstractmethod
     def initialize(self) -> None:
-        """Get ready: called when a context is about to be used, and again then."""
+        """Prepare the manager: called, possibly repeatedly, before a context is used."""
 
     @abstractmethod
     def get_ipc_handle(self, memory: Any) -> Any:
@@ -70,15 +70,15 @@ class BaseCUDAMemoryManager(metaclass=ABCMeta):
 
     @abstractmethod
     def get_memory_info(self) -> MemoryInfo:
-        """Free and total bytes; NotImplementedError where that cannot be told."""
+        """Free and total bytes; NotImplementedError if unknown."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Give back all that was allocated in the context."""
+        """Free all memory of the context."""
 
     @abstractmethod
     def defer_cleanup(self) -> AbstractContextManager[None]:
-        """A block in which nothing is given back."""
+        """A context manager during which nothing is freed."""
 
     @property
     @abstractmethod
@@ -87,7 +87,7 @@ class BaseCUDAMemoryManager(metaclass=ABCMeta):
 
 
 class HostOnlyCUDAMemoryManager(BaseCUDAMemoryManager):
-    """A plugin with the host's part done: pinned, mapped, managed and registered memory come from devmem."""
+    """A plugin whose host memory is implemented: pinned, mapped, managed and registered memory come from devmem."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -112,7 +112,7 @@ class HostOnlyCUDAMemoryManager(BaseCUDAMemoryManager):
         return self._kept(block.ptr, ManagedMemory(context, block.ptr, size, finalizer=self._finalizer(block)))
 
     def mempin(self, owner: Any, pointer: int, size: int, mapped: bool = False) -> Any:
-        """Memory that exists, page-locked until the result dies; ``owner`` is kept alive as long."""
+        """Existing memory, page-locked until the result dies; ``owner`` is kept alive until then."""
         locked = _PageLocked(owner, pointer, size)
         context = weakref.proxy(self.context)
         if not mapped:
@@ -120,21 +120,21 @@ class HostOnlyCUDAMemoryManager(BaseCUDAMemoryManager):
         return self._kept(pointer, MappedMemory(context, pointer, size, owner=owner, finalizer=locked.end))
 
     def initialize(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def reset(self) -> None:
-        """Give back all host memory of the context."""
+        """Free all host memory of the context."""
         self.allocations.clear()
         self.deallocations.clear()
 
     @contextmanager
     def defer_cleanup(self) -> Iterator[None]:
-        """A block in which no host memory is given back."""
+        """A ``with`` block in which no host memory is freed."""
         with self.deallocations.disable():
             yield
 
     def _attempt_allocation(self, allocator: Callable[[], Any]) -> Any:
-        """Call an allocator; once more, after what waits was given back, if memory ran out."""
+        """Call an allocator; if memory runs out, free what is deferred and call it again."""
         try:
             return allocator()
         except CudaAPIError as error:
@@ -158,7 +158,7 @@ class HostOnlyCUDAMemoryManager(BaseCUDAMemoryManager):
         return block
 
     def _finalizer(self, block: Allocation) -> Callable[[], object]:
-        # Runs in the collector: the block only joins devmem's queue, by losing its last reference.
+        # May run in the garbage collector: dropping the last reference only queues the block for its free.
         return partial(_forget, self._blocks, self.allocations, block.ptr)
 
     def _kept(self, key: int, memory: Any) -> Any:
@@ -167,10 +167,10 @@ class HostOnlyCUDAMemoryManager(BaseCUDAMemoryManager):
 
 
 class NumbaCUDAMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
-    """The manager where none is set: devmem's memory stack."""
+    """The default manager: devmem's memory stack."""
 
     def memalloc(self, size: int) -> Any:
-        """Device memory from the stack in force; a CudaAPIError that is an OutOfMemory if it does not fit."""
+        """Device memory from the installed stack; an error that is a CudaAPIError and an OutOfMemory if it does not fit."""
         if not size:
             return AutoFreePointer(self.context, 0, 0)
         block = self._allocate(size, MemoryKind.DEVICE)
@@ -178,7 +178,7 @@ class NumbaCUDAMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
         return self._kept(block.ptr, AutoFreePointer(context, block.ptr, size, finalizer=self._finalizer(block)))
 
     def get_memory_info(self) -> MemoryInfo:
-        """Free and total bytes, as the driver says."""
+        """Free and total bytes, from the driver."""
         info = devmem.memory_info(self.context.device.native)
         return MemoryInfo(info.free, info.total)
 
@@ -189,7 +189,7 @@ class NumbaCUDAMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
 
 
 class PendingDeallocs:
-    """What was dropped and is not given back yet: devmem's queue, as far as one kind of thing goes, and what plugins add."""
+    """The queue of deferred frees: devmem's own, restricted to one kind of object, and the items that plugins add."""
 
     def __init__(self, context: Any, kind: Any) -> None:
         self._context = None if context is None else weakref.ref(context)
@@ -206,7 +206,7 @@ class PendingDeallocs:
         return len(self._added) + sum(isinstance(item, self._kind) for item in list(native.free_queue.pending))
 
     def add_item(self, dtor: Callable[[Any], object], handle: Any, size: int = 0) -> None:
-        """Call ``dtor(handle)`` when the queue is next emptied, as what has so many bytes."""
+        """Call ``dtor(handle)`` when the queue is next emptied; ``size`` bytes count towards its limit."""
         self._added.append((dtor, handle, int(size)))
         native = self._native()
         if native is not None and (
@@ -216,7 +216,7 @@ class PendingDeallocs:
             self.clear()
 
     def clear(self) -> None:
-        """Give back all that waits, unless that is deferred."""
+        """Free all items, unless cleanup is deferred."""
         if self.is_disabled:
             return
         while self._added:
@@ -230,7 +230,7 @@ class PendingDeallocs:
 
     @contextmanager
     def disable(self) -> Iterator[None]:
-        """A block in which nothing is given back; blocks nest."""
+        """A ``with`` block in which nothing is freed; blocks nest."""
         self._deferred += 1
         try:
             with devmem.defer_cleanup():
@@ -245,7 +245,7 @@ class PendingDeallocs:
 
     @property
     def memory_capacity(self) -> int:
-        """Bytes of the device."""
+        """Total bytes of the device's memory."""
         native = self._native()
         return 0 if native is None else native.handle.info.total_bytes
 
@@ -265,7 +265,7 @@ class PendingDeallocs:
 
 
 class _PageLocked:
-    """Host memory that is page-locked until `end` is called."""
+    """Host memory, page-locked until `end` is called."""
 
     def __init__(self, owner: Any, pointer: int, size: int) -> None:
         self.owner = owner
@@ -273,7 +273,7 @@ class _PageLocked:
         self.registration = _translating(devmem.register, self.bytes)
 
     def end(self) -> None:
-        """Unlock it, after the copies that use it."""
+        """Unlock the memory after the copies that use it."""
         self.registration.close()
         self.owner = None
 
@@ -282,14 +282,14 @@ _manager: Any = None
 
 
 def set_memory_manager(mm_plugin: Any) -> None:
-    """Make a plugin's class the manager of the contexts that are opened from now on; None: devmem's own again.
+    """Make a plugin's class the manager of contexts opened from now on; None restores devmem's own.
 
     Raises
     ------
     RuntimeError
         It is written for another version of the interface.
     TypeError
-        It is of Numba's own interface, which allocates for Numba's contexts, and not of this one.
+        It derives from Numba's own base classes, and so allocates for Numba's contexts.
     """
     global _manager
     if mm_plugin is not None:
@@ -322,12 +322,12 @@ def manager_class() -> Any:
 
 
 def _refuse_numba_classes(plugin: Any) -> None:
-    """Refuse a class that is derived from Numba's own, in a file that imports Numba: it knows nothing of our contexts."""
+    """Refuse a class derived from Numba's own base classes, which does not know this package's contexts."""
     classes = plugin.__mro__ if isinstance(plugin, type) else ()
     if any(each.__module__.partition(".")[0] == "numba" for each in classes):
         raise TypeError(
             f"{plugin.__module__}.{plugin.__qualname__} is a memory manager for Numba's own contexts, since its file imports "
-            f"Numba: change the import there, if it is yours; {RMM_ADVICE}"
+            f"Numba: change that import, if the file is yours; {RMM_ADVICE}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What Numba's compiler takes our objects for; numba is imported when it asks, which it does when a kernel is compiled."""
+"""Numba's types for device arrays and records; numba is imported when its compiler looks them up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def numba_array(array: Any) -> Any:
-    """The array type of a device array: with its order if it is contiguous, else of any layout."""
+    """The type of a device array: layout C or F if it is contiguous, else A."""
     from numba.cuda import types
     from numba.cuda.np import numpy_support
 
@@ -17,7 +17,7 @@ def numba_array(array: Any) -> Any:
 
 
 def numba_record(record: Any) -> Any:
-    """The record type of a device record."""
+    """The type of a device record."""
     from numba.cuda.np import numpy_support
 
     return numpy_support.from_dtype(record.dtype)

@@ -1,4 +1,4 @@
-"""NVIDIA's own binding, where the device is one that it knows: what numba.cuda shows of the driver and devmem does not need."""
+"""Calls through NVIDIA's own binding, for what numba.cuda exposes of the driver and devmem does not need."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CHANGES_CURRENT = ("cuCtxCreate", "cuCtxDestroy", "cuCtxPush", "cuCtxPop", "cuCt
 
 
 def binding_of(device: devmem.Device) -> tuple[Any, Any] | None:
-    """The binding, and devmem's driver of the device, whose handle is one of the binding's own; None of any other device."""
-    binding: Any = sys.modules.get(BINDING)  # a device of the binding's has loaded it
+    """NVIDIA's binding, and devmem's driver of the device; None if the device does not use that binding."""
+    binding: Any = sys.modules.get(BINDING)  # loaded by any device that uses it
     if binding is None:
         return None
     driver: Any = device.driver()
@@ -25,7 +25,7 @@ def binding_of(device: devmem.Device) -> tuple[Any, Any] | None:
 
 
 def call(device: devmem.Device, name: str, *arguments: Any) -> Any:
-    """Call a function of the driver by name, with the device current; its results without the status.
+    """Call a function of the driver by name, with the device current; return its results without the status.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def call(device: devmem.Device, name: str, *arguments: Any) -> Any:
     function = getattr(found[0], name, None) if found is not None else None
     if function is None:
         raise CudaDriverError(f"Driver missing function: {name} ({device} has no such function of NVIDIA's driver)")
-    # What changes the current context is not undone.
+    # Functions that change the current context keep their effect.
     with nullcontext() if name.startswith(CHANGES_CURRENT) else device.entered():
         status, *results = function(*arguments)
     if status:
@@ -47,7 +47,7 @@ def call(device: devmem.Device, name: str, *arguments: Any) -> Any:
 
 
 def attribute(device: devmem.Device, name: str) -> int | None:
-    """A ``CU_DEVICE_ATTRIBUTE_*`` of the device; None where there is no such thing."""
+    """A ``CU_DEVICE_ATTRIBUTE_*`` of the device; None if it does not exist."""
     found = binding_of(device)
     if found is None:
         return None
@@ -56,20 +56,20 @@ def attribute(device: devmem.Device, name: str) -> int | None:
 
 
 def context_handle(device: devmem.Device) -> int:
-    """The address of the device's primary context; a number of its own where there are no contexts."""
+    """The address of the device's primary context; a unique number for devices without contexts."""
     found = binding_of(device)
     return int(found[1].primary) if found is not None else id(device.opened())
 
 
 def current_handle(device: devmem.Device) -> int:
-    """The address of the context that is current in the driver; 0 where none is, as devmem leaves none behind."""
+    """The address of the context that is current in the driver; 0 if none is: devmem leaves none current."""
     found = binding_of(device)
     status, current = found[0].cuCtxGetCurrent() if found is not None else (0, 0)
     return 0 if status else int(current)
 
 
 def refuse_foreign_context(device: devmem.Device) -> None:
-    """Raise RuntimeError where somebody has made a context current that is no device's primary one."""
+    """Raise RuntimeError if the current context is not a device's primary one."""
     found = binding_of(device)
     current = current_handle(device)
     if found is None or current in (0, int(found[1].primary)):

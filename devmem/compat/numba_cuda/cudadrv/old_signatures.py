@@ -1,4 +1,4 @@
-"""Signatures of older releases: arguments under their old names."""
+"""Old argument names of numba.cuda's functions, which are still accepted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ...deprecation import warn_old_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: What stands for an argument that was not given.
+#: The default of an argument that was not given.
 MISSING: Any = object()
 
 
 def with_signature(sample: Callable[..., Any]) -> Callable[[F], F]:
-    """Show a function with the signature of another one: without the old spellings that it takes besides."""
+    """Give a function the signature of another one, which leaves out the old names that it also takes."""
 
     def show(function: F) -> F:
         function.__signature__ = inspect.signature(sample)  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ def with_signature(sample: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def old_keyword(given: dict[str, Any], name: str, instead: str, function: str) -> Any:
-    """The value of an argument's old name, taken out of what was given; MISSING if it was not."""
+    """Pop the value given under an argument's old name, with a warning; MISSING if there is none."""
     if name not in given:
         return MISSING
     warn_old_name(f"{function}({name}=...)", f"{instead}=" if instead else "nothing: it has no effect")
@@ -33,11 +33,11 @@ def old_keyword(given: dict[str, Any], name: str, instead: str, function: str) -
 
 
 def refuse_unknown(given: dict[str, Any], function: str) -> None:
-    """Raise TypeError for keywords that nobody ever had."""
+    """Raise TypeError for unknown keywords."""
     if given:
         raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(given))!r}")
 
 
 def is_context(value: Any) -> bool:
-    """Whether it is a context, which older releases had as the first argument."""
+    """Whether a value is a context, which was the first argument in older releases."""
     return hasattr(value, "memory_manager") and hasattr(value, "get_memory_info")

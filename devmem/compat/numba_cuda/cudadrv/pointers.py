@@ -1,4 +1,4 @@
-"""Memory as numba.cuda's plugins and their users know it: pointers that own it, share it, or look at a part of it."""
+"""numba.cuda's memory objects for plugins: pointers that own memory, share it, or view a part of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .streams import native_stream
 
 
 class DevicePointer(int):
-    """A device address: an int, that also has the ``value`` of a ctypes pointer."""
+    """A device address: an int with the attribute ``value`` of a ctypes pointer."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ class DevicePointer(int):
 
 
 class MemoryPointer:
-    """A block of device memory, given back by a finalizer when the pointer dies.
+    """A block of device memory, freed by a finalizer when the pointer dies.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class MemoryPointer:
     size : int
         Its bytes.
     owner : object, optional
-        What keeps the memory alive, where that is not the pointer.
+        The object that keeps the memory alive, if that is not the pointer.
     finalizer : callable, optional
         Called once, when the pointer dies or `free` is called.
     """
@@ -68,7 +68,7 @@ class MemoryPointer:
 
     @property
     def owner(self) -> Any:
-        """What keeps the memory alive."""
+        """The object that keeps the memory alive."""
         return self if self._owner is None else self._owner
 
     @property
@@ -78,7 +78,7 @@ class MemoryPointer:
 
     @property
     def device_pointer_value(self) -> int | None:
-        """The address; None of no memory."""
+        """The address; None for an empty block."""
         return int(self.device_pointer) or None
 
     def own(self) -> OwnedPointer:
@@ -86,14 +86,14 @@ class MemoryPointer:
         return OwnedPointer(weakref.proxy(self))
 
     def free(self) -> None:
-        """Give the memory back now; RuntimeError if that has been done."""
+        """Free the memory now; RuntimeError if it was freed already."""
         if self.is_managed:
             if not self._finalizer.alive:
                 raise RuntimeError("Freeing dead memory")
             self._finalizer()
 
     def memset(self, byte: int, count: int | None = None, stream: Any = 0) -> None:
-        """Set so many bytes, all of them if not told; complete on return unless a stream is named."""
+        """Set ``count`` bytes, by default all; complete on return unless a stream is given."""
         fill(int(self.device_pointer), byte, self.size if count is None else count, stream)
 
     def view(self, start: int, stop: int | None = None) -> Any:
@@ -112,7 +112,7 @@ class MemoryPointer:
 
 
 class AutoFreePointer(MemoryPointer):
-    """A `MemoryPointer` whose memory is given back when the last of its `OwnedPointer` dies."""
+    """A `MemoryPointer` whose memory is freed when its last `OwnedPointer` dies."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -120,7 +120,7 @@ class AutoFreePointer(MemoryPointer):
 
 
 class MappedMemory(AutoFreePointer):
-    """Host memory that the device reaches through an address of its own; `host_pointer` is the host's."""
+    """Host memory mapped at a device address; `host_pointer` is the host address."""
 
     __cuda_memory__ = True
 
@@ -169,7 +169,7 @@ class ManagedMemory(AutoFreePointer):
 
 
 class OwnedPointer:
-    """A reference to a `MemoryPointer`, or to a part of one, that counts; otherwise it is like what it refers to."""
+    """A counted reference to a `MemoryPointer`, or to a part of one, with its attributes."""
 
     __cuda_memory__ = True
 
@@ -186,7 +186,7 @@ class OwnedPointer:
 
 
 class HostBytes(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes of the host, as an object with a buffer."""
+    """Host memory as an object with a buffer."""
 
     def __reduce__(self) -> Any:
         return np.asarray(self).copy().__reduce__()
@@ -203,7 +203,7 @@ class HostBytes(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class PinnedMemory(HostBytes):
-    """Page-locked host memory, as an object with a buffer of ``size`` bytes. ``owner`` is what has the memory otherwise."""
+    """Page-locked host memory, as an object with a buffer of ``size`` bytes. ``owner`` keeps registered memory alive."""
 
     def __new__(  # noqa: D102
         cls,
@@ -229,12 +229,12 @@ class PinnedMemory(HostBytes):
     is_managed: bool
 
     def own(self) -> PinnedMemory:
-        """The memory itself: whoever refers to it keeps it."""
+        """The memory itself, which any reference keeps alive."""
         return self
 
 
 class MappedOwnedPointer(HostBytes):
-    """A reference to mapped memory that counts, with the buffer of the memory."""
+    """A counted reference to mapped memory, with its buffer."""
 
     __cuda_memory__ = True
     _mem: Any
@@ -246,7 +246,7 @@ class MappedOwnedPointer(HostBytes):
         return found
 
     def view(self, *where: Any) -> Any:  # type: ignore[override]
-        """A part of the device's memory from byte to byte; of anything else, what NumPy makes of it."""
+        """With two integers, a part of the device memory from byte to byte; otherwise NumPy's view."""
         if where and all(type(each) is int for each in where):
             return self._mem.view(*where)
         return super().view(*where)
@@ -259,11 +259,11 @@ class MappedOwnedPointer(HostBytes):
 
 
 class ManagedOwnedPointer(MappedOwnedPointer):
-    """A reference to managed memory that counts, with the buffer of the memory."""
+    """A counted reference to managed memory, with its buffer."""
 
 
 class ArrayMemory(MemoryPointer):
-    """The memory of an array of devmem's, from the array's first byte on."""
+    """The memory of a devmem array, from the array's first byte on."""
 
     def __init__(self, allocation: Allocation, address: int, size: int, context: Any) -> None:
         super().__init__(context, address, size)
@@ -280,13 +280,13 @@ class ArrayMemory(MemoryPointer):
         return hash((id(self.allocation), self.device_pointer, self.size))
 
     def own(self) -> Any:
-        """The memory itself: whoever refers to it keeps it."""
+        """The memory itself, which any reference keeps alive."""
         return self
 
     def free(self) -> None:
-        """Give back the memory, of the array and all its views; ReferenceError if that has been done."""
+        """Free the memory of the array and all its views; ReferenceError if it was freed already."""
         if self.allocation.freed:
-            raise ReferenceError("this memory was freed already: it does not exist any more")
+            raise ReferenceError("this memory was freed already")
         try:
             self.allocation.free()
         except DevmemError as error:
@@ -305,12 +305,12 @@ class ArrayMemory(MemoryPointer):
 
 
 def address_of(pointer: Any) -> int:
-    """The number of an address: an int, a ctypes pointer, or an object of a binding's."""
+    """The address in an int, a ctypes pointer, or a pointer object of a binding."""
     return int(getattr(pointer, "value", pointer) or 0)
 
 
 def fill(address: int, byte: int, count: int, stream: Any) -> None:
-    """Set device bytes, in the order of a stream."""
+    """Set device bytes, ordered on a stream."""
     device = devmem.current_device()
     chosen = device.opened().streams.stream_of(native_stream(stream))
     try:
@@ -324,7 +324,7 @@ def fill(address: int, byte: int, count: int, stream: Any) -> None:
 
 
 def _count(reference: Any, memory: Any) -> None:
-    """Count a reference to memory, until it dies; the last one frees it."""
+    """Count a reference to memory until it dies; the last one frees the memory."""
     memory.refct += 1
     weakref.finalize(reference, _let_go, memory)
 
@@ -335,4 +335,4 @@ def _let_go(memory: Any) -> None:
         if memory.refct == 0:
             memory.free()
     except ReferenceError:
-        pass  # it went before its references: at a reset
+        pass  # a reset has freed it before its references died

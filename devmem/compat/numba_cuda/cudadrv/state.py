@@ -1,4 +1,8 @@
-"""Which devices are in use here, and their contexts. Data, and one function to get at a device that is ready."""
+"""The devices in use and their contexts.
+
+A device is prepared at its first use here: it gets a context, numba.cuda's limits of the queue and the selected memory manager.
+The module of the contexts sets the function that does so, as it imports this module.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ class PrimaryContext(Protocol):
         """Free all memory of the context."""
 
 
-#: Open devices of devmem's that were made ready: their queue has numba.cuda's thresholds, their memory the manager that is set.
+#: The open devices that were prepared.
 ready: set[Any] = set()
-#: Our context of each device, for as long as no `close` has ended it.
+#: The context of each device, until `close` ends it.
 contexts: dict[devmem.Device, Any] = {}
 
 current_device = devmem.current_device
@@ -32,7 +36,7 @@ _lock = threading.RLock()
 
 
 def ready_device() -> Any:
-    """The open device, as devmem has it, that is current here; made ready."""
+    """The current open device of devmem, prepared."""
     found = current_device().opened()
     if found not in ready:
         prepare(found)
@@ -40,20 +44,20 @@ def ready_device() -> Any:
 
 
 def context_of(native: Any) -> Any:
-    """Our context of an open device."""
+    """The context of an open device."""
     if native not in ready:
         prepare(native)
     return contexts[native.device]
 
 
 def prepare(native: Any) -> None:
-    """Make an open device ready."""
+    """Prepare an open device for use here."""
     with _lock:
         if native in ready:
             return
         for old in [each for each in ready if each.dead is not None]:
             ready.discard(old)
-        ready.add(native)  # first: a plugin that is made ready may ask for the context
+        ready.add(native)  # first, as a plugin's initialize() may ask for the context
         try:
             _open(native)
         except BaseException:
@@ -62,13 +66,13 @@ def prepare(native: Any) -> None:
 
 
 def forget(device: devmem.Device) -> None:
-    """Let a device be made ready again at its next use."""
+    """Have a device prepared again at its next use."""
     for each in [each for each in ready if each.device == device]:
         ready.discard(each)
 
 
 def set_open_function(function: Callable[[Any], None]) -> None:
-    """Tell how a device is made ready: by the module of the contexts, which knows all others."""
+    """Set the function that prepares a device; called by the module of the contexts."""
     global _open
     _open = function
 

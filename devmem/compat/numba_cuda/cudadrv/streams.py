@@ -1,4 +1,4 @@
-"""numba.cuda's streams and events: devmem's, with a few names more."""
+"""numba.cuda's streams and events: subclasses of devmem's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ S = TypeVar("S", bound="Stream")
 
 _record, _synchronize = devmem.Event.record, devmem.Event.synchronize
 
-#: What NVIDIA's driver says of an event that has no time.
+#: CUDA_ERROR_INVALID_HANDLE, the driver's error for an event without timing.
 INVALID_HANDLE = 400
-#: Callbacks of each stream that wait for their turn.
+#: The pending callbacks of each stream.
 _callbacks: weakref.WeakKeyDictionary[Stream, deque[Callable[[], None]]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -69,10 +69,10 @@ class Stream(devmem.Stream):
             yield self
 
     def add_callback(self, callback: Callable[[Any, int, Any], object], arg: Any = None) -> None:
-        """Call ``callback(stream, status, arg)`` when all that is on the stream now is done.
+        """Call ``callback(stream, status, arg)`` once all work now on the stream is done.
 
-        It is called from a thread of Python's own, not from the driver's: it may use the GPU, cannot deadlock, and later work of
-        the stream does not wait for it. Callbacks of one stream are called in their order. What one raises becomes a warning.
+        It is called from a Python thread, not from the driver's: it may use the GPU, cannot deadlock, and later work on the
+        stream does not wait for it. Callbacks of one stream run in order. An exception of one becomes a warning.
         """
         event = devmem.event(timing=False) if devmem.current_device() == self.device else self._event()
         event.record(_native(self))
@@ -97,7 +97,7 @@ class Stream(devmem.Stream):
         threading.Thread(target=_run_callbacks, args=(self, waiting), daemon=True, name="stream callbacks").start()
 
     def async_done(self) -> asyncio.Future[Any]:
-        """Something to await that is done when all that is on the stream now is; its result is the stream."""
+        """A future that is done once all work now on the stream is done; its result is the stream."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -121,7 +121,7 @@ class Stream(devmem.Stream):
 
 
 class DefaultStream(Stream):
-    """A default stream: naming it makes a copy asynchronous, naming none does not."""
+    """A default stream: a copy that is given this object is asynchronous, unlike one without a stream."""
 
     __slots__ = ()
 
@@ -129,7 +129,7 @@ class DefaultStream(Stream):
         return 0
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """(version, number), the number as NVIDIA's driver has it."""
+        """(version, number of the stream in NVIDIA's driver)."""
         return 0, int(self)
 
 
@@ -205,7 +205,7 @@ class Event(devmem.Event):
 
 
 class ForeignEvent(Event):
-    """An event of somebody else, who destroys it."""
+    """An event that another library owns and destroys."""
 
     __slots__ = ()
 
@@ -219,7 +219,7 @@ def event_elapsed_time(evtstart: Event, evtend: Event) -> float:
 
 
 def native_stream(stream: Any) -> Any:
-    """What the native verbs take for a stream argument: 0 where none is named.
+    """A stream argument as devmem's functions take it; 0 for none.
 
     Raises
     ------
@@ -238,7 +238,7 @@ def native_stream(stream: Any) -> Any:
 
 
 def numba_stream(stream: devmem.Stream | None) -> Any:
-    """The stream that an array is bound to, as numba.cuda shows it: 0 for none."""
+    """The stream that an array is bound to, as an object of numba.cuda's; 0 for none."""
     if stream is None:
         return 0
     if isinstance(stream, Stream):
@@ -247,20 +247,20 @@ def numba_stream(stream: devmem.Stream | None) -> Any:
 
 
 def default_stream_object(native: devmem.Stream, kind: type[Stream]) -> Any:
-    """A default stream's object; devmem's own is never handed out, as it is not asynchronous by being named."""
+    """An object for a default stream; devmem's own object would not make copies asynchronous."""
     found = kind.__new__(kind)
     devmem.Stream.__init__(found, native.services, native.handle)
     return found
 
 
 def with_class(native: Any, kind: type[Any]) -> Any:
-    """An object of devmem's as one of its small subclass here: the same object."""
+    """The same object with its class changed to a subclass without further state."""
     native.__class__ = kind
     return native
 
 
 def _native(stream: devmem.Stream) -> Any:
-    # devmem has one object for each default stream, and knows it by number.
+    # devmem takes its own default streams by number.
     return stream.handle if isinstance(stream, DefaultStream) else stream
 
 
@@ -271,7 +271,7 @@ def _checked_stream(stream: Any) -> Any:
 
 
 def _run_callbacks(stream: Stream, waiting: deque[Callable[[], None]]) -> None:
-    """Call the callbacks of one stream, until there are none."""
+    """Run the callbacks of one stream until none is pending."""
     while True:
         with _lock:
             if not waiting:

@@ -1,4 +1,4 @@
-"""What numba.cuda's device arrays are and look like without a copy: other shapes, other types, and facts."""
+"""Views and attributes of numba.cuda's device arrays: everything that needs no copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .error import translated
 from .numba_types import numba_array
 from .streams import Stream, native_stream, numba_stream, with_class
 
-# Of the native class, called as they are: `super()` would take half as long again as the shortest of them.
+# The native methods, called directly: `super()` would add half the time of the shortest of them.
 _bind, _reshape = devmem.DeviceNDArray.bind, devmem.DeviceNDArray.reshape
 _squeeze, _view = devmem.DeviceNDArray.squeeze, devmem.DeviceNDArray.view
 NOT_C = "To change to a dtype of a different size, the array must be C-contiguous"
@@ -35,9 +35,9 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
         Raises
         ------
         NotImplementedError
-            Only a copy has that shape.
+            The shape requires a copy.
         ValueError
-            It has another number of elements, leaves two lengths open, or ``order`` is none of 'C', 'F', 'A'.
+            It has another number of elements or two unknown lengths, or ``order`` is not 'C', 'F' or 'A'.
         """
         order = kws.pop("order", "C")
         if kws:
@@ -55,7 +55,7 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
         return view
 
     def ravel(self, order: str = "C", stream: Any = 0) -> Any:
-        """The elements along one axis, without a copy; NotImplementedError where that needs one."""
+        """A view with one axis; NotImplementedError if that requires a copy."""
         if order not in ("C", "F", "A"):
             raise ValueError(f"order not C|F|A: {order!r}")
         if not ((order in "CA" and self.is_c_contiguous()) or (order in "FA" and self.is_f_contiguous())):
@@ -65,12 +65,12 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
         return self._rebound(view, stream)
 
     def transpose(self, axes: Any = None) -> Any:
-        """The array with its two axes exchanged, as a new array in C order; itself, where ``axes`` keeps them as they are.
+        """The transpose as a new array in C order; the array itself if ``axes`` keeps the order.
 
         Raises
         ------
         NotImplementedError
-            It has not two axes.
+            The array does not have two axes.
         ValueError
             ``axes`` are not its axes.
         """
@@ -92,18 +92,18 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
 
     @property
     def T(self) -> Any:
-        """The array with its two axes exchanged, as a new array."""
+        """The transpose, as a new array."""
         return self.transpose()
 
     def view(self, dtype: Any) -> Any:
-        """The same bytes as elements of another type; of another size, of a C-contiguous array only."""
+        """The same bytes as elements of another type; a type of another size requires a C-contiguous array."""
         try:
             found = _view(self, dtype)
         except LayoutError as error:
             if not self._shape:
                 raise IndexError(str(error)) from error
             if not self.size and self._strides is not None:
-                # NumPy's strides of an array without elements are not always those of its shape, and mean nothing.
+                # NumPy's strides of an empty array are arbitrary.
                 return self._view(self._ptr, self._shape, None).view(dtype)
             if not self.is_c_contiguous():
                 raise ValueError(f"{NOT_C}: {error}") from error
@@ -118,11 +118,11 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
             return _squeeze(self)
         for each in () if axis is None else axis if isinstance(axis, tuple) else (axis,):
             if self._shape[each] != 1:
-                raise ValueError(f"axis {each} has length {self._shape[each]}: only axes of length one can go")
+                raise ValueError(f"axis {each} has length {self._shape[each]}: only axes of length one can be removed")
         return self._rebound(_squeeze(self, axis), stream)
 
     def split(self, section: int, stream: Any = 0) -> Iterator[Any]:
-        """Views of ``section`` elements each, the last one shorter; made as they are asked for."""
+        """Yield views of ``section`` elements each; the last one may be shorter."""
         if self.ndim != 1:
             raise ValueError("only support 1d array")
         if self.strides[0] != self._dtype.itemsize:
@@ -132,10 +132,10 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
             yield self._rebound(piece, stream) if stream else piece
 
     def bind(self, stream: Any = 0) -> Any:
-        """The same array on a stream: copies for which no other one is named are ordered there, and may run on."""
+        """The same array bound to a stream, which orders copies without a stream of their own; they may still run on return."""
         return _bind(self, stream if type(stream) is Stream else native_stream(stream))
 
-    # -- facts ---------------------------------------------------------------------------------------------------------
+    # -- attributes ----------------------------------------------------------------------------------------------------
 
     @property
     def stream(self) -> Any:
@@ -154,7 +154,7 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, on any device; of an array that is bound to no stream, and has nothing running, ``stream`` is None."""
+        """Version 3, on any device; ``stream`` is None for an array without a bound stream and without pending work."""
         if not self.open_device.handle.info.exchange.array_interface:
             return array_interface(self)
         found: dict[str, Any] = super().__cuda_array_interface__
@@ -164,7 +164,7 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
                 allocation.order_behind(bound)
                 found["stream"] = bound.handle
             elif allocation.home is None and getattr(allocation, "ready", None) is None:
-                allocation.wait()  # memory that the host sees too: for that a stream says nothing
+                allocation.wait()  # host-accessible memory, which no stream orders for the host
                 found["stream"] = None
             elif allocation.streams is None and driver.stream_query(found["stream"] or LEGACY_STREAM):
                 found["stream"] = None
@@ -172,14 +172,14 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
 
     @property
     def _numba_type_(self) -> Any:
-        """What Numba's compiler takes the array for."""
+        """The type of the array for Numba's compiler."""
         return numba_array(self)
 
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__  # type: ignore[assignment]
     __ne__ = object.__ne__  # type: ignore[assignment]
 
-    # -- below ---------------------------------------------------------------------------------------------------------
+    # -- private -------------------------------------------------------------------------------------------------------
 
     def _devmem_array(self) -> Any:
         return with_class(self._view(self._ptr, self._shape, self._strides), devmem.DeviceNDArray)

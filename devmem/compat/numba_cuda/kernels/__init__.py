@@ -1,4 +1,4 @@
-"""What numba.cuda has of ready-made kernels."""
+"""numba.cuda's ready-made kernels."""
 
 from . import transpose
 

@@ -1,4 +1,4 @@
-"""Exchanging the axes of an array on the device."""
+"""Transposing an array on the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..cudadrv.devicearray import DeviceNDArray, auto_device
 
 
 def transpose(a: Any, b: Any = None) -> Any:
-    """The array with its two axes exchanged: in ``b``, if that is given, else in a new one, in C order.
+    """The transpose of an array with two axes, in ``b`` if given, else in a new array in C order.
 
     The work is ordered on ``a``'s stream. A host array is copied to the device first.
     """

@@ -1,1 +1,1 @@
-"""What numba.roc had below its verbs, as far as programs reach into it."""
+"""numba.roc's ``hsadrv`` modules, for code that imports from them."""

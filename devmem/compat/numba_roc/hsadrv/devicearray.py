@@ -1,9 +1,9 @@
-"""The device array of numba.roc, devmem's own with its few differences, and the host array that kernels reach."""
+"""numba.roc's device array, a subclass of devmem's, and its host array that kernels access."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ ONE_ELEMENT_SHAPES = ((), (1,))
 
 
 class DeviceNDArray(devmem.DeviceNDArray[Any]):
-    """An array in device memory: what numba.roc's has, and all of devmem's besides.
+    """An array in device memory, with the attributes of numba.roc's and of devmem's arrays.
 
     Parameters
     ----------
@@ -35,18 +35,18 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
     dtype : dtype
         Type of the elements.
     dgpu_data : DeviceMemory, optional
-        Memory to use, ``dgpu_data`` of another array; new memory if none is given.
+        Memory to use, the ``dgpu_data`` of another array; by default new memory.
 
     Raises
     ------
     ValueError
-        The strides do not go with the shape, or the array does not fit into the memory.
+        The strides do not match the shape, or the array does not fit into the memory.
     """
 
     __slots__ = ()
     __hsa_memory__ = True
     __hsa_ndarray__ = True
-    # As numba.roc's: arrays are keys of dicts, and an array equals itself.
+    # As in numba.roc, arrays are hashable and compare by identity.
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__  # type: ignore[assignment]
     __ne__ = object.__ne__  # type: ignore[assignment]
@@ -60,9 +60,9 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
             super().__init__(made.open_device, made.allocation, made._ptr, made._shape, made._dtype, made._strides)
             return
         if not isinstance(dgpu_data, DeviceMemory):
-            raise LayoutError(f"dgpu_data is what another array has under that name, not {dgpu_data!r}")
+            raise LayoutError(f"dgpu_data is the attribute dgpu_data of another array, not {dgpu_data!r}")
         allocation = dgpu_data.allocation
-        # NumPy says whether it fits; nothing is stored in the bytes.
+        # NumPy checks whether it fits; the bytes are not used.
         fitted: npt.NDArray[Any] = np.ndarray(shape, dtype, np.empty(allocation.nbytes, np.uint8), 0, strides)
         super().__init__(dgpu_data.open_device, allocation, allocation.ptr, fitted.shape, fitted.dtype, fitted.strides)
 
@@ -74,10 +74,10 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         Parameters
         ----------
         ary : ndarray, optional
-            Where to: same dtype, shape and strides. A new array with these, if not given.
+            The target: same dtype, shape and strides. By default a new array with these.
         stream : Stream, optional
-            Given, the copy is ordered on it and may still run on return. Not given, it is complete on return, and so is all work
-            on other streams of the device.
+            Orders the copy, which may still run on return. Without a stream the copy, and all work on other streams of the
+            device, is complete on return.
         pinned : bool
             As for devmem's own arrays.
 
@@ -89,7 +89,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         Raises
         ------
         TypeError
-            ``ary`` has another dtype, shape or strides, or is no ndarray.
+            ``ary`` has another dtype, shape or strides, or is not an ndarray.
         """
         target = ary
         if ary is None:
@@ -104,9 +104,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         except LayoutError:
             if ary is None or target is not ary:
                 raise
-            target = self._matching_host_array(
-                ary
-            )  # says what is wrong, as a TypeError; or the array of one element has other axes
+            target = self._matching_host_array(ary)  # raises the TypeError, or reshapes a single element
             if target is ary:
                 raise
             found = _copy_to_host(self, target, stream or 0, pinned=pinned)
@@ -116,17 +114,16 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
     def copy_to_device(self, ary: Any, stream: Any = None, context: Any = None) -> None:
         """Copy into this array, from the host or from a device array: same shape and dtype, any strides.
 
-        Nothing is done for an array without elements. ``stream`` as for `copy_to_host`; ``context`` has to be where this array
-        is.
+        Does nothing for an empty array. ``stream`` as for `copy_to_host`; ``context`` has to be this array's.
 
         Raises
         ------
         ValueError
-            Another shape or dtype: numba.roc copied what lay behind the source then.
+            Another shape or dtype, for which numba.roc would read beyond the source.
         HsaContextMismatchError
             This array is on another device than ``context``.
         AttributeError
-            It is no array.
+            ``ary`` is not an array.
         """
         if ary.size == 0:
             return
@@ -136,9 +133,9 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         super().copy_to_device(ary, stream or 0)
 
     def reshape(self, *newshape: Any, order: str = "C", copy: bool | None = None) -> Any:
-        """A view in another shape; NotImplementedError where there is none, because that would be a copy.
+        """A view in another shape; NotImplementedError if that requires a copy.
 
-        ``copy=None`` of devmem's own method makes one: ``array.reshape(shape, copy=True)``.
+        ``copy=True`` makes a copy, as in devmem's own method.
         """
         if copy is not None:
             return super().reshape(*newshape, order=order, copy=copy)
@@ -152,21 +149,21 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
             raise
 
     def ravel(self, order: str = "C", stream: Any = None) -> Any:
-        """A view with one axis; NotImplementedError where there is none."""
+        """A view with one axis; NotImplementedError if that requires a copy."""
         return (self.bind(stream) if stream else self).reshape(self.size, order=order)
 
     @property
     def alloc_size(self) -> int:
-        """Bytes of the memory that the array is in."""
+        """Bytes of the array's allocation."""
         return self.allocation.nbytes
 
     @property
     def dgpu_data(self) -> DeviceMemory | None:
-        """The memory; None of an array without elements."""
+        """The memory; None for an empty array."""
         return DeviceMemory(self.open_device, self.allocation) if self.size else None
 
     def as_hsa_arg(self) -> DeviceMemory | None:
-        """The memory, under the name that launches knew."""
+        """The memory, as an argument of a kernel."""
         return self.dgpu_data
 
     @property
@@ -185,7 +182,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
         return np.ndarray(shape, self._dtype, np.empty(reach if self.size else 1, np.uint8), 0, strides)
 
     def _matching_host_array(self, ary: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A host array as one that this array's elements go into; TypeError if it is none."""
+        """A host array checked as a target for this array's elements; TypeError if it does not match."""
         if not isinstance(ary, np.ndarray):
             raise TypeError(f"copy_to_host() copies into an ndarray, not a {type(ary).__name__}")
         if ary.dtype != self._dtype:
@@ -194,7 +191,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
             if ary.shape in ONE_ELEMENT_SHAPES and self._shape in ONE_ELEMENT_SHAPES:
                 return ary.reshape(self._shape)
             raise TypeError(f"incompatible shape; device {self._shape}; host {ary.shape}")
-        # Of an axis of length one the stride means nothing; without elements none does.
+        # Strides of axes of length one, and of empty arrays, are arbitrary.
         pairs = zip(self._shape, self.strides, ary.strides, strict=True)
         if ary.size and any(count > 1 and mine != its for count, mine, its in pairs):
             raise TypeError(f"incompatible strides; device {self.strides}; host {ary.strides}")
@@ -202,7 +199,7 @@ class DeviceNDArray(devmem.DeviceNDArray[Any]):
 
 
 class DeviceMemory:
-    """The memory of a device array, to make another one in: ``DeviceNDArray(shape, strides, dtype, dgpu_data)``."""
+    """The memory of a device array, for another array in it: ``DeviceNDArray(shape, strides, dtype, dgpu_data)``."""
 
     __slots__ = ("_hsa_memsize_", "allocation", "open_device")
 
@@ -213,12 +210,12 @@ class DeviceMemory:
 
     @property
     def context(self) -> Context:
-        """Where it is."""
-        return Context(cast(devmem.Device, self.open_device.device))
+        """The context of its device."""
+        return Context(self.open_device.device)
 
     @property
     def device_ctypes_pointer(self) -> ctypes.c_void_p:
-        """Its address."""
+        """The address."""
         self.allocation.check()
         return ctypes.c_void_p(self.allocation.ptr)
 
@@ -230,14 +227,14 @@ class HostArray(devmem.MappedNDArray):
 
     @property
     def device_ctypes_pointer(self) -> ctypes.c_void_p:
-        """The device's address of the first element."""
+        """The device address of the first element."""
         return ctypes.c_void_p(self.ptr)
 
 
 def as_roc_array(array: Native) -> DeviceNDArray:
-    """The same array as one of numba.roc's; it is bound to no stream, as none of them is."""
+    """The array as one of numba.roc's, which are bound to no stream."""
     array = array.bind(0) if array._stream is not None else array
-    # The class has no fields of its own: nothing to convert, and nobody else has seen the object.
+    # The subclass has no fields of its own, and there is no other reference to the object.
     array.__class__ = DeviceNDArray
     found: Any = array
     assert isinstance(found, DeviceNDArray)
@@ -246,10 +243,7 @@ def as_roc_array(array: Native) -> DeviceNDArray:
 
 @translating
 def from_array_like(ary: Any, dgpu_data: Any = None) -> DeviceNDArray:
-    """An uninitialised array of the same shape, dtype and strides; contiguous where memory cannot lie so.
-
-    Strides that are negative, or repeat elements, are those of a view: they describe no memory.
-    """
+    """An uninitialised array of the same shape, dtype and strides; contiguous if the strides are negative or zero."""
     select_default_backend()
     shape, strides = (ary.shape, ary.strides) if ary.ndim else ((1,), (ary.dtype.itemsize,))
     if dgpu_data is not None:
@@ -263,12 +257,12 @@ def from_array_like(ary: Any, dgpu_data: Any = None) -> DeviceNDArray:
 
 
 def is_hsa_ndarray(obj: object) -> bool:
-    """Whether it is an array in device memory."""
+    """Whether an object declares itself an array in device memory."""
     return bool(getattr(obj, "__hsa_ndarray__", False))
 
 
 def require_hsa_ndarray(obj: object) -> None:
-    """Raise ValueError unless it is an array in device memory."""
+    """Raise ValueError unless an object declares itself an array in device memory."""
     if not is_hsa_ndarray(obj):
         raise LayoutError(f"require an hsa ndarray object, not a {type(obj).__name__}")
 
@@ -282,7 +276,7 @@ def verify_hsa_ndarray_interface(obj: Any) -> None:
 
 
 def auto_device(obj: Any, context: Any = None, stream: Any = None, copy: bool = True) -> tuple[Any, bool]:
-    """The object, if the device reaches it, and False; else a new array like it, uploaded with ``copy``, and True."""
+    """The object and False, if it is in device memory; else a new array like it, uploaded with ``copy``, and True."""
     if getattr(obj, "__hsa_memory__", False):
         return obj, False
     made = from_array_like(obj)

@@ -1,4 +1,4 @@
-"""Devices, which numba.roc calls compute units, and their contexts."""
+"""numba.roc's devices, which it calls compute units, and their contexts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ....api.devices import chosen_backend
 from ....spi.errors import BackendUnavailable
 from .error import HsaContextMismatchError, HsaSupportError
 
-#: The backend that is used where nobody chose one.
+#: The default backend.
 PREFERRED = "roc"
 
 
 class Context:
-    """A device as calls name it; as a device is, it compares equal to every other context of the same one."""
+    """A context, which stands for its device; contexts of the same device are equal."""
 
     __slots__ = ("device",)
 
@@ -44,7 +44,7 @@ class Context:
 
 
 class Agent:
-    """Who computes: a device, or the host.
+    """A device, or the host.
 
     Attributes
     ----------
@@ -70,12 +70,12 @@ class Agent:
 
     @property
     def name(self) -> str:
-        """What the vendor calls it."""
+        """The vendor's name of the device."""
         return self._device.name if self._device is not None else "host"
 
     @property
     def vendor_name(self) -> str:
-        """The backend that it is reached by."""
+        """The name of the backend."""
         return self._device.backend if self._device is not None else "CPU"
 
     @property
@@ -127,7 +127,7 @@ class CU:
         return Context(self._device)
 
     def reset(self) -> None:
-        """Free all that devmem has on the device, and close it."""
+        """Free all of devmem's memory on the device, and close it."""
         self._device.reset()
 
 
@@ -148,12 +148,12 @@ class Devices:
 
     @property
     def current(self) -> CU:
-        """The one that is current."""
+        """The current device."""
         select_default_backend()
         return CU(devmem.current_device())
 
     def reset(self) -> None:
-        """Reset each of them."""
+        """Reset all devices."""
         for each in self:
             each.reset()
 
@@ -167,12 +167,12 @@ cus = Devices()
 
 
 def select_default_backend() -> None:
-    """Select the first ROCm device for this thread or task, where nobody has chosen a backend.
+    """Select the first ROCm device for this thread or task, unless a backend was chosen.
 
     Raises
     ------
     HsaSupportError
-        There is none.
+        There is no ROCm device.
     """
     if chosen_backend() is not None:
         return
@@ -185,13 +185,13 @@ def select_default_backend() -> None:
 
 
 def is_available() -> bool:
-    """Whether there is a device: of the backend that was chosen, else of ROCm. Raises nothing, opens nothing."""
+    """Whether the chosen backend, by default ROCm, has a usable device. It raises nothing and opens no device."""
     wanted = chosen_backend() or PREFERRED
     return any(each.name == wanted and each.usable and each.devices > 0 for each in devmem.backends())
 
 
 def get_context(devnum: int = 0) -> Context:
-    """The context of the current device; of another one, by its number."""
+    """The context of the current device, or of device ``devnum``."""
     select_default_backend()
     return Context(devmem.device(devnum) if devnum else devmem.current_device())
 
@@ -207,7 +207,7 @@ def get_gpu(i: int) -> CU:
 
 
 def get_num_gpus() -> int:
-    """How many there are."""
+    """The number of devices."""
     return len(cus)
 
 
@@ -217,12 +217,12 @@ def reset() -> None:
 
 
 def is_context(value: object) -> bool:
-    """Whether it names a device."""
+    """Whether a value stands for a device."""
     return isinstance(value, (Context, CU, devmem.Device))
 
 
 def device_of(context: Any) -> devmem.Device:
-    """The device that a context names."""
+    """The device of a context."""
     if isinstance(context, CU):
         return context._device
     found = getattr(context, "device", context)
@@ -232,6 +232,6 @@ def device_of(context: Any) -> devmem.Device:
 
 
 def check_same(array: Any, context: Any) -> None:
-    """Raise HsaContextMismatchError unless an array is on the device that a context names."""
+    """Raise HsaContextMismatchError unless an array is on the device of a context."""
     if context is not None and device_of(context) != array.device:
         raise HsaContextMismatchError(array.device, device_of(context))

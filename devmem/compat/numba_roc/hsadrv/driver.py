@@ -1,4 +1,4 @@
-"""Streams, and what is known of the machine."""
+"""numba.roc's streams and driver object."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def new_stream() -> Stream:
     """Make a stream on the current device."""
     select_default_backend()
     made: Any = devmem.stream()
-    made.__class__ = Stream  # the same fields: nothing to convert
+    made.__class__ = Stream  # the subclass has no fields of its own
     found: Stream = made
     return found
 
 
 class Driver:
-    """What numba.roc knows as ``hsa``: the machine's agents, and waiting for all of them."""
+    """numba.roc's ``hsa``: the agents of the machine, and synchronisation of all of them."""
 
     @property
     def is_available(self) -> bool:
@@ -41,12 +41,12 @@ class Driver:
 
     @property
     def agents(self) -> list[Agent]:
-        """The host, and every device; nobody, where there is no device."""
+        """The host and all devices; empty without devices."""
         return [Agent(None), *self.components] if is_available() else []
 
     @property
     def components(self) -> list[Agent]:
-        """Every device."""
+        """All devices."""
         return [Agent(each._device) for each in cus]
 
     def implicit_sync(self) -> None:

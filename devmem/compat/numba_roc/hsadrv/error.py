@@ -1,4 +1,4 @@
-"""The exceptions of numba.roc, and devmem's own errors as one of them."""
+"""The exceptions of numba.roc, and the translation of devmem's errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HsaDriverError(Exception):
-    """The driver cannot be used so."""
+    """The driver was used incorrectly."""
 
 
 class HsaSupportError(ImportError):
-    """There is no device, or none that could be used."""
+    """No device is usable."""
 
 
 class HsaApiError(HsaDriverError):
-    """A driver call failed; ``code`` is the driver's number."""
+    """A driver call failed; ``code`` is the driver's error number."""
 
     def __init__(self, code: int, msg: str) -> None:
         super().__init__(msg)
@@ -28,22 +28,22 @@ class HsaApiError(HsaDriverError):
 
 
 class HsaKernelLaunchError(HsaDriverError):
-    """A kernel cannot be launched so."""
+    """The configuration of a launch is invalid."""
 
 
 class HsaContextMismatchError(HsaDriverError):
-    """An array is on another device than the context that was named."""
+    """An array is on another device than the given context."""
 
     def __init__(self, expect: object, got: object) -> None:
-        super().__init__(f"the array is on {expect}, the context that was named is {got}")
+        super().__init__(f"the array is on {expect}, the given context is {got}")
 
 
 class HsaWarning(UserWarning):
-    """The driver complained."""
+    """A warning of the driver."""
 
 
 class _Refused(HsaApiError, BackendError):
-    """A driver call of devmem's that failed."""
+    """A failed driver call of devmem."""
 
 
 class _NoMemory(HsaApiError, OutOfMemory):
@@ -55,7 +55,7 @@ class _Unavailable(HsaSupportError, BackendUnavailable):
 
 
 def translated(error: DevmemError) -> Exception:
-    """An error of devmem's as numba.roc's callers know it, to be raised from it; one that they know is raised."""
+    """numba.roc's exception for an error of devmem, to be raised from it; an error that needs no translation is raised here."""
     if isinstance(error, HsaDriverError | HsaSupportError):
         pass
     elif isinstance(error, BackendError):
@@ -65,14 +65,14 @@ def translated(error: DevmemError) -> Exception:
         return found
     elif isinstance(error, BackendUnavailable):
         return _Unavailable(str(error))
-    try:  # here, as nothing can be its own cause: it would never go
+    try:  # raised here, as an exception that is its own cause would never be freed
         raise error
     finally:
         del error
 
 
 def translating(function: F) -> F:
-    """Raise numba.roc's exceptions where devmem's are of another type."""
+    """Decorate a function to raise numba.roc's exceptions instead of devmem's."""
 
     @wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:

@@ -72,7 +72,7 @@ def test_facts_of_a_device(device):
     assert set(identity) == {"pci_domain_id", "pci_bus_id", "pci_device_id"}
     assert driver.Device.from_identity(identity).id == found.id
     assert identity["pci_bus_id"] == found.PCI_BUS_ID
-    with pytest.raises(AttributeError, match=r"'NO_SUCH_ATTRIBUTE': of CUDA's there are .*, WARP_SIZE"):
+    with pytest.raises(AttributeError, match=r"'NO_SUCH_ATTRIBUTE': of CUDA's attributes it has .*, WARP_SIZE"):
         found.NO_SUCH_ATTRIBUTE  # noqa: B018
     with pytest.raises(RuntimeError, match="No device"):
         driver.Device.from_identity({"pci_domain_id": 77, "pci_bus_id": 77, "pci_device_id": 77})

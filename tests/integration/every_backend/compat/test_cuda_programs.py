@@ -295,7 +295,7 @@ def test_a_kernel_that_a_kernel_calls_is_a_function(kernels):
     twice_each[1, 4](d)
     twice_each_and_more[1, 4](d)
     assert d.copy_to_host().tolist() == [2, 6, 10, 14]
-    with pytest.raises(ValueError, match="is launched with its grid"):
+    with pytest.raises(ValueError, match="is launched with a grid"):
         twice(1)
 
 

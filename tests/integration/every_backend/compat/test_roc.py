@@ -135,7 +135,7 @@ def test_a_context_says_where(second):
     assert roc.to_device(np.arange(3), None, there).device == second
     assert roc.to_device(np.arange(3), second).device == second
     here = roc.device_array(3, np.int64)
-    with pytest.raises(error.HsaContextMismatchError, match="context that was named"):
+    with pytest.raises(error.HsaContextMismatchError, match="given context"):
         roc.to_device(np.arange(3), there, to=here)
     with pytest.raises(error.HsaContextMismatchError):
         here.copy_to_device(np.arange(3), context=there)
