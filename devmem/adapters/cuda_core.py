@@ -1,6 +1,6 @@
-"""cuda.core: its memory resources as ours, and our stack as one of them.
+"""cuda.core: its memory resources for devmem, and devmem's memory stack as one of them.
 
-Both sides name the stream of every allocation and of every deallocation.
+Both libraries name the stream of every allocation and deallocation.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 from ..spi.driver import Driver
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .foreign_resource import ForeignResource, load
+from .foreign_resource import ForeignResource, import_library
 from .lent_blocks import LentBlocks
 
 INSTALL = "cuda-core"
 
-#: cuda.core's resources over the driver's stream-ordered pools. Of others it is not known that they do not wait, or need not.
+#: cuda.core's resources over the driver's stream-ordered pools; others are treated as not stream-ordered.
 ORDERED = ("DeviceMemoryResource", "ManagedMemoryResource")
 
 
@@ -25,7 +25,7 @@ class CudaCoreMemory(ForeignResource):
     Parameters
     ----------
     resource : cuda.core.MemoryResource, optional
-        Where Buffers come from; the resource of the device, ``cuda.core.Device(ordinal).memory_resource``, if not given.
+        The source of Buffers; by default the device's own, ``cuda.core.Device(ordinal).memory_resource``.
     """
 
     install = INSTALL
@@ -40,7 +40,7 @@ class CudaCoreMemory(ForeignResource):
 
     @property
     def stream_ordered(self) -> bool:  # type: ignore[override]
-        """Whether the resource takes memory back that work on the stream still uses."""
+        """Whether memory may be returned to the resource while work on the stream still uses it."""
         return any(kind.__name__ in ORDERED for kind in type(self.resource).__mro__)
 
     def _open(self, driver: Driver) -> None:
@@ -48,18 +48,18 @@ class CudaCoreMemory(ForeignResource):
         if self.resource is None:
             self._check_default(driver)
             device = core.Device(driver.info.ordinal)
-            device.set_current()  # the primary context, which is current already: only cuda.core has to be told
+            device.set_current()  # the primary context is current already, but cuda.core has to know
             self.resource = device.memory_resource
         self._core = core
 
-    def _take(self, nbytes: int, stream: int) -> tuple[object, object]:
+    def _acquire(self, nbytes: int, stream: int) -> tuple[object, object]:
         buffer = self.resource.allocate(nbytes, stream=self._stream(stream))
         return buffer.handle, buffer
 
-    def _give(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
+    def _release(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
         owner.close(self._stream(stream))  # type: ignore[attr-defined]
 
-    def _ran_out(self, error: Exception) -> bool:
+    def _is_out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, MemoryError) or "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
 
     def _stream(self, handle: int) -> Any:
@@ -78,7 +78,7 @@ def memory_resource(device: Any = None) -> Any:
     Parameters
     ----------
     device : Device, int or str, optional
-        Whose memory stack; the current device's, if not given.
+        The device whose memory stack to use; by default the current one.
 
     Raises
     ------
@@ -90,28 +90,28 @@ def memory_resource(device: Any = None) -> Any:
 
 @cache
 def _resource_class() -> Any:
-    core: Any = load("cuda.core", INSTALL, "devmem.adapters.cuda_core.memory_resource()")
+    core: Any = import_library("cuda.core", INSTALL, "devmem.adapters.cuda_core.memory_resource()")
     base: Any = core.MemoryResource
 
     class DevmemMemoryResource(base):  # type: ignore[misc]
         """Buffers from devmem's memory stack."""
 
-        def __init__(self, loans: LentBlocks) -> None:
-            self.loans = loans
+        def __init__(self, lent: LentBlocks) -> None:
+            self.lent = lent
 
         def allocate(self, size: int, *, stream: Any = None) -> Any:
-            """A Buffer for work on the stream, the legacy default stream if none is given."""
+            """A Buffer for work on the stream, by default the legacy default stream."""
             stream = core.LEGACY_DEFAULT_STREAM if stream is None else stream
-            ptr = self.loans.lend(size, _handle(stream))
+            ptr = self.lent.lend(size, _handle(stream))
             try:
                 return _buffer(core, ptr, size, self, stream)
             except BaseException:
-                self.loans.take_back(ptr, _handle(stream))
+                self.lent.take_back(ptr, _handle(stream))
                 raise
 
         def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
-            """Called by the Buffer that owns the memory, when it is closed or dropped."""
-            self.loans.take_back(int(ptr), LEGACY_STREAM if stream is None else _handle(stream))
+            """Called by the owning Buffer when it is closed or dropped."""
+            self.lent.take_back(int(ptr), LEGACY_STREAM if stream is None else _handle(stream))
 
         @property
         def is_device_accessible(self) -> bool:
@@ -126,7 +126,7 @@ def _resource_class() -> Any:
         @property
         def device_id(self) -> int:
             """The device's ordinal."""
-            return self.loans.device.ordinal
+            return self.lent.device.ordinal
 
     return DevmemMemoryResource
 

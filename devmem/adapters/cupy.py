@@ -1,6 +1,6 @@
-"""CuPy: its allocators as ours, and our stack as its allocator.
+"""CuPy: its allocators for devmem, and devmem's memory stack as its allocator.
 
-CuPy allocates on the stream that is current in the calling thread, and frees when the last reference goes. Its pool keeps a free
+CuPy allocates on the current stream of the calling thread, and frees when the last reference is dropped. Its pool keeps a free
 list for each stream.
 """
 
@@ -12,14 +12,14 @@ from typing import Any
 from ..spi.driver import Driver
 from ..spi.errors import PluginError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .foreign_resource import ForeignResource, Handle, load
+from .foreign_resource import ForeignResource, Handle, import_library
 from .lent_blocks import LentBlocks
 
 INSTALL = "cupy-cuda13x"
 
 #: cudaErrorMemoryAllocation and hipErrorOutOfMemory.
 OUT_OF_MEMORY = 2
-#: CuPy's pools: what comes back to one of these is kept for the stream that it was made for.
+#: CuPy's pools, which keep freed memory for the stream that it was allocated on.
 POOLS = ("MemoryPool", "MemoryAsyncPool")
 
 
@@ -29,8 +29,8 @@ class CuPyMemory(ForeignResource):
     Parameters
     ----------
     allocator : callable or pool, optional
-        What ``cupy.cuda.set_allocator`` takes, a function of a size that returns a MemoryPointer, or an object with such a
-        ``malloc``: a ``cupy.cuda.MemoryPool``, say. CuPy's own current allocator, if not given.
+        As for ``cupy.cuda.set_allocator``: a function of a size that returns a MemoryPointer, or an object with such a method
+        ``malloc``, for example a ``cupy.cuda.MemoryPool``. By default CuPy's current allocator.
     """
 
     install = INSTALL
@@ -49,17 +49,17 @@ class CuPyMemory(ForeignResource):
 
     @property
     def stream_ordered(self) -> bool:  # type: ignore[override]
-        """True of CuPy's own pools. Of a function nothing is known, so it gets memory back only when no stream uses it."""
+        """True for CuPy's own pools. Other allocators get memory back only when no stream uses it any more."""
         return type(self.pool).__name__ in POOLS
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that CuPy's pool holds and nobody uses."""
+        """Unused bytes in CuPy's pool."""
         free = getattr(self.pool, "free_bytes", None)
         return int(free()) if free is not None else 0
 
     def trim(self, keep_bytes: int) -> None:
-        """Let CuPy's pool give back all that is unused, if that is more than ``keep_bytes``: it cannot give back a part."""
+        """Free all unused memory in CuPy's pool, if it exceeds ``keep_bytes``: the pool cannot free a part."""
         if self.cached_bytes > keep_bytes:
             self.pool.free_all_blocks()
 
@@ -71,12 +71,12 @@ class CuPyMemory(ForeignResource):
         malloc = getattr(self.allocator, "malloc", self.allocator)
         if not callable(malloc):
             raise PluginError(
-                f"{self.allocator!r} is no allocator of CuPy: it needs to be a function of a size, or have a malloc"
+                f"{self.allocator!r} is no allocator of CuPy: it has to be a function of a size, or have a method malloc"
             )
         self._malloc, self._streams, self._ordinal = malloc, streams, driver.info.ordinal
         self.pool = getattr(malloc, "__self__", None)
 
-    def _take(self, nbytes: int, stream: int) -> tuple[object, object]:
+    def _acquire(self, nbytes: int, stream: int) -> tuple[object, object]:
         assert self._malloc is not None
         with self._stream(stream):
             pointer = self._malloc(nbytes)
@@ -85,12 +85,12 @@ class CuPyMemory(ForeignResource):
             raise PluginError(f"{self!r} gave memory of device {device}, not of device {self._ordinal}")
         return getattr(pointer, "ptr", None), pointer
 
-    def _give(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
-        # Freed when `owner` dies, at the end of the caller. A pool puts it on the list of the stream that it was made for.
+    def _release(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
+        # `owner` dies when the caller returns, which frees the memory; a pool adds it to the list of its own stream.
         if self.stream_ordered:
-            self._settle(stream, home)
+            self._wait_unless_ordered(stream, home)
 
-    def _ran_out(self, error: Exception) -> bool:
+    def _is_out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, MemoryError) or getattr(error, "status", None) == OUT_OF_MEMORY
 
     def _stream(self, handle: int) -> Any:
@@ -105,23 +105,23 @@ class CuPyMemory(ForeignResource):
 
 
 class CuPyAllocator:
-    """What ``cupy.cuda.set_allocator`` takes: `malloc` gives CuPy memory of a device's devmem stack.
+    """An allocator for ``cupy.cuda.set_allocator``: `malloc` allocates from a device's devmem stack.
 
-    Allocations are ordered on CuPy's current stream. The MemoryPointer owns its block; when CuPy drops it, it joins devmem's
-    queue behind that stream's work.
+    Allocations are ordered on CuPy's current stream. The MemoryPointer owns its block; when CuPy drops it, the block joins
+    devmem's queue of deferred frees, behind that stream's work.
     """
 
     def __init__(self, device: Any = None) -> None:
-        self.loans = LentBlocks(device)
-        self._cuda = load("cupy.cuda", INSTALL, "devmem.adapters.cupy.allocator()")
+        self.lent = LentBlocks(device)
+        self._cuda = import_library("cupy.cuda", INSTALL, "devmem.adapters.cupy.allocator()")
 
     def malloc(self, nbytes: int) -> Any:
-        """A MemoryPointer to ``nbytes`` of device memory; devmem.OutOfMemory, a MemoryError, if they cannot be had."""
-        cuda, ordinal = self._cuda, self.loans.device.ordinal
+        """A MemoryPointer to ``nbytes`` of device memory; devmem.OutOfMemory, a MemoryError, if they are not available."""
+        cuda, ordinal = self._cuda, self.lent.device.ordinal
         block = None
         if nbytes:
             stream = cuda.get_current_stream()
-            block = self.loans.block(nbytes, stream.ptr, keep=stream)
+            block = self.lent.block(nbytes, stream.ptr, keep=stream)
         ptr = block.ptr if block is not None else 0
         return cuda.MemoryPointer(cuda.UnownedMemory(ptr, nbytes, block, ordinal), 0)
 
@@ -134,7 +134,7 @@ def allocator(device: Any = None) -> CuPyAllocator:
     Parameters
     ----------
     device : Device, int or str, optional
-        Whose memory stack; the current device's, if not given. CuPy must be on the same device when it allocates.
+        The device whose memory stack to use; by default the current one. It must be CuPy's current device at allocations.
 
     Raises
     ------

@@ -1,11 +1,11 @@
-"""Device arrays between the processes of a Dask cluster, as bytes and not as pickled Python objects.
+"""Serialise device arrays between the processes of a Dask cluster as bytes, not as pickled Python objects.
 
-Dask loads this module by itself, by the entry point ``dask.sizeof`` of an installed devmem. ``distributed`` is told what
-it has to know when it is imported, and looks it up when it meets the first array. From a checkout that is not installed, call
-`register` in every process.
+Dask loads this module by the entry point ``dask.sizeof`` of an installed devmem. The serializers are registered when
+``distributed`` is imported, and looked up at the first array. In a checkout that is not installed, call `register` in every
+process.
 
-Of distributed's families of serializers, ``cuda`` sends a device array's own memory, which takes a transport that knows devices
-(UCX); ``dask`` sends a copy on the host. A cluster uses the first that fits among those that it was told (``serializers=``).
+Of distributed's families of serializers, ``cuda`` sends a device array's own memory, which needs a transport for device memory
+(UCX); ``dask`` sends a copy on the host. A cluster uses the first suitable family in its ``serializers=``.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ import numpy as np
 
 import devmem as dm
 
-from .foreign_resource import load
+from .foreign_resource import import_library
 
 INSTALL = "'devmem-arrays[dask]'"
 PURPOSE = "sending arrays by Dask"
 
-#: The module of distributed behind whose import both families are there.
-_LAST: Final = "distributed.protocol.cuda"
-#: The name by which Dask looks up what it has not met yet: the package of the type.
+#: The module of distributed after whose import both families exist.
+_TRIGGER: Final = "distributed.protocol.cuda"
+#: The name by which Dask looks up lazy registrations: the package of the type.
 _PACKAGE: Final = __name__.partition(".")[0]
 
 
 def register() -> None:
-    """Tell distributed how device arrays are sent. To call it again changes nothing.
+    """Register the serializers of device arrays with distributed. Further calls have no effect.
 
     Raises
     ------
     BackendUnavailable
         distributed is not installed.
     """
-    serialize, cuda = load("distributed.protocol.serialize", INSTALL, PURPOSE), load(_LAST, INSTALL, PURPOSE)
+    serialize, cuda = (
+        import_library("distributed.protocol.serialize", INSTALL, PURPOSE),
+        import_library(_TRIGGER, INSTALL, PURPOSE),
+    )
     for table, function in (
         (serialize.dask_serialize, to_host_frames),
         (serialize.dask_deserialize, from_host_frames),
@@ -54,40 +57,40 @@ def register() -> None:
 
 
 def register_sizeof(sizeof: Any) -> None:
-    """What Dask calls when it is imported: tell it how large arrays are, and see to `register` when distributed is imported."""
+    """The entry point that Dask calls: register the size of arrays, and call `register` once distributed is imported."""
     sizeof.register(dm.DeviceNDArray, _nbytes)
-    if _LAST in sys.modules:
+    if _TRIGGER in sys.modules:
         register()
-    elif not any(isinstance(each, _Awaiting) for each in sys.meta_path):
-        sys.meta_path.insert(0, _Awaiting())
+    elif not any(isinstance(each, _ImportHook) for each in sys.meta_path):
+        sys.meta_path.insert(0, _ImportHook())
 
 
-class _Awaiting(MetaPathFinder):
-    """Calls `register` once distributed has been imported, and is gone then."""
+class _ImportHook(MetaPathFinder):
+    """Calls `register` once distributed has been imported, then removes itself."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Let the others find the module; what loads it is told to go on with `register`."""
-        if name != _LAST:
+        """Find the module with the other finders, and wrap its loader to call `register` afterwards."""
+        if name != _TRIGGER:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader, register)
+            spec.loader = _LoadThenCall(spec.loader, register)
         return spec
 
 
-class _Then(Loader):
-    """Loads a module as another loader does, and then calls something."""
+class _LoadThenCall(Loader):
+    """Loads a module with another loader, then calls a function."""
 
     def __init__(self, loader: Loader, then: Callable[[], None]) -> None:
         self.loader, self.then = loader, then
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the other one."""
+        """Call the other loader."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the other one, who is also the one that the module remembers."""
+        """Call the other loader, which the module keeps as its loader."""
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         module.__loader__ = self.loader
@@ -96,24 +99,24 @@ class _Then(Loader):
 
 
 def _nbytes(array: dm.DeviceNDArray[Any]) -> int:
-    """Bytes that an array keeps; on its device, but it is what Dask decides by."""
+    """Bytes of an array, which Dask uses for its decisions although they are device memory."""
     return array.nbytes
 
 
-# -- what is sent ------------------------------------------------------------------------------------------------------
+# -- serialisation -----------------------------------------------------------------------------------------------------
 
 Header = dict[str, Any]
 
 
 def to_host_frames(array: dm.DeviceNDArray[Any]) -> tuple[Header, list[memoryview]]:
-    """Family ``dask``: what describes an array, and its bytes, copied to the host once; an implicit copy, which the guard knows.
+    """Family ``dask``: the header of an array, and its bytes, copied to the host once; the transfer guard applies to this copy.
 
     Raises
     ------
     TransferGuardError
         DEVMEM_TRANSFER_GUARD forbids it.
     """
-    # As pickle has it: behind the guard, complete, and packed in the array's own order of axes.
+    # The array that pickle stores: checked by the guard, complete, and packed in the array's own order of axes.
     host: np.ndarray[Any, Any] = array.__reduce__()[1][0]  # type: ignore[index]
     header = _header(array)
     packed = host.transpose(header["axes"]).reshape(-1)
@@ -121,7 +124,7 @@ def to_host_frames(array: dm.DeviceNDArray[Any]) -> tuple[Header, list[memoryvie
 
 
 def from_host_frames(header: Header, frames: Sequence[Any]) -> dm.DeviceNDArray[Any]:
-    """An array on the current device, of what `to_host_frames` made; complete."""
+    """An array on the current device, from the result of `to_host_frames`; complete on return."""
     shape, axes, dtype = _described(header)
     packed = np.frombuffer(frames[0], dtype) if frames else np.empty(0, dtype)
     array: dm.DeviceNDArray[Any] = dm.to_device(_unpacked(packed, shape, axes))
@@ -129,14 +132,14 @@ def from_host_frames(header: Header, frames: Sequence[Any]) -> dm.DeviceNDArray[
 
 
 def to_device_frames(array: dm.DeviceNDArray[Any]) -> tuple[Header, list[dm.DeviceNDArray[np.uint8]]]:
-    """Family ``cuda``: what describes an array, and its memory as bytes on the device, ready for any stream.
+    """Family ``cuda``: the header of an array, and its memory as bytes on the device, ready for use on any stream.
 
-    The array's own memory, where that has no gaps, else a copy on the device.
+    The array's own memory if that has no gaps, else a copy on the device.
 
     Raises
     ------
     NotImplementedError
-        The device's memory is nothing that others can reach as CUDA's; distributed goes on to the next family.
+        Other libraries cannot access the device's memory as CUDA's; distributed tries the next family.
     """
     if not array.device.info.exchange.array_interface:
         raise NotImplementedError(f"arrays on {array.device} have no __cuda_array_interface__")
@@ -147,7 +150,7 @@ def to_device_frames(array: dm.DeviceNDArray[Any]) -> tuple[Header, list[dm.Devi
     if not packed.nbytes:
         return header, []
     frame = packed.reshape(-1).view(np.uint8)
-    # Transports look at no stream.
+    # Transports ignore streams.
     wait = frame.__cuda_array_interface__["stream"]
     if wait is not None:
         with array.device:
@@ -156,7 +159,7 @@ def to_device_frames(array: dm.DeviceNDArray[Any]) -> tuple[Header, list[dm.Devi
 
 
 def from_device_frames(header: Header, frames: Sequence[Any]) -> dm.DeviceNDArray[Any]:
-    """The array in memory that has arrived, in place; it keeps that memory alive."""
+    """The array over received memory; it keeps that memory alive."""
     shape, axes, dtype = _described(header)
     if not frames:
         return dm.device_array(shape, dtype)
@@ -165,13 +168,13 @@ def from_device_frames(header: Header, frames: Sequence[Any]) -> dm.DeviceNDArra
 
 
 def _header(array: dm.DeviceNDArray[Any]) -> Header:
-    """Shape, the axes from the slowest to the fastest, and the dtype, which is more than a text where it has fields."""
+    """The shape, the axes from the slowest to the fastest, and the pickled dtype, which may have fields."""
     axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     return {"shape": array.shape, "axes": axes, "dtype": pickle.dumps(array.dtype)}
 
 
 def _unpacked(packed: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
-    """An array of elements in a row, as what it was: a view."""
+    """A view of packed elements with the original shape and order of axes."""
     inverse = sorted(range(len(axes)), key=axes.__getitem__)
     return packed.reshape([shape[axis] for axis in axes]).transpose(inverse)
 

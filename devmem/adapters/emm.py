@@ -1,7 +1,7 @@
 """Numba's External Memory Management plugins, version 1, as memory resources: one for the device, one for pinned host memory.
 
-RMM's plugin for Numba is a class of this kind, and so are home-made ones. The interface has no streams: memory is there for every
-stream at once, and devmem gives it back only when no stream uses it.
+RMM's plugin for Numba is such a class. The interface has no streams: memory is usable on every stream at once, and devmem frees
+it only when no stream uses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..spi.types import MemoryKind
 from .foreign_resource import ForeignResource
 
 VERSION = 1
-#: What a plugin must have.
+#: The methods of a plugin.
 VERBS = (
     "memalloc",
     "memhostalloc",
@@ -30,8 +30,8 @@ VERBS = (
 OUT_OF_MEMORY = 2
 
 
-class _OfManager(ForeignResource):
-    """Memory from a manager of Numba's interface."""
+class _ManagerMemory(ForeignResource):
+    """Memory from a manager with Numba's interface."""
 
     install = "numba-cuda"
 
@@ -43,39 +43,39 @@ class _OfManager(ForeignResource):
         return f"{type(self).__name__}({type(self.manager).__name__})"
 
     def _open(self, driver: Driver) -> None:
-        self.manager.initialize()  # may be called again, says the interface
+        self.manager.initialize()  # the interface allows repeated calls
 
-    def _ran_out(self, error: Exception) -> bool:
+    def _is_out_of_memory(self, error: Exception) -> bool:
         try:
             return isinstance(error, MemoryError) or int(getattr(error, "code", 0)) == OUT_OF_MEMORY
         except (TypeError, ValueError):
             return False
 
-    def _give(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
-        pass  # freed when `owner`, the manager's pointer, dies at the end of the caller
+    def _release(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
+        pass  # `owner`, the manager's pointer, dies when the caller returns, which frees the memory
 
 
-class EMMMemory(_OfManager):
+class EMMMemory(_ManagerMemory):
     """Device memory from a manager's ``memalloc``."""
 
     def get_ipc_handle(self, ptr: int) -> Any:
-        """The manager's handle by which another process opens the block at an address.
+        """The manager's handle with which another process opens the block at an address.
 
         Raises
         ------
         DevmemError
-            No block that is out begins there.
+            No allocated block begins there.
         """
-        if ptr not in self._held:
-            raise DevmemError(f"{self!r} has no block at {ptr:#x}: give the address that allocate() returned")
-        return self.manager.get_ipc_handle(self._held[ptr][0])
+        if ptr not in self._blocks:
+            raise DevmemError(f"{self!r} has no block at {ptr:#x}: pass an address that allocate() returned")
+        return self.manager.get_ipc_handle(self._blocks[ptr][0])
 
-    def _take(self, nbytes: int, stream: int) -> tuple[object, object]:
+    def _acquire(self, nbytes: int, stream: int) -> tuple[object, object]:
         pointer = self.manager.memalloc(nbytes)
         return getattr(pointer, "device_pointer", None), pointer
 
 
-class EMMPinnedMemory(_OfManager):
+class EMMPinnedMemory(_ManagerMemory):
     """Page-locked host memory from a manager's ``memhostalloc``, and registering through its ``mempin``."""
 
     kind = MemoryKind.PINNED
@@ -85,7 +85,7 @@ class EMMPinnedMemory(_OfManager):
         self._pinned: dict[int, object] = {}
 
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
-        """Page-lock memory that exists already, until `host_unregister`. The caller keeps it alive."""
+        """Page-lock existing memory until `host_unregister`. The caller keeps it alive."""
         self._pinned[ptr] = self.manager.mempin(None, ptr, nbytes, mapped)
 
     def host_unregister(self, ptr: int, nbytes: int) -> None:
@@ -93,44 +93,44 @@ class EMMPinnedMemory(_OfManager):
         if self._pinned.pop(ptr, None) is None:
             raise DevmemError(f"{self!r} did not register the memory at {ptr:#x}")
 
-    def _take(self, nbytes: int, stream: int) -> tuple[object, object]:
+    def _acquire(self, nbytes: int, stream: int) -> tuple[object, object]:
         pointer = self.manager.memhostalloc(nbytes, False, False, False)
         return getattr(pointer, "host_pointer", None), pointer
 
 
 def resources(manager: Any, context: Any = None) -> tuple[EMMMemory, EMMPinnedMemory]:
-    """The two resources of a plugin: for device memory and for pinned host memory.
+    """The two resources over a plugin: for device memory and for pinned host memory.
 
     Parameters
     ----------
     manager : type, module or instance
-        The plugin's class, the module that names it as ``_numba_memory_manager``, or an instance that exists already, such as
-        ``numba.cuda.current_open_device().memory_manager``.
+        The plugin's class, the module with it as ``_numba_memory_manager``, or an instance, such as
+        ``numba.cuda.current_context().memory_manager``.
     context : object, optional
-        What the class is made with: Numba's context of the device.
+        Numba's context of the device, with which the class is instantiated.
 
     Raises
     ------
     PluginError
-        It is no such plugin, lacks a part of the interface, or is written for another version of it.
+        It is not a plugin, lacks a part of the interface, or has another version of it.
     """
     manager = getattr(manager, "_numba_memory_manager", manager)
     if isinstance(manager, type):
         try:
             manager = manager(context=context)
         except TypeError as error:
-            raise PluginError(f"{_named(manager)} cannot be made with context=...: {error}") from error
+            raise PluginError(f"{_named(manager)} cannot be instantiated with context=...: {error}") from error
     manager = checked_manager(manager)
     return EMMMemory(manager), EMMPinnedMemory(manager)
 
 
 def checked_manager(manager: Any) -> Any:
-    """A manager with every part of the interface, version 1.
+    """The manager, checked for every part of the interface, version 1.
 
     Raises
     ------
     PluginError
-        It lacks something; the message names its package.
+        A part is missing; the message names the manager's package.
     """
     missing = [verb for verb in VERBS if not callable(getattr(manager, verb, None))]
     if missing:

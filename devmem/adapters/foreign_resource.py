@@ -1,4 +1,8 @@
-"""Theirs as ours: what every allocator of another library has in common as a memory resource."""
+"""Base class of memory resources over other libraries' allocators.
+
+Such a library returns an object that owns the memory. The resource keeps the object, by address, until the block is deallocated;
+so the library's allocator may be replaced while blocks are allocated.
+"""
 
 # Decision: docs/adr/0006-any-allocator-fits-into-a-memory-stack.md
 from __future__ import annotations
@@ -14,36 +18,35 @@ from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 
 
 class ForeignResource:
-    """A memory resource over a library that hands out objects which own their memory: they are kept here, by address.
+    """A memory resource over another library's allocator.
 
-    A subclass says how to take and to give back, and which of the library's exceptions mean that memory ran out. What it keeps
-    for one block is whatever `_take` returned beside the address.
+    A subclass implements `_open`, `_acquire` and `_release`, and `_is_out_of_memory`, which recognises the library's exceptions
+    for exhausted memory. For each block the resource keeps the owner that `_acquire` returned beside the address.
 
-    The verbs are called with the device entered, from any thread; the library must allow that, as all of these do. Blocks that
-    are out keep the library's objects alive, so the allocator may be replaced in its own library at any time.
+    Methods are called from any thread, with the device current; the library must allow that.
     """
 
-    #: What to install, where the library is missing.
+    #: The package to install if the library is missing.
     install: ClassVar[str] = ""
-    #: Backends on whose devices the library's own default allocator has memory. An allocator that is given may be of any.
+    #: The backends that the library's default allocator serves. A given allocator may be for any backend.
     backends: ClassVar[frozenset[str]] = frozenset({"cuda"})
 
     stream_ordered = False
 
     def __init__(self) -> None:
         self.driver: Driver | None = None
-        self._held: dict[int, tuple[object, int]] = {}
+        self._blocks: dict[int, tuple[object, int]] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.driver.info.name if self.driver else 'not bound'})"
 
     def bind(self, driver: Driver) -> None:
-        """Take the device, and import the library. A resource serves one device.
+        """Bind the resource to a device, and import the library. A resource serves one device.
 
         Raises
         ------
         BackendUnavailable
-            The library is not installed, or does not load.
+            The library is not installed, or cannot be imported.
         """
         if self.driver is driver:
             return
@@ -53,103 +56,103 @@ class ForeignResource:
         self.driver = driver
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Ask the library; its memory is valid for work on the stream.
+        """Allocate from the library, for work on the stream.
 
         Raises
         ------
         OutOfMemory
-            The library says so, in whatever way it says it.
+            The library has run out of memory.
         PluginError
-            It returned no address, or one that is out already.
+            It returned no address, or the address of an allocated block.
         """
         if not nbytes:
             return 0
         if self.driver is None:
             raise DevmemError(f"{self!r} has no device yet: install it with devmem.use_memory()")
-        before = asked.driver
-        asked.driver = self.driver
+        before = allocating.driver
+        allocating.driver = self.driver
         try:
-            given, owner = self._take(nbytes, stream)
+            given, owner = self._acquire(nbytes, stream)
         except Exception as error:
-            if not self._ran_out(error):
+            if not self._is_out_of_memory(error):
                 raise
-            message = f"{type(self).__name__}: {nbytes} bytes cannot be had: {error}"
+            message = f"{type(self).__name__}: {nbytes} bytes are not available: {error}"
             name = type(error).__name__
             backend = self.driver.info.backend
             raise OutOfMemory(message, backend=backend, call=f"{type(self).__name__}.allocate", name=name) from error
         finally:
-            asked.driver = before
+            allocating.driver = before
         ptr = address(given, self)
-        if ptr in self._held:
-            raise PluginError(f"{self!r} returned the address {ptr:#x}, which it gave out before and did not get back")
-        self._held[ptr] = owner, stream
+        if ptr in self._blocks:
+            raise PluginError(f"{self!r} returned the address {ptr:#x} of a block that is still allocated")
+        self._blocks[ptr] = owner, stream
         return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
-        """Give the block back to the library."""
+        """Return the block to the library."""
         if not ptr:
             return
-        # Taken out first: once it is back, another thread may be given the address before we would look again.
-        held = self._held.pop(ptr, None)
-        if held is None:
-            raise DevmemError(f"{self!r} did not give out the address {ptr:#x}, or got it back already")
-        owner, home = held
-        del held
-        self._give(ptr, nbytes, stream, home, owner)
+        # Removed first: once the block is returned, another thread may get the same address at any time.
+        entry = self._blocks.pop(ptr, None)
+        if entry is None:
+            raise DevmemError(f"{self!r} did not allocate the address {ptr:#x}, or freed it already")
+        owner, home = entry
+        del entry
+        self._release(ptr, nbytes, stream, home, owner)
 
-    # -- what a subclass supplies --------------------------------------------------------------------------------------
+    # -- implemented by subclasses -------------------------------------------------------------------------------------
 
     def _open(self, driver: Driver) -> None:
-        """Import the library and settle on an allocator; the device is entered."""
+        """Import the library and choose the allocator; the device is current."""
         raise NotImplementedError
 
-    def _take(self, nbytes: int, stream: int) -> tuple[object, object]:
-        """An address, and what keeps it alive."""
+    def _acquire(self, nbytes: int, stream: int) -> tuple[object, object]:
+        """Allocate; return the address and the object that owns the memory."""
         raise NotImplementedError
 
-    def _give(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
-        """Give back what `_take` returned for the stream ``home``; work on ``stream`` may still be using it."""
+    def _release(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
+        """Free a block that `_acquire` allocated for the stream ``home``; work on ``stream`` may still use it."""
         raise NotImplementedError
 
-    def _ran_out(self, error: Exception) -> bool:
-        """Whether an exception of the library means that there is no memory left."""
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        """Whether an exception of the library means that memory ran out."""
         return isinstance(error, MemoryError)
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
     def _load(self, module: str) -> ModuleType:
-        return load(module, self.install, f"the memory resource {type(self).__name__}")
+        return import_library(module, self.install, f"the memory resource {type(self).__name__}")
 
     def _check_default(self, driver: Driver) -> None:
-        """Refuse a device on which the library's own default has no memory."""
+        """Raise PluginError for a device that the library's default allocator does not serve."""
         if driver.info.backend not in self.backends:
             raise PluginError(
                 f"{type(self).__name__}() without an allocator serves devices of {', '.join(sorted(self.backends))}, not "
                 f"{driver.info.backend}:{driver.info.ordinal}: pass it an allocator whose memory belongs to that device"
             )
 
-    def _settle(self, stream: int, home: int) -> None:
-        """Wait for a stream on which the library would not order the reuse of a block by itself.
+    def _wait_unless_ordered(self, stream: int, home: int) -> None:
+        """Wait for ``stream`` unless the library orders the reuse of a block allocated on ``home`` itself.
 
-        Libraries with free lists by stream put a block on the list of the stream that it was made for. That is safe without
-        waiting only if it comes back on the same one, and never for per-thread streams: their one handle is many streams.
+        Libraries with a free list for each stream add a block to the list of the stream that it was allocated on. That needs no
+        wait only if it is freed on the same stream, and not for the per-thread stream, whose handle stands for many streams.
         """
         if stream != home or stream == PER_THREAD_STREAM:
             assert self.driver is not None
             self.driver.stream_synchronize(stream)
 
 
-class _Asked(threading.local):
-    """For which device this thread is asking a library for memory, so that two allocators over each other are noticed."""
+class _Allocating(threading.local):
+    """The device for which this thread allocates from a library; detects two allocators that allocate from each other."""
 
     driver: Driver | None = None
 
 
-asked = _Asked()
+allocating = _Allocating()
 
 
 class Handle:
-    """A stream's handle for libraries that ask an object for it."""
+    """A stream's handle as an object with ``__cuda_stream__``."""
 
     __slots__ = ("handle",)
 
@@ -161,13 +164,13 @@ class Handle:
         return 0, self.handle
 
 
-def load(module: str, install: str, purpose: str) -> ModuleType:
+def import_library(module: str, install: str, purpose: str) -> ModuleType:
     """Import a library.
 
     Raises
     ------
     BackendUnavailable
-        It is missing or does not load; the message says what to install.
+        It is missing or cannot be imported; the message says what to install.
     """
     try:
         return importlib.import_module(module)
@@ -178,19 +181,19 @@ def load(module: str, install: str, purpose: str) -> ModuleType:
 
 
 def address(given: Any, giver: object) -> int:
-    """The address that an object of a library stands for: an int, a ctypes pointer, or anything with ``__int__``."""
+    """The address in a library's object: an int, a ctypes pointer, or an object with ``__int__``."""
     value: Any = getattr(given, "value", given)
     try:
         if isinstance(value, bool | float | str):
             raise TypeError
         found = int(value)
     except (TypeError, ValueError):
-        raise PluginError(f"{giver!r} returned {given!r} for an address") from None
+        raise PluginError(f"{giver!r} returned {given!r} as an address") from None
     if found <= 0:
-        raise PluginError(f"{giver!r} returned {given!r} for an address: it must be positive")
+        raise PluginError(f"{giver!r} returned {given!r} as an address: it must be positive")
     return found
 
 
-def raw(stream: int) -> int:
+def raw_handle(stream: int) -> int:
     """A stream's handle for libraries that call the legacy default stream 0."""
     return 0 if stream == LEGACY_STREAM else stream

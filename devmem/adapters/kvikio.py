@@ -1,7 +1,7 @@
-"""KvikIO: files to and from the memory of NVIDIA devices, by GPUDirect Storage.
+"""KvikIO: copies between files and the memory of NVIDIA devices, by GPUDirect Storage.
 
-It is used by `devmem.load` and `devmem.save` where it is installed and the machine has GPUDirect Storage; elsewhere files pass
-through page-locked slots of devmem's own, which is what KvikIO would do there too.
+`devmem.load` and `devmem.save` use it if it is installed and the machine has GPUDirect Storage; otherwise they copy through
+devmem's own page-locked staging buffers, as KvikIO would do there too.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class KvikIO:
         self._asked = False
 
     def unavailable(self) -> str | None:
-        """Why not: it is not installed, or the machine lacks what it takes. Found out once, at the first file."""
+        """Why it cannot be used: it is not installed, or there is no GPUDirect Storage. Determined once, at the first file."""
         if not self._asked:
             self._reason, self._asked = _reason(), True
         return self._reason
 
     def read(self, path: str, offset: int, ptr: int, nbytes: int) -> int:
-        """Read into device memory; several threads of KvikIO's at once."""
+        """Read a file into device memory, by several threads of KvikIO."""
         return self._move("pread", "r", path, offset, ptr, nbytes)
 
     def write(self, path: str, offset: int, ptr: int, nbytes: int) -> int:
-        """Write device memory into a file that is there already."""
+        """Write device memory into an existing file."""
         return self._move("pwrite", "r+", path, offset, ptr, nbytes)
 
     def _move(self, verb: str, flags: str, path: str, offset: int, ptr: int, nbytes: int) -> int:
@@ -37,12 +37,12 @@ class KvikIO:
         try:
             with kvikio.CuFile(path, flags) as file:
                 return int(getattr(file, verb)(_Bytes(ptr, nbytes), nbytes, offset).get())
-        except (RuntimeError, ValueError) as error:  # of whatever its C++ side throws
+        except (RuntimeError, ValueError) as error:  # translated C++ exceptions
             raise OSError(errno.EIO, f"KvikIO: {error}", path) from error
 
 
 class _Bytes:
-    """Device memory as KvikIO takes it."""
+    """Device memory with a CUDA Array Interface, for KvikIO."""
 
     def __init__(self, ptr: int, nbytes: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -61,5 +61,5 @@ def _reason() -> str | None:
         if defaults.is_compat_mode_preferred():
             return "KvikIO reads by POSIX here (KVIKIO_COMPAT_MODE)"
         return None if driver.get("is_gds_available") else "no GPUDirect Storage here"
-    except Exception as error:  # missing, too old, or its libraries do not load: there is another way
+    except Exception as error:  # missing, too old, or its libraries cannot be loaded
         return f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""Our stack as the memory manager of numba-hip: ``NUMBA_CUDA_MEMORY_MANAGER=devmem.adapters.numba_hip``, or ``use()``.
+"""devmem's stack as numba-hip's memory manager: ``NUMBA_CUDA_MEMORY_MANAGER=devmem.adapters.numba_hip``, or ``use()``.
 
-As `devmem.adapters.numba`, on ROCm. numba-hip reads the variable that numba-cuda reads; the two cannot share an environment.
+As `devmem.adapters.numba`, on ROCm. numba-hip reads the same variable as numba-cuda; the two cannot share an environment.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from .foreign_resource import load
+from .foreign_resource import import_library
 from .numba import make_manager
 
 INSTALL = "numba-hip"
@@ -34,11 +34,11 @@ def manager() -> Any:
 
 
 def _driver() -> Any:
-    return load("numba.hip.hipdrv.driver", INSTALL, "devmem.adapters.numba_hip")
+    return import_library("numba.hip.hipdrv.driver", INSTALL, "devmem.adapters.numba_hip")
 
 
 def __getattr__(name: str) -> Any:
-    """``_numba_memory_manager``, which numba-hip looks for, made when it does."""
+    """``_numba_memory_manager``, which numba-hip reads, made at that time."""
     if name == "_numba_memory_manager":
         return manager()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""RAPIDS Memory Manager: its resources as ours, and our stack as a callback resource.
+"""RAPIDS Memory Manager: its resources for devmem, and devmem's memory stack as a callback resource of RMM.
 
-RMM's resources and streams are C++ objects behind Python ones; every verb takes its stream explicitly, so both directions are
-stream-ordered wherever the resource underneath is.
+RMM's resources and streams are C++ objects behind Python ones. Every call names its stream, so both directions are stream-ordered
+if the underlying resource is.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..spi.driver import Driver
-from .foreign_resource import ForeignResource, Handle, load
+from .foreign_resource import ForeignResource, Handle, import_library
 from .lent_blocks import LentBlocks
 
 INSTALL = "rmm-cu13"
 
-#: RMM's resources that order the reuse of memory by stream. Those that stand over another are as it is.
+#: RMM's resources that order the reuse of memory by stream. An adaptor is ordered if its upstream resource is.
 ORDERED = ("CudaAsyncMemoryResource", "CudaAsyncViewMemoryResource", "PoolMemoryResource", "ArenaMemoryResource")
 
 
@@ -24,8 +24,8 @@ class RMMMemory(ForeignResource):
     Parameters
     ----------
     resource : rmm.mr.DeviceMemoryResource, optional
-        Any of RMM's resources, made for the device on which this one is used; RMM's current resource of that device, as it is
-        when this one is bound, if not given.
+        Any of RMM's resources for the device that uses this one; by default the resource that RMM has for the device when this
+        one is bound.
     """
 
     install = INSTALL
@@ -40,7 +40,7 @@ class RMMMemory(ForeignResource):
 
     @property
     def stream_ordered(self) -> bool:  # type: ignore[override]
-        """Whether RMM's resource takes memory back that work on the stream still uses."""
+        """Whether memory may be returned to RMM's resource while work on the stream still uses it."""
         return _ordered(self.resource)
 
     def _open(self, driver: Driver) -> None:
@@ -50,39 +50,39 @@ class RMMMemory(ForeignResource):
             self.resource = mr.get_per_device_resource(driver.info.ordinal)
         self._stream = streams.Stream
 
-    def _take(self, nbytes: int, stream: int) -> tuple[object, object]:
-        # The resource itself is what keeps the block alive: it may be replaced in RMM while the block is out.
+    def _acquire(self, nbytes: int, stream: int) -> tuple[object, object]:
+        # The resource owns the block: RMM may replace its current resource while the block is allocated.
         return self.resource.allocate(nbytes, self._stream(Handle(stream))), self.resource
 
-    def _give(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
+    def _release(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
         owner.deallocate(ptr, nbytes, self._stream(Handle(stream)))  # type: ignore[attr-defined]
 
 
 def callback_resource(device: Any = None) -> Any:
     """Make an ``rmm.mr.CallbackMemoryResource`` that allocates from a device's devmem memory stack.
 
-    Install it with ``rmm.mr.set_per_device_resource(ordinal, resource)``, or put RMM's adaptors on top of it. Its memory is
-    devmem's: it counts in ``devmem.memory_info()``, and running out of it raises MemoryError in RMM.
+    Install it with ``rmm.mr.set_per_device_resource(ordinal, resource)``, or under RMM's adaptors. Its memory counts in
+    ``devmem.memory_info()``; when memory runs out, RMM raises MemoryError.
 
     Parameters
     ----------
     device : Device, int or str, optional
-        Whose memory stack; the current device's, if not given. RMM must use the resource for the same device.
+        The device whose memory stack to use; by default the current one. RMM must use the resource for the same device.
 
     Raises
     ------
     BackendUnavailable
         RMM is not installed.
     """
-    mr = load("rmm.mr", INSTALL, "devmem.adapters.rmm.callback_resource()")
-    loans = LentBlocks(device)
+    mr = import_library("rmm.mr", INSTALL, "devmem.adapters.rmm.callback_resource()")
+    lent = LentBlocks(device)
 
     def allocate(nbytes: int, stream: Any) -> int:
-        return loans.lend(nbytes, stream.__cuda_stream__()[1])
+        return lent.lend(nbytes, stream.__cuda_stream__()[1])
 
     def deallocate(ptr: int, nbytes: int, stream: Any) -> None:
-        # RMM's C++ cannot carry an exception here: it would surface as a SystemError of whatever comes next.
-        loans.take_back_or_tell(ptr, stream.__cuda_stream__()[1], "RMM")
+        # RMM's C++ cannot pass on an exception here: it would surface as a SystemError in an unrelated call.
+        lent.take_back_or_warn(ptr, stream.__cuda_stream__()[1], "RMM")
 
     return mr.CallbackMemoryResource(allocate, deallocate)
 

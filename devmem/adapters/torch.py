@@ -1,7 +1,7 @@
-"""PyTorch: its caching allocator as ours, and our stack as its pluggable allocator.
+"""PyTorch: its caching allocator for devmem, and devmem's memory stack as its pluggable allocator.
 
 PyTorch calls a pluggable allocator through C function pointers, from any thread, with or without the interpreter's lock. A small
-C library, compiled when it is first asked for, takes those calls to Python; after the interpreter's end it takes none.
+C library, compiled at first use, forwards these calls to Python until the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..api.devices import device as device_of
 from ..spi.driver import Driver
 from ..spi.errors import BackendUnavailable, ConfigError
 from ..toolkit import toolchain
-from .foreign_resource import ForeignResource, load, raw
-from .lent_blocks import LentBlocks, tell
+from .foreign_resource import ForeignResource, import_library, raw_handle
+from .lent_blocks import LentBlocks, warn
 
 INSTALL = "torch"
 SHIM = Path(__file__).with_name("torch_shim.c")
-#: An exception of C++ has to pass through it.
+#: C++ exceptions have to pass through the library.
 SHIM_FLAGS = ("-fexceptions", "-ldl")
 
-#: PyTorch's own allocators, as it names them: both order the reuse of memory by stream, and count what they hold.
-OWN = ("native", "cudaMallocAsync")
+#: PyTorch's names of its own allocators: both order the reuse of memory by stream, and report their cached bytes.
+OWN_ALLOCATORS = ("native", "cudaMallocAsync")
 
 ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -38,7 +38,7 @@ class TorchMemory(ForeignResource):
     Parameters
     ----------
     pool : torch.cuda.MemPool, optional
-        Take memory from this pool instead of the common one.
+        Allocate from this pool instead of the default one.
     """
 
     install = INSTALL
@@ -53,77 +53,77 @@ class TorchMemory(ForeignResource):
 
     @property
     def stream_ordered(self) -> bool:  # type: ignore[override]
-        """True of PyTorch's own allocators. Of one that was plugged into it nothing is known."""
+        """True for PyTorch's own allocators; a pluggable allocator is treated as not stream-ordered."""
         return self._own
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that PyTorch has reserved on the device and no tensor or array uses; 0 for an allocator plugged into it."""
+        """Bytes that PyTorch has reserved on the device and does not use; 0 for a pluggable allocator."""
         if not self._own:
             return 0
         return int(self._cuda.memory_reserved(self._ordinal)) - int(self._cuda.memory_allocated(self._ordinal))
 
     @property
     def shared_cache(self) -> object:
-        """Whose memory `cached_bytes` counts: PyTorch's cache is one for the process."""
+        """Identifies the cache that `cached_bytes` counts: PyTorch has one for the process."""
         return self._cuda
 
     def trim(self, keep_bytes: int) -> None:
-        """Let PyTorch give back all that is unused, if that is more than ``keep_bytes``: it cannot give back a part."""
+        """Free all unused memory in PyTorch's cache, if it exceeds ``keep_bytes``: PyTorch cannot free a part."""
         if self.cached_bytes > keep_bytes:
             self._cuda.empty_cache()
 
     def _open(self, driver: Driver) -> None:
-        cuda = built(self._load("torch"), f"the memory resource {type(self).__name__}").cuda
+        cuda = require_gpu_build(self._load("torch"), f"the memory resource {type(self).__name__}").cuda
         self._check_default(driver)
         self._cuda, self._ordinal = cuda, driver.info.ordinal
-        self._own = cuda.get_allocator_backend() in OWN
+        self._own = cuda.get_allocator_backend() in OWN_ALLOCATORS
 
-    def _take(self, nbytes: int, stream: int) -> tuple[object, object]:
+    def _acquire(self, nbytes: int, stream: int) -> tuple[object, object]:
         with nullcontext() if self.pool is None else self._cuda.use_mem_pool(self.pool, self._ordinal):
-            return self._cuda.caching_allocator_alloc(nbytes, self._ordinal, raw(stream)), self.pool
+            return self._cuda.caching_allocator_alloc(nbytes, self._ordinal, raw_handle(stream)), self.pool
 
-    def _give(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
-        self._settle(stream, home)
+    def _release(self, ptr: int, nbytes: int, stream: int, home: int, owner: object) -> None:
+        self._wait_unless_ordered(stream, home)
         self._cuda.caching_allocator_delete(ptr)
 
-    def _ran_out(self, error: Exception) -> bool:
-        # torch.OutOfMemoryError is a RuntimeError, and had another home before 2.5.
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        # torch.OutOfMemoryError is a RuntimeError, and was in another module before 2.5.
         return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 class Shim:
-    """The C functions that PyTorch calls, and what they call here. One for the process: they carry no argument of ours."""
+    """The C library that PyTorch calls, and its callbacks. There is one per process, as the C functions carry no context."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self.path = toolchain.shared_library("torch_shim.so", [SHIM], SHIM_FLAGS)
-        self._loans: dict[int, LentBlocks] = {}
+        self._lent: dict[int, LentBlocks] = {}
         self._lock = threading.Lock()
-        # Kept for as long as the process lives, as C keeps their addresses.
+        # Kept for the life of the process, as the C library keeps their addresses.
         self._callbacks = ALLOCATE(self._allocate), FREE(self._free)
         self._library = ctypes.CDLL(str(self.path))
         self._library.devmem_connect(*self._callbacks)
-        # Before anything of the interpreter is gone. What PyTorch frees later goes with the process.
+        # Disconnected before the interpreter shuts down. Memory that PyTorch frees later is freed with the process.
         atexit.register(self._library.devmem_disconnect)
 
-    def loans(self, ordinal: int) -> LentBlocks:
-        """What PyTorch has on loan of one device."""
+    def lent(self, ordinal: int) -> LentBlocks:
+        """The blocks of one device that are lent to PyTorch."""
         with self._lock:
-            if ordinal not in self._loans:
-                self._loans[ordinal] = LentBlocks(device_of(f"{self.backend}:{ordinal}"))
-            return self._loans[ordinal]
+            if ordinal not in self._lent:
+                self._lent[ordinal] = LentBlocks(device_of(f"{self.backend}:{ordinal}"))
+            return self._lent[ordinal]
 
     def _allocate(self, nbytes: int, ordinal: int, stream: int | None) -> int:
         try:
-            return self.loans(ordinal).lend(nbytes, stream or 0)
+            return self.lent(ordinal).lend(nbytes, stream or 0)
         except Exception as error:
-            # Nothing can be raised through C: the library throws std::bad_alloc for a null pointer, and this says why.
-            tell(f"PyTorch asked devmem for {nbytes} bytes on {self.backend}:{ordinal}: {error}")
+            # No Python exception passes through C: the library throws std::bad_alloc for a null pointer; this warns why.
+            warn(f"PyTorch asked devmem for {nbytes} bytes on {self.backend}:{ordinal}: {error}")
             return 0
 
     def _free(self, ptr: int | None, nbytes: int, ordinal: int, stream: int | None) -> None:
-        self.loans(ordinal).take_back_or_tell(ptr or 0, stream or 0, "PyTorch")
+        self.lent(ordinal).take_back_or_warn(ptr or 0, stream or 0, "PyTorch")
 
 
 _shim: Shim | None = None
@@ -133,51 +133,51 @@ _shim_lock = threading.Lock()
 def pluggable_allocator(device: Any = None) -> Any:
     """Make a ``torch.cuda.memory.CUDAPluggableAllocator`` that allocates from devmem's memory stacks.
 
-    Install it with ``torch.cuda.memory.change_current_allocator(...)`` before PyTorch allocates anything on a device. Every
-    device of the backend is served by its own stack. Running out of memory raises in PyTorch as a failed allocation; the reason
-    comes as a DevmemWarning.
+    Install it with ``torch.cuda.memory.change_current_allocator(...)`` before PyTorch allocates anything on a device. Each device
+    of the backend uses its own stack. When memory runs out, PyTorch raises its error for a failed allocation, and a DevmemWarning
+    gives the reason.
 
     Parameters
     ----------
     device : Device, int or str, optional
-        Any device of the backend that PyTorch runs on; the current device, if not given.
+        Any device of the backend that PyTorch uses; by default the current device.
 
     Raises
     ------
     BackendUnavailable
-        PyTorch is not installed, or was built for no GPU, or there is no C compiler.
+        PyTorch is not installed or was built without GPU support, or there is no C compiler.
     ConfigError
-        This process serves PyTorch from the devices of another backend already.
+        PyTorch already uses the devices of another backend in this process.
     """
     purpose = "devmem.adapters.torch.pluggable_allocator()"
-    built(load("torch", INSTALL, purpose), purpose)
-    memory = load("torch.cuda.memory", INSTALL, purpose)
+    require_gpu_build(import_library("torch", INSTALL, purpose), purpose)
+    memory = import_library("torch.cuda.memory", INSTALL, purpose)
     found = shim(device_of(device).backend)
     return memory.CUDAPluggableAllocator(str(found.path), "devmem_allocate", "devmem_free")
 
 
 def shim(backend: str) -> Shim:
-    """The process's C library, connected to the memory stacks of a backend's devices."""
+    """The C library of this process, connected to the memory stacks of a backend's devices."""
     global _shim
     with _shim_lock:
         if _shim is None:
             _shim = Shim(backend)
         elif _shim.backend != backend:
-            raise ConfigError(f"PyTorch is served from {_shim.backend!r} in this process already, not from {backend!r}")
+            raise ConfigError(f"PyTorch already allocates from {_shim.backend!r} in this process, not from {backend!r}")
         return _shim
 
 
-def built(torch: Any, purpose: str) -> Any:
-    """PyTorch, if it was built for GPUs at all.
+def require_gpu_build(torch: Any, purpose: str) -> Any:
+    """PyTorch, if it was built for GPUs.
 
     Raises
     ------
     BackendUnavailable
-        It was built for the host alone: its allocator, and what one is plugged into, are missing.
+        It was built without GPU support, and has no GPU allocator.
     """
     if torch.version.cuda is None and torch.version.hip is None:
         raise BackendUnavailable(
             f"{purpose} needs a PyTorch that was built for CUDA or ROCm; the one that is installed, {torch.__version__}, "
-            f"knows the host only: install the build for your GPU, as pytorch.org says"
+            f"supports the host only: install the build for your GPU, see pytorch.org"
         )
     return torch

@@ -169,12 +169,12 @@ class Plain(ForeignResource):
     def _open(self, driver):
         self.opened = driver
 
-    def _take(self, nbytes, stream):
+    def _acquire(self, nbytes, stream):
         ptr = self.opened.alloc(nbytes, stream)
         self.given.append((ptr, nbytes))
         return self.wrap(ptr), object()
 
-    def _give(self, ptr, nbytes, stream, home, owner):
+    def _release(self, ptr, nbytes, stream, home, owner):
         self.opened.free(ptr, nbytes, stream)
 
 
@@ -191,7 +191,7 @@ def test_its_name_leads_to_it(name):
 def test_what_is_no_address_is_refused(driver, answer):
     resource = Plain(lambda ptr: answer)
     resource.bind(driver)
-    with pytest.raises(errors.PluginError, match="for an address"):
+    with pytest.raises(errors.PluginError, match="as an address"):
         resource.allocate(100, LEGACY_STREAM)
     driver.free(*resource.given[0], LEGACY_STREAM)
 
@@ -208,7 +208,7 @@ def test_an_address_that_is_out_is_refused_and_the_first_stays(driver):
     resource.bind(driver)
     first = resource.allocate(100, LEGACY_STREAM)
     resource.wrap = lambda ptr: first
-    with pytest.raises(errors.PluginError, match="gave out before"):
+    with pytest.raises(errors.PluginError, match="of a block that is still allocated"):
         resource.allocate(100, LEGACY_STREAM)
     resource.deallocate(first, 100, LEGACY_STREAM)
     driver.free(*resource.given[1], LEGACY_STREAM)
@@ -219,7 +219,7 @@ def test_giving_back_twice_is_refused(driver):
     resource.bind(driver)
     ptr = resource.allocate(100, LEGACY_STREAM)
     resource.deallocate(ptr, 100, LEGACY_STREAM)
-    with pytest.raises(errors.DevmemError, match="did not give out the address"):
+    with pytest.raises(errors.DevmemError, match="did not allocate the address"):
         resource.deallocate(ptr, 100, LEGACY_STREAM)
 
 
@@ -395,7 +395,7 @@ def test_half_a_plugin_is_refused():
         errors.PluginError, match=r"it lacks mempin, get_ipc_handle, get_memory_info, reset, defer_cleanup"
     ):
         EMMMemory(Half())
-    with pytest.raises(errors.PluginError, match="cannot be made with context"):
+    with pytest.raises(errors.PluginError, match="cannot be instantiated with context"):
         resources(int)
 
 
@@ -409,7 +409,7 @@ def test_running_out_is_told_by_a_code(driver):
 
     resource = EMMMemory(Full(driver))
     resource.bind(driver)
-    with pytest.raises(errors.OutOfMemory, match=r"EMMMemory: 100 bytes cannot be had.*cuMemAlloc") as caught:
+    with pytest.raises(errors.OutOfMemory, match=r"EMMMemory: 100 bytes are not available.*cuMemAlloc") as caught:
         resource.allocate(100, LEGACY_STREAM)
     assert isinstance(caught.value.__cause__, CudaAPIError)
     CudaAPIError.code = "?"

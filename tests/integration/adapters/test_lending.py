@@ -84,7 +84,7 @@ def test_a_block_is_lent_and_taken_back():
     assert dm.memory_info()[2:4] == (before, 1000)
     dm.trim()
     assert dm.memory_info()[2:4] == (before, 0)
-    with pytest.raises(dm.DevmemError, match=r"was not lent by .*, or came back already"):
+    with pytest.raises(dm.DevmemError, match=r"was not lent by .*, or was taken back already"):
         release()
 
 
@@ -97,26 +97,26 @@ def test_zero_bytes_are_address_zero():
 
 def test_a_block_goes_back_to_the_stack_that_made_it():
     first, second = Counting(), Counting()
-    loans = LentBlocks()
+    lent = LentBlocks()
     with dm.use_memory(first):
-        from_first = loans.lend(100)
+        from_first = lent.lend(100)
         with dm.use_memory(second):
-            from_second = loans.lend(200)
-            loans.take_back(from_first)
+            from_second = lent.lend(200)
+            lent.take_back(from_first)
             dm.trim()
             assert first.live == {}
             assert second.live == {from_second: 200}
-    loans.take_back(from_second)
+    lent.take_back(from_second)
     dm.trim()
     assert second.live == {}
 
 
 def test_of_the_device_that_is_named(second):
-    loans = LentBlocks(second)
-    ptr = loans.lend(1000)
+    lent = LentBlocks(second)
+    ptr = lent.lend(1000)
     assert dm.memory_info(second).live >= 1000
-    assert loans.device == second
-    loans.take_back(ptr)
+    assert lent.device == second
+    lent.take_back(ptr)
     dm.trim()
 
 
@@ -132,23 +132,23 @@ def test_dropped_blocks_are_freed_before_anybody_runs_out():
                 raise MemoryError("full")
             return super().allocate(nbytes, stream)
 
-    mine, loans = Limited(), LentBlocks()
+    mine, lent = Limited(), LentBlocks()
     with dm.use_memory(mine):
         for _ in range(20):
-            loans.take_back(loans.lend(1000))
-        kept = loans.lend(5000)
-        loans.take_back(kept)
+            lent.take_back(lent.lend(1000))
+        kept = lent.lend(5000)
+        lent.take_back(kept)
     dm.trim()
     assert mine.live == {}
 
 
 def test_nothing_is_freed_where_a_block_comes_back(recorded):
     """It may be the collector that gives it back, in the middle of anything."""
-    loans = LentBlocks()
-    ptrs = [loans.lend(100) for _ in range(5)]
+    lent = LentBlocks()
+    ptrs = [lent.lend(100) for _ in range(5)]
     before = recorded.calls["free"] + recorded.calls["free_async"]
     for ptr in ptrs:
-        loans.take_back(ptr)
+        lent.take_back(ptr)
     assert recorded.calls["free"] + recorded.calls["free_async"] == before
     dm.trim()
 
@@ -160,17 +160,17 @@ def test_a_block_is_not_reused_before_its_stream_has_passed(device, need, foreig
     ours = dm.stream(non_blocking=True)
     handle = {"foreign": foreign, "kept": foreign, "ours": ours.handle, "legacy": LEGACY_STREAM}[which]
     data, back = np.arange(50_000, dtype="u2").view("u1"), dm.pinned_array(100_000, "u1")
-    loans = LentBlocks()
+    lent = LentBlocks()
     with contextlib.nullcontext() if stack == "as it is" else dm.use_memory("driver"):
-        owner = loans.block(data.size, handle, keep=object()) if which == "kept" else None
-        ptr = owner.ptr if owner is not None else loans.lend(data.size, handle)
+        owner = lent.block(data.size, handle, keep=object()) if which == "kept" else None
+        ptr = owner.ptr if owner is not None else lent.lend(data.size, handle)
         with device.entered() as driver:
             driver.copy(ptr, data.ctypes.data, data.size, CopyKind.H2D, handle, blocking=True)
             # Freeing may wait for the stream: then the latch gives way.
             with StreamHold(driver, handle, patience=0.3, tolerant=True) as latch:
                 driver.copy(back.ctypes.data, ptr, data.size, CopyKind.D2H, handle, blocking=False)
                 if owner is None:
-                    loans.take_back(ptr, handle)
+                    lent.take_back(ptr, handle)
                 owner = None
                 assert not latch.expired, "taking back waited for the stream"
                 dm.trim()
@@ -186,10 +186,10 @@ def test_a_block_is_not_reused_before_its_stream_has_passed(device, need, foreig
 def test_the_foreign_stream_may_be_destroyed_as_soon_as_the_block_is_back(device):
     with device.entered() as driver:
         handle = driver.stream_create(0, True)
-        loans = LentBlocks()
-        ptr = loans.lend(5000, handle)
+        lent = LentBlocks()
+        ptr = lent.lend(5000, handle)
         driver.fill(ptr, 1, 1, 5000, handle)
-        loans.take_back(ptr, handle)
+        lent.take_back(ptr, handle)
         driver.stream_synchronize(handle)
         driver.stream_destroy(handle)
     dm.trim()
@@ -223,7 +223,7 @@ def test_a_block_whose_owner_names_a_stream_keeps_it(device):
 
 def test_a_block_for_all_streams_is_freed_on_an_idle_device(recorded):
     device = dm.current_device()
-    block = LentBlocks(device).block_for_all(1000)
+    block = LentBlocks(device).block_for_all_streams(1000)
     assert type(block.home) is AllStreams
     with recorded.during() as seen:
         del block
@@ -252,15 +252,15 @@ class Capturing:
 
 
 def test_nothing_is_lent_to_a_foreign_stream_that_captures(device, foreign, monkeypatch):
-    loans, context = LentBlocks(), device.opened()
-    ptr = loans.lend(100, foreign)
-    driver = Capturing(context.handle.driver)
+    lent, context = LentBlocks(), device.opened().handle
+    ptr = lent.lend(100, foreign)
+    driver = Capturing(context.driver)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
+        patch.setattr(context, "capabilities", context.capabilities | {Capability.CAPTURE})
         patch.setattr(context, "driver", driver)
         with pytest.raises(dm.UnsupportedError, match="is capturing a graph, and 200 bytes"):
-            loans.lend(200, foreign)
-        loans.take_back(ptr, foreign)  # records nothing on it
+            lent.lend(200, foreign)
+        lent.take_back(ptr, foreign)  # records nothing on it
         assert driver.synchronized == 0
         patch.setattr(driver, "capturing", lambda stream: False, raising=False)
         dm.trim()
@@ -268,36 +268,36 @@ def test_nothing_is_lent_to_a_foreign_stream_that_captures(device, foreign, monk
 
 
 def test_after_a_reset_there_is_nothing_to_take_back(device):
-    loans = LentBlocks()
-    ptr = loans.lend(1000)
+    lent = LentBlocks()
+    ptr = lent.lend(1000)
     device.reset()
-    loans.take_back(ptr)
-    loans.take_back(loans.lend(1000))
+    lent.take_back(ptr)
+    lent.take_back(lent.lend(1000))
     dm.trim()
 
 
 def test_blocks_of_a_lender_that_is_gone_are_never_handed_out_again():
-    loans = LentBlocks()
-    ptr = loans.lend(1000)
-    out = loans._out
-    del loans
+    lent = LentBlocks()
+    ptr = lent.lend(1000)
+    out = lent._lent
+    del lent
     gc.collect()
     assert ptr in out
     assert dm.memory_info().live >= 1000
     from devmem.adapters import lent_blocks as module
 
-    module._lost.remove(out)
+    module._leaked.remove(out)
 
 
 def test_many_threads(device):
-    loans = LentBlocks(device)
+    lent = LentBlocks(device)
     problems = []
 
     def work(number):
         try:
             for turn in range(50):
-                ptr = loans.lend(1 + (turn * 7919 + number) % 20_000)
-                loans.take_back(ptr)
+                ptr = lent.lend(1 + (turn * 7919 + number) % 20_000)
+                lent.take_back(ptr)
         except BaseException as error:
             problems.append(error)
 
@@ -307,7 +307,7 @@ def test_many_threads(device):
     for each in threads:
         each.join(30)
     assert problems == []
-    assert len(loans) == 0
+    assert len(lent) == 0
     dm.trim()
 
 
@@ -316,13 +316,13 @@ def test_two_allocators_over_each_other_are_refused(device):
         install = "round"
 
         def _open(self, driver):
-            self.loans = LentBlocks(device)
+            self.lent = LentBlocks(device)
 
-        def _take(self, nbytes, stream):
-            return self.loans.lend(nbytes, stream), None
+        def _acquire(self, nbytes, stream):
+            return self.lent.lend(nbytes, stream), None
 
-        def _give(self, ptr, nbytes, stream, home, owner):
-            self.loans.take_back(ptr, stream)
+        def _release(self, ptr, nbytes, stream, home, owner):
+            self.lent.take_back(ptr, stream)
 
     with dm.use_memory(Round()), pytest.raises(dm.DevmemError, match=r"from a library that takes it from .* again"):
         dm.device_array(10)
@@ -639,7 +639,7 @@ def test_pytorch_calls_from_many_threads(pluggable, device):
     for each in threads:
         each.join(30)
     assert problems == []
-    assert len(torch._shim.loans(device.ordinal)) == 0
+    assert len(torch._shim.lent(device.ordinal)) == 0
     dm.trim()
 
 
@@ -654,7 +654,7 @@ def test_pytorch_is_told_that_memory_ran_out(pluggable, device):
 
 @needs_compiler
 def test_one_process_serves_pytorch_from_one_backend(pluggable, device):
-    with pytest.raises(dm.ConfigError, match=f"from '{device.backend}' in this process already"):
+    with pytest.raises(dm.ConfigError, match=f"from '{device.backend}' in this process"):
         torch.shim("another")
 
 
@@ -773,8 +773,8 @@ def test_what_the_compiler_says_is_passed_on(monkeypatch, tmp_path):
 
 
 def test_legacy_is_what_zero_means():
-    loans = LentBlocks()
-    ptr = loans.lend(100, 0)
-    assert loans._out[ptr].home.handle == LEGACY_STREAM
-    loans.take_back(ptr, 0)
+    lent = LentBlocks()
+    ptr = lent.lend(100, 0)
+    assert lent._lent[ptr].home.handle == LEGACY_STREAM
+    lent.take_back(ptr, 0)
     dm.trim()

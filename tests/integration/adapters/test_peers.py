@@ -179,15 +179,15 @@ with dm.use_memory(device):
     else:
         raise AssertionError
     d.free()
-assert len(device._held) == 0
+assert len(device._blocks) == 0
 with dm.use_memory(pinned, kind="pinned"):
     p = dm.pinned_array(100)
     p[:] = 5
-    assert len(pinned._held) == 1
+    assert len(pinned._blocks) == 1
     assert dm.to_device(p).copy_to_host().tolist() == [5.0] * 100
 del p
 gone()
-assert len(pinned._held) == 0
+assert len(pinned._blocks) == 0
 """
     run(script, "numba_cuda")
 
@@ -208,7 +208,7 @@ with dm.use_memory("cuda_core") as resource:
     else:
         raise AssertionError
 gone()
-assert len(resource._held) == 0
+assert len(resource._blocks) == 0
 """
     run(script, "cuda.core")
 
@@ -233,7 +233,7 @@ stream.close()  # the block that came back on it still waits
 del other
 del d
 assert gone() == start
-assert len(resource.loans) == 0
+assert len(resource.lent) == 0
 try:
     resource.allocate(1 << 60, stream=LEGACY_DEFAULT_STREAM)
 except MemoryError:

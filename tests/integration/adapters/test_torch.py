@@ -47,14 +47,14 @@ def given(monkeypatch):
 
 def test_what_pytorch_finds_in_the_library_is_memory_of_the_stack(given, device):
     allocate, release = given
-    counting, loans = memory.Statistics(), ours._shim.loans(device.ordinal)
+    counting, lent = memory.Statistics(), ours._shim.lent(device.ordinal)
     before, after = torch.arange(1000, dtype=torch.float64), torch.zeros(1000, dtype=torch.float64)
     side = dm.stream(non_blocking=True)
     with dm.use_memory(counting):
         for stream in (0, side.handle):
             ptr = allocate(8000, device.ordinal, stream)
             assert ptr % 256 == 0
-            assert (counting.current_bytes, len(loans)) == (8000, 1)
+            assert (counting.current_bytes, len(lent)) == (8000, 1)
             with device.entered() as driver:
                 on = stream or 1
                 driver.copy(ptr, before.data_ptr(), 8000, CopyKind.H2D, on, blocking=True)
@@ -63,7 +63,7 @@ def test_what_pytorch_finds_in_the_library_is_memory_of_the_stack(given, device)
             after.zero_()
             release(ptr, 8000, device.ordinal, stream)
             dm.trim()
-            assert (counting.current_bytes, len(loans)) == (0, 0)
+            assert (counting.current_bytes, len(lent)) == (0, 0)
         assert not allocate(0, device.ordinal, 0)
 
 

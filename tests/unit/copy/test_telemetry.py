@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from devmem._core.copy.advice import Repeats
 
 import devmem as dm
 from devmem._core.copy import advice, statistics
 from devmem._core.copy import trace as tracefile
-from devmem._core.copy.advice import Repeats
 from devmem._core.copy.statistics import SAMPLED, Stats, Waiting, begin, count, more
 from devmem._core.copy.trace import TraceFile
 
