@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.ordering.completions import stranded
+from devmem._core.ordering.completions import leaked
 from devmem.testing import hold
 
 TIMES = 10_000
@@ -280,7 +280,7 @@ def books() -> dict[str, Any]:
         "spare events": len(reclaim.spare_events),
         "dropped": len(reclaim.dropped),
         "pending": len(reclaim.pending),
-        "stranded": len(stranded),
+        "leaked": len(leaked),
         "streams": len(context.streams),
         "handles": len(context.handles),
         "registered": len(context.page_locks.held[context])

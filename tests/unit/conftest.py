@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devmem._core.base.layout import extent as extent_of
+from devmem._core.base.address import extent as extent_of
 from devmem.backends.host.hooks import HostBackend
 from devmem.kernels.compilers.simulator.compiler import Simulator
 from devmem.spi.errors import SimulatorError

@@ -51,21 +51,6 @@ class TraceFile:
             }
         )
 
-    def note(self, name: str, at: float, args: dict[str, object]) -> None:
-        """Something that this thread met with at a time."""
-        tid = self._thread()
-        self._event(
-            {
-                "ph": "i",
-                "s": "t",
-                "cat": "advice",
-                "name": name,
-                "ts": round(at * 1e6, 3),
-                **self._at(tid),
-                "args": args,
-            }
-        )
-
     def close(self) -> None:
         """Write nothing any more."""
         fd, self._fd = self._fd, -1

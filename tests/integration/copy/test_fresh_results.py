@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.copy.staging.workers import Crew
+from devmem._core.copy.staging.workers import CopyWorkers
 
 SMAPS = Path("/proc/self/smaps")
 LARGE = 8 << 20
@@ -26,7 +26,7 @@ def staged(with_settings, need_kind):
 @pytest.fixture
 def threads(monkeypatch):
     """The threads that moved host bytes."""
-    seen, run, met = set(), Crew.run, threading.Barrier(2)
+    seen, run, met = set(), CopyWorkers.run, threading.Barrier(2)
 
     def noted(step):
         if threading.get_ident() not in seen:
@@ -34,7 +34,7 @@ def threads(monkeypatch):
             met.wait(20)  # or the caller may be so quick that it does the other's part as well
         step()
 
-    monkeypatch.setattr(Crew, "run", lambda self, steps: run(self, [partial(noted, step) for step in steps]))
+    monkeypatch.setattr(CopyWorkers, "run", lambda self, steps: run(self, [partial(noted, step) for step in steps]))
     return seen
 
 

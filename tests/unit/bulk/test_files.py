@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from devmem import plugins
 from devmem._core.bulk.files import npy
-from devmem._core.bulk.files.disk import opened, replacing
+from devmem._core.bulk.files.disk import open_disk, replacing
 from devmem._core.copy.staging import workers as crew_module
-from devmem._core.copy.staging.workers import Crew
+from devmem._core.copy.staging.workers import CopyWorkers
 from devmem.adapters.kvikio import KvikIO
 from devmem.spi.errors import LayoutError
 
@@ -83,12 +83,12 @@ def test_a_file_is_read_by_several_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(crew_module, "PART", 4096)
     data = np.random.default_rng(0).integers(0, 256, 50_000, np.uint8)
     (tmp_path / "a").write_bytes(b"12345" + data.tobytes())
-    crew, parts = Crew(4), []
+    crew, parts = CopyWorkers(4), []
     run = crew.run
     monkeypatch.setattr(crew, "run", lambda steps: (parts.append(len(steps)), run(steps)))
     room = np.zeros_like(data)
     try:
-        with opened(str(tmp_path / "a")) as file:
+        with open_disk(str(tmp_path / "a")) as file:
             file.read(room, 5, crew)
     finally:
         crew.close()
@@ -99,9 +99,9 @@ def test_a_file_is_read_by_several_threads(tmp_path, monkeypatch):
 def test_the_parts_of_a_read_fail_together(tmp_path, monkeypatch):
     monkeypatch.setattr(crew_module, "PART", 4096)
     (tmp_path / "a").write_bytes(bytes(9000))
-    crew = Crew(3)
+    crew = CopyWorkers(3)
     try:
-        with opened(str(tmp_path / "a")) as file, pytest.raises(LayoutError, match="found from offset"):
+        with open_disk(str(tmp_path / "a")) as file, pytest.raises(LayoutError, match="found from offset"):
             file.read(np.zeros(50_000, "u1"), 0, crew)
     finally:
         crew.close()

@@ -23,8 +23,8 @@ from devmem._core.copy.staging import ring as ring_module
 from devmem._core.copy.staging import workers as crew_module
 from devmem._core.copy.staging.blocks import block_offset, block_shape, blocks
 from devmem._core.copy.staging.download import Download
-from devmem._core.copy.staging.upload import feed
-from devmem._core.copy.staging.workers import Crew
+from devmem._core.copy.staging.upload import upload_blocks
+from devmem._core.copy.staging.workers import CopyWorkers
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.errors import BackendError, OutOfMemory
 from devmem.spi.types import MemoryKind
@@ -92,8 +92,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def crew(small_parts: None) -> Iterator[Crew]:
-    made = Crew(4)
+def crew(small_parts: None) -> Iterator[CopyWorkers]:
+    made = CopyWorkers(4)
     yield made
     made.close()
 
@@ -114,7 +114,7 @@ def test_a_crew_copies_any_layout(data):
     assert np.all(room[..., 1::2] == 99)
 
 
-SHARED = Crew(3)
+SHARED = CopyWorkers(3)
 
 
 def test_runs_of_bytes(crew):
@@ -126,13 +126,13 @@ def test_runs_of_bytes(crew):
 
 
 def test_one_thread_is_the_callers():
-    crew, before = Crew(1), set(threading.enumerate())
+    crew, before = CopyWorkers(1), set(threading.enumerate())
     crew.copy(np.zeros(10 << 20, "u1"), np.zeros(10 << 20, "u1"))
     assert set(threading.enumerate()) <= before
 
 
 def test_the_caller_does_what_nobody_else_has_time_for(small_parts, monkeypatch):
-    crew = Crew(4)
+    crew = CopyWorkers(4)
     monkeypatch.setattr(crew, "_start", lambda: None)  # all of them are busy elsewhere, and stay so
     source, there = np.arange(400), np.zeros(400, int)
     crew.copy(there, source)
@@ -140,7 +140,7 @@ def test_the_caller_does_what_nobody_else_has_time_for(small_parts, monkeypatch)
 
 
 def test_where_no_thread_is_to_be_had_the_caller_does_it(small_parts, monkeypatch):
-    crew = Crew(4)
+    crew = CopyWorkers(4)
 
     def refuse(thread):
         raise RuntimeError("can't start new thread")
@@ -174,7 +174,7 @@ def test_errors_come_out_when_all_are_done(crew, monkeypatch, where):
 
 def test_an_interrupt_waits_for_the_others():
     """At each line that the caller comes by: nobody may give a slot away while a thread still writes to it."""
-    caller, crew, left, interrupted = threading.current_thread(), Crew(3), 0, 0
+    caller, crew, left, interrupted = threading.current_thread(), CopyWorkers(3), 0, 0
 
     def interrupt(frame, event, arg):
         nonlocal left
@@ -241,7 +241,7 @@ def test_parked_threads_keep_nothing_alive(crew):
 
 
 def test_steps_are_taken_at_the_same_time():
-    crew, together, met = Crew(3), threading.Barrier(3), []
+    crew, together, met = CopyWorkers(3), threading.Barrier(3), []
     crew.run([lambda: met.append(together.wait(20)) for _ in range(3)])
     assert sorted(met) == [0, 1, 2]
     with pytest.raises(OSError, match="disk"):
@@ -256,7 +256,7 @@ def test_closing_lets_the_threads_end(small_parts):
         return {thread for thread in threading.enumerate() if thread.name in names and thread not in before}
 
     before = set(threading.enumerate())
-    crew = Crew(3)
+    crew = CopyWorkers(3)
     crew.copy(np.zeros(400, int), np.arange(400))
     threads = mine()
     assert len(threads) == 2
@@ -445,16 +445,16 @@ def test_blocks_of_ordinary_memory_are_bounded_too(backend, context, monkeypatch
             sound.stream_synchronize(handle)
 
     def counted(nbytes):
-        in_flight.append(sum(kept.nbytes for _, keep in other.inflight for kept in keep))
+        in_flight.append(sum(kept.nbytes for _, keep in context.completions.busy.get(other, ()) for kept in keep))
         return ordinary(nbytes)
 
     monkeypatch.setattr(ring_module, "_ordinary", counted)
     with hold(held):
         one.copy_to_device(sent, stream=held)
         with hold(other) as latch:
-            monkeypatch.setattr(context, "driver", Late())
+            monkeypatch.setattr(context.handle, "driver", Late())
             two.copy_to_device(more, stream=other)
-            monkeypatch.setattr(context, "driver", sound)
+            monkeypatch.setattr(context.handle, "driver", sound)
     dm.synchronize()
     assert len(in_flight) == 20
     assert 0 < max(in_flight) < SLOTS * SLOT
@@ -477,7 +477,7 @@ def test_a_finalizer_that_copies_while_a_slot_is_looked_for(backend, context, mo
                 nested.append(np.array_equal(array.copy_to_host(), sent))
             return sound.event_query(event)
 
-    monkeypatch.setattr(context, "driver", Collecting())
+    monkeypatch.setattr(context.handle, "driver", Collecting())
     assert np.array_equal(dm.to_device(sent, stream=stream).copy_to_host(), sent)
     monkeypatch.undo()
     assert nested == [True, True]
@@ -576,7 +576,7 @@ def test_a_taking_out_that_is_interrupted_is_done_later(backend, context, monkey
     round_trip(context)
 
 
-STAGING = {each.__code__.co_filename for each in (ring_module.Ring.take, Download.finish, feed)}
+STAGING = {each.__code__.co_filename for each in (ring_module.Ring.take, Download.finish, upload_blocks)}
 
 
 class InterruptAt:
@@ -643,7 +643,7 @@ class Meanwhile(ring_module.Slot):
         return None
 
     @holder.setter
-    def holder(self, taking: Any) -> None:
+    def holder(self, lease: Any) -> None:
         pass
 
     def wanted_by(self) -> None:
@@ -652,12 +652,12 @@ class Meanwhile(ring_module.Slot):
 
 @pytest.mark.parametrize("what", ["let go", "close"])
 def test_slots_are_made_while_the_ring_looks_at_them(backend, context, what):
-    ring = ring_module.Ring(context)
+    ring = ring_module.Ring(context.handle, context.completions, context.streams, context.statistics)
     slot = ring.made[Meanwhile(np.zeros(1, "u1"), 0, 0)] = None
     [slot] = ring.made
     slot.ring = ring
     if what == "let go":
-        ring.let_go(ring.taking(context.streams.legacy))
+        ring.let_go(ring.lease(context.streams.legacy))
     else:
         ring._destroy = lambda slots: None
         ring.close()
@@ -699,16 +699,16 @@ def test_who_waits_for_a_block_whose_taking_out_was_interrupted_takes_it_out(bac
             raise KeyboardInterrupt
         sound_put(download, block, elements)
 
-    def claim(slot, taking):
-        found = sound_claim(slot, taking)
+    def claim(slot, lease):
+        found = sound_claim(slot, lease)
         if threading.current_thread() is thread and not found:
             tried.set()
         return found
 
-    def put_back(slot, taking):
+    def put_back(slot, lease):
         if threading.current_thread() is main and thread.is_alive():
             assert tried.wait(20), "the other thread wants this slot, and waits for it"
-        sound_back(slot, taking)
+        sound_back(slot, lease)
 
     monkeypatch.setattr(Download, "put", put)
     monkeypatch.setattr(context.ring, "claim", claim)
@@ -815,7 +815,7 @@ def test_a_download_that_another_copy_ended_keeps_nothing(backend, context, monk
 
 def test_a_download_that_nobody_waited_for_when_the_device_is_closed(backend, context):
     array = dm.to_device(data(2 * SLOT))
-    download = Download(context, np.zeros(2 * SLOT, "u1"))
+    download = Download(context.ring, context.copies.submitter, np.zeros(2 * SLOT, "u1"))
     with dm.current_device().entered():
         download.start(array.ptr, (1,), context.streams.default)
     dm.close()
@@ -916,8 +916,8 @@ def test_threads_never_make_one_slot_too_many(backend, context):
     def take():
         with dm.use_backend("faulty"), dm.current_device().entered():
             barrier.wait(20)
-            taking = context.ring.taking(context.streams.legacy)
-            found.append((context.ring.take(taking, SLOT), taking))
+            lease = context.ring.lease(context.streams.legacy)
+            found.append((context.ring.take(lease, SLOT), lease))
 
     threads = [threading.Thread(target=take) for _ in range(6)]
     for thread in threads:
@@ -926,6 +926,6 @@ def test_threads_never_make_one_slot_too_many(backend, context):
         thread.join(20)
     assert len(found) == 6
     assert len(context.ring.made) == sum(slot.in_ring for slot, _ in found) == SLOTS
-    for _, taking in found:
-        context.ring.let_go(taking)
+    for _, lease in found:
+        context.ring.let_go(lease)
     round_trip(context)

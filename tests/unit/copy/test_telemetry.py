@@ -1,40 +1,40 @@
-"""Counting copies, the trace's file, and the rule for page-locking: each alone, with numbers given by hand."""
+"""Counting copies, and the trace's file: each alone, with numbers given by hand."""
 
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
-import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-import numpy as np
 import pytest
-from devmem._core.copy.advice import Repeats
 
 import devmem as dm
-from devmem._core.copy import advice, statistics
+from devmem._core.copy import statistics
 from devmem._core.copy import trace as tracefile
-from devmem._core.copy.statistics import SAMPLED, Stats, Waiting, begin, count, more
+from devmem._core.copy.statistics import SAMPLED, CopyStatistics, begin
 from devmem._core.copy.trace import TraceFile
 
 ROOT = Path(__file__).parents[3]
 
 
-@dataclass
-class Context:
-    stats: Stats = field(default_factory=Stats)
-    timed_from: int = 1000
-    trace: Any = None
-    device: str = "nowhere:0"
+def counted(timed_from: int = 1000) -> CopyStatistics:
+    """Statistics of no device, which is only named in a trace."""
+    made = CopyStatistics(None, None)  # type: ignore[arg-type]
+    made.timed_from = timed_from
+    return made
+
+
+def add_small(stats: CopyStatistics, path: str, nbytes: int, seconds: float) -> None:
+    """Count a small copy that was timed."""
+    stats.count(path, nbytes, perf_counter() - seconds, 0.0)
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 
 def test_paths_add_up():
-    stats = Stats()
+    stats = counted()
     stats.add("h2d packed", 1, 10, 0.5, 0.25)
     stats.add("h2d packed", 2, 20, 1.0, 0.0)
     stats.add("fill", 1, 7, 2.0, 2.0)
@@ -58,19 +58,21 @@ def test_paths_add_up():
 
 
 def test_small_ones_that_were_not_timed_count_as_those_that_were():
-    stats = Stats()
+    stats = counted()
     for _ in range(4):
-        stats.add_small("h2d direct", 100, 0.5)
+        add_small(stats, "h2d direct", 100, 0.5)
     stats.small["h2d direct"][0] += 12
     stats.small["h2d direct"][1] += 1200
     stats.add("h2d direct", 1, 5000, 3.0, 0.0)
-    assert stats.take(False) == {"h2d direct": {"copies": 17, "bytes": 6600, "seconds": 11.0, "waited_seconds": 0.0}}
+    [(path, numbers)] = stats.take(False).items()
+    assert (path, numbers["copies"], numbers["bytes"], numbers["waited_seconds"]) == ("h2d direct", 17, 6600, 0.0)
+    assert numbers["seconds"] == pytest.approx(11, abs=1)
 
 
 def test_a_reset_takes_what_it_told_and_keeps_the_lists():
-    stats = Stats()
+    stats = counted()
     hot = stats.small["d2h direct"]
-    stats.add_small("d2h direct", 8, 0.5)
+    add_small(stats, "d2h direct", 8, 0.5)
     stats.add("x", 1, 1, 1.0, 1.0)
     told = stats.take(True)
     assert set(told) == {"d2h direct", "x"}
@@ -82,7 +84,7 @@ def test_a_reset_takes_what_it_told_and_keeps_the_lists():
 
 def test_no_count_is_lost_between_threads():
     """Switching as often as possible, while one thread resets all the time."""
-    stats, told = Stats(), []
+    stats, told = counted(), []
     each, threads = 20000, 4
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -92,7 +94,7 @@ def test_no_count_is_lost_between_threads():
         def work() -> None:
             for _ in range(each):
                 stats.add("a", 1, 3, 1.0, 1.0)
-                stats.add_small("h2d direct", 2, 1.0)
+                add_small(stats, "h2d direct", 2, 1.0)
 
         def take() -> None:
             while not over.is_set():
@@ -114,12 +116,12 @@ def test_no_count_is_lost_between_threads():
         parts = [each[path] for each in told if path in each]
         assert sum(part["copies"] for part in parts) == each * threads
         assert sum(part["bytes"] for part in parts) == each * threads * nbytes
-        assert sum(part["seconds"] for part in parts) == pytest.approx(each * threads)
+        assert sum(part["seconds"] for part in parts) >= 0.999 * each * threads
 
 
 def test_what_a_copy_waits_is_this_threads_since_it_began():
-    context = Context()
-    with Waiting(context, "something earlier"):  # type: ignore[arg-type]
+    stats = counted()
+    with stats.waiting("something earlier"):
         pass
     statistics.waits.seconds = 5.0
     began = begin()
@@ -128,36 +130,36 @@ def test_what_a_copy_waits_is_this_threads_since_it_began():
     def wait_elsewhere() -> None:
         statistics.waits.seconds += 1000.0
 
-    with Waiting(context, "a slot"):  # type: ignore[arg-type]
+    with stats.waiting("a slot"):
         other = threading.Thread(target=wait_elsewhere)
         other.start()
         other.join()
     waited = statistics.waits.seconds
     assert 0 < waited < 1000
-    seconds = count(context, "x", 10_000, began)  # type: ignore[arg-type]
-    numbers = context.statistics.take(False)["x"]
+    seconds = stats.count("x", 10_000, began)
+    numbers = stats.take(False)["x"]
     assert numbers["waited_seconds"] == waited
     assert seconds == pytest.approx(numbers["seconds"] - waited)
     assert numbers["seconds"] >= waited
 
 
 def test_waits_that_are_given_and_what_comes_later():
-    context = Context()
+    stats = counted()
     began = begin()
-    count(context, "x", 10, began - 3, 2.0)  # type: ignore[arg-type]
-    more(context, "x", began - 1)  # type: ignore[arg-type]
-    numbers = context.statistics.take(False)["x"]
+    stats.count("x", 10, began - 3, 2.0)
+    stats.count_more("x", began - 1)
+    numbers = stats.take(False)["x"]
     assert (numbers["copies"], numbers["bytes"], numbers["waited_seconds"]) == (1, 10, 2.0)
     assert numbers["seconds"] > 4
 
 
 def test_small_direct_ones_apart_from_the_others():
-    context = Context()
+    stats = counted()
     for nbytes in (999, 1000):
-        count(context, "d2h direct", nbytes, begin())  # type: ignore[arg-type]
-    count(context, "d2h packed", 1, begin())  # type: ignore[arg-type]
-    assert context.statistics.small["d2h direct"][:3] == [1, 999, 1]
-    assert context.statistics.take(False)["d2h direct"]["copies"] == 2
+        stats.count("d2h direct", nbytes, begin())
+    stats.count("d2h packed", 1, begin())
+    assert stats.small["d2h direct"][:3] == [1, 999, 1]
+    assert stats.take(False)["d2h direct"]["copies"] == 2
 
 
 def test_sixteen_of_4096_are_timed():
@@ -293,57 +295,3 @@ def test_a_second_process_has_a_file_of_its_own(trace):
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert events(trace.asked)[-1]["name"] == "ours"
     assert events(trace.asked.with_name(f"trace.{run.stdout.strip()}.json"))[-1]["name"] == "theirs"
-
-
-# -- when locking would have paid --------------------------------------------------------------------------------------
-
-MIB = 1 << 20
-PRICE = MIB / advice.LOCKING
-ANYWAY = MIB / advice.LOCKED
-
-
-def test_it_pays_when_copying_again_has_taken_what_locking_takes():
-    repeats, array = Repeats(), np.zeros(MIB, "u1")
-    each = PRICE / 4 + ANYWAY
-    told = [repeats.add(array, each * 1.001) for _ in range(12)]
-    assert told == [0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0], "the first does not count, and it is said once"
-
-
-def test_it_never_pays_where_copies_are_as_fast_as_the_bus():
-    repeats, array = Repeats(), np.zeros(MIB, "u1")
-    assert not any(repeats.add(array, ANYWAY) for _ in range(1000))
-
-
-def test_views_of_the_same_elements_are_the_same_array():
-    repeats, array = Repeats(), np.zeros((16, MIB // 16), "u1")
-    repeats.add(array, 0.0)
-    assert repeats.add(array.T, 1.0) == 2
-    assert repeats.add(array[:8], 1.0) == 0, "another part of it"
-
-
-def test_another_array_at_the_same_place_begins_anew():
-    repeats = Repeats()
-    memory = bytearray(MIB)
-    for _ in range(5):
-        array = np.frombuffer(memory, "u1")
-        assert repeats.add(array, 1.0) == 0
-        del array
-
-
-def test_nothing_is_kept_alive():
-    repeats, array = Repeats(), np.zeros(MIB, "u1")
-    repeats.add(array, 1.0)
-    gone = weakref.ref(array)
-    del array
-    gc.collect()
-    assert gone() is None
-
-
-def test_it_looks_at_so_many_at_once():
-    repeats = Repeats()
-    arrays = [np.zeros(64, "u1") for _ in range(advice.TRACKED + 1)]
-    for array in arrays:
-        repeats.add(array, 1.0)
-    assert repeats.add(arrays[-1], 1.0) == 2
-    assert repeats.add(arrays[0], 1.0) == 0, "it had to make room"
-    assert len(repeats._arrays) == advice.TRACKED

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from devmem._core.copy.staging.workers import Crew
+from devmem._core.copy.staging.workers import CopyWorkers
 from devmem._core.memory.log import Log
 from devmem.backends.host.hooks import HostBackend
 from devmem.memory import Guard, PinnedPool, PoolMemory
@@ -281,7 +281,7 @@ def fail_to_write() -> None:
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_steps_that_fail(monkeypatch, interrupted):
-    crew = Crew(2, None)
+    crew = CopyWorkers(2, None)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import devmem as dm
 from devmem._core.copy import peer
-from devmem._core.copy.peer import tiles
+from devmem._core.copy.staging.blocks import tiles
 
 SLOT, SLOTS = 1024, 3
 DATA = np.random.default_rng(1).integers(0, 256, (12, 20, 30), np.uint8).view("i2")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.copy.engine import CopyEngine
 
 #: Calls that are few, beside the parts that large arrays are copied in anyway.
 FEW = 100
@@ -120,9 +121,9 @@ def image(uneven) -> tuple[np.ndarray[Any, Any], Any]:
 def test_the_device_gathers_and_scatters(image, flip):
     whole, there = image
     assert np.array_equal(there[COLOUR][::flip].copy_to_host(), whole[COLOUR][::flip])
-    assert paths() == {"d2h aside"}
+    assert paths() == {"d2h scratch"}
     there[COLOUR][::flip].copy_to_device(whole[:, :, 5])
-    assert paths() == {"h2d aside"}
+    assert paths() == {"h2d scratch"}
     whole[COLOUR][::flip] = whole[:, :, 5].copy()
     assert np.array_equal(there.copy_to_host(), whole)
 
@@ -133,7 +134,7 @@ def test_in_parts(image, monkeypatch):
     assert np.array_equal(there[COLOUR].copy_to_host(), whole[COLOUR])
     there[COLOUR].copy_to_device(whole[:, :, 7])
     whole[COLOUR] = whole[:, :, 7]
-    assert paths() == {"d2h aside", "h2d aside"}
+    assert paths() == {"d2h scratch", "h2d scratch"}
     assert np.array_equal(there.copy_to_host(), whole)
 
 
@@ -186,12 +187,12 @@ def test_a_full_device_is_copied_from_and_to_all_the_same(image, monkeypatch):
     def full(*arguments: object) -> None:
         raise dm.OutOfMemory("full")
 
-    monkeypatch.setattr("devmem._core.copy.device_scratch.Aside", full)
+    monkeypatch.setattr("devmem._core.copy.engine.DeviceScratch", full)
     assert np.array_equal(there[COLOUR].copy_to_host(), whole[COLOUR])
     assert paths() == {"d2h span"}
     there[COLOUR].copy_to_device(whole[:, :, 7])
     whole[COLOUR] = whole[:, :, 7]
-    assert "h2d aside" not in paths()
+    assert "h2d scratch" not in paths()
     assert np.array_equal(there.copy_to_host(), whole)
 
 
@@ -202,10 +203,10 @@ def test_another_thread_may_lock_the_memory_between_two_parts(uneven, image, nee
     dm.register(apart)  # where something is page-locked, copies hold what they write to steady
     into = np.zeros(1 << 16, "u1")
     out = into[: whole[COLOUR].size].reshape(whole[COLOUR].shape)
-    real = dm._core.copy.device_scratch.along_rows
+    real = CopyEngine._on_device
     begun = threading.Event()
 
-    def along_rows(*arguments: Any) -> None:
+    def on_device(*arguments: Any) -> None:
         if not begun.is_set():
             begun.set()
             other.join(timeout=1)  # it is done at once, or waits for this copy, which must not wait for it
@@ -217,7 +218,7 @@ def test_another_thread_may_lock_the_memory_between_two_parts(uneven, image, nee
             dm.register(into)
 
     other = threading.Thread(target=lock)
-    monkeypatch.setattr("devmem._core.copy.device_scratch.along_rows", along_rows)
+    monkeypatch.setattr(CopyEngine, "_on_device", on_device)
     other.start()
     there[COLOUR].copy_to_host(out)
     other.join()

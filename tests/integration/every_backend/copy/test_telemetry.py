@@ -1,14 +1,12 @@
-"""What copies tell of themselves: counts, the trace, the warning, and the advice to page-lock."""
+"""What copies tell of themselves: counts and the trace."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import textwrap
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import devmem as dm
-from devmem._core.copy import advice
 from devmem._core.copy.staging import workers
 
 MIB = 1 << 20
@@ -417,174 +414,3 @@ def test_the_child_of_a_fork_that_may_use_devices_has_a_file_of_its_own(python, 
     assert len([event for event in events(path) if event["ph"] == "X"]) == 1
     own = path.with_name(f"trace.{pid}.json")
     assert [event["name"] for event in events(own) if event["ph"] == "X"] == ["h2d direct"]
-
-
-# -- a stream was given, and the call stood still nevertheless ---------------------------------------------------------
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The warnings of the test, as they come, from whichever lines."""
-    monkeypatch.setattr(advice, "_told", set())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found: list[str] = []
-        monkeypatch.setattr(
-            warnings, "showwarning", lambda message, *rest, **more: found.append(f"{rest[1]}: {message}")
-        )
-        yield found
-    assert caught == []
-
-
-LARGE = np.zeros(2 * MIB, "u1")
-
-
-def test_a_download_that_stands_still_is_told_once_for_each_line(staged, told):
-    staged()
-    stream = dm.stream()
-    array = dm.to_device(LARGE)
-    for _ in range(3):
-        array.copy_to_host(stream=stream)
-    assert len(told) == 1
-    assert told[0].startswith(__file__)
-    for word in ("2,097,152 bytes", "pageable", "pinned_array()", "register()", "copy_async()"):
-        assert word in told[0]
-    array.copy_to_host(np.empty_like(LARGE), stream=stream)
-    assert len(told) == 2
-
-
-def test_an_upload_that_is_not_staged_is_told(staged, told):
-    staged(STAGING_SLOTS="0")
-    stream = dm.stream()
-    array = dm.to_device(LARGE, stream=stream)
-    assert len(told) == 1
-    array.copy_to_device(LARGE, stream=stream)
-    assert len(told) == 2
-    stream.synchronize()
-
-
-def test_background_copies_are_told_only_of_streams_that_were_named(staged, told):
-    """Those that go directly, by the driver, which waits: nothing else would have been better but other memory."""
-    staged(STAGING_SLOTS="0")
-    array, stream = dm.copy_async(LARGE).result(), dm.stream()
-    back = dm.copy_async(array).result()
-    assert dm.copy_async(back, array).result() is array
-    assert told == []
-    dm.copy_async(LARGE, stream=stream).result()
-    dm.copy_async(back, array, stream=stream).result()
-    dm.copy_async(array, back, stream=stream).result()
-    assert len(told) == 3
-    for each in told:
-        assert "register()" in each
-        assert "copy_async()" not in each
-
-
-def test_nothing_is_told_where_nothing_stands_still(staged, told):
-    """Page-locked memory; staged uploads; no stream; small arrays; handles; many at once."""
-    staged()
-    stream = dm.stream()
-    pinned = dm.pinned_array_like(LARGE)
-    pinned[...] = 1
-    array = dm.to_device(pinned, stream=stream)
-    array.copy_to_host(pinned, stream=stream)
-    dm.to_device(LARGE, stream=stream)
-    array.copy_to_device(LARGE, stream=stream)
-    array.copy_to_host()
-    with stream:
-        array.copy_to_host()
-    array[: MIB - 1].copy_to_host(stream=stream)
-    dm.copy_async(array, stream=stream).result()
-    dm.copy_async(LARGE, stream=stream).result()
-    dm.to_host_many(dm.to_device_many([LARGE, LARGE], stream=stream), stream=stream)
-    other = dm.zeros(LARGE.shape, "u1")
-    other.copy_to_device(array, stream=stream)
-    stream.synchronize()
-    assert told == []
-
-
-def test_nothing_is_told_of_registered_memory(staged, told, need):
-    need("host_register")
-    staged()
-    stream = dm.stream()
-    source = LARGE.copy()
-    with dm.register(source):
-        dm.to_device(source, stream=stream).copy_to_host(source, stream=stream)
-        stream.synchronize()
-    assert told == []
-
-
-def test_nothing_is_told_where_page_locked_memory_is_no_better(with_settings, told):
-    """Unless a threshold is asked for, which says that it is."""
-    with_settings(STAGING_THRESHOLD=None)
-    if dm.current_device().info.staging_threshold:
-        pytest.skip("here it is better")
-    stream = dm.stream()
-    dm.to_device(LARGE, stream=stream).copy_to_host(stream=stream)
-    stream.synchronize()
-    assert told == []
-
-
-def test_the_copy_is_made_where_warnings_are_errors(staged, monkeypatch):
-    """And nothing is left behind by the one that raised."""
-    monkeypatch.setattr(advice, "_told", set())
-    staged(STAGING_SLOTS="0")
-    stream = dm.stream()
-    before = dm.memory_info().live
-    with pytest.raises(dm.DevmemWarning, match="a stream was given"):
-        dm.to_device(LARGE, stream=stream)
-    stream.synchronize()
-    dm.trim()
-    assert dm.memory_info().live == before
-
-
-# -- the same array again and again ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cheap(staged, need, monkeypatch):
-    """Locking costs next to nothing: the second copy of an array that is copied again would have paid for it."""
-    need("host_register")
-    staged()
-    monkeypatch.setattr(advice, "LOCKING", 1e30)
-    monkeypatch.setattr(advice, "LOCKED", 1e30)
-
-
-@pytest.mark.usefixtures("cheap")
-def test_an_array_that_is_copied_again_and_again_is_told_once(caplog):
-    source = np.arange(MIB, dtype="u1")
-    with caplog.at_level(logging.INFO, "devmem"):
-        for _ in range(4):
-            dm.to_device(source).copy_to_host(source)
-    [record] = [each for each in caplog.records if each.name == "devmem"]
-    assert record.levelno == logging.INFO
-    assert "1,048,576 bytes" in record.getMessage()
-    assert "devmem.register(array)" in record.getMessage()
-
-
-@pytest.mark.usefixtures("cheap")
-def test_nothing_is_told_of_arrays_that_come_once(caplog):
-    """Also where one lies where another was."""
-    memory = bytearray(MIB)
-    pinned = dm.pinned_array(MIB, np.uint8)
-    small = np.zeros(MIB - 1, "u1")
-    array = dm.zeros(MIB, "u1")
-    with caplog.at_level(logging.INFO, "devmem"):
-        for _ in range(4):
-            array.copy_to_device(np.frombuffer(memory, "u1"))
-            array.copy_to_device(pinned)
-            array[:-1].copy_to_device(small)
-            array.copy_to_host()
-    assert [each for each in caplog.records if each.name == "devmem"] == []
-
-
-def test_the_advice_is_in_the_trace(cheap, staged, tmp_path):
-    path = tmp_path / "trace.json"
-    staged(TRACE=str(path))
-    source = np.zeros(MIB, "u1")
-    for _ in range(3):
-        dm.to_device(source)
-    [note] = [event for event in events(path) if event.get("cat") == "advice"]
-    assert note["ph"] == "i"
-    assert note["args"]["bytes"] == MIB
-    assert note["args"]["copies"] == 2
-    assert "devmem.register(array)" in note["args"]["why"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -110,16 +109,6 @@ def test_nothing_moves_where_another_argument_is_refused(copying, with_settings)
     with pytest.raises(dm.TransferGuardError):
         copying[1, 1](smart, np.zeros(4))
     assert dm.transfer_stats() == {}
-
-
-def test_large_pageable_arrays_are_no_advice_where_no_stream_is_named(copying, device):
-    if not device.opened().locking_pays:
-        pytest.skip("pageable memory is as good here")
-    src, dst = np.ones(1 << 18), np.zeros(1 << 18)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", dm.DevmemWarning)
-        copying[1, 1](dm.In(src), dm.Out(dst))
-    np.testing.assert_array_equal(src, dst)
 
 
 # -- device arrays -----------------------------------------------------------------------------------------------------
