@@ -31,4 +31,6 @@ def only_read(given: Any) -> Any:
     """A read-only view of a device array or record, bound to the same stream."""
     if isinstance(given, DeviceRecord):
         return ReadOnlyRecord(given.__devmem_view__())
-    return ReadOnlyArray(given.allocation, given._ptr, given._shape, given._dtype, given._strides, given._stream)
+    return ReadOnlyArray(
+        given.open_device, given.allocation, given._ptr, given._shape, given._dtype, given._strides, given._stream
+    )

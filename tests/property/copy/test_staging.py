@@ -186,7 +186,7 @@ def test_from_another_device(late: Any, data: st.DataObject, how: tuple[int, int
     context = here.context()
     with ring(*how), pytest.MonkeyPatch.context() as patch, late(stream, data):
         if data.draw(st.booleans()):  # neither reaches the other's memory
-            patch.setattr(context, "capabilities", context.handle.capabilities - {Capability.PEER})
+            patch.setattr(context.handle, "capabilities", context.handle.capabilities - {Capability.PEER})
         take(target).copy_to_device(from_take(source), stream=stream)
         source.copy_to_device(np.zeros(source.shape, source.dtype))  # it was read when the call returned
         dm.synchronize()

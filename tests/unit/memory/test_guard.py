@@ -464,7 +464,7 @@ def test_arrays_of_a_captured_stream_are_looked_at_when_the_capture_has_ended(
     stream.synchronize()
     overrun(second)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
+        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
         patch.setattr(
             type(context.handle.driver), "capturing", lambda _, handle: handle == stream.handle, raising=False
         )

@@ -400,7 +400,7 @@ def test_what_the_driver_says_later_is_told_each_time(way, device, monkeypatch, 
     dm.synchronize()
     with monkeypatch.context() as patch:
         failing = Failing(context.handle.driver, "event_query", "event_synchronize")
-        patch.setattr(context, "driver", failing)
+        patch.setattr(context.handle, "driver", failing)
 
         async def wait():
             await under_way
@@ -434,7 +434,7 @@ def test_what_the_driver_says_later_is_told_each_time(way, device, monkeypatch, 
 def test_nothing_could_be_enqueued(way, device, monkeypatch):
     context, array, room = device.opened(), dm.to_device(DATA), np.full_like(DATA, -1)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "driver", Failing(context.handle.driver, "copy"))
+        patch.setattr(context.handle, "driver", Failing(context.handle.driver, "copy"))
         with pytest.raises(BackendError):
             dm.copy_async(array, room)
         with pytest.raises(BackendError):

@@ -447,8 +447,8 @@ def test_where_a_graph_is_captured_everything_is_copied_from_where_it_is(device,
             return self.driver.copy(dst, src, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
-        patch.setattr(context, "driver", Capturing(context.handle.driver))
+        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
+        patch.setattr(context.handle, "driver", Capturing(context.handle.driver))
         patch.setattr(stream, "simple", False)
         up = dm.to_device_many(leaves, stream)
     assert seen == [leaf.ctypes.data for leaf in leaves if leaf.size]

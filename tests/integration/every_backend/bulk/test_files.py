@@ -631,8 +631,8 @@ def test_a_capturing_stream_is_refused(device, monkeypatch, tmp_path):
             return handle == stream.handle
 
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
-        patch.setattr(context, "driver", Capturing(context.handle.driver))
+        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
+        patch.setattr(context.handle, "driver", Capturing(context.handle.driver))
         patch.setattr(stream, "simple", False)
         for call in (lambda: dm.load(tmp_path / "a.npy", stream=stream), lambda: dm.save(array, tmp_path / "b.npy")):
             with pytest.raises(dm.UnsupportedError, match="captur"):

@@ -202,8 +202,8 @@ def test_a_captured_stream_goes_directly(device, monkeypatch):
             return handle == stream.handle
 
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
-        patch.setattr(context, "driver", Capturing(context.handle.driver))
+        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
+        patch.setattr(context.handle, "driver", Capturing(context.handle.driver))
         patch.setattr(stream, "simple", False)
         array.copy_to_device(source, stream=stream)
     stream.synchronize()

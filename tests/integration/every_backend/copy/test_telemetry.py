@@ -145,7 +145,8 @@ def test_seconds_of_few_small_copies_are_theirs(device, with_settings):
         assert stats[path]["copies"] == 5000
         assert stats[path]["bytes"] == 5000 * 128
         assert 0 < stats[path]["seconds"] < 10
-    assert device.opened().statistics.uploads[2] == device.opened().statistics.downloads[2] == 32
+    small = device.opened().statistics.small
+    assert small["h2d direct"][2] == small["d2h direct"][2] == 32
 
 
 def test_waiting_for_a_slot_is_told(staged, need, hold, device):

@@ -117,7 +117,7 @@ def test_nothing_moves_where_another_argument_is_refused(copying, with_settings)
 def test_arrays_of_a_subclass_go_the_short_way(copying, compiler, monkeypatch):
     made = []
     for each in (dm.to_device(np.arange(3.0)), dm.zeros(3)):
-        sub = Sub(each.allocation, each.ptr, each.shape, each.dtype, None, None)
+        sub = Sub(each.open_device, each.allocation, each.ptr, each.shape, each.dtype, None, None)
         made.append(sub)
     monkeypatch.setattr(Launch, "_launch_mixed", None)
     copying[1, 1](*made)
@@ -262,8 +262,8 @@ def capture(device, monkeypatch):
 
     driver = context.handle.driver
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
-        patch.setattr(context, "driver", Capturing())
+        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
+        patch.setattr(context.handle, "driver", Capturing())
         yield stream, held
         held.clear()
         dm.trim()

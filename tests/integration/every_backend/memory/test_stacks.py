@@ -528,8 +528,8 @@ def test_while_a_graph_is_captured_nothing_is_given_back_to_make_room(device, mo
 
     driver = context.handle.driver
     with dm.use_memory(memory.FailNth(None, 1)), monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
-        patch.setattr(context, "driver", Capturing())
+        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
+        patch.setattr(context.handle, "driver", Capturing())
         with pytest.raises(dm.OutOfMemory, match="nothing can be given back while a graph is captured"):
             dm.zeros(3)
     assert not {"synchronize", "stream_synchronize", "event_synchronize", "free"} & set(asked)

@@ -42,8 +42,8 @@ def captured(device, monkeypatch):
     context = device.opened()
     driver = Capturing(context.handle.driver)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
-        patch.setattr(context, "driver", driver)
+        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
+        patch.setattr(context.handle, "driver", driver)
         stream = dm.stream()
         yield stream, driver
         driver.stream = None
