@@ -159,12 +159,11 @@ class Cuda:
         self.leave()
 
     def patch_give_back(self, patch: pytest.MonkeyPatch) -> None:
-        calls = importlib.import_module("devmem.backends.cuda.library").cu
         for function in self.give_back:
-            patch.setattr(calls, function, gives_back_anyway(getattr(calls, function)))
-        # The one of them that the driver calls without anything between.
-        driver = importlib.import_module("devmem.backends.cuda.driver")
-        patch.setattr(driver, "_free_async", gives_back_anyway(driver._free_async))
+            patch.setattr(self.cu, function, gives_back_anyway(getattr(self.cu, function)))
+        # The one of them that the backend took from the binding when it was imported.
+        memory = importlib.import_module("devmem.backends.cuda.memory")
+        patch.setattr(memory, "_free_async", gives_back_anyway(memory._free_async))
 
     def free_behind(self, address: int) -> None:
         assert not self.cu.cuMemFree(address)[0]

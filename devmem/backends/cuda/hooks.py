@@ -7,7 +7,7 @@ from ...spi.driver import Driver
 
 
 class CudaBackend:
-    """CUDA devices. Nothing of NVIDIA's is imported before somebody asks whether the backend can be used."""
+    """CUDA devices. No module of NVIDIA's is imported before a program asks whether the backend can be used."""
 
     name = "cuda"
     spi_version = SPI_VERSION
@@ -15,7 +15,7 @@ class CudaBackend:
     def unavailable(self) -> str | None:
         """Why CUDA cannot be used here, with what would help; ``None`` if it can."""
         try:
-            from .library import reason
+            from .binding import reason
         except ImportError as error:
             return (
                 f"cuda-bindings is not installed ({error}): pip install 'devmem-arrays[cuda13]' "
@@ -26,13 +26,11 @@ class CudaBackend:
         return reason()
 
     def device_count(self) -> int:
-        """The number of devices that the driver shows, after CUDA_VISIBLE_DEVICES."""
-        from .library import device_count
+        from .binding import device_count
 
         return device_count()
 
     def open(self, ordinal: int) -> Driver:
-        """A driver on the device's primary context."""
         from .driver import CudaDriver
 
         return CudaDriver(ordinal)

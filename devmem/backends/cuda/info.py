@@ -6,8 +6,11 @@ import uuid
 from types import MappingProxyType
 from typing import Any
 
-from ...spi.types import Capability, DeviceInfo, Exchange, MemoryKind
-from .library import checked, cu
+from cuda.bindings import driver as cu
+
+from ...spi.types import Capability, DeviceInfo, Exchange
+from ...toolkit.device_facts import memory_kinds, text, typed_facts
+from ...toolkit.vendor_functions import VendorFunctions
 
 _A = cu.CUdevice_attribute
 _FACTS = {
@@ -23,78 +26,53 @@ _FACTS = {
     "can_map_host_memory": _A.CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
 }
 #: The driver versions that brought cuMemcpyBatchAsync, and the forms of cuMemPrefetchAsync and cuMemAdvise that are used.
-BATCH_COPIES_SINCE = 12080
-HINTS_SINCE = 12020
-#: Bytes from which the driver's own way with pageable memory, small buffer by small buffer, leaves the bus idle most of the time.
-#: Where the device reads the host's memory in place, or shares it, there is nothing to win.
+BATCH_COPIES_SINCE, HINTS_SINCE = 12080, 12020
+#: Bytes from which devmem's staging is faster than the driver's, whose small buffers leave the bus idle most of the time. Devices
+#: that read the host's memory in place, or share it, need no staging.
 STAGED_FROM = 1 << 20
 #: Facts that count something; all others are yes or no.
-_COUNTS = {"copy_engines"}
+_COUNTS = frozenset({"copy_engines"})
 #: DLPack's kDLCUDA, kDLCUDAHost and kDLCUDAManaged. Of streams, 0 could mean either default stream, so it is not allowed.
 _EXCHANGE = Exchange(2, 3, 13, MappingProxyType({1: 1, 2: 2}), array_interface=True)
 
 
-def describe(device: Any, ordinal: int) -> DeviceInfo:
+def device_info(functions: VendorFunctions, device: Any, ordinal: int) -> DeviceInfo:
     """Everything about a device that does not change; its context is current."""
-    facts = {name: _attribute(attribute, device) for name, attribute in _FACTS.items()}
-    facts = {name: value if name in _COUNTS else bool(value) for name, value in facts.items()}
-    major = _attribute(_A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
-    minor = _attribute(_A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
-    least, greatest = checked("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange())
-    version = checked("cuDriverGetVersion", cu.cuDriverGetVersion())
+
+    def attribute(number: Any) -> int:
+        return int(functions.DeviceGetAttribute(number, device))
+
+    facts = typed_facts({name: attribute(number) for name, number in _FACTS.items()}, _COUNTS)
+    major = attribute(_A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+    minor = attribute(_A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+    least, greatest = functions.CtxGetStreamPriorityRange()
+    version = int(functions.DriverGetVersion())
     return DeviceInfo(
         backend="cuda",
         ordinal=ordinal,
-        name=_text(checked("cuDeviceGetName", cu.cuDeviceGetName(256, device))),
-        uuid=str(uuid.UUID(bytes=bytes(checked("cuDeviceGetUuid", cu.cuDeviceGetUuid(device)).bytes))),
-        total_bytes=int(checked("cuDeviceTotalMem", cu.cuDeviceTotalMem(device))),
+        name=text(functions.DeviceGetName(256, device)),
+        uuid=str(uuid.UUID(bytes=bytes(functions.DeviceGetUuid(device).bytes))),
+        total_bytes=int(functions.DeviceTotalMem(device)),
         arch=f"sm_{major}{minor}",
-        warp_size=_attribute(_A.CU_DEVICE_ATTRIBUTE_WARP_SIZE, device),
-        pci_id=_text(checked("cuDeviceGetPCIBusId", cu.cuDeviceGetPCIBusId(32, device))),
-        memory_kinds=_kinds(facts),
-        capabilities=_capabilities(facts, int(version)),
+        warp_size=attribute(_A.CU_DEVICE_ATTRIBUTE_WARP_SIZE),
+        pci_id=text(functions.DeviceGetPCIBusId(32, device)),
+        memory_kinds=memory_kinds(facts),
+        capabilities=_capabilities(facts, version),
         stream_priorities=(int(least), int(greatest)),
         staging_threshold=0 if facts["integrated"] or facts["host_page_tables"] else STAGED_FROM,
         exchange=_EXCHANGE,
-        facts=MappingProxyType({"compute_capability": f"{major}.{minor}", "driver_version": int(version), **facts}),
+        facts=MappingProxyType({"compute_capability": f"{major}.{minor}", "driver_version": version, **facts}),
     )
 
 
-def _kinds(facts: dict[str, int]) -> frozenset[MemoryKind]:
-    kinds = {MemoryKind.DEVICE, MemoryKind.PINNED}
-    if facts["can_map_host_memory"]:
-        kinds.add(MemoryKind.MAPPED)
-    if facts["managed_memory"]:
-        kinds.add(MemoryKind.MANAGED)
-    return frozenset(kinds)
-
-
 def _capabilities(facts: dict[str, int], driver_version: int) -> frozenset[Capability]:
-    found = {
-        Capability.STRIDED_COPY,
-        Capability.VOLUME_COPY,
-        Capability.HOST_REGISTER,
-        Capability.PEER,
-        Capability.CAPTURE,
-        Capability.IPC,
-        Capability.LAUNCH,
-        Capability.HOLD,
-        Capability.POINTER_INFO,
+    conditions = {
+        Capability.BATCH_COPY: hasattr(cu, "cuMemcpyBatchAsync") and driver_version >= BATCH_COPIES_SINCE,
+        Capability.STREAM_ORDERED: facts["memory_pools"],
+        Capability.MAPPED: facts["can_map_host_memory"],
+        Capability.MANAGED: facts["managed_memory"]
+        and facts["concurrent_managed_access"]
+        and driver_version >= HINTS_SINCE,
+        Capability.HOST_FUNCTION: False,
     }
-    if hasattr(cu, "cuMemcpyBatchAsync") and driver_version >= BATCH_COPIES_SINCE:
-        found.add(Capability.BATCH_COPY)
-    if facts["memory_pools"]:
-        found.add(Capability.STREAM_ORDERED)
-    if facts["can_map_host_memory"]:
-        found.add(Capability.MAPPED)
-    if facts["managed_memory"] and facts["concurrent_managed_access"] and driver_version >= HINTS_SINCE:
-        found.add(Capability.MANAGED)
-    return frozenset(found)
-
-
-def _attribute(attribute: Any, device: Any) -> int:
-    return int(checked("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(attribute, device)))
-
-
-def _text(raw: bytes) -> str:
-    return raw.partition(b"\0")[0].decode()
+    return frozenset(capability for capability in Capability if conditions.get(capability, True))

@@ -1,7 +1,5 @@
 """What every call to a host device needs: the device's state, whether it is current, and looking up what it is given."""
 
-# ruff: noqa: D102 -- the contract documents its methods once, for every backend
-
 from __future__ import annotations
 
 import threading

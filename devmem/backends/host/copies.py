@@ -1,7 +1,5 @@
 """Copies and fills of a host device. Each is checked at the call, and is then a job on a stream."""
 
-# ruff: noqa: D102 -- the contract documents its methods once, for every backend
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The driver of a host device."""
 
-# ruff: noqa: D102 -- the contract documents its methods once, for every backend
-
 from __future__ import annotations
 
 import os

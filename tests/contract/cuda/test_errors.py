@@ -113,7 +113,7 @@ class Open:
 
     def close(self) -> None:
         cu.cuCtxSetCurrent(self.token or 0)
-        self.driver.host_blocks.clear()  # what is left is dropped with the context
+        self.driver.memory.host_blocks.clear()  # what is left is dropped with the context
         self.driver.close()
 
 
@@ -127,7 +127,7 @@ def opened() -> Iterator[Open]:
 #: Every call of the driver behind every method of ours.
 CALLS: dict[str, tuple[str, Callable[[Open], object]]] = {
     "enter": ("cuCtxGetCurrent", lambda o: o.driver.enter()),
-    "exit": ("cuCtxSetCurrent", lambda o: o.driver.exit(o.driver.primary)),
+    "exit": ("cuCtxSetCurrent", lambda o: o.driver.exit(o.driver.context.primary)),
     "alloc": ("cuMemAlloc", lambda o: o.driver.alloc(100, 1)),
     "alloc pinned": ("cuMemHostAlloc", lambda o: o.driver.alloc(100, 1, MemoryKind.PINNED)),
     "alloc managed": ("cuMemAllocManaged", lambda o: o.driver.alloc(100, 1, MemoryKind.MANAGED)),
@@ -220,7 +220,7 @@ def test_every_call_is_checked_and_named(method: str, code: int, opened: Open, c
         call(opened)
     assert type(caught.value) is BackendError
     assert (caught.value.call.removesuffix("_v2"), caught.value.code) == (function, code)
-    assert opened.driver.lost is None
+    assert opened.driver.state.errors.lost is None
     assert opened.driver.memory_info()
 
 
@@ -234,7 +234,7 @@ def test_a_status_that_is_newer_than_the_binding(opened: Open, control: emulator
 
 
 def test_a_mistake_of_the_caller_is_no_status() -> None:
-    from devmem.backends.cuda.library import code_of
+    from devmem.backends.cuda.binding import code_of
 
     with pytest.raises(ValueError, match=r"^not a number$"):
         code_of(ValueError("not a number"))
@@ -377,7 +377,7 @@ def test_it_is_noticed_by_every_call(method: str, opened: Open, control: emulato
         call(opened)
     assert caught.value.call.removesuffix("_v2") == function
     if method != "ipc_export":
-        assert opened.driver.lost is not None
+        assert opened.driver.state.errors.lost is not None
     control.reset()
     with pytest.raises(DeviceLost) as again:
         opened.driver.enter()

@@ -26,8 +26,6 @@ _reason = CudaBackend().unavailable()
 pytestmark = pytest.mark.skipif(_reason is not None, reason=f"no CUDA driver, real or emulated: {_reason}")
 emulated_only = pytest.mark.skipif("DEVMEM_EMULATOR" not in os.environ, reason="needs the emulator's control")
 cu: Any = importlib.import_module("cuda.bindings.driver") if _reason is None else None
-#: The same functions as the backend calls them.
-ours: Any = importlib.import_module("devmem.backends.cuda.library").cu if _reason is None else None
 
 DATA = np.arange(1000, dtype=np.int32)
 PORTABLE, DEVICEMAP, WRITE_COMBINED = 1, 2, 4
@@ -206,7 +204,7 @@ def without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
         error, value = asked(attribute, device)
         return error, 0 if attribute == pools else value
 
-    monkeypatch.setattr(ours, "cuDeviceGetAttribute", answer)
+    monkeypatch.setattr(cu, "cuDeviceGetAttribute", answer)
     dm.close()
 
 
@@ -268,8 +266,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         del live[ptr]
         return unregister(ptr)
 
-    monkeypatch.setattr(ours, "cuMemHostRegister", registering)
-    monkeypatch.setattr(ours, "cuMemHostUnregister", unregistering)
+    monkeypatch.setattr(cu, "cuMemHostRegister", registering)
+    monkeypatch.setattr(cu, "cuMemHostUnregister", unregistering)
     return live
 
 
@@ -348,7 +346,7 @@ def test_managed_memory(attach_global: bool, monkeypatch: pytest.MonkeyPatch) ->
     asked: list[int] = []
     allocate = cu.cuMemAllocManaged
     monkeypatch.setattr(
-        ours, "cuMemAllocManaged", lambda nbytes, flags: (asked.append(flags), allocate(nbytes, flags))[1]
+        cu, "cuMemAllocManaged", lambda nbytes, flags: (asked.append(flags), allocate(nbytes, flags))[1]
     )
     array = dm.managed_array(1000, np.int32, attach_global=attach_global)
     assert asked == [1 if attach_global else 2]
@@ -363,23 +361,22 @@ def test_managed_memory(attach_global: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_managed_hints_reach_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    from devmem.backends.cuda import extras
-
     if Capability.MANAGED not in dm.current_device().info.capabilities:
         pytest.skip("the device does not migrate managed memory")
     seen: list[tuple[Any, ...]] = []
 
     def spy(name: str) -> None:
-        real = getattr(extras, name)
+        name = f"{name}_v2" if hasattr(cu, f"{name}_v2") else name
+        real = getattr(cu, name)
 
         def call(*arguments: Any) -> Any:
             seen.append((name, *arguments))
             return real(*arguments)
 
-        monkeypatch.setattr(extras, name, call)
+        monkeypatch.setattr(cu, name, call)
 
-    spy("_prefetch")
-    spy("_advise")
+    spy("cuMemPrefetchAsync")
+    spy("cuMemAdvise")
     array = dm.managed_array(1000, np.int32)
     side = dm.stream()
     array[250:].prefetch()
@@ -476,11 +473,11 @@ def test_a_batch_is_one_call_and_on_the_default_streams_several(driver: Any, con
 
 
 def test_without_batches_on_an_older_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = importlib.import_module("devmem.backends.cuda.library")
+    library = importlib.import_module("devmem.backends.cuda.binding")
     monkeypatch.setattr(library, "OLDEST_DRIVER", 12000)
     for version in (12060, 12010):
         dm.close()
-        monkeypatch.setattr(ours, "cuDriverGetVersion", lambda version=version: (cu.CUresult.CUDA_SUCCESS, version))
+        monkeypatch.setattr(cu, "cuDriverGetVersion", lambda version=version: (cu.CUresult.CUDA_SUCCESS, version))
         assert Capability.BATCH_COPY not in dm.current_device().info.capabilities
     assert Capability.MANAGED not in dm.current_device().info.capabilities
     with pytest.raises(dm.errors.UnsupportedError):
@@ -591,7 +588,7 @@ def test_between_devices_that_cannot_reach_each_other(
     control: emulator.Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near = dm.to_device(DATA)
-    monkeypatch.setattr(ours, "cuDeviceCanAccessPeer", lambda *_: (cu.CUresult.CUDA_SUCCESS, 0))
+    monkeypatch.setattr(cu, "cuDeviceCanAccessPeer", lambda *_: (cu.CUresult.CUDA_SUCCESS, 0))
     control.reset()
     far = dm.to_device(near, device=1)
     assert "cuMemcpyPeerAsync" not in control.calls()

@@ -65,7 +65,6 @@ with dm.current_device().entered() as driver:
 """
 SHARED = """
 import devmem as dm
-from devmem.backends.cuda import launching
 from devmem.testing.emulator import control
 told = lambda: control().calls().get("cuFuncSetAttribute", 0)
 with dm.current_device().entered() as driver:
@@ -76,20 +75,16 @@ with dm.current_device().entered() as driver:
     # With what a function declares itself even a little may be more than it gets untold; never of less than before.
     assert [launch(one, n) for n in (0, 4096, 64, 4096, 99_000)] == [0, 1, 1, 1, 2]
     assert launch(other, 64) == 3
-    real = launching.cu
-    class Refusing:
-        def __getattr__(self, name):
-            return getattr(real, name)
-        def cuFuncSetAttribute(self, *arguments):
-            return (real.CUresult.CUDA_ERROR_INVALID_VALUE,)
-    launching.cu = Refusing()
+    functions = driver.state.functions
+    real = functions.FuncSetAttribute
+    functions.FuncSetAttribute = lambda *arguments: driver.state.errors.fail("cuFuncSetAttribute", 1)
     try:
         launch(one, 1 << 30)
     except dm.BackendError as error:
         assert "1073741824 bytes of dynamic shared memory are more than" in error.__notes__[0], error.__notes__
     else:
         raise SystemExit("it launched with more than there is")
-    launching.cu = real
+    functions.FuncSetAttribute = real
     assert launch(one, 99_000) == 3, "it has been told of so many"
 """
 FUNCTIONS = {

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import importlib
 import threading
 import warnings
 
@@ -193,11 +192,9 @@ def test_an_interrupt_leaves_no_thread_relaxed(foreign, device, monkeypatch, mod
         f"{PREFIXES[device.backend]}ThreadExchangeStreamCaptureMode",
     )
     event, found = dm.event(), ctypes.c_int(mode)
-    if device.backend == "cuda":
-        owner, attribute = importlib.import_module("devmem.backends.cuda.calls"), "_exchange"
-    else:
-        owner, attribute = device.opened().handle.driver.hip, name
-    sound, interrupted = getattr(owner, attribute), []
+    with device.entered() as driver:
+        relaxed_capture = driver.state.relaxed_capture
+    sound, interrupted = relaxed_capture.exchange, []
 
     def exchange(*arguments):
         if interrupted:
@@ -209,7 +206,7 @@ def test_an_interrupt_leaves_no_thread_relaxed(foreign, device, monkeypatch, mod
 
     with device.entered():
         getattr(library, name)(ctypes.byref(found))
-        monkeypatch.setattr(owner, attribute, exchange)
+        monkeypatch.setattr(relaxed_capture, "exchange", exchange)
         with pytest.raises(KeyboardInterrupt):
             event.query()
         getattr(library, name)(ctypes.byref(found))

@@ -1,0 +1,139 @@
+"""Copies to, from, on and between CUDA devices, and fills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+from ...spi.errors import BackendError
+from ...spi.types import LEGACY_STREAM, CopyKind
+from ...toolkit.driver_state import DriverState, Part
+from ...toolkit.handles import DEFAULT_STREAMS
+from ...toolkit.status_errors import INVALID_VALUE
+from ...toolkit.streams import Streams
+from .binding import code_of
+from .context import PrimaryContext
+
+_H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
+_ASYNC = {_H2D: "MemcpyHtoDAsync", _D2H: "MemcpyDtoHAsync", _D2D: "MemcpyDtoDAsync"}
+# Called as they are: a checked call would cost a frame in the verbs that are called most.
+_upload, _download = cu.cuMemcpyHtoD, cu.cuMemcpyDtoH
+
+
+class Copies(Part):
+    """Copies and fills. Whether host memory is page-locked is not asked, so every asynchronous copy may still touch it."""
+
+    def __init__(self, state: DriverState, context: PrimaryContext, streams: Streams) -> None:
+        super().__init__(state)
+        self._context = context
+        self._synchronize = streams.stream_synchronize
+        self._end_copy = streams.end_copy
+
+    def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        if blocking and stream == LEGACY_STREAM and kind is not _D2D:
+            # The synchronous verbs are ordered on the legacy stream: one call instead of two.
+            try:
+                (error,) = _upload(dst, src, nbytes) if kind is _H2D else _download(dst, src, nbytes)
+            except ValueError as unknown:
+                error = code_of(unknown)
+            if error:
+                self._fail("cuMemcpyHtoD" if kind is _H2D else "cuMemcpyDtoH", int(error))
+            if kind is _H2D and self._streams.unordered:
+                # cuMemcpyHtoD returns when it has read pageable memory, which may be before the device has it. Streams that
+                # wait for the legacy stream cannot tell; where there are others, the copy has to be waited for.
+                self._synchronize(stream)
+            return False
+        getattr(self._functions, _ASYNC[kind])(dst, src, nbytes, self._streams[stream])
+        if blocking:
+            self._synchronize(stream)
+            return False
+        return kind is not _D2D
+
+    def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
+        getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
+
+    def copy_2d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        height: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        plan = _addresses(cu.CUDA_MEMCPY2D(), dst, src, kind)
+        plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = src_pitch, dst_pitch, width, height
+        try:
+            self._functions.Memcpy2DAsync(plan, self._streams[stream])
+        except BackendError as error:
+            if error.code != INVALID_VALUE or kind is not _D2D:
+                raise
+            # Copies within a device may refuse pitches that cuMemAllocPitch did not choose. This one takes any. It is ordered on
+            # the legacy stream, and within a device does not wait by itself.
+            self._synchronize(stream)
+            self._functions.Memcpy2DUnaligned(plan)
+            self._synchronize(LEGACY_STREAM)
+            return False
+        return self._end_copy(stream, kind, blocking)
+
+    def copy_3d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        dst_rows: int,
+        src: int,
+        src_pitch: int,
+        src_rows: int,
+        width: int,
+        height: int,
+        depth: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        plan = _addresses(cu.CUDA_MEMCPY3D(), dst, src, kind)
+        plan.srcPitch, plan.srcHeight, plan.dstPitch, plan.dstHeight = src_pitch, src_rows, dst_pitch, dst_rows
+        plan.WidthInBytes, plan.Height, plan.Depth = width, height, depth
+        self._functions.Memcpy3DAsync(plan, self._streams[stream])
+        return self._end_copy(stream, kind, blocking)
+
+    def copy_batch(
+        self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
+    ) -> bool:
+        if stream in DEFAULT_STREAMS:  # the driver refuses batches on them
+            running = [self.copy(*each, kind, stream, blocking=False) for each in zip(dsts, srcs, sizes, strict=True)]
+            return any(running)
+        access = cu.CUmemcpyAttributes()
+        access.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        to, origin = list(map(cu.CUdeviceptr, dsts)), list(map(cu.CUdeviceptr, srcs))
+        on = self._streams[stream]
+        self._functions.MemcpyBatchAsync(to, origin, list(sizes), len(to), [access], [0], 1, on)
+        return kind is not _D2D
+
+    def can_access(self, ordinal: int) -> bool:
+        peer = self._functions.DeviceGet(ordinal)
+        return bool(self._functions.DeviceCanAccessPeer(self._context.device, peer))
+
+    def copy_peer(
+        self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
+    ) -> None:
+        on = self._streams[stream]
+        with self._context.of_device(dst_ordinal) as to, self._context.of_device(src_ordinal) as origin:
+            self._functions.MemcpyPeerAsync(dst, to, src, origin, nbytes, on)
+        self._end_copy(stream, _D2D, blocking)
+
+
+def _addresses(plan: Any, dst: int, src: int, kind: CopyKind) -> Any:
+    """Set the two addresses of a strided copy, each with its kind of memory."""
+    host, device = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    for side, address, on_host in (("src", src, kind is _H2D), ("dst", dst, kind is _D2H)):
+        setattr(plan, f"{side}MemoryType", host if on_host else device)
+        setattr(plan, f"{side}{'Host' if on_host else 'Device'}", address)
+    return plan

@@ -1,0 +1,86 @@
+"""Loading PTX and cubins, and launching their functions."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+from ...spi.errors import BackendError
+from ...spi.types import Extent
+from ...toolkit.driver_state import DriverState, Part
+from ...toolkit.module_loader import ModuleLoader
+from ...toolkit.vendor_functions import VendorFunctions
+from .binding import code_of
+
+#: CUDA_ERROR_UNSUPPORTED_PTX_VERSION.
+TOO_NEW = 222
+LOG_BYTES = 8192
+_MOST_SHARED = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+# Called as it is: a checked call would cost a frame in every launch.
+_launch = cu.cuLaunchKernel
+
+
+class Kernels(Part):
+    """Loaded functions."""
+
+    def __init__(self, state: DriverState) -> None:
+        super().__init__(state)
+        self._loader = ModuleLoader(
+            state,
+            partial(_load_module, state.functions),
+            lambda module, name: state.functions.ModuleGetFunction(module, name.encode()),
+        )
+        self.loaded, self.load = self._loader.functions, self._loader.load
+        #: The most dynamic shared memory that the driver was told of, for each function.
+        self._shared: dict[int, int] = {}
+        self._shared_lock = threading.Lock()
+
+    def unload(self, function: int) -> None:
+        self._shared.pop(function, None)
+        self._loader.unload(function)
+
+    def launch(self, function: int, grid: Extent, block: Extent, shared_bytes: int, stream: int, params: int) -> None:
+        known = self.loaded[function]
+        if shared_bytes and shared_bytes > self._shared.get(function, 0):
+            self._allow_shared(function, shared_bytes)
+        try:
+            (error,) = _launch(known, *grid, *block, shared_bytes, self._streams[stream], params, 0)
+        except ValueError as unknown:
+            error = code_of(unknown)
+        if error:
+            self._fail("cuLaunchKernel", int(error))
+
+    def _allow_shared(self, function: int, shared_bytes: int) -> None:
+        """Tell the driver how much dynamic shared memory a function is launched with, and never of less than before.
+
+        With what the function declares itself, even a little may be more than the driver allows without being told.
+        """
+        with self._shared_lock:
+            if shared_bytes <= self._shared.get(function, 0):
+                return
+            try:
+                self._functions.FuncSetAttribute(self.loaded[function], _MOST_SHARED, shared_bytes)
+            except BackendError as error:
+                error.add_note(
+                    f"{shared_bytes} bytes of dynamic shared memory are more than a block of this function can have here, "
+                    f"beside what it declares itself: ask for less"
+                )
+                raise
+            self._shared[function] = shared_bytes
+
+
+def _load_module(functions: VendorFunctions, image: bytes) -> Any:
+    """Load a module; a refusal carries what the driver's own compiler said."""
+    log, options = bytearray(LOG_BYTES), cu.CUjit_option
+    asked = [options.CU_JIT_ERROR_LOG_BUFFER, options.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    try:
+        return functions.ModuleLoadDataEx(image, len(asked), asked, [log, len(log)])
+    except BackendError as error:
+        if error.code == TOO_NEW:
+            error.add_note("the compiler is of a newer CUDA than the driver: update the driver")
+        if said := log.partition(b"\0")[0].decode(errors="replace").strip():
+            error.add_note(said)
+        raise

@@ -1,0 +1,118 @@
+"""The live handles of a device, and what the vendor's library is given for each.
+
+Outside a driver, streams and events are integers. A vendor's binding may want an object of its own, which costs more to make at
+every call than to look up; `Handles` is a dictionary of these. A handle that is not in it is foreign: the user vouched for it,
+and an object is made for each call, because the handle may name something else tomorrow.
+
+Some libraries read the memory behind a handle without a check, and crash on one that was destroyed. With ``refuse``, the table is
+the check: it calls ``refuse`` for a handle that was destroyed here, and without ``foreign`` for every handle that is not live.
+Lookups take no lock; `add` and `take` do.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from typing import Generic, NoReturn, SupportsInt, TypeVar
+
+from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+
+H = TypeVar("H", bound=SupportsInt)
+DEFAULT_STREAMS = (LEGACY_STREAM, PER_THREAD_STREAM)
+#: Destroyed handles that a table remembers, so that a program that makes millions of streams does not fill its memory.
+REMEMBERED = 1024
+
+
+class Handles(dict[int, H], Generic[H]):
+    """The library's object for each live handle.
+
+    Parameters
+    ----------
+    make : callable
+        The library's object for a handle.
+    defaults : iterable of int
+        Handles that are always live: the default streams.
+    refuse : callable, optional
+        Raises for a handle that must not reach the library.
+    foreign : bool
+        Whether handles that were made elsewhere are allowed.
+
+    Attributes
+    ----------
+    unordered : bool
+        Whether a stream was seen that may not be ordered with the legacy stream: a foreign one, or (set by `Streams`) one that
+        was made non-blocking.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], H],
+        defaults: Iterable[int] = (),
+        refuse: Callable[[int], NoReturn] | None = None,
+        *,
+        foreign: bool = True,
+    ) -> None:
+        super().__init__({handle: make(handle) for handle in defaults})
+        self.unordered = False
+        self._make = make
+        self._defaults = frozenset(self)
+        self._refuse = refuse
+        self._foreign = foreign
+        self._destroyed: dict[int, None] = {}  # in the order of destruction: older addresses are in use again
+        self._lock = threading.Lock()
+
+    def __missing__(self, handle: int) -> H:
+        if self._refuse is not None and (not self._foreign or handle in self._destroyed):
+            self._refuse(handle)
+        self.unordered = True
+        return self._make(handle)
+
+    def add(self, made: H) -> int:
+        """Take a new object in; its handle, which may be one that was destroyed before."""
+        handle = int(made)
+        with self._lock:
+            self[handle] = made
+            self._destroyed.pop(handle, None)
+        return handle
+
+    def take(self, handle: int) -> H:
+        """Take an object out that is about to be destroyed."""
+        with self._lock:
+            if self._refuse is None:
+                return self.pop(handle) if handle in self else self._make(handle)
+            if handle not in self or handle in self._defaults:
+                self._refuse(handle)
+            self._destroyed[handle] = None  # first: a lookup on another thread finds it in one of the two
+            if len(self._destroyed) > REMEMBERED:
+                del self._destroyed[next(iter(self._destroyed))]
+            return self.pop(handle)
+
+    def live(self) -> list[int]:
+        """The handles that were made here and not destroyed."""
+        return [handle for handle in self if handle not in self._defaults]
+
+
+class AddressRanges:
+    """Disjoint ranges of addresses, known by their starts; for use on several threads."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self._ends: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, start: int, nbytes: int) -> bool:
+        """Take a range in, unless it has a byte of another one; whether it was taken."""
+        with self._lock:
+            at = bisect_left(self.starts, start + nbytes) - 1
+            if at >= 0 and self._ends[self.starts[at]] > start:
+                return False
+            insort(self.starts, start)
+            self._ends[start] = start + nbytes
+            return True
+
+    def remove(self, start: int) -> None:
+        """Forget the range that starts there, if there is one."""
+        with self._lock:
+            if self._ends.pop(start, None) is not None:
+                del self.starts[bisect_left(self.starts, start)]

@@ -1,0 +1,102 @@
+"""Streams and events of a vendor whose functions are those of CUDA's driver and of the HIP runtime.
+
+Two parts of a driver (`devmem.toolkit.composed_driver`). Their methods are those of the contract in `devmem.spi.driver`: they
+look handles up and call the vendor's functions. Events are asked and waited for in the relaxed capture mode, because devmem asks
+while it does something else, and must not disturb a capture on another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..spi.errors import BackendError
+from ..spi.types import CopyKind
+from .driver_state import DriverState, Part
+from .status_errors import CAPTURE_STATUSES, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, captured_event
+
+
+class Streams(Part):
+    """Streams; ``synchronizes_before_destroy`` where destroying one may drop the work that is enqueued on it."""
+
+    def __init__(self, state: DriverState, *, synchronizes_before_destroy: bool = False) -> None:
+        super().__init__(state)
+        self._synchronizes_before_destroy = synchronizes_before_destroy
+
+    def stream_create(self, priority: int, non_blocking: bool) -> int:
+        made = self._streams.add(self._functions.StreamCreateWithPriority(int(non_blocking), priority))
+        self._streams.unordered |= non_blocking
+        return made
+
+    def stream_destroy(self, stream: int) -> None:
+        try:
+            if self._synchronizes_before_destroy:
+                self.stream_synchronize(stream)
+        finally:  # the caller has let go of it, whatever the wait raises
+            self._functions.StreamDestroy(self._streams.take(stream))
+
+    def stream_synchronize(self, stream: int) -> None:
+        self._functions.StreamSynchronize(self._streams[stream])
+
+    def stream_query(self, stream: int) -> bool:
+        done: bool = self._functions.StreamQuery(self._streams[stream])
+        return done
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        self._functions.StreamWaitEvent(self._streams[stream], self._events[event], 0)
+
+    def capturing(self, stream: int) -> bool:
+        """Whether the stream captures a graph, or cannot be asked because another one does."""
+        try:
+            return int(self._functions.StreamIsCapturing(self._streams[stream])) != 0
+        except BackendError as error:
+            if error.code in CAPTURE_STATUSES:
+                return True
+            raise
+
+    def end_copy(self, stream: int, kind: CopyKind, blocking: bool) -> bool:
+        """What a copy that was enqueued returns, after waiting for it if it is a blocking one."""
+        if blocking:
+            self.stream_synchronize(stream)
+            return False
+        return kind is not CopyKind.D2D
+
+
+class Events(Part):
+    """Events; ``create`` makes the library's object, with or without timing."""
+
+    def __init__(self, state: DriverState, create: Callable[[bool], Any]) -> None:
+        super().__init__(state)
+        self._create = create
+
+    def event_create(self, timing: bool) -> int:
+        return self._events.add(self._create(timing))
+
+    def event_destroy(self, event: int) -> None:
+        self._functions.EventDestroy(self._events.take(event))
+
+    def event_record(self, event: int, stream: int) -> None:
+        self._functions.EventRecord(self._events[event], self._streams[stream])
+
+    def event_query(self, event: int) -> bool:
+        """Whether the captured work is done, as far as may be known: some libraries do not answer during any capture."""
+        try:
+            done: bool = self._relaxed(self._functions.EventQuery, self._events[event])
+        except BackendError as error:
+            if error.code == CAPTURE_UNSUPPORTED:
+                return False
+            if error.code == CAPTURED_EVENT:
+                raise captured_event(error) from None
+            raise
+        return done
+
+    def event_synchronize(self, event: int) -> None:
+        try:
+            self._relaxed(self._functions.EventSynchronize, self._events[event])
+        except BackendError as error:
+            if error.code == CAPTURED_EVENT:
+                raise captured_event(error) from None
+            raise
+
+    def event_elapsed(self, start: int, end: int) -> float:
+        return float(self._functions.EventElapsedTime(self._events[start], self._events[end]))
