@@ -8,7 +8,10 @@ next garbage collection. `FirstError` raises what it kept and drops it; `fresh_c
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
+
+from ..spi.errors import DevmemError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,10 +29,7 @@ class FirstError:
 
         with FirstError() as first:
             for block in blocks:
-                try:
-                    give_back(block)
-                except DevmemError as error:  # the others must still be given back
-                    first.put(error)
+                first.attempt(give_back, block)  # the others must still be given back
 
     Attributes
     ----------
@@ -46,6 +46,13 @@ class FirstError:
         """Keep an error unless there is one; what is no `Exception` replaces one that is."""
         if self.error is None or (isinstance(self.error, Exception) and not isinstance(error, Exception)):
             self.error = error
+
+    def attempt(self, call: Callable[..., object], *arguments: object) -> None:
+        """Make a call; keep the DevmemError that it raises."""
+        try:
+            call(*arguments)
+        except DevmemError as error:
+            self.put(error)
 
     def __enter__(self) -> FirstError:
         return self

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .driver_state import DriverState, Part
+from .driver_parts import DriverState, Part
 
 KEEP_EVERYTHING = (1 << 64) - 1
 #: Attributes of a pool, as CUDA and HIP number them.
@@ -20,20 +20,9 @@ RELEASE_THRESHOLD, RESERVED_BYTES, USED_BYTES = 4, 5, 7
 
 
 class MemoryPool(Part):
-    """The pool.
+    """The pool, as the vendor's ``handle``: None before `create` and after `destroy`.
 
-    Parameters
-    ----------
-    state : DriverState
-    attribute : callable
-        An attribute of a pool as the vendor's functions take it, from its number.
-    threshold : callable
-        A threshold as they take it, from a number of bytes.
-
-    Attributes
-    ----------
-    handle
-        The vendor's pool; None before `create` and after `destroy`.
+    ``attribute`` gives an attribute as the vendor's functions take it, from its number; ``threshold`` a number of bytes.
     """
 
     def __init__(

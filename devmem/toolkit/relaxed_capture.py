@@ -21,13 +21,8 @@ GLOBAL, RELAXED = 0, 2
 class RelaxedCapture:
     """Run calls in the relaxed mode.
 
-    Parameters
-    ----------
-    exchange : callable or None
-        Set the calling thread's mode and return (0 or a status, the mode before); or raise BackendError or ValueError. None where
-        the vendor's library has no such modes.
-    mode : callable
-        A mode as ``exchange`` takes it, from its number.
+    ``exchange`` sets the calling thread's mode and returns (0 or a status, the mode before), or raises BackendError or
+    ValueError; None where the vendor's library has no such modes. ``mode`` gives a mode as ``exchange`` takes it.
     """
 
     def __init__(self, exchange: Callable[[Any], tuple[Any, Any]] | None, mode: Callable[[int], Any] = int) -> None:

@@ -11,47 +11,34 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from ..spi.driver import SupportsMapped
 from ..spi.errors import BackendError
-from .driver_state import DriverState, Part
+from .driver_parts import DriverState, Part
 
 WORD_BYTES = 4
 
 
 class StreamHolds(Part):
-    """Holds.
-
-    Parameters
-    ----------
-    state : DriverState
-    allocate, free : callable
-        Mapped host memory of a number of bytes, and giving it back.
-    wait : callable
-        Make a stream wait until the word at a host address is 1.
-
-    Attributes
-    ----------
-    words : set of int
-        The addresses of the words so far.
-    """
+    """Holds; ``allocate`` and ``free`` words of mapped host memory; the addresses of those allocated are in ``words``."""
 
     def __init__(
         self,
         state: DriverState,
-        allocate: Callable[[int], Any],
+        memory: SupportsMapped,
+        allocate: Callable[[], Any],
         free: Callable[[int], object],
-        wait: Callable[[Any, int], object],
+        *wait_flags: int,
     ) -> None:
         super().__init__(state)
-        self._allocate = allocate
-        self._free = free
-        self._wait = wait
+        self._memory, self._allocate, self._free, self._wait_flags = memory, allocate, free, wait_flags
         self.words: set[int] = set()
 
     def hold(self, stream: int) -> int:
-        word = int(self._allocate(WORD_BYTES))
+        word = int(self._allocate())
         ctypes.c_uint32.from_address(word).value = 0
         try:
-            self._wait(self._streams[stream], word)
+            address = self._memory.device_pointer(word)
+            self._functions.StreamWaitValue32(self._streams[stream], address, 1, *self._wait_flags)
         except BackendError:
             with suppress(BackendError):  # the error above is the one to be raised
                 self._free(word)

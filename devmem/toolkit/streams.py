@@ -1,6 +1,6 @@
 """Streams and events of a vendor whose functions are those of CUDA's driver and of the HIP runtime.
 
-Two parts of a driver (`devmem.toolkit.composed_driver`). Their methods are those of the contract in `devmem.spi.driver`: they
+Two parts of a driver (`devmem.toolkit.driver_parts`). Their methods are those of the contract in `devmem.spi.driver`: they
 look handles up and call the vendor's functions. Events are asked and waited for in the relaxed capture mode, because devmem asks
 while it does something else, and must not disturb a capture on another thread.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..spi.errors import BackendError
+from ..spi.errors import BackendError, UnsupportedError
 from ..spi.types import CopyKind
-from .driver_state import DriverState, Part
-from .status_errors import CAPTURE_STATUSES, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, captured_event
+from .driver_parts import DriverState, Part
+from .status_errors import CAPTURE_STATUSES, CAPTURE_UNSUPPORTED, CAPTURED_EVENT
 
 
 class Streams(Part):
@@ -86,7 +86,7 @@ class Events(Part):
             if error.code == CAPTURE_UNSUPPORTED:
                 return False
             if error.code == CAPTURED_EVENT:
-                raise captured_event(error) from None
+                raise _captured(error) from None
             raise
         return done
 
@@ -95,8 +95,14 @@ class Events(Part):
             self._relaxed(self._functions.EventSynchronize, self._events[event])
         except BackendError as error:
             if error.code == CAPTURED_EVENT:
-                raise captured_event(error) from None
+                raise _captured(error) from None
             raise
 
     def event_elapsed(self, start: int, end: int) -> float:
         return float(self._functions.EventElapsedTime(self._events[start], self._events[end]))
+
+
+def _captured(error: BackendError) -> UnsupportedError:
+    return UnsupportedError(
+        f"{error.call}: the event was recorded while its stream was capturing a graph, and tells nothing of what runs later"
+    )

@@ -189,7 +189,7 @@ class Roc:
     unknown = "hipErrorUnknown"
 
     def __init__(self) -> None:
-        [mapped] = importlib.import_module("devmem.backends.roc.finder").mapped()
+        [mapped] = importlib.import_module("devmem.backends.roc.library").mapped()
         self.library = ctypes.CDLL(mapped)
         self.leave()
 
@@ -235,7 +235,7 @@ class Roc:
         self.library.hipGetLastError()
 
     def patch_give_back(self, patch: pytest.MonkeyPatch) -> None:
-        for module, kind in (("by_binding", "ByBinding"), ("by_ctypes", "ByCtypes")):
+        for module, kind in (("hip_python", "HipPython"), ("ctypes_calls", "CtypesCalls")):
             provider = getattr(importlib.import_module(f"devmem.backends.roc.{module}"), kind)
             patch.setattr(provider, "bind", self._anyway(provider.bind))
 

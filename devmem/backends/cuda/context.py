@@ -9,7 +9,7 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from ...toolkit.deferred_errors import fresh_copy
-from ...toolkit.driver_state import DriverState, Part
+from ...toolkit.driver_parts import DriverState, Part
 from .binding import code_of
 
 # Called as it is: a checked call would cost a frame in every verb.
@@ -21,7 +21,6 @@ class PrimaryContext(Part):
 
     def __init__(self, state: DriverState) -> None:
         super().__init__(state)
-        self._errors = state.errors
         self.device = state.functions.DeviceGet(state.ordinal)
         self.primary = state.functions.DevicePrimaryCtxRetain(self.device)
 

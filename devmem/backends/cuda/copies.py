@@ -9,7 +9,7 @@ from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, CopyKind
-from ...toolkit.driver_state import DriverState, Part
+from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.handles import DEFAULT_STREAMS
 from ...toolkit.status_errors import INVALID_VALUE
 from ...toolkit.streams import Streams
@@ -39,7 +39,7 @@ class Copies(Part):
             except ValueError as unknown:
                 error = code_of(unknown)
             if error:
-                self._fail("cuMemcpyHtoD" if kind is _H2D else "cuMemcpyDtoH", int(error))
+                self._errors.fail("cuMemcpyHtoD" if kind is _H2D else "cuMemcpyDtoH", int(error))
             if kind is _H2D and self._streams.unordered:
                 # cuMemcpyHtoD returns when it has read pageable memory, which may be before the device has it. Streams that
                 # wait for the legacy stream cannot tell; where there are others, the copy has to be waited for.

@@ -9,15 +9,13 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...toolkit.composed_driver import ComposedDriver
-from ...toolkit.driver_state import DriverState
+from ...toolkit.driver_parts import ComposedDriver, DriverState
+from ...toolkit.foreign_memory import ForeignMemory
 from ...toolkit.handles import DEFAULT_STREAMS, Handles
-from ...toolkit.ipc import IpcMemory
 from ...toolkit.memory_pool import MemoryPool
-from ...toolkit.pointers import Pointers
 from ...toolkit.relaxed_capture import RelaxedCapture
 from ...toolkit.status_errors import StatusErrors
-from ...toolkit.stream_holds import StreamHolds
+from ...toolkit.stream_holds import WORD_BYTES, StreamHolds
 from ...toolkit.streams import Events, Streams
 from ...toolkit.vendor_functions import VendorFunctions
 from .binding import STICKY, bind, describe
@@ -73,15 +71,15 @@ class CudaDriver(ComposedDriver):
             Events(state, lambda timing: functions.EventCreate(0 if timing else DISABLE_TIMING)),
             pool,
             self.kernels,
-            IpcMemory(state, ipc_bytes, ipc_handle),
-            Pointers(state, lambda ptr: int(functions.PointerGetAttribute(DEVICE_ORDINAL, ptr))),
+            ForeignMemory(
+                state, ipc_bytes, ipc_handle, lambda ptr: int(functions.PointerGetAttribute(DEVICE_ORDINAL, ptr))
+            ),
             StreamHolds(
                 state,
-                lambda nbytes: functions.MemHostAlloc(nbytes, DEVICE_MAP),
+                self.memory,
+                lambda: functions.MemHostAlloc(WORD_BYTES, DEVICE_MAP),
                 lambda word: functions.MemFreeHost(word),
-                lambda stream, word: functions.StreamWaitValue32(
-                    stream, functions.MemHostGetDevicePointer(word, 0), 1, WAIT_UNTIL_AT_LEAST
-                ),
+                WAIT_UNTIL_AT_LEAST,
             ),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from ...spi import SPI_VERSION
 from ...spi.driver import Driver
 
@@ -33,7 +35,7 @@ class CudaBackend:
     def open(self, ordinal: int) -> Driver:
         from .driver import CudaDriver
 
-        return CudaDriver(ordinal)
+        return cast("Driver", CudaDriver(ordinal))
 
 
 def devmem_backends() -> list[CudaBackend]:

@@ -10,7 +10,7 @@ from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
 from ...spi.types import Extent
-from ...toolkit.driver_state import DriverState, Part
+from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.module_loader import ModuleLoader
 from ...toolkit.vendor_functions import VendorFunctions
 from .binding import code_of
@@ -51,7 +51,7 @@ class Kernels(Part):
         except ValueError as unknown:
             error = code_of(unknown)
         if error:
-            self._fail("cuLaunchKernel", int(error))
+            self._errors.fail("cuLaunchKernel", int(error))
 
     def _allow_shared(self, function: int, shared_bytes: int) -> None:
         """Tell the driver how much dynamic shared memory a function is launched with, and never of less than before.

@@ -8,8 +8,8 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from ...spi.types import AllocFlags, MemoryKind
-from ...toolkit.driver_state import DriverState, Part
-from ...toolkit.ipc import IPC_HANDLE_BYTES
+from ...toolkit.driver_parts import DriverState, Part
+from ...toolkit.foreign_memory import IPC_HANDLE_BYTES
 from ...toolkit.memory_pool import MemoryPool
 from .binding import code_of
 
@@ -25,7 +25,6 @@ class Memory(Part):
 
     def __init__(self, state: DriverState, pool: MemoryPool) -> None:
         super().__init__(state)
-        self._ordinal = state.ordinal
         self._pool = pool
         #: Addresses of live memory that the host can see.
         self.host_blocks: set[int] = set()
@@ -64,7 +63,7 @@ class Memory(Part):
         if error:
             if not nbytes:
                 return 0
-            self._fail("cuMemAllocFromPoolAsync", int(error))
+            self._errors.fail("cuMemAllocFromPoolAsync", int(error))
         return int(ptr)
 
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None:
@@ -75,7 +74,7 @@ class Memory(Part):
         except ValueError as unknown:
             error = code_of(unknown)
         if error:
-            self._fail("cuMemFreeAsync", int(error))
+            self._errors.fail("cuMemFreeAsync", int(error))
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes; memory that any pool of the process keeps counts as used."""

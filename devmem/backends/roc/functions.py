@@ -1,16 +1,17 @@
 """Every function of the HIP runtime that is used: what it takes, what it gives, and the numbers that go with it.
 
-One letter for each argument of the C function, in its order. Small letters are given by the caller, capitals come back:
-``p`` address or handle, ``n`` size, ``i`` int, ``u`` unsigned, ``b`` byte, ``s`` 16 bits, ``e`` a member of an enum, ``h`` 64
-bytes by value, ``q`` 64 bits by address; ``F`` float, ``T`` text, ``U`` the 16 bytes of an UUID, ``H`` the 64 of an IPC handle,
-``D`` the properties of a device, ``A`` the 32 bytes of what is known of an address, ``Q`` 64 bits by an untyped address. A ``?``
-at the end: answers a question, not ready is False.
+The letters are those of `devmem.toolkit.ctypes_functions`, and these: ``e`` a member of an enum, ``h`` an IPC handle by value;
+``H`` the bytes of one, ``T`` text, ``U`` the 16 bytes of an UUID, ``D`` the properties of a device, ``A`` what is known of an
+address. At the end, ``!``: may wait, for a device or for much else, such as another library's work; ``*``: is not called through
+a Python binding, because of what bindings make of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from ...toolkit.vendor_functions import Fail
 
 #: What has to be there. A runtime without one of these is too old or is none.
 REQUIRED = {
@@ -19,123 +20,91 @@ REQUIRED = {
     "hipSetDevice": "i",
     "hipRuntimeGetVersion": "I",
     "hipDeviceGetAttribute": "Iei",
-    "hipDeviceGetName": "Ti",
-    "hipDeviceGetPCIBusId": "Ti",
+    "hipDeviceGetName": "Tii",
+    "hipDeviceGetPCIBusId": "Tii",
     "hipDeviceTotalMem": "Ni",
     "hipDeviceGetStreamPriorityRange": "II",
-    "hipDeviceSynchronize": "",
+    "hipDeviceSynchronize": "!",
     "hipGetLastError": "",
     "hipMemGetInfo": "NN",
-    "hipMalloc": "Pn",
-    "hipFree": "p",
-    "hipHostMalloc": "Pnu",
-    "hipHostFree": "p",
-    "hipHostRegister": "pnu",
-    "hipHostUnregister": "p",
+    "hipMalloc": "Pn!",
+    "hipFree": "p!",
+    "hipHostMalloc": "Pnu!",
+    "hipHostFree": "p!",
+    "hipHostRegister": "pnu!",
+    "hipHostUnregister": "p!",
     "hipHostGetDevicePointer": "Ppu",
-    "hipMemcpyAsync": "ppnep",
-    "hipMemcpyWithStream": "ppnep",
-    "hipMemcpy2DAsync": "pnpnnnep",
+    "hipMemcpyAsync": "ppnep!",
+    "hipMemcpyWithStream": "ppnep!",
+    "hipMemcpy2DAsync": "pnpnnnep!",
     "hipMemsetD8Async": "pbnp",
     "hipMemsetD16Async": "psnp",
     "hipMemsetD32Async": "pinp",
     "hipStreamCreateWithPriority": "Pui",
-    "hipStreamDestroy": "p",
-    "hipStreamSynchronize": "p",
+    "hipStreamDestroy": "p!",
+    "hipStreamSynchronize": "p!",
     "hipStreamQuery": "p?",
     "hipStreamWaitEvent": "ppu",
     "hipEventCreateWithFlags": "Pu",
-    "hipEventDestroy": "p",
+    "hipEventDestroy": "p!",
     "hipEventRecord": "pp",
     "hipEventQuery": "p?",
-    "hipEventSynchronize": "p",
+    "hipEventSynchronize": "p!",
     "hipEventElapsedTime": "Fpp",
 }
 #: What makes a capability, or a fact, where it is there.
 OPTIONAL = {
     "hipDeviceGetUuid": "Ui",
     "hipGetDevicePropertiesR0600": "Di",
-    "hipMallocManaged": "Pnu",
+    "hipMallocManaged": "Pnu!",
     "hipMemPrefetchAsync": "pnip",
     "hipMemAdvise": "pnei",
-    "hipMemcpy3DAsync": "pp",
-    "hipMemcpyBatchAsync": "pppnppnNp",
-    "hipMemcpyPeerAsync": "pipinp",
+    "hipMemcpy3DAsync": "pp!",
+    "hipMemcpyBatchAsync": "pppnppnNp*",  # bindings have outputs where inputs belong
+    "hipMemcpyPeerAsync": "pipinp!",
     "hipDeviceCanAccessPeer": "Iii",
     "hipDeviceEnablePeerAccess": "iu",
     "hipIpcGetMemHandle": "Hp",
     "hipIpcOpenMemHandle": "Phu",
-    "hipIpcCloseMemHandle": "p",
+    "hipIpcCloseMemHandle": "p!",
     "hipPointerGetAttributes": "Ap",
     "hipMemGetAddressRange": "PNp",
-    "hipStreamIsCapturing": "pI",
-    "hipThreadExchangeStreamCaptureMode": "p",
+    "hipStreamIsCapturing": "pI*",  # of a failed call bindings make an enum's member from no output: the status is lost
+    "hipThreadExchangeStreamCaptureMode": "m",
     "hipStreamWaitValue32": "ppuuu",
-    "hipModuleLoadData": "Pp",
-    "hipModuleUnload": "p",
-    "hipModuleGetFunction": "Ppp",
-    "hipModuleLaunchKernel": "puuuuuuuppp",
+    # Bindings have types of their own for addresses of code, of text and of arguments, and of untyped values.
+    "hipModuleLoadData": "Pp*",
+    "hipModuleUnload": "p!*",
+    "hipModuleGetFunction": "Ppp*",
+    "hipModuleLaunchKernel": "puuuuuuuppp*",
+    "hipMemPoolGetAttribute": "peN*",
+    "hipMemPoolSetAttribute": "pep*",
     "hipMemPoolCreate": "Pp",
-    "hipMemPoolDestroy": "p",
-    "hipMemPoolTrimTo": "pn",
-    "hipMemPoolGetAttribute": "peQ",
-    "hipMemPoolSetAttribute": "peq",
-    "hipMallocFromPoolAsync": "Pnpp",
+    "hipMemPoolDestroy": "p!",
+    "hipMemPoolTrimTo": "pn!",
+    "hipMallocFromPoolAsync": "Pnpp!",
     "hipFreeAsync": "pp",
 }
 FUNCTIONS = REQUIRED | OPTIONAL
-#: Those that may wait for a device, or for much else: pages that are locked, work of other libraries.
-WAITING = frozenset(
-    {
-        "hipDeviceSynchronize",
-        "hipStreamSynchronize",
-        "hipEventSynchronize",
-        "hipStreamDestroy",
-        "hipEventDestroy",
-        "hipMalloc",
-        "hipMallocManaged",
-        "hipMallocFromPoolAsync",
-        "hipFree",
-        "hipHostMalloc",
-        "hipHostFree",
-        "hipHostRegister",
-        "hipHostUnregister",
-        "hipMemcpyAsync",
-        "hipMemcpyWithStream",
-        "hipMemcpy2DAsync",
-        "hipMemcpy3DAsync",
-        "hipMemcpyPeerAsync",
-        "hipIpcCloseMemHandle",
-        "hipMemPoolTrimTo",
-        "hipMemPoolDestroy",
-    }
-)
 
-TEXT_BYTES, UUID_BYTES, IPC_HANDLE_BYTES, PROPERTIES_BYTES, POINTER_BYTES = 256, 16, 64, 1472, 32
-
-#: Statuses.
-INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 1, 2, 3, 35, 100, 101
-INVALID_HANDLE, NOT_READY, PEER_ACCESS_ALREADY_ENABLED, NOT_SUPPORTED = 400, 600, 704, 801
-ALREADY_REGISTERED, NOT_REGISTERED, NOT_FOUND = 712, 713, 500
-CAPTURE_UNSUPPORTED, CAPTURED_EVENT, CAPTURE_ELSEWHERE = 900, 907, range(900, 910)
+TEXT_BYTES, UUID_BYTES, PROPERTIES_BYTES, POINTER_BYTES = 256, 16, 1472, 32
+#: Statuses, besides those of `devmem.toolkit.status_errors`.
+NOT_INITIALIZED, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 3, 35, 100, 101
+PEER_ACCESS_ALREADY_ENABLED, ALREADY_REGISTERED, NOT_REGISTERED = 704, 712, 713
 #: After one of these every call on the device fails, as far as is known: the process has to let go of it.
 STICKY = frozenset({4, 214, 700, 702, 709, 710, 719})
-
-#: Called with a function's name and a status that is not success; raises.
-Fail = Callable[[str, int], Any]
 
 
 class Provider(Protocol):
     """One way to call the runtime. All have the same surface: integers (and bytes, and text) in and out."""
 
     name: str
-    #: What it is, with its version.
     version: str
-    #: Whether other Python threads stand still during its own calls, so that those of `WAITING` go another way.
+    #: Whether other Python threads stand still during its calls; functions that may wait are then called without it.
     holds_gil: bool
 
     def has(self, function: str) -> bool:
-        """Whether a function is there, in the runtime and in a form that can be called."""
+        """Whether the runtime has a function, in a form that can be called."""
 
     def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
         """A function that takes the small letters, and gives the capitals: one as it is, several as a tuple."""

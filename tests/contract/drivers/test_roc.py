@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from devmem.backends.roc.by_binding import installed
+from devmem.backends.roc.hip_python import installed
 from devmem.backends.roc.hooks import RocBackend
 from devmem.spi.driver import Backend
 from devmem.testing import DriverTests
@@ -33,7 +33,7 @@ class Suite(DriverTests):
         from devmem.backends.roc.runtime import runtime
 
         found = runtime("ctypes")
-        return found.provider.bind("hipGetDevice", found.fail)()
+        return found.functions(found.errors()).GetDevice()
 
 
 @pytest.mark.skipif(not installed("rocm"), reason="hip-python 10 is not installed")

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devmem.backends.roc import extras
-from devmem.backends.roc.by_binding import installed
 from devmem.backends.roc.functions import FUNCTIONS
+from devmem.backends.roc.hip_python import installed
 from devmem.backends.roc.hooks import RocBackend
 from devmem.spi.errors import BackendError, DevmemWarning, OutOfMemory
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, CopyKind, MemoryKind
 from devmem.testing import emulator
+from devmem.toolkit import memory_pool
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = mmap.PAGESIZE
@@ -72,13 +72,14 @@ def called(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[t
 
     def watch(function: str) -> list[tuple[Any, ...]]:
         seen: list[tuple[Any, ...]] = []
-        call = getattr(driver.hip, function)
+        functions, name = driver.state.functions, function.removeprefix("hip")
+        call = getattr(functions, name)
 
         def recorded(*args: Any) -> Any:
             seen.append(args)
             return call(*args)
 
-        monkeypatch.setattr(driver.hip, function, recorded)
+        monkeypatch.setattr(functions, name, recorded)
         return seen
 
     return watch
@@ -121,10 +122,10 @@ backend.configure({{"provider": {provider!r}}})
 
 
 def test_3_1_results_are_bare_integers(driver: Any) -> None:
-    assert type(driver.hip.hipGetDevice()) is int
-    free, total = driver.hip.hipMemGetInfo()
+    assert type(driver.state.functions.GetDevice()) is int
+    free, total = driver.state.functions.MemGetInfo()
     assert type(free) is type(total) is int
-    assert driver.hip.hipDeviceSynchronize() is None
+    assert driver.state.functions.DeviceSynchronize() is None
 
 
 def test_3_2_an_unknown_status_is_an_error_like_others(driver: Any) -> None:
@@ -145,7 +146,7 @@ def test_3_3_outputs_of_a_failed_call_are_ignored(driver: Any) -> None:
         with pytest.raises(OutOfMemory):
             driver.alloc(1000, LEGACY_STREAM, kind)
     assert driver.memory_info() == before
-    assert not driver.blocks and not driver.host_blocks
+    assert not driver.memory.blocks and not driver.memory.host_blocks
 
 
 def test_3_4_flags_are_unsigned(driver: Any, called: Callable[..., list[tuple[Any, ...]]]) -> None:
@@ -167,7 +168,7 @@ def test_3_5_default_streams_have_numbers_of_our_own(driver: Any, called: Callab
 
 @pytest.mark.parametrize("kind", list(CopyKind))
 def test_3_6_enums_are_members(driver: Any, provider: str, kind: CopyKind) -> None:
-    word = driver.kinds[kind]
+    word = driver.copies.kinds[kind]
     assert int(word) == {CopyKind.H2D: 1, CopyKind.D2H: 2, CopyKind.D2D: 3}[kind]
     assert (type(word) is int) == (provider == "ctypes")
 
@@ -194,9 +195,9 @@ def test_3_9_text_is_text(driver: Any) -> None:
     info = driver.info
     assert all(type(each) is str and each for each in (info.name, info.uuid, info.pci_id, info.arch))
     assert info.arch == "gfx90a" and info.facts["features"] == "sramecc+:xnack-"
-    name, sentence = driver.found.provider.describe(2)
+    name, sentence = driver.provider.describe(2)
     assert name == "hipErrorOutOfMemory" and "memory" in sentence
-    assert all(driver.found.provider.describe(4242))
+    assert all(driver.provider.describe(4242))
 
 
 def test_3_10_ipc_handles_are_bytes(driver: Any) -> None:
@@ -208,8 +209,10 @@ def test_3_11_pool_attributes_are_64_bits(provider: str) -> None:
     driver: Any = backend_of(provider, stream_ordered=True).open(0)
     stream = driver.stream_create(0, True)
     ptr = driver.alloc_async(5000, stream)
-    assert driver._pool_bytes(extras.USED_BYTES) >= 5000
-    assert driver._pool_bytes(extras.RELEASE_THRESHOLD) == extras.KEEP_EVERYTHING, "2**64 - 1 comes back whole"
+    assert driver.pool.bytes_of(memory_pool.USED_BYTES) >= 5000
+    assert driver.pool.bytes_of(memory_pool.RELEASE_THRESHOLD) == memory_pool.KEEP_EVERYTHING, (
+        "2**64 - 1 comes back whole"
+    )
     driver.free_async(ptr, 5000, stream)
     driver.close()
 
@@ -227,7 +230,7 @@ def test_3_12_all_providers_say_the_same() -> None:
 
 
 def test_3_12_every_function_of_the_table_is_there(driver: Any) -> None:
-    lacking = {name for name in FUNCTIONS if not driver.found.provider.has(name)}
+    lacking = {name for name in FUNCTIONS if not driver.provider.has(name)}
     assert not lacking, "one of the table's names is none of the runtime's or the binding's"
 
 
@@ -254,9 +257,9 @@ def test_3_13_a_missing_symbol_is_unsupported(name: str) -> None:
     script = """
 driver = backend.open(0)
 from devmem.backends.roc.functions import OPTIONAL
-said = [each for each in OPTIONAL if not driver.found.provider.has(each)], driver.info.arch
+said = [each for each in OPTIONAL if not driver.provider.has(each)], driver.info.arch
 try:
-    driver.found.provider.bind("hipFreeAsync", driver.fail)(1, 1)
+    driver.provider.bind("hipFreeAsync", driver.state.errors.fail)(1, 1)
 except UnsupportedError as error:
     assert "hipFreeAsync" in str(error) and "newer ROCm" in str(error)
 else:
@@ -292,8 +295,8 @@ def test_3_15_one_copy_of_the_library(name: str, layout: str) -> None:
     script = """
 driver = backend.open(0)
 driver.free(driver.alloc(100, 1), 100, 1)
-from devmem.backends.roc import finder
-said = [driver.info.facts["remarks"], driver.info.facts["library"], *finder.mapped()]
+from devmem.backends.roc import library
+said = [driver.info.facts["remarks"], driver.info.facts["library"], *library.mapped()]
 """
     chosen = emulator.environment("roc", layout)
     remarks, path, *mapped = fresh(script, name, **chosen)
@@ -599,7 +602,7 @@ def test_6_16_the_runtimes_pool_is_used_by_choice_only(provider: str) -> None:
 def test_6_16_a_pool_that_fails_its_test_is_not_used(
     wrong: str, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from devmem.backends.roc.driver import RocDriver
+    from devmem.backends.roc.copies import Copies
 
     before = control().live()
     functions = {
@@ -610,12 +613,12 @@ def test_6_16_a_pool_that_fails_its_test_is_not_used(
     if wrong in functions:
         control().fail(*functions[wrong], 999)
     else:
-        fill, turns = RocDriver.fill, iter(range(10**6))
+        fill, turns = Copies.fill, iter(range(10**6))
 
         def forgetful(self: Any, dst: int, value: int, *rest: int) -> None:
             fill(self, dst, 0 if next(turns) == 100 else value, *rest)  # as some runtimes do, once in a few hundred
 
-        monkeypatch.setattr(RocDriver, "fill", forgetful)
+        monkeypatch.setattr(Copies, "fill", forgetful)
     with pytest.warns(DevmemWarning, match="DEVMEM_ROC_STREAM_ORDERED=1, but the pool"):
         driver: Any = backend_of(provider, stream_ordered=True).open(0)
     assert Capability.STREAM_ORDERED not in driver.info.capabilities and driver.info.default_memory == "pool"
@@ -662,7 +665,7 @@ def test_6_19_sharing_with_another_process(
     with pytest.raises(BackendError) as caught:
         driver.ipc_open(handle)  # not in the process that it comes from
     assert caught.value.code == 201
-    assert opened == [(handle, 1)], "the one flag that there is"
+    assert [(bytes(each), flags) for each, flags in opened] == [(handle, 1)], "the one flag that there is"
     with pytest.raises(ValueError, match="64 bytes, not 3"):
         driver.ipc_open(b"abc")
     script = f"""
@@ -691,14 +694,14 @@ def test_6_20_access_that_is_enabled_already(driver: Any, provider: str) -> None
 
 def test_6_21_the_current_device_is_the_threads_and_put_back(driver: Any, provider: str) -> None:
     other: Any = backend_of(provider).open(1)
-    assert driver.hip.hipGetDevice() == 0
+    assert driver.state.functions.GetDevice() == 0
     token = other.enter()
-    assert (token, driver.hip.hipGetDevice()) == (0, 1)
+    assert (token, driver.state.functions.GetDevice()) == (0, 1)
     assert other.enter() is None, "nothing to do"
     other.exit(token)
-    assert driver.hip.hipGetDevice() == 0
+    assert driver.state.functions.GetDevice() == 0
     other.close()
-    assert driver.hip.hipGetDevice() == 0
+    assert driver.state.functions.GetDevice() == 0
 
 
 def test_6_22_devices_are_told_apart_by_their_numbers_not_their_place() -> None:
@@ -717,9 +720,9 @@ def test_6_22_devices_are_told_apart_by_their_numbers_not_their_place() -> None:
 def test_6_23_the_wavefront_is_asked_for(driver: Any, called: Callable[..., list[tuple[Any, ...]]]) -> None:
     assert driver.info.warp_size == 64
     asked = called("hipDeviceGetAttribute")
-    from devmem.backends.roc.info import describe
+    from devmem.backends.roc.info import device_info
 
-    describe(driver.found, driver.hip, 0)
+    device_info(driver.found, driver.state.functions, 0)
     assert 87 in {int(attribute) for attribute, _ in asked}
 
 
@@ -762,7 +765,7 @@ def test_a_closed_driver_leaves_nothing_behind(provider: str) -> None:
 )
 def test_a_failure_while_closing_does_not_end_it(what: str) -> None:
     script = f"""
-from devmem.backends.roc.handles import page_locked
+from devmem.backends.roc.memory import page_locked
 from devmem.testing import emulator
 driver, host = backend.open(1), np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
 token = driver.enter()
@@ -773,11 +776,13 @@ emulator.control("roc").fail({what!r}, 1, 999)
 try:
     driver.close()
 except BackendError as error:
-    said = error.call, page_locked.starts, len(driver.streams), [*driver.events, *driver.blocks], driver.hip.hipGetDevice()
+    state = driver.state
+    others = [*state.events, *driver.memory.blocks]
+    said = error.call, page_locked.starts, state.streams.live(), others, state.functions.GetDevice()
 """
     call, locked, streams, others, current = fresh(script)
     assert (call, locked, current) == (what, [], 0)
-    assert what == "hipSetDevice" or (streams, others) == (2, [])
+    assert what == "hipSetDevice" or (streams, others) == ([], [])
 
 
 def test_6_25_no_host_function_is_ever_used() -> None:

@@ -36,9 +36,9 @@ assert reason == backend.unavailable(), "asked twice, answered differently"
 found = {{"reason": reason}}
 if reason is None or "lacks" not in reason and "found" not in reason and "is no file" not in reason and "loaded:" not in reason:
     from devmem.backends.roc.runtime import runtime
-    from devmem.backends.roc import finder
+    from devmem.backends.roc import library
     at = runtime({options!r}.get("provider", "auto"), {options!r}.get("library", ""))
-    found |= dict(path=at.library.path, how=at.library.how, provider=at.provider.name, mapped=list(finder.mapped()))
+    found |= dict(path=at.library.path, how=at.library.how, provider=at.provider.name, mapped=list(library.mapped()))
 print(json.dumps(found))
 """
 

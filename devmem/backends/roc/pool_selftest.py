@@ -9,29 +9,32 @@ from typing import TYPE_CHECKING
 
 from ...spi.errors import DevmemError, DevmemWarning
 from ...spi.types import CopyKind
+from ...toolkit.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
     from .driver import RocDriver
 
-TURNS = 48
+ROUNDS = 48
+PROPERTIES = ctypes.c_int * 22
 SIZES = (4 << 10, 192 << 10, 96 << 10)
 
 
-def pool_is_sound(driver: RocDriver) -> bool:
-    """Make the pool; fill, read back and free blocks of several sizes in turn. Where a byte is wrong, say so, and do without."""
+def pool_is_sound(driver: RocDriver, pool: MemoryPool, ordinal: int) -> bool:
+    """Make the pool; fill, read back and free blocks of several sizes. Where a byte is wrong, warn, and destroy the pool."""
     found = ""
     try:
-        driver.make_pool()
+        properties = PROPERTIES(1, 0, 1, ordinal)  # pinned, no handles to share, on this device
+        pool.create(ctypes.addressof(properties))
         stream = driver.stream_create(0, True)
         try:
-            found = next(filter(None, (_turn(driver, stream, turn) for turn in range(TURNS))), "")
+            found = next(filter(None, (_round(driver, stream, number) for number in range(ROUNDS))), "")
         finally:
             driver.stream_destroy(stream)
-            driver.pool_trim(0)
+            pool.pool_trim(0)
     except DevmemError as error:
         found = str(error)
     if found:
-        driver.drop_pool()
+        pool.destroy()
         warnings.warn(
             f"DEVMEM_ROC_STREAM_ORDERED=1, but the pool of this HIP runtime cannot be used ({found}): plain memory and devmem's "
             f"own pool are used instead",
@@ -41,21 +44,22 @@ def pool_is_sound(driver: RocDriver) -> bool:
     return not found
 
 
-def _turn(driver: RocDriver, stream: int, turn: int) -> str:
+def _round(driver: RocDriver, stream: int, number: int) -> str:
     """What is wrong, or nothing."""
     wrong = ""
     blocks: list[tuple[int, int]] = []
+    memory = driver.memory
     with ExitStack() as given_back:
         for nbytes in SIZES:
-            blocks.append((driver.alloc_async(nbytes, stream), nbytes))
-            given_back.callback(driver.free_async, *blocks[-1], stream)
+            blocks.append((memory.alloc_async(nbytes, stream), nbytes))
+            given_back.callback(memory.free_async, *blocks[-1], stream)
         for at, (ptr, nbytes) in enumerate(blocks):
-            driver.fill(ptr, (turn + 85 * at + 1) % 256, 1, nbytes, stream)
+            driver.fill(ptr, (number + 85 * at + 1) % 256, 1, nbytes, stream)
         for at, (ptr, nbytes) in enumerate(blocks):
             back = (ctypes.c_ubyte * nbytes)()
             driver.copy(ctypes.addressof(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
-            if bytes(back) != bytes([(turn + 85 * at + 1) % 256]) * nbytes:
+            if bytes(back) != bytes([(number + 85 * at + 1) % 256]) * nbytes:
                 wrong = f"{nbytes} bytes at {ptr:#x} did not hold what was stored"
-    if turn % 2:
+    if number % 2:
         driver.stream_synchronize(stream)
     return wrong
