@@ -78,6 +78,6 @@ def reason() -> str | None:
         return (
             f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, "
             f"{'this cuda.bindings' if older else 'devmem'} needs {(OLDEST_DRIVER if older else 12000) // 1000}.0: "
-            f"update the driver{', or pip install ' + repr('cuda-bindings>=12.9,<13') if older else ''}"
+            f"update the driver{', or pip install ' + repr('devmem-arrays[cuda12]') if older else ''}"
         )
     return None
