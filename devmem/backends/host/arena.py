@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
-from .faults import fault
+from .error_codes import host_error
 
 CHUNK = 1 << 20  # what slabs and large blocks are made of
 ALIGNMENT = 256
@@ -162,7 +162,7 @@ class Arena:
             first = self._runs.take(count)
         if first is None:
             free = self.size - self.used
-            raise fault("alloc", "OUT_OF_MEMORY", f"asked for {nbytes} bytes, {free} of {self.size} are free")
+            raise host_error("alloc", "OUT_OF_MEMORY", f"asked for {nbytes} bytes, {free} of {self.size} are free")
         slab = _Slab(self.base + (first << _CHUNK_SHIFT), step, span)
         self._chunks.update(dict.fromkeys(range(first, first + count), slab))
         return slab
@@ -198,7 +198,7 @@ class Arena:
                 self._map_once()
         except OSError as error:
             why = f"cannot map {self.size} bytes: {error}"
-            raise fault("open", "OPERATING_SYSTEM", why) from error
+            raise host_error("open", "OPERATING_SYSTEM", why) from error
 
     def _map_twice(self) -> None:
         file = os.memfd_create("devmem-host")

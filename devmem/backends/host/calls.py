@@ -8,9 +8,9 @@ import weakref
 from devmem.spi.errors import BackendError
 from devmem.toolkit.host_functions import this_thread
 
-from .engine import Engine
-from .faults import fault
-from .space import Space
+from .address_space import Space
+from .error_codes import host_error
+from .stream_engine import Engine
 from .streams import Stream
 
 
@@ -22,7 +22,7 @@ class Calls:
 
     def __init__(self, ordinal: int, *, strict: bool, devices: int) -> None:
         if not 0 <= ordinal < devices:
-            raise fault("open", "INVALID_DEVICE", f"there is no device {ordinal}; there are {devices}")
+            raise host_error("open", "INVALID_DEVICE", f"there is no device {ordinal}; there are {devices}")
         self._ordinal = ordinal
         self._devices = devices
         self._space = Space(strict)
@@ -43,7 +43,7 @@ class Calls:
             return None
         if this_thread.runs_host_function:
             why = "a kernel, or what else runs for a stream, cannot launch another one, allocate, copy or wait"
-            raise fault("enter", "NOT_PERMITTED", f"{why}: do that on the host, and give it arrays as arguments")
+            raise host_error("enter", "NOT_PERMITTED", f"{why}: do that on the host, and give it arrays as arguments")
         current.key = self._key
         return _NOBODY if before is None else before
 
@@ -75,8 +75,10 @@ class Calls:
 
     def _no_context(self, call: str) -> BackendError:
         if self._closed:
-            return fault(call, "DEVICE_CLOSED", f"device {self._ordinal} was closed")
-        return fault(call, "INVALID_CONTEXT", f"device {self._ordinal} is not current on this thread; enter() it first")
+            return host_error(call, "DEVICE_CLOSED", f"device {self._ordinal} was closed")
+        return host_error(
+            call, "INVALID_CONTEXT", f"device {self._ordinal} is not current on this thread; enter() it first"
+        )
 
 
 class _Current(threading.local):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from devmem.spi.errors import BackendError
 from devmem.spi.types import CopyKind
 
+from .address_space import refuse_overlap
 from .calls import Calls, current, opened
-from .engine import SMALL
-from .faults import fault
-from .jobs import copy_rows, fill_words, memmove, memset, snapshot, snapshot_rows
-from .space import refuse_overlap
+from .copy_jobs import copy_rows, fill_words, memmove, memset, snapshot, snapshot_rows
+from .error_codes import host_error
+from .stream_engine import SMALL
 from .streams import Run, Stream
 
 
@@ -22,7 +22,7 @@ class Copies(Calls):
         if current.key is not self._key:
             raise self._no_context("copy")
         if nbytes <= 0:
-            raise fault("copy", "INVALID_VALUE", f"{nbytes} bytes")
+            raise host_error("copy", "INVALID_VALUE", f"{nbytes} bytes")
         engine = self._engine
         on = engine.streams.get(stream) or engine.stream(stream, "copy")
         to, source = self._space.sides("copy", dst, nbytes, src, nbytes, kind)
@@ -53,7 +53,7 @@ class Copies(Calls):
         on = self._stream(stream, "copy_2d")
         if width <= 0 or height <= 0 or dst_pitch < width or src_pitch < width:
             why = f"{height} rows of {width} bytes, pitches {dst_pitch} and {src_pitch}"
-            raise fault("copy_2d", "INVALID_VALUE", why)
+            raise host_error("copy_2d", "INVALID_VALUE", why)
         dst_span, src_span = (height - 1) * dst_pitch + width, (height - 1) * src_pitch + width
         to, source = self._space.sides("copy_2d", dst, dst_span, src, src_span, kind)
         engine, nbytes = self._engine, width * height
@@ -87,7 +87,7 @@ class Copies(Calls):
     ) -> bool:
         if depth <= 0 or min(dst_rows, src_rows) < height:
             why = f"{depth} slices of {height} rows, {dst_rows} and {src_rows} rows apart"
-            raise fault("copy_3d", "INVALID_VALUE", why)
+            raise host_error("copy_3d", "INVALID_VALUE", why)
         running = False
         for at in range(depth):
             to, origin = dst + at * dst_rows * dst_pitch, src + at * src_rows * src_pitch
@@ -130,7 +130,7 @@ class Copies(Calls):
         on = self._stream(stream, "fill")
         if width not in (1, 2, 4) or count <= 0 or not 0 <= value < 1 << 8 * width or dst % width:
             why = f"{count} times the {width}-byte value {value} at {dst:#x}"
-            raise fault("fill", "INVALID_VALUE", why)
+            raise host_error("fill", "INVALID_VALUE", why)
         nbytes = width * count
         to = self._space.device_side("fill", dst, nbytes)
         if width == 1:
@@ -147,7 +147,7 @@ class Copies(Calls):
     ) -> None:
         on = self._stream(stream, "copy_peer")
         if nbytes <= 0:
-            raise fault("copy_peer", "INVALID_VALUE", f"{nbytes} bytes")
+            raise host_error("copy_peer", "INVALID_VALUE", f"{nbytes} bytes")
         there, to = _owner(dst_ordinal, dst, nbytes)
         here, source = _owner(src_ordinal, src, nbytes)
         refuse_overlap("copy_peer", to, nbytes, source, nbytes)
@@ -164,7 +164,7 @@ class Copies(Calls):
 
 def _owner(ordinal: int, ptr: int, nbytes: int) -> tuple[Calls, int]:
     """The device that memory of a device came from, and where the copy engine finds it; a device can be open more than once."""
-    problem = fault("copy_peer", "INVALID_DEVICE", f"device {ordinal} is not open")
+    problem = host_error("copy_peer", "INVALID_DEVICE", f"device {ordinal} is not open")
     for driver in list(opened):
         if driver._ordinal == ordinal:
             try:

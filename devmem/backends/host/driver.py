@@ -12,7 +12,7 @@ from devmem.spi.types import AllocFlags, Capability, DeviceInfo, Exchange, Memor
 
 from .calls import current, opened
 from .copies import Copies
-from .faults import fault
+from .error_codes import host_error
 from .streams import nothing
 
 _CAPABILITIES = frozenset(
@@ -58,7 +58,7 @@ class HostDriver(Copies):
         if nbytes <= 0:
             if nbytes == 0:
                 return 0
-            raise fault("alloc", "INVALID_VALUE", f"{nbytes} bytes")
+            raise host_error("alloc", "INVALID_VALUE", f"{nbytes} bytes")
         return self._memory.allocate(nbytes) if kind is MemoryKind.DEVICE else self._space.allocate(nbytes, kind)
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
@@ -112,7 +112,7 @@ class HostDriver(Copies):
         self._check("advise")
         self._space.check_managed("advise", ptr, nbytes)
         if advice not in _ADVICE:
-            raise fault("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(_ADVICE))}")
+            raise host_error("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(_ADVICE))}")
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class HostDriver(Copies):
     ) -> None:
         on, engine = self._stream(stream, "launch_host_function"), self._engine
         if wrong := [f"{nbytes} bytes" for _, nbytes in ranges if nbytes <= 0]:
-            raise fault("launch_host_function", "INVALID_VALUE", wrong[0])
+            raise host_error("launch_host_function", "INVALID_VALUE", wrong[0])
         places = [self._space.device_side("launch_host_function", ptr, nbytes) for ptr, nbytes in ranges]
         if engine.failures:
             engine.tell(on, on.completed)
@@ -208,9 +208,11 @@ class HostDriver(Copies):
         for handle in (start, end):
             event = self._engine.event(handle, "event_elapsed")
             if event.mark is None or not event.timing:
-                raise fault("event_elapsed", "INVALID_HANDLE", f"event {handle} was not recorded, or not for timing")
+                raise host_error(
+                    "event_elapsed", "INVALID_HANDLE", f"event {handle} was not recorded, or not for timing"
+                )
             if not event.mark.reached():
-                raise fault("event_elapsed", "NOT_READY", f"event {handle} is not complete")
+                raise host_error("event_elapsed", "NOT_READY", f"event {handle} is not complete")
             marks.append(event.mark.seconds)
         return 1000.0 * (marks[1] - marks[0])
 

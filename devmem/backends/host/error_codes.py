@@ -23,7 +23,7 @@ _CODES = {
 _KINDS: dict[str, type[BackendError]] = {"OUT_OF_MEMORY": OutOfMemory, "LAUNCH_FAILED": DeviceLost}
 
 
-def fault(call: str, name: str, message: str) -> BackendError:
+def host_error(call: str, name: str, message: str) -> BackendError:
     """The error to raise when ``call`` fails with ``name``; ``message`` says why, with the values."""
     kind = _KINDS.get(name, BackendError)
     return kind(f"host: {call}: {message} ({name})", backend="host", call=call, code=_CODES[name], name=name)

@@ -7,7 +7,7 @@ import threading
 from bisect import bisect_left, bisect_right
 
 from .arena import reserve
-from .faults import fault
+from .error_codes import host_error
 
 
 class Registry:
@@ -28,11 +28,11 @@ class Registry:
     def add(self, owner: object, ptr: int, nbytes: int, mapped: bool) -> None:
         """Register a range; only with ``mapped`` it has addresses for the devices."""
         if ptr <= 0 or nbytes <= 0 or ptr % mmap.PAGESIZE or nbytes % mmap.PAGESIZE:
-            raise fault("host_register", "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not whole pages")
+            raise host_error("host_register", "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not whole pages")
         with self._lock:
             if self._ranges.overlaps(ptr, nbytes):
                 why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
-                raise fault("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
+                raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
             self._owners[ptr] = owner, mapped
             self._ranges = self._ranges.plus(ptr, nbytes)
 
@@ -92,10 +92,10 @@ class Registry:
     def _check(self, owner: object, ptr: int, nbytes: int) -> None:
         if self._ranges.sizes.get(ptr) != nbytes:
             why = f"{nbytes} bytes at {ptr:#x} are not a range that was registered"
-            raise fault("host_unregister", "HOST_MEMORY_NOT_REGISTERED", why)
+            raise host_error("host_unregister", "HOST_MEMORY_NOT_REGISTERED", why)
         if self._owners[ptr][0] is not owner:
             why = f"{nbytes} bytes at {ptr:#x} were registered by another device"
-            raise fault("host_unregister", "HOST_MEMORY_NOT_REGISTERED", why)
+            raise host_error("host_unregister", "HOST_MEMORY_NOT_REGISTERED", why)
 
     def _drop(self, ptr: int) -> None:
         self._ranges = self._ranges.minus(ptr)

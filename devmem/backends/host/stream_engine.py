@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 
-from .faults import fault
+from .error_codes import host_error
 from .functions import Functions, function_of
 from .streams import Event, Job, Mark, Point, Run, Stream, nothing
 
@@ -62,13 +62,13 @@ class Engine(Functions):
             return stream
         if handle == PER_THREAD_STREAM:
             return self._stream_of_this_thread()
-        raise fault(call, "INVALID_HANDLE", f"{handle!r} is not a stream of this device")
+        raise host_error(call, "INVALID_HANDLE", f"{handle!r} is not a stream of this device")
 
     def event(self, handle: int, call: str) -> Event:
         """Look an event up, on behalf of ``call``."""
         event = self.events.get(handle)
         if event is None:
-            raise fault(call, "INVALID_HANDLE", f"{handle!r} is not an event of this device")
+            raise host_error(call, "INVALID_HANDLE", f"{handle!r} is not an event of this device")
         return event
 
     def event_of_any(self, handle: int, call: str) -> Event:
@@ -76,7 +76,7 @@ class Engine(Functions):
         for engine in list(_engines):
             if handle in engine.events:
                 return engine.events[handle]
-        raise fault(call, "INVALID_HANDLE", f"{handle!r} is not an event")
+        raise host_error(call, "INVALID_HANDLE", f"{handle!r} is not an event")
 
     def create_stream(self, non_blocking: bool) -> int:
         """Return the handle of a new stream; its thread starts with the first job that cannot run inline."""
@@ -88,7 +88,7 @@ class Engine(Functions):
         """Forget the handle; the thread ends after what was enqueued."""
         stream = None if handle == LEGACY_STREAM else self.streams.pop(handle, None)
         if stream is None:
-            raise fault("stream_destroy", "INVALID_HANDLE", f"{handle!r} is not a stream that was created")
+            raise host_error("stream_destroy", "INVALID_HANDLE", f"{handle!r} is not a stream that was created")
         with self.lock:
             stream.end()
 
@@ -211,7 +211,7 @@ class Engine(Functions):
         """Open a latch."""
         latch = self._holds.pop(handle, None)
         if latch is None:
-            raise fault("release", "INVALID_HANDLE", f"{handle!r} is not a hold, or was released")
+            raise host_error("release", "INVALID_HANDLE", f"{handle!r} is not a hold, or was released")
         with self.lock:
             latch.finish()
 
@@ -286,8 +286,10 @@ class Engine(Functions):
 
     def _refusal(self) -> BaseException:
         if self.lost:
-            return fault("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost}")
-        return fault("a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's, or Python is exiting")
+            return host_error("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost}")
+        return host_error(
+            "a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's, or Python is exiting"
+        )
 
     # -- waiting, outside the lock -----------------------------------------------------------------------------------
 
@@ -334,7 +336,7 @@ class Engine(Functions):
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is going
-            raise fault("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
+            raise host_error("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
         self._threads.add(stream)
 
     def _work(self, stream: Stream) -> None:

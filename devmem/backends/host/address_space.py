@@ -8,8 +8,8 @@ import threading
 from devmem.spi.types import CopyKind, MemoryKind
 
 from .arena import Arena
-from .faults import fault
-from .registry import registered
+from .error_codes import host_error
+from .page_locks import registered
 
 _KINDS = frozenset(MemoryKind)
 
@@ -44,8 +44,8 @@ class Space:
         if not arena.retire(block, nbytes):
             held = arena.live.get(block)
             if held is None:
-                raise fault(call, "INVALID_ADDRESS", f"{ptr:#x} is not the start of a live {kind} block")
-            raise fault(call, "INVALID_VALUE", f"the block at {ptr:#x} has {held} bytes, not {nbytes}")
+                raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is not the start of a live {kind} block")
+            raise host_error(call, "INVALID_VALUE", f"the block at {ptr:#x} has {held} bytes, not {nbytes}")
 
     def recycle(self, ptr: int, kind: MemoryKind) -> None:
         """Make the bytes of a retired block available again."""
@@ -56,9 +56,9 @@ class Space:
         """Count host memory of the user as pinned."""
         for kind, arena in self.arenas.items():
             if arena.hidden and arena.overlaps(ptr, nbytes):
-                raise fault("host_register", "INVALID_VALUE", f"{ptr:#x} is a device address")
+                raise host_error("host_register", "INVALID_VALUE", f"{ptr:#x} is a device address")
             if kind is not MemoryKind.DEVICE and arena.overlaps(ptr - arena.host_shift, nbytes):
-                raise fault("host_register", "HOST_MEMORY_ALREADY_REGISTERED", f"{ptr:#x} is {kind} memory")
+                raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", f"{ptr:#x} is {kind} memory")
         registered.add(self, ptr, nbytes, mapped)
 
     def check_registered(self, ptr: int, nbytes: int) -> None:
@@ -77,7 +77,9 @@ class Space:
                 return host - arena.host_shift
         ptr = registered.device_pointer(host, self.strict)
         if not ptr:
-            raise fault("device_pointer", "INVALID_VALUE", f"{host:#x} is not mapped memory, nor registered as such")
+            raise host_error(
+                "device_pointer", "INVALID_VALUE", f"{host:#x} is not mapped memory, nor registered as such"
+            )
         return ptr
 
     def close(self, keep: bool) -> None:
@@ -104,7 +106,7 @@ class Space:
             self._check_host_side(call, dst, dst_span)
             return dst, self.device_side(call, src, src_span)
         if kind is not CopyKind.D2D:
-            raise fault(call, "INVALID_VALUE", f"{kind!r} is not a kind of copy")
+            raise host_error(call, "INVALID_VALUE", f"{kind!r} is not a kind of copy")
         to, source = self.device_side(call, dst, dst_span), self.device_side(call, src, src_span)
         refuse_overlap(call, to, dst_span, source, src_span)
         return to, source
@@ -115,7 +117,7 @@ class Space:
         if at:
             return at
         if ptr <= 0:
-            raise fault(call, "INVALID_VALUE", f"device address {ptr:#x}")
+            raise host_error(call, "INVALID_VALUE", f"device address {ptr:#x}")
         for kind, arena in self.arenas.items():
             if self.strict and kind is MemoryKind.PINNED:
                 continue  # the device reaches it through copies alone
@@ -123,10 +125,12 @@ class Space:
             if at:
                 return at
             if arena.overlaps(ptr, nbytes):
-                raise fault(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live {kind} block")
+                raise host_error(
+                    call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live {kind} block"
+                )
         at = registered.resolve(ptr, nbytes)
         if not at and self.strict:
-            raise fault(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not memory of the device")
+            raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not memory of the device")
         return at or ptr
 
     def block_around(self, ptr: int) -> tuple[int, int] | None:
@@ -148,25 +152,27 @@ class Space:
         """Raise unless all the bytes lie in one managed block."""
         arena = self.arenas.get(MemoryKind.MANAGED)
         if arena is None or nbytes <= 0 or not arena.resolve(ptr, nbytes):
-            raise fault(call, "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not in one managed block")
+            raise host_error(call, "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not in one managed block")
 
     def _check_host_side(self, call: str, ptr: int, nbytes: int) -> None:
         if ptr <= 0:
-            raise fault(call, "INVALID_VALUE", f"host address {ptr:#x}")
+            raise host_error(call, "INVALID_VALUE", f"host address {ptr:#x}")
         for kind, arena in self.arenas.items():
             block = ptr - arena.host_shift
             if block < arena.end and block + nbytes > arena.base and not arena.resolve(block, nbytes):
-                raise fault(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live {kind} block")
+                raise host_error(
+                    call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live {kind} block"
+                )
             if arena.hidden and ptr < arena.end and ptr + nbytes > arena.base:
-                raise fault(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
+                raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
         if registered.overlaps_window(ptr, nbytes):
-            raise fault(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
+            raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
 
     def _arena(self, kind: MemoryKind) -> Arena:
         arena = self.arenas.get(kind)
         if arena is None:
             if kind not in _KINDS:
-                raise fault("alloc", "INVALID_VALUE", f"{kind!r} is not a kind of memory")
+                raise host_error("alloc", "INVALID_VALUE", f"{kind!r} is not a kind of memory")
             with self._lock:
                 if kind not in self.arenas:
                     mapped = kind == MemoryKind.MAPPED
@@ -180,7 +186,7 @@ class Space:
 def refuse_overlap(call: str, to: int, to_span: int, source: int, source_span: int) -> None:
     """Raise if two ranges share a byte."""
     if to < source + source_span and source < to + to_span:
-        raise fault(call, "INVALID_VALUE", f"source and destination overlap ({source_span} bytes)")
+        raise host_error(call, "INVALID_VALUE", f"source and destination overlap ({source_span} bytes)")
 
 
 def _physical_memory() -> int:
