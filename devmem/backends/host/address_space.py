@@ -1,104 +1,118 @@
-"""What every address means to a device."""
+"""What an address means to one device: which memory it names, on which side of a copy, and where its bytes can be touched.
+
+Two arenas hold all memory of a device: its own, and that of the host kinds. In a strict device both are hidden, so that every
+byte has two addresses: one that faults, and one that can be touched. Device memory is known by the first alone. Page-locked
+memory is known to the host by the second, and no device reaches it. Mapped memory is known to the host by the second and to
+devices by the first; managed memory is known to both by the second. Where a device is not strict the two are the same, and any
+address of the process counts as device memory, so that arrays of the host can be adopted without a copy.
+
+Memory that the user had page-locked belongs to no device: see `page_locks`.
+
+The methods that check an address take the name of the driver call for the error, and return addresses that can be touched;
+those never leave the backend.
+"""
 
 from __future__ import annotations
 
 import os
-import threading
 
 from devmem.spi.types import CopyKind, MemoryKind
 
 from .arena import Arena
 from .error_codes import host_error
-from .page_locks import registered
-
-_KINDS = frozenset(MemoryKind)
+from .page_locks import page_locks
 
 
-class Space:
-    """All the memory of one device: an arena for each kind; what the user registered is that of the process.
-
-    The two sides of a copy are told apart by address. What is checked here answers with addresses that can be touched:
-    they differ from the device's by the `shift` of the arena, and never leave the backend.
-
-    Strict devices keep device memory where the host cannot touch it. One that is not strict takes any address of the
-    process as device memory too, so that arrays of the host can be adopted without a copy.
-    """
+class AddressSpace:
+    """The memory of one device. Any thread may call any method."""
 
     def __init__(self, strict: bool) -> None:
-        self.memory = Arena(_physical_memory(), hidden=strict)
-        self.strict = self.memory.hidden
-        self.arenas = {MemoryKind.DEVICE: self.memory}  # the others follow when they are first asked for
-        self._lock = threading.Lock()
+        nbytes = _physical_memory()
+        self.device, self.host = Arena(nbytes, hidden=strict), Arena(nbytes, hidden=strict)
+        self.strict = self.device.shift != 0
+        self._host_kinds: dict[int, MemoryKind] = {}  # by the host's address of each live block of `host`
 
-    # -- giving and taking -------------------------------------------------------------------------------------------
+    # -- blocks ------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, kind: MemoryKind) -> int:
         """Return the address of a new block: the host's for host kinds."""
-        arena = self._arena(kind)
-        return arena.allocate(nbytes) + arena.host_shift
+        if kind is MemoryKind.DEVICE:
+            return self.device.allocate(nbytes)
+        if not isinstance(kind, MemoryKind):
+            raise host_error("alloc", "INVALID_VALUE", f"{kind!r} is not a kind of memory")
+        ptr = self.host.allocate(nbytes) + self.host.shift
+        self._host_kinds[ptr] = kind
+        return ptr
 
-    def retire(self, call: str, ptr: int, nbytes: int, kind: MemoryKind) -> None:
-        """Let no new call name the block. Its bytes are taken until `recycle`."""
-        arena = self._arena(kind)
-        block = ptr - arena.host_shift
-        if not arena.retire(block, nbytes):
-            held = arena.live.get(block)
-            if held is None:
-                raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is not the start of a live {kind} block")
-            raise host_error(call, "INVALID_VALUE", f"the block at {ptr:#x} has {held} bytes, not {nbytes}")
+    def invalidate(self, call: str, ptr: int, nbytes: int, kind: MemoryKind) -> None:
+        """End the block: no call finds it from now on. Its bytes stay taken until `recycle`."""
+        arena, start = (self.device, ptr) if kind is MemoryKind.DEVICE else (self.host, ptr - self.host.shift)
+        is_kind = arena is self.device or self._host_kinds.get(ptr) is kind
+        if is_kind and arena.invalidate(start, nbytes):
+            return
+        held = arena.live.get(start) if is_kind else None
+        if held is None:
+            raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is not the start of a live {kind} block")
+        raise host_error(call, "INVALID_VALUE", f"the block at {ptr:#x} has {held} bytes, not {nbytes}")
 
     def recycle(self, ptr: int, kind: MemoryKind) -> None:
-        """Make the bytes of a retired block available again."""
-        arena = self.arenas[kind]
-        arena.recycle(ptr - arena.host_shift)
+        """Make the bytes of an invalidated block available again."""
+        if kind is MemoryKind.DEVICE:
+            self.device.recycle(ptr)
+        else:
+            del self._host_kinds[ptr]
+            self.host.recycle(ptr - self.host.shift)
+
+    def close(self, in_use: bool) -> None:
+        """End the device's page locks and unmap its memory, but leave mapped what can still be read or written.
+
+        With ``in_use`` that is all of it. Blocks at addresses that the host can touch may be arrays of the user's.
+        """
+        page_locks.remove_all(self)
+        for arena, readable in ((self.device, not self.strict), (self.host, True)):
+            if in_use or (readable and arena.live):
+                arena.mapping.keep()
+            else:
+                arena.mapping.unmap()
+
+    def keep_mapped(self) -> None:
+        """Let the memory be mapped until the process ends, for a job that is still running when the interpreter ends."""
+        self.device.mapping.keep()
+        self.host.mapping.keep()
+
+    # -- page locks --------------------------------------------------------------------------------------------------
 
     def register(self, ptr: int, nbytes: int, mapped: bool) -> None:
-        """Count host memory of the user as pinned."""
-        for kind, arena in self.arenas.items():
-            if arena.hidden and arena.overlaps(ptr, nbytes):
-                raise host_error("host_register", "INVALID_VALUE", f"{ptr:#x} is a device address")
-            if kind is not MemoryKind.DEVICE and arena.overlaps(ptr - arena.host_shift, nbytes):
-                raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", f"{ptr:#x} is {kind} memory")
-        registered.add(self, ptr, nbytes, mapped)
+        """Count memory of the user's as page-locked."""
+        if self.strict and (self.device.overlaps(ptr, nbytes) or self.host.overlaps(ptr, nbytes)):
+            raise host_error("host_register", "INVALID_VALUE", f"{ptr:#x} is a device address")
+        if self.host.overlaps(ptr - self.host.shift, nbytes):
+            raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", f"{ptr:#x} is page-locked memory")
+        page_locks.add(self, ptr, nbytes, mapped)
 
-    def check_registered(self, ptr: int, nbytes: int) -> None:
-        """Raise unless exactly this range was registered, by this device."""
-        registered.check(self, ptr, nbytes)
-
-    def unregister(self, ptr: int, nbytes: int) -> None:
-        """Forget a registered range."""
-        registered.remove(self, ptr, nbytes)
+    def page_locked(self, ptr: int, nbytes: int) -> bool:
+        """Return whether a copy may still read or write these bytes of the host after the call."""
+        if self.host.resolve(ptr - self.host.shift, nbytes):
+            return True
+        return page_locks.locks.containing(ptr, ptr + nbytes) is not None
 
     def device_pointer(self, host: int) -> int:
         """Return the device's address of a byte of mapped, managed or registered memory."""
-        for kind in (MemoryKind.MAPPED, MemoryKind.MANAGED):
-            arena = self.arenas.get(kind)
-            if arena is not None and arena.resolve(host - arena.host_shift, 1):
-                return host - arena.host_shift
-        ptr = registered.device_pointer(host, self.strict)
+        kind = self._host_kind(host, 1)
+        if kind is MemoryKind.MANAGED:
+            return host
+        ptr = host - self.host.shift if kind is MemoryKind.MAPPED else page_locks.device_pointer(host, self.strict)
         if not ptr:
-            raise host_error(
-                "device_pointer", "INVALID_VALUE", f"{host:#x} is not mapped memory, nor registered as such"
-            )
+            why = f"{host:#x} is not mapped memory, nor registered as such"
+            raise host_error("device_pointer", "INVALID_VALUE", why)
         return ptr
 
-    def close(self, keep: bool) -> None:
-        """Unmap what nobody can be using; ``keep``: a job of another device still may. What was registered ends with it."""
-        registered.remove_all(self)
-        for arena in self.arenas.values():
-            # Blocks at readable addresses may be arrays in somebody's hands: better mapped for good than a crash.
-            readable = not arena.hidden or arena.host_shift
-            arena.close(keep=keep or bool(readable and arena.live))
+    # -- checks ------------------------------------------------------------------------------------------------------
 
-    def pin_mappings(self) -> None:
-        """Make the mappings outlive the interpreter, for a job that is still running when it goes."""
-        for arena in self.arenas.values():
-            arena.pin_mappings()
-
-    # -- checking ----------------------------------------------------------------------------------------------------
-
-    def sides(self, call: str, dst: int, dst_span: int, src: int, src_span: int, kind: CopyKind) -> tuple[int, int]:
-        """Return where destination and source can be touched, after checking both."""
+    def copy_sides(
+        self, call: str, dst: int, dst_span: int, src: int, src_span: int, kind: CopyKind
+    ) -> tuple[int, int]:
+        """Return where destination and source of a copy can be touched."""
         if kind is CopyKind.H2D:
             self._check_host_side(call, src, src_span)
             return self.device_side(call, dst, dst_span), src
@@ -112,75 +126,61 @@ class Space:
         return to, source
 
     def device_side(self, call: str, ptr: int, nbytes: int) -> int:
-        """Return where the bytes of device memory can be touched."""
-        at = self.memory.resolve(ptr, nbytes)
+        """Return where bytes that a device reaches can be touched."""
+        at = self.device.resolve(ptr, nbytes)
         if at:
             return at
         if ptr <= 0:
             raise host_error(call, "INVALID_VALUE", f"device address {ptr:#x}")
-        for kind, arena in self.arenas.items():
-            if self.strict and kind is MemoryKind.PINNED:
-                continue  # the device reaches it through copies alone
-            at = arena.resolve(ptr, nbytes)
-            if at:
-                return at
-            if arena.overlaps(ptr, nbytes):
-                raise host_error(
-                    call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live {kind} block"
-                )
-        at = registered.resolve(ptr, nbytes)
-        if not at and self.strict:
+        found = self._block_around(ptr)
+        if found is not None and ptr + nbytes <= found[0] + found[1]:
+            return ptr + found[2]
+        if self.device.overlaps(ptr, nbytes) or self.host.overlaps(ptr, nbytes):
+            raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
+        if self.strict:
             raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not memory of the device")
-        return at or ptr
+        return ptr
 
     def block_around(self, ptr: int) -> tuple[int, int] | None:
-        """(first address, bytes) of the live block that an address of the device's lies in; None if it lies in none."""
-        for kind, arena in self.arenas.items():
-            found = None if self.strict and kind is MemoryKind.PINNED else arena.block_around(ptr)
-            if found is not None:
-                return found
-        return registered.block_around(ptr, self.strict)
-
-    def pinned(self, ptr: int, nbytes: int) -> bool:
-        """Whether the copy engine may read or write these bytes of the host after the call."""
-        for kind, arena in self.arenas.items():
-            if kind is not MemoryKind.DEVICE and arena.resolve(ptr - arena.host_shift, nbytes):
-                return True
-        return registered.contains(ptr, nbytes)
+        """Return (first address, bytes) of the live block that an address of the device's lies in."""
+        found = self._block_around(ptr)
+        return found[:2] if found is not None else None
 
     def check_managed(self, call: str, ptr: int, nbytes: int) -> None:
         """Raise unless all the bytes lie in one managed block."""
-        arena = self.arenas.get(MemoryKind.MANAGED)
-        if arena is None or nbytes <= 0 or not arena.resolve(ptr, nbytes):
+        if nbytes <= 0 or self._host_kind(ptr, nbytes) is not MemoryKind.MANAGED:
             raise host_error(call, "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not in one managed block")
 
     def _check_host_side(self, call: str, ptr: int, nbytes: int) -> None:
         if ptr <= 0:
             raise host_error(call, "INVALID_VALUE", f"host address {ptr:#x}")
-        for kind, arena in self.arenas.items():
-            block = ptr - arena.host_shift
-            if block < arena.end and block + nbytes > arena.base and not arena.resolve(block, nbytes):
-                raise host_error(
-                    call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live {kind} block"
-                )
-            if arena.hidden and ptr < arena.end and ptr + nbytes > arena.base:
-                raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
-        if registered.overlaps_window(ptr, nbytes):
+        hidden = False
+        for arena in (self.device, self.host):
+            hidden |= self.strict and ptr < arena.end and ptr + nbytes > arena.base
+            start = ptr - arena.shift
+            if start < arena.end and start + nbytes > arena.base and not arena.resolve(start, nbytes):
+                raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
+        if hidden or (page_locks.windows.ranges and page_locks.windows.overlapping(ptr, ptr + nbytes)):
             raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
 
-    def _arena(self, kind: MemoryKind) -> Arena:
-        arena = self.arenas.get(kind)
-        if arena is None:
-            if kind not in _KINDS:
-                raise host_error("alloc", "INVALID_VALUE", f"{kind!r} is not a kind of memory")
-            with self._lock:
-                if kind not in self.arenas:
-                    mapped = kind == MemoryKind.MAPPED
-                    made = Arena(self.memory.size, hidden=self.strict and mapped)
-                    made.host_shift = made.shift if mapped else 0
-                    self.arenas = {**self.arenas, kind: made}  # replaced: other threads may be iterating over the old
-            arena = self.arenas[kind]
-        return arena
+    def _host_kind(self, ptr: int, nbytes: int) -> MemoryKind | None:
+        """Return the kind of the live host block that all the bytes, at the host's address, lie in."""
+        found = self.host.block_around(ptr - self.host.shift)
+        if found is None or ptr - self.host.shift + nbytes > found[0] + found[1]:
+            return None
+        return self._host_kinds.get(found[0] + self.host.shift)
+
+    def _block_around(self, ptr: int) -> tuple[int, int, int] | None:
+        """Return (first address, bytes, shift to where they can be touched) of the block that holds a device's address."""
+        found = self.device.block_around(ptr)
+        if found is not None:
+            return *found, self.device.shift
+        host = self.host
+        for start, kind in ((ptr, MemoryKind.MAPPED), (ptr - host.shift, MemoryKind.MANAGED)):
+            found = host.block_around(start)
+            if found is not None and (not self.strict or self._host_kinds.get(found[0] + host.shift) is kind):
+                return found[0] + ptr - start, found[1], host.shift - (ptr - start)
+        return page_locks.block_around(ptr, self.strict)
 
 
 def refuse_overlap(call: str, to: int, to_span: int, source: int, source_span: int) -> None:

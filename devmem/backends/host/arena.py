@@ -1,84 +1,77 @@
-"""One address range of a device and the allocator that hands out pieces of it."""
+"""An allocator of blocks in one range of addresses.
+
+The range consists of chunks of 1 MiB. A block of up to half a chunk is a slot of a *slab*: one chunk, cut into slots of equal
+size. A larger block is a slab of its own, a run of chunks with one slot. A dict leads from every chunk in use to its slab, so
+each operation costs the same with ten live blocks as with a million. Free chunks form runs, neighbours always joined, of which
+the smallest that fits is taken. One mapping serves all blocks: a process has at most 65,530 mappings.
+
+A block ends in two steps. After `invalidate` no address in it is found, but its bytes stay taken; after `recycle` they can
+become another block. Between the two the owner waits for the work that uses the block.
+
+Any thread may call any method. A lock is held around bookkeeping alone; it is not reentrant, because a finalizer that frees
+memory from within a garbage collection is a bug of the caller. `resolve` and `block_around` take no lock.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
-import sys
 import threading
 from bisect import bisect_left, insort
 
-import numpy as np
-
 from .error_codes import host_error
+from .mapping import Mapping
 
-CHUNK = 1 << 20  # what slabs and large blocks are made of
-ALIGNMENT = 256
-SLAB_LIMIT = CHUNK // 2  # larger blocks take whole chunks
-PUNCH = 32 * CHUNK  # a freed block of this size gives its pages back at once,
-STALE = 256 * CHUNK  # smaller ones when so much has been freed since the last time
+CHUNK = 1 << 20
+SLAB_LIMIT = CHUNK // 2  # larger blocks are slabs of their own
+#: Freed slabs of so many bytes give their pages back to the system at once, smaller ones when so many bytes have been freed.
+DISCARD_AT_ONCE = 32 * CHUNK
+DISCARD_TOGETHER = 256 * CHUNK
 
 _CHUNK_SHIFT = 20
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-
-# Mappings that somebody may still read when their device has been closed. Never unmapped: a leak, not a dangling address.
-_kept: list[mmap.mmap] = []
 
 
 class Arena:
-    """A range of addresses, sub-allocated.
+    """A range of ``nbytes``, rounded up to whole chunks; ``hidden`` is that of `Mapping`.
 
-    Everything costs the same with ten live blocks as with a million: blocks of up to half a chunk live in slabs of
-    equal slots, larger ones take runs of chunks, and both are found through a dict of chunks. One mapping serves all
-    blocks, because a mapping per block runs out at 65,530.
-
-    Parameters
+    Attributes
     ----------
-    nbytes : int
-        The size of the range, rounded up to whole chunks. It is sparse: only what is written takes memory.
-    hidden : bool
-        Give out addresses that cannot be read or written, where the platform allows. Code that is entitled to touch
-        the bytes adds `shift` to an address.
+    base, end, shift : int
+        The range, and what leads from an address in it to where its byte can be touched.
+    used, asked : int
+        Bytes taken from the range, with what rounding up has added; bytes of the live blocks, as asked for.
+    live : dict
+        The address of each live block -> the bytes that were asked for.
     """
 
     def __init__(self, nbytes: int, hidden: bool) -> None:
-        self.size = -(-nbytes // CHUNK) * CHUNK
-        self.hidden = hidden and sys.platform == "linux"
-        self._map()
-        self.end = self.base + self.size
-        self.host_shift = 0  # what the owner adds to an address before showing it to the host
-        self.used = 0  # bytes taken from the range, slots counted whole
-        self.asked = 0  # bytes in live blocks, as asked for
-        self.live: dict[int, int] = {}  # address of a block -> bytes asked for
-        self._chunks: dict[int, _Slab] = {}  # index of a chunk -> what occupies it
-        self._open: dict[int, dict[_Slab, None]] = {}  # slot size -> slabs with room; the newest is filled first
-        self._runs = _Runs(self.size >> _CHUNK_SHIFT)
-        self._stale = 0
-        # Around bookkeeping only. Not reentrant: a finalizer that frees from within the collector is a bug worth a hang.
+        self.mapping = Mapping(-(-nbytes // CHUNK) * CHUNK, hidden)
+        self.base, self.end, self.shift = self.mapping.base, self.mapping.end, self.mapping.shift
+        self.size = self.mapping.size
+        self.used = 0
+        self.asked = 0
+        self.live: dict[int, int] = {}
+        self._slabs: dict[int, _Slab] = {}  # by the index of each chunk
+        self._with_room: dict[int, dict[_Slab, None]] = {}  # by the size of a slot; the newest slab is filled first
+        self._free = _FreeChunks(self.size >> _CHUNK_SHIFT)
+        self._resident = 0  # bytes of freed slabs whose pages have not been given back
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int) -> int:
-        """Return the address of a new block of ``nbytes``; raise `OutOfMemory`."""
+        """Return the address of a new block of ``nbytes``, a multiple of 256; raise `OutOfMemory`."""
         with self._lock:
-            if nbytes <= SLAB_LIMIT:
-                step = _slot_size(nbytes)
-                slabs = self._open.get(step)
-                slab = next(reversed(slabs)) if slabs else self._new_slab(step, nbytes)
-                ptr = slab.free.pop()
-                if not slab.free:
-                    del self._open[step][slab]
-            else:
-                slab = self._new_run(nbytes)
-                ptr, step = slab.base, slab.step
+            step = _slot_size(nbytes) if nbytes <= SLAB_LIMIT else -(-nbytes // CHUNK) * CHUNK
+            slabs = self._with_room.get(step)
+            slab = next(reversed(slabs)) if slabs else self._new_slab(step, nbytes)
+            ptr = slab.free.pop()
+            if not slab.free:
+                del self._with_room[step][slab]
             slab.used += 1
             self.live[ptr] = nbytes
             self.asked += nbytes
             self.used += step
             return ptr
 
-    def retire(self, ptr: int, nbytes: int) -> bool:
-        """Forget the block, so that no new call can name it; False unless it is one. Its bytes stay taken."""
+    def invalidate(self, ptr: int, nbytes: int) -> bool:
+        """End the block: no call finds it from now on, its bytes stay taken. False if there is no such block."""
         with self._lock:
             if self.live.get(ptr) != nbytes:
                 return False
@@ -87,156 +80,78 @@ class Arena:
             return True
 
     def recycle(self, ptr: int) -> None:
-        """Make the bytes of a retired block available again."""
-        slab = self._chunks[(ptr - self.base) >> _CHUNK_SHIFT]
-        if slab.step >= PUNCH:
-            self._punch(slab.base, slab.step)  # before anyone else can have written to it, hence outside the lock
+        """Make the bytes of an invalidated block available again."""
+        slab = self._slabs[(ptr - self.base) >> _CHUNK_SHIFT]
+        if slab.step >= DISCARD_AT_ONCE:
+            self.mapping.discard(slab.base, slab.span)  # outside the lock: these bytes cannot be another block yet
         with self._lock:
             self.used -= slab.step
             slab.used -= 1
-            if slab.step > SLAB_LIMIT:
-                self._drop(slab)
-                return
-            slabs = self._open[slab.step]
+            slabs = self._with_room[slab.step]
             slab.free.append(ptr)
             slabs[slab] = None
-            # One empty slab of each size is kept, or allocating and freeing one block would build a slab each time.
-            if not slab.used and len(slabs) > 1:
-                del slabs[slab]
+            # One empty slab of each size stays, or allocating and freeing one small block would build a slab each time.
+            if not slab.used and (len(slabs) > 1 or slab.step > SLAB_LIMIT):
                 self._drop(slab)
 
     def resolve(self, ptr: int, nbytes: int) -> int:
         """Return where the bytes at ``ptr`` can be touched; 0 unless all of them lie in one live block."""
         size = self.live.get(ptr)
         if size is None:
-            slab = self._chunks.get((ptr - self.base) >> _CHUNK_SHIFT)
-            if slab is None:
+            found = self.block_around(ptr)
+            if found is None:
                 return 0
-            offset = (ptr - slab.base) % slab.step
-            size = self.live.get(ptr - offset, 0) - offset
+            size = found[0] + found[1] - ptr
         return ptr + self.shift if nbytes <= size else 0
 
     def block_around(self, ptr: int) -> tuple[int, int] | None:
-        """(first address, bytes) of the live block that an address lies in."""
-        slab = self._chunks.get((ptr - self.base) >> _CHUNK_SHIFT)
+        """Return (address, bytes) of the live block that an address lies in."""
+        slab = self._slabs.get((ptr - self.base) >> _CHUNK_SHIFT)
         if slab is None:
             return None
-        base = ptr - (ptr - slab.base) % slab.step
-        size = self.live.get(base, 0)
-        return (base, size) if ptr < base + size else None
+        start = ptr - (ptr - slab.base) % slab.step
+        size = self.live.get(start, 0)
+        return (start, size) if ptr < start + size else None
 
     def overlaps(self, ptr: int, nbytes: int) -> bool:
-        """Whether any of the bytes lies in the range, live or not."""
+        """Return whether any of the bytes lies in the range, in a live block or not."""
         return ptr < self.end and ptr + nbytes > self.base
-
-    def close(self, keep: bool) -> None:
-        """Unmap; with ``keep`` leave everything mapped for good."""
-        if keep:
-            _kept.extend(self._maps)
-            return
-        for mapping in self._maps:
-            mapping.close()
-
-    def pin_mappings(self) -> None:
-        """Make the mappings outlive the interpreter, for a worker that is still copying when it goes."""
-        for mapping in self._maps:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapping))
 
     # -- inside the lock ---------------------------------------------------------------------------------------------
 
     def _new_slab(self, step: int, nbytes: int) -> _Slab:
-        slab = self._take(CHUNK, nbytes, step)
-        slab.free = list(range(slab.base + (CHUNK // step - 1) * step, slab.base - 1, -step))
-        self._open.setdefault(step, {})[slab] = None
-        return slab
-
-    def _new_run(self, nbytes: int) -> _Slab:
-        span = -(-nbytes // CHUNK) * CHUNK
-        return self._take(span, nbytes, span)
-
-    def _take(self, span: int, nbytes: int, step: int) -> _Slab:
+        span = max(step, CHUNK)
         count = span >> _CHUNK_SHIFT
-        first = self._runs.take(count)
+        first = self._free.take(count)
         if first is None:
-            self._drop_empty_slabs()
-            first = self._runs.take(count)
+            for slab in [slab for slabs in self._with_room.values() for slab in slabs if not slab.used]:
+                self._drop(slab)
+            first = self._free.take(count)
         if first is None:
             free = self.size - self.used
             raise host_error("alloc", "OUT_OF_MEMORY", f"asked for {nbytes} bytes, {free} of {self.size} are free")
         slab = _Slab(self.base + (first << _CHUNK_SHIFT), step, span)
-        self._chunks.update(dict.fromkeys(range(first, first + count), slab))
+        self._slabs.update(dict.fromkeys(range(first, first + count), slab))
+        self._with_room.setdefault(step, {})[slab] = None
         return slab
 
     def _drop(self, slab: _Slab) -> None:
+        """Make the chunks of an empty slab free."""
         first, count = (slab.base - self.base) >> _CHUNK_SHIFT, slab.span >> _CHUNK_SHIFT
+        del self._with_room[slab.step][slab]
         for index in range(first, first + count):
-            del self._chunks[index]
-        self._runs.give(first, count)
-        if slab.step < PUNCH:
-            self._stale += slab.span
-            if self._stale >= STALE:
-                self._stale = 0
-                for start, length in self._runs.starts.items():
-                    self._punch(self.base + (start << _CHUNK_SHIFT), length << _CHUNK_SHIFT)
-
-    def _drop_empty_slabs(self) -> None:
-        for slabs in self._open.values():
-            for slab in [slab for slab in slabs if not slab.used]:
-                del slabs[slab]
-                self._drop(slab)
-
-    # -- the mappings ------------------------------------------------------------------------------------------------
-
-    def _map(self) -> None:
-        """Map the range: twice over one file when hidden (addresses that fault, and their alias), else once."""
-        self._maps: list[mmap.mmap] = []
-        self._advice: int | None = None
-        try:
-            if self.hidden:
-                self._map_twice()
-            else:
-                self._map_once()
-        except OSError as error:
-            why = f"cannot map {self.size} bytes: {error}"
-            raise host_error("open", "OPERATING_SYSTEM", why) from error
-
-    def _map_twice(self) -> None:
-        file = os.memfd_create("devmem-host")
-        try:
-            os.ftruncate(file, self.size)
-            flags = mmap.MAP_SHARED | _NORESERVE
-            window = mmap.mmap(file, self.size, flags=flags, prot=0)
-            alias = mmap.mmap(file, self.size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
-            os.close(file)
-        self.base = _address(window)
-        self.shift = _address(alias) - self.base
-        self._maps = [alias, window]
-        self._advice = getattr(mmap, "MADV_REMOVE", None)
-
-    def _map_once(self) -> None:
-        if sys.platform == "win32":
-            # Every mapped page is charged against the page file there, so the range cannot be sparse.
-            self.size = min(self.size, 1 << 32)
-            self._maps = [mmap.mmap(-1, self.size)]
-        else:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-            self._maps = [mmap.mmap(-1, self.size, flags=flags)]
-        self.base = _address(self._maps[0])
-        self.shift = 0
-        self._advice = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None
-
-    def _punch(self, ptr: int, nbytes: int) -> None:
-        """Give the pages back to the system. Only thrift: a refusal changes nothing that anyone relies on."""
-        if self._advice is not None:
-            try:
-                self._maps[0].madvise(self._advice, ptr - self.base, nbytes)
-            except (OSError, ValueError):
-                self._advice = None
+            del self._slabs[index]
+        self._free.give(first, count)
+        if slab.step < DISCARD_AT_ONCE:
+            self._resident += slab.span
+        if self._resident >= DISCARD_TOGETHER:
+            self._resident = 0
+            for start, length in self._free.lengths.items():
+                self.mapping.discard(self.base + (start << _CHUNK_SHIFT), length << _CHUNK_SHIFT)
 
 
 class _Slab:
-    """Chunks cut into slots of equal size; a large block is a slab of one slot."""
+    """Chunks cut into slots of ``step`` bytes."""
 
     __slots__ = ("base", "free", "span", "step", "used")
 
@@ -244,62 +159,48 @@ class _Slab:
         self.base = base
         self.step = step
         self.span = span
-        self.free: list[int] = []
+        self.free = list(range(base + (span // step - 1) * step, base - 1, -step))  # the lowest is taken first
         self.used = 0
 
 
-class _Runs:
-    """Free chunks, neighbours always joined; the smallest run that fits is taken."""
+class _FreeChunks:
+    """Runs of free chunks."""
 
     def __init__(self, count: int) -> None:
-        self.starts: dict[int, int] = {}  # first chunk -> length
-        self._ends: dict[int, int] = {}  # chunk after the last -> first chunk
-        self._bins: dict[int, dict[int, None]] = {}  # length -> first chunks
-        self._lengths: list[int] = []  # the lengths there are, sorted
+        self.lengths: dict[int, int] = {}  # by the first chunk
+        self._first: dict[int, int] = {}  # by the chunk after the last
+        self._by_length: list[tuple[int, int]] = []  # (length, first chunk), sorted
         self._add(0, count)
 
     def take(self, count: int) -> int | None:
-        at = bisect_left(self._lengths, count)
-        if at == len(self._lengths):
+        at = bisect_left(self._by_length, (count, 0))
+        if at == len(self._by_length):
             return None
-        length = self._lengths[at]
-        first = next(iter(self._bins[length]))
+        length, first = self._by_length[at]
         self._remove(first, length)
         if length > count:
             self._add(first + count, length - count)
         return first
 
     def give(self, first: int, count: int) -> None:
-        before = self._ends.get(first)
+        before = self._first.get(first)
         if before is not None:
             self._remove(before, first - before)
-            count += first - before
-            first = before
-        after = self.starts.get(first + count)
+            first, count = before, count + first - before
+        after = self.lengths.get(first + count)
         if after is not None:
             self._remove(first + count, after)
             count += after
         self._add(first, count)
 
     def _add(self, first: int, count: int) -> None:
-        self.starts[first] = count
-        self._ends[first + count] = first
-        if count not in self._bins:
-            self._bins[count] = {}
-            insort(self._lengths, count)
-        self._bins[count][first] = None
+        self.lengths[first] = count
+        self._first[first + count] = first
+        insort(self._by_length, (count, first))
 
     def _remove(self, first: int, count: int) -> None:
-        del self.starts[first], self._ends[first + count], self._bins[count][first]
-        if not self._bins[count]:
-            del self._bins[count]
-            del self._lengths[bisect_left(self._lengths, count)]
-
-
-def reserve(nbytes: int) -> tuple[mmap.mmap, int]:
-    """Return a mapping that can be neither read nor written, and its address."""
-    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot=0)
-    return mapping, _address(mapping)
+        del self.lengths[first], self._first[first + count]
+        del self._by_length[bisect_left(self._by_length, (count, first))]
 
 
 def _slot_size(nbytes: int) -> int:
@@ -307,8 +208,3 @@ def _slot_size(nbytes: int) -> int:
     units = (nbytes + 255) >> 8
     spare = max(units.bit_length() - 3, 0)
     return (-(-units >> spare) << spare) << 8
-
-
-def _address(mapping: mmap.mmap) -> int:
-    # Through NumPy, since ctypes wants a writable buffer. The array is dropped: it would forbid to unmap.
-    return int(np.frombuffer(mapping, np.uint8).ctypes.data)

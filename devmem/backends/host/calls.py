@@ -8,7 +8,7 @@ import weakref
 from devmem.spi.errors import BackendError
 from devmem.toolkit.host_functions import this_thread
 
-from .address_space import Space
+from .address_space import AddressSpace
 from .error_codes import host_error
 from .stream_engine import Engine
 from .streams import Stream
@@ -25,10 +25,10 @@ class Calls:
             raise host_error("open", "INVALID_DEVICE", f"there is no device {ordinal}; there are {devices}")
         self._ordinal = ordinal
         self._devices = devices
-        self._space = Space(strict)
-        self._memory = self._space.memory
+        self._space = AddressSpace(strict)
+        self._memory = self._space.device
         self._engine = Engine()
-        self._engine.at_exit = self._space.pin_mappings
+        self._engine.at_exit = self._space.keep_mapped
         self._key = object()  # what the thread-local says while this device is current; a new one closes all doors
         self._closed = False
         opened.add(self)
@@ -59,7 +59,7 @@ class Calls:
         self._key = object()
         self._engine.close()
         opened.discard(self)
-        self._space.close(keep=self._engine.used_elsewhere())
+        self._space.close(in_use=self._engine.used_elsewhere())
         self._engine.warn()
 
     # -- checks ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Copies(Calls):
             raise host_error("copy", "INVALID_VALUE", f"{nbytes} bytes")
         engine = self._engine
         on = engine.streams.get(stream) or engine.stream(stream, "copy")
-        to, source = self._space.sides("copy", dst, nbytes, src, nbytes, kind)
+        to, source = self._space.copy_sides("copy", dst, nbytes, src, nbytes, kind)
         if blocking:
             if engine.failures:
                 engine.tell(on, on.completed)
@@ -55,7 +55,7 @@ class Copies(Calls):
             why = f"{height} rows of {width} bytes, pitches {dst_pitch} and {src_pitch}"
             raise host_error("copy_2d", "INVALID_VALUE", why)
         dst_span, src_span = (height - 1) * dst_pitch + width, (height - 1) * src_pitch + width
-        to, source = self._space.sides("copy_2d", dst, dst_span, src, src_span, kind)
+        to, source = self._space.copy_sides("copy_2d", dst, dst_span, src, src_span, kind)
         engine, nbytes = self._engine, width * height
         rows = to, dst_pitch, source, src_pitch, width, height
         if blocking:
@@ -110,7 +110,7 @@ class Copies(Calls):
         engine = self._engine
         if kind is CopyKind.D2D:
             self._start(on, nbytes, run, *args)
-        elif self._space.pinned(host, span):
+        elif self._space.page_locked(host, span):
             # Always on the stream's thread: who reuses the host side too early must be able to see it.
             engine.post(on, run, *args)
             return True

@@ -13,6 +13,7 @@ from devmem.spi.types import AllocFlags, Capability, DeviceInfo, Exchange, Memor
 from .calls import current, opened
 from .copies import Copies
 from .error_codes import host_error
+from .page_locks import page_locks
 from .streams import nothing
 
 _CAPABILITIES = frozenset(
@@ -68,10 +69,10 @@ class HostDriver(Copies):
             return
         memory, engine = self._memory, self._engine
         idle = not engine.pending and not engine.foreign
-        if idle and kind is MemoryKind.DEVICE and memory.retire(ptr, nbytes):
+        if idle and kind is MemoryKind.DEVICE and memory.invalidate(ptr, nbytes):
             memory.recycle(ptr)
             return
-        self._space.retire("free", ptr, nbytes, kind)
+        self._space.invalidate("free", ptr, nbytes, kind)
         # If the wait is interrupted the bytes stay taken: rather a leak than memory that is handed out under a copy.
         engine.drain()
         self._space.recycle(ptr, kind)
@@ -89,7 +90,7 @@ class HostDriver(Copies):
         on = self._stream(stream, "free_async")
         if not ptr:
             return
-        self._space.retire("free_async", ptr, nbytes, MemoryKind.DEVICE)
+        self._space.invalidate("free_async", ptr, nbytes, MemoryKind.DEVICE)
         self._start(on, 0, self._memory.recycle, ptr)
 
     def pool_cached(self) -> int:
@@ -135,9 +136,9 @@ class HostDriver(Copies):
 
     def host_unregister(self, ptr: int, nbytes: int) -> None:
         self._check("host_unregister")
-        self._space.check_registered(ptr, nbytes)
+        page_locks.find(self._space, ptr, nbytes)
         self._engine.drain()
-        self._space.unregister(ptr, nbytes)
+        page_locks.remove(self._space, ptr, nbytes)
 
     def device_pointer(self, host: int) -> int:
         self._check("device_pointer")
@@ -233,7 +234,7 @@ class HostDriver(Copies):
 
     def live_counts(self) -> tuple[int, int, int, int]:
         """(bytes, blocks, streams, events) that were handed out and not given back."""
-        arenas, engine = self._space.arenas.values(), self._engine
+        arenas, engine = (self._space.device, self._space.host), self._engine
         nbytes, blocks = sum(arena.asked for arena in arenas), sum(len(arena.live) for arena in arenas)
         return nbytes, blocks, len(engine.streams) - 1, len(engine.events)
 

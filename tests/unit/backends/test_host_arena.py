@@ -23,11 +23,11 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="hidden memory needs 
 def arena(request):
     arena = Arena(64 * MIB, hidden=request.param)
     yield arena
-    arena.close(keep=False)
+    arena.mapping.unmap()
 
 
 def release(arena, ptr, nbytes):
-    assert arena.retire(ptr, nbytes)
+    assert arena.invalidate(ptr, nbytes)
     arena.recycle(ptr)
 
 
@@ -57,33 +57,33 @@ def test_resolve_knows_interior_addresses(arena):
         assert not arena.resolve(ptr - 1, 1) or arena.resolve(ptr - 1, 2) == 0
 
 
-def test_a_range_over_two_neighbours_is_nobodys(arena):
+def test_a_range_over_two_neighbours_is_in_no_block(arena):
     first, second = sorted(arena.allocate(256) for _ in range(2))
     assert second == first + 256
     assert not arena.resolve(first, 512)
     assert not arena.resolve(first + 255, 2)
 
 
-def test_resolve_forgets_what_was_retired(arena):
+def test_resolve_forgets_what_was_invalidated(arena):
     ptr = arena.allocate(3 * MIB)
-    assert arena.retire(ptr, 3 * MIB)
+    assert arena.invalidate(ptr, 3 * MIB)
     assert not arena.resolve(ptr, 1)
     assert not arena.resolve(ptr + MIB, 1)
     arena.recycle(ptr)
     assert not arena.resolve(ptr + MIB, 1)
 
 
-def test_retire_wants_the_base_and_the_size(arena):
+def test_invalidate_wants_the_base_and_the_size(arena):
     ptr = arena.allocate(1000)
-    assert not arena.retire(ptr + 256, 744)
-    assert not arena.retire(ptr, 999)
-    assert arena.retire(ptr, 1000)
-    assert not arena.retire(ptr, 1000)
+    assert not arena.invalidate(ptr + 256, 744)
+    assert not arena.invalidate(ptr, 999)
+    assert arena.invalidate(ptr, 1000)
+    assert not arena.invalidate(ptr, 1000)
 
 
-def test_a_retired_block_is_not_handed_out(arena):
+def test_a_invalidated_block_is_not_handed_out(arena):
     ptr = arena.allocate(40 * MIB)
-    arena.retire(ptr, 40 * MIB)
+    arena.invalidate(ptr, 40 * MIB)
     with pytest.raises(OutOfMemory):
         arena.allocate(40 * MIB)
     arena.recycle(ptr)
@@ -135,8 +135,8 @@ def test_many_live_blocks():
     for ptr in blocks:
         release(arena, ptr, 128)
     assert arena.used == 0
-    assert len(arena._chunks) <= 1
-    arena.close(keep=False)
+    assert len(arena._slabs) <= 1
+    arena.mapping.unmap()
 
 
 @linux
@@ -150,7 +150,7 @@ def test_freed_memory_goes_back_to_the_system(hidden):
     release(arena, ptr, 64 * MIB)
     assert arena.allocate(64 * MIB) == ptr
     assert ctypes.string_at(ptr + arena.shift, 16) == bytes(16)
-    arena.close(keep=False)
+    arena.mapping.unmap()
 
 
 @linux
@@ -164,7 +164,7 @@ def test_small_blocks_go_back_when_many_were_freed():
     for ptr in blocks:
         release(arena, ptr, MIB)
     assert ctypes.string_at(blocks[0] + arena.shift, 16) == bytes(16)
-    arena.close(keep=False)
+    arena.mapping.unmap()
 
 
 @linux
@@ -202,7 +202,7 @@ def test_threads_never_get_the_same_block():
         thread.join()
     everything = [ptr for mine in got for ptr in mine]
     assert len(set(everything)) == len(everything) == len(arena.live)
-    arena.close(keep=False)
+    arena.mapping.unmap()
 
 
 sizes = st.one_of(
@@ -241,4 +241,4 @@ def test_against_a_model(steps):
         release(arena, ptr, nbytes)
     assert arena.used == arena.asked == 0
     assert arena.allocate(32 * MIB)
-    arena.close(keep=False)
+    arena.mapping.unmap()
