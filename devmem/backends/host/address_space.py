@@ -64,12 +64,14 @@ class AddressSpace:
             self.host.recycle(ptr - self.host.shift)
 
     def close(self, in_use: bool) -> None:
-        """End the device's page locks and unmap its memory, but leave mapped what can still be read or written.
+        """End the device's page locks and unmap its memory.
 
-        With ``in_use`` that is all of it. Blocks at addresses that the host can touch may be arrays of the user's.
+        What can still be touched stays mapped: with ``in_use`` all of it, else blocks at addresses that the host can read,
+        which may be arrays of the user's.
         """
         page_locks.remove_all(self)
-        for arena, readable in ((self.device, not self.strict), (self.host, True)):
+        for arena in (self.device, self.host):
+            readable = arena is self.host or not self.strict
             if in_use or (readable and arena.live):
                 arena.mapping.keep()
             else:
@@ -88,7 +90,7 @@ class AddressSpace:
             raise host_error("host_register", "INVALID_VALUE", f"{ptr:#x} is a device address")
         if self.host.overlaps(ptr - self.host.shift, nbytes):
             raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", f"{ptr:#x} is page-locked memory")
-        page_locks.add(self, ptr, nbytes, mapped)
+        page_locks.add(self, ptr, nbytes, mapped, hidden=self.strict)
 
     def page_locked(self, ptr: int, nbytes: int) -> bool:
         """Return whether a copy may still read or write these bytes of the host after the call."""
@@ -101,7 +103,7 @@ class AddressSpace:
         kind = self._host_kind(host, 1)
         if kind is MemoryKind.MANAGED:
             return host
-        ptr = host - self.host.shift if kind is MemoryKind.MAPPED else page_locks.device_pointer(host, self.strict)
+        ptr = host - self.host.shift if kind is MemoryKind.MAPPED else page_locks.device_pointer(host)
         if not ptr:
             why = f"{host:#x} is not mapped memory, nor registered as such"
             raise host_error("device_pointer", "INVALID_VALUE", why)
@@ -121,9 +123,7 @@ class AddressSpace:
             return dst, self.device_side(call, src, src_span)
         if kind is not CopyKind.D2D:
             raise host_error(call, "INVALID_VALUE", f"{kind!r} is not a kind of copy")
-        to, source = self.device_side(call, dst, dst_span), self.device_side(call, src, src_span)
-        refuse_overlap(call, to, dst_span, source, src_span)
-        return to, source
+        return self.device_side(call, dst, dst_span), self.device_side(call, src, src_span)
 
     def device_side(self, call: str, ptr: int, nbytes: int) -> int:
         """Return where bytes that a device reaches can be touched."""
@@ -160,7 +160,8 @@ class AddressSpace:
             start = ptr - arena.shift
             if start < arena.end and start + nbytes > arena.base and not arena.resolve(start, nbytes):
                 raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
-        if hidden or (page_locks.windows.ranges and page_locks.windows.overlapping(ptr, ptr + nbytes)):
+        windows = page_locks.windows.overlapping(ptr, ptr + nbytes) if page_locks.windows.ranges else ()
+        if hidden or any(window.shift for window in windows):
             raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
 
     def _host_kind(self, ptr: int, nbytes: int) -> MemoryKind | None:
@@ -180,7 +181,7 @@ class AddressSpace:
             found = host.block_around(start)
             if found is not None and (not self.strict or self._host_kinds.get(found[0] + host.shift) is kind):
                 return found[0] + ptr - start, found[1], host.shift - (ptr - start)
-        return page_locks.block_around(ptr, self.strict)
+        return page_locks.block_around(ptr)
 
 
 def refuse_overlap(call: str, to: int, to_span: int, source: int, source_span: int) -> None:

@@ -1,49 +1,62 @@
-"""What streams run. Jobs speak of addresses that can be touched, never of a device's."""
+"""What streams run: copies, fills and host functions. Jobs are given addresses that can be touched, never a device's."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
+
+from devmem.toolkit.host_functions import this_thread
 
 from .streams import Run
 
-# ctypes lets go of the GIL in both, so streams really run beside each other and beside the caller.
-memmove = ctypes.memmove
-memset = ctypes.memset
+# ctypes releases the GIL in both, so streams run beside each other and beside the caller.
+memmove, memset = ctypes.memmove, ctypes.memset
 
-# One type for views of any length: a ctypes array type for each length would cost more than a small copy.
-_Anything = ctypes.c_char * (1 << 62)
-
-
-def snapshot(to: int, source: int, nbytes: int) -> Run:
-    """Read the source now; return the job that writes what was read."""
-    return partial(memmove, to, ctypes.string_at(source, nbytes), nbytes)
+#: The address of the first row, the bytes from one row to the next, and from one slice of rows to the next.
+Rows = tuple[int, int, int]
+#: Bytes of a row, rows of a slice, slices.
+Shape = tuple[int, int, int]
 
 
-def snapshot_rows(to: int, to_pitch: int, source: int, source_pitch: int, width: int, height: int) -> Run:
-    """Read the rows now; return the job that writes what was read."""
-    rows = _rows(source, source_pitch, width, height).copy()
+class _Memory:
+    """Memory as NumPy asks for it."""
 
-    def write() -> None:
-        _rows(to, to_pitch, width, height)[...] = rows
-
-    return write
+    def __init__(self, ptr: int, typestr: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> None:
+        data = ptr, False
+        self.__array_interface__ = {"version": 3, "data": data, "typestr": typestr, "shape": shape, "strides": strides}
 
 
-def copy_rows(to: int, to_pitch: int, source: int, source_pitch: int, width: int, height: int) -> None:
-    """Copy rows that lie a pitch apart."""
-    _rows(to, to_pitch, width, height)[...] = _rows(source, source_pitch, width, height)
+def copy_rows(to: Rows, source: Rows, shape: Shape) -> None:
+    """Copy rows of bytes."""
+    _rows(to, shape)[...] = _rows(source, shape)
 
 
 def fill_words(ptr: int, value: int, width: int, count: int) -> None:
     """Store a word of 2 or 4 bytes ``count`` times."""
-    buffer = memoryview(_Anything.from_address(ptr))
-    np.ndarray((count,), np.uint16 if width == 2 else np.uint32, buffer).fill(value)
+    np.asarray(_Memory(ptr, f"=u{width}", (count,))).fill(value)
 
 
-def _rows(ptr: int, pitch: int, width: int, height: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+def call_function(function: Callable[[Sequence[int]], None], places: Sequence[int]) -> None:
+    """Call a host function, and mark the thread meanwhile."""
+    with this_thread.running_host_function():
+        function(places)
+
+
+def read_bytes(to: int, source: int, nbytes: int) -> Run:
+    """Read the source of a `memmove` now; return what writes it."""
+    return partial(memmove, to, ctypes.string_at(source, nbytes), nbytes)
+
+
+def read_rows(to: Rows, source: Rows, shape: Shape) -> Run:
+    """Read the source of a `copy_rows` now; return what writes it."""
+    return partial(np.copyto, _rows(to, shape), _rows(source, shape).copy())
+
+
+def _rows(at: Rows, shape: Shape) -> npt.NDArray[np.void]:
     # One void element a row: NumPy then moves a row at a time, ten times faster for narrow rows than an array of bytes.
-    buffer = memoryview(_Anything.from_address(ptr))
-    return np.ndarray((height,), np.dtype((np.void, width)), buffer, strides=(pitch,))
+    (ptr, pitch, slice_pitch), (width, height, depth) = at, shape
+    return np.asarray(_Memory(ptr, f"|V{width}", (depth, height), (slice_pitch, pitch)))

@@ -1,86 +1,100 @@
-"""The driver of a host device."""
+"""The driver of a host device.
+
+A call checks what it was given, and refuses what a GPU would refuse or get wrong: `AddressSpace` checks addresses, `StreamEngine`
+handles, `CurrentDevice` the thread. What the call does then is a job on a stream of the engine; a blocking call with nothing to
+wait for runs its job on the calling thread. The methods are those of `devmem.spi.driver`, and are documented there. Those that
+concern streams and events alone are the engine's.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
-from devmem.spi.types import AllocFlags, Capability, DeviceInfo, Exchange, MemoryKind
+from devmem.spi.driver import PROTOCOLS
+from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, Exchange, MemoryKind
 
-from .calls import current, opened
-from .copies import Copies
+from .address_space import AddressSpace, refuse_overlap
+from .copy_jobs import Rows, Shape, call_function, copy_rows, fill_words, memmove, memset, read_bytes, read_rows
+from .current_device import CurrentDevice, thread
 from .error_codes import host_error
 from .page_locks import page_locks
-from .streams import nothing
+from .stream_engine import SMALL, StreamEngine
+from .streams import Job, Run, Stream, nothing
 
-_CAPABILITIES = frozenset(
-    {
-        Capability.STREAM_ORDERED,
-        Capability.STRIDED_COPY,
-        Capability.VOLUME_COPY,
-        Capability.HOST_REGISTER,
-        Capability.MAPPED,
-        Capability.MANAGED,
-        Capability.PEER,
-        Capability.HOST_FUNCTION,
-        Capability.HOLD,
-        Capability.POINTER_INFO,
-    }
-)
-#: DLPack's kDLCPU for memory that everybody can read; strict devices say kDLExtDev.
-_READABLE, _HIDDEN = Exchange(device_type=1), Exchange(device_type=12)
 _ADVICE = frozenset(
     prefix + word for prefix in ("set_", "unset_") for word in ("read_mostly", "preferred_location", "accessed_by")
 )
+_open_drivers: weakref.WeakSet[HostDriver] = weakref.WeakSet()
 
 
-class HostDriver(Copies):
-    """A device made of host memory, and strict about it: what it refuses, a GPU would get wrong.
-
-    What it is given is checked at the call, against `Space`; what it does then is a job on a stream of `Engine`. Here is all but
-    the copies.
-    The methods are those of `devmem.spi.driver.Driver` and of the capabilities in `info`, and are documented there.
-    """
+class HostDriver:
+    """One open device."""
 
     def __init__(self, ordinal: int, *, strict: bool, devices: int) -> None:
-        super().__init__(ordinal, strict=strict, devices=devices)
+        if not 0 <= ordinal < devices:
+            raise host_error("open", "INVALID_DEVICE", f"there is no device {ordinal}; there are {devices}")
+        self._ordinal, self._devices = ordinal, devices
+        self._current = current = CurrentDevice(ordinal)
+        self._space = AddressSpace(strict)
+        self._engine = engine = StreamEngine(current.check, at_exit=self._space.keep_mapped)
+        self._check, self.enter, self.exit = current.check, current.enter, current.exit
+        self._stream, self.stream_create, self.stream_destroy = (
+            engine.stream,
+            engine.stream_create,
+            engine.stream_destroy,
+        )
+        self.stream_synchronize, self.stream_query = engine.stream_synchronize, engine.stream_query
+        self.stream_wait, self.event_create, self.event_destroy = (
+            engine.stream_wait,
+            engine.event_create,
+            engine.event_destroy,
+        )
+        self.event_record, self.event_query = engine.event_record, engine.event_query
+        self.event_synchronize, self.event_elapsed = engine.event_synchronize, engine.event_elapsed
+        self.synchronize, self.hold, self.release = engine.synchronize, engine.hold, engine.release
         self.info = self._describe()
+        _open_drivers.add(self)
+
+    def close(self) -> None:
+        if not self._current.closed:
+            self._current.close()
+            self._engine.close()
+            _open_drivers.discard(self)
+            self._space.close(in_use=any(not job.done for job in self._engine.foreign))
+            self._engine.warn_of_failures()
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
+    # The methods that are called most compare the keys themselves: a frame less.
     def alloc(
         self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
     ) -> int:
-        if current.key is not self._key:
-            raise self._no_context("alloc")
+        if thread.key is not self._current.key:
+            self._current.refuse("alloc")
         if nbytes <= 0:
             if nbytes == 0:
                 return 0
             raise host_error("alloc", "INVALID_VALUE", f"{nbytes} bytes")
-        return self._memory.allocate(nbytes) if kind is MemoryKind.DEVICE else self._space.allocate(nbytes, kind)
+        return self._space.allocate(nbytes, kind)
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
-        if current.key is not self._key:
-            raise self._no_context("free")
-        if not ptr:
-            return
-        memory, engine = self._memory, self._engine
-        idle = not engine.pending and not engine.foreign
-        if idle and kind is MemoryKind.DEVICE and memory.invalidate(ptr, nbytes):
-            memory.recycle(ptr)
-            return
-        self._space.invalidate("free", ptr, nbytes, kind)
-        # If the wait is interrupted the bytes stay taken: rather a leak than memory that is handed out under a copy.
-        engine.drain()
-        self._space.recycle(ptr, kind)
+        if thread.key is not self._current.key:
+            self._current.refuse("free")
+        if ptr:
+            self._space.invalidate("free", ptr, nbytes, kind)
+            # If the wait is interrupted the bytes stay taken: a leak, but no memory that a copy may still write.
+            self._engine.drain()
+            self._space.recycle(ptr, kind)
 
     def memory_info(self) -> tuple[int, int]:
-        if current.key is not self._key:
-            raise self._no_context("memory_info")
-        return self._memory.size - self._memory.used, self._memory.size
+        self._check("memory_info")
+        memory = self._space.device
+        return memory.size - memory.used, memory.size
 
     def alloc_async(self, nbytes: int, stream: int) -> int:
         self._stream(stream, "alloc_async")
@@ -88,11 +102,11 @@ class HostDriver(Copies):
 
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None:
         on = self._stream(stream, "free_async")
-        if not ptr:
-            return
-        self._space.invalidate("free_async", ptr, nbytes, MemoryKind.DEVICE)
-        self._start(on, 0, self._memory.recycle, ptr)
+        if ptr:
+            self._space.invalidate("free_async", ptr, nbytes, MemoryKind.DEVICE)
+            self._engine.start(on, 0, self._space.device.recycle, ptr)
 
+    # There is no pool: what was freed is never held.
     def pool_cached(self) -> int:
         self._check("pool_cached")
         return 0
@@ -101,34 +115,18 @@ class HostDriver(Copies):
         self._check("pool_trim")
 
     def pool_threshold(self, nbytes: int) -> None:
-        self._check("pool_threshold")  # nothing unused is ever held
+        self._check("pool_threshold")
 
     def prefetch(self, ptr: int, nbytes: int, to_host: bool, stream: int) -> None:
         on = self._stream(stream, "prefetch")
         self._space.check_managed("prefetch", ptr, nbytes)
-        # Moves nothing here, but takes its place in the order of the stream.
-        self._start(on, 0, nothing)
+        self._engine.start(on, 0, nothing)
 
     def advise(self, ptr: int, nbytes: int, advice: str, to_host: bool) -> None:
         self._check("advise")
         self._space.check_managed("advise", ptr, nbytes)
         if advice not in _ADVICE:
             raise host_error("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(_ADVICE))}")
-
-    # -- functions ---------------------------------------------------------------------------------------------------
-
-    def launch_host_function(
-        self, function: Callable[[Sequence[int]], None], ranges: Sequence[tuple[int, int]], stream: int
-    ) -> None:
-        on, engine = self._stream(stream, "launch_host_function"), self._engine
-        if wrong := [f"{nbytes} bytes" for _, nbytes in ranges if nbytes <= 0]:
-            raise host_error("launch_host_function", "INVALID_VALUE", wrong[0])
-        places = [self._space.device_side("launch_host_function", ptr, nbytes) for ptr, nbytes in ranges]
-        if engine.failures:
-            engine.tell(on, on.completed)
-        engine.post(on, engine.protect, on, function, places)  # never inline: it may run for as long as it likes
-
-    # -- registration ------------------------------------------------------------------------------------------------
 
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
         self._check("host_register")
@@ -146,108 +144,181 @@ class HostDriver(Copies):
 
     def pointer_range(self, ptr: int) -> tuple[int, int] | None:
         self._check("pointer_range")
-        found = self._space.block_around(ptr)
-        if found is None:
-            others = [device._space.block_around(ptr) for device in list(opened)]
-            found = next((each for each in others if each is not None), None)
-        return found
+        holder = self._holder(ptr)
+        return holder._space.block_around(ptr) if holder is not None else None
 
     def pointer_device(self, ptr: int) -> int | None:
         self._check("pointer_device")
-        holders = (device for device in [self, *opened] if device._space.block_around(ptr) is not None)
-        return next((device._ordinal for device in holders), None)
+        holder = self._holder(ptr)
+        return holder._ordinal if holder is not None else None
 
-    # -- streams and events ------------------------------------------------------------------------------------------
+    # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def stream_create(self, priority: int, non_blocking: bool) -> int:
-        self._check("stream_create")
-        return self._engine.create_stream(non_blocking)
-
-    def stream_destroy(self, stream: int) -> None:
-        self._check("stream_destroy")
-        self._engine.destroy_stream(stream)
-
-    def stream_synchronize(self, stream: int) -> None:
-        on = self._stream(stream, "stream_synchronize")
-        self._engine.wait((on, on.enqueued))
-
-    def stream_query(self, stream: int) -> bool:
-        on = self._stream(stream, "stream_query")
-        return on.completed == on.enqueued
-
-    def stream_wait(self, stream: int, event: int) -> None:
-        on = self._stream(stream, "stream_wait")
+    def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
+        if thread.key is not self._current.key:
+            self._current.refuse("copy")
+        if nbytes <= 0:
+            raise host_error("copy", "INVALID_VALUE", f"{nbytes} bytes")
         engine = self._engine
-        engine.wait_for(on, engine.events.get(event) or engine.event_of_any(event, "stream_wait"))
+        on = engine.streams.get(stream) or engine.stream(stream, "copy")
+        to, source = self._space.copy_sides("copy", dst, nbytes, src, nbytes, kind)
+        if kind is CopyKind.D2D:
+            refuse_overlap("copy", to, nbytes, source, nbytes)
+        if blocking:
+            engine.run_and_wait(on, nbytes, memmove, to, source, nbytes)
+            return False
+        host = source if kind is CopyKind.H2D else to
+        return self._start_copy(on, kind, host, nbytes, nbytes, memmove, to, source, nbytes)
 
-    def event_create(self, timing: bool) -> int:
-        self._check("event_create")
-        return self._engine.create_event(timing)
+    def copy_2d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        height: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        to, source = (dst, dst_pitch, height * dst_pitch), (src, src_pitch, height * src_pitch)
+        return self._copy_rows("copy_2d", to, source, (width, height, 1), kind, stream, blocking)
 
-    def event_destroy(self, event: int) -> None:
-        self._check("event_destroy")
-        self._engine.destroy_event(event)
+    def copy_3d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        dst_rows: int,
+        src: int,
+        src_pitch: int,
+        src_rows: int,
+        width: int,
+        height: int,
+        depth: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        to, source = (dst, dst_pitch, dst_rows * dst_pitch), (src, src_pitch, src_rows * src_pitch)
+        return self._copy_rows("copy_3d", to, source, (width, height, depth), kind, stream, blocking)
 
-    def event_record(self, event: int, stream: int) -> None:
-        on = self._stream(stream, "event_record")
-        self._engine.record(self._engine.event(event, "event_record"), on)
+    def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
+        on = self._stream(stream, "fill")
+        if width not in (1, 2, 4) or count <= 0 or not 0 <= value < 1 << 8 * width or dst % width:
+            why = f"{count} times the {width}-byte value {value} at {dst:#x}"
+            raise host_error("fill", "INVALID_VALUE", why)
+        to = self._space.device_side("fill", dst, width * count)
+        if width == 1:
+            self._engine.start(on, count, memset, to, value, count)
+        else:
+            self._engine.start(on, width * count, fill_words, to, value, width, count)
 
-    def event_query(self, event: int) -> bool:
-        self._check("event_query")
-        mark = self._engine.event(event, "event_query").mark
-        return mark is None or mark.reached()
+    def can_access(self, ordinal: int) -> bool:
+        self._check("can_access")
+        return ordinal != self._ordinal and 0 <= ordinal < self._devices
 
-    def event_synchronize(self, event: int) -> None:
-        self._check("event_synchronize")
-        mark = self._engine.event(event, "event_synchronize").mark
-        if mark is not None:
-            self._engine.wait((mark.stream, mark.count))
+    def copy_peer(
+        self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
+    ) -> None:
+        on, engine = self._stream(stream, "copy_peer"), self._engine
+        if nbytes <= 0:
+            raise host_error("copy_peer", "INVALID_VALUE", f"{nbytes} bytes")
+        there, to = _find_peer(dst_ordinal, dst, nbytes)
+        here, source = _find_peer(src_ordinal, src, nbytes)
+        refuse_overlap("copy_peer", to, nbytes, source, nbytes)
+        if (blocking or nbytes <= SMALL) and engine.run_if_idle(on, nbytes, memmove, to, source, nbytes):
+            if blocking and engine.failures:
+                engine.raise_failure(on)
+            return
+        others = [device._engine for device in (there, here) if device is not self]
+        job = engine.enqueue(Job(on, memmove, (to, source, nbytes)), touches=others)
+        if blocking:
+            engine.wait(job)
 
-    def event_elapsed(self, start: int, end: int) -> float:
-        self._check("event_elapsed")
-        marks = []
-        for handle in (start, end):
-            event = self._engine.event(handle, "event_elapsed")
-            if event.mark is None or not event.timing:
-                raise host_error(
-                    "event_elapsed", "INVALID_HANDLE", f"event {handle} was not recorded, or not for timing"
-                )
-            if not event.mark.reached():
-                raise host_error("event_elapsed", "NOT_READY", f"event {handle} is not complete")
-            marks.append(event.mark.seconds)
-        return 1000.0 * (marks[1] - marks[0])
+    def launch_host_function(
+        self, function: Callable[[Sequence[int]], None], ranges: Sequence[tuple[int, int]], stream: int
+    ) -> None:
+        call = "launch_host_function"
+        on, engine = self._stream(stream, call), self._engine
+        if wrong := [f"{nbytes} bytes" for _, nbytes in ranges if nbytes <= 0]:
+            raise host_error(call, "INVALID_VALUE", wrong[0])
+        places = [self._space.device_side(call, ptr, nbytes) for ptr, nbytes in ranges]
+        if engine.failures:
+            engine.raise_failure(on)
+        # Never on this thread: it may run for as long as it likes.
+        engine.enqueue(Job(on, call_function, (function, places), function=function))
 
-    def synchronize(self) -> None:
-        self._check("synchronize")
-        self._engine.drain()
-        if self._engine.failures:
-            self._engine.tell()
+    def _copy_rows(
+        self, call: str, dst: Rows, src: Rows, shape: Shape, kind: CopyKind, stream: int, blocking: bool
+    ) -> bool:
+        on, (width, height, depth) = self._stream(stream, call), shape
+        if min(shape) <= 0 or any(pitch < width or step < height * pitch for _, pitch, step in (dst, src)):
+            why = f"{depth} slices of {height} rows of {width} bytes, from row to row and slice to slice {dst[1:]}, {src[1:]}"
+            raise host_error(call, "INVALID_VALUE", why)
+        to_slice, source_slice = ((height - 1) * pitch + width for _, pitch, _ in (dst, src))
+        to_span, source_span = (depth - 1) * dst[2] + to_slice, (depth - 1) * src[2] + source_slice
+        to, source = self._space.copy_sides(call, dst[0], to_span, src[0], source_span, kind)
+        for at in range(depth) if kind is CopyKind.D2D else ():
+            refuse_overlap(call, to + at * dst[2], to_slice, source + at * src[2], source_slice)
+        nbytes, rows = width * height * depth, ((to, *dst[1:]), (source, *src[1:]), shape)
+        if blocking:
+            self._engine.run_and_wait(on, nbytes, copy_rows, *rows)
+            return False
+        host, span = (source, source_span) if kind is CopyKind.H2D else (to, to_span)
+        return self._start_copy(on, kind, host, span, nbytes, copy_rows, *rows)
 
-    def hold(self, stream: int) -> int:
-        return self._engine.hold(self._stream(stream, "hold"))
-
-    def release(self, hold: int) -> None:
-        self._check("release")
-        self._engine.release(hold)
-
-    # -- for tests ---------------------------------------------------------------------------------------------------
+    def _start_copy(
+        self, on: Stream, kind: CopyKind, host: int, span: int, nbytes: int, run: Run, *args: object
+    ) -> bool:
+        """Start a copy that the caller does not wait for; what that means depends on the host side."""
+        engine = self._engine
+        if kind is CopyKind.D2D:
+            engine.start(on, nbytes, run, *args)
+        elif self._space.page_locked(host, span):
+            # Always on the stream's thread: a caller that reuses the host side too early must be able to see it.
+            engine.enqueue(Job(on, run, args))
+            return True
+        elif kind is CopyKind.D2H:
+            engine.run_and_wait(on, nbytes, run, *args)
+        elif not engine.run_if_idle(on, nbytes, run, *args):
+            read: Callable[..., Run] = read_bytes if run is memmove else read_rows
+            engine.enqueue(Job(on, read(*args)))
+        return False
 
     def live_counts(self) -> tuple[int, int, int, int]:
-        """(bytes, blocks, streams, events) that were handed out and not given back."""
-        arenas, engine = (self._space.device, self._space.host), self._engine
-        nbytes, blocks = sum(arena.asked for arena in arenas), sum(len(arena.live) for arena in arenas)
-        return nbytes, blocks, len(engine.streams) - 1, len(engine.events)
+        """Return (bytes, blocks, streams, events) that were handed out and not given back; for tests."""
+        blocks = [*self._space.device.live.values(), *self._space.host.live.values()]
+        return sum(blocks), len(blocks), len(self._engine.streams) - 1, len(self._engine.events)
+
+    def _holder(self, ptr: int) -> HostDriver | None:
+        """Return the device that reaches an address. This one first: every device reaches memory of the user's."""
+        if self._space.block_around(ptr) is not None:
+            return self
+        return next((device for device in list(_open_drivers) if device._space.block_around(ptr) is not None), None)
 
     def _describe(self) -> DeviceInfo:
+        strict = self._space.strict
         return DeviceInfo(
             backend="host",
             ordinal=self._ordinal,
             name=f"host memory {self._ordinal}",
             uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{platform.node()}/devmem-host/{self._ordinal}")),
-            total_bytes=self._memory.size,
+            total_bytes=self._space.device.size,
             arch=platform.machine(),
             memory_kinds=frozenset(MemoryKind),
-            capabilities=_CAPABILITIES,
-            exchange=_HIDDEN if self._space.strict else _READABLE,
-            facts=MappingProxyType({"strict": self._space.strict, "cores": os.cpu_count() or 1}),
+            capabilities=frozenset(each for each, protocol in PROTOCOLS.items() if isinstance(self, protocol)),
+            exchange=Exchange(device_type=12 if strict else 1),  # DLPack's kDLExtDev, and kDLCPU: the host can read it
+            facts=MappingProxyType({"strict": strict, "cores": os.cpu_count() or 1}),
         )
+
+
+def _find_peer(ordinal: int, ptr: int, nbytes: int) -> tuple[HostDriver, int]:
+    """Return the device that memory came from, as one can be open more than once, and where the bytes can be touched."""
+    drivers = [each for each in list(_open_drivers) if each._ordinal == ordinal]
+    if not drivers:
+        raise host_error("copy_peer", "INVALID_DEVICE", f"device {ordinal} is not open")
+    found = next((each for each in drivers if each._space.block_around(ptr) is not None), drivers[0])
+    return found, found._space.device_side("copy_peer", ptr, nbytes)

@@ -24,6 +24,7 @@ class Mapping:
     def __init__(self, nbytes: int, hidden: bool) -> None:
         self.size = nbytes
         self.shift = 0
+        self._advice: int | None = None
         try:
             if hidden and sys.platform == "linux":
                 self._map_twice()
@@ -33,11 +34,11 @@ class Mapping:
             raise host_error("open", "OPERATING_SYSTEM", f"cannot map {nbytes} bytes: {error}") from error
         self.end = self.base + self.size
 
-    def discard(self, ptr: int, nbytes: int) -> None:
+    def discard(self, offset: int, nbytes: int) -> None:
         """Give pages back to the operating system. If it refuses, they stay resident and nothing else changes."""
         if self._advice is not None:
             try:
-                self._maps[0].madvise(self._advice, ptr - self.base, nbytes)
+                self._maps[0].madvise(self._advice, offset, nbytes)
             except (OSError, ValueError):
                 self._advice = None
 
@@ -60,10 +61,10 @@ class Mapping:
             alias = mmap.mmap(file, self.size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(file)
-        self.base = _address(hidden)
-        self.shift = _address(alias) - self.base
+        self.base = address_of(hidden)
+        self.shift = address_of(alias) - self.base
         self._maps = [alias, hidden]
-        self._advice: int | None = getattr(mmap, "MADV_REMOVE", None)
+        self._advice = getattr(mmap, "MADV_REMOVE", None)
 
     def _map_once(self) -> None:
         if sys.platform == "win32":
@@ -72,16 +73,11 @@ class Mapping:
             self._maps = [mmap.mmap(-1, self.size)]
         else:
             self._maps = [mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)]
-        self.base = _address(self._maps[0])
+        self.base = address_of(self._maps[0])
         self._advice = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None
 
 
-def reserve_addresses(nbytes: int) -> tuple[mmap.mmap, int]:
-    """Return a mapping that can be neither read nor written, and its address."""
-    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot=0)
-    return mapping, _address(mapping)
-
-
-def _address(mapping: mmap.mmap) -> int:
+def address_of(mapping: mmap.mmap) -> int:
+    """Return where a mapping begins."""
     # By NumPy, because ctypes wants a writable buffer. The array goes at once: while it lives the mapping cannot be closed.
     return int(np.frombuffer(mapping, np.uint8).ctypes.data)

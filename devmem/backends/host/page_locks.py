@@ -1,8 +1,8 @@
 """Which memory of the user's is page-locked. A range that one device registers is page-locked for all, as with the vendors.
 
-The device that registered a range undoes it: with ``host_unregister``, at the latest when it closes. A strict device needs an
-address of its own for mapped memory. So the first request for one reserves a *window*: as many addresses, which neither side
-can read, standing for the range. Changes are made under a lock; questions read a table that never changes, and take none.
+The device that registered a range undoes it: with ``host_unregister``, at the latest when it closes. Devices reach a range that
+was registered as mapped. For a strict device it then has a *window*: as many addresses, which neither side can read, that stand
+for the range. Changes are made under a lock; questions read a table that never changes, and take none.
 """
 
 from __future__ import annotations
@@ -14,47 +14,49 @@ from dataclasses import dataclass
 from devmem.toolkit.ranges import RangeTable
 
 from .error_codes import host_error
-from .mapping import reserve_addresses
+from .mapping import address_of
 
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """Reserved addresses that stand for a page-locked range on strict devices; ``shift`` leads from them to the range."""
+    """The addresses of a range for devices; the range is ``shift`` bytes further."""
 
     start: int
     end: int
-    shift: int
-    mapping: mmap.mmap
+    shift: int = 0
+    mapping: mmap.mmap | None = None
 
 
 @dataclass(slots=True, eq=False)
 class PageLock:
-    """Whole pages, the object that had them locked, and whether devices may have an address of them."""
+    """Whole pages, and the object that had them locked."""
 
     start: int
     end: int
     owner: object
-    mapped: bool
-    window: Window | None = None
+    window: Window | None
 
 
 class PageLockTable:
-    """The page-locked ranges of this process, and the windows of those that have one."""
+    """The page-locked ranges of this process, and the windows of those that devices reach."""
 
     def __init__(self) -> None:
         self.locks = RangeTable[PageLock]()
         self.windows = RangeTable[Window]()
         self._changing = threading.Lock()
 
-    def add(self, owner: object, ptr: int, nbytes: int, mapped: bool) -> None:
-        """Lock a range of whole pages."""
+    def add(self, owner: object, ptr: int, nbytes: int, mapped: bool, hidden: bool) -> None:
+        """Lock a range of whole pages; ``hidden``: if it is mapped, devices reach it at addresses that the host cannot."""
         if ptr <= 0 or nbytes <= 0 or ptr % mmap.PAGESIZE or nbytes % mmap.PAGESIZE:
             raise host_error("host_register", "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not whole pages")
         with self._changing:
             if self.locks.overlapping(ptr, ptr + nbytes):
                 why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
                 raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
-            self.locks = self.locks.with_range(PageLock(ptr, ptr + nbytes, owner, mapped))
+            window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
+            if mapped:
+                self.windows = self.windows.with_range(window)
+            self.locks = self.locks.with_range(PageLock(ptr, ptr + nbytes, owner, window if mapped else None))
 
     def find(self, owner: object, ptr: int, nbytes: int) -> PageLock:
         """Return the lock of exactly this range, by this owner."""
@@ -78,33 +80,28 @@ class PageLockTable:
             for each in [each for each in self.locks.ranges if each.owner is owner]:
                 self._remove(each)
 
-    def device_pointer(self, host: int, strict: bool) -> int:
-        """Return a device's address of a page-locked byte; 0 if it has none."""
-        with self._changing:
-            lock = self.locks.containing(host, host + 1)
-            if lock is None or not lock.mapped:
-                return 0
-            if not strict:
-                return host
-            if lock.window is None:
-                mapping, start = reserve_addresses(lock.end - lock.start)
-                lock.window = Window(start, start + lock.end - lock.start, lock.start - start, mapping)
-                self.windows = self.windows.with_range(lock.window)
-            return host - lock.window.shift
+    def device_pointer(self, host: int) -> int:
+        """Return the devices' address of a page-locked byte; 0 if they do not reach it."""
+        lock = self.locks.containing(host, host + 1)
+        return host - lock.window.shift if lock is not None and lock.window is not None else 0
 
-    def block_around(self, ptr: int, strict: bool) -> tuple[int, int, int] | None:
-        """Return (start, bytes, shift to where they can be touched) of the range that holds a device's address."""
-        if strict:
-            window = self.windows.containing(ptr, ptr + 1)
-            return (window.start, window.end - window.start, window.shift) if window is not None else None
-        lock = self.locks.containing(ptr, ptr + 1)
-        return (lock.start, lock.end - lock.start, 0) if lock is not None and lock.mapped else None
+    def block_around(self, ptr: int) -> tuple[int, int, int] | None:
+        """Return (start, bytes, shift to where they can be touched) of the range that a device's address lies in."""
+        window = self.windows.containing(ptr, ptr + 1)
+        return (window.start, window.end - window.start, window.shift) if window is not None else None
 
     def _remove(self, lock: PageLock) -> None:
         self.locks = self.locks.without(lock)
         if lock.window is not None:
             self.windows = self.windows.without(lock.window)
-            lock.window.mapping.close()
+            if lock.window.mapping is not None:
+                lock.window.mapping.close()
+
+
+def _reserve(host: int, nbytes: int) -> Window:
+    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+    start = address_of(mapping)
+    return Window(start, start + nbytes, host - start, mapping)
 
 
 page_locks = PageLockTable()

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from devmem.backends.host.hooks import HostBackend
-from devmem.backends.host.streams import Stream
+from devmem.backends.host.streams import Job
 from devmem.spi.errors import BackendError, DeviceLost
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind, MemoryKind
 
@@ -492,14 +492,14 @@ def test_close_frees_those_who_wait(driver, monkeypatch):
     driver.hold(LEGACY_STREAM)
     errors = []
     waiting = threading.Event()
-    original = Stream.gate
+    original = Job.gate
 
-    def gate(stream):
+    def gate(job):
         if threading.current_thread().name != "devmem-host-stream":
             waiting.set()  # the lock is held: close() can only take it once the wait has begun
-        return original(stream)
+        return original(job)
 
-    monkeypatch.setattr(Stream, "gate", gate)
+    monkeypatch.setattr(Job, "gate", gate)
 
     def wait():
         try:
@@ -518,7 +518,7 @@ def test_a_failing_job_loses_the_device(driver):
     def fail():
         raise ZeroDivisionError
 
-    driver._engine.post(driver._engine.legacy, fail)
+    driver._engine.enqueue(Job(driver._engine.legacy, fail))
     with pytest.raises(DeviceLost, match="ZeroDivisionError"):
         driver.stream_synchronize(LEGACY_STREAM)
     with pytest.raises(DeviceLost):
@@ -532,7 +532,7 @@ def test_an_interrupted_wait_withdraws_its_job(driver, monkeypatch):
     driver.fill(ptr, 1, 1, 4, stream)
     out = ctypes.create_string_buffer(b"----", 4)
 
-    def interrupt(point):
+    def interrupt(job):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -573,37 +573,29 @@ def test_a_wait_can_be_interrupted(driver):
     driver.synchronize()
 
 
-def test_an_interrupt_reaches_a_function_that_was_just_taken(driver, monkeypatch):
+def test_an_interrupt_reaches_a_function_that_was_just_taken(driver):
     """The stream's thread stands still between taking it and calling it, for as long as the interrupt takes."""
     engine, taken, may_go = driver._engine, threading.Event(), threading.Event()
-    stream = engine.stream(driver.stream_create(0, True), "test")
-    sound = engine._next
 
     class Function:
         asked = False
 
-        def __call__(self, places):
-            pass
-
         def interrupt(self):
             self.asked = True
 
-    def take(stream):
-        job = sound(stream)
-        if job is not None:
-            taken.set()
-            assert may_go.wait(LATE)
-        return job
+    def stand_still():
+        taken.set()
+        assert may_go.wait(LATE)
 
-    monkeypatch.setattr(engine, "_next", take)
     function = Function()
-    point = engine.post(stream, engine.protect, stream, function, [])
+    stream = engine.streams[driver.stream_create(0, True)]
+    job = engine.enqueue(Job(stream, stand_still, function=function))
     assert taken.wait(LATE)
-    engine.interrupt(point, KeyboardInterrupt())
+    engine.interrupt(job, KeyboardInterrupt())
     may_go.set()
-    engine.wait(point)
+    engine.wait(job)
     assert function.asked
-    assert stream.function is None
+    assert job.function is None
 
 
 def start_and(thread, function):
