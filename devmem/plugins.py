@@ -1,8 +1,7 @@
-"""From a name to what a plugin supplies: backends, memory resources, kernel compilers.
+"""The registry of plugins: backends, memory resources and kernel compilers by their names.
 
-The only importer of pluggy, and of built-ins (by string). pluggy finds and chooses; it is never called on the path of
-a transfer. Built-ins are resolved before any third party's code is imported, a name that is taken raises and names
-both owners, and a misspelt hook is an error rather than silence.
+This module alone imports pluggy, and imports built-in plugins by string. pluggy is used to find plugins, never in a transfer.
+Built-ins are loaded before third-party code; a name that is taken raises an error with both owners, as does a misspelt hook.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .spi.memory import ResourceFactory
 
 GROUP = "devmem"
 
-#: Backends that ship with devmem, in the order in which they are preferred, with the module that has their hooks.
+#: Backends that ship with devmem, in order of preference, with the modules of their hooks.
 BUILT_IN = {
     "cuda": "devmem.backends.cuda.hooks",
     "roc": "devmem.backends.roc.hooks",
@@ -50,46 +49,46 @@ BUILT_IN_RESOURCES = (
     "statistics",
     "stream_ordered",
 )
-#: Allocators of other libraries, by the name under which `use_memory` knows them. The module here is imported when one is asked
-#: for, the library itself when it is given its device.
+#: Allocators of other libraries, by their names for `use_memory`. The module here is imported at the first lookup, the library
+#: itself when the resource is bound to a device.
 ADAPTERS = {
     "cuda_core": "devmem.adapters.cuda_core:CudaCoreMemory",
     "cupy": "devmem.adapters.cupy:CuPyMemory",
     "rmm": "devmem.adapters.rmm:RMMMemory",
     "torch": "devmem.adapters.torch:TorchMemory",
 }
-#: Kernel compilers that ship with devmem, by their names: the backend that they are for, and the module that has the hook. It is
-#: imported when a kernel is first compiled for that backend, what it compiles with when the compiler is asked for something.
+#: Kernel compilers that ship with devmem, by their names: their backend, and the module of their hook. The module is imported
+#: when a kernel is first compiled for that backend, the library that compiles when the compiler is used.
 BUILT_IN_COMPILERS = {
     "numba_cuda": ("cuda", "devmem.kernels.compilers.numba_cuda"),
     "numba_hip": ("roc", "devmem.kernels.compilers.numba_hip"),
     "simulator": ("host", "devmem.kernels.compilers.simulator"),
 }
-#: What reads files into device memory past the host's, by the backend whose devices it serves.
+#: Direct copies between files and device memory, by backend.
 DIRECT_FILES = {"cuda": "devmem.adapters.kvikio:KvikIO"}
-#: What a module has that is named as a memory resource without an attribute; no hook, although it begins like one.
+#: The attribute of a module that is given as a memory resource; not a hook, although it begins like one.
 MANAGER = "devmem_memory_manager"
-#: Never chosen without being asked for: a GPU that is not there must not go unnoticed.
+#: The backend that is chosen last, with a warning: the lack of a GPU must not go unnoticed.
 LAST_RESORT = "host"
 
 
 @dataclass(slots=True)
 class LoadedBackend:
-    """A backend and the one who brought it."""
+    """A backend and the package that it comes from."""
 
     backend: Backend
     origin: str
 
 
 class LoadedCompiler(NamedTuple):
-    """A kernel compiler and the one who brought it."""
+    """A kernel compiler and the package that it comes from."""
 
     compiler: KernelCompiler
     origin: str
 
 
 class Failure(NamedTuple):
-    """A plugin that could not be loaded: who brought it, and what went wrong."""
+    """A plugin that could not be loaded: the package that it comes from, and the error."""
 
     origin: str
     message: str
@@ -97,7 +96,7 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class Registry:
-    """What has been found so far."""
+    """The plugins found so far."""
 
     block: tuple[str, ...] = ()
     backends: dict[str, LoadedBackend] = field(default_factory=dict)
@@ -109,11 +108,11 @@ class Registry:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def configure(self, block: tuple[str, ...]) -> None:
-        """Say which entry points are not to be loaded; takes effect for those that are not loaded yet."""
+        """Set the entry points that are not to be loaded; those loaded already are not affected."""
         self.block = block
 
     def backend(self, name: str) -> LoadedBackend | None:
-        """The backend of that name; built-ins first, entry points only if it is not one of those."""
+        """The backend of that name; entry points are loaded only if no built-in has it."""
         with self.lock:
             if name not in self.backends and name in BUILT_IN:
                 self._load_built_in(name)
@@ -142,7 +141,7 @@ class Registry:
             return found[0] if found else None
 
     def compilers_for(self, backend: str) -> list[LoadedCompiler]:
-        """The kernel compilers of a backend, those that ship with devmem first; they may be unavailable all the same."""
+        """The kernel compilers of a backend, built-in ones first; they may be unavailable."""
         with self.lock:
             for name, (whose, module) in BUILT_IN_COMPILERS.items():
                 if whose == backend and name not in self.compilers and name not in self.failures:
@@ -152,7 +151,7 @@ class Registry:
             return sorted(found, key=lambda each: each.origin != "built in")
 
     def direct_files(self, backend: str) -> DirectFiles | None:
-        """What moves files to and from the memory of a backend's devices by itself, whether it can be used here or not."""
+        """The direct copies between files and the memory of a backend's devices; they may be unavailable."""
         with self.lock:
             if backend in DIRECT_FILES and backend not in self.files:
                 module, _, attribute = DIRECT_FILES[backend].partition(":")
@@ -160,12 +159,12 @@ class Registry:
             return self.files.get(backend)
 
     def compiler_failures(self, backend: str) -> list[str]:
-        """Why compilers of ours for a backend could not be loaded, by their names."""
+        """Why built-in compilers for a backend could not be loaded, with their names."""
         names = [name for name, (whose, _) in BUILT_IN_COMPILERS.items() if whose == backend]
         return [f"{name}: {self.failures[name].message}" for name in names if name in self.failures]
 
     def third_party_names(self) -> set[str]:
-        """Names that backends of others may have: of those that are known, and of every entry point. Imports no plugin."""
+        """The possible names of third-party backends: of loaded ones, and of all entry points. Imports no plugin."""
         import importlib.metadata  # late, as below
 
         entries = importlib.metadata.entry_points(group=GROUP)
@@ -199,7 +198,7 @@ class Registry:
         self._load_module(name, BUILT_IN[name], "backend")
 
     def _load_module(self, name: str, module: str, what: str) -> None:
-        """Take what a module of ours supplies; one that this version has not got is a failure to be told."""
+        """Register what a built-in module supplies; a module that this version lacks is recorded as a failure."""
         manager = _manager()
         try:
             manager.register(importlib.import_module(module), module)
@@ -210,12 +209,12 @@ class Registry:
                 "built in", f"this version of devmem does not contain the {what} {name!r} yet"
             )
             return
-        self._take(manager, "built in")
+        self._register_all(manager, "built in")
 
     def _load_third_parties(self) -> None:
         if self.third_parties_loaded or "*" in self.block:
             return
-        import importlib.metadata  # half of what `import devmem` took: zipfile, email, sockets
+        import importlib.metadata  # would double the time of `import devmem`
 
         self.third_parties_loaded = True
         broken = []
@@ -226,12 +225,12 @@ class Registry:
             try:
                 self._load_entry_point(entry, origin)
             except Exception as error:
-                # One broken package must not take the others, nor the built-ins, with it. It is remembered, shown by
-                # `devmem info`, and raised to whoever asks for something that nobody else supplies.
+                # A broken package must not affect other plugins. The error is recorded, shown by `devmem info`, and raised if a
+                # lookup finds no other plugin.
                 message = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}{_place(error)}"
                 self.failures[entry.name] = Failure(origin, message)
                 broken.append(message)
-        for message in broken:  # after all are loaded: a warning may be an error to somebody
+        for message in broken:  # after all are loaded, as a filter may turn the warning into an error
             _warn(message)
 
     def _load_entry_point(self, entry: importlib.metadata.EntryPoint, origin: str) -> None:
@@ -240,18 +239,18 @@ class Registry:
         manager.register(plugin, entry.name)
         _check_hook_names(plugin, entry.name)
         manager.check_pending()
-        self._take(manager, origin)
+        self._register_all(manager, origin)
 
-    def _take(self, manager: pluggy.PluginManager, origin: str) -> None:
-        """Register all that a plugin supplies, or nothing of it."""
+    def _register_all(self, manager: pluggy.PluginManager, origin: str) -> None:
+        """Register everything that a plugin supplies, or nothing."""
         before = dict(self.backends), dict(self.resources), dict(self.compilers)
         try:
-            self._take_each(manager, origin)
+            self._register_each(manager, origin)
         except BaseException:
             self.backends, self.resources, self.compilers = before
             raise
 
-    def _take_each(self, manager: pluggy.PluginManager, origin: str) -> None:
+    def _register_each(self, manager: pluggy.PluginManager, origin: str) -> None:
         for backends in manager.hook.devmem_backends():
             for backend in backends:
                 self.add_backend(backend, origin)
@@ -289,7 +288,7 @@ class Registry:
 
 
 class _Manager(pluggy.PluginManager):
-    """Takes functions by their names, so that a plugin needs neither a marker nor an import of pluggy."""
+    """Recognises hooks by their names, so that a plugin needs neither a marker nor pluggy."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
@@ -343,13 +342,13 @@ def _check_backend(backend: Backend, origin: str) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """The line of the plugin where an exception was raised, as the end of a phrase; nothing if whoever loads it raised it."""
+    """The line where a plugin raised an exception, as the end of a phrase; empty if the loader raised it."""
     import traceback  # only where something is wrong
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     loaders = (__file__, *(folder + os.sep for folder in (*pluggy.__path__, *importlib.__path__)))
-    theirs = bool(frames) and not frames[-1].filename.startswith(loaders)
-    return f", {frames[-1].filename}:{frames[-1].lineno}" if theirs else ""
+    in_plugin = bool(frames) and not frames[-1].filename.startswith(loaders)
+    return f", {frames[-1].filename}:{frames[-1].lineno}" if in_plugin else ""
 
 
 def _warn(message: str) -> None:
@@ -357,10 +356,10 @@ def _warn(message: str) -> None:
 
 
 def configure(backend: Backend, options: dict[str, object]) -> None:
-    """Hand a backend the settings that bear its name."""
+    """Pass a backend the settings with its name."""
     if options and isinstance(backend, Configurable):
         backend.configure(options)
 
 
-#: What this process has found.
+#: The registry of this process.
 registry = Registry()

@@ -113,7 +113,7 @@ for _name in "float32", "float64", "complex64", "complex128":
 
 _UINT64 = TYPES[np.uint64]
 _CLASSES: set[Any] = {Bool, *TYPES.values()} - {_truth}
-#: Classes of what any array of numbers takes: ours that are not complex, Python's, NumPy's.
+#: Classes of numbers that any array of numbers can store: kernel numbers that are not complex, Python's, NumPy's.
 REAL: frozenset[Any] = frozenset(
     {
         *(kind for kind in _CLASSES if np.dtype(kind.native).kind != "c"),
