@@ -620,7 +620,7 @@ def test_findings_are_told_and_count(run, tmp_path):
     path.write_text("from numba import roc\nroc.ds_permute(1, 2)\n")
     code, _, err = run(path)
     assert code == 1
-    assert f"{path}:2: numba.roc.ds_permute is not there: NotImplementedError" in err
+    assert f"{path}:2: numba.roc.ds_permute is not supported: NotImplementedError" in err
     code, out, _ = run("--json", path)
     [finding] = json.loads(out)["files"][0]["findings"]
     assert (code, finding["line"], finding["kind"], finding["name"]) == (1, 2, "look", "numba.roc.ds_permute")

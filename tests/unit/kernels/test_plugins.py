@@ -28,7 +28,7 @@ def registry(*modules):
     for module in modules:
         manager = plugins._manager()
         manager.register(module, module.__name__)
-        found._take(manager, "a package")
+        found._register_all(manager, "a package")
     return found
 
 
@@ -62,7 +62,7 @@ def test_a_plugin_supplies_all_or_nothing():
     manager = plugins._manager()
     manager.register(plugin(compiler("good"), compiler("bad", compile=None)), "a_plugin")
     with pytest.raises(PluginError):
-        found._take(manager, "a package")
+        found._register_all(manager, "a package")
     assert found.compilers == {}
 
 

@@ -121,7 +121,7 @@ REAL: frozenset[Any] = frozenset(
         *(np.dtype(code).type for code in "bBhHiIlLqQefdg"),
     }
 )
-#: Those of truths and integers.
+#: The bools and integers among them.
 INTEGRAL: frozenset[Any] = frozenset(kind for kind in REAL if issubclass(kind, int | np.integer | np.bool_))
 
 
