@@ -138,7 +138,9 @@ def plan_copy(
     if kind is D2D:
         return _on_device(dst, src, facts)
     device, host = (dst, src) if kind is H2D else (src, dst)
-    one_run: bool = host.flags.c_contiguous and (device._strides is None or device.is_c_contiguous())
+    flags = host.flags
+    one_run: bool = flags.c_contiguous and device.is_c_contiguous()
+    one_run = one_run or (flags.f_contiguous and device.is_f_contiguous())
     if one_run and host.nbytes < facts.staging_threshold and host_copy:
         return SMALL_UPLOAD if kind is H2D else SMALL_DOWNLOAD
     if kind is H2D and host_copy and scratch and (plan := _scattered(device, facts)):

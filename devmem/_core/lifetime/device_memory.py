@@ -110,6 +110,10 @@ class DeviceMemory:
                 del installed[places[-1]]
             self.heap = self._installed[MemoryKind.DEVICE][-1]
 
+    def has_installed(self) -> bool:
+        """Whether a stack was installed for device memory since the device was opened."""
+        return len(self._installed[MemoryKind.DEVICE]) > 1
+
     def current_heap(self, kind: MemoryKind = MemoryKind.DEVICE) -> Heap | None:
         """The heap that memory of a kind comes from, on this thread or task; None where no stack is installed for the kind."""
         if self._scopes:

@@ -63,7 +63,7 @@ LATER = [
 ]
 
 #: Of the memory stacks, what a device that nobody told anything else takes its memory from.
-STACK = {"adaptor", "direct", "foreign", "size_text", "stream_ordered"}
+STACK = {"adaptor", "direct", "foreign", "heap", "size_text", "stream_ordered"}
 
 PROBE = """
 import json, os, sys, threading

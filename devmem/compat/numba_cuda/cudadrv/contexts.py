@@ -71,7 +71,7 @@ class Context:
     def native_if_open(self) -> Any:
         """The open device of devmem; None if it is not open."""
         found = self._opened
-        return found if found is not None and found.dead is None else None
+        return found if found is not None and found.handle.dead is None else None
 
     def open(self, native: Any) -> None:
         """Apply numba.cuda's limits of deferred frees, and the selected memory manager, to an open device."""

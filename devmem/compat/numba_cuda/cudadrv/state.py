@@ -55,7 +55,7 @@ def prepare(native: Any) -> None:
     with _lock:
         if native in ready:
             return
-        for old in [each for each in ready if each.dead is not None]:
+        for old in [each for each in ready if each.handle.dead is not None]:
             ready.discard(old)
         ready.add(native)  # first, as a plugin's initialize() may ask for the context
         try:

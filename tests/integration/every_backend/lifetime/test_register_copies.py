@@ -209,7 +209,7 @@ def test_a_copy_enqueued_while_it_was_waited_for_is_waited_for_too(driver, recor
     array = dm.zeros(mine.shape, "u1")
     block = dm.register(neighbour)
     registry = dm.current_device().opened().page_locks
-    sound, calls = registry._settle, []
+    sound, calls = registry._wait_for_copies_of_devices, []
 
     def settle(entered):
         sound(entered)
@@ -217,12 +217,12 @@ def test_a_copy_enqueued_while_it_was_waited_for_is_waited_for_too(driver, recor
             array.copy_to_host(mine, stream=stream)
         calls.append([call.method for call in recorded.log])
 
-    registry._settle = settle
+    registry._wait_for_copies_of_devices = settle
     try:
         with recorded.during() as seen:
             block.close()
     finally:
-        del registry._settle
+        del registry._wait_for_copies_of_devices
     methods = [call.method for call in seen]
     assert "event_record" in methods, "nothing was left running"
     assert methods.index("event_record") < methods.index("event_synchronize") < methods.index("host_unregister")
@@ -232,7 +232,7 @@ def test_what_cannot_be_waited_for_stays_locked(driver, recorded, memory):
     neighbour = memory[2 * PAGE :]
     block = dm.register(neighbour)
     registry = dm.current_device().opened().page_locks
-    sound, calls = registry._settle, []
+    sound, calls = registry._wait_for_copies_of_devices, []
 
     def settle(entered):
         calls.append(entered)
@@ -240,12 +240,12 @@ def test_what_cannot_be_waited_for_stays_locked(driver, recorded, memory):
             raise dm.BackendError("the wait failed")
         sound(entered)
 
-    registry._settle = settle
+    registry._wait_for_copies_of_devices = settle
     try:
         with pytest.raises(dm.BackendError, match="the wait failed"):
             block.close()
     finally:
-        del registry._settle
+        del registry._wait_for_copies_of_devices
     assert sum(driver.registered().values()) == PAGE, "unlocked although copies may be running"
     assert np.array_equal(dm.to_device(memory).copy_to_host(), memory)  # still cut there
     with dm.pinned(neighbour):
