@@ -1,4 +1,4 @@
-"""The chooser of paths: each rule by a case that it alone decides, their order, and what host memory is taken for."""
+"""The plan of a copy: each rule by a case that it alone decides, their order, and what host memory is taken for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Any
 
@@ -14,125 +14,227 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.base.array_view import ArrayView
 from devmem._core.copy import plan
-from devmem._core.copy.plan import RULES, Case, Path, Rule, Sort, choose, sort_of
+from devmem._core.copy.host_memory import HostMemory, host_memory_of
+from devmem._core.copy.plan import MANY_CALLS, WIDE_ROW, CopyPlan, Route, plan_copy
+from devmem._core.copy.rows import Rows
+from devmem._core.lifetime.page_locks import PageLockTable
 from devmem.backends.host.driver import HostDriver
 from devmem.backends.host.hooks import HostBackend
-from devmem.spi.types import Capability
+from devmem.spi.types import CopyKind
 from devmem.testing import FaultyBackend
 
 PAGE = mmap.PAGESIZE
+H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 
 
 @dataclass
-class Ring:
+class Facts:
+    """Facts of a device that copies rows in two dimensions and has slots; each field is what one test changes."""
+
+    staging_threshold: int = sys.maxsize
     slot_bytes: int = 1 << 20
-    most: int = 4
+    has_slots: bool = True
+    pitch_multiple: int = 1
+    capturing: bool = False
+    memory: HostMemory = HostMemory.PAGEABLE
+    cut: bool = False
+    asked: int = 0
+
+    def calls(self, rows: Rows, kind: CopyKind) -> int:
+        return rows.calls if self.is_pitched(rows, kind) else rows.calls * rows.height
+
+    def is_pitched(self, rows: Rows, kind: CopyKind) -> bool:
+        multiple = 1 if kind is D2D else self.pitch_multiple
+        return not (rows.dst_pitch % multiple or rows.src_pitch % multiple)
+
+    def is_capturing(self, stream: object) -> bool:
+        return self.capturing
+
+    def memory_of(self, host: Any) -> HostMemory:
+        self.asked += 1
+        return self.memory
+
+    def is_cut(self, host: Any) -> bool:
+        return self.cut
 
 
-@dataclass
-class Registry:
-    covered: bool = False
-
-    def covers(self, low: int, high: int) -> bool:
-        return self.covered
-
-
-@dataclass
-class Driver:
-    capturing_on: int = -1
-    known: set[int] = field(default_factory=set)
-
-    def capturing(self, stream: int) -> bool:
-        return stream == self.capturing_on
-
-    def pointer_device(self, address: int) -> int | None:
-        return 0 if address in self.known else None
+def planned(kind: CopyKind, device: Any, other: Any, facts: Facts | None = None, **more: bool) -> CopyPlan:
+    """The plan, with the device's side given by an ndarray of the same layout; ``other`` is the host's, or the source."""
+    view = like(device)
+    dst, src = (other, view) if kind is D2H else (view, like(other) if kind is D2D else other)
+    return plan_copy(kind, dst, src, facts or Facts(), None, **more)  # type: ignore[arg-type]
 
 
-@dataclass
-class Context:
-    ring: Ring = field(default_factory=Ring)
-    registry: Registry = field(default_factory=Registry)
-    driver: Driver = field(default_factory=Driver)
-    capabilities: frozenset[Capability] = frozenset({Capability.CAPTURE})
-    knows_pointers: bool = True
-
-    def has(self, capability: Capability) -> bool:
-        return capability in self.capabilities
+def like(array: Any) -> ArrayView[Any]:
+    return ArrayView(1 << 20, array.shape, array.dtype, array.strides)
 
 
-@dataclass
-class Stream:
-    handle: int = 7
-    simple: bool = False
+def outcome(found: CopyPlan) -> tuple[Route, str, str]:
+    return found.route, found.path, found.why
 
 
-def chosen(context: Context, host: Any, stream: Stream | None = None) -> Rule:
-    return choose(context, host, stream or Stream())  # type: ignore[arg-type]
+SMALL = np.zeros((4, 6))
+#: Rows that the driver copies in one call.
+WIDE = np.zeros((8, 2 * WIDE_ROW), "u1")[:, :WIDE_ROW]
+#: Elements that lie apart: near one another, and too far to be fetched with what is between them.
+NARROW = np.zeros((64, 8), "u1")[:, :4]
+SPARSE = np.zeros((1 << 10, 1 << 10), "u1")[:, :4]
+
+# -- direct ------------------------------------------------------------------------------------------------------------
 
 
-PLAIN = np.zeros(5000, "u1")
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", [H2D, D2H, D2D])
+def test_a_run_of_bytes_on_both_sides_goes_directly(kind, order):
+    array = np.zeros((4, 6), order=order)
+    found = planned(kind, array, array)
+    assert (found.route, found.path) == (Route.DIRECT, f"{kind} direct")
+    assert found.why == (plan.ONE_RUN if kind is D2D else plan.BELOW)
 
 
-def place(rule: Rule) -> int:
-    return RULES.index(rule)
+@pytest.mark.parametrize("kind", [H2D, D2H])
+def test_runs_in_two_orders_do_not(kind):
+    assert planned(kind, SMALL, np.asfortranarray(SMALL)).route is Route.PACKED
 
 
-def test_plain_memory_is_staged():
-    rule = chosen(Context(), PLAIN)
-    assert rule.path is Path.STAGED
-    assert place(rule) == len(RULES) - 1
+# -- staging: the first rule that holds decides ------------------------------------------------------------------------
+
+BYTES = np.zeros(5000, "u1")
+
+
+def large(**more: Any) -> Facts:
+    return Facts(staging_threshold=100, **more)
+
+
+@pytest.mark.parametrize("kind", [H2D, D2H])
+def test_large_plain_memory_is_staged(kind):
+    assert outcome(planned(kind, BYTES, BYTES, large())) == (Route.STAGED, f"{kind} staged", plan.PAGEABLE)
+    assert planned(kind, BYTES[:99], BYTES[:99], large()).route is Route.DIRECT
+    assert planned(kind, BYTES[:100], BYTES[:100], large()).route is Route.STAGED
+
+
+def test_a_mapped_file_is_staged_for_another_reason():
+    assert planned(H2D, BYTES, BYTES, large(memory=HostMemory.FILE)).why == plan.MAPPED_FILE
 
 
 def test_elements_larger_than_a_slot_go_directly():
     wide = np.zeros(3, "V100")
-    assert chosen(Context(Ring(slot_bytes=100)), wide).path is Path.STAGED
-    rule = chosen(Context(Ring(slot_bytes=99)), wide)
-    assert rule.path is Path.DIRECT
-    assert place(rule) == 0
-
-
-def test_without_slots_it_goes_directly():
-    rule = chosen(Context(Ring(most=0)), PLAIN)
-    assert (rule.path, place(rule)) == (Path.DIRECT, 1)
-
-
-def test_a_captured_stream_goes_directly():
-    context = Context(driver=Driver(capturing_on=7))
-    rule = chosen(context, PLAIN)
-    assert (rule.path, place(rule)) == (Path.DIRECT, 2)
-    assert chosen(context, PLAIN, Stream(8)).path is Path.STAGED
-
-
-def test_only_streams_that_can_capture_are_asked():
-    driver = Driver(capturing_on=7)
-    assert chosen(Context(driver=driver), PLAIN, Stream(7, simple=True)).path is Path.STAGED
-    assert chosen(Context(driver=driver, capabilities=frozenset()), PLAIN).path is Path.STAGED
-
-
-def test_memory_that_the_device_reaches_goes_directly():
-    rule = chosen(Context(registry=Registry(covered=True)), PLAIN)
-    assert (rule.path, place(rule)) == (Path.DIRECT, 3)
-
-
-def test_the_first_rule_that_holds_decides(monkeypatch):
-    asked: list[str] = []
-    told = tuple(
-        Rule(rule.path, rule.why, lambda case, rule=rule: asked.append(rule.why) or rule.holds(case)) for rule in RULES
+    assert planned(H2D, wide, wide, large(slot_bytes=100)).route is Route.STAGED
+    assert planned(H2D, wide, wide, large(slot_bytes=99))[:3] == (
+        Route.DIRECT,
+        "h2d direct",
+        "elements do not fit into a slot",
     )
-    monkeypatch.setattr(plan, "RULES", told)
-    everything = Context(Ring(slot_bytes=1, most=0), Registry(True), Driver(capturing_on=7))
-    assert choose(everything, np.zeros(9, "i4"), Stream()).why == RULES[0].why  # type: ignore[arg-type]
-    assert asked == [RULES[0].why], "what takes time to find out is asked only when it is needed"
-    asked.clear()
-    choose(Context(), PLAIN, Stream())  # type: ignore[arg-type]
-    assert asked == [rule.why for rule in RULES]
 
 
-def test_every_rule_says_why():
-    assert len({rule.why for rule in RULES}) == len(RULES)
-    assert RULES[-1].holds(Case(Context(), PLAIN, Stream()))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"has_slots": False}, "no page-locked memory was to be had"),
+        ({"capturing": True}, "a graph is captured on the stream"),
+        ({"memory": HostMemory.LOCKED}, "the device reaches the memory"),
+        ({"memory": HostMemory.MANAGED}, "the device reaches the memory"),
+    ],
+)
+@pytest.mark.parametrize("kind", [H2D, D2H])
+def test_what_is_not_staged_goes_directly(kind, facts, why):
+    assert outcome(planned(kind, BYTES, BYTES, large(**facts))) == (Route.DIRECT, f"{kind} direct", why)
+
+
+def test_the_first_rule_that_holds_decides():
+    """And what takes time to find out is asked only when it is needed, once."""
+    everything = large(slot_bytes=1, has_slots=False, capturing=True, memory=HostMemory.LOCKED)
+    wide = np.zeros(200, "i4")
+    for name, value in (("slot_bytes", 4), ("has_slots", True), ("capturing", False)):
+        before = planned(H2D, wide, wide, everything).why
+        assert everything.asked == 0
+        setattr(everything, name, value)
+        assert planned(H2D, wide, wide, everything).why != before
+    assert everything.asked == 1
+    everything.memory, everything.asked = HostMemory.PAGEABLE, 0
+    assert planned(H2D, wide, wide, everything).route is Route.STAGED
+    assert everything.asked == 1
+
+
+def test_a_staged_download_of_narrow_rows_is_fetched_with_its_gaps_unless_they_are_most_of_it():
+    apart = np.zeros((70, 71, 8, 8), "u1")[:, :70, ::2, ::2]
+    assert planned(D2H, apart, apart, large())[:3] == (Route.STAGED, "d2h staged", plan.GAPS)
+    sparse = np.zeros((70, 71, 8, 8), "u1")[:, :70, ::4, ::4]
+    assert planned(D2H, sparse, sparse, large()).route is Route.SPARSE
+    assert planned(H2D, sparse, sparse, large()).route is Route.STAGED, "an upload writes nothing that lies between"
+    assert planned(D2H, SPARSE, SPARSE, large())[:3] == (Route.STAGED, "d2h staged", plan.PAGEABLE), "one call"
+
+
+# -- strided copies ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [H2D, D2H, D2D])
+def test_wide_rows_are_copied_as_they_lie(kind):
+    assert outcome(planned(kind, WIDE, WIDE)) == (Route.ROWS, f"{kind} 2d", plan.ROWS)
+
+
+@pytest.mark.parametrize(
+    ("host", "facts", "why"),
+    [
+        (WIDE[:, :-1], {}, plan.NARROW),
+        (np.zeros((70, 71, WIDE_ROW), "u1").transpose(1, 0, 2)[:70], {}, plan.MANY),
+        (WIDE, {"pitch_multiple": 1 << 20}, plan.UNPITCHED),
+        (WIDE, {"cut": True}, plan.CUT),
+    ],
+)
+def test_rows_that_are_gathered_on_the_host_instead(host, facts, why):
+    assert outcome(planned(H2D, np.zeros(host.shape, host.dtype), host, Facts(**facts))) == (
+        Route.PACKED,
+        "h2d packed",
+        why,
+    )
+
+
+def test_rows_so_narrow_are_cheaper_to_scatter_on_the_host():
+    room = np.zeros((64, 8), "u1")[:, ::2]
+    assert outcome(planned(D2H, np.zeros(room.shape, "u1"), room)) == (Route.PACKED, "d2h packed", plan.NARROW)
+    assert outcome(planned(D2H, NARROW, room)) == (Route.SPAN, "d2h span", plan.NARROW)
+
+
+def test_a_sparse_download_is_fetched_row_by_row_or_in_parts():
+    assert outcome(planned(D2H, SPARSE, SPARSE)) == (Route.PACKED, "d2h packed", plan.NARROW)
+    many = np.zeros((70, 71, 8, 8), "u1")[:, :70, ::4, ::4]
+    assert outcome(planned(D2H, many, many)) == (Route.SPARSE, "d2h span", plan.SPARSE)
+
+
+def test_nothing_is_gathered_that_the_caller_forbids():
+    assert planned(H2D, BYTES, BYTES, large(), host_copy=False).why == plan.UNCOPIED
+    assert planned(H2D, BYTES, BYTES, large(), host_copy=False).route is Route.DIRECT
+    assert planned(H2D, WIDE, WIDE, large(), host_copy=False).route is Route.ROWS
+
+
+# -- by way of a second array ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [H2D, D2H])
+def test_rows_that_only_the_device_copies_in_few_calls_take_a_second_array_there(kind):
+    packed = np.zeros(SPARSE.shape, "u1")
+    odd = Facts(pitch_multiple=1 << 20)
+    assert outcome(planned(kind, SPARSE, packed, odd)) == (Route.SCRATCH, f"{kind} scratch", plan.SCRATCH)
+    assert planned(kind, SPARSE, packed, odd, scratch=False).route is not Route.SCRATCH
+    assert planned(kind, SPARSE, packed).route is not Route.SCRATCH, "the device copies them from the host as well"
+    few = SPARSE[:MANY_CALLS]
+    assert planned(kind, few, packed[:MANY_CALLS], odd).route is not Route.SCRATCH
+
+
+def test_a_dense_download_needs_no_second_array():
+    dense = np.zeros((1 << 10, 8), "u1")[:, :4]
+    assert planned(D2H, dense, np.zeros(dense.shape, "u1"), Facts(pitch_multiple=1 << 20)).route is Route.SPAN
+
+
+def test_on_one_device_many_calls_go_by_the_host_unless_that_takes_as_many():
+    first = np.zeros((70, 70, 2, 70), "u1")[:, :, 0]
+    turned = first.transpose(2, 1, 0)
+    assert outcome(planned(D2D, np.zeros(turned.shape, "u1"), turned)) == (Route.STAGED, "d2d staged", plan.MANY)
+    apart = np.zeros((70, 70, 4, 4), "u1")[:, :, ::2, ::2]
+    assert planned(D2D, apart, apart).route is Route.ROWS
 
 
 # -- what memory is ----------------------------------------------------------------------------------------------------
@@ -153,48 +255,51 @@ def context() -> Iterator[Any]:
         dm.close()
 
 
+def memory_of(context: Any, host: Any) -> HostMemory:
+    return context.copies.memory_of(host)
+
+
 def test_plain(context):
-    assert sort_of(context, np.zeros(100)) is Sort.PAGEABLE
-    assert sort_of(context, np.zeros((10, 10))[::2, ::-3]) is Sort.PAGEABLE
-    assert sort_of(context, np.frombuffer(bytearray(100), "u1")) is Sort.PAGEABLE
+    assert memory_of(context, np.zeros(100)) is HostMemory.PAGEABLE
+    assert memory_of(context, np.zeros((10, 10))[::2, ::-3]) is HostMemory.PAGEABLE
+    assert memory_of(context, np.frombuffer(bytearray(100), "u1")) is HostMemory.PAGEABLE
 
 
 def test_pinned_and_its_views(context):
     pinned = dm.pinned_array((20, 30), "f4")
     for each in (pinned, pinned[3:7, ::-2], pinned.T, pinned[2].view("u1"), np.asarray(pinned)[1:]):
-        assert sort_of(context, each) is Sort.LOCKED
+        assert memory_of(context, each) is HostMemory.LOCKED
 
 
 def test_mapped(context):
-    assert sort_of(context, dm.mapped_array(50)[10:]) is Sort.LOCKED
+    assert memory_of(context, dm.mapped_array(50)[10:]) is HostMemory.LOCKED
 
 
 def test_managed(context):
-    assert sort_of(context, dm.managed_array(50)[10:]) is Sort.MANAGED
+    assert memory_of(context, dm.managed_array(50)[10:]) is HostMemory.MANAGED
 
 
 def test_registered_whole_or_in_part(context):
     memory = np.frombuffer(mmap.mmap(-1, 4 * PAGE), "u1")
     middle = memory[PAGE : 3 * PAGE]
     with dm.pinned(middle):
-        assert sort_of(context, middle) is Sort.LOCKED
-        assert sort_of(context, middle[5:100:7]) is Sort.LOCKED
-        assert sort_of(context, memory) is not Sort.LOCKED, "half of it the device does not reach"
-        assert sort_of(context, memory[: PAGE + 10]) is not Sort.LOCKED
-    assert sort_of(context, middle) is not Sort.LOCKED
+        assert memory_of(context, middle) is HostMemory.LOCKED
+        assert memory_of(context, middle[5:100:7]) is HostMemory.LOCKED
+        assert memory_of(context, memory) is not HostMemory.LOCKED, "half of it the device does not reach"
+        assert memory_of(context, memory[: PAGE + 10]) is not HostMemory.LOCKED
+    assert memory_of(context, middle) is not HostMemory.LOCKED
 
 
 def test_files(context, tmp_path: File):
     file = np.memmap(tmp_path / "data", "u1", "w+", shape=4 * PAGE)
-    assert sort_of(context, file) is Sort.FILE
-    assert sort_of(context, file[100:200]) is Sort.FILE
-    assert sort_of(context, np.asarray(file)[::3]) is Sort.FILE
+    assert memory_of(context, file) is HostMemory.FILE
+    assert memory_of(context, file[100:200]) is HostMemory.FILE
+    assert memory_of(context, np.asarray(file)[::3]) is HostMemory.FILE
     with (tmp_path / "data").open("r+b") as handle:
-        assert sort_of(context, np.frombuffer(mmap.mmap(handle.fileno(), 0), "f4")) is Sort.FILE
+        assert memory_of(context, np.frombuffer(mmap.mmap(handle.fileno(), 0), "f4")) is HostMemory.FILE
     whole = np.asarray(file)
     with dm.pinned(whole):
-        assert sort_of(context, file) is Sort.LOCKED
-    assert chosen(Context(), file).path is Path.STAGED
+        assert memory_of(context, file) is HostMemory.LOCKED
 
 
 def test_a_mapped_file_is_not_touched_to_find_out_what_it_is(context, tmp_path: File):
@@ -202,17 +307,10 @@ def test_a_mapped_file_is_not_touched_to_find_out_what_it_is(context, tmp_path: 
     (tmp_path / "data").write_bytes(bytes(64 * PAGE))
     file = np.memmap(tmp_path / "data", "u1", "r")
     os.truncate(tmp_path / "data", 0)  # whoever touches a page now is killed
-    assert sort_of(context, file) is Sort.FILE
-    assert sort_of(context, file[PAGE:-5:3]) is Sort.FILE
-    rule = chosen(Context(), file)
-    assert (rule.path, place(rule)) == (Path.STAGED, 4)
-
-
-def test_what_memory_is_is_found_out_once(monkeypatch):
-    asked: list[object] = []
-    monkeypatch.setattr(plan, "sort_of", lambda *arguments: asked.append(arguments) or Sort.PAGEABLE)
-    assert chosen(Context(), PLAIN).path is Path.STAGED
-    assert len(asked) == 1
+    assert memory_of(context, file) is HostMemory.FILE
+    assert memory_of(context, file[PAGE:-5:3]) is HostMemory.FILE
+    facts = Facts(staging_threshold=100, memory=HostMemory.FILE)
+    assert planned(H2D, file, file, facts)[:3] == (Route.STAGED, "h2d staged", plan.MAPPED_FILE)
 
 
 @pytest.mark.parametrize(("threshold", "said"), [(0, None), (4096, None), (0, "100"), (4096, "0")])
@@ -238,18 +336,41 @@ def test_memory_that_the_device_reads_through_the_hosts_page_tables(threshold, s
         dm.close()
 
 
+@dataclass
+class Handle:
+    """A device whose driver knows these addresses."""
+
+    known: set[int]
+    knows_pointers: bool = True
+    info: Any = None
+
+    @property
+    def driver(self) -> Handle:
+        return self
+
+    def pointer_device(self, address: int) -> int | None:
+        return 0 if address in self.known else None
+
+
 def test_memory_that_another_library_locked():
-    host = np.zeros(1000, "u1")
+    host, locks = np.zeros(1000, "u1"), PageLockTable()
     low = host.ctypes.data
-    both = Context(driver=Driver(known={low, low + 999}))
-    assert sort_of(both, host) is Sort.LOCKED  # type: ignore[arg-type]
+
+    def found(handle: Handle, **more: bool) -> HostMemory:
+        return host_memory_of(handle, locks, host, **more)  # type: ignore[arg-type]
+
+    both = Handle({low, low + 999})
+    assert found(both) is HostMemory.LOCKED
+    assert found(both, ask=False) is HostMemory.PAGEABLE
     for known in ({low}, {low + 999}):
-        assert sort_of(Context(driver=Driver(known=known)), host) is Sort.PAGEABLE  # type: ignore[arg-type]
+        assert found(Handle(known)) is HostMemory.PAGEABLE
     both.knows_pointers = False
-    assert sort_of(both, host) is Sort.PAGEABLE  # type: ignore[arg-type]
+    assert found(both) is HostMemory.PAGEABLE
 
 
 def test_page_locked_memory_of_another_backend(context):
     pinned = dm.pinned_array(100)
-    assert sort_of(Context(), pinned) is Sort.PAGEABLE  # type: ignore[arg-type]
+    other = Handle(set(), info=replace(context.handle.info, backend="another"))
+    assert host_memory_of(other, PageLockTable(), pinned) is HostMemory.PAGEABLE  # type: ignore[arg-type]
+    assert memory_of(context, pinned) is HostMemory.LOCKED
     del pinned
