@@ -269,21 +269,21 @@ def settle() -> None:
 def books() -> dict[str, Any]:
     """What devmem and the driver hold."""
     context = dm.current_device().opened()
-    reclaim = context.free_queue
+    queue, completions = context.free_queue, context.completions
     driver: Any = context.handle.driver
     return {
         "live and pending": dm.memory_info()[2:4],
         "driver": driver.live_counts() if hasattr(driver, "live_counts") else None,
         "heaps": len(context.memory.heaps),
-        "busy streams": len(reclaim.busy),
-        "events": len(reclaim.events),
-        "spare events": len(reclaim.spare_events),
-        "dropped": len(reclaim.dropped),
-        "pending": len(reclaim.pending),
+        "busy streams": len(completions.busy),
+        "events": len(completions.events.events),
+        "spare events": len(completions.events._spare),
+        "dropped": len(queue.dropped),
+        "pending": len(queue.pending),
         "leaked": len(leaked),
-        "streams": len(context.streams),
-        "handles": len(context.handles),
-        "registered": len(context.page_locks.held[context])
+        "streams": len(context.streams._streams),
+        "handles": len(context.streams._handles),
+        "registered": len(context.page_locks.held[context.handle])
         + len(context.page_locks.segments)
         + len(context.page_locks.closing),
     }

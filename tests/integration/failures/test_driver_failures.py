@@ -970,7 +970,7 @@ EXCLUDED = {
     "DeviceNDArray.shape": "a field",
     "DeviceNDArray.strides": "a field",
     "DeviceNDArray.dtype": "a field",
-    "DeviceNDArray.context": "a field",
+    "DeviceNDArray.open_device": "a field",
     "DeviceNDArray.device": "a field",
     "DeviceNDArray.stream": "a field",
     "DeviceNDArray.ptr": "a field, checked",
@@ -984,7 +984,7 @@ EXCLUDED = {
     "DeviceNDArray.like": "for the machinery; copy() goes through it",
     "DeviceNDArray.stream_in_force": "for the machinery",
     "DeviceNDArray.put": "for the machinery; copy_to_device() and assignment go through it",
-    "DeviceRecord.context": "a field",
+    "DeviceRecord.open_device": "a field",
     "DeviceRecord.device": "a field",
     "DeviceRecord.dtype": "a field",
     "DeviceRecord.nbytes": "arithmetic",
@@ -1014,8 +1014,8 @@ EXCLUDED = {
     "Event.destroy": "for the queue; close() and trim() go through it",
     "Event.device": "a field",
     "Device.__reduce__": "names the device",
-    "Device.context": "for the machinery; every verb that opens goes through it",
-    "Device.driver": "for tests; opens as context() does",
+    "Device.opened": "for the machinery; every verb that opens goes through it",
+    "Device.driver": "for tests; opens as opened() does",
     "Device.id": "a field",
 }
 
@@ -1140,7 +1140,7 @@ class StagedEnv(Env):
     def settle(self) -> None:
         super().settle()
         for ordinal in range(2):
-            ring = dm.device(ordinal).context().ring
+            ring = dm.device(ordinal).opened().ring
             assert set(ring._free) == set(ring.made), "a slot got lost"
             with dm.device(ordinal).entered():
                 ring.trim()
@@ -1167,7 +1167,7 @@ def staged_async(env: Env) -> None:
 
 def staged_across(env: Env) -> None:
     """By way of the slots: neither device reaches the other's memory."""
-    context = dm.device(0).context()
+    context = dm.device(0).opened()
     able = context.handle.capabilities
     context.handle.capabilities = able - {Capability.PEER}
     try:

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import array_shapes
 import devmem as dm
 from devmem._core.base import config
 from devmem._core.copy import host_copy
-from devmem._core.copy.staging import workers
+from devmem._core.copy.staging import Ring, workers
 from devmem.spi.types import Capability
 
 Array = np.ndarray[Any, Any]
@@ -44,23 +44,28 @@ def small_parts() -> Iterator[None]:
 @contextlib.contextmanager
 def ring(slots: int, slot_bytes: int, threads: int) -> Iterator[None]:
     """The device with a ring like this. Opening it anew for each example would take longer than all else."""
-    context = dm.current_device().opened()
-    made = context.ring
+    opened = dm.current_device().opened()
+    before = opened.ring
+
+    def use(ring: Ring) -> None:
+        opened.ring = opened.copies.ring = ring
+        opened.copies.slot_bytes = ring.slot_bytes
+
     try:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {"SLOTS": slots, "SLOT_BYTES": slot_bytes, "THREADS": threads}.items():
                 patch.setenv(f"DEVMEM_STAGING_{name}", str(value))
             config.forget()
-            context.ring = type(made)(context)
+            use(Ring(opened.handle, opened.completions, opened.streams, opened.statistics))
         config.forget()
         yield
-        assert len(context.ring.made) <= slots
-        assert set(context.ring._free) == set(context.ring.made)
+        assert len(opened.ring.made) <= slots
+        assert set(opened.ring._free) == set(opened.ring.made)
     finally:
         dm.synchronize()
         with dm.current_device().entered():
-            context.ring.close()
-        context.ring = made
+            opened.ring.close()
+        use(before)
 
 
 rings = st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 4))

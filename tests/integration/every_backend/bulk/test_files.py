@@ -15,7 +15,7 @@ import pytest
 import devmem as dm
 from devmem import plugins
 from devmem._core.bulk.files import copies, disk
-from devmem._core.copy.staging import download
+from devmem._core.copy.submit import Submitter
 
 SLOT, SLOTS = 1024, 3
 DATA = np.random.default_rng(1).integers(0, 256, (12, 20, 30), np.uint8).view("i2")
@@ -377,13 +377,13 @@ def test_a_full_disk_leaves_what_was_there(turned, tmp_path, monkeypatch, tidy):
     (tmp_path / "a.npy").write_bytes(b"before")
     array = dm.to_device(DATA)
     full, written, fetched = OSError(errno.ENOSPC, "No space left on device"), [], [0]
-    copy = download.run
+    copy = Submitter.copy_rows
 
-    def counted(context, plan, *others):
-        fetched[0] += plan.width * plan.height
-        return copy(context, plan, *others)
+    def counted(submitter, rows, *others):
+        fetched[0] += rows.width * rows.height
+        return copy(submitter, rows, *others)
 
-    monkeypatch.setattr(download, "run", counted)
+    monkeypatch.setattr(Submitter, "copy_rows", counted)
 
     def refuse(*arguments):
         written.append(arguments)

@@ -226,8 +226,8 @@ def test_a_failed_download_is_told_and_nobody_writes_later(recorded, need_kind):
 def test_what_is_under_way_is_waited_for_when_it_is_interrupted(device, monkeypatch):
     """That which was just being waited for, too."""
     pieces = dm.scatter(DATA, [device] * 3)
-    wait, made, waited = scatter.handle.Transfer.wait, [], []
-    copy_async = scatter.handle.copy_async
+    wait, made, waited = scatter.async_copy.Transfer.wait, [], []
+    copy_async = scatter.async_copy.copy_async
 
     def noted(*args):
         made.append(copy_async(*args))
@@ -240,8 +240,8 @@ def test_what_is_under_way_is_waited_for_when_it_is_interrupted(device, monkeypa
         waited.append(transfer)
         return wait(transfer, timeout)
 
-    monkeypatch.setattr(scatter.handle, "copy_async", noted)
-    monkeypatch.setattr(scatter.handle.Transfer, "wait", interrupted)
+    monkeypatch.setattr(scatter.async_copy, "copy_async", noted)
+    monkeypatch.setattr(scatter.async_copy.Transfer, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         dm.gather(pieces)
     assert len(made) == 3

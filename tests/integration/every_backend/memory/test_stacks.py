@@ -611,12 +611,12 @@ def test_a_stack_is_known_from_its_installation_on():
     context = dm.current_device().opened()
     stack = memory.Statistics()
     heap = context.memory.bind(stack)
-    context.forget_idle_heaps()
+    context.memory.forget_idle_heaps()
     assert heap not in context.memory.heaps
     scope = scopes.MemoryScope(context, heap)
     assert heap in context.memory.heaps
     with scope:
-        context.forget_idle_heaps()
+        context.memory.forget_idle_heaps()
         array = dm.device_array(100, "u1")
         assert dm.memory_info().live == 100
     del array

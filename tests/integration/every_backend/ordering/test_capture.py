@@ -114,7 +114,7 @@ def test_work_on_the_named_stream_goes_on(captured):
 def test_what_a_graph_reads_is_kept_for_good(captured, device, monkeypatch, whose):
     """Nobody knows when it runs, and the event behind the copy can never be asked for; other work on the stream goes on."""
     ours, driver = captured
-    stream, reclaim = ours, device.opened().free_queue
+    stream, completions = ours, device.opened().completions
     if whose == "foreign":
         stream = dm.external_stream(DATA.ctypes.data)  # a number that is nobody's
         stream.handle = ours.handle
@@ -136,15 +136,15 @@ def test_what_a_graph_reads_is_kept_for_good(captured, device, monkeypatch, whos
     kept, let_go = weakref.ref(graphs), weakref.ref(later)
     with device.entered():
         begin(driver, ours)
-        reclaim.retire(stream, graphs)
+        completions.keep_until_complete(stream, graphs)
         driver.stream = None
-        reclaim.retire(stream, later)
+        completions.keep_until_complete(stream, later)
         del graphs, later
         ours.synchronize()
-        reclaim.poll()
+        completions.poll()
         assert (kept() is not None, let_go()) == (True, None)
         assert len(asked) == (whose == "ours"), "a foreign stream is asked whether it captures, before"
-        assert not reclaim.busy
+        assert not completions.busy
 
 
 def test_what_is_gathered_on_the_host_cannot_be_captured_even_if_the_stream_is_named(captured):

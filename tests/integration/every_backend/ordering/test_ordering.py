@@ -23,7 +23,7 @@ def foreign(device: dm.Device) -> Iterator[dm.Stream]:
     dm.synchronize()
     with device.entered() as driver:
         driver.stream_destroy(handle)
-    device.opened().externals.pop(handle, None)
+    device.opened().streams._external.pop(handle, None)
 
 
 @pytest.mark.parametrize("current", ["non-blocking", "foreign"])

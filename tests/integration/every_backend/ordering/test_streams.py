@@ -432,7 +432,7 @@ def test_foreign_streams_are_forgotten_when_nobody_refers_to_them(device):
     """Whoever makes a stream for each request must not find them all here at the end of the day."""
     with device.entered() as driver:
         made = [driver.stream_create(0, True) for _ in range(5)]
-    externals = device.opened().externals
+    externals = device.opened().streams._external
     before = len(externals)
     for handle in made:
         d = dm.to_device(np.arange(3.0), dm.external_stream(handle))
@@ -461,7 +461,7 @@ def test_a_foreign_stream_is_known_while_work_is_on_it(device, need, need_kind):
     with hold(dm.external_stream(handle)) as latch:
         d.copy_to_device(source, stream=dm.external_stream(handle))
         gc.collect()
-        assert handle in device.opened().externals
+        assert handle in device.opened().streams._external
         latch.release()
         device.synchronize()
     dm.trim()
