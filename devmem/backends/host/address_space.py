@@ -30,6 +30,9 @@ class AddressSpace:
         nbytes = _physical_memory()
         self.device, self.host = Arena(nbytes, hidden=strict), Arena(nbytes, hidden=strict)
         self.strict = self.device.shift != 0
+        arenas = self.device, self.host
+        self._lowest = min(arena.base + min(arena.shift, 0) for arena in arenas)
+        self._highest = max(arena.end + max(arena.shift, 0) for arena in arenas)
         self._host_kinds: dict[int, MemoryKind] = {}  # by the host's address of each live block of `host`
 
     # -- blocks ------------------------------------------------------------------------------------------------------
@@ -46,8 +49,9 @@ class AddressSpace:
 
     def invalidate(self, call: str, ptr: int, nbytes: int, kind: MemoryKind) -> None:
         """End the block: no call finds it from now on. Its bytes stay taken until `recycle`."""
-        arena, start = (self.device, ptr) if kind is MemoryKind.DEVICE else (self.host, ptr - self.host.shift)
-        is_kind = arena is self.device or self._host_kinds.get(ptr) is kind
+        arena, start, is_kind = self.device, ptr, True
+        if kind is not MemoryKind.DEVICE:
+            arena, start, is_kind = self.host, ptr - self.host.shift, self._host_kinds.get(ptr) is kind
         if is_kind and arena.invalidate(start, nbytes):
             return
         held = arena.live.get(start) if is_kind else None
@@ -143,7 +147,7 @@ class AddressSpace:
 
     def block_around(self, ptr: int) -> tuple[int, int] | None:
         """Return (first address, bytes) of the live block that an address of the device's lies in."""
-        found = self._block_around(ptr)
+        found = self.device.block_around(ptr) or self._block_around(ptr)
         return found[:2] if found is not None else None
 
     def check_managed(self, call: str, ptr: int, nbytes: int) -> None:
@@ -154,14 +158,16 @@ class AddressSpace:
     def _check_host_side(self, call: str, ptr: int, nbytes: int) -> None:
         if ptr <= 0:
             raise host_error(call, "INVALID_VALUE", f"host address {ptr:#x}")
+        end = ptr + nbytes
         hidden = False
-        for arena in (self.device, self.host):
-            hidden |= self.strict and ptr < arena.end and ptr + nbytes > arena.base
-            start = ptr - arena.shift
-            if start < arena.end and start + nbytes > arena.base and not arena.resolve(start, nbytes):
-                raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
-        windows = page_locks.windows.overlapping(ptr, ptr + nbytes) if page_locks.windows.ranges else ()
-        if hidden or any(window.shift for window in windows):
+        if ptr < self._highest and end > self._lowest and not self.host.resolve(ptr - self.host.shift, nbytes):
+            for arena in (self.device, self.host):
+                hidden = hidden or (self.strict and arena.overlaps(ptr, nbytes))
+                start = ptr - arena.shift
+                if arena.overlaps(start, nbytes) and not arena.resolve(start, nbytes):
+                    raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
+        windows = page_locks.windows
+        if hidden or (windows.ranges and any(window.shift for window in windows.overlapping(ptr, end))):
             raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
 
     def _host_kind(self, ptr: int, nbytes: int) -> MemoryKind | None:
@@ -172,10 +178,7 @@ class AddressSpace:
         return self._host_kinds.get(found[0] + self.host.shift)
 
     def _block_around(self, ptr: int) -> tuple[int, int, int] | None:
-        """Return (first address, bytes, shift to where they can be touched) of the block that holds a device's address."""
-        found = self.device.block_around(ptr)
-        if found is not None:
-            return *found, self.device.shift
+        """Return (first address, bytes, shift to where they can be touched) of the block of the host's that a device reaches."""
         host = self.host
         for start, kind in ((ptr, MemoryKind.MAPPED), (ptr - host.shift, MemoryKind.MANAGED)):
             found = host.block_around(start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -25,7 +26,9 @@ Shape = tuple[int, int, int]
 class _Memory:
     """Memory as NumPy asks for it."""
 
-    def __init__(self, ptr: int, typestr: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> None:
+    __slots__ = ("__array_interface__",)
+
+    def __init__(self, ptr: int, typestr: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
         data = ptr, False
         self.__array_interface__ = {"version": 3, "data": data, "typestr": typestr, "shape": shape, "strides": strides}
 
@@ -36,8 +39,11 @@ def copy_rows(to: Rows, source: Rows, shape: Shape) -> None:
 
 
 def fill_words(ptr: int, value: int, width: int, count: int) -> None:
-    """Store a word of 2 or 4 bytes ``count`` times."""
-    np.asarray(_Memory(ptr, f"=u{width}", (count,))).fill(value)
+    """Store a word of ``width`` bytes ``count`` times."""
+    words = value.to_bytes(width, sys.byteorder) * min(count, 1 << 14)  # they stay in the processor's cache
+    nbytes = width * count
+    for at in range(0, nbytes, len(words)):
+        memmove(ptr + at, words, min(len(words), nbytes - at))
 
 
 def call_function(function: Callable[[Sequence[int]], None], places: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ import os
 import platform
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 
 from devmem.spi.driver import PROTOCOLS
@@ -144,13 +144,11 @@ class HostDriver:
 
     def pointer_range(self, ptr: int) -> tuple[int, int] | None:
         self._check("pointer_range")
-        holder = self._holder(ptr)
-        return holder._space.block_around(ptr) if holder is not None else None
+        return self._space.block_around(ptr) or next(self._elsewhere(ptr), (None, None))[0]
 
     def pointer_device(self, ptr: int) -> int | None:
         self._check("pointer_device")
-        holder = self._holder(ptr)
-        return holder._ordinal if holder is not None else None
+        return self._ordinal if self._space.block_around(ptr) else next(self._elsewhere(ptr), (None, None))[1]
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -255,15 +253,16 @@ class HostDriver:
         self, call: str, dst: Rows, src: Rows, shape: Shape, kind: CopyKind, stream: int, blocking: bool
     ) -> bool:
         on, (width, height, depth) = self._stream(stream, call), shape
-        if min(shape) <= 0 or any(pitch < width or step < height * pitch for _, pitch, step in (dst, src)):
+        (dst_at, pitch, step), (src_at, src_pitch, src_step) = dst, src
+        if min(shape) <= 0 or min(pitch, src_pitch) < width or step < height * pitch or src_step < height * src_pitch:
             why = f"{depth} slices of {height} rows of {width} bytes, from row to row and slice to slice {dst[1:]}, {src[1:]}"
             raise host_error(call, "INVALID_VALUE", why)
-        to_slice, source_slice = ((height - 1) * pitch + width for _, pitch, _ in (dst, src))
-        to_span, source_span = (depth - 1) * dst[2] + to_slice, (depth - 1) * src[2] + source_slice
-        to, source = self._space.copy_sides(call, dst[0], to_span, src[0], source_span, kind)
+        to_slice, source_slice = (height - 1) * pitch + width, (height - 1) * src_pitch + width
+        to_span, source_span = (depth - 1) * step + to_slice, (depth - 1) * src_step + source_slice
+        to, source = self._space.copy_sides(call, dst_at, to_span, src_at, source_span, kind)
         for at in range(depth) if kind is CopyKind.D2D else ():
-            refuse_overlap(call, to + at * dst[2], to_slice, source + at * src[2], source_slice)
-        nbytes, rows = width * height * depth, ((to, *dst[1:]), (source, *src[1:]), shape)
+            refuse_overlap(call, to + at * step, to_slice, source + at * src_step, source_slice)
+        nbytes, rows = width * height * depth, ((to, pitch, step), (source, src_pitch, src_step), shape)
         if blocking:
             self._engine.run_and_wait(on, nbytes, copy_rows, *rows)
             return False
@@ -293,11 +292,11 @@ class HostDriver:
         blocks = [*self._space.device.live.values(), *self._space.host.live.values()]
         return sum(blocks), len(blocks), len(self._engine.streams) - 1, len(self._engine.events)
 
-    def _holder(self, ptr: int) -> HostDriver | None:
-        """Return the device that reaches an address. This one first: every device reaches memory of the user's."""
-        if self._space.block_around(ptr) is not None:
-            return self
-        return next((device for device in list(_open_drivers) if device._space.block_around(ptr) is not None), None)
+    def _elsewhere(self, ptr: int) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield the block around an address, and the device, for devices that reach it."""
+        for device in list(_open_drivers):
+            if found := device._space.block_around(ptr):
+                yield found, device._ordinal
 
     def _describe(self) -> DeviceInfo:
         strict = self._space.strict

@@ -111,10 +111,14 @@ class StreamEngine:
 
     def event_record(self, event: int, stream: int) -> None:
         on, recorded = self.stream(stream, "event_record"), self.event(event, "event_record")
-        job = Job(on, number=next(_numbers))
-        if not self.run_if_idle(on, 0, job.finish):
-            self.enqueue(job)
-        recorded.job = job
+        with self.lock:
+            if self.stopping or self.lost:
+                raise self._refusal()
+            last, idle = on.last, not self.pending or self._idle(on)
+        if idle and recorded.timing:
+            recorded.job = Job(on, number=last.number, done=True, seconds=time.perf_counter())
+        else:
+            recorded.job = last if idle else self.enqueue(Job(on))
 
     def event_query(self, event: int) -> bool:
         job = self.event(event, "event_query").job

@@ -399,7 +399,7 @@ while not stream.query():
     result = python(script)
     assert result.returncode == 0
     assert (
-        "DevmemWarning: a function that a stream ran failed, and nobody waited for it: SimulatorError: out of bounds"
+        "DevmemWarning: a function that a stream ran failed, and no call waited for it: SimulatorError: out of bounds"
         in result.stderr
     )
 
