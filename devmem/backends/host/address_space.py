@@ -1,15 +1,13 @@
 """What an address means to one device: which memory it names, on which side of a copy, and where its bytes can be touched.
 
-Two arenas hold all memory of a device: its own, and that of the host kinds. In a strict device both are hidden, so that every
-byte has two addresses: one that faults, and one that can be touched. Device memory is known by the first alone. Page-locked
-memory is known to the host by the second, and no device reaches it. Mapped memory is known to the host by the second and to
-devices by the first; managed memory is known to both by the second. Where a device is not strict the two are the same, and any
+Two arenas hold the memory of a device: its own, and that of the host kinds. In a strict device every byte of both has two
+addresses: a hidden one, which faults, and one that can be touched. Device memory is known by the hidden one alone. Page-locked
+memory is known to the host by the other, and no device reaches it. Mapped memory is known to devices by the hidden one, to the
+host by the other; managed memory is known to both by the other. Where a device is not strict the two are the same, and any
 address of the process counts as device memory, so that arrays of the host can be adopted without a copy.
 
-Memory that the user had page-locked belongs to no device: see `page_locks`.
-
-The methods that check an address take the name of the driver call for the error, and return addresses that can be touched;
-those never leave the backend.
+Memory that the user had page-locked belongs to no device: see `page_locks`. Methods that check an address take the name of the
+driver call for the error, and return addresses that can be touched; those never leave the backend.
 """
 
 from __future__ import annotations
@@ -28,14 +26,11 @@ class AddressSpace:
 
     def __init__(self, strict: bool) -> None:
         nbytes = _physical_memory()
-        self.device, self.host = Arena(nbytes, hidden=strict), Arena(nbytes, hidden=strict)
+        self.device, self.host = Arena(nbytes, strict), Arena(nbytes, strict, touchable=True)
         self.strict = self.device.shift != 0
-        arenas = self.device, self.host
-        self._lowest = min(arena.base + min(arena.shift, 0) for arena in arenas)
-        self._highest = max(arena.end + max(arena.shift, 0) for arena in arenas)
-        self._host_kinds: dict[int, MemoryKind] = {}  # by the host's address of each live block of `host`
-
-    # -- blocks ------------------------------------------------------------------------------------------------------
+        self._kinds: dict[int, MemoryKind] = {}  # of the blocks of `host`, by their addresses
+        starts = [at for each in (self.device.mapping, self.host.mapping) for at in (each.base, each.base + each.shift)]
+        self._lowest, self._highest = min(starts), max(starts) + self.device.size
 
     def allocate(self, nbytes: int, kind: MemoryKind) -> int:
         """Return the address of a new block: the host's for host kinds."""
@@ -43,77 +38,68 @@ class AddressSpace:
             return self.device.allocate(nbytes)
         if not isinstance(kind, MemoryKind):
             raise host_error("alloc", "INVALID_VALUE", f"{kind!r} is not a kind of memory")
-        ptr = self.host.allocate(nbytes) + self.host.shift
-        self._host_kinds[ptr] = kind
+        ptr = self.host.allocate(nbytes)
+        self._kinds[ptr] = kind
         return ptr
 
     def invalidate(self, call: str, ptr: int, nbytes: int, kind: MemoryKind) -> None:
         """End the block: no call finds it from now on. Its bytes stay taken until `recycle`."""
-        arena, start, is_kind = self.device, ptr, True
-        if kind is not MemoryKind.DEVICE:
-            arena, start, is_kind = self.host, ptr - self.host.shift, self._host_kinds.get(ptr) is kind
-        if is_kind and arena.invalidate(start, nbytes):
-            return
-        held = arena.live.get(start) if is_kind else None
-        if held is None:
-            raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is not the start of a live {kind} block")
-        raise host_error(call, "INVALID_VALUE", f"the block at {ptr:#x} has {held} bytes, not {nbytes}")
+        arena = self.device if kind is MemoryKind.DEVICE else self.host
+        is_kind = arena is self.device or self._kinds.get(ptr) is kind
+        if not (is_kind and arena.invalidate(ptr, nbytes)):
+            held = arena.live.get(ptr) if is_kind else None
+            if held is None:
+                raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is not the start of a live {kind} block")
+            raise host_error(call, "INVALID_VALUE", f"the block at {ptr:#x} has {held} bytes, not {nbytes}")
 
     def recycle(self, ptr: int, kind: MemoryKind) -> None:
         """Make the bytes of an invalidated block available again."""
         if kind is MemoryKind.DEVICE:
             self.device.recycle(ptr)
         else:
-            del self._host_kinds[ptr]
-            self.host.recycle(ptr - self.host.shift)
+            del self._kinds[ptr]
+            self.host.recycle(ptr)
 
     def close(self, in_use: bool) -> None:
         """End the device's page locks and unmap its memory.
 
-        What can still be touched stays mapped: with ``in_use`` all of it, else blocks at addresses that the host can read,
-        which may be arrays of the user's.
+        Memory that can still be touched stays mapped: all of it if jobs have it ``in_use``, else an arena with live blocks that
+        the host can read, which may be arrays of the user's.
         """
         page_locks.remove_all(self)
         for arena in (self.device, self.host):
-            readable = arena is self.host or not self.strict
-            if in_use or (readable and arena.live):
+            if in_use or (arena.live and not arena.shift):
                 arena.mapping.keep()
             else:
                 arena.mapping.unmap()
 
     def keep_mapped(self) -> None:
-        """Let the memory be mapped until the process ends, for a job that is still running when the interpreter ends."""
+        """Let the memory be mapped until the process ends, for a job that is running when the interpreter ends."""
         self.device.mapping.keep()
         self.host.mapping.keep()
 
-    # -- page locks --------------------------------------------------------------------------------------------------
-
     def register(self, ptr: int, nbytes: int, mapped: bool) -> None:
         """Count memory of the user's as page-locked."""
-        if self.strict and (self.device.overlaps(ptr, nbytes) or self.host.overlaps(ptr, nbytes)):
+        if self._is_hidden(ptr, nbytes):
             raise host_error("host_register", "INVALID_VALUE", f"{ptr:#x} is a device address")
-        if self.host.overlaps(ptr - self.host.shift, nbytes):
+        if self.host.overlaps(ptr, nbytes):
             raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", f"{ptr:#x} is page-locked memory")
         page_locks.add(self, ptr, nbytes, mapped, hidden=self.strict)
 
     def page_locked(self, ptr: int, nbytes: int) -> bool:
         """Return whether a copy may still read or write these bytes of the host after the call."""
-        if self.host.resolve(ptr - self.host.shift, nbytes):
-            return True
-        return page_locks.locks.containing(ptr, ptr + nbytes) is not None
+        return self.host.resolve(ptr, nbytes) != 0 or page_locks.locks.containing(ptr, ptr + nbytes) is not None
 
     def device_pointer(self, host: int) -> int:
         """Return the device's address of a byte of mapped, managed or registered memory."""
         kind = self._host_kind(host, 1)
         if kind is MemoryKind.MANAGED:
             return host
-        ptr = host - self.host.shift if kind is MemoryKind.MAPPED else page_locks.device_pointer(host)
+        ptr = host - self.host.mapping.shift if kind is MemoryKind.MAPPED else page_locks.device_pointer(host)
         if not ptr:
             why = f"{host:#x} is not mapped memory, nor registered as such"
             raise host_error("device_pointer", "INVALID_VALUE", why)
         return ptr
-
-    # -- checks ------------------------------------------------------------------------------------------------------
 
     def copy_sides(
         self, call: str, dst: int, dst_span: int, src: int, src_span: int, kind: CopyKind
@@ -139,10 +125,9 @@ class AddressSpace:
         found = self._block_around(ptr)
         if found is not None and ptr + nbytes <= found[0] + found[1]:
             return ptr + found[2]
-        if self.device.overlaps(ptr, nbytes) or self.host.overlaps(ptr, nbytes):
-            raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
-        if self.strict:
-            raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not memory of the device")
+        if self.strict or self.device.overlaps(ptr, nbytes) or self.host.overlaps(ptr, nbytes):
+            why = f"{nbytes} bytes at {ptr:#x} are not in one live block of memory that the device reaches"
+            raise host_error(call, "INVALID_ADDRESS", why)
         return ptr
 
     def block_around(self, ptr: int) -> tuple[int, int] | None:
@@ -158,32 +143,35 @@ class AddressSpace:
     def _check_host_side(self, call: str, ptr: int, nbytes: int) -> None:
         if ptr <= 0:
             raise host_error(call, "INVALID_VALUE", f"host address {ptr:#x}")
-        end = ptr + nbytes
-        hidden = False
-        if ptr < self._highest and end > self._lowest and not self.host.resolve(ptr - self.host.shift, nbytes):
-            for arena in (self.device, self.host):
-                hidden = hidden or (self.strict and arena.overlaps(ptr, nbytes))
-                start = ptr - arena.shift
-                if arena.overlaps(start, nbytes) and not arena.resolve(start, nbytes):
-                    raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
         windows = page_locks.windows
-        if hidden or (windows.ranges and any(window.shift for window in windows.overlapping(ptr, end))):
+        if ptr < self._highest and ptr + nbytes > self._lowest:
+            for arena in (self.host, self.device):
+                if arena.resolve(ptr, nbytes) and not arena.shift:
+                    return
+                if arena.overlaps(ptr, nbytes) and not arena.shift:
+                    raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
+        elif not windows.ranges:
+            return
+        if self._is_hidden(ptr, nbytes) or any(each.shift for each in windows.overlapping(ptr, ptr + nbytes)):
             raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is a device address, where the host's belongs")
 
+    def _is_hidden(self, ptr: int, nbytes: int) -> bool:
+        """Return whether a hidden address of the device's is among these."""
+        end = ptr + nbytes
+        mappings = self.device.mapping, self.host.mapping
+        return self.strict and any(ptr < mapping.end and end > mapping.base for mapping in mappings)
+
     def _host_kind(self, ptr: int, nbytes: int) -> MemoryKind | None:
-        """Return the kind of the live host block that all the bytes, at the host's address, lie in."""
-        found = self.host.block_around(ptr - self.host.shift)
-        if found is None or ptr - self.host.shift + nbytes > found[0] + found[1]:
-            return None
-        return self._host_kinds.get(found[0] + self.host.shift)
+        """Return the kind of the block of the host's that all the bytes lie in."""
+        found = self.host.block_around(ptr)
+        return self._kinds.get(found[0]) if found is not None and ptr + nbytes <= sum(found) else None
 
     def _block_around(self, ptr: int) -> tuple[int, int, int] | None:
-        """Return (first address, bytes, shift to where they can be touched) of the block of the host's that a device reaches."""
-        host = self.host
-        for start, kind in ((ptr, MemoryKind.MAPPED), (ptr - host.shift, MemoryKind.MANAGED)):
-            found = host.block_around(start)
-            if found is not None and (not self.strict or self._host_kinds.get(found[0] + host.shift) is kind):
-                return found[0] + ptr - start, found[1], host.shift - (ptr - start)
+        """Return (first address, bytes, shift to where they can be touched) of host memory that a device reaches."""
+        for shift, kind in ((self.host.mapping.shift, MemoryKind.MAPPED), (0, MemoryKind.MANAGED)):
+            found = self.host.block_around(ptr + shift)
+            if found is not None and (not self.strict or self._kinds.get(found[0]) is kind):
+                return found[0] - shift, found[1], shift
         return page_locks.block_around(ptr)
 
 

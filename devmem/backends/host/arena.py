@@ -26,12 +26,17 @@ DISCARD_AT_ONCE, DISCARD_TOGETHER = 32 * CHUNK, 256 * CHUNK
 
 
 class Arena:
-    """A range of ``nbytes``, rounded up to whole chunks; ``hidden`` is that of `Mapping`."""
+    """A range of ``nbytes``, rounded up to whole chunks.
 
-    def __init__(self, nbytes: int, hidden: bool) -> None:
-        self.mapping = Mapping(-(-nbytes // CHUNK) * CHUNK, hidden)
-        self.base, self.end, self.shift = self.mapping.base, self.mapping.end, self.mapping.shift
-        self.size = self.end - self.base
+    Of a hidden `Mapping` the blocks have the hidden addresses, or with ``touchable`` the others. ``shift`` leads from the address
+    of a block to where it can be touched.
+    """
+
+    def __init__(self, nbytes: int, hidden: bool, touchable: bool = False) -> None:
+        self.mapping = mapping = Mapping(-(-nbytes // CHUNK) * CHUNK, hidden)
+        self.size = mapping.size
+        self.base, self.shift = (mapping.base + mapping.shift, 0) if touchable else (mapping.base, mapping.shift)
+        self.end = self.base + self.size
         self.used = 0  # bytes taken from the range, with what rounding up adds
         self.live: dict[int, int] = {}  # address of a block -> bytes, as asked for
         self._chunks = bytearray(

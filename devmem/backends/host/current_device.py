@@ -1,7 +1,5 @@
 """Which device is current on each thread. A thread has at most one, between ``enter`` and ``exit``; every call checks it."""
 
-# ruff: noqa: D102 -- the contract documents the driver's methods once, for every backend
-
 from __future__ import annotations
 
 import threading

@@ -16,8 +16,6 @@ endless one would block the stream for good. A device that closes, an interprete
 jobs, and a call that needs one gets DEVICE_CLOSED.
 """
 
-# ruff: noqa: D102 -- the contract documents the driver's methods once, for every backend
-
 from __future__ import annotations
 
 import atexit
