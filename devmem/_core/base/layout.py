@@ -88,7 +88,7 @@ def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]
     if type(key) is slice and shape:  # the commonest
         start, stop, step = slice_indices(key, shape[0])
         count, outer = len(range(start, stop, step)), strides[0]
-        return start * outer, (count, *shape[1:]), (outer * step, *strides[1:])
+        return start * outer if count else 0, (count, *shape[1:]), (outer * step, *strides[1:])
     keys = key if isinstance(key, tuple) else (key,)
     axes = sum(1 for part in keys if part is not None and part is not Ellipsis)
     if axes > len(shape):

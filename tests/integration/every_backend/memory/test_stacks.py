@@ -15,7 +15,7 @@ import pytest
 
 import devmem as dm
 from devmem import memory, plugins
-from devmem._core.base import scopes
+from devmem._core.lifetime.device_memory import MemoryScope
 from devmem.spi.types import Capability
 from devmem.testing import FaultyBackend, FaultyDriver
 
@@ -579,7 +579,7 @@ def test_the_answer_to_memory_that_ran_out_is_given_once_and_in_order(monkeypatc
         del dropped
         steps.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(type(context.handle.driver), "synchronize", lambda _: [steps.append("waited"), wait()][1])
+            patch.setattr(context.handle.driver, "synchronize", lambda: [steps.append("waited"), wait()][1])
             with pytest.raises(dm.OutOfMemory, match=r"asked for 2000 bytes.*scarce"):
                 dm.device_array(2000, "u1")
     assert steps == ["asked", "freed", "waited", "collected", "waited", "trimmed to 0", "asked"]
@@ -613,7 +613,7 @@ def test_a_stack_is_known_from_its_installation_on():
     heap = context.memory.bind(stack)
     context.memory.forget_idle_heaps()
     assert heap not in context.memory.heaps
-    scope = scopes.MemoryScope(context, heap)
+    scope = MemoryScope(context.memory, heap)
     assert heap in context.memory.heaps
     with scope:
         context.memory.forget_idle_heaps()
