@@ -152,13 +152,13 @@ class SupportsStreamOrdered(Protocol):
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None: ...
 
     def pool_cached(self) -> int:
-        """Bytes that the driver's pool holds and nobody uses."""
+        """Bytes that the driver's pool holds and that are not in use."""
 
     def pool_trim(self, keep_bytes: int) -> None:
         """Give pool memory back until at most ``keep_bytes`` of it are held unused."""
 
     def pool_threshold(self, nbytes: int) -> None:
-        """Let the pool hold more than so many bytes, those in use among them, only until somebody waits for the device.
+        """Let the pool hold more bytes than this, counting those in use, only until the next wait for the device.
 
         Until this is called it holds all that it has. What it gives back then it may have to ask the system for again.
         """
@@ -333,7 +333,7 @@ class SupportsHold(Protocol):
 
 @runtime_checkable
 class SupportsPointerInfo(Protocol):
-    """Saying what an address is, whoever allocated the memory.
+    """Saying what an address is, whichever library allocated the memory.
 
     It is about addresses that work of this backend's devices can use in place: memory of any of its devices, managed memory, and
     host memory that a device reaches by that very address. Asked for each array that comes from elsewhere: it has to be cheap.

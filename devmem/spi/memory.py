@@ -40,7 +40,7 @@ class SupportsTrim(Protocol):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes held for reuse, used by nobody."""
+        """Bytes held for reuse."""
 
     def trim(self, keep_bytes: int) -> None:
         """Give cached memory back upstream until at most ``keep_bytes`` are held; what shares a piece with a live block stays."""

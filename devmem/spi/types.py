@@ -101,7 +101,7 @@ class DeviceInfo:
     ``default_memory`` is the memory stack that suits the device, as text (``pool``); empty: devmem chooses.
     ``exchange``: how other libraries know its memory and streams.
     ``strided_pitch_multiple``: strided copies between host and device are worth having for pitches that are multiples of it;
-    others are right, and slow.
+    copies with other pitches are correct but slow.
     ``staging_threshold``: bytes from which a copy of pageable host memory is faster by way of page-locked memory; 0: none is.
     ``facts`` is everything else worth printing, by name; of these `devmem doctor` warns of ``notes`` and tells ``remarks``.
     """

@@ -29,7 +29,7 @@ class FirstError:
 
         with FirstError() as first:
             for block in blocks:
-                first.attempt(give_back, block)  # the others must still be given back
+                first.attempt(give_back, block)  # the other blocks must still be given back
 
     Attributes
     ----------

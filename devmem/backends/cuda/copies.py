@@ -42,7 +42,7 @@ class Copies(Part):
                 self._errors.fail("cuMemcpyHtoD" if kind is _H2D else "cuMemcpyDtoH", int(error))
             if kind is _H2D and self._streams.unordered:
                 # cuMemcpyHtoD returns when it has read pageable memory, which may be before the device has it. Streams that
-                # wait for the legacy stream cannot tell; where there are others, the copy has to be waited for.
+                # wait for the legacy stream see no difference; where other streams exist, the copy has to be waited for.
                 self._synchronize(stream)
             return False
         getattr(self._functions, _ASYNC[kind])(dst, src, nbytes, self._streams[stream])
