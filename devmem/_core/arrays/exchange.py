@@ -24,21 +24,23 @@ def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
     """The memory that an object exports by DLPack, or a copy of it on the device that was asked for."""
     if isinstance(obj, _ndarray) and type(obj) is not _ndarray:
         view = device_view(obj)
-        if view is not None:  # memory of ours that a device can reach is known by more than DLPack says
+        if (
+            view is not None
+        ):  # devmem's own mapped or managed memory: devmem knows its device and streams, DLPack does not
             return _placed(view, None if device is None else open_device_of(device), copy)
-    said = import_.device_of_tensor(obj)
+    exporter = import_.device_of_tensor(obj)
     wanted = None if device is None else open_device_of(device)
-    if said[0] in HOST_TYPES:
+    if exporter[0] in HOST_TYPES:
         opened = current_open_device() if wanted is None else wanted
         if not opened.handle.is_host:
             return _from_host(obj, opened, copy)
-        return _placed(DeviceNDArray(*import_.by_dlpack(obj, said, copy, opened)), wanted, copy)
-    found = DeviceNDArray(*import_.by_dlpack(obj, said, copy))
+        return _placed(DeviceNDArray(*import_.by_dlpack(obj, exporter, copy, opened)), wanted, copy)
+    found = DeviceNDArray(*import_.by_dlpack(obj, exporter, copy))
     return found if wanted is None and not copy else _placed(found, wanted, copy)
 
 
 def _placed(found: DeviceNDArray[Any], wanted: OpenDevice | None, copy: bool | None) -> DeviceNDArray[Any]:
-    """The array, or a copy of it where that was asked for, or it is needed elsewhere."""
+    """The array, or a copy where ``copy`` is true or another device is wanted."""
     if wanted is not None and found.open_device is not wanted:
         if copy is False:
             raise BufferError(f"memory of {found.device} gets to {wanted.device} by a copy only, and copy=False")
@@ -50,7 +52,7 @@ def _placed(found: DeviceNDArray[Any], wanted: OpenDevice | None, copy: bool | N
 
 
 def as_device_array(obj: Any) -> DeviceNDArray[Any]:
-    """An object's memory, in place."""
+    """A device array of the object's memory, without a copy."""
     view = device_view(obj)
     if view is None and _is_readable(obj):
         view = DeviceNDArray(*import_.by_dlpack(obj, import_.device_of_tensor(obj)))
@@ -71,12 +73,12 @@ def is_device_array(obj: Any) -> bool:
 
 
 def open_ipc_array(handle: Any, shape: Any, dtype: Any, strides: Any) -> DeviceNDArray[Any]:
-    """Memory of another process."""
+    """A device array in memory of another process."""
     return DeviceNDArray(*ipc.opened(handle, shape, dtype, strides))
 
 
 def _is_readable(obj: object) -> bool:
-    """Whether it has host memory, and the host is the device."""
+    """Whether it has host memory, and the device is the host."""
     return (
         current_open_device().handle.is_host
         and hasattr(type(obj), "__dlpack_device__")

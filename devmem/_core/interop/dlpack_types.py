@@ -1,11 +1,46 @@
-"""Types of elements, as DLPack numbers them and as NumPy has them."""
+"""What ``dlpack.h`` of DLPack 1.x declares: managed tensors, and element types with the dtypes that NumPy has for them."""
 
 from __future__ import annotations
 
+import ctypes
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+_TENSOR = [
+    ("data", ctypes.c_size_t),
+    ("device_type", ctypes.c_int32),
+    ("device_id", ctypes.c_int32),
+    ("ndim", ctypes.c_int32),
+    ("code", ctypes.c_uint8),
+    ("bits", ctypes.c_uint8),
+    ("lanes", ctypes.c_uint16),
+    ("shape", ctypes.c_size_t),
+    ("strides", ctypes.c_size_t),
+    ("byte_offset", ctypes.c_uint64),
+]
+
+
+class DLManagedTensor(ctypes.Structure):
+    """The tensor of an unversioned capsule, from before DLPack 1.0."""
+
+    _fields_ = [*_TENSOR, ("manager_ctx", ctypes.c_size_t), ("deleter", ctypes.c_size_t)]
+    flags = 0
+
+
+class DLManagedTensorVersioned(ctypes.Structure):
+    """The tensor of a versioned capsule."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_size_t),
+        ("deleter", ctypes.c_size_t),
+        ("flags", ctypes.c_uint64),
+        *_TENSOR,
+    ]
+
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 _CODES = {"i": _INT, "u": _UINT, "f": _FLOAT, "c": _COMPLEX, "b": _BOOL}
@@ -33,10 +68,10 @@ def dtype_code(dtype: np.dtype[Any]) -> tuple[int, int]:
     Raises
     ------
     BufferError
-        DLPack has none: records, dates, text, long doubles, foreign byte order.
+        DLPack has none: records, dates, text, long doubles, non-native byte order.
     """
     if dtype.isnative:
-        # Types that others have registered may say that they are of NumPy's kinds.
+        # Types that other libraries have registered may say that they are of NumPy's kinds.
         code = _CODES.get(dtype.kind) if dtype.isbuiltin == 1 else None
         if code is not None and 8 * dtype.itemsize in _WIDTHS[code]:
             return code, 8 * dtype.itemsize
@@ -53,7 +88,7 @@ def dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
     Raises
     ------
     BufferError
-        NumPy has none: vectors, parts of bytes, what nobody knows.
+        NumPy has none: vectors, parts of bytes, unknown type codes.
     """
     if lanes != 1:
         raise BufferError(f"the capsule holds vectors of {lanes} lanes as elements: give an array of single elements")

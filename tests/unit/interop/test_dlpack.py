@@ -100,7 +100,7 @@ def test_types_of_ml_dtypes_go_both_ways(name, versioned):
 
 
 def test_a_type_that_is_not_installed_says_what_to_install(monkeypatch):
-    dlpack._layout.cache_clear()
+    dlpack._layout_and_dtype.cache_clear()
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(BufferError, match="pip install ml_dtypes"):
         dlpack.take(Crafted(0x1000, dtype="u2", fields={"code": 4}).capsule)
@@ -122,7 +122,7 @@ def test_strides_are_never_missing_and_those_of_length_one_are_normal(layout, ve
     capsule = Exported(array, versioned).__dlpack__()
     kind = crafted.Versioned if versioned else crafted.Legacy
     name = b"dltensor_versioned" if versioned else b"dltensor"
-    tensor = kind.from_address(dlpack._pointer(capsule, name))
+    tensor = kind.from_address(dlpack._get_pointer(capsule, name))
     assert tensor.ndim == array.ndim
     if not array.ndim:
         return
@@ -181,7 +181,7 @@ def test_the_owner_lives_as_long_as_the_tensor(versioned, end):
 def test_capsules_of_one_layout_do_not_share_what_a_consumer_may_write_to():
     one, two = (Exported(np.arange(6.0).reshape(2, 3), False) for _ in range(2))
     capsule = one.__dlpack__()
-    tensor = crafted.Legacy.from_address(dlpack._pointer(capsule, b"dltensor"))
+    tensor = crafted.Legacy.from_address(dlpack._get_pointer(capsule, b"dltensor"))
     (ctypes.c_int64 * 2).from_address(tensor.shape)[0] = 99
     assert dlpack.take(two.__dlpack__())[2][0] == (2, 3)
 
@@ -245,11 +245,11 @@ def export(owner):
 
 def taken_in_c(capsule):
     "What a consumer in C does: it has the tensor and its deleter, and the capsule is of no use any more."
-    at = dlpack._pointer(capsule, name)
-    fields = (dlpack._read_versioned if versioned else dlpack._read_legacy)(dlpack._memory, at)
+    at = dlpack._get_pointer(capsule, name)
+    tensor = (dlpack.DLManagedTensorVersioned if versioned else dlpack.DLManagedTensor).from_address(at)
     rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
     assert rename(capsule, used) == 0
-    return at, fields[3 if versioned else 11]
+    return at, tensor.deleter
 
 used = b"used_" + name
 """
@@ -348,6 +348,36 @@ def test_one_of_many_threads_takes_a_capsule(memory):
                 assert tensor.deleted == 1
     finally:
         sys.setswitchinterval(before)
+
+
+def test_a_finalizer_cannot_take_the_capsule_that_is_being_taken(memory, monkeypatch):
+    """Between the look at the name and the renaming: the outer call wins."""
+    tensor, refused, get_pointer = Crafted(address(memory)), [], dlpack._get_pointer
+
+    def interrupted(capsule, name):
+        try:
+            dlpack.take(capsule)
+        except BufferError as error:
+            refused.append(str(error))
+        return get_pointer(capsule, name)
+
+    monkeypatch.setattr(dlpack, "_get_pointer", interrupted)
+    with everything_let_go(tensor):
+        dlpack.take(tensor.capsule)
+    assert len(refused) == 1
+    assert "another thread" in refused[0]
+    assert dlpack._claims == {}
+
+
+def test_a_capsule_that_was_refused_can_be_taken_by_another_consumer():
+    array = np.arange(3.0)
+    held = Exported(array, False, device=(1, 0))
+    held.capsule = held.__dlpack__()
+    crafted.Legacy.from_address(dlpack._get_pointer(held.capsule, b"dltensor")).lanes = 2
+    with pytest.raises(BufferError, match="2 lanes"):
+        dlpack.take(held.capsule)
+    crafted.Legacy.from_address(dlpack._get_pointer(held.capsule, b"dltensor")).lanes = 1
+    assert dlpack.take(held.capsule)[0] == address(array)
 
 
 def test_a_tensor_may_have_no_deleter(memory):

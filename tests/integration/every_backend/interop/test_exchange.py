@@ -249,7 +249,7 @@ def test_import_with_a_copy():
 @needs_versioned
 def test_a_producer_that_copies_although_it_was_told_not_to():
     array = dm.to_device(data())
-    with pytest.raises(BufferError, match="hands over a copy"):
+    with pytest.raises(BufferError, match="exports a copy"):
         dm.from_dlpack(_Asking(array, {"copy": True}), copy=False)
 
 
@@ -537,7 +537,7 @@ def test_a_consumer_that_names_its_stream_sees_the_bytes(race, streams, device, 
     handle = theirs.handle if whose in ("ours", "foreign") else LEGACY_STREAM
     name = {"none named": None}.get(whose, names.get(handle, handle))
     if whose == "foreign":
-        device.opened().streams.pop(handle)
+        device.opened().streams._streams.pop(handle)
     with hold(race.held) as latch:
         race.write()
         capsule = race.array.__dlpack__(stream=name)
@@ -550,7 +550,7 @@ def test_a_consumer_that_names_its_stream_sees_the_bytes(race, streams, device, 
     assert race.arrived()
     del capsule
     if whose == "foreign":
-        device.opened().streams[handle] = theirs
+        device.opened().streams._streams[handle] = theirs
         del race.array
         dm.synchronize()
         dm.trim()
@@ -919,7 +919,7 @@ def test_a_producer_that_lies_about_its_device(exchange):
     if exchange.device_type != 1:
         lying.device = array.__dlpack_device__()
     with everything_let_go(lying, times=lying.device != (4, 0)):
-        refused(lying, r"hands over|no device that devmem has open")
+        refused(lying, r"exports memory of|no device that devmem has open")
     if exchange.device_type != 1:
         with pytest.raises(BufferError, match="says that its memory"):
             dm.from_dlpack(Producer(array, device=(1, 0)))
@@ -1019,6 +1019,54 @@ def test_records_come_by_the_interface_where_dlpack_has_none(pointers, exchange)
     np.testing.assert_array_equal(seen["b"].copy_to_host(), [2.5, 4.5])
 
 
+def test_what_else_dlpack_refuses_stays_refused(pointers, exchange):
+    """An interface without names of fields describes nothing that DLPack has no type for, so it does not replace DLPack."""
+    if exchange.device_type == 1:
+        pytest.skip("all memory is the device's")
+
+    class Refusing(Producer):
+        descr = None
+
+        def __dlpack__(self, **asked):
+            raise BufferError("not this one")
+
+        @property
+        def __cuda_array_interface__(self):
+            return Interface(self.array, descr=self.descr).__cuda_array_interface__
+
+    array = dm.to_device(data())
+    for descr in ([("", "<f4")], [], None):
+        Refusing.descr = descr
+        with pytest.raises(BufferError, match="not this one"):
+            dm.as_device_array(Refusing(array))
+
+
+def test_a_property_that_raises_counts_as_absent():
+    class Raising:
+        asked = 0
+
+        @property
+        def __cuda_array_interface__(self):
+            Raising.asked += 1
+            raise RuntimeError("call detach() first")
+
+    assert not dm.is_device_array(Raising())
+    with pytest.raises(dm.UnsupportedError, match=r"Raising.*to_device"):
+        dm.as_device_array(Raising())
+    assert Raising.asked == 2
+
+    class NoCapsule(Raising):
+        def __dlpack_device__(self):
+            return 2, 0
+
+        @property
+        def __dlpack__(self):
+            raise RuntimeError("call detach() first")
+
+    with pytest.raises(TypeError, match="no __dlpack__"):
+        dm.from_dlpack(NoCapsule())
+
+
 # -- the CUDA Array Interface ------------------------------------------------------------------------------------------
 
 
@@ -1089,10 +1137,10 @@ def test_the_stream_that_is_named_is_one_that_is_there(interface, device, in_thr
     stream = dm.stream()
     if whose == "foreign":
         context, handle = device.opened(), stream.handle
-        context.streams.pop(handle)
+        context.streams._streams.pop(handle)
         array = dm.to_device(data(), stream=dm.external_stream(handle))
         assert array.__cuda_array_interface__["stream"] == LEGACY_STREAM
-        context.streams[handle] = stream
+        context.streams._streams[handle] = stream
         return
     array = dm.to_device(data(), stream=stream)
     assert array.__cuda_array_interface__["stream"] == stream.handle
@@ -1262,7 +1310,7 @@ def relabelled(capsule, expected):
     """The (unversioned) capsule as one of ordinary memory."""
     from devmem._core.interop import dlpack
 
-    tensor = crafted.Legacy.from_address(dlpack._pointer(capsule, b"dltensor"))
+    tensor = crafted.Legacy.from_address(dlpack._get_pointer(capsule, b"dltensor"))
     assert (tensor.device_type, tensor.device_id) == expected
     tensor.device_type, tensor.device_id = 1, 0
     return capsule
