@@ -107,6 +107,7 @@ class CompletionQueue(Generic[K, T]):
         self.lock = threading.RLock()
         self.waiting: dict[K, deque[tuple[int, T]]] = {}
         self._polling = False
+        self._completed: list[T] = []
 
     def add(self, key: K, stream: int, payload: T) -> None:
         """Put a payload behind all work that is on the stream now; the device is entered."""
@@ -115,35 +116,36 @@ class CompletionQueue(Generic[K, T]):
             self.waiting.setdefault(key, deque()).append((event, payload))
 
     def completed(self) -> list[T]:
-        """Take out the payloads whose events have completed; none while another call, here or on another thread, does so."""
-        found: list[T] = []
+        """Take out the payloads whose events have completed; none while another call, here or on another thread, does so.
+
+        A query that fails loses no payload: the next call returns what this one has found.
+        """
         if not self.lock.acquire(blocking=False):
-            return found
+            return []
         if self._polling:  # re-entered by a finalizer on this thread
             self.lock.release()
-            return found
+            return []
         self._polling = True
-        surplus: list[int] = []
         try:
             query = self.events.owner.driver.event_query
             for key, queue in list(self.waiting.items()):
                 # Events of one stream complete in order: the first that has not ends the search on that stream.
                 while queue:
+                    event, payload = queue[0]
                     try:
-                        if not query(queue[0][0]):
+                        if not query(event):
                             break
+                        self._completed.append(payload)
                     except UnsupportedError:  # it was recorded into a captured graph
-                        leaked.append(queue[0][1])
-                    event, payload = queue.popleft()
-                    found.append(payload)
-                    surplus.append(event)
+                        leaked.append(payload)
+                    queue.popleft()
+                    self.events.give_back(event)
                 if not queue:
                     self.waiting.pop(key, None)
+            found, self._completed = self._completed, []
         finally:
             self._polling = False
             self.lock.release()
-            for event in surplus:
-                self.events.give_back(event)
         return found
 
     def synchronize(self, keys: Iterable[K] | None = None) -> None:

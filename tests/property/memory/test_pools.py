@@ -319,7 +319,7 @@ class Pools(RuleBasedStateMachine):
         return rounded(nbytes)
 
     def reserved(self) -> int:
-        return self.pool._books.reserved  # as `report` merges what lies ready, which is not to happen at every step
+        return self.pool._lists.reserved  # as `report` merges what lies ready, which is not to happen at every step
 
     @rule()
     def look(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 import devmem as dm
 from devmem._core.memory import host_limits, numa
 from devmem._core.memory.allocation_log import read, replay
-from devmem._core.memory.pool.size_bins import Shelf
+from devmem._core.memory.pool.size_bins import SizeBins
 from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
 from devmem.memory import PinnedMemory, PinnedPool, PoolMemory, StreamOrderedMemory
 from devmem.spi.errors import BackendError
@@ -232,7 +232,7 @@ def test_streams_of_others_leave_nothing_behind(driver: Any) -> None:
     driver.synchronize()
     pool.trim(0)
     assert driver.live().blocks == 0
-    assert len(pool._books.streams) == 1
+    assert len(pool._lists.by_stream) == 1
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -468,13 +468,13 @@ def test_a_finalizer_in_the_middle_of_the_books(monkeypatch: pytest.MonkeyPatch)
     pool = bound(PoolMemory(upstream), Silent())
     kept = [pool.allocate(3000, 7) for _ in range(3)]
     inside: list[int] = []
-    real = Shelf.cut
+    real = SizeBins.cut
 
-    def cut(self: Shelf, size: int, reach: Any) -> int:
+    def cut(self: SizeBins, size: int, reach: Any) -> int:
         if not inside:
             inside.append(0)
-            with pool._books.open() as ours:
-                assert not ours
+            with pool._lists as writable:
+                assert not writable
             inside[0] = pool.allocate(5000, 7)
             pool.deallocate(kept.pop(), 3000, 7)
             pool.deallocate(pool.allocate(3 * MIB, 8), 3 * MIB, 8)
@@ -482,7 +482,7 @@ def test_a_finalizer_in_the_middle_of_the_books(monkeypatch: pytest.MonkeyPatch)
             pool.trim(0)
         return real(self, size, reach)
 
-    monkeypatch.setattr(Shelf, "cut", cut)
+    monkeypatch.setattr(SizeBins, "cut", cut)
     outer = pool.allocate(9000, 7)
     monkeypatch.undo()
     blocks = sorted([(outer, 9000), (inside[0], 5000), *[(ptr, 3000) for ptr in kept]])
@@ -544,7 +544,7 @@ def test_arrays_of_a_pool() -> None:
             dm.synchronize()
         assert len(addresses) == 1
         assert pool.report().reserved_bytes == (1 << 19) * 8
-        assert [handle for handle in pool._books.streams if handle > PER_THREAD_STREAM] == []
+        assert [handle for handle in pool._lists.by_stream if handle > PER_THREAD_STREAM] == []
     dm.trim()
     assert pool.cached_bytes == 0
 

@@ -1,28 +1,34 @@
-"""Device memory that is kept for reuse: a pool with free lists for each stream."""
+"""Device memory that is kept for reuse in stream order.
+
+Work on one stream happens in order. So a block that comes back on a stream may serve the same stream at once, without a wait
+and without a question: later work on it comes after the work that used the block before. `PoolMemory` keeps such blocks in
+lists, by stream and requested size. A hit pops a block from its list and `deallocate` appends it again; neither takes a lock
+or calls the driver. All else happens on a miss (`engine`): chunks are cut, free neighbours merge, and other streams get a
+block when an event behind its last use has completed (`cross_stream`).
+"""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 
 from ....spi.driver import Driver
-from ....spi.errors import ConfigError, DevmemError, LayoutError, OutOfMemory, UnsupportedError
+from ....spi.errors import ConfigError, UnsupportedError
 from ....spi.memory import MemoryResource
-from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, MemoryKind
-from ....toolkit.deferred_errors import FirstError
-from ..adaptor import Adaptor
+from ....spi.types import PER_THREAD_STREAM, MemoryKind
 from ..size_text import bytes_of, check_size
-from .cross_stream import Crossing
-from .free_lists import Books, Effort
-from .size_bins import SMALL, UNIT, Shelf, rounded
-from .stream_cache import Fence
+from .engine import Pool
+from .free_lists import Effort
+from .size_bins import SMALL, UNIT, SizeBins, rounded
+from .stream_cache import PendingBlocks
 
 MIB = 1 << 20
-#: Small blocks are cut from chunks of this size at least, and of this part of what is reserved, up to `MAX_SLAB`.
+#: Small blocks are cut from chunks of this size at least, and of one part in `GROWTH` of what is reserved, up to `MAX_SLAB`.
+#: With slabs that do not grow the trace `analysis` reserves 1.13 of what is live, with 1/16 1.14, with 1/32 1.11.
 SLAB, GROWTH, MAX_SLAB = 2 * MIB, 32, 64 * MIB
-#: What may be reserved before idle chunks go back to make room for a new one: the most that ever was live, and so much more,
-#: whichever is greater.
+#: The budget: so much more than the live peak may be reserved before idle chunks go back to make room for a new one, as a
+#: part and in bytes. It bounds what is reserved by 1.11 of the peak, as far as idle chunks are what is over it; with 0.08 the
+#: traces `serving` and `analysis` ask the upstream a sixth more often.
 SLACK, SLACK_BYTES = 0.11, 28 * MIB
 
 
@@ -45,15 +51,15 @@ class PoolReport:
         return 1.0 - self.largest_free_block / self.cached_bytes if self.cached_bytes else 0.0
 
 
-class PoolMemory(Adaptor):
+class PoolMemory(Pool):
     """Keep freed blocks and hand them out again, in stream order, without asking the driver.
 
     A block that comes back on a stream serves that stream again at once: later work on it follows what used the block before.
-    Another stream gets it only after an event behind that work has passed. Blocks are cut from chunks of the upstream and
+    Another stream gets it only after an event behind that work has completed. Blocks are cut from chunks of the upstream and
     merge with free neighbours; sizes are rounded up by 1/64 at most. Neither verb waits, except where memory ran out.
 
-    Chunks that nothing is in go back with `trim`; and by themselves, before the pool would hold much more than the most that
-    ever was in use, or more than ``max_bytes``.
+    Idle chunks go back with `trim`; and by themselves, before the pool would hold much more than the most that ever was in
+    use, or more than ``max_bytes``.
 
     Parameters
     ----------
@@ -65,34 +71,24 @@ class PoolMemory(Adaptor):
 
     Notes
     -----
-    Whoever destroys a stream on which blocks came back tells the pool before, with `forget_stream`. devmem does, for its own
-    streams. On a stream that is capturing a graph the pool serves from what it has, and does not call the driver.
+    A program that uses a pool directly and destroys a stream on which blocks came back calls `forget_stream` before.
+    devmem does, for its own streams. On a stream that is capturing a graph the pool serves from what it has, and does not
+    call the driver.
     """
 
     def __init__(self, upstream: MemoryResource | None = None, *, max_bytes: int | str | None = None) -> None:
-        super().__init__(upstream)
+        super().__init__(upstream, whole_blocks=False)
         self.max_bytes = None if max_bytes is None else check_size(max_bytes)
         if isinstance(self.max_bytes, int) and self.max_bytes < UNIT:
             raise ConfigError(f"PoolMemory(max_bytes={max_bytes!r}): a pool needs at least {UNIT} bytes")
-        self._most = sys.maxsize
-        self._books = Books(ordered=super().stream_ordered)
-        self._ready = self._books.ready
-        self._mine = self._books.mine
-        self._bound: Crossing | None = None
+        self._ready = self._lists.ready
+        self._thread = self._lists.thread
 
     def bind(self, driver: Driver) -> None:
-        """Take the device, whose events tell what streams have passed."""
+        """Take the device; a share of its memory becomes a number of bytes."""
         if self.max_bytes is not None:
-            self._most = bytes_of(self.max_bytes, driver.info.total_bytes)
+            self._limit = bytes_of(self.max_bytes, driver.info.total_bytes)
         super().bind(driver)
-        if self._bound is None:
-            self._bound = Crossing(self._books, driver)
-
-    @property
-    def _crossing(self) -> Crossing:
-        if self._bound is None:
-            raise DevmemError(f"{self!r} is not bound to a device yet: install it with devmem.use_memory()")
-        return self._bound
 
     def _facts(self) -> dict[str, object]:
         return {} if self.max_bytes is None else {"max_bytes": self.max_bytes}
@@ -110,7 +106,7 @@ class PoolMemory(Adaptor):
             The stream is capturing a graph, and the pool has nothing to serve it from.
         """
         try:
-            return (self._ready[stream] if stream != PER_THREAD_STREAM else self._mine.ready)[nbytes].pop()
+            return (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes].pop()
         except (LookupError, AttributeError):
             pass
         return self._miss(nbytes, stream)
@@ -120,31 +116,20 @@ class PoolMemory(Adaptor):
         if not ptr:
             return
         try:
-            (self._ready[stream] if stream != PER_THREAD_STREAM else self._mine.ready)[nbytes].append(ptr)
-        except (LookupError, AttributeError):
-            self._file(ptr, nbytes, stream)
+            (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes].append(ptr)
+        except (LookupError, AttributeError):  # the first block of its size on the stream
+            with self._lists as writable:
+                if writable:
+                    self._lists.file(ptr, nbytes, stream)
+                else:
+                    self._lists.deferred.append(partial(self._lists.file, ptr, nbytes, stream))
 
     @property
     def stream_ordered(self) -> bool:
-        """True for device memory. The host is on no stream: what it can touch comes back only when all streams have passed."""
+        """True for device memory. What the host can touch comes back only when all streams have passed: the host is on none."""
         return self.kind is MemoryKind.DEVICE
 
-    def forget_stream(self, stream: int) -> None:
-        """Take note that a stream is about to be destroyed: its number may be another stream's soon."""
-        super().forget_stream(stream)
-        self._crossing.forget(stream)
-
     # -- what is kept --------------------------------------------------------------------------------------------------
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes held for reuse and used by nobody, here and in the upstream."""
-        return self._cached() + super().cached_bytes
-
-    @property
-    def shared_cache(self) -> object:
-        """The pool: its cache is its own."""
-        return self
 
     @property
     def largest_free_block(self) -> int:
@@ -153,188 +138,69 @@ class PoolMemory(Adaptor):
 
     def report(self) -> PoolReport:
         """What the pool holds, and in how many pieces."""
-        books = self._books
-        with books.open() as ours:
-            homes = books.homes()
-            for home in homes if ours else ():
-                home.gather()
-            sets = [books.idle, *[home.free for home in homes], *[fence.free for fence in books.fences]]
-            cached = books.cached()
+        lists = self._lists
+        with lists as writable:
+            if writable:
+                lists.coalesce()
+            bins, cached = lists.all_bins(), lists.cached
             return PoolReport(
-                reserved_bytes=books.reserved,
-                peak_reserved_bytes=books.peak_reserved,
-                live_bytes=books.held - cached,
+                reserved_bytes=lists.reserved,
+                peak_reserved_bytes=lists.peak_reserved,
+                live_bytes=lists.chunk_bytes - cached,
                 cached_bytes=cached,
-                largest_free_block=max(each.largest for each in sets),
-                free_blocks=sum(map(len, sets)),
-                chunks=len(books.chunks),
-                streams=sum(bool(home.free.nbytes) for home in homes),
+                largest_free_block=max(each.largest for each in bins),
+                free_blocks=sum(map(len, bins)),
+                chunks=len(lists.chunks),
+                streams=sum(bool(cache.free.nbytes) for cache in lists.caches()),
             )
 
-    def trim(self, keep_bytes: int) -> None:
-        """Give chunks that nothing is in back to the upstream until at most ``keep_bytes`` are kept.
+    # -- a miss --------------------------------------------------------------------------------------------------------
 
-        Waits for the device where streams have not passed them. A chunk with a live block stays, with what is free in it. On a
-        device that captures a graph only what needs no waiting goes.
-        """
-        self._crossing.poll()
-        self._release(self._cached() - keep_bytes)
-        if (
-            self._cached() > keep_bytes or (keep_bytes == 0 and self._books.fences)
-        ) and not self._crossing.any_capturing():
-            self._crossing.wait_for_all()
-            self._release(self._cached() - keep_bytes)
-        with self._books.open() as ours:
-            if ours:
-                self._books.drop_empty_homes()
-        if keep_bytes == 0:
-            self._crossing.drop_events()
-        super().trim(max(0, keep_bytes - self._cached()))
+    def _size(self, nbytes: int) -> int:
+        return rounded(nbytes)
 
-    def _cached(self) -> int:
-        with self._books.open():
-            return self._books.cached()
+    def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
+        with self._lists as writable:
+            return self._lists.cut(self._lists.cache_of(stream), nbytes, effort) if writable else 0
 
-    # -- off the shortest path -----------------------------------------------------------------------------------------
-
-    def _miss(self, nbytes: int, stream: int) -> int:
-        if nbytes <= 0:
-            if nbytes == 0:
-                return 0
-            raise LayoutError(f"{self!r} cannot allocate {nbytes} bytes")
-        ptr = self._cut(nbytes, stream, Effort.FIRST)
-        if ptr:
-            return ptr
-        if self._crossing.capturing(stream):
-            ptr = self._cut(nbytes, stream, Effort.LAST)
-            if ptr:
-                return ptr
+    def _reclaim(self, nbytes: int, stream: int) -> int:
+        if not self._reuse.capturing(stream):
+            self._reuse.reclaim(stream, rounded(nbytes))
+            return self._cut(nbytes, stream, Effort.FULL)
+        ptr = self._cut(nbytes, stream, Effort.LAST)
+        if not ptr:
             raise UnsupportedError(
                 f"{self!r} has no block of {nbytes} bytes for a stream that is capturing a graph, where the driver must not be "
                 f"asked for more: run the same work once before it is captured"
             )
-        self._crossing.open_to_all(stream, rounded(nbytes))
-        return self._cut(nbytes, stream, Effort.FULL) or self._grow(nbytes, stream)
-
-    def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
-        with self._books.open() as ours:
-            return self._books.cut(self._books.home(stream), nbytes, effort) if ours else 0
-
-    def _file(self, ptr: int, nbytes: int, stream: int) -> None:
-        """Take back the first block of its size on a stream."""
-        with self._books.open() as ours:
-            if not ours:
-                # In a finalizer, in the thread that this one interrupted: by then the thread's own stream is still the same.
-                self._books.later.append(partial(self._enter, ptr, nbytes, stream))
-                return
-            self._enter(ptr, nbytes, stream)
-
-    def _enter(self, ptr: int, nbytes: int, stream: int) -> None:
-        home = self._books.home(stream)
-        self._books.trust(home)
-        home.stack(nbytes, rounded(nbytes)).append(ptr)
-
-    # -- the upstream --------------------------------------------------------------------------------------------------
-
-    def _grow(self, nbytes: int, stream: int) -> int:
-        """A block from a new chunk; if that cannot be had, from what is cached for others, after all have passed it."""
-        size = rounded(nbytes)
-        chunk, over = self._plan(size, stream)
-        if over > 0:
-            self._crossing.open_to_all(stream)
-            # What goes back but does not make room is better used.
-            ptr = self._cut(nbytes, stream, Effort.FULL if over <= self._books.idle.whole else Effort.LAST)
-            if ptr:
-                return ptr
-            self._release(over)
-        try:
-            return self._from_new_chunk(chunk, nbytes, stream)
-        except MemoryError:
-            if not self._cached() or self._crossing.any_capturing():
-                raise
-        self._crossing.wait_for_all()
-        ptr = self._cut(nbytes, stream, Effort.LAST)
-        if ptr:
-            return ptr
-        self._release(self._cached())
-        return self._from_new_chunk(size, nbytes, stream)
-
-    def _plan(self, size: int, stream: int) -> tuple[int, int]:
-        """How large the next chunk is, and by how much that is more than should be held without giving something back."""
-        books = self._books
-        with books.open() as ours:
-            held = books.reserved
-            free = books.gathered() if ours else books.cached()
-            books.peak_live = max(books.peak_live, books.held - free + size)
-            allowed = books.peak_live + max(int(books.peak_live * SLACK), SLACK_BYTES)
-            known = not books.ordered or books.home(stream).trusted
-        allowed = min(allowed, self._most)
-        chunk = size
-        # Where chunks are in a stream's order nobody could use the rest of one before that passed it; and how long a stream
-        # lives is not known before blocks come back on it.
-        if size < SMALL and known:
-            slab = max(SLAB, rounded(min(held // GROWTH, MAX_SLAB)))
-            chunk = max(size, min(slab if held + slab <= allowed else SLAB, (self._most - held) // UNIT * UNIT))
-        return chunk, held + chunk - allowed
-
-    def _from_new_chunk(self, chunk: int, nbytes: int, stream: int) -> int:
-        """Ask the upstream for a chunk, and cut the block from it."""
-        books, size = self._books, rounded(nbytes)
-        with books.open():
-            if books.reserved + chunk > self._most:
-                raise OutOfMemory(
-                    f"{self!r} is at its limit: {chunk} bytes more on top of {books.reserved} that it holds, of which "
-                    f"{books.cached()} are cached but do not serve; raise max_bytes, or free something"
-                )
-            books.pledge(chunk)
-        try:
-            ptr = self._allocate(chunk, stream)
-        except BaseException:
-            with books.open():
-                books.pledge(-chunk)
-            raise
-        with books.open() as ours:
-            if not ours:
-                # The rest is entered when the call that this one interrupted is done.
-                books.later.append(lambda: self._adopt(ptr, chunk, size, stream, recording=False))
-                return ptr
-            fence = self._adopt(ptr, chunk, size, stream, recording=True)
-            books.home(stream).stack(nbytes, size)
-        if fence is not None:
-            # How long this stream will be there is not known, but now it is.
-            self._crossing.mark(fence, stream)
         return ptr
 
-    def _adopt(self, ptr: int, chunk: int, size: int, stream: int, *, recording: bool) -> Fence | None:
-        """Enter a chunk, and what is left of it; the fence to be recorded, where the rest is not the stream's own."""
-        books = self._books
-        books.enter_chunk(ptr, chunk)
-        if chunk == size:
-            return None
-        home, fence = books.home(stream), None
-        if not home.trusted:
-            fence = Fence(home, Shelf(books.chunks), recording=recording)
-            books.fences.append(fence)
-        (fence or home).free.of(size).add(ptr + size, chunk - size)
-        return fence
+    def _plan(self, nbytes: int, stream: int) -> tuple[int, int]:
+        lists, size = self._lists, rounded(nbytes)
+        with lists as writable:
+            if writable:
+                lists.coalesce()
+            reserved = lists.reserved
+            lists.peak_live = max(lists.peak_live, lists.chunk_bytes - lists.cached + size)
+            budget = lists.peak_live + max(int(lists.peak_live * SLACK), SLACK_BYTES)
+            shared = not lists.ordered or (writable and lists.cache_of(stream).handle_valid)
+        budget = min(budget, self._limit)
+        chunk = size
+        # Where chunks have the order of a stream, others could use the rest only after it has completed; and how long a stream
+        # lives is not known before blocks come back on it. So such a stream gets a chunk of the size of its request.
+        if size < SMALL and shared:
+            slab = max(SLAB, rounded(min(reserved // GROWTH, MAX_SLAB)))
+            chunk = max(size, min(slab if reserved + slab <= budget else SLAB, (self._limit - reserved) // UNIT * UNIT))
+        return chunk, reserved + chunk - budget
 
-    def _release(self, nbytes: int) -> None:
-        """Give chunks that are everyone's and nobody's back, until they make up so many bytes."""
-        books = self._books
-        with books.open() as ours:
-            struck = books.strike_idle_chunks(nbytes) if ours else []
-        with FirstError() as first:
-            try:
-                while struck:
-                    start, size, _ = struck.pop()
-                    try:
-                        self._deallocate(start, size, LEGACY_STREAM)
-                    except Exception as error:  # given back nevertheless, and the others are still to be
-                        first.put(error)
-                    finally:
-                        with books.open():
-                            books.pledge(-size)
-            finally:
-                with books.open():
-                    for chunk in struck:
-                        books.put_back(chunk)
+    def _enter_chunk(self, ptr: int, chunk: int, nbytes: int, stream: int) -> PendingBlocks | None:
+        super()._enter_chunk(ptr, chunk, nbytes, stream)
+        lists, size = self._lists, rounded(nbytes)
+        cache, rest = lists.cache_of(stream), None
+        cache.list_for(nbytes, size)
+        if chunk > size:
+            if not cache.handle_valid:
+                rest = PendingBlocks(cache, SizeBins(lists.chunks))
+                lists.pending[rest] = None
+            (rest or cache).free.of(size).add(ptr + size, chunk - size)
+        return rest

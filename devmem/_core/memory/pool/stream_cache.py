@@ -1,113 +1,107 @@
-"""Whose the free blocks of a pool are: a stream's, and then an event's."""
+"""Free blocks of one stream, and free blocks that wait for an event."""
 
 from __future__ import annotations
 
-import threading
 import weakref
 from itertools import compress
 from typing import NamedTuple
 
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .size_bins import FreeSet, Shelf
+from .size_bins import FreeSet, SizeBins
 
-#: How many requested sizes a stream remembers the class of.
+#: How many requested sizes a stream remembers the class of: a bound on memory, not a matter of speed.
 REMEMBERED = 4096
 
 
-class Home:
-    """What came back on one stream, and is that stream's to use again at once.
+class StreamCache:
+    """Blocks that came back on one stream, which that stream may use again at once.
 
     Attributes
     ----------
-    trusted : bool
-        Blocks have come back on it, or it is a default stream. Of another it is not known how long its handle is good.
-    lost : bool
-        No event could be recorded on it: what it has is for others only when the whole device has passed.
+    handle_valid : bool
+        The handle may be named at any time: blocks have come back on the stream, so `forget_stream` is called before it is
+        destroyed; or it is a default stream. The handle of any other stream is good only during the call that passes it.
+    thread : weakref or None
+        For a thread's own default stream, what dies with the thread.
+    lists, by_request : dict
+        The list of free blocks of each class, by the size of the class, and by each size that was asked for.
     """
 
-    __slots__ = ("__weakref__", "free", "lost", "ready", "stacks", "stream", "thread", "trusted")
+    __slots__ = ("__weakref__", "by_request", "free", "handle_valid", "lists", "stream", "thread")
 
     def __init__(self, stream: int, chunks: dict[int, int], thread: weakref.ReferenceType[Token] | None = None) -> None:
         self.stream = stream
         self.thread = thread
-        self.trusted = stream in (LEGACY_STREAM, PER_THREAD_STREAM)
-        self.lost = False
-        self.ready: dict[int, list[int]] = {}
-        self.stacks: dict[int, list[int]] = {}
-        self.free = Shelf(chunks)
+        self.handle_valid = stream in (LEGACY_STREAM, PER_THREAD_STREAM)
+        self.by_request: dict[int, list[int]] = {}
+        self.lists: dict[int, list[int]] = {}
+        self.free = SizeBins(chunks)
 
-    def stack(self, nbytes: int, size: int) -> list[int]:
-        """The blocks of a class, which requests of so many bytes come to from now on without the books."""
-        found = self.stacks.get(size)
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are free here."""
+        return self.free.nbytes + sum(size * len(self.lists[size]) for size in self._filled())
+
+    @property
+    def ended(self) -> bool:
+        """Whether it belonged to a thread that has ended."""
+        return self.thread is not None and self.thread() is None
+
+    def list_for(self, nbytes: int, size: int) -> list[int]:
+        """The list of a class, which requests of ``nbytes`` find by themselves from now on, without the lock."""
+        found = self.lists.get(size)
         if found is None:
-            found = self.stacks[size] = []
-        if len(self.ready) >= REMEMBERED:
-            self.ready.clear()
-        self.ready[nbytes] = found
+            found = self.lists[size] = []
+        if len(self.by_request) >= REMEMBERED:
+            self.by_request.clear()
+        self.by_request[nbytes] = found
         return found
 
-    def gather(self) -> bool:
-        """Merge what lies ready, class by class, with its neighbours; False if there is nothing."""
+    def coalesce(self) -> bool:
+        """Move the blocks out of the lists and merge them with their neighbours; False if there were none."""
         found = False
         for size in self._filled():
-            free, stack = self.free.of(size), self.stacks[size]
-            while stack:
+            free, blocks = self.free.of(size), self.lists[size]
+            while blocks:
                 try:
-                    ptr = stack.pop()
-                except IndexError:  # another thread had it first: hits do not ask
+                    ptr = blocks.pop()
+                except IndexError:  # another thread, which takes no lock for it, has allocated the block
                     break
                 free.add(ptr, size)
                 found = True
         return found
 
-    def cached(self) -> int:
-        """Bytes that are free here."""
-        return self.free.nbytes + sum(size * len(self.stacks[size]) for size in self._filled())
-
     def _filled(self) -> list[int]:
-        # All in C: a stream that lives long knows a thousand classes, and most have nothing.
-        return list(compress(self.stacks, self.stacks.values()))
+        # All in C: a stream that lives long knows a thousand classes, and most lists are empty.
+        return list(compress(self.lists, self.lists.values()))
 
 
-class Fence:
-    """Free blocks behind an event: its stream may use them before, everyone else when it has passed.
+class PendingBlocks:
+    """Free blocks that wait for an event: everyone may use them when it has completed, their own stream before that too.
 
     Attributes
     ----------
-    event : int
-        The event's handle; 0 while it is being recorded, and where there is none: then the whole device is waited for.
-    recording : Lock or None
-        Held while the event is being recorded.
-    asked : bool
-        Somebody is asking the event.
+    cache : StreamCache or None
+        The stream that may use them before, if there is one.
+    recorded : bool
+        An event is, or is just being, recorded behind them. False: only a wait for the whole device frees them.
     """
 
-    __slots__ = ("asked", "event", "free", "home", "recording")
+    __slots__ = ("cache", "free", "recorded")
 
-    def __init__(self, home: Home, free: Shelf, *, recording: bool = False) -> None:
-        self.home: Home | None = home
+    def __init__(self, cache: StreamCache | None, free: SizeBins) -> None:
+        self.cache = cache
         self.free = free
-        self.event = 0
-        self.asked = False
-        self.recording: threading.Lock | None = None
-        if recording:
-            self.recording = threading.Lock()
-            self.recording.acquire()
+        self.recorded = False
 
-    def pass_to(self, free: Shelf) -> None:
-        """Let go of the blocks; the event, if it has one, is still to be destroyed."""
+    def move_to(self, free: SizeBins) -> None:
+        """Let other bins have the blocks."""
         free.absorb(self.free)
-        self.home = None
-
-    def recorded(self) -> None:
-        """Let those go on who wait for the recording."""
-        assert self.recording is not None
-        lock, self.recording = self.recording, None
-        lock.release()
+        self.cache = None
 
 
 class Chunk(NamedTuple):
-    """What came from the upstream, and where it was free."""
+    """A chunk of the upstream that was taken out of the free blocks, and the set that it was in."""
 
     start: int
     size: int
