@@ -23,8 +23,8 @@ from ...ordering.completions import CompletionQueue, EventPool
 from .free_lists import FreeLists
 from .stream_cache import PendingBlocks, StreamCache
 
-#: A stream is asked if its free blocks make up one part in so many of the request. If all are asked, or those with a whole
-#: request only, the traces ask the upstream 1,353 and 1,340 times, with 2 1,236 times.
+#: A stream is asked if its free blocks make up one part in so many of the request. With 1 the trace `serving` reserves 1.15 of
+#: what is live, if all streams are asked 1.17, with 2 1.12.
 WORTH_ASKING = 2
 
 
