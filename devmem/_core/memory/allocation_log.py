@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...spi.driver import PROTOCOLS, Driver
 from ...spi.errors import ConfigError
 from ...spi.memory import MemoryResource
-from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, DeviceInfo, MemoryKind
+from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 
 #: What a record may do.
 OPS = ("allocate", "deallocate")
@@ -152,65 +153,47 @@ def replay(
     return result
 
 
+#: The memory verbs of drivers: what they add to the reserved bytes, and which argument has the bytes.
+_MEMORY_VERBS = {"alloc": (1, 0), "alloc_async": (1, 0), "free": (-1, 1), "free_async": (-1, 1)}
+
+
 class Meter:
-    """A driver that counts what a stack asks of it: give it to ``bind`` in place of the driver."""
+    """A driver that counts what a stack asks of it: give it to ``bind`` in place of the driver.
+
+    Attributes
+    ----------
+    calls, seconds : int and float
+        Calls of the driver's memory verbs that were made, and the time in those that returned.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.calls = 0
-        self.reserved_bytes = 0
-        self.peak_reserved_bytes = 0
-        #: Seconds in the driver's memory verbs.
+        self.calls = self.reserved_bytes = self.peak_reserved_bytes = 0
         self.seconds = 0.0
         # Instance attributes, not __getattr__: from Python 3.12 on a runtime protocol is looked up statically.
-        for protocol in (Driver, *PROTOCOLS.values()):
-            for name in vars(protocol):
-                if not name.startswith("_") and name not in vars(Meter) and hasattr(driver, name):
-                    setattr(self, name, getattr(driver, name))
-        if hasattr(driver, "alloc_async"):
-            self.alloc_async, self.free_async = self._alloc_async, self._free_async
+        for name in {name for protocol in (Driver, *PROTOCOLS.values()) for name in vars(protocol)}:
+            if not name.startswith("_") and hasattr(driver, name):
+                verb = getattr(driver, name)
+                setattr(
+                    self, name, partial(self._measured, verb, *_MEMORY_VERBS[name]) if name in _MEMORY_VERBS else verb
+                )
 
     def __getattr__(self, name: str) -> Any:
         if name == "driver" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.driver, name)
 
-    @property
-    def info(self) -> DeviceInfo:
-        """What the device is."""
-        return self.driver.info
-
-    def alloc(
-        self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
-    ) -> int:
-        """Allocate, and count it."""
-        return self._took(lambda: self.driver.alloc(nbytes, stream, kind, flags), nbytes)
-
-    def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
-        """Free, and count it."""
-        self._gave(lambda: self.driver.free(ptr, nbytes, stream, kind), nbytes)
-
-    def _alloc_async(self, nbytes: int, stream: int) -> int:
-        return self._took(lambda: self.driver.alloc_async(nbytes, stream), nbytes)  # type: ignore[attr-defined]
-
-    def _free_async(self, ptr: int, nbytes: int, stream: int) -> None:
-        self._gave(lambda: self.driver.free_async(ptr, nbytes, stream), nbytes)  # type: ignore[attr-defined]
-
-    def _took(self, call: Callable[[], int], nbytes: int) -> int:
+    def _measured(self, verb: Callable[..., Any], sign: int, argument: int, *arguments: Any, **options: Any) -> Any:
         self.calls += 1
+        if sign < 0:
+            self.reserved_bytes -= arguments[argument]
         began = time.perf_counter()
-        ptr = call()
+        found = verb(*arguments, **options)
         self.seconds += time.perf_counter() - began
-        self.reserved_bytes += nbytes
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return ptr
-
-    def _gave(self, call: Callable[[], None], nbytes: int) -> None:
-        self.calls += 1
-        self.reserved_bytes -= nbytes
-        began = time.perf_counter()
-        call()
-        self.seconds += time.perf_counter() - began
+        if sign > 0:
+            self.reserved_bytes += arguments[argument]
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return found
 
 
 class Streams:
