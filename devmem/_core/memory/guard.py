@@ -1,4 +1,9 @@
-"""Memory that notices how it is misused: red zones, poison, quarantine, and who it belonged to."""
+"""Red zones, fill patterns and quarantine, which show how memory is misused.
+
+Each block is bracketed by red zones of `FRESH` bytes; a freed one is filled with `FREED` and kept. Blocks are read when they
+are given back, when they leave the quarantine, and by `Guard.check`. One lock guards the tables and is not held across a call
+of the driver; while `Guard.check` reads, no block leaves the quarantine.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import traceback
 import warnings
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...spi.driver import Driver
@@ -16,10 +22,10 @@ from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM
 from ...toolkit.deferred_errors import FirstError
 from .adaptor import Adaptor
-from .device_access import Touch
+from .device_access import MemoryAccess
 from .size_text import parse_size
 
-#: What is in front of and behind a block, and in one that nobody has written to.
+#: What is in front of and behind a block, and in a new one.
 FRESH = 0xFA
 #: What is in a block that was given back.
 FREED = 0xDD
@@ -34,18 +40,18 @@ _ROOT = str(Path(__file__).parents[2] / "_")[:-1]
 
 
 class Guard(Adaptor):
-    """Find out who writes outside of a block, frees it twice, frees what is not theirs, or uses it after it was freed.
+    """Find writes outside of a block, double and foreign frees, and uses after free.
 
-    Every block lies between two red zones. When it is given back they are read, the whole block is filled with poison,
-    and it is kept in quarantine, where a later write shows. Kept blocks leave oldest first, when ``quarantine_bytes`` is passed,
-    at ``trim``, and when memory runs out; each is looked at once more before the upstream gets it.
+    Every block lies between two red zones. When it is given back they are read, the whole block is filled with a pattern, and
+    it is kept in quarantine, where a later write shows. Kept blocks leave oldest first, when ``quarantine_bytes`` is passed,
+    at ``trim``, and when memory runs out; each is checked once more before the upstream gets it.
 
-    What is wrong with the block that is being given back raises GuardError, with the lines that allocated (and freed) it: from an
+    A mistake with the block that is being given back raises GuardError, with the lines that allocated (and freed) it, from an
     explicit ``free()`` or ``deallocate``. From an array that was dropped, and of a block that leaves the quarantine, it
     becomes a DevmemWarning. Either way it is in `reports`, and the block has been given back.
 
     For finding mistakes, not for speed. ``deallocate`` waits for the stream, to read; so the stack does not count as
-    stream-ordered, and devmem hands blocks back only when every stream that it knows of has passed them. ``allocate`` waits for
+    stream-ordered, and devmem gives blocks back only when every stream that it knows of has passed them. ``allocate`` waits for
     the stream unless the upstream is stream-ordered. Writes by streams that devmem does not know of are found if they have
     happened by then. Put it outermost: a `Scrub` above it would write into a block that comes back twice.
 
@@ -85,7 +91,7 @@ class Guard(Adaptor):
         self._checks: set[object] = set()
         self._lock = threading.RLock()
         self._waits = True
-        self._touch: Touch
+        self._access: MemoryAccess
 
     def _facts(self) -> dict[str, object]:
         return {"redzone": self.redzone, "quarantine_bytes": self.quarantine_bytes}
@@ -93,13 +99,13 @@ class Guard(Adaptor):
     def bind(self, driver: Driver) -> None:
         """Take the device that fills and reads."""
         super().bind(driver)
-        self._touch = Touch(driver, self.kind)
+        self._access = MemoryAccess(driver, self.kind)
         self._waits = not getattr(self.upstream, "stream_ordered", False)
 
     # -- the two verbs -------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """A block between red zones; what is in it looks like nothing that a program means.
+        """A block between red zones, filled with a pattern.
 
         Raises
         ------
@@ -108,7 +114,7 @@ class Guard(Adaptor):
         """
         if not nbytes:
             return 0
-        if self._touch.capturing(stream):
+        if self._access.capturing(stream):
             raise UnsupportedError(
                 f"{self!r} cannot allocate {nbytes} bytes for a stream that is capturing a graph, which would fill the red zones "
                 f"whenever it runs: allocate before the capture, or leave the Guard out"
@@ -116,10 +122,10 @@ class Guard(Adaptor):
         size = nbytes + 2 * self.redzone
         base = self._allocate(size, stream)
         try:
-            self._touch.fill(base, FRESH, size, stream)
+            self._access.fill(base, FRESH, size, stream)
             if self._waits:
-                # The memory may be used on every stream at once, so the fill must not come behind somebody's write.
-                self._touch.driver.stream_synchronize(stream)
+                # The memory may be used on every stream at once, so the fill must not overwrite what another stream wrote.
+                self._access.driver.stream_synchronize(stream)
         except BaseException:
             with suppress(Exception):  # the failure that is told is the first
                 self._deallocate(base, size, stream)
@@ -131,7 +137,7 @@ class Guard(Adaptor):
         return block.ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
-        """Look at the red zones, poison the block and put it into quarantine. Waits for the stream.
+        """Check the red zones, overwrite the block and put it into quarantine. Waits for the stream.
 
         Raises
         ------
@@ -141,7 +147,7 @@ class Guard(Adaptor):
         """
         if not ptr:
             return
-        capturing = self._touch.capturing(stream)
+        capturing = self._access.capturing(stream)
         with self._lock:
             block = self._live.get(ptr)
             if block is None:
@@ -159,15 +165,15 @@ class Guard(Adaptor):
             wrong = self._damage(block, stream)
             if nbytes != block.nbytes:
                 wrong.insert(0, f"{nbytes} bytes were given back at {ptr:#x}, where {block} is")
-            self._touch.fill(block.base, FREED, block.size, stream)
-            self._touch.driver.stream_synchronize(stream)
+            self._access.fill(block.base, FREED, block.size, stream)
+            self._access.driver.stream_synchronize(stream)
         except BaseException:
             with suppress(Exception):
                 self._deallocate(block.base, block.size, stream)
             raise
         with self._lock:
             self.reports += wrong
-            # What is being looked at by `check` is not let go of, however large.
+            # Blocks that `check` reads right now stay, however large.
             keep = block.size <= self.quarantine_bytes or bool(self._checks)
             if keep:
                 self._kept[ptr] = block
@@ -188,32 +194,32 @@ class Guard(Adaptor):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Look at the red zones of every live block, and at all that is in quarantine. Waits for the whole device.
+        """Check the red zones of every live block, and all blocks in quarantine. Waits for the whole device.
 
         Raises
         ------
         GuardError
-            Something was written where nothing should have been; it stays in `reports`, and is found again.
+            A byte outside of the blocks was overwritten; it stays in `reports`, and is found again.
         UnsupportedError
             A graph is being captured, which waiting would end.
         """
         if self.driver is None:
             return
-        if self._touch.capturing(LEGACY_STREAM):
+        if self._access.capturing(LEGACY_STREAM):
             raise UnsupportedError(
                 f"{self!r} cannot look at its blocks while a graph is captured: check before, or after"
             )
         check, token = object(), None
         try:
             with self._lock:
-                self._checks.add(check)  # from here on nothing leaves the quarantine: what is looked at stays ours
+                self._checks.add(check)  # from here on no block leaves the quarantine
                 live, kept = list(self._live.values()), list(self._kept.values())
             token = self.driver.enter()
             self.driver.synchronize()
             wrong = []
             for block in live:
                 damage = self._damage(block, LEGACY_STREAM)
-                # One that another thread gives back meanwhile is poisoned by it, and looked at there.
+                # One that another thread gives back meanwhile is overwritten, and checked there.
                 wrong += damage if self._live.get(block.ptr) is block else []
             wrong += [each for block in kept for each in self._late_writes(block, LEGACY_STREAM)]
         finally:
@@ -230,7 +236,7 @@ class Guard(Adaptor):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that the stack keeps; what is in quarantine among them."""
+        """Bytes that the stack keeps, with those in quarantine."""
         return super().cached_bytes + self._kept_bytes
 
     def trim(self, keep_bytes: int) -> None:
@@ -239,13 +245,13 @@ class Guard(Adaptor):
         While a graph is captured no block leaves, as it cannot be looked at.
         """
         try:
-            if self._kept and not self._touch.capturing(LEGACY_STREAM):
+            if self._kept and not self._access.capturing(LEGACY_STREAM):
                 self._release(keep_bytes, LEGACY_STREAM)
         finally:
             super().trim(max(0, keep_bytes - self._kept_bytes))
 
     def _release(self, keep_bytes: int, stream: int) -> None:
-        """Give the upstream what is too much; all of it, also where looking at it or giving it back fails."""
+        """Let the oldest blocks out of quarantine; all that are too much, also where one cannot be read or given back."""
         with self._lock:
             leaving = []
             while self._kept_bytes > keep_bytes and not self._checks:
@@ -259,11 +265,10 @@ class Guard(Adaptor):
         with FirstError() as first:
             for block in leaving:
                 try:
-                    wrong += self._late_writes(block, stream)
-                except Exception as error:
-                    first.put(error)
-                try:
-                    self._deallocate(block.base, block.size, stream)
+                    try:
+                        wrong += self._late_writes(block, stream)
+                    finally:
+                        self._deallocate(block.base, block.size, stream)
                 except Exception as error:
                     first.put(error)
             if wrong:
@@ -277,17 +282,16 @@ class Guard(Adaptor):
         """What was written into the red zones of a block."""
         wrong = []
         end = block.ptr + block.nbytes
-        if (found := self._touch.first_other(block.base, FRESH, self.redzone, stream)) is not None:
+        if (found := self._access.first_other(block.base, FRESH, self.redzone, stream)) is not None:
             before = self.redzone - found[0]
             wrong.append(f"underrun: the byte {before} before {block} was overwritten with {found[1]:#04x}")
-        if (found := self._touch.first_other(end, FRESH, self.redzone, stream)) is not None:
+        if (found := self._access.first_other(end, FRESH, self.redzone, stream)) is not None:
             wrong.append(f"overrun: the byte {found[0]} behind the end of {block} was overwritten with {found[1]:#04x}")
         return [text + block.history() for text in wrong]
 
     def _late_writes(self, block: _Block, stream: int) -> list[str]:
         """What was written into a block after it was given back."""
-        found = self._touch.first_other(block.base, FREED, block.size, stream)
-        if found is None:
+        if (found := self._access.first_other(block.base, FREED, block.size, stream)) is None:
             return []
         at = found[0] - self.redzone
         return [f"use after free: the byte {at} of {block} was overwritten with {found[1]:#04x}" + block.history()]
@@ -307,18 +311,14 @@ class Guard(Adaptor):
         return f"foreign free: {ptr:#x} ({nbytes} bytes) was never handed out by this Guard"
 
 
+@dataclass(eq=False, slots=True)
 class _Block:
-    """One block, from its allocation until nobody can misuse it any more."""
-
-    __slots__ = ("allocated", "base", "freed", "nbytes", "ptr", "size")
-
-    def __init__(self, base: int, size: int, ptr: int, nbytes: int, allocated: traceback.StackSummary) -> None:
-        self.base = base
-        self.size = size
-        self.ptr = ptr
-        self.nbytes = nbytes
-        self.allocated = allocated
-        self.freed: traceback.StackSummary | None = None
+    base: int
+    size: int
+    ptr: int
+    nbytes: int
+    allocated: traceback.StackSummary
+    freed: traceback.StackSummary | None = None
 
     def __str__(self) -> str:
         return f"the block of {self.nbytes} bytes at {self.ptr:#x}"
@@ -338,7 +338,7 @@ def _refusal(problem: str, taken: int = 0) -> GuardError:
 
 
 def _stack() -> traceback.StackSummary:
-    """The lines that led here; their source is read only when somebody wants to see it."""
+    """The lines that led here; their source is read only when it is printed."""
     stack = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(2)), limit=DEPTH, lookup_lines=False)
     stack.reverse()
     return stack
@@ -346,5 +346,5 @@ def _stack() -> traceback.StackSummary:
 
 def _lines(stack: traceback.StackSummary) -> list[str]:
     """The program's lines; devmem's own only where there are no others."""
-    theirs = [frame for frame in stack if not frame.filename.startswith(_ROOT)]
-    return traceback.StackSummary.from_list(theirs or list(stack)).format()
+    program = [frame for frame in stack if not frame.filename.startswith(_ROOT)]
+    return traceback.StackSummary.from_list(program or list(stack)).format()

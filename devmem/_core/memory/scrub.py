@@ -9,7 +9,7 @@ from ...spi.errors import ConfigError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, MemoryKind
 from .adaptor import Adaptor
-from .device_access import Touch
+from .device_access import MemoryAccess
 from .direct import DriverMemory
 
 
@@ -41,7 +41,7 @@ class Scrub(Adaptor):
         self.withheld: list[tuple[int, int]] = []
         self._lock = threading.RLock()
         self._waits = True
-        self._touch: Touch
+        self._access: MemoryAccess
 
     def _facts(self) -> dict[str, object]:
         return {"byte": self.byte}
@@ -49,10 +49,10 @@ class Scrub(Adaptor):
     def bind(self, driver: Driver) -> None:
         """Take the device that fills."""
         super().bind(driver)
-        self._touch = Touch(driver, self.kind)
+        self._access = MemoryAccess(driver, self.kind)
         # The driver's own free leaves work that was enqueued before valid. The host's own fill needs no waiting for.
         # Of a class that somebody made of DriverMemory nothing is known.
-        self._waits = not (self.stream_ordered or self._touch.host or type(self.upstream) is DriverMemory)
+        self._waits = not (self.stream_ordered or self._access.host or type(self.upstream) is DriverMemory)
 
     @property
     def stream_ordered(self) -> bool:
@@ -66,7 +66,7 @@ class Scrub(Adaptor):
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Fill the block, then give it back."""
-        if ptr and self._touch.capturing(stream):
+        if ptr and self._access.capturing(stream):
             with self._lock:
                 self.withheld.append((ptr, nbytes))
         elif ptr:
@@ -76,9 +76,9 @@ class Scrub(Adaptor):
     def trim(self, keep_bytes: int) -> None:
         """Give kept memory back; what was withheld is filled first, unless a graph is being captured."""
         try:
-            capturing = bool(self.withheld) and self._touch.capturing(LEGACY_STREAM)
+            capturing = bool(self.withheld) and self._access.capturing(LEGACY_STREAM)
             if self.withheld and not capturing:
-                self._touch.driver.synchronize()  # its own stream may be gone, and is not ordered with the one used here
+                self._access.driver.synchronize()  # its own stream may be gone, and is not ordered with the one used here
             while self.withheld and not capturing:
                 with self._lock:
                     if not self.withheld:  # another thread was faster
@@ -91,9 +91,9 @@ class Scrub(Adaptor):
 
     def _wipe(self, ptr: int, nbytes: int, stream: int) -> None:
         try:
-            self._touch.fill(ptr, self.byte, nbytes, stream)
+            self._access.fill(ptr, self.byte, nbytes, stream)
             if self._waits:
-                self._touch.driver.stream_synchronize(stream)
+                self._access.driver.stream_synchronize(stream)
         except BaseException:
             with self._lock:
                 self.withheld.append((ptr, nbytes))

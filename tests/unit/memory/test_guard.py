@@ -252,7 +252,7 @@ def test_blocks_freed_by_other_threads_while_it_checks(driver: FaultyDriver) -> 
 def test_a_large_block_freed_while_it_is_looked_at_stays_until_then(driver: FaultyDriver) -> None:
     guard = Guard(DriverMemory(), quarantine_bytes=0)
     guard.bind(driver)
-    ptr, look = owner(guard), guard._touch.first_other
+    ptr, look = owner(guard), guard._access.first_other
     freed = []
 
     def as_another_thread_frees_it(*where: int) -> tuple[int, int] | None:
@@ -262,7 +262,7 @@ def test_a_large_block_freed_while_it_is_looked_at_stays_until_then(driver: Faul
             assert len(driver.blocks()) == 1
         return look(*where)
 
-    guard._touch.first_other = as_another_thread_frees_it  # type: ignore[method-assign]
+    guard._access.first_other = as_another_thread_frees_it  # type: ignore[method-assign]
     guard.check()
     assert guard.reports == []
     killer(guard, owner(guard))  # what left has pushed it out
