@@ -30,7 +30,7 @@ def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_runs(page, tmp_path):
+def test_the_code_of_a_page_runs(page, tmp_path):
     result = run(page, tmp_path)
     assert result.returncode == 0, result.stderr
 

@@ -121,7 +121,7 @@ class Crafted:
 
 
 class Producer:
-    """Somebody else's array: hands on what another one says, and writes down what it is asked."""
+    """Another library's array: passes on what an inner array says, and records what it is asked."""
 
     def __init__(self, array: Any, **answers: Any) -> None:
         self.array = array
@@ -147,7 +147,7 @@ class OlderProducer(Producer):
 
 
 class Interface:
-    """Somebody else's array with the CUDA Array Interface, and nothing else."""
+    """Another library's array, with the CUDA Array Interface and nothing else."""
 
     def __init__(self, array: Any, **changes: Any) -> None:
         self.array = array

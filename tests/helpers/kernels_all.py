@@ -1,4 +1,4 @@
-"""Kernels that everyone knows, in devmem's names: the same file for every backend, and no test by itself.
+"""Well-known kernels, in devmem's names: the same file for every backend, and no test by itself.
 
 `CASES` says of each how it is launched, on what, and what has to come out.
 """

@@ -97,7 +97,7 @@ assert device_names.type_of_name(dm.shared) == types.Module(hipstubs.shared)
 array = context.resolve_getattr(device_names.type_of_name(dm.shared), "array")
 assert array == types.Function(hiptyping.Hip_shared_array), array
 
-# -- types: of all kernels that everyone knows ------------------------------------------------------------------------
+# -- types: of all well-known kernels ------------------------------------------------------------------------------
 
 for case in kernels_all.cases():
     arguments, _ = normalize_signature(case.signature)

@@ -42,7 +42,7 @@ class Vendor(Protocol):
         """A backend of devmem's, as its plugin makes it."""
 
     def leave(self) -> None:
-        """Choose what a thread has that nobody has chosen anything on."""
+        """Choose what a new thread has."""
 
     def at_rest(self) -> bool:
         """Whether that is what is current."""
@@ -154,7 +154,7 @@ class Cuda:
     def renew(self) -> None:
         for ordinal in range(2):
             self.cu.cuDevicePrimaryCtxReset(ordinal)
-            self.cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by whoever else holds it
+            self.cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by its other holders
             self.cu.cuDevicePrimaryCtxRelease(ordinal)
         self.leave()
 
@@ -223,7 +223,7 @@ class Roc:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         try:
-            yield  # a device has one context, and nobody can let go of it
+            yield  # a device has one context, and no caller can release it
         finally:
             self.renew()
 

@@ -88,7 +88,7 @@ class Library:
         return layout(self.make(host))
 
     def give_read_only(self, host: np.ndarray) -> Any:
-        """An object of its own that nobody may write."""
+        """An object of its own that is read-only."""
         raise Absent
 
     def adopt(self, given: Any) -> dm.DeviceNDArray:
@@ -276,7 +276,7 @@ class CudaCore(Library):
         return view
 
     def give(self, host, layout):
-        # It makes no arrays: this is its view of memory of somebody else.
+        # It makes no arrays: this is its view of another library's memory.
         return self.take(layout(Described(dm.to_device(host))))
 
     def give_read_only(self, host):
@@ -311,7 +311,7 @@ LIBRARIES: list[type[Library]] = [NumPy, PyTorch, JAX, ArrayAPIStrict, MPI4Py, N
 
 
 class Described:
-    """Device memory of nobody in particular, which speaks the CUDA Array Interface only."""
+    """Device memory of no library in particular, which speaks the CUDA Array Interface only."""
 
     def __init__(self, array: dm.DeviceNDArray, read_only: bool = False) -> None:
         self.array, self.read_only = array, read_only
@@ -335,7 +335,7 @@ class Described:
 
 
 def read_only(host: np.ndarray, place: str) -> dm.DeviceNDArray:
-    """A device array that may not be written: such memory is always somebody else's."""
+    """A device array that may not be written: such memory always belongs to another library."""
     if place == "host":
         lent = host.copy()
         lent.flags.writeable = False

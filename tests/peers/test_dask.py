@@ -62,7 +62,7 @@ def same(array, other):
 
 @pytest.mark.parametrize("families", [("dask",), ("cuda", "dask")], ids=" ".join)
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_arrive(name, families):
+def test_arrays_arrive_by_every_family_of_serializers(name, families):
     from distributed.protocol import deserialize, serialize
 
     array = ARRAYS[name]()
@@ -176,7 +176,7 @@ assert type(distributed.protocol.cuda.__loader__).__module__.startswith("_frozen
 @pytest.mark.parametrize(
     "first", [NOTHING_ELSE, DASK_ALONE, "import sys"], ids=["devmem first", "dask first", "distributed first"]
 )
-def test_whoever_is_imported_first(first):
+def test_dask_finds_devmem_whichever_is_imported_first(first):
     if not [entry for entry in importlib.metadata.entry_points(group="dask.sizeof") if entry.name == "devmem"]:
         pytest.skip("devmem is not installed, or by an older pyproject.toml: no entry point")
     run(first + REGISTERED)

@@ -36,7 +36,7 @@ def place() -> str:
 @pytest.mark.parametrize(("kind", "case"), CASES, ids=[case for _, case in CASES])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("library", libraries.LIBRARIES, ids=lambda library: library.package.partition(".")[0])
-def test_cell(library, way, kind, case, place, book, installed):
+def test_an_exchange_does_what_the_page_says(library, way, kind, case, place, book, installed):
     if place not in library.places:
         pytest.skip(f"{library.name} is for devices: run it over an emulated driver")
     if way == "gives" and place in library.gives_nothing:
@@ -109,7 +109,7 @@ def ours(kind, case, place):
 
 
 def refusal(error: Exception) -> str:
-    """How the page calls a refusal; one that nobody knows is a failure."""
+    """How the page calls a refusal; an unknown one is a failure."""
     said = f"{type(error).__name__}: {error}"
     for reason in page.REASONS:
         if re.search(reason.pattern, said):

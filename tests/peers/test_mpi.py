@@ -84,7 +84,7 @@ def mpi(installed):
 
 
 @pytest.mark.timeout(120)
-def test_two_ranks(installed):
+def test_two_ranks_exchange_arrays(installed):
     beside = str(Path(sys.executable).parent)
     launcher = shutil.which("mpiexec", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     installed("mpiexec", launcher)
@@ -104,7 +104,7 @@ def test_two_ranks(installed):
 
 
 def test_memory_of_a_device_is_given_at_once(mpi, devmem_backend, monkeypatch):
-    """It asks for no order, stream=-1, so nobody waits: neither for the work that fills the array, nor later."""
+    """It asks for no order, stream=-1, so no stream waits: neither for the work that fills the array, nor later."""
     monkeypatch.setenv("DEVMEM_HOST_STRICT", "1")
     dm.close()
     if "hold" not in dm.current_device().info.capabilities:

@@ -34,7 +34,7 @@ LATENESS = st.tuples(
 def late() -> Callable[[Any, Any], contextlib.AbstractContextManager[None]]:
     """``with late(stream, data):`` what is enqueued in the block begins late, as chance has it.
 
-    Only then is it seen whether anybody who should have waited has not.
+    Only then does a missing wait show.
     """
     return _late
 

@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
         raw(pinned)[...] = raw(content)
         entry = self.add(dm.to_device(VIEWS[view](pinned), stream=stream), stream, VIEWS[view](content))
         assert entry.array.shape == VIEWS[view](content).shape
-        # Nobody refers to the pinned array any more while it is being read.
+        # The pinned array is unreferenced while it is being read.
 
     @rule(shape=SHAPES, dtype=st.sampled_from(["u1", "<i4", "<f8"]), value=st.integers(0, 100), on=PICK)
     def full(self, shape: tuple[int, ...], dtype: str, value: int, on: int) -> None:

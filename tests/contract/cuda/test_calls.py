@@ -73,7 +73,7 @@ FREE = {"stream_ordered": "cuMemFreeAsync", "driver": "cuMemFree"}
 
 
 @pytest.mark.parametrize("memory", ["stream_ordered", "driver"])
-def test_upload(memory: str, count: Count, entering: dict[str, int]) -> None:
+def test_an_upload_makes_one_allocation_and_one_copy(memory: str, count: Count, entering: dict[str, int]) -> None:
     prepared(memory)
     assert count(lambda: dm.to_device(DATA)) == {**entering, ALLOCATE[memory]: 1, "cuMemcpyHtoD": 1}
 
@@ -90,7 +90,7 @@ def test_upload_on_a_stream(count: Count, entering: dict[str, int]) -> None:
         stream.synchronize()
 
 
-def test_device_array(count: Count, entering: dict[str, int]) -> None:
+def test_device_array_makes_one_allocation(count: Count, entering: dict[str, int]) -> None:
     prepared("stream_ordered")
     assert count(lambda: dm.device_array(1000)) == {**entering, "cuMemAllocFromPoolAsync": 1}
 
@@ -109,18 +109,18 @@ def test_empty_arrays_never_reach_the_driver(empty: Any, count: Count) -> None:
     assert not {name for name in count(call) if not name.startswith("cuCtx")}
 
 
-def test_download(count: Count, entering: dict[str, int]) -> None:
+def test_a_download_makes_one_copy(count: Count, entering: dict[str, int]) -> None:
     array = dm.to_device(DATA)
     assert count(array.copy_to_host) == {**entering, "cuMemcpyDtoH": 1}
 
 
-def test_download_into(count: Count, entering: dict[str, int]) -> None:
+def test_a_download_into_an_array_makes_one_copy(count: Count, entering: dict[str, int]) -> None:
     array, out = dm.to_device(DATA), np.empty_like(DATA)
     assert count(lambda: array.copy_to_host(out)) == {**entering, "cuMemcpyDtoH": 1}
     assert np.array_equal(out, DATA)
 
 
-def test_copy_to_device(count: Count, entering: dict[str, int]) -> None:
+def test_copy_to_device_makes_one_copy(count: Count, entering: dict[str, int]) -> None:
     array, other = dm.to_device(DATA), dm.to_device(DATA[::-1].copy())
     assert count(lambda: array.copy_to_device(DATA)) == {**entering, "cuMemcpyHtoD": 1}
     # Within a device the driver's copy does not wait, and the verb does.
@@ -128,7 +128,7 @@ def test_copy_to_device(count: Count, entering: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("memory", ["stream_ordered", "driver"])
-def test_free(memory: str, count: Count, entering: dict[str, int]) -> None:
+def test_free_makes_one_call(memory: str, count: Count, entering: dict[str, int]) -> None:
     prepared(memory)
     array = dm.to_device(DATA)
     seen = count(array.free)
@@ -180,7 +180,7 @@ def test_views_and_facts_call_nothing(view: Callable[[Any], object], count: Coun
     assert count(lambda: view(array)) == {}
 
 
-def test_one_element(count: Count, entering: dict[str, int]) -> None:
+def test_reading_one_element_makes_one_copy(count: Count, entering: dict[str, int]) -> None:
     array = dm.to_device(DATA)
     assert count(lambda: array[7]) == {**entering, "cuMemcpyDtoH": 1}
     assert count(lambda: array.item(7)) == {**entering, "cuMemcpyDtoH": 1}
@@ -197,7 +197,7 @@ def test_rows_are_one_call(count: Count, entering: dict[str, int]) -> None:
     assert seen == {**entering, "cuMemcpy2DAsync": 1}
 
 
-def test_fill(count: Count, entering: dict[str, int]) -> None:
+def test_a_fill_makes_one_memset(count: Count, entering: dict[str, int]) -> None:
     array = dm.to_device(DATA)
     assert count(lambda: array.fill(5)) == {**entering, "cuMemsetD32Async": 1, "cuStreamSynchronize": 1}
     stream = dm.stream()
@@ -233,7 +233,7 @@ def test_memory_info_and_synchronize(count: Count, entering: dict[str, int]) -> 
     assert count(dm.synchronize) == {**entering, "cuCtxSynchronize": 1}
 
 
-def test_host_memory(count: Count, entering: dict[str, int]) -> None:
+def test_host_memory_comes_from_one_call_each(count: Count, entering: dict[str, int]) -> None:
     def without_queue(call: Callable[[], object]) -> dict[str, int]:
         return {name: n for name, n in count(call).items() if name != "cuStreamIsCapturing"}
 

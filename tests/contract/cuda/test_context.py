@@ -62,7 +62,7 @@ def cuda() -> Iterator[None]:
         yield
     dm.close()
     for ordinal in range(CudaBackend().device_count()):
-        cu.cuDevicePrimaryCtxRetain(ordinal)  # reset by a test, it is in use again by whoever else holds it
+        cu.cuDevicePrimaryCtxRetain(ordinal)  # reset by a test, it is in use again by its other holders
         cu.cuDevicePrimaryCtxRelease(ordinal)
     assert current() == 0, "a context was left current"
 
@@ -185,7 +185,7 @@ def test_host_memory_outlives_the_device() -> None:
     array[...] = 6
     assert array.sum() == 6000
     del array
-    ok(cu.cuDevicePrimaryCtxRelease(0))  # nobody else will: what outlives the device is left to the driver
+    ok(cu.cuDevicePrimaryCtxRelease(0))  # no other holder will: what outlives the device is left to the driver
 
 
 # -- entering ----------------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_reset_from_outside_and_used_again_by_others() -> None:
 
 
 @emulated_only
-def test_fork() -> None:
+def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
     script = """
 import os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)

@@ -81,7 +81,7 @@ def cuda() -> Iterator[None]:
     dm.close()
     for ordinal in range(CudaBackend().device_count()):  # no error of this test is met by the next
         cu.cuDevicePrimaryCtxReset(ordinal)
-        cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by whoever else holds it
+        cu.cuDevicePrimaryCtxRetain(ordinal)  # in use again by its other holders
         cu.cuDevicePrimaryCtxRelease(ordinal)
     cu.cuCtxSetCurrent(0)
 
@@ -287,7 +287,9 @@ def test_every_driver_call_of_a_verb_may_meet_it(verb: str, control: emulator.Co
 
 
 @pytest.mark.parametrize("method", ["alloc", "alloc pinned", "alloc managed", "alloc_async"])
-def test_out_of_memory(method: str, opened: Open, control: emulator.Control) -> None:
+def test_out_of_memory_is_a_memory_error_that_names_the_request(
+    method: str, opened: Open, control: emulator.Control
+) -> None:
     function, call = CALLS[method]
     control.fail(function, 1, 2)
     with pytest.raises(OutOfMemory) as caught:
@@ -472,7 +474,7 @@ def test_every_verb_tells_of_the_first_failure(control: emulator.Control) -> Non
     cu.cuDevicePrimaryCtxRelease(0)  # which was kept for the sake of host memory that is still referenced
 
 
-def test_lost_for_good() -> None:
+def test_a_lost_context_fails_every_later_call_and_closing_stays_quiet() -> None:
     """A context that the driver itself has given up: every later call says so, and closing does not raise it again."""
     script = """
 import gc

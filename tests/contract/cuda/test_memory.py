@@ -302,7 +302,7 @@ def test_overlaps_are_counted_and_undone_at_their_exact_bases(pages: Any, regist
         dm.deregister(third)
 
 
-def test_registered_pages_that_somebody_else_has_locked(pages: Any) -> None:
+def test_registered_pages_that_another_library_has_locked(pages: Any) -> None:
     """The driver refuses them: a typed error, and nothing of ours stays registered."""
     dm.memory_info()
     with dm.current_device().entered():
@@ -322,7 +322,7 @@ def test_registered_pages_that_somebody_else_has_locked(pages: Any) -> None:
         assert cu.cuMemHostGetFlags(pages.ctypes.data)[0]
 
 
-def test_mapped_registration(pages: Any, registered: dict[int, int]) -> None:
+def test_mapped_registers_pages_that_the_device_reaches(pages: Any, registered: dict[int, int]) -> None:
     pages[...] = np.arange(pages.size) % 251
     with dm.mapped(pages[PAGE : 3 * PAGE]) as view:
         assert flags_of(pages.ctypes.data + PAGE) & DEVICEMAP
@@ -342,7 +342,7 @@ def test_closing_undoes_registrations(pages: Any, registered: dict[int, int]) ->
 
 
 @pytest.mark.parametrize("attach_global", [True, False])
-def test_managed_memory(attach_global: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_managed_memory_is_attached_globally(attach_global: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     allocate = cu.cuMemAllocManaged
     monkeypatch.setattr(
@@ -434,7 +434,7 @@ def test_a_fill_that_no_memset_can_do(control: emulator.Control) -> None:
     assert np.array_equal(array.copy_to_host(), np.full(5000, np.pi))
 
 
-def test_batches(driver: Any) -> None:
+def test_a_batch_copies_in_both_directions(driver: Any) -> None:
     if Capability.BATCH_COPY not in driver.info.capabilities:
         pytest.skip("the driver or the binding has no batches")
     base = driver.alloc(4000, LEGACY_STREAM)
@@ -572,7 +572,7 @@ def test_rows_with_pitches_that_the_fast_call_refuses(driver: Any, control: emul
 
 
 @emulated_only
-def test_between_devices(control: emulator.Control) -> None:
+def test_a_copy_between_devices_is_one_peer_copy(control: emulator.Control) -> None:
     near = dm.to_device(DATA)
     control.reset()
     far = dm.to_device(near, device=1)
@@ -673,7 +673,7 @@ def test_a_handle_of_another_size(driver: Any, size: int) -> None:
 # -- facts -------------------------------------------------------------------------------------------------------------
 
 
-def test_facts() -> None:
+def test_the_facts_of_a_device_are_the_drivers() -> None:
     info = dm.current_device().info
     assert (info.backend, info.ordinal) == ("cuda", 0)
     device = ok(cu.cuDeviceGet(0))

@@ -100,7 +100,7 @@ def has_driver() -> bool:
     return status(plain())["usable"] is True
 
 
-def test_usable() -> None:
+def test_with_a_driver_and_devices_cuda_is_usable() -> None:
     assert status(emulated()) == {"usable": True, "reason": None, "devices": 2}
 
 
@@ -155,7 +155,7 @@ driver.cuInit = absent
     assert "install the NVIDIA driver" in reason
 
 
-def test_no_device() -> None:
+def test_a_driver_without_devices_is_told() -> None:
     reason = refusal(emulated(DEVMEM_EMULATOR_DEVICES="0"))
     assert reason == "the NVIDIA driver sees no device: check nvidia-smi"
 
@@ -249,7 +249,7 @@ except devmem.BackendUnavailable as error:
 
 
 def test_in_the_child_of_a_fork() -> None:
-    """The driver was started by somebody else before the fork; devmem is asked for the first time in the child."""
+    """The driver was started by another library before the fork; devmem is asked for the first time in the child."""
     script = """
 import os, sys
 from cuda.bindings import driver

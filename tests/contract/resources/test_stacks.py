@@ -81,7 +81,7 @@ suite("GuardOverScrubOverPinnedMemory", lambda: memory.Guard(memory.Scrub(memory
 
 
 @pytest.mark.parametrize("names", list(product(ADAPTORS, ADAPTORS, BOTTOMS)), ids="-".join)
-def test_stacks_of_three(names: tuple[str, str, str]) -> None:
+def test_a_stack_of_three_keeps_the_contract(names: tuple[str, str, str]) -> None:
     """All of them, shortly: sizes, nothing, too much, order of streams, every failure of the driver, and all comes back."""
     outer, inner, bottom = names
     backend = HostBackend()

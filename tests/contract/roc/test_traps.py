@@ -474,7 +474,7 @@ def test_6_7_pageable_sources_below_and_above_the_staging_buffer(driver: Any, nb
     assert np.array_equal(back, kept)
 
 
-def test_6_8_an_address_that_nobody_knows_is_no_host_memory(driver: Any) -> None:
+def test_6_8_an_unknown_address_is_no_host_memory(driver: Any) -> None:
     """Were the direction left open, the runtime would copy from host to host, and crash on what is the device's."""
     host, ptr = np.zeros(1000, np.uint8), driver.alloc(1000, LEGACY_STREAM)
     driver.free(ptr, 1000, LEGACY_STREAM)
@@ -512,7 +512,7 @@ for call in (
     assert fresh(script, DEVMEM_EMULATOR_ROCM=version) == [True, True] + [400] * 9
 
 
-def test_6_10_priorities(driver: Any) -> None:
+def test_6_10_priorities_are_reported_and_taken(driver: Any) -> None:
     assert driver.info.stream_priorities == (1, -1)
     for priority in (1, 0, -1):
         driver.stream_destroy(driver.stream_create(priority, False))

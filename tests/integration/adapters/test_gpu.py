@@ -86,7 +86,7 @@ def run(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[[st
         ("rmm.mr.StatisticsResourceAdaptor(rmm.mr.CudaAsyncMemoryResource())", True),
     ],
 )
-def test_memory_from_rmm(run: Callable[[str, str], None], made: str, ordered: bool) -> None:
+def test_rmm_serves_the_arrays_of_devmem(run: Callable[[str, str], None], made: str, ordered: bool) -> None:
     script = f"""
 from devmem.adapters.rmm import RMMMemory
 resource = RMMMemory({made})

@@ -125,7 +125,7 @@ def test_running_out_is_what_it_is_for_arrays():
         lend(dm.memory_info().total * 4)
 
 
-def test_dropped_blocks_are_freed_before_anybody_runs_out():
+def test_dropped_blocks_are_freed_before_memory_runs_out():
     class Limited(Counting):
         def allocate(self, nbytes, stream):
             if sum(self.live.values()) + nbytes > 5000:
@@ -645,7 +645,7 @@ def test_pytorch_calls_from_many_threads(pluggable, device):
 
 @needs_compiler
 def test_pytorch_is_told_that_memory_ran_out(pluggable, device):
-    # What the library calls, not the library: that throws through whoever calls it.
+    # What the library calls, not the library: that throws through its callers.
     with pytest.warns(dm.DevmemWarning, match=r"PyTorch asked devmem for \d+ bytes on .*: out of memory"):
         assert torch._shim._callbacks[0](dm.memory_info().total * 4, device.ordinal, None) is None
     with pytest.warns(dm.DevmemWarning, match="PyTorch gave back 0x100"):

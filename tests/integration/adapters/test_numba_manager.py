@@ -1,4 +1,4 @@
-"""Somebody else's allocator by every way in: an instance, a module, a name; and what becomes of one that is wrong."""
+"""Another library's allocator by every way in: an instance, a module, a name; and what becomes of one that is wrong."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def devmem_memory_resources():
 """,
     "wrong_version": GOOD
     + 'Plain.spi_version = 99\ndef devmem_memory_resources():\n    return {"wrong_version": Plain}\n',
-    "not_importable": "import a_library_that_nobody_has\n",
+    "not_importable": "import no_such_library\n",
     "fails_when_made": """
 class Wrong:
     def __init__(self, *made_with):
@@ -174,7 +174,7 @@ def test_by_instance_by_module_and_by_name(site: Path) -> None:
 
 
 @pytest.mark.parametrize("spelled", ["good:instance", "good:Plain", "good", "good_one"])
-def test_by_the_variable(site: Path, spelled: str) -> None:
+def test_the_memory_manager_variable_names_an_allocator(site: Path, spelled: str) -> None:
     text = """
         assert "good" not in sys.modules
         d = dm.to_device(np.arange(3))
@@ -199,12 +199,12 @@ def test_what_is_wrong_is_told_with_its_package_and_line(site: Path) -> None:
         refused(dm.PluginError, "wrong_signature:Wrong", "pkg-wrong-signature 1.2")
         refused(dm.PluginError, "wrong_version", "pkg-wrong-version 1.2", "contract 99", "upgrade devmem")
         refused(dm.PluginError, "wrong_version:Plain", "contract 99")
-        refused(dm.PluginError, "not_importable:thing", "pkg-not-importable 1.2", "a_library_that_nobody_has")
+        refused(dm.PluginError, "not_importable:thing", "pkg-not-importable 1.2", "no_such_library")
         refused(dm.PluginError, "fails_when_made", "pkg-fails-when-made 1.2", "KeyError: 'inside'", "fails_when_made.py:4")
         refused(dm.PluginError, "no_resource", "pkg-no-resource 1.2", "is not a memory resource")
         refused(dm.PluginError, "good:nothing", "pkg-good 1.2", "nothing")
-        refused(dm.PluginError, "not_importable", "a_library_that_nobody_has", "pkg-not-importable 1.2", "not_importable.py:1")
-        refused(dm.PluginError, "not_importable:4GiB", "a_library_that_nobody_has", "pkg-not-importable 1.2")
+        refused(dm.PluginError, "not_importable", "no_such_library", "pkg-not-importable 1.2", "not_importable.py:1")
+        refused(dm.PluginError, "not_importable:4GiB", "no_such_library", "pkg-not-importable 1.2")
         refused(dm.PluginError, "an_instance", "pkg-an-instance 1.2", "returns what makes a resource, by name")
         refused(dm.PluginError, "a_list", "pkg-a-list 1.2", "it returns a dict, factories by name")
         refused(dm.PluginError, "wrong_bind", "wrong_bind.py:3", "'wrong_bind'.bind() cannot be called as (driver)")
@@ -227,7 +227,7 @@ def test_a_name_of_devmems_own_cannot_be_taken(site: Path) -> None:
     run(
         site,
         """
-        refused(dm.ConfigError, "nobody", "two memory resources are named 'rmm': one from built in, one from pkg-taken 1.2")
+        refused(dm.ConfigError, "unknown", "two memory resources are named 'rmm': one from built in, one from pkg-taken 1.2")
         """,
     )
 

@@ -75,7 +75,7 @@ def test_tensors_go_to_the_device_and_back(device):
 
 
 def test_pytorch_in_the_process_is_a_catcher_for_the_exception(python):
-    """Nobody catches what is thrown here, so the process says what it was."""
+    """What is thrown here is never caught, so the process says what it was."""
     done = python(
         textwrap.dedent(
             """

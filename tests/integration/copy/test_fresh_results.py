@@ -1,4 +1,4 @@
-"""Memory that nobody has touched yet: huge pages are asked for, and several threads touch it, fresh results and mapped files."""
+"""Memory that has not been touched yet: huge pages are asked for, and several threads touch it: results and mapped files."""
 
 from __future__ import annotations
 

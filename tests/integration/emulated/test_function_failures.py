@@ -113,7 +113,7 @@ class Caller:
     """Something that a caller has in a variable."""
 
 
-def keeps_nobody(call: Callable[[], object], mistake: Callable[[Callable[[], object]], object]) -> bool:
+def keeps_no_caller(call: Callable[[], object], mistake: Callable[[Callable[[], object]], object]) -> bool:
     """Whether what failed lets go of the frames of its callers, and all that they have, without a collection."""
 
     def caller() -> weakref.ref[Caller]:
@@ -181,7 +181,7 @@ def inject(
             control.fail(function, nth, code, repeat=repeat)
             where = f"with call {nth} of {count} of {function} failing with {code}"
             try:
-                assert keeps_nobody(call, attempt)
+                assert keeps_no_caller(call, attempt)
                 met = backend.disarmed or control.calls().get(function, 0) >= nth
             except BaseException as error:
                 error.add_note(where)
@@ -339,8 +339,8 @@ def test_memory_that_the_driver_will_not_take_back(
 LOST = 719
 
 
-def test_a_lost_device_keeps_nobody_who_was_told(backend: Backend) -> None:
-    """What went wrong at first is kept, to be told each time that somebody asks."""
+def test_a_lost_device_keeps_no_caller_alive(backend: Backend) -> None:
+    """What went wrong at first is kept, and told at each later call."""
     array = dm.to_device(np.zeros(1000))
     for function in functions_of(backend.control, array.copy_to_host):
         backend.control.fail(function, 1, LOST)
@@ -350,7 +350,7 @@ def test_a_lost_device_keeps_nobody_who_was_told(backend: Backend) -> None:
             call()
 
     for call in (array.copy_to_host, array.copy_to_host, dm.synchronize):
-        assert keeps_nobody(call, lost)
+        assert keeps_no_caller(call, lost)
         backend.control.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DevmemWarning)  # nothing can be given back

@@ -365,7 +365,7 @@ class Schedule:
         self.random.choice((gc.collect, dm.trim, dm.memory_info, self.kept.clear))()
 
     def scribble(self, size: int) -> None:
-        """What was dropped is overwritten, if somebody let go of its memory."""
+        """What was dropped is overwritten, if its memory was released."""
         np.full(size, -1234567, np.int32)
         if self.random.random() < 0.2:
             dm.pinned_array(size, np.int32)[...] = -1234567
@@ -428,7 +428,7 @@ def rest() -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_schedules(first: int, control: emulator.Control) -> None:
+def test_a_random_schedule_ends_as_it_would_step_by_step(first: int, control: emulator.Control) -> None:
     for device in dm.devices():
         if device.backend == dm.current_device().backend:
             dm.memory_info(device=device)

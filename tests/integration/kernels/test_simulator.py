@@ -102,7 +102,7 @@ def test_a_report_is_raised_by_the_launch():
 
 
 @pytest.mark.parametrize("how", ["stream", "event", "copy", "device", "launch", "close"])
-def test_with_a_stream_it_is_raised_by_whoever_waits(how):
+def test_with_a_stream_the_first_wait_raises_it(how):
     a = dm.to_device(np.ones(8))
     stream = dm.stream()
     event = dm.event()
@@ -164,7 +164,7 @@ def test_a_download_behind_a_kernel_that_failed_does_not_pass_for_its_result():
     assert bound.copy_to_host().shape == (8,)
 
 
-def test_closing_tells_what_nobody_was_told():
+def test_closing_raises_errors_that_were_not_raised_before():
     stream = dm.stream()
     beyond[2, 4, stream](dm.to_device(np.ones(8)))
     with pytest.raises(dm.SimulatorError):
@@ -382,7 +382,7 @@ print("leaving")
     assert (result.returncode, result.stdout, result.stderr) == (0, "leaving\n", "")
 
 
-def test_the_end_of_the_interpreter_tells_what_nobody_waited_for(python):
+def test_the_end_of_the_interpreter_warns_of_errors_that_were_never_raised(python):
     script = """
 import numpy as np
 import devmem as dm

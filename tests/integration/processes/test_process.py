@@ -269,7 +269,7 @@ def test_the_end_of_a_hold_waits_for_nothing_in_the_child(tmp_path: Path) -> Non
 
 @needs_fork
 def test_a_fork_while_another_thread_holds_every_lock(tmp_path: Path) -> None:
-    """The child must not wait for any of them: nobody is left there to let go."""
+    """The child must not wait for any of them: no thread is left there to release them."""
     script = """
     dm.register(np.zeros(1000))
     # RLock and Lock are functions in older versions of Python.
@@ -388,7 +388,7 @@ def test_a_fork_while_cleanup_is_deferred_and_scopes_are_open(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_multiprocessing(tmp_path: Path, method: str) -> None:
+def test_spawned_workers_use_the_device(tmp_path: Path, method: str) -> None:
     script = f"""
     import multiprocessing
 

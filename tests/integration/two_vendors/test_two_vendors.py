@@ -230,7 +230,7 @@ def test_the_source_may_be_dropped_at_once(way: tuple[Side, Side]) -> None:
     assert np.array_equal(target.copy_to_host(), data())
 
 
-def test_there_and_back_and_there(both: Both) -> None:
+def test_an_array_crosses_between_the_vendors_and_back_unchanged(both: Both) -> None:
     array = dm.to_device(data(), device=both.cuda.device)
     for _ in range(3):
         for side in (both.roc, both.cuda):
@@ -239,7 +239,7 @@ def test_there_and_back_and_there(both: Both) -> None:
 
 
 def test_pinned_memory_of_one_vendor_is_host_memory_to_the_other(way: tuple[Side, Side]) -> None:
-    """It is page-locked for one library and pageable for the other: right on both, and kept alive for whoever reads it later."""
+    """It is page-locked for one library and pageable for the other: right on both, and kept until the later copy has read it."""
     source, destination = way
     with source.device:
         pinned = dm.pinned_array((4, 6, 128), np.int32)

@@ -1,4 +1,4 @@
-"""A state machine over SmartArrays and their views, against one ndarray: whoever asks, on either side, is told the newest."""
+"""A state machine over SmartArrays and their views, against one ndarray: a read on either side gives the newest."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Machine(RuleBasedStateMachine):
             np.testing.assert_array_equal(self.device(smart).copy_to_host(), model)
 
 
-def test_whoever_asks_is_told_the_newest(devmem_backend):
+def test_a_read_on_either_side_gives_the_newest(devmem_backend):
     class OnThis(Machine):
         pass
 

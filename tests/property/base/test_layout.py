@@ -56,7 +56,7 @@ def significant(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
 
 @given(st.data())
 @settings(max_examples=400)
-def test_index(data: st.DataObject) -> None:
+def test_an_index_gives_numpys_layout(data: st.DataObject) -> None:
     array = data.draw(views())
     key = keep_axes(data.draw(basic_indices(array.shape, allow_newaxis=True, max_dims=8)))
     expected = array[key]
@@ -111,7 +111,7 @@ def test_reshape_is_a_view_exactly_where_numpy_has_one(data: st.DataObject) -> N
 
 
 @given(st.data())
-def test_resolve_shape(data: st.DataObject) -> None:
+def test_resolve_shape_agrees_with_reshape(data: st.DataObject) -> None:
     size = data.draw(st.integers(0, 24))
     shape = data.draw(st.one_of(other_shapes(size), st.lists(st.integers(-2, 6), max_size=4).map(tuple)))
     if shape and data.draw(st.booleans()):
@@ -131,7 +131,7 @@ def test_resolve_shape(data: st.DataObject) -> None:
 
 @given(views())
 @settings(max_examples=400)
-def test_like_strides(array: Array) -> None:
+def test_like_strides_are_those_of_empty_like(array: Array) -> None:
     expected = np.empty_like(array, order="K")
     found = layout.like_strides(array.shape, array.strides, array.itemsize)
     assert significant(array.shape, found) == significant(array.shape, expected.strides)
@@ -139,7 +139,7 @@ def test_like_strides(array: Array) -> None:
 
 
 @given(SHAPES, st.sampled_from(DTYPES), st.sampled_from("CF"))
-def test_contiguous_strides(shape: tuple[int, ...], dtype: str, order: Any) -> None:
+def test_contiguous_strides_are_numpys(shape: tuple[int, ...], dtype: str, order: Any) -> None:
     made = np.empty(shape, dtype, order)
     found = layout.contiguous_strides(shape, made.itemsize, order)
     assert significant(shape, found) == significant(shape, made.strides)
@@ -148,14 +148,14 @@ def test_contiguous_strides(shape: tuple[int, ...], dtype: str, order: Any) -> N
 
 @given(views())
 @settings(max_examples=300)
-def test_is_contiguous(array: Array) -> None:
+def test_is_contiguous_agrees_with_numpys_flags(array: Array) -> None:
     assert layout.is_contiguous(array.shape, array.strides, array.itemsize) == array.flags.c_contiguous
     assert layout.is_contiguous(array.shape, array.strides, array.itemsize, "F") == array.flags.f_contiguous
 
 
 @given(views())
 @settings(max_examples=300)
-def test_span_and_extent(array: Array) -> None:
+def test_span_and_extent_cover_every_byte(array: Array) -> None:
     low, high = layout.span(array.shape, array.strides, array.itemsize)
     if not array.size:
         assert (low, high) == (0, 0)
@@ -168,7 +168,7 @@ def test_span_and_extent(array: Array) -> None:
 
 @given(st.data())
 @settings(max_examples=500)
-def test_rows(data: st.DataObject) -> None:
+def test_a_plan_of_rows_moves_what_numpys_assignment_moves(data: st.DataObject) -> None:
     """Do what the plan says, on bytes, and compare with what NumPy's assignment does; the gaps are not touched."""
     target = data.draw(views(repeated=False))
     assume(target.size)
@@ -218,6 +218,6 @@ def bytes_of(array: Array) -> Array:
 
 
 @given(st.tuples(st.integers(0, 20), st.integers(0, 20)), st.tuples(st.integers(0, 20), st.integers(0, 20)))
-def test_overlap(a: tuple[int, int], b: tuple[int, int]) -> None:
+def test_overlap_is_a_common_byte(a: tuple[int, int], b: tuple[int, int]) -> None:
     assume(a[0] < a[1] and b[0] < b[1])
     assert layout.overlap(a, b) == bool(set(range(*a)) & set(range(*b)))

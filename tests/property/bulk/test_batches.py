@@ -78,7 +78,7 @@ def same(tree: Any, other: Any) -> bool:
 
 @given(st.data(), trees, st.booleans())
 @settings(max_examples=120)
-def test_there_and_back(late: Any, data: st.DataObject, tree: Any, named: bool) -> None:
+def test_a_tree_comes_back_unchanged(late: Any, data: st.DataObject, tree: Any, named: bool) -> None:
     stream = dm.stream() if named else 0
     with late(stream, data):
         there = dm.to_device_many(tree, stream)

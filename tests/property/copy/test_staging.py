@@ -109,7 +109,7 @@ def same(got: Array, expected: Array) -> bool:
 
 @given(st.data(), rings)
 @settings(max_examples=150)
-def test_there_and_back(late: Any, data: st.DataObject, how: tuple[int, int, int]) -> None:
+def test_a_staged_array_comes_back_unchanged(late: Any, data: st.DataObject, how: tuple[int, int, int]) -> None:
     take, base = data.draw(views())
     host = take(base)
     stream = dm.stream()
@@ -160,7 +160,9 @@ def test_down_into_any_layout(late: Any, data: st.DataObject, how: tuple[int, in
 
 
 @given(st.data(), rings)
-def test_files(late: Any, tmp_path_factory: Any, data: st.DataObject, how: tuple[int, int, int]) -> None:
+def test_an_array_comes_back_from_a_file_unchanged(
+    late: Any, tmp_path_factory: Any, data: st.DataObject, how: tuple[int, int, int]
+) -> None:
     take, base = data.draw(views())
     host, there = take(base), dm.to_device(base)
     path = tmp_path_factory.getbasetemp() / "a.npy"

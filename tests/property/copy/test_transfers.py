@@ -100,7 +100,9 @@ class On:
 
 @given(st.data(), views(), streams)
 @settings(max_examples=200)
-def test_there_and_back(late: Any, data: st.DataObject, pair: tuple[Array, Array], how: str) -> None:
+def test_an_array_in_any_layout_comes_back_unchanged(
+    late: Any, data: st.DataObject, pair: tuple[Array, Array], how: str
+) -> None:
     array, _ = pair
     with On(how, late, data) as stream:
         there = dm.to_device(array, stream=stream)
@@ -222,7 +224,7 @@ def test_assignment_broadcasts_and_casts(data: st.DataObject) -> None:
 
 @given(st.data(), streams)
 @settings(max_examples=150)
-def test_fill(late: Any, data: st.DataObject, how: str) -> None:
+def test_a_fill_touches_what_it_selects_only(late: Any, data: st.DataObject, how: str) -> None:
     base = data.draw(bases(array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=40)))
     assume(base.dtype.fields is None)
     value = fresh((), base.dtype, data.draw(st.integers(0, 99)))[()]

@@ -228,7 +228,7 @@ def interfaces(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class Foreign:
-    """Somebody else's array, with an interface and nothing else."""
+    """Another library's array, with an interface and nothing else."""
 
     def __init__(self, interface: object) -> None:
         self.__cuda_array_interface__ = interface

@@ -1,4 +1,4 @@
-"""The simulator against what can be worked out on paper: who races with whom, and what comes out where nobody does."""
+"""The simulator against what can be worked out on paper: which threads race, and what comes out where none do."""
 
 from __future__ import annotations
 

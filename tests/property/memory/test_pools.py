@@ -1,7 +1,7 @@
 """The pools against a model: a driver that only keeps time, an upstream that only counts, and no device.
 
 Work on a stream is a number that grows; `advance` makes it pass. A block that came back leaves a trace of which work may still
-use it, and whoever is given those bytes must be behind all of it.
+use it, and the next user of those bytes must be ordered behind all of it.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Upstream:
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         assert self.live.pop(ptr) == nbytes, "another size than was given"
-        self.machine.nobody_uses(ptr, ptr + nbytes)
+        self.machine.must_be_unused(ptr, ptr + nbytes)
         self.machine.clock.call("free")
 
 
@@ -171,7 +171,7 @@ class Pools(RuleBasedStateMachine):
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    def nobody_uses(self, start: int, end: int) -> None:
+    def must_be_unused(self, start: int, end: int) -> None:
         for ptr, (nbytes, _) in self.live.items():
             assert end <= ptr or ptr + nbytes <= start, "a live block went back"
         self.forget_traces(start, end, None)
@@ -265,7 +265,7 @@ class Pools(RuleBasedStateMachine):
         if stream == LEGACY_STREAM or stream in self.clock.capture:
             return
         if stream in self.foreign:
-            self.foreign.discard(stream)  # nobody tells us
+            self.foreign.discard(stream)  # the pool is not told
         elif hasattr(self.pool, "forget_stream"):
             self.pool.forget_stream(stream)
         self.clock.gone.append(self.clock.streams.pop(stream))
@@ -382,14 +382,14 @@ class Pinned(Pools):
 
 
 @pytest.mark.parametrize("machine", [Pools, OrderedUpstream, Limited, Pinned], ids=lambda m: m.__name__)
-def test_pools(machine: Any) -> None:
+def test_a_pool_agrees_with_its_model(machine: Any) -> None:
     found = machine.TestCase
     profile = settings.get_profile(settings._current_profile)
     found.settings = settings(profile, max_examples=max(1, profile.max_examples // 4), stateful_step_count=50)
     found("runTest").runTest()
 
 
-def test_classes() -> None:
+def test_size_classes_waste_little_and_serve_every_request() -> None:
     """No class takes more than 1/64 above the units that are needed; a class serves every request that rounds to it."""
     sizes = [n + d for bits in range(10, 41) for n in (1 << bits, 3 << bits, (1 << bits) * 5 // 4) for d in (-1, 0, 1)]
     for nbytes in [*range(1, 70_000, 97), *sizes]:

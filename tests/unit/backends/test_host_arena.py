@@ -212,7 +212,7 @@ sizes = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(sizes, st.tuples(st.integers(0, 1 << 30)))))
-def test_against_a_model(steps):
+def test_the_arena_agrees_with_a_model(steps):
     """A number allocates so many bytes, a tuple frees one of the live blocks."""
     arena = Arena(32 * MIB, hidden=False)
     live: dict[int, int] = {}

@@ -70,7 +70,7 @@ def run_program(body):
 
 
 class TestBackend:
-    def test_facts(self):
+    def test_the_hook_gives_the_host_backend(self):
         (backend,) = hooks.devmem_backends()
         assert backend.name == "host"
         assert backend.spi_version == SPI_VERSION
@@ -87,7 +87,7 @@ class TestBackend:
         assert "numpy" not in done.stdout
         assert "driver" not in done.stdout
 
-    def test_options(self):
+    def test_options_set_devices_and_strictness(self):
         backend = hooks.HostBackend()
         backend.configure({"strict": True, "devices": 3})
         assert backend.device_count() == 3
@@ -99,7 +99,7 @@ class TestBackend:
             backend.open(3)
 
     @pytest.mark.parametrize("options", [{"strict": 1}, {"devices": 0}, {"devices": True}, {"devices": "2"}, {"x": 1}])
-    def test_wrong_options(self, options):
+    def test_wrong_options_change_nothing(self, options):
         backend = hooks.HostBackend()
         with pytest.raises(ConfigError):
             backend.configure(options)
@@ -188,7 +188,7 @@ class TestContext:
         thread.join()
         assert errors == ["INVALID_CONTEXT"]
 
-    def test_nests(self):
+    def test_entered_devices_nest(self):
         one, two = HostDriver(0, strict=True, devices=2), HostDriver(1, strict=True, devices=2)
         outer = one.enter()
         inner = two.enter()
@@ -246,11 +246,11 @@ class TestMemory:
         with refused("INVALID_VALUE"):
             driver.alloc(-1, S)
 
-    def test_unknown_kind(self, driver):
+    def test_an_unknown_kind_is_refused(self, driver):
         with refused("INVALID_VALUE"):
             driver.alloc(1, S, "texture")
 
-    def test_out_of_memory(self, driver):
+    def test_out_of_memory_names_the_request_and_takes_nothing(self, driver):
         free, total = driver.memory_info()
         with pytest.raises(OutOfMemory) as caught:
             driver.alloc(total + 1, S)
@@ -258,7 +258,7 @@ class TestMemory:
         assert driver.memory_info() == (free, total)
         assert driver.live_counts() == (0, 0, 0, 0)
 
-    def test_counts(self, driver):
+    def test_live_counts_count_what_is_live(self, driver):
         ptr = driver.alloc(1000, S)
         pinned = driver.alloc(24, S, MemoryKind.PINNED)
         stream, event = driver.stream_create(0, True), driver.event_create(True)
@@ -349,7 +349,7 @@ class TestMemory:
 
 
 class TestCopy:
-    def test_round_trip(self, driver):
+    def test_bytes_come_back_by_way_of_two_blocks(self, driver):
         for nbytes in (1, 3, 128, 4097, 70_000, 3 << 20):
             data = os.urandom(nbytes)
             a, b = driver.alloc(nbytes, S), driver.alloc(nbytes, S)
@@ -357,30 +357,30 @@ class TestCopy:
             assert driver.copy(b, a, nbytes, D2D, S, blocking=True) is False
             assert read(driver, b, nbytes) == data
 
-    def test_interior(self, driver):
+    def test_addresses_inside_a_block_are_taken(self, driver):
         ptr = driver.alloc(100, S)
         driver.fill(ptr, 0x2E, 1, 100, S)
         write(driver, ptr + 33, b"middle")
         assert read(driver, ptr + 32, 8) == b".middle."
 
     @pytest.mark.parametrize("nbytes", [0, -1])
-    def test_nothing(self, driver, nbytes):
+    def test_a_copy_of_no_bytes_is_refused(self, driver, nbytes):
         ptr = driver.alloc(8, S)
         with refused("INVALID_VALUE"):
             driver.copy(ptr, 1 << 20, nbytes, H2D, S, blocking=True)
 
-    def test_null(self, driver):
+    def test_null_addresses_are_refused(self, driver):
         ptr = driver.alloc(8, S)
         for dst, src, kind in ((ptr, 0, H2D), (0, ptr, D2H), (0, 1 << 20, H2D), (0, ptr, D2D)):
             with refused("INVALID_VALUE"):
                 driver.copy(dst, src, 8, kind, S, blocking=True)
 
-    def test_unknown_kind(self, driver):
+    def test_an_unknown_kind_is_refused(self, driver):
         with refused("INVALID_VALUE"):
             driver.copy(1, 1, 1, "h2h", S, blocking=True)
 
     @pytest.mark.parametrize("blocking", [True, False])
-    def test_device_side(self, driver, blocking):
+    def test_device_addresses_must_lie_in_one_block(self, driver, blocking):
         host = ctypes.addressof(buffer := ctypes.create_string_buffer(4096))
         ptr = driver.alloc(256, S)
         after = driver.alloc(256, S)
@@ -398,14 +398,14 @@ class TestCopy:
         assert buffer.raw == bytes(4096)
 
     @linux
-    def test_host_side(self, driver):
+    def test_device_memory_is_no_host_side(self, driver):
         a, b = driver.alloc(256, S), driver.alloc(256, S)
         with refused("INVALID_ADDRESS"):
             driver.copy(a, b, 4, H2D, S, blocking=True)
         with refused("INVALID_ADDRESS"):
             driver.copy(b, a, 4, D2H, S, blocking=True)
 
-    def test_overlap(self, driver):
+    def test_overlapping_copies_are_refused(self, driver):
         ptr = driver.alloc(256, S)
         for dst, src in ((ptr, ptr), (ptr, ptr + 10), (ptr + 15, ptr)):
             with refused("INVALID_VALUE"):
@@ -423,7 +423,7 @@ class TestCopy:
 class TestFill:
     @pytest.mark.parametrize("count", [1, 3, 100_000])
     @pytest.mark.parametrize(("width", "value"), [(1, 0xAB), (2, 0xABCD), (4, 0x01020304), (4, 0xFFFFFFFF), (2, 0)])
-    def test_widths(self, driver, width, value, count):
+    def test_fills_of_every_width_touch_only_their_elements(self, driver, width, value, count):
         ptr = driver.alloc(width * count + 8, S)
         driver.fill(ptr, 0x77, 1, width * count + 8, S)
         driver.fill(ptr + 4, value, width, count, S)
@@ -434,7 +434,7 @@ class TestFill:
         ("offset", "value", "width", "count"),
         [(0, 0, 3, 1), (0, 0, 8, 1), (0, 256, 1, 1), (0, -1, 4, 1), (1, 0, 2, 1), (2, 0, 4, 1), (0, 0, 1, 0)],
     )
-    def test_refused(self, driver, offset, value, width, count):
+    def test_bad_fills_are_refused(self, driver, offset, value, width, count):
         ptr = driver.alloc(64, S)
         with refused("INVALID_VALUE"):
             driver.fill(ptr + offset, value, width, count, S)
@@ -443,7 +443,7 @@ class TestFill:
 class TestCopy2d:
     @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 16, 33, 1000])
     @pytest.mark.parametrize("blocking", [True, False])
-    def test_against_numpy(self, driver, width, blocking):
+    def test_copies_of_rows_agree_with_numpy(self, driver, width, blocking):
         rows, host_pitch, pitch = 50, width + 5, width + 3
         source = np.random.default_rng(width).integers(0, 256, (rows, host_pitch), np.uint8)
         ptr, twin = driver.alloc(rows * pitch, S), driver.alloc(rows * width, S)
@@ -479,7 +479,7 @@ class TestCopy2d:
         driver.release(hold)
         assert read(driver, ptr, 4) == bytes([0, 1, 8, 9])
 
-    def test_refused(self, driver):
+    def test_bad_pitches_are_refused(self, driver):
         host = np.zeros(100, np.uint8).ctypes.data
         ptr = driver.alloc(100, S)
         for dst_pitch, src_pitch, width, height in ((9, 10, 10, 10), (10, 9, 10, 10), (10, 10, 0, 1), (10, 10, 1, 0)):
@@ -513,7 +513,7 @@ class TestRegistration:
         driver.host_unregister(pages, 2 * self.PAGE)
         assert driver.copy(ptr, pages + 100, 8, H2D, S, blocking=False) is False
 
-    def test_overlaps(self, driver, pages):
+    def test_overlapping_registrations_are_refused(self, driver, pages):
         page = self.PAGE
         driver.host_register(pages + 2 * page, 2 * page, False)
         for first, count in ((2, 2), (2, 1), (3, 1), (1, 2), (3, 3), (0, 6)):
@@ -566,7 +566,7 @@ class TestRegistration:
             one.close()
             other.close()
 
-    def test_whole_pages(self, driver, pages):
+    def test_only_whole_pages_are_registered(self, driver, pages):
         for ptr, nbytes in ((pages + 1, self.PAGE), (pages, self.PAGE - 1), (0, self.PAGE), (pages, 0)):
             with refused("INVALID_VALUE"):
                 driver.host_register(ptr, nbytes, False)
@@ -580,7 +580,7 @@ class TestRegistration:
         with refused("HOST_MEMORY_ALREADY_REGISTERED"):
             driver.host_register(pinned, self.PAGE, False)
 
-    def test_device_pointer(self, driver, pages):
+    def test_mapped_pages_have_a_device_address(self, driver, pages):
         page = self.PAGE
         driver.host_register(pages, 2 * page, True)
         ptr = driver.device_pointer(pages)
@@ -600,7 +600,7 @@ class TestRegistration:
         with refused("INVALID_ADDRESS"):
             driver.copy(driver.alloc(8, S), driver.device_pointer(pages), 8, H2D, S, blocking=True)
 
-    def test_unregister_waits(self, driver, pages):
+    def test_unregister_waits_for_copies(self, driver, pages):
         driver.host_register(pages, self.PAGE, False)
         hold = driver.hold(S)
         driver.copy(driver.alloc(8, S), pages, 8, H2D, S, blocking=False)
@@ -634,7 +634,7 @@ class TestPeer:
         for device in pair:
             device.close()
 
-    def test_copies(self, pair):
+    def test_peer_copies_move_bytes_between_devices(self, pair):
         one, _, a, b = pair
         assert one.can_access(1)
         assert not one.can_access(0)
@@ -642,7 +642,7 @@ class TestPeer:
         one.copy_peer(a, 0, b, 1, 8, S, blocking=True)
         assert read(one, a, 8) == b"2" * 8
 
-    def test_refused(self, pair):
+    def test_bad_peer_copies_are_refused(self, pair):
         one, two, a, b = pair
         with refused("INVALID_ADDRESS"):
             one.copy_peer(a, 1, b, 0, 8, S, blocking=True)
@@ -653,7 +653,7 @@ class TestPeer:
         with refused("INVALID_DEVICE"):
             one.copy_peer(a, 0, b, 7, 8, S, blocking=True)
         two.close()
-        with refused("INVALID_(DEVICE|ADDRESS)"):  # by whether somebody else has the device open
+        with refused("INVALID_(DEVICE|ADDRESS)"):  # by whether the device is open elsewhere
             one.copy_peer(a, 0, b, 1, 8, S, blocking=True)
 
     def test_the_other_device_waits_before_it_frees(self, pair):
@@ -738,7 +738,7 @@ class TestExit:
             )
         )
 
-    def test_after_close(self):
+    def test_a_held_stream_ends_with_the_process_after_close(self):
         self.check(run_program(self.HELD + "d.close()\nprint('end')"))
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

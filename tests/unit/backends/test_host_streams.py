@@ -224,7 +224,7 @@ class TestPerThread:
 
 class TestHandles:
     @pytest.mark.parametrize("handle", [0, -1, 3, 1 << 40])
-    def test_unknown_streams(self, driver, handle):
+    def test_unknown_streams_are_refused(self, driver, handle):
         ptr = driver.alloc(4, LEGACY_STREAM)
         event = driver.event_create(False)
         calls = [
@@ -248,7 +248,7 @@ class TestHandles:
             assert caught.value.code == 400
         driver.free(ptr, 4, LEGACY_STREAM)
 
-    def test_destroyed_streams(self, driver):
+    def test_destroyed_streams_are_refused(self, driver):
         stream = driver.stream_create(0, False)
         driver.stream_destroy(stream)
         for call in (driver.stream_destroy, driver.stream_synchronize, driver.hold):
@@ -300,7 +300,7 @@ class TestHandles:
             thread.join(LATE)
             assert not thread.is_alive()
 
-    def test_holds(self, driver):
+    def test_a_hold_is_released_once(self, driver):
         hold = driver.hold(LEGACY_STREAM)
         driver.release(hold)
         with pytest.raises(BackendError, match="INVALID_HANDLE"):
@@ -308,7 +308,7 @@ class TestHandles:
 
 
 class TestEvents:
-    def test_unrecorded(self, driver):
+    def test_an_unrecorded_event_is_complete(self, driver):
         event = driver.event_create(True)
         assert driver.event_query(event)
         driver.event_synchronize(event)
@@ -330,7 +330,7 @@ class TestEvents:
         assert not driver.stream_query(stream)
         driver.release(second)
 
-    def test_recorded_again(self, driver):
+    def test_an_event_recorded_again_is_the_latest_record(self, driver):
         stream = driver.stream_create(0, True)
         event = driver.event_create(True)
         driver.event_record(event, stream)
@@ -378,7 +378,7 @@ class TestEvents:
         one.close()
         two.close()
 
-    def test_of_a_closed_device_holds_nobody_up(self):
+    def test_of_a_closed_device_blocks_no_stream(self):
         one, two = open_device(0, 2), open_device(1, 2)
         one.enter()
         event = one.event_create(False)
@@ -391,7 +391,7 @@ class TestEvents:
         two.exit(token)
         two.close()
 
-    def test_elapsed(self, driver):
+    def test_elapsed_time_needs_both_events_complete(self, driver):
         stream = driver.stream_create(0, True)
         start, end = driver.event_create(True), driver.event_create(True)
         driver.event_record(start, stream)
@@ -405,13 +405,13 @@ class TestEvents:
         assert 0 < driver.event_elapsed(start, end) < 1000 * LATE
         assert driver.event_elapsed(end, start) < 0
 
-    def test_without_timing(self, driver):
+    def test_events_without_timing_have_no_elapsed_time(self, driver):
         event = driver.event_create(False)
         driver.event_record(event, LEGACY_STREAM)
         with pytest.raises(BackendError, match="INVALID_HANDLE"):
             driver.event_elapsed(event, event)
 
-    def test_destroyed(self, driver):
+    def test_destroyed_events_are_refused(self, driver):
         event = driver.event_create(False)
         driver.event_destroy(event)
         calls = [
@@ -603,7 +603,7 @@ def start_and(thread, function):
     function()
 
 
-def test_a_crowd(driver):
+def test_many_threads_enqueue_without_deadlock_or_loss(driver):
     """Threads that enqueue on all kinds of streams, with events between them: no deadlock, nothing lost."""
     streams = [driver.stream_create(0, n % 2 == 0) for n in range(4)] + [LEGACY_STREAM, PER_THREAD_STREAM]
     failures = []

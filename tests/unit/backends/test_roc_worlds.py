@@ -116,7 +116,7 @@ def refusal(**world: str) -> str:
 # -- which library -----------------------------------------------------------------------------------------------------
 
 
-def test_no_library() -> None:
+def test_without_a_library_the_reason_names_the_places_searched() -> None:
     reason = refusal(ROCM_PATH="/nowhere")
     assert "no HIP runtime was found" in reason
     assert "/nowhere/lib" in reason and "/opt/rocm/lib" in reason, "where it was looked for"
@@ -164,8 +164,8 @@ def test_rocm_that_pip_installed(make: Callable[..., Path], tmp_path: Path) -> N
     assert "no HIP runtime was found" in str(reason)
 
 
-def test_the_one_that_somebody_loaded_is_the_one(make: Callable[..., Path]) -> None:
-    """As PyTorch does: its own copy, under a path that nobody would search. A second one would not know its memory."""
+def test_the_library_that_is_already_loaded_is_used(make: Callable[..., Path]) -> None:
+    """As PyTorch does: its own copy, under a path that is not searched. A second one would not know its memory."""
     theirs, ours = make(folder="torch/lib"), make()
     before = f"import ctypes; ctypes.CDLL({str(theirs)!r})\n"
     for options in ({}, {"library": str(ours)}, {"provider": "ctypes"}):

@@ -38,7 +38,7 @@ class Index:
         (np.array(7), (7,)),
     ],
 )
-def test_shape_of(given, want):
+def test_shape_of_takes_integers_and_sequences(given, want):
     assert shape_of(given) == want
 
 
@@ -54,7 +54,7 @@ def test_shape_of_negative_lengths():
 
 
 @pytest.mark.parametrize("given", ["f8", np.float32, np.dtype(">i2"), [("a", "i4", (2,))], None, int, "S0"])
-def test_dtype_of(given):
+def test_dtype_of_takes_what_numpy_takes(given):
     assert dtype_of(given) == np.dtype(given)
 
 
@@ -64,7 +64,7 @@ def test_dtype_of_what_cannot_go(given):
         dtype_of(given)
 
 
-def test_layout_of():
+def test_layout_of_gives_strides_and_bytes():
     assert layout_of((2, 3), "i4", None, "C") == ((2, 3), np.dtype("i4"), (12, 4), 24)
     assert layout_of((2, 3), "i4", None, "F") == ((2, 3), np.dtype("i4"), (4, 8), 24)
     assert layout_of((2, 3), "i4", (100, 8), "C") == ((2, 3), np.dtype("i4"), (100, 8), 120)
@@ -72,14 +72,14 @@ def test_layout_of():
     assert layout_of((0, 3), "i4", (12, 4), "C")[3] == 0
 
 
-def test_order_of():
+def test_order_of_takes_the_orders_allowed_only():
     assert order_of("F", "CFA") == "F"
     for bad in ("K", "", "CF", None, 3):
         with pytest.raises(LayoutError, match=r"order is one of 'C', 'F', 'A', not"):
             order_of(bad, "CFA")
 
 
-def test_new_shape_of():
+def test_new_shape_of_takes_integers_and_one_sequence():
     assert new_shape_of((2, -1)) == new_shape_of(((2, -1),)) == new_shape_of(([2, np.int64(-1)],)) == (2, -1)
     assert new_shape_of(()) == new_shape_of(((),)) == ()
     for bad in ((2.0,), ("2",), (None,), ((1, 2), 3)):
@@ -98,7 +98,7 @@ def test_host_array_is_the_array_itself_or_what_numpy_makes_of_it():
         host_array(np.ma.array([1]))
 
 
-def test_check_same():
+def test_check_same_names_what_differs():
     check_same("x", (2,), np.dtype("f4"), (2,), np.dtype("f4"))
     check_same("x", (2,), np.dtype("=i4"), (2,), np.dtype("i4"))
     with pytest.raises(LayoutError, match=r"verb: the destination has dtype float32, the source >f4: convert"):
@@ -107,7 +107,7 @@ def test_check_same():
         check_same("verb", (2,), np.dtype("f4"), (2, 1), np.dtype("f4"))
 
 
-def test_check_destination():
+def test_check_destination_refuses_what_cannot_be_written():
     check_destination(np.zeros((2, 3))[::-1, ::2], (2, 2), np.dtype("f8"))
     check_destination(np.zeros((0, 3)), (0, 3), np.dtype("f8"))
     with pytest.raises(TypeError, match=r"ndarray, not a list"):

@@ -113,13 +113,13 @@ def clean(monkeypatch):
     logging.getLogger("devmem").setLevel(level)
 
 
-def test_the_defaults():
+def test_without_variables_every_setting_has_its_default():
     current = config.settings()
     assert {f.name.upper(): getattr(current, f.name) for f in dataclasses.fields(current)} == DEFAULTS
 
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
-def test_good_values(monkeypatch, name, text, value):
+def test_good_values_are_parsed(monkeypatch, name, text, value):
     monkeypatch.setenv(f"DEVMEM_{name}", text)
     got = getattr(config.settings(), name.lower())
     assert got == value
@@ -161,7 +161,7 @@ def test_a_backend_gets_the_settings_that_bear_its_name(monkeypatch):
     assert config.settings().for_backend("cuda") == {}
 
 
-def test_the_log_level_is_imposed_only_if_somebody_asked(monkeypatch):
+def test_the_log_level_is_set_only_if_a_setting_asks_for_it(monkeypatch):
     logger = logging.getLogger("devmem")
     logger.setLevel(logging.INFO)
     config.settings()
@@ -172,7 +172,7 @@ def test_the_log_level_is_imposed_only_if_somebody_asked(monkeypatch):
     assert logger.level == logging.ERROR
 
 
-# -- names that nobody reads -------------------------------------------------------------------------------------------
+# -- unknown names ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def read_only(array):
     ],
     ids=lambda a: f"{a.dtype}{a.shape}",
 )
-def test_address(array):
+def test_address_is_that_of_the_first_element(array):
     assert address(array) == array.ctypes.data
 
 
@@ -66,7 +66,7 @@ def test_address(array):
         ((1,), (-1000,), (0, 8)),
     ],
 )
-def test_span(shape, strides, want):
+def test_span_of_strided_shapes(shape, strides, want):
     assert span(shape, strides, 8) == want
 
 
@@ -156,7 +156,7 @@ def test_overlap():
     ("shape", "itemsize", "nbytes"),
     [((2, 3), 8, 48), ((), 4, 4), ((0, 2**60), 1, 0), ((2**62,), 1, 2**62), ((3,), 0, 0)],
 )
-def test_check_size(shape, itemsize, nbytes):
+def test_check_size_gives_the_bytes(shape, itemsize, nbytes):
     assert check_size(shape, itemsize) == nbytes
 
 

@@ -119,7 +119,7 @@ def test_a_new_file_is_there_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, OSError])
-def test_or_not_at_all(error, tmp_path):
+def test_a_failed_write_leaves_no_file(error, tmp_path):
     path = tmp_path / "a"
     with pytest.raises(error), replacing(str(path)) as (file, _):
         file.write(b"half", 0)
@@ -136,7 +136,7 @@ def test_the_names_beside_do_not_meet(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to the superuser")
-def test_no_permission(tmp_path):
+def test_a_refused_file_is_named(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError) as told, replacing(str(tmp_path / "a")):
         pass

@@ -24,7 +24,7 @@ def load_all(path):
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_npy_is_mapped(tmp_path, name):
+def test_npy_files_are_mapped(tmp_path, name):
     path = tmp_path / f"{name}.npy"
     np.save(path, ARRAYS[name])
     array, how = load_all(path)[path.name]
@@ -35,7 +35,7 @@ def test_npy_is_mapped(tmp_path, name):
 
 
 @pytest.mark.parametrize(("save", "expected"), [(np.savez, "mapped"), (np.savez_compressed, "read")])
-def test_members_of_npz(tmp_path, save, expected):
+def test_the_members_of_an_npz_file_are_loaded(tmp_path, save, expected):
     path = tmp_path / "all.npz"
     save(path, **ARRAYS)
     loaded = load_all(path)

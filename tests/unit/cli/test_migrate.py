@@ -112,7 +112,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_statement(name):
+def test_a_statement_is_rewritten(name):
     before, after = CASES[name]
     assert rewrite(before.encode()).after.decode() == after
     assert rewrite(f"{before}\n".encode()).after.decode() == f"{after}\n"
@@ -120,7 +120,7 @@ def test_a_statement(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_once_is_enough(name):
+def test_rewriting_again_changes_nothing(name):
     after = rewrite(CASES[name][0].encode()).after
     assert rewrite(after).after == after
 
@@ -598,7 +598,7 @@ def test_the_diff_can_be_applied(run, tmp_path, monkeypatch):
     assert (tmp_path / "m.py").read_bytes() == after
 
 
-def test_json(run, tree):
+def test_json_tells_of_each_file(run, tree):
     code, out, _ = run("--json", tree / "a.py", tree / "pkg")
     document = json.loads(out)
     assert code == 0

@@ -594,7 +594,7 @@ def said(source: str) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_is_said(name):
+def test_each_program_is_told_what_the_table_says(name):
     source, expected = SAID[name]
     assert said(source) == expected
 

@@ -71,7 +71,7 @@ def test_an_empty_cell_has_no_line_of_its_own(capsys, monkeypatch):
     assert "reason" not in capsys.readouterr().out
 
 
-def test_no_rows(capsys, monkeypatch):
+def test_a_table_without_rows_has_its_heading(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     print_table(("one", "two"), [])
     assert "one" in capsys.readouterr().out

@@ -21,7 +21,7 @@ def short():
 
 
 @given(st.data())
-def test_as_numpy(data):
+def test_a_copy_by_strips_agrees_with_numpys(data):
     shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=0, max_size=4)))
     dtype = np.dtype(data.draw(st.sampled_from(["u1", "V3", "f4", "c16"])))
     sides = []

@@ -290,7 +290,7 @@ def test_registered_whole_or_in_part(context):
     assert memory_of(context, middle) is not HostMemory.LOCKED
 
 
-def test_files(context, tmp_path: File):
+def test_mapped_files_are_files(context, tmp_path: File):
     file = np.memmap(tmp_path / "data", "u1", "w+", shape=4 * PAGE)
     assert memory_of(context, file) is HostMemory.FILE
     assert memory_of(context, file[100:200]) is HostMemory.FILE

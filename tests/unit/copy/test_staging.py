@@ -117,7 +117,7 @@ def test_a_crew_copies_any_layout(data):
 SHARED = CopyWorkers(3)
 
 
-def test_runs_of_bytes(crew):
+def test_runs_of_bytes_are_copied_whole(crew):
     for size in (1, 15, 16, 4096, 4097, 3 * 4096 + 5):
         source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
         there = np.zeros_like(source)
@@ -131,7 +131,7 @@ def test_one_thread_is_the_callers():
     assert set(threading.enumerate()) <= before
 
 
-def test_the_caller_does_what_nobody_else_has_time_for(small_parts, monkeypatch):
+def test_the_caller_copies_the_parts_that_no_worker_takes(small_parts, monkeypatch):
     crew = CopyWorkers(4)
     monkeypatch.setattr(crew, "_start", lambda: None)  # all of them are busy elsewhere, and stay so
     source, there = np.arange(400), np.zeros(400, int)
@@ -173,7 +173,7 @@ def test_errors_come_out_when_all_are_done(crew, monkeypatch, where):
 
 
 def test_an_interrupt_waits_for_the_others():
-    """At each line that the caller comes by: nobody may give a slot away while a thread still writes to it."""
+    """At each line that the caller comes by: no slot may be given away while a thread still writes to it."""
     caller, crew, left, interrupted = threading.current_thread(), CopyWorkers(3), 0, 0
 
     def interrupt(frame, event, arg):
@@ -406,7 +406,7 @@ def test_a_slot_is_used_again_only_after_its_event(backend, context):
     assert np.array_equal(two.copy_to_host(), second)
 
 
-def test_nobody_waits_for_another_stream(backend, context):
+def test_a_copy_does_not_wait_for_another_stream(backend, context):
     held, other = dm.stream(non_blocking=True), dm.stream(non_blocking=True)
     sent, more = data(SLOTS * SLOT, 1), data(4 * SLOT, 2)
     one, two = dm.device_array(sent.shape, "u1"), dm.device_array(more.shape, "u1")
@@ -535,7 +535,7 @@ def test_memory_that_runs_out_takes_the_slots(backend, context):
     round_trip(context)
 
 
-def test_a_slot_whose_download_waits_is_emptied_by_whoever_needs_it(backend, context):
+def test_a_slot_whose_download_waits_is_emptied_by_the_next_copy_that_needs_it(backend, context):
     sent = data(SLOTS * SLOT)
     array = dm.to_device(sent)
     stream = dm.stream()
@@ -544,7 +544,7 @@ def test_a_slot_whose_download_waits_is_emptied_by_whoever_needs_it(backend, con
     with hold(stream):  # or a block would be taken out on the way
         under_way = dm.copy_async(array, back, stream=stream)
     stream.synchronize()
-    assert not back.any(), "nobody has waited for it"
+    assert not back.any(), "the download was not waited for"
     other = data(3 * SLOT, 4)
     assert np.array_equal(dm.to_device(other).copy_to_host(), other)
     assert np.array_equal(back, sent), "emptied on the way"
@@ -813,7 +813,7 @@ def test_a_download_that_another_copy_ended_keeps_nothing(backend, context, monk
     round_trip(context)
 
 
-def test_a_download_that_nobody_waited_for_when_the_device_is_closed(backend, context):
+def test_closing_the_device_ends_a_download_that_was_not_waited_for(backend, context):
     array = dm.to_device(data(2 * SLOT))
     download = Download(context.ring, context.copies.submitter, np.zeros(2 * SLOT, "u1"))
     with dm.current_device().entered():
@@ -868,7 +868,7 @@ def test_failures_in_the_middle(backend, context, method, direction):
     assert failures or method in ("event_synchronize", "event_query")
 
 
-def test_after_a_failed_download_nobody_writes_to_the_destination(backend, context):
+def test_after_a_failed_download_the_destination_is_not_written(backend, context):
     array = dm.to_device(data())
     back = np.zeros(array.size, "u1")
     backend.fail_at(3, "copy")

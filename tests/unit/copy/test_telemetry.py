@@ -217,7 +217,7 @@ def test_many_threads_at_once(trace):
 
 @pytest.mark.parametrize("failure", ["refused", "cut short"])
 def test_where_it_cannot_go_on(trace, monkeypatch, failure):
-    """It says so once, and nobody who copies notices."""
+    """It warns once, and copies go on."""
     fd = trace._fd
     trace.span("before", "copy", 0.0, 1.0, {})
 
@@ -234,7 +234,7 @@ def test_where_it_cannot_go_on(trace, monkeypatch, failure):
             trace.span("lost", "copy", 0.0, 1.0, {})
     trace.span("after", "copy", 0.0, 1.0, {})
     assert [event["name"] for event in events(trace.asked)][-1] == "before"
-    os.write(fd, b" ")  # what another thread is about to write goes there still, and into nobody else's file
+    os.write(fd, b" ")  # what another thread is about to write goes there still, and into no other file
     assert trace.asked.read_text().endswith(" ")
     os.close(fd)
 
@@ -284,7 +284,7 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, name):
 
 
 def test_a_second_process_has_a_file_of_its_own(trace):
-    """Whoever came first keeps the name."""
+    """The first process keeps the name."""
     pytest.importorskip("fcntl")
     script = textwrap.dedent(f"""
         from devmem._core.copy.trace import tracefile

@@ -91,7 +91,7 @@ def test_the_setting_wins(world, monkeypatch):
     assert chosen() == ("host", [])
 
 
-def test_usable_backend(world):
+def test_usable_backend_gives_it_or_says_why_not(world):
     registry = world(cuda=None)
     assert backends.usable_backend("cuda") is registry.backends["cuda"].backend
     with pytest.raises(BackendUnavailable, match="the backend 'roc' cannot be used: no library"):
@@ -108,7 +108,7 @@ def test_a_plugin_that_failed_to_load_is_raised_to_who_asks_for_it(world):
         backends.usable_backend("mine")
 
 
-def test_statuses(world):
+def test_statuses_tell_of_each_backend(world):
     registry = world(cuda=None, other=None)
     registry.failures["broken"] = plugins.Failure("broken 1.0", "plugin 'broken': no")
     found = {status.name: status for status in backends.statuses()}

@@ -232,7 +232,7 @@ def test_a_command_whose_time_is_up_is_ended_with_all_that_it_started(step, tmp_
 
 
 def gone(process):
-    """Whether a process has ended; nobody may have asked for its exit status yet."""
+    """Whether a process has ended; its exit status may not have been read yet."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -36,7 +36,7 @@ UNWANTED = [
     "greenlet",
 ]
 
-#: What is imported when somebody asks for it: each costs a tenth of a millisecond or more, and not every program uses it.
+#: What is imported on first use: each costs a tenth of a millisecond or more, and not every program uses it.
 LATER = [
     "devmem._core.lifetime.oom",
     "devmem._core.bulk.files",
@@ -62,7 +62,7 @@ LATER = [
     "zipfile",
 ]
 
-#: Of the memory stacks, what a device that nobody told anything else takes its memory from.
+#: Of the memory stacks, what a device takes its memory from by default.
 STACK = {"adaptor", "direct", "foreign", "heap", "size_text", "stream_ordered"}
 
 PROBE = """
@@ -133,7 +133,7 @@ def test_import_works_with_a_bad_setting(monkeypatch):
 
 
 def waiting():
-    """Names that are imported when somebody asks for them, as a type checker sees them, by their module."""
+    """Names that are imported on first use, as a type checker sees them, by their module."""
     tree = ast.parse(Path(devmem.__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
     return {

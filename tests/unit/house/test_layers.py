@@ -89,7 +89,7 @@ RULES: Mapping[str, Rule] = {
         "devmem api spi toolkit _core.lifetime.allocation _core.ordering.stream _core.memory", "numpy", lazily=None
     ),
     "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
-    # Asks the drop-ins which names they have. Loaded when somebody migrates.
+    # Asks the drop-ins which names they have. Loaded by `devmem migrate`.
     "devmem.cli.import_rewriter": rule("cli.usage_scan cli.name_resolution cli.migration_rules", "libcst"),
     "devmem.cli.usage_scan": rule("cli.name_resolution cli.migration_rules", "libcst"),
     "devmem.cli.name_resolution": rule("cli.migration_rules", "libcst"),

@@ -13,9 +13,6 @@ import pytest
 
 PACKAGE = Path(__file__).parents[3] / "devmem"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-#: Still has an array type as long as the address space, for views of its own memory.
-NOT_YET = {"kernels/compilers/simulator/raw_arrays.py"}
-
 #: Names that tell how the interpreter keeps its objects, or how often it refers to them.
 INTERPRETER = {"getrefcount", "__basicsize__", "__itemsize__", "getsizeof"}
 #: Functions that make a view, or a Python object, of the memory at an address.

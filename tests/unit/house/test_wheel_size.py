@@ -34,7 +34,7 @@ def names(wheel):
         return archive.namelist()
 
 
-def test_it_is_small(wheel):
+def test_the_wheel_is_below_its_limit(wheel):
     assert wheel.stat().st_size <= LIMIT
 
 

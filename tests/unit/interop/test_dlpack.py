@@ -307,7 +307,7 @@ def test_a_capsule_is_taken_once_and_let_go_of_once(memory, versioned):
     del tensor.capsule
 
 
-def test_a_capsule_that_somebody_keeps_stays_taken():
+def test_a_consumed_capsule_stays_consumed():
     """Let go of, it is not there to be taken again, and its tensor has ended."""
     for versioned in (VERSIONED, False):
         owner = Owner()

@@ -19,7 +19,7 @@ def words(frame, code, *at):
     return [struct.unpack(code, ctypes.string_at(pointers[each], size))[0] for each in at]
 
 
-def test_an_array(devmem_backend):
+def test_an_array_is_flattened_as_a_driver_reads_it(devmem_backend):
     array = dm.to_device(np.zeros((3, 4), np.float32))
     frame = abi.Frame([abi.scalar("i", int), abi.array(2)])
     frame.fill([7, array])
@@ -66,7 +66,7 @@ def test_arrays_without_axes_and_records(devmem_backend):
         ),
     ],
 )
-def test_scalars(slot, value, code, expected):
+def test_scalars_are_flattened_by_their_width(slot, value, code, expected):
     frame = abi.Frame([abi.scalar("q", int), slot])
     frame.fill([-1, value])
     assert words(frame, code, *range(1, 1 + len(expected))) == expected
@@ -79,7 +79,7 @@ def test_what_does_not_fit_raises():
         frame.fill([300])
 
 
-def test_no_arguments():
+def test_a_frame_without_arguments_has_an_address():
     frame = abi.Frame([])
     frame.fill([])
     assert frame.address

@@ -77,7 +77,7 @@ def test_every_name_is_public_and_tried_here():
     assert tried == set(names.PUBLIC)
 
 
-def test_positions(item):
+def test_positions_are_those_of_the_work_item(item):
     assert (dm.threadIdx.x, dm.threadIdx.y, dm.threadIdx.z) == (1, 2, 3)
     assert (dm.blockIdx.x, dm.blockDim.y, dm.gridDim.z) == (4, 20, 9)
     assert [dm.grid(1), dm.grid(2), dm.grid(3)] == [41, (41, 102), (41, 102, 183)]

@@ -1,4 +1,4 @@
-"""numba-cuda as a compiler, with no GPU: types, and the PTX of the kernels that everyone knows."""
+"""numba-cuda as a compiler, with no GPU: types, and the PTX of well-known kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.modules.setdefault(_spec.name, kernels_all)
 _spec.loader.exec_module(kernels_all)
 
 CASES = kernels_all.cases()
-H100, NOBODYS = (9, 0), (99, 9)
+H100, NO_GPU = (9, 0), (99, 9)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_globals_and_functions_are_left_alone(numba):
         dm.barrier()
 
 
-def test_options(numba):
+def test_options_change_the_ptx(numba):
     def kernel(out, x):
         out[0] = out[1] / x
 
@@ -224,7 +224,7 @@ def test_a_grid_takes_a_constant(numba):
 
 
 def test_a_newer_device_gets_the_newest_code_that_there_is(numba):
-    code = numba.ptx_for(lambda array: None, numba.typing.types_of("void(int8[::1])"), NOBODYS, {})
+    code = numba.ptx_for(lambda array: None, numba.typing.types_of("void(int8[::1])"), NO_GPU, {})
     assert re.search(r"\.target sm_(\d+)", code)
 
 
@@ -338,7 +338,7 @@ def test_what_numba_takes_not(numba, value):
         numba.typing.type_of(value)
 
 
-def test_signatures(numba):
+def test_signatures_are_parsed_into_numbas_types(numba):
     assert [str(each) for each in numba.typing.types_of("void(float32[::1], int64, boolean)")] == [
         "array(float32, 1d, C)",
         "int64",

@@ -28,7 +28,7 @@ def hip_folder():
 
 @pytest.mark.skipif(hip_folder() is None, reason="numba-hip is not installed")
 def test_the_names_against_the_registries_of_numba_hip():
-    """All kernels that everyone knows are typed, and what devmem builds itself is built, and runs on the host."""
+    """All well-known kernels are typed, and what devmem builds itself is built, and runs on the host."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=110, check=False
@@ -80,7 +80,7 @@ def test_the_architecture_with_its_features(arch, features, told):
     assert numba_hip.architecture(SimpleNamespace(info=info)) == told
 
 
-def test_an_architecture_of_somebody_else():
+def test_an_unknown_architecture_is_refused():
     info = SimpleNamespace(arch="", facts={}, name="an old GPU")
     with pytest.raises(dm.UnsupportedError, match="'' of an old GPU is not an AMD architecture"):
         numba_hip.architecture(SimpleNamespace(info=info))

@@ -243,7 +243,7 @@ def test_read_only_arrays_are_read(simulated, line_of):
 RECORD = np.dtype([("x", np.float32), ("y", np.int16, (2,))], align=True)
 
 
-def test_records(simulated):
+def test_kernels_read_and_write_fields_of_records(simulated):
     def kernel(a, one):
         i = grid(1)
         a[i].x += one.x
@@ -457,7 +457,7 @@ def test_dynamic_shared_memory_is_one_piece_of_any_type(simulated):
 @pytest.mark.parametrize(
     ("dtype", "unwritten"), [("f4", np.nan), ("f8", np.nan), ("i2", -1), ("u4", 2**32 - 1), ("?", True)]
 )
-def test_memory_that_nobody_wrote_is_no_zero(simulated, dtype, unwritten):
+def test_memory_that_was_never_written_is_not_zero(simulated, dtype, unwritten):
     def kernel(out):
         out[0], out[1] = shared.array(2, dtype)[1], local.array((1, 2), dtype)[0, 1]
 

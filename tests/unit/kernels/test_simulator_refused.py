@@ -179,7 +179,7 @@ def test_branches_that_constants_close_and_functions_of_the_kernels_own(simulate
     assert got[0] == result
 
 
-def test_a_handler_that_nobody_could_see_does_not_swallow_a_report(simulated, line_of):
+def test_a_handler_hidden_from_the_check_does_not_swallow_a_report(simulated, line_of):
     class Unseen:
         def run(self, a):
             try:

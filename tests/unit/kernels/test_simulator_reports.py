@@ -245,7 +245,7 @@ def halves(a, r):
         (halves, "cannot be interpreted as an integer: divide with //"),
     ],
 )
-def test_advice(simulated, kernel, told, watched):
+def test_a_report_has_its_advice(simulated, kernel, told, watched):
     with dm.simulator(race_check=watched):
         assert told in str(simulated.report(kernel, 1, 1, np.zeros(4), RECORDS))
 
@@ -320,7 +320,7 @@ def any_of_them(a, out):
     if out[0] == 0:
         out[0] = 1
     if a[0] == a[7]:
-        out[1] = grid(1)  # whichever is last, and nobody reads it
+        out[1] = grid(1)  # whichever is last, and it is never read
 
 
 def the_same_again(a, out):
@@ -560,8 +560,8 @@ RACES = [
 
 
 @pytest.mark.parametrize(("kernel", "thread", "other"), RACES)
-def test_races(simulated, line_of, kernel, thread, other):
-    simulated.run(kernel, 1, 8, EIGHT, shared=8)  # nobody asked for a check
+def test_a_race_names_both_threads_and_the_line(simulated, line_of, kernel, thread, other):
+    simulated.run(kernel, 1, 8, EIGHT, shared=8)  # no check was asked for
     with dm.simulator(race_check=True):
         report = simulated.report(kernel, 1, 8, EIGHT, shared=8)
     assert at(report, "race", thread) == line_of(kernel, "# second")
@@ -572,7 +572,7 @@ def test_races(simulated, line_of, kernel, thread, other):
     )
 
 
-def test_races_by_slices(simulated, line_of):
+def test_a_race_through_slices_is_reported(simulated, line_of):
     with dm.simulator(race_check=True):
         report = simulated.report(by_slices, 1, 8, EIGHT)
     # Row 2 is not written yet when thread 1 reads it.
@@ -648,7 +648,7 @@ def the_same_thread(a):
 
 @pytest.mark.parametrize("kernel", [ordered_by_barriers, the_same_value, all_atomic, ordered_by_waves, the_same_thread])
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_what_is_no_race(simulated, kernel, seed):
+def test_ordered_accesses_are_no_race(simulated, kernel, seed):
     with dm.simulator(race_check=True, shuffle=seed, wave_size=2):
         simulated.run(kernel, 2, 8, EIGHT)
 
@@ -664,7 +664,7 @@ def test_fields_of_records_in_shared_memory_are_watched(simulated, line_of):
         s[t].place[1] = 5
         barrier()
         if t == 0:
-            s[1].weight = 50  # which nobody else looks at
+            s[1].weight = 50  # which no other thread reads
         out[t] = s[3 - t]["count"] + s[3 - t].place[1]
 
     def raced(out):
@@ -685,7 +685,7 @@ def test_fields_of_records_in_shared_memory_are_watched(simulated, line_of):
         error = simulated.report(raced, 1, 4, np.zeros(4))
         assert (error.kind, error.lineno) == ("race", line_of(raced, "out[t]"))
         assert "field 'weight'" in str(error)
-        # Between the fields lies nothing, or a copy of all of it would read what nobody wrote.
+        # Between the fields lies nothing, or a copy of all of it would read what was never written.
         [out] = simulated.run(whole, 1, 4, np.zeros(4, RECORD))
     assert out["count"].tolist() == [3, 2, 1, 0]
     unknown = simulated.report(lambda: shared.array(1, RECORD)[0].height, 1, 1)
@@ -707,7 +707,7 @@ def test_a_waves_barrier_orders_nothing_between_waves(simulated, line_of):
     assert report.lineno == line_of(kernel, "# of another wave")
 
 
-def test_what_nobody_has_written(simulated, line_of):
+def test_reading_shared_memory_before_it_is_written_is_reported(simulated, line_of):
     def kernel(a):
         s = shared.array((2, 2), np.float32)
         s[0, 0] = 1
@@ -851,7 +851,7 @@ BOUNDS = [
 
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize(("kernel", "thread", "block", "told"), BOUNDS)
-def test_out_of_bounds(simulated, line_of, kernel, thread, block, told, watched):
+def test_out_of_bounds_names_the_thread_and_the_line(simulated, line_of, kernel, thread, block, told, watched):
     with dm.simulator(race_check=watched):
         report = simulated.report(kernel, 2, 4, EIGHT, shared=11)
     assert at(report, "out of bounds", thread, block) == line_of(kernel, "# here")
@@ -953,7 +953,7 @@ def test_what_exits_the_interpreter_does_not(simulated):
 def test_those_at_a_barrier_are_told_to_leave(simulated):
     left = []
 
-    class Unseen:  # nobody looks for what no compiler takes in there
+    class Unseen:  # the check does not look in there
         def run(self):
             try:
                 barrier()
@@ -963,7 +963,7 @@ def test_those_at_a_barrier_are_told_to_leave(simulated):
             finally:
                 left.append(threadIdx.x)
                 if threadIdx.x == 3:
-                    barrier()  # at the end of a block that has failed nobody waits
+                    barrier()  # no thread waits at the end of a block that has failed
 
     unseen = Unseen()
 
@@ -1025,7 +1025,7 @@ def test_the_device_goes_on_after_a_report(simulated):
         assert got.tolist() == [*range(8)][::-1]
 
 
-def test_on_a_named_stream_whoever_waits_is_told_once(simulated):
+def test_on_a_named_stream_the_first_wait_raises_and_later_ones_do_not(simulated):
     driver = simulated.driver
     stream = driver.stream_create(0, True)
 

@@ -304,7 +304,7 @@ def counts(statistics: Statistics) -> tuple[int, ...]:
     return s.current_bytes, s.peak_bytes, s.total_bytes, s.current_count, s.peak_count, s.total_count
 
 
-def test_counts(driver: FaultyDriver) -> None:
+def test_statistics_count_live_bytes_and_peaks(driver: FaultyDriver) -> None:
     statistics = Statistics(DriverMemory())
     statistics.bind(driver)
     a = statistics.allocate(100, S)
@@ -480,7 +480,7 @@ def test_lines_of_many_threads_replay(driver: FaultyDriver, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("repeat", "failing"), [(False, [3]), (True, [3, 4, 5])])
-def test_the_nth_fails(driver: FaultyDriver, repeat: bool, failing: list[int]) -> None:
+def test_fail_nth_fails_the_allocations_it_names(driver: FaultyDriver, repeat: bool, failing: list[int]) -> None:
     stack = FailNth(Below(), 3, repeat=repeat)
     stack.bind(driver)
     for call in range(1, 6):
@@ -657,7 +657,7 @@ def test_what_was_withheld_is_wiped_behind_the_work_of_its_stream(driver: Faulty
 
 def test_it_waits_only_where_the_memory_may_go_anywhere(driver: FaultyDriver) -> None:
     class Recycling(DriverMemory):
-        """Of a class of somebody else's nothing is known."""
+        """Nothing is known of a foreign class."""
 
     bottoms = ((DriverMemory(), 0), (StreamOrderedMemory(), 0), (Statistics(DriverMemory()), 1), (Recycling(), 1))
     for below, waits in bottoms:

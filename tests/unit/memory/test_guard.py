@@ -51,7 +51,7 @@ FREED = r"(?s:.*freed at.*in killer\n.*# this is where it was freed)"
 
 @pytest.mark.parametrize("beyond", [0, 1, 17, 255])
 @pytest.mark.parametrize("nbytes", [1, 1000, 1024])
-def test_an_overrun(guard: Guard, driver: Driver, nbytes: int, beyond: int) -> None:
+def test_an_overrun_is_reported_with_its_owner(guard: Guard, driver: Driver, nbytes: int, beyond: int) -> None:
     ptr = owner(guard, nbytes)
     poke(driver, ptr + nbytes + beyond)
     expected = rf"overrun: the byte {beyond} behind the end of the block of {nbytes} bytes at {ptr:#x} was overwritten with 0x07"
@@ -64,7 +64,7 @@ def test_an_overrun(guard: Guard, driver: Driver, nbytes: int, beyond: int) -> N
 
 
 @pytest.mark.parametrize("before", [1, 256])
-def test_an_underrun(guard: Guard, driver: Driver, before: int) -> None:
+def test_an_underrun_is_reported_with_its_owner(guard: Guard, driver: Driver, before: int) -> None:
     ptr = owner(guard)
     poke(driver, ptr - before)
     with pytest.raises(dm.GuardError, match=rf"underrun: the byte {before} before the block of 1000 bytes" + OWNER):
@@ -82,7 +82,7 @@ def test_writes_within_are_none_of_its_business(guard: Guard, driver: Driver) ->
     assert guard.reports == []
 
 
-def test_a_double_free(guard: Guard, driver: Driver) -> None:
+def test_a_double_free_is_reported_with_both_lines(guard: Guard, driver: Driver) -> None:
     ptr = owner(guard)
     killer(guard, ptr)
     with pytest.raises(dm.GuardError, match=r"double free: the block of 1000 bytes at" + OWNER + FREED):
@@ -92,7 +92,7 @@ def test_a_double_free(guard: Guard, driver: Driver) -> None:
         killer(guard, ptr)
 
 
-def test_a_foreign_free(guard: Guard, driver: Driver) -> None:
+def test_a_free_inside_a_block_is_reported(guard: Guard, driver: Driver) -> None:
     ptr = owner(guard)
     with pytest.raises(
         dm.GuardError, match=rf"foreign free: {ptr + 8:#x} .* is no block, but \+8 bytes from the block" + OWNER
@@ -103,7 +103,7 @@ def test_a_foreign_free(guard: Guard, driver: Driver) -> None:
     killer(guard, ptr)
 
 
-def test_a_wrong_size(guard: Guard) -> None:
+def test_a_free_of_the_wrong_size_is_reported(guard: Guard) -> None:
     ptr = owner(guard)
     with pytest.raises(dm.GuardError, match=r"999 bytes were given back at .* where the block of 1000 bytes"):
         killer(guard, ptr, 999)
@@ -133,7 +133,7 @@ def test_what_it_refuses_is_not_counted_as_given_back(guard: Guard, driver: Driv
 
 
 @pytest.mark.parametrize("at", [-256, 0, 999, 1255])
-def test_use_after_free(guard: Guard, driver: Driver, at: int) -> None:
+def test_a_write_after_free_is_reported_with_its_owner(guard: Guard, driver: Driver, at: int) -> None:
     ptr = owner(guard)
     killer(guard, ptr)
     poke(driver, ptr + at)

@@ -94,7 +94,7 @@ class Silent:
 # -- reuse -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hit_asks_nobody(driver: Any) -> None:
+def test_a_hit_makes_no_driver_call(driver: Any) -> None:
     pool = bound(PoolMemory(), driver)
     sizes = [1, 1000, 70_000, 3 * MIB, 40 * MIB]
     first = [pool.allocate(nbytes, LEGACY_STREAM) for nbytes in sizes]
@@ -226,7 +226,7 @@ def test_streams_of_others_leave_nothing_behind(driver: Any) -> None:
     for _ in range(20):
         foreign = driver.inner.stream_create(0, True)
         blocks.append(pool.allocate(100_000, foreign))
-        driver.inner.stream_destroy(foreign)  # nobody tells the pool
+        driver.inner.stream_destroy(foreign)  # the pool is not told
     for ptr in blocks:
         pool.deallocate(ptr, 100_000, LEGACY_STREAM)
     driver.synchronize()
@@ -271,7 +271,7 @@ def test_what_is_too_large_to_be_cut_serves_before_memory_runs_out(driver: Any) 
 
 
 @pytest.mark.parametrize("bad", [0, 511, -1, "much"])
-def test_bad_limits(bad: Any) -> None:
+def test_bad_limits_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigError):
         PoolMemory(max_bytes=bad)
     with pytest.raises(ConfigError):
@@ -336,7 +336,7 @@ def test_the_same_work_again_asks_for_nothing() -> None:
 
 
 def test_a_chunk_goes_back_only_to_make_room_for_one_that_nothing_serves() -> None:
-    """The smallest that is enough, of those that nobody uses."""
+    """The smallest that is enough, of those that are free."""
     upstream = Addresses()
     pool = bound(PoolMemory(upstream), Silent())
     sizes = [20 * MIB, 30 * MIB, 40 * MIB, 50 * MIB]
@@ -415,7 +415,7 @@ def test_an_address_that_comes_back_before_its_free_returned() -> None:
 
 @pytest.mark.parametrize("make", [PoolMemory, PinnedPool], ids=lambda make: make.__name__)
 def test_eight_threads_on_crossing_streams(make: Any) -> None:
-    """Every thread uses every stream, blocks are freed by others than made them, and somebody trims all the time."""
+    """Every thread uses every stream, blocks are freed by others than made them, and one thread trims all the time."""
     upstream = Addresses()
     pool = bound(make(upstream), Silent())
     guard, out = threading.Lock(), dict[int, int]()

@@ -84,7 +84,7 @@ class TestLiveCounts:
             driver.event_destroy(event)
         assert len(driver.mistakes) == 2
 
-    def test_close_forgets(self, backend: FaultyBackend) -> None:
+    def test_closing_forgets_what_was_live(self, backend: FaultyBackend) -> None:
         driver = backend.open(1)
         with entered(driver):
             driver.alloc(1000, LEGACY_STREAM)
@@ -92,7 +92,7 @@ class TestLiveCounts:
         driver.close()
         assert backend.live() == EMPTY
 
-    def test_threads(self, driver: FaultyDriver) -> None:
+    def test_threads_may_call_a_faulty_driver_at_once(self, driver: FaultyDriver) -> None:
         def work() -> None:
             with entered(driver):
                 for _ in range(200):
@@ -163,7 +163,7 @@ class TestFailing:
         assert driver.injected == ["event_create"] * 3
         assert driver.live().events == 2
 
-    def test_any_error(self, driver: FaultyDriver) -> None:
+    def test_any_error_can_be_raised(self, driver: FaultyDriver) -> None:
         driver.fail_at(1, error=DeviceLost("gone"))
         with pytest.raises(DeviceLost, match="gone"):
             driver.synchronize()
@@ -212,7 +212,7 @@ class TestFailing:
             driver.exit(token)
         driver.memory_info()  # the outer one is still entered
 
-    def test_open_can_fail(self, backend: FaultyBackend) -> None:
+    def test_opening_can_be_made_to_fail(self, backend: FaultyBackend) -> None:
         backend.fail_at(1, "open")
         with pytest.raises(BackendError):
             backend.open(0)
@@ -251,7 +251,7 @@ class TestEveryFailure:
         assert every_failure(lambda: self.good(driver), driver, check=check) == 3
         assert seen == [["alloc"], ["fill"], ["free"], []]
 
-    def test_finds_a_leak(self, driver: FaultyDriver) -> None:
+    def test_the_loop_finds_a_leak(self, driver: FaultyDriver) -> None:
         def leaky() -> None:
             ptr = driver.alloc(100, LEGACY_STREAM)
             driver.fill(ptr, 0, 1, 100, LEGACY_STREAM)
@@ -292,7 +292,7 @@ class TestEveryFailure:
 
         assert every_failure(careful, driver, check=lambda: None) == 1
 
-    def test_gives_up(self, driver: FaultyDriver) -> None:
+    def test_the_loop_gives_up_after_its_limit(self, driver: FaultyDriver) -> None:
         with pytest.raises(AssertionError, match="2 runs"):
             every_failure(lambda: self.good(driver), driver, check=lambda: None, limit=2)
 
@@ -360,7 +360,7 @@ def test_importing_the_package_does_not_import_pytest() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_unknown_names() -> None:
+def test_unknown_names_are_attribute_errors() -> None:
     import devmem.testing
 
     with pytest.raises(AttributeError, match="Nothing"):

@@ -89,7 +89,7 @@ def test_an_unknown_driver_cannot_be_emulated(run: Callable[..., pytest.RunResul
     result.stderr.fnmatch_lines(["*--devmem-emulate: *quantum*cuda, roc*"])
 
 
-def test_leaks_are_found(run: Callable[..., pytest.RunResult]) -> None:
+def test_the_plugin_finds_leaks(run: Callable[..., pytest.RunResult]) -> None:
     result = run(
         """
         import numpy as np

@@ -29,7 +29,7 @@ class Mine:
 
 
 def kept_by(call: Callable[[], object], *kinds: type[BaseException]) -> bool:
-    """Whether a call that fails keeps what its callers have, when nobody has its error any more, until a collection."""
+    """Whether a call that fails keeps what its callers have, once its error is dropped, until a collection."""
 
     def caller() -> weakref.ref[Mine]:
         mine = Mine()
@@ -398,7 +398,7 @@ FINE = {
 }
 
 
-def test_nobody_keeps_an_error():
+def test_no_handler_in_the_package_keeps_an_error():
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import operator
 from typing import Any
@@ -10,15 +9,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# One type for views of any length: making a ctypes array type for each length would cost more than a small launch.
-_AddressSpace = ctypes.c_char * (1 << 62)
+from ...._core.base.layout import span
+
+
+class _Bytes:
+    """Bytes at an address, from which NumPy makes an array."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 def array_at(
     address: int, low: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
     """The array whose lowest byte is at ``address``; ``low``, zero or negative, is that byte's offset from the first element."""
-    return np.ndarray(shape, dtype, memoryview(_AddressSpace.from_address(address)), -low, strides)
+    reach = span(shape, strides, dtype.itemsize)[1] - low
+    return np.ndarray(shape, dtype, np.asarray(_Bytes(address, reach)), -low, strides)
 
 
 def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -23,7 +23,7 @@ KEYS = [
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
 @pytest.mark.parametrize("value", [5, -1.5, np.float32(2.5), np.int8(3)], ids=repr)
-def test_scalars(key, value):
+def test_assigned_scalars_arrive_as_in_numpy(key, value):
     host = np.arange(24.0).reshape(4, 6)
     d = dm.to_device(host)
     d[key] = value

@@ -22,7 +22,7 @@ def test_names_and_defaults_are_those_of_numba():
     assert list(inspect.signature(dm.device_array_like).parameters) == ["ary", "stream"]
 
 
-def test_the_default_is_a_c_ordered_f8_array_that_nobody_bound():
+def test_the_default_is_a_c_ordered_f8_array_bound_to_no_stream():
     d = dm.device_array((2, 3))
     assert (d.shape, d.dtype, d.strides, d.stream) == ((2, 3), np.dtype("f8"), (24, 8), None)
     assert (d.size, d.ndim, d.itemsize, d.nbytes, len(d)) == (6, 2, 8, 48, 2)
@@ -81,7 +81,7 @@ def test_shapes_are_integers(shape):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_order(order):
+def test_order_sets_the_strides_and_the_flags(order):
     host = np.arange(24.0).reshape(2, 3, 4)
     d = dm.device_array((2, 3, 4), order=order)
     assert d.strides == np.empty((2, 3, 4), order=order).strides
@@ -170,7 +170,7 @@ def test_text_without_a_length_is_one_character_as_in_numpy(kind):
     assert d.copy_to_host().tolist() == [want.dtype.type("x" if want.dtype.kind == "U" else b"x")] * 3
 
 
-def test_a_stream_binds():
+def test_a_new_array_is_bound_to_the_stream_given():
     s = dm.stream()
     assert dm.device_array(3, stream=s).stream is s
     assert dm.zeros(3, stream=s).stream is s
@@ -227,7 +227,7 @@ def test_like_of_lists_and_of_what_cannot_be():
     "dtype", ["?", "u1", "i4", "f2", "f8", "c16", "M8[s]", "S5", "U3", ">i4", [("a", "i4"), ("b", "f8")]]
 )
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5), (2, 3, 4)])
-def test_zeros(shape, dtype):
+def test_zeros_are_zero_in_every_dtype(shape, dtype):
     got = dm.zeros(shape, dtype).copy_to_host()
     assert got.tobytes() == bytes(got.nbytes)
     assert (got.shape, got.dtype) == (shape, np.dtype(dtype))
@@ -264,7 +264,7 @@ def test_zeros(shape, dtype):
     ],
 )
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (5000,)])
-def test_full(shape, value, dtype):
+def test_full_has_the_bytes_of_numpys(shape, value, dtype):
     want = np.full(shape, np.array(value, dtype), dtype)
     d = dm.full(shape, value, dtype)
     assert d.copy_to_host().tobytes() == want.tobytes()

@@ -81,12 +81,12 @@ def test_order_and_strides(kind):
         ((3, "f8", None, "K"), dm.LayoutError, "order is"),
     ],
 )
-def test_bad_arguments(kind, arguments, error, says):
+def test_bad_arguments_are_refused_with_the_reason(kind, arguments, error, says):
     with pytest.raises(error, match=says):
         MAKE[kind](*arguments)
 
 
-def test_like(kind):
+def test_like_takes_shape_dtype_and_order_of_the_model(kind):
     for model in (
         np.zeros((2, 3), "i2", order="F"),
         np.zeros((4, 6))[::2, ::3],

@@ -34,7 +34,7 @@ def agree(d, host, key):
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_one_part(part):
+def test_one_part_selects_what_numpy_selects(part):
     d = dm.to_device(HOST)
     agree(d, HOST, part)
     agree(d, HOST, (part,))
@@ -58,7 +58,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_views_of_views(view):
+def test_views_of_views_select_what_numpy_selects(view):
     d, host = view(dm.to_device(HOST)), view(HOST)
     for part in PARTS:
         if not isinstance(part, (int, np.integer)) or part in (0, -1, -3):
@@ -125,7 +125,7 @@ def test_empty_views_have_no_address():
     ],
     ids=str,
 )
-def test_index_errors(key, says):
+def test_bad_indices_are_refused_for_reading_and_writing(key, says):
     d = dm.to_device(HOST)
     with pytest.raises(IndexError, match=says):
         d[key]

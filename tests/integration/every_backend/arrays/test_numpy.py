@@ -81,7 +81,7 @@ def test_unary_operators_and_divmod_refuse(call):
         lambda d: np.matmul(d, d),
     ],
 )
-def test_ufuncs_refuse(call):
+def test_ufuncs_refuse_device_arrays(call):
     d = dm.to_device(np.arange(3))
     with pytest.raises(TypeError):
         call(d)
@@ -119,7 +119,7 @@ def test_identity_still_works():
 # -- __array__ ---------------------------------------------------------------------------------------------------------
 
 
-def test_asarray_copies():
+def test_asarray_copies_to_the_host():
     host = np.arange(6.0).reshape(2, 3)
     d = dm.to_device(host)
     got = np.asarray(d)

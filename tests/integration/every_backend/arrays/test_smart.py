@@ -107,7 +107,7 @@ def test_the_host_side_stays_where_it_is():
     smart = dm.SmartArray(np.arange(3))
     host = smart.host()
     write_device(smart, 4)
-    assert host.tolist() == [0, 1, 2]  # until somebody asks
+    assert host.tolist() == [0, 1, 2]  # until the host array is read
     assert smart.host() is host
     assert host.tolist() == [4, 4, 4]
 
@@ -213,7 +213,7 @@ def test_read_only_memory_serves_until_the_device_writes():
 
 @pytest.mark.parametrize("where", ["host", "gpu"])
 @pytest.mark.parametrize("shape", [(), 3, (2, 3), (0, 2), [2, 2]])
-def test_uninitialised(where, shape, moved):
+def test_an_uninitialised_array_moves_nothing(where, shape, moved):
     smart = dm.SmartArray(shape=shape, dtype=np.int32, where=where)
     assert smart.shape == np.empty(shape).shape
     assert smart.dtype == np.int32
@@ -279,7 +279,7 @@ def test_of_a_smart_array():
         ({"obj": np.ma.masked_array([1], [True])}, ValueError, "mask"),
     ],
 )
-def test_bad_arguments(arguments, error, words):
+def test_bad_arguments_are_refused_with_the_reason(arguments, error, words):
     with pytest.raises(error, match=words):
         dm.SmartArray(**arguments)
 
@@ -422,7 +422,7 @@ def test_no_write_is_lost_on_the_device(name):
         lambda a: a.sum(0, None, a[0]),
     ],
 )
-def test_writes_that_nobody_would_be_told_of_are_refused(write):
+def test_writes_that_would_go_unnoticed_are_refused(write):
     smart = dm.SmartArray(np.arange(9.0).reshape(3, 3))
     smart.gpu()
     with pytest.raises((ValueError, TypeError, AttributeError)):
@@ -485,7 +485,7 @@ def test_another_librarys_array_has_the_say():
 
 
 @pytest.mark.parametrize("newest", ["host", "gpu"])
-def test_it_is_saved(newest, tmp_path):
+def test_np_save_writes_the_newest_side(newest, tmp_path):
     smart = dm.SmartArray(np.zeros(3))
     if newest == "gpu":
         write_device(smart, 5)
@@ -562,7 +562,7 @@ def test_one_element_and_none():
         hash(one)
 
 
-def test_array_protocol():
+def test_the_array_protocol_gives_the_host_side():
     smart = dm.SmartArray([1, 2])
     assert np.array(smart).flags.writeable
     assert np.asarray(smart, dtype="f4").dtype == np.float32
@@ -747,7 +747,7 @@ def test_memory_that_does_not_fit_leaves_the_host_side(devmem_backend):
     assert on_device(smart).sum() == 499500
 
 
-def test_the_transfer_guard_sees_what_nobody_spelled_out(with_settings):
+def test_the_transfer_guard_sees_implicit_copies(with_settings):
     with_settings(TRANSFER_GUARD="disallow")
     smart = dm.SmartArray([1, 2])
     write_device(smart, 3)

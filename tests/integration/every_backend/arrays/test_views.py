@@ -117,7 +117,7 @@ def test_reshape_of_what_cannot_be():
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("order", ["C", "F", "A"])
-def test_ravel(source, order):
+def test_ravel_has_numpys_order(source, order):
     host, d = source(HOST), source(dm.to_device(HOST))
     np.testing.assert_array_equal(d.ravel(order).copy_to_host(), host.ravel(order))
 
@@ -148,7 +148,7 @@ def test_transpose_is_a_view(axes):
     np.testing.assert_array_equal(got.copy_to_host(), want)
 
 
-def test_t_is_transpose():
+def test_T_is_the_transpose():
     d = dm.to_device(HOST)
     assert (d.T.shape, d.T.strides) == (HOST.T.shape, HOST.T.strides)
     assert dm.to_device(5).T.shape == ()
@@ -174,7 +174,7 @@ def test_transpose_with_other_axes_is_refused(axes):
         ((1, 3, 1), ()),
     ],
 )
-def test_squeeze(shape, axis):
+def test_squeeze_removes_the_axes_numpy_removes(shape, axis):
     host = np.arange(int(np.prod(shape))).reshape(shape)
     got = dm.to_device(host).squeeze(axis)
     np.testing.assert_array_equal(got.copy_to_host(), host.squeeze(axis))
@@ -197,7 +197,7 @@ def test_squeeze_of_what_is_not_one_is_refused():
     "dtype", ["i4", "f4", "u1", "i2", "i8", "c8", "c16", "S4", "S8", "V16", ">i4", [("a", "i2"), ("b", "i2")], "M8[s]"]
 )
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_view_is_numpys(source, dtype):
+def test_view_reinterprets_bytes_as_numpy_does(source, dtype):
     host, d = source(HOST), source(dm.to_device(HOST))
     try:
         want = host.view(dtype)
@@ -376,7 +376,7 @@ def test_fill_on_a_stream():
 # -- scalars, iteration, facts -----------------------------------------------------------------------------------------
 
 
-def test_item():
+def test_item_gives_pythons_scalars():
     d = dm.to_device(HOST)
     assert (d.item(1, 2, 3), d.item(-1, 0, 0)) == (23, 12)
     assert type(d.item(0, 0, 0)) is int
@@ -393,7 +393,7 @@ def test_item():
         d.item(2, 0, 0)
 
 
-def test_tolist():
+def test_tolist_is_numpys():
     assert dm.to_device(HOST).tolist() == HOST.tolist()
     assert dm.to_device(HOST)[::-1, 0].tolist() == HOST[::-1, 0].tolist()
     assert dm.to_device(5).tolist() == 5
@@ -445,7 +445,7 @@ def test_repr_moves_nothing(recorded):
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_flags(source):
+def test_flags_are_numpys(source):
     host, d = source(HOST), source(dm.to_device(HOST))
     assert d.flags["C_CONTIGUOUS"] == d.is_c_contiguous() == host.flags.c_contiguous
     assert d.flags["F_CONTIGUOUS"] == d.is_f_contiguous() == host.flags.f_contiguous

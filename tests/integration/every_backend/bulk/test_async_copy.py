@@ -67,7 +67,7 @@ def room_for(way):
 
 
 @memory
-def test_up(memory, stream):
+def test_an_upload_gives_a_new_array(memory, stream):
     array = dm.copy_async(memory(), stream=stream).result()
     assert isinstance(array, dm.DeviceNDArray)
     assert array.stream is None or array.stream is stream
@@ -75,7 +75,7 @@ def test_up(memory, stream):
 
 
 @memory
-def test_up_into(memory, stream):
+def test_an_upload_into_an_array_gives_that_array(memory, stream):
     array = dm.zeros(DATA.shape, "i4")
     source = memory()
     under_way = dm.copy_async(source, array, stream=stream)
@@ -83,7 +83,7 @@ def test_up_into(memory, stream):
     assert np.array_equal(array.copy_to_host(), DATA)
 
 
-def test_down(stream):
+def test_a_download_gives_an_ndarray_of_the_callers(stream):
     array = dm.to_device(DATA)
     back = dm.copy_async(array, stream=stream).result()
     assert isinstance(back, np.ndarray)
@@ -92,13 +92,13 @@ def test_down(stream):
 
 
 @memory
-def test_down_into(memory, stream):
+def test_a_download_into_an_array_gives_that_array(memory, stream):
     array, room = dm.to_device(DATA), memory(np.zeros_like(DATA))
     assert dm.copy_async(array, room, stream=stream).result() is room
     assert np.array_equal(room, DATA)
 
 
-def test_on_the_device(stream):
+def test_a_copy_within_the_device_gives_its_destination(stream):
     array, other = dm.to_device(DATA), dm.zeros(DATA.shape, "i4")
     assert dm.copy_async(array, other, stream=stream).result() is other
     assert np.array_equal(other.copy_to_host(), DATA)
@@ -117,7 +117,7 @@ def test_to_another_device(way, second):
 @pytest.mark.parametrize(
     "layout", [lambda a: a.transpose(2, 0, 1), lambda a: a[::2, :, ::-3], lambda a: a[:0], lambda a: a[1, 2, 3:4]]
 )
-def test_layouts(way, layout):
+def test_every_layout_is_copied(way, layout):
     assert np.array_equal(dm.copy_async(layout(DATA)).result().copy_to_host(), layout(DATA))
     array = layout(dm.to_device(DATA))
     assert np.array_equal(dm.copy_async(array).result(), layout(DATA))
@@ -172,7 +172,7 @@ def test_it_returns_while_the_stream_is_held(way, need, hold):
     assert np.array_equal(room, DATA)
 
 
-def test_with(way):
+def test_leaving_a_with_block_waits_for_the_copy(way):
     room = np.zeros_like(DATA)
     with dm.copy_async(dm.to_device(DATA), room) as under_way:
         assert isinstance(under_way, dm.Transfer)
@@ -181,7 +181,7 @@ def test_with(way):
         1 / 0  # noqa: B018
 
 
-def test_await(way):
+def test_a_transfer_can_be_awaited(way):
     async def main():
         array = await dm.copy_async(DATA)
         one, two = await asyncio.gather(back(array), back(array))
@@ -207,7 +207,7 @@ def test_tasks_are_made_of_it(way):
         assert np.array_equal(found.copy_to_host(), DATA)
 
 
-def test_records(way):
+def test_records_are_copied_both_ways(way):
     record = np.array([(7, 2.5)], [("a", "u1"), ("b", "f8")])[0]
     up = dm.copy_async(record).result()
     assert isinstance(up, dm.DeviceRecord)
@@ -271,8 +271,8 @@ def memory_of(array):
     return weakref.ref(array.allocation)
 
 
-def test_dropped_uploads(way, need, hold):
-    """Nobody but the copy refers to its sides; the memory is not given to others while it runs."""
+def test_an_upload_keeps_its_dropped_source(way, need, hold):
+    """Only the copy refers to its sides; the memory is not given to others while it runs."""
     need("hold")
     stream = dm.stream()
     target = dm.zeros(DATA.shape, "i4")
@@ -293,7 +293,7 @@ def test_dropped_uploads(way, need, hold):
     assert np.array_equal(target.copy_to_host(), DATA)
 
 
-def test_dropped_downloads(way, need, hold):
+def test_a_download_keeps_its_dropped_destination(way, need, hold):
     need("hold")
     stream = dm.stream()
     array, room, other = dm.to_device(DATA), pinned(np.zeros_like(DATA)), room_for(way)
@@ -332,7 +332,7 @@ def test_a_transfer_owns_its_sides(way, need, hold):
     assert np.array_equal(array.copy_to_host(), DATA)
 
 
-def test_cleanup_deferred(way):
+def test_copies_run_while_cleanup_is_deferred(way):
     with dm.defer_cleanup():
         array = dm.copy_async(DATA).result()
         dm.copy_async(array)

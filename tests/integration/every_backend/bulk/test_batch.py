@@ -51,7 +51,7 @@ def same(mine, theirs):
 
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("staged", [False, True])
-def test_there_and_back(with_settings, staged, bound):
+def test_a_tree_comes_back_with_its_structure_and_values(with_settings, staged, bound):
     if staged:
         with_settings(STAGING_THRESHOLD="64", STAGING_SLOT_BYTES="100")
     stream = dm.stream() if bound else 0
@@ -384,7 +384,7 @@ def test_sources_of_a_batch_live_until_the_stream_has_passed(need, hold):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_registered_leaves(need):
+def test_registered_leaves_arrive(need):
     need("host_register")
     host = np.arange(100_000.0)
     leaves = [host[:20_000], host[20_000:40_000], host[30_000:90_000], host[::2]]

@@ -156,7 +156,7 @@ def test_host_arrays_are_numpys(tmp_path):
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4096])
-def test_raw(offset, tmp_path):
+def test_raw_files_are_loaded_at_an_offset(offset, tmp_path):
     (tmp_path / "raw").write_bytes(b"x" * offset + DATA.tobytes() + b"behind")
     there = dm.load(tmp_path / "raw", dtype="i2", shape=DATA.shape, offset=offset)
     same(there.copy_to_host(), DATA)
@@ -224,7 +224,7 @@ TARGETS = {
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("kind", ["C", "Fortran", "raw"])
 @pytest.mark.parametrize("layout", TARGETS)
-def test_into_an_array(layout, kind, named, tmp_path):
+def test_a_file_is_loaded_into_an_array(layout, kind, named, tmp_path):
     if kind == "raw":
         (tmp_path / "a").write_bytes(b"before" + DATA.tobytes())
         says = {"dtype": "i2", "shape": DATA.shape, "offset": 6}
@@ -245,7 +245,7 @@ def test_into_an_array_nothing_else_is_written(tmp_path):
     assert (whole[:, 1::2].copy_to_host() == 7).all()
 
 
-def test_into_a_record(tmp_path):
+def test_a_file_is_loaded_into_a_record(tmp_path):
     np.save(tmp_path / "a.npy", RECORDS[5:6].reshape(()))
     record = dm.to_device(RECORDS)[0]
     assert dm.load(tmp_path / "a.npy", to=record) is record
@@ -405,7 +405,7 @@ def test_a_full_disk_leaves_what_was_there(turned, tmp_path, monkeypatch, tidy):
 
 
 def test_what_another_copy_meets_in_a_slot_is_not_its_error(tmp_path, monkeypatch, hold, need):
-    """A block of a file whose write fails is taken out by whoever needs the slot: the error is the file's."""
+    """A block of a file whose write fails is taken out by the next copy that needs the slot: the error is the file's."""
     array = dm.to_device(DATA.ravel()[: SLOTS * SLOT // 2])
     context, stream = dm.current_device().opened(), dm.stream()
     dm.synchronize()
@@ -680,7 +680,7 @@ class Direct:
 
 
 @pytest.mark.parametrize("reason", [None, "not here"])
-def test_direct_files(reason, device, monkeypatch, tmp_path):
+def test_a_direct_reader_is_used_where_it_can_be(reason, device, monkeypatch, tmp_path):
     direct = Direct(device, reason)
     monkeypatch.setitem(plugins.registry.files, device.backend, direct)
     monkeypatch.setitem(plugins.DIRECT_FILES, device.backend, "")

@@ -41,7 +41,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("axis", [0, -1])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_there_and_back(kind, axis, devices):
+def test_gather_undoes_scatter(kind, axis, devices):
     source = SOURCES[kind]()
     pieces = dm.scatter(source, devices, axis)
     wanted = np.array_split(np.asarray(source), len(devices), axis)
@@ -77,7 +77,7 @@ def test_page_locked_memory(devices, need_kind):
 
 
 @pytest.mark.parametrize("room", [np.s_[:, :, ::2], np.s_[::-1, ...], np.s_[...]], ids=str)
-def test_into_an_array(room, devices):
+def test_gather_fills_an_array_of_any_strides(room, devices):
     """Any strides; not a byte between its elements is touched."""
     base = np.full((7, 30, 80), -1, "i4")
     out = base[room] if base[room].shape == DATA.shape else base[..., :40][room]
@@ -137,7 +137,7 @@ def test_large_pieces_go_in_turns(device, with_settings, monkeypatch, second):
 # -- what is wrong -----------------------------------------------------------------------------------------------------
 
 
-def test_wrong_arguments(device):
+def test_wrong_arguments_are_refused_with_the_reason(device):
     piece = dm.to_device(DATA)
     for call, kind, told in [
         (lambda: dm.scatter(DATA, []), dm.LayoutError, "no device"),
@@ -208,7 +208,7 @@ def test_a_failure_leaves_nothing_allocated(recorded, method):
     assert np.array_equal(dm.gather(dm.scatter(DATA, every)), DATA)
 
 
-def test_a_failed_download_is_told_and_nobody_writes_later(recorded, need_kind):
+def test_a_failed_download_is_raised_and_the_destination_is_not_written_later(recorded, need_kind):
     every = [each for each in dm.devices() if each.backend == recorded.name] * 2
     pieces = dm.scatter(DATA, every)
     recorded.fail_at(2, "copy")

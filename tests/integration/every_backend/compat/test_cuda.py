@@ -82,7 +82,7 @@ def test_an_array_with_gaps_is_refused(source):
     assert dm.to_device(source).copy_to_host().tolist() == source.tolist()
 
 
-def test_to_and_copy():
+def test_to_device_fills_to_and_obeys_copy():
     d = cuda.device_array(3)
     assert cuda.to_device(np.arange(3.0), to=d) is d
     assert d.copy_to_host().tolist() == [0, 1, 2]
@@ -134,7 +134,7 @@ def test_a_record_becomes_a_device_record():
         (((np.int64(2), np.uint8(3)),), ((2, 3), np.float64, (24, 8))),
     ],
 )
-def test_device_array(arguments, expected):
+def test_device_array_takes_numbas_arguments(arguments, expected):
     d = cuda.device_array(*arguments)
     assert (d.shape, d.dtype, d.strides) == expected
     assert d.stream == 0
@@ -202,7 +202,7 @@ class Mine:
 
 
 @pytest.mark.parametrize("what", ["dtype", "items", "type", "closed"])
-def test_errors_that_go_as_they_are_keep_nothing_and_are_nobodys_cause(what):
+def test_errors_passed_on_unchanged_keep_nothing_alive_and_have_no_cause(what):
     """Without a collection: not what their callers had."""
     array = cuda.to_device(np.arange(3))
     array.free()
@@ -311,12 +311,12 @@ def test_mapped_gives_one_array_or_a_list(need):
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-class OfSomebody:
+class UnknownStream:
     def __cuda_stream__(self):
         return 0, 1
 
 
-@pytest.mark.parametrize("stream", [1, 5, "s", True, 2.5, OfSomebody()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("stream", [1, 5, "s", True, 2.5, UnknownStream()], ids=lambda value: type(value).__name__)
 def test_what_is_no_stream_is_refused(stream):
     d = cuda.device_array(3)
     for call in (
@@ -369,7 +369,7 @@ def test_streams_say_which_they_are():
     assert isinstance(own, dm.Stream)
 
 
-def test_external_streams(device):
+def test_external_streams_keep_their_handle(device):
     with device.entered() as driver:
         handle = driver.stream_create(0, False)
     stream = cuda.external_stream(handle)
@@ -446,7 +446,7 @@ def test_auto_synchronize_waits_also_when_the_body_raises():
     assert stream.query()
 
 
-def test_events():
+def test_events_order_streams_and_measure_time():
     start, end = cuda.event(), cuda.event(timing=True)
     assert start.query()
     stream = cuda.stream()
@@ -498,7 +498,7 @@ def test_async_done_can_be_awaited():
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_there_is(capsys):
+def test_the_questions_about_the_device_are_answered(capsys):
     assert cuda.is_available() is True
     assert cuda.cuda_error() is None
     assert cuda.is_supported_version() is True
@@ -514,7 +514,7 @@ def test_what_there_is(capsys):
     cuda.profile_stop()
 
 
-def test_a_host_that_nobody_chose_is_no_gpu(python):
+def test_a_host_backend_chosen_by_default_is_no_gpu(python):
     """Code that asks has a way of its own for machines without one."""
     done = python(
         "import warnings, numpy as np, devmem as dm\n"

@@ -32,7 +32,7 @@ def ramp(*shape, dtype=np.float64, order="C"):
 # -- facts -------------------------------------------------------------------------------------------------------------
 
 
-def test_attributes():
+def test_attributes_are_those_of_numbas_arrays():
     d = cuda.to_device(ramp(3, 4))
     assert (d.shape, d.strides, d.dtype, d.ndim, d.size) == ((3, 4), (32, 8), np.float64, 2, 12)
     assert (d.nbytes, d.alloc_size, d.itemsize) == (96, 96, 8)
@@ -285,7 +285,7 @@ def test_freed_memory_is_not_used():
         (),
     ],
 )
-def test_indices(key):
+def test_indices_select_what_numpy_selects(key):
     source = ramp(3, 4)
     d = cuda.to_device(source)
     found = d[key]
@@ -358,7 +358,7 @@ def test_what_is_no_index(key, error):
     ],
 )
 @pytest.mark.parametrize("where", ["host", "device", "native"])
-def test_assignment(key, value, where):
+def test_assignment_from_host_and_device_arrives_as_in_numpy(key, value, where):
     source = np.zeros((3, 4))
     d = cuda.to_device(source)
     given = value if where == "host" else (cuda if where == "device" else dm).to_device(np.array(value, order="C"))
@@ -412,7 +412,7 @@ def test_assignment_is_complete_unless_a_stream_is_named(need, hold):
     ("shape", "order"),
     [((6, 4), "C"), ((2, -1), "C"), ((-1,), "C"), ((2, 3, 4), "C"), ((24,), "A"), ((1, 24, 1), "C"), ((4, 6), "F")],
 )
-def test_reshape(shape, order):
+def test_reshape_is_a_view_in_every_spelling(shape, order):
     source = ramp(24)
     d = cuda.to_device(source)
     for found in (d.reshape(*shape, order=order), d.reshape(shape, order=order), d.reshape(list(shape), order=order)):
@@ -508,7 +508,7 @@ def record():
     return host
 
 
-def test_records():
+def test_records_have_numbas_attributes():
     host = record()
     d = cuda.to_device(host)
     assert type(d) is DeviceRecord
@@ -573,7 +573,7 @@ def test_elements_of_record_arrays_are_records():
 # -- what makes device arrays ------------------------------------------------------------------------------------------
 
 
-def test_from_like():
+def test_from_array_like_takes_the_layout_of_the_model():
     host = ramp(3, 4, order="F")
     d = devicearray.from_array_like(host)
     assert (d.shape, d.strides, d.dtype) == (host.shape, host.strides, host.dtype)
@@ -584,7 +584,7 @@ def test_from_like():
     assert devicearray.from_record_like(r).gpu_data != r.gpu_data
 
 
-def test_auto_device():
+def test_auto_device_uploads_only_host_arrays():
     d, new = devicearray.auto_device(ramp(3))
     assert new
     assert devicearray.auto_device(d) == (d, False)

@@ -33,7 +33,7 @@ def fresh(devmem_backend):
 # -- devices and contexts ----------------------------------------------------------------------------------------------
 
 
-def test_devices():
+def test_the_list_of_gpus_and_their_facts():
     assert len(cuda.gpus) == len(list(cuda.gpus)) == len(cuda.gpus.lst) >= 1
     assert cuda.list_devices() is cuda.gpus
     first = cuda.gpus[0]
@@ -115,7 +115,7 @@ def test_each_thread_has_a_current_device_of_its_own(second, in_thread):
     cuda.select_device(before)
 
 
-def test_gpus_in_with(second):
+def test_a_gpu_in_with_is_current_inside(second):
     before = cuda.get_current_device().id
     with cuda.gpus[second.ordinal] as nothing:
         assert nothing is None
@@ -132,7 +132,7 @@ def test_gpus_in_with(second):
     assert cuda.get_current_device().id == before
 
 
-def test_push_and_pop(second):
+def test_push_makes_a_context_current_until_pop(second):
     context = cuda.gpus[second.ordinal].get_primary_context()
     context.push()
     assert cuda.current_context() is context
@@ -198,14 +198,14 @@ def test_in_another_thread_close_ends_nothing_of_others(in_thread):
 # -- memory of a context -----------------------------------------------------------------------------------------------
 
 
-def test_memory_info():
+def test_memory_info_has_free_and_total():
     info = cuda.current_context().get_memory_info()
     assert isinstance(info, cuda.MemoryInfo)
     assert 0 < info.free <= info.total
     assert info == (info.free, info.total)
 
 
-def test_memalloc():
+def test_memalloc_gives_an_owned_pointer():
     memory = cuda.current_context().memalloc(64)
     assert type(memory) is driver.OwnedPointer
     assert isinstance(memory._mem, driver.AutoFreePointer)
@@ -245,7 +245,7 @@ def test_memory_without_bytes():
         memory.view(0, 4)
 
 
-def test_memhostalloc(need_kind):
+def test_memhostalloc_gives_memory_that_numpy_writes(need_kind):
     need_kind("pinned", "mapped")
     context = cuda.current_context()
     pinned = context.memhostalloc(32)
@@ -270,7 +270,7 @@ def test_memhostalloc(need_kind):
     assert dm.memory_info().live == before - 64
 
 
-def test_memallocmanaged(need_kind):
+def test_memallocmanaged_gives_memory_that_both_sides_reach(need_kind):
     need_kind("managed")
     memory = cuda.current_context().memallocmanaged(32, attach_global=True)
     array = np.ndarray(4, np.float64, buffer=memory)
@@ -281,7 +281,7 @@ def test_memallocmanaged(need_kind):
     assert out.tolist() == [3] * 4
 
 
-def test_mempin(need):
+def test_mempin_locks_pages_until_dropped(need):
     need("host_register", "mapped")
     context, host = cuda.current_context(), np.arange(8.0)
     memory = context.mempin(host, driver.host_pointer(host), host.nbytes)
@@ -321,7 +321,7 @@ def test_pointers_finalize_once():
 # -- functions of the driver's module ----------------------------------------------------------------------------------
 
 
-def test_copies_of_bytes():
+def test_the_drivers_copies_move_bytes():
     host, out = np.arange(8.0), np.zeros(8)
     a, b = cuda.device_array(8), cuda.device_array(8)
     driver.host_to_device(a, host, 64)
@@ -493,7 +493,7 @@ def test_cuda_can_be_disabled(monkeypatch):
 
 
 class Block:
-    """Memory of somebody else's allocator: it goes back when the object dies."""
+    """Memory of another allocator: it goes back when the object dies."""
 
     def __init__(self, pool, size, ptr):
         self.pool, self.size, self.ptr = pool, size, ptr
@@ -874,7 +874,7 @@ def test_where_there_is_no_sharing_it_says_so(device):
         cuda.to_device(np.arange(3.0)).get_ipc_handle()
 
 
-def test_peers(second):
+def test_peer_access_is_asked_and_enabled(second):
     context = cuda.current_context()
     assert isinstance(context.can_access_peer(second.ordinal), bool)
     context.enable_peer_access(second.ordinal)

@@ -126,7 +126,7 @@ def test_to_the_device_and_back():
     assert shaped.ravel(order="F").is_c_contiguous()
 
 
-def test_on_a_stream():
+def test_copies_on_a_stream_arrive_after_synchronizing():
     source, stream = np.arange(1000), cuda.stream()
     d = cuda.to_device(source, stream=stream)
     back = d.copy_to_host(stream=stream)
@@ -359,7 +359,7 @@ def test_constants_of_a_kernel(kernels):
     assert out.copy_to_host().tolist() == [0, 10, 200, 3, 40, 500]
 
 
-def test_counting_together(kernels):
+def test_atomic_counts_are_numpys_bincount(kernels):
     values = np.arange(100) % 7
     bins = cuda.to_device(np.zeros(7, np.int32))
     count[2, 8](cuda.to_device(values), bins)

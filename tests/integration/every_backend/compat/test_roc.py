@@ -38,7 +38,7 @@ RECORD = np.dtype([("a", "i4"), ("b", "f8")])
     ],
     ids=["1-d", "c", "f", "gaps", "backwards", "repeated", "empty", "record", "date"],
 )
-def test_there_and_back(source):
+def test_an_array_comes_back_from_to_device_unchanged(source):
     device = roc.to_device(source)
     assert type(device) is DeviceNDArray
     assert (device.shape, device.dtype, device.stream) == (source.shape, source.dtype, None)
@@ -172,7 +172,7 @@ def test_a_context_says_where(second):
         (lambda: devices.get_context(99), dm.ConfigError),
     ],
 )
-def test_bad_arguments(call, kind):
+def test_bad_arguments_are_refused(call, kind):
     with pytest.raises(kind):
         call()
 
@@ -191,7 +191,7 @@ def test_bad_arguments(call, kind):
         ((3, "i2", 4), (3,), (4,)),
     ],
 )
-def test_device_array(arguments, shape, strides):
+def test_device_array_has_the_layout_asked_for(arguments, shape, strides):
     array = roc.device_array(*arguments)
     assert type(array) is DeviceNDArray
     assert (array.shape, array.strides) == (shape, strides)
@@ -311,7 +311,7 @@ def test_device_to_device():
     assert third.copy_to_host().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_auto_device():
+def test_auto_device_uploads_only_host_arrays():
     array = roc.to_device(np.arange(3))
     assert auto_device(array) == (array, False)
     host = roc.finegrain_array(3)
@@ -376,7 +376,7 @@ def test_a_pipeline_of_many_copies_and_two_streams():
     sources = [np.full(100, value) for value in range(200)]
     streams = [roc.stream(), roc.stream()]
     targets = []
-    for at, source in enumerate(sources):  # far more than anybody would wait for one by one
+    for at, source in enumerate(sources):  # far more than waits one by one would allow
         stream = streams[at % 2]
         targets.append(roc.to_device(source, stream=stream).copy_to_host(stream=stream))
     for stream in streams:
@@ -405,7 +405,7 @@ def test_register_and_deregister(need):
     with pytest.raises(dm.DevmemError):
         roc.deregister(a)
     roc.register(a)
-    gc.collect()  # registered until it is said, whoever drops what was returned
+    gc.collect()  # registered until deregistered, even if what was returned is dropped
     roc.deregister(a)
     with pytest.raises(TypeError):
         roc.register(a, [1])
@@ -429,7 +429,7 @@ def test_grain_reaches_the_driver(make, flag, recorded, need_kind):
 
 
 @pytest.mark.parametrize("make", [roc.finegrain_array, roc.coarsegrain_array])
-def test_host_arrays(make, need_kind):
+def test_hsa_host_arrays_are_ndarrays(make, need_kind):
     need_kind("mapped")
     array = make(10)
     assert isinstance(array, np.ndarray)
@@ -535,7 +535,7 @@ def test_the_backend_that_was_chosen_is_used(python, devmem_backend):
     assert result.stdout.split() == ["True", devmem_backend, "True", devmem_backend], result.stderr
 
 
-def test_rocm_is_used_where_nobody_chose(python, devmem_backend):
+def test_rocm_is_used_where_no_backend_was_chosen(python, devmem_backend):
     result = python(PROBE, BACKEND=None)
     usable = any(each.name == "roc" and each.usable for each in dm.backends())
     expected = "True roc True roc" if usable else "False HsaSupportError [] True"
@@ -582,7 +582,7 @@ def test_page_reshape_keeps_the_elements():
     np.testing.assert_array_equal(on_device.copy_to_host().ravel("F"), np.arange(1000))
 
 
-def test_page_registration(need):
+def test_registered_arrays_are_copied_unchanged(need):
     need("host_register")
     left, right = np.arange(10), np.arange(10)
     with roc.register(left, right):

@@ -87,7 +87,7 @@ def test_host_arrays_go_there_and_back_without_a_warning():
     np.testing.assert_array_equal(got, expected)
 
 
-def test_device_arrays():
+def test_a_kernel_copies_between_device_arrays():
     expected = np.arange(512)
     array = roc.device_array_like(expected)
     copy_kernel[4, 128](array, roc.to_device(expected))
@@ -138,7 +138,7 @@ def test_a_group_shares_memory():
     np.testing.assert_array_equal(got.copy_to_host(), source.reshape(4, 8)[:, ::-1].ravel())
 
 
-def test_device_functions():
+def test_a_kernel_calls_device_functions():
     array = roc.to_device(np.arange(4.0))
     call_another[1, 4](array)
     assert array.copy_to_host().tolist() == [0, 2, 4, 6]

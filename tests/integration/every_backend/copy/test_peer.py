@@ -75,7 +75,7 @@ def test_from_every_layout_into_every_other(here, there, way, device, second):
     assert np.array_equal(origin.copy_to_host(), DATA)
 
 
-def test_the_path(way, device, second):
+def test_each_layout_takes_its_path(way, device, second):
     there = dm.to_device(DATA, device=second)
     assert np.array_equal(dm.to_device(there, device=device).copy_to_host(), DATA)
     assert paths(device) == {expected(device, second, way)}
@@ -110,13 +110,13 @@ def test_the_trace_is_told_why(way, device, second, monkeypatch):
         assert told[2][1].endswith(peer.SMALL)
 
 
-def test_small_arrays(way, device, second):
+def test_small_arrays_are_not_staged(way, device, second):
     small = dm.to_device(np.arange(20, dtype="u1"), device=second)
     assert dm.to_device(small, device=device).copy_to_host().tolist() == list(range(20))
     assert not paths(device) & {"peer staged"}
 
 
-def test_bounded_memory(way, with_settings, device, second, monkeypatch):
+def test_a_large_copy_needs_bounded_memory(way, with_settings, device, second, monkeypatch):
     large = np.random.default_rng(2).integers(0, 256, 8 << 20, np.uint8)
     with_settings(STAGING_THRESHOLD="100", STAGING_SLOT_BYTES=str(64 * SLOT), STAGING_SLOTS="3")
     if way == "by the host":
@@ -175,7 +175,7 @@ def test_bounded_memory_on_a_stream_that_is_late(with_settings, device, second, 
     st.integers(1, 200),
     st.sets(st.integers(0, 3), max_size=2),
 )
-def test_tiles(shape, itemsize, limit, long):
+def test_tiles_are_small_and_cover_each_element_once(shape, itemsize, limit, long):
     """They are small enough, and every element is in one of them."""
     numbers, seen = np.arange(math.prod(shape)).reshape(shape), []
     for tile in tiles(shape, itemsize, limit, long):
@@ -234,7 +234,7 @@ def test_on_the_destinations_stream_it_has_its_place(way, need, hold, device, se
     assert np.all(here.copy_to_host() == 7)
 
 
-def test_memory_that_nobody_named_a_stream_for(way, need, hold, device, second, in_background):
+def test_memory_for_which_no_stream_was_named(way, need, hold, device, second, in_background):
     """The source was written on its device's default stream; the one in scope does not wait for that by itself."""
     need("hold")
     here = dm.zeros(DATA.shape, "i2")
@@ -318,7 +318,7 @@ def test_failures_leave_nothing(recorded, method, with_settings, monkeypatch):
 
 
 def test_where_one_row_fails_the_others_are_waited_for(recorded, need, hold, in_background):
-    """The source is the caller's again when the error comes out: nobody reads it any more."""
+    """The source is the caller's again when the error comes out: the copy reads it no more."""
     need("hold")
     others = [each for each in dm.devices() if each.backend == dm.current_device().backend]
     if len(others) < 2 or expected(others[0], others[1], "peer") != "peer":

@@ -35,7 +35,7 @@ def pool():
 
 @pytest.mark.parametrize("how", ["copy_to_host", "copy_async", "copy_to_host on a stream"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_results(layout, how):
+def test_pinned_results_have_the_sources_values_and_order(layout, how):
     view = LAYOUTS[layout](dm.to_device(DATA))
     if how == "copy_async":
         found = dm.copy_async(view, pinned=True).result()
@@ -56,7 +56,7 @@ def test_results(layout, how):
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_many(with_settings, staged):
+def test_a_pinned_batch_has_the_sources_values(with_settings, staged):
     """Small ones of one block and of several, with gaps too, and a large one."""
     with_settings(STAGING_THRESHOLD="100" if staged else "0")
     large = np.arange(100_000.0)
@@ -72,7 +72,7 @@ def test_many(with_settings, staged):
     assert "h2d direct" in dm.transfer_stats()
 
 
-def test_gathered():
+def test_a_pinned_gather_has_the_pieces_values():
     pieces = dm.scatter(DATA, [dm.current_device()] * 3)
     found = dm.gather(pieces, pinned=True)
     assert isinstance(found, dm.PinnedNDArray)

@@ -128,7 +128,7 @@ def test_the_device_gathers_and_scatters(image, flip):
     assert np.array_equal(there.copy_to_host(), whole)
 
 
-def test_in_parts(image, monkeypatch):
+def test_a_copy_in_parts_moves_every_element(image, monkeypatch):
     monkeypatch.setattr("devmem._core.copy.device_scratch.PART_BYTES", 1000)
     whole, there = image
     assert np.array_equal(there[COLOUR].copy_to_host(), whole[COLOUR])

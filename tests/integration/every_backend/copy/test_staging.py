@@ -73,7 +73,7 @@ def test_into_every_layout_and_back(here, there):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_new_arrays(layout):
+def test_every_layout_is_staged_both_ways(layout):
     host = LAYOUTS[layout](DATA)
     array = dm.to_device(host)
     assert np.array_equal(array.copy_to_host(), host)
@@ -96,7 +96,7 @@ def test_elements_that_no_slot_holds():
     assert "h2d staged" not in paths()
 
 
-def test_files(tmp_path):
+def test_mapped_files_are_staged_both_ways(tmp_path):
     file = np.memmap(tmp_path / "data", "i2", "w+", shape=DATA.shape)
     file[...] = DATA
     array = dm.to_device(file)

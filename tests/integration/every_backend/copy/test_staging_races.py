@@ -1,4 +1,4 @@
-"""Slots that are still read, or written, are nobody else's: provoked with a ring of two and streams that stand still."""
+"""Slots that are still read, or written, are given to no other copy: provoked with a ring of two and streams that stand still."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device):
     with hold(stream) as latch:
         thread = threading.Thread(target=work)
         thread.start()
-        # A slot that still is on a stream, and that nobody else can have: it is being waited for.
+        # A slot that still is on a stream, and that no other copy can have: it is being waited for.
         while len(ring._free) == len(ring.made) or None in [slot.stream for slot in ring.made]:
             assert not done.wait(0.001), "it did not wait for a slot"
         assert not done.wait(0.02), "it did not wait for a slot"
@@ -292,7 +292,7 @@ def test_the_crew_and_the_waits_are_there(staged, tmp_path, monkeypatch):
     path, begun, copy = tmp_path / "trace.json", threading.Event(), workers.copy_elements
 
     def together(*arguments: Any) -> None:
-        """The caller could do it all before anybody else gets a processor."""
+        """The caller could do it all before another thread gets a processor."""
         if threading.current_thread().name.startswith("devmem-staging-"):
             begun.set()
         else:

@@ -89,7 +89,7 @@ def test_every_verb_that_takes_a_device_checks_it(verb):
 # -- with device and select_device -------------------------------------------------------------------------------------
 
 
-def test_with_a_device(device, second):
+def test_a_device_in_with_is_current_inside(device, second):
     with second as entered:
         assert entered == dm.current_device() == second
         assert dm.zeros(3).device == second
@@ -219,7 +219,7 @@ def test_use_backend_holds_for_this_thread_alone(recorded, devmem_backend, in_th
     assert dm.current_device().backend == "recording"
 
 
-def test_use_backend_of_nobody():
+def test_use_backend_of_an_unknown_name_is_refused():
     with pytest.raises(dm.ConfigError, match=r"no backend is named 'nonsense'.*use_backend.*give one of"):
         dm.use_backend("nonsense")
 
@@ -307,7 +307,7 @@ def handles():
     ("end", "says"),
     [(dm.reset, "was reset"), (dm.close, "was closed"), (lambda: dm.current_device().reset(), "was reset")],
 )
-def test_handles_die(end, says):
+def test_handles_of_a_closed_device_say_so(end, says):
     uses = handles()
     end()
     for name, use in uses.items():

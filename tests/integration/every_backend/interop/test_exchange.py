@@ -158,7 +158,7 @@ def test_a_freed_array_is_not_exported():
             ask()
 
 
-def test_a_capsule_that_nobody_takes_gives_everything_back():
+def test_a_capsule_that_is_never_consumed_releases_everything():
     array = dm.to_device(data())
     for _ in range(3):
         array.__dlpack__()
@@ -653,7 +653,7 @@ def test_an_owner_is_kept_until_our_work_has_passed(race):
 
 
 def test_memory_that_a_consumer_uses_is_freed_behind_its_stream(race, streams, device):
-    """The array goes while a stream that was named at the export still reads it: nobody is given the memory early."""
+    """The array goes while a stream that was named at the export still reads it: the memory is not reused early."""
     theirs = race.held
     race.array.fill(7)
     with hold(theirs) as latch:
@@ -712,7 +712,7 @@ def test_freeing_what_was_borrowed_takes_it_from_no_consumer(craft, stream):
 
 @pytest.fixture
 def read_only(exchange):
-    """An array on the device that somebody lends to be read."""
+    """An array on the device that is lent read-only."""
     if not VERSIONED:
         pytest.skip("this NumPy makes unversioned capsules only, which cannot say it")
     array = dm.to_device(data())
@@ -926,7 +926,7 @@ def test_a_producer_that_lies_about_its_device(exchange):
 
 
 @pytest.mark.parametrize("there", [(77, 0), (8, 0), (14, 1), (-1, 0)])
-def test_a_device_of_somebody_else(there):
+def test_a_device_type_that_no_backend_has_is_refused(there):
     with pytest.raises(BufferError, match="no device that devmem has open"):
         dm.from_dlpack(Producer(dm.zeros(3), device=there))
 
@@ -1077,7 +1077,7 @@ def test_where_there_is_no_interface_there_is_no_attribute(exchange):
 
 
 def test_the_interface_where_a_setting_gives_it(exchange, with_settings):
-    """On AMD. No number of a default stream is said, as there is none that everybody reads alike: the work is done instead."""
+    """On AMD. No number of a default stream is said, as consumers disagree about what it means: the work is done instead."""
     if exchange.array_interface:
         pytest.skip("arrays have one without")
     with_settings(ROC_CUDA_ARRAY_INTERFACE="1")
@@ -1239,7 +1239,7 @@ def test_a_stream_that_could_be_two(streams, pointers):
         dm.as_device_array(Interface(dm.to_device(data()), stream=0))
 
 
-def test_memory_of_nobody_is_refused(pointers):
+def test_pointers_outside_any_allocation_are_refused(pointers):
     array, host = dm.to_device(data()), data()
     with pytest.raises(dm.UnsupportedError, match="no device of devmem's knows"):
         dm.as_device_array(Interface(array, data=(host.ctypes.data, False)))
@@ -1358,7 +1358,7 @@ def test_copies_to_host_arrays_are_waited_for(device, need, need_kind, in_backgr
     race.array.fill(7)
     with hold(race.held) as latch:
         race.array.copy_to_host(race.back, stream=race.held)
-        race.back.__dlpack__(stream=-1)  # whoever says so waits for nothing
+        race.back.__dlpack__(stream=-1)  # a consumer that says so waits for nothing
         done = in_background(race.back.__dlpack__)
         if done.wait(0.1):  # the driver may have done it before it returned
             assert race.arrived()

@@ -1,4 +1,4 @@
-"""What belongs to one process says so when somebody pickles or copies it, and what to send instead."""
+"""What belongs to one process says so when it is pickled or copied, and what to send instead."""
 
 from __future__ import annotations
 

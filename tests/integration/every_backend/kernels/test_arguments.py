@@ -27,7 +27,7 @@ PACKED = np.dtype([("x", "i1"), ("y", "<f8")])
 
 
 class Sub(dm.DeviceNDArray):
-    """An array of somebody's own."""
+    """An array class of the user's own."""
 
     __slots__ = ()
 
@@ -188,7 +188,7 @@ def test_words_that_were_interrupted_are_not_used_again(device):
     a, b = dm.zeros(3), dm.zeros(5)
 
     class Interrupting:
-        """An array of which nobody learns the strides."""
+        """An array that hides its strides."""
 
         _shape, _strides, _ptr, size, itemsize, shape = (5,), None, 0, 5, 8, (5,)
 
@@ -284,7 +284,7 @@ def test_no_code_is_loaded_while_a_graph_is_captured(copying, compiler, capture)
 
 
 def test_no_host_array_is_given_while_a_graph_is_captured(copying, compiler, capture):
-    """What a graph does it does again, and the memory of an upload is somebody else's by then."""
+    """What a graph does it does again, and the memory of an upload belongs to another allocation by then."""
     stream, held = capture
     src, dst = np.arange(3.0), np.zeros(3)
     copying[1, 1, stream](dm.In(src), dm.Out(dst))

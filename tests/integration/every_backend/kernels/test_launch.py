@@ -84,7 +84,7 @@ def quiet():
         ((np.int32(2), (64,), None, np.int64(8)), (2, 1, 1), (64, 1, 1), 8),
     ],
 )
-def test_a_configuration(compiler, configuration, grid, block, shared):
+def test_a_configuration_reaches_the_compiler_as_three_lengths(compiler, configuration, grid, block, shared):
     idle[configuration](1)
     [launch] = launches(compiler)
     assert launch[:3] == (grid, block, shared)
@@ -455,7 +455,7 @@ def test_what_no_device_holds(compiler, given):
     assert launches(compiler) == []
 
 
-def test_empty_arrays(compiler):
+def test_empty_arrays_are_launched_with(compiler):
     copying[1, 1](dm.device_array(0), dm.device_array((3, 0)))
     copying[1, 1](dm.In(np.zeros(0)), dm.Out(np.zeros((0, 2))))
     assert len(launches(compiler)) == 2
@@ -656,7 +656,7 @@ def test_the_guard_refuses_before_anything_moves(compiler, with_settings):
 
 
 def test_a_launch_does_not_wait_and_keeps_what_it_uses(compiler, need, hold, with_settings):
-    """Nobody else gets the memory of a dropped array before the launch has passed, however eagerly it is given back."""
+    """The memory of a dropped array is not reused before the launch has completed, however eagerly it is given back."""
     need("hold", "stream_ordered")
     with_settings(MAX_PENDING_DEALLOCS_COUNT="0")
     stream, side = dm.stream(non_blocking=True), dm.stream(non_blocking=True)

@@ -1,4 +1,4 @@
-"""Kernels that everyone knows, executed on the device under test and compared; by numba-cuda's own simulator, too."""
+"""Well-known kernels, executed on the device under test and compared; by numba-cuda's own simulator, too."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_with_host_arrays(runs, case):
 
 
 def test_arrays_dropped_right_after_a_launch(runs, need, hold, with_settings):
-    """Nobody else gets their memory before the launch has passed, however eagerly dropped memory is given back."""
+    """Their memory is not reused before the launch has completed, however eagerly dropped memory is given back."""
     need("hold", "stream_ordered")
     with_settings(MAX_PENDING_DEALLOCS_COUNT="0")
     stream, side = dm.stream(non_blocking=True), dm.stream(non_blocking=True)

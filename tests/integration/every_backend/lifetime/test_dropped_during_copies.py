@@ -1,4 +1,4 @@
-"""Everything is dropped while a copy is held back; when it runs at last, the bytes are right, and nobody else's are wrong.
+"""Everything is dropped while a copy is held back; when it runs at last, the bytes are right, and no other memory has changed.
 
 A stream stands still at a latch. What a late copy reads or writes must then still be there, whatever was dropped meanwhile
 and however often memory of the same size was asked for: each test scribbles over all the memory that it can get.
@@ -52,7 +52,7 @@ class Bench:
         self.ink.synchronize()
 
     def check_scribbles(self) -> None:
-        """Nobody wrote to memory that had been given to us."""
+        """No copy wrote to memory that had been given to us."""
         for array in self.scribbled:
             assert np.all(array.copy_to_host(stream=0) == GARBAGE)
         for page in self.pages:
@@ -415,7 +415,7 @@ def test_many_copies_of_one_stream_are_let_go_one_by_one(bench: Bench) -> None:
 
 @contextlib.contextmanager
 def foreign_stream() -> Iterator[int]:
-    """A stream of somebody else, who destroys it right after its work is done."""
+    """A foreign stream, whose owner destroys it right after its work is done."""
     device = dm.current_device()
     with device.entered() as driver:
         handle = driver.stream_create(0, True)
@@ -473,8 +473,8 @@ class Mine:
 
 
 @pytest.mark.parametrize("ask", ["wait", "result", "done", "with"])
-def test_a_transfer_that_failed_keeps_nobody_who_asked(bench: Bench, ask: str) -> None:
-    """It says the same each time, and is there for as long as somebody has it: those who asked need not be."""
+def test_the_error_of_a_failed_transfer_keeps_no_caller_alive(bench: Bench, ask: str) -> None:
+    """It says the same each time, for as long as the transfer is referenced; the callers' frames need not stay."""
     copy = dm.copy_async(dm.to_device(numbers()), stream=bench.side)
 
     def caller() -> weakref.ref[Mine]:
@@ -505,18 +505,18 @@ class Refused(dm.DevmemError, MemoryError):
 
 
 class Refusing:
-    """Memory that nobody is given."""
+    """Memory that refuses every request."""
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        raise Refused("ask somebody else")
+        raise Refused("ask another resource")
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None: ...
 
 
-def test_memory_that_was_refused_keeps_nobody_who_asked(bench: Bench) -> None:
+def test_the_error_of_a_refused_allocation_keeps_no_caller_alive(bench: Bench) -> None:
     def caller() -> weakref.ref[Mine]:
         mine = Mine()
-        with pytest.raises(Refused, match="ask somebody else"):
+        with pytest.raises(Refused, match="ask another resource"):
             dm.to_device(numbers(), stream=bench.side)
         return weakref.ref(mine)
 
@@ -664,7 +664,7 @@ def test_the_end_of_pinned_waits(bench: Bench, verb: str) -> None:
     assert np.array_equal(out, base)
 
 
-def test_deregister_waits(bench: Bench) -> None:
+def test_deregister_waits_for_copies_of_the_pages(bench: Bench) -> None:
     base = numbers()
     source = base.copy()
     dm.register(source)

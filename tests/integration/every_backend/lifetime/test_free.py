@@ -155,7 +155,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("host", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_pickle(host, protocol):
+def test_a_pickled_array_comes_back_on_the_device(host, protocol):
     d = dm.to_device(host)
     e = pickle.loads(pickle.dumps(d, protocol))
     assert type(e) is dm.DeviceNDArray

@@ -119,7 +119,7 @@ def test_mapped_arrays_may_share_their_pages(need_kind, locked):
 
 @pytest.mark.parametrize("thing", [[1, 2], 5, "text", b"bytes", bytearray(5), None, dm.errors])
 @pytest.mark.parametrize("verb", [dm.pinned, dm.register, dm.mapped, dm.deregister])
-def test_only_ndarrays(verb, thing, locked):
+def test_only_ndarrays_are_registered(verb, thing, locked):
     with pytest.raises(TypeError, match=f"ndarray's memory.*{type(thing).__name__}"):
         verb(np.zeros(3), thing)
     assert locked() == {}
@@ -136,7 +136,7 @@ def test_a_device_array_is_refused():
         dm.register(dm.zeros(3))
 
 
-def test_nothing_to_lock(locked):
+def test_empty_arrays_lock_nothing(locked):
     with dm.pinned():
         assert locked() == {}
     with dm.pinned(np.zeros(0)), dm.register(np.zeros((0, 3))):
@@ -238,7 +238,7 @@ def test_deregister_as_often_as_registered(locked):
 
 @pytest.mark.parametrize("verb", [dm.pinned, dm.register, dm.mapped])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_all_or_nothing(recorded, locked, verb, nth, need):
+def test_arrays_are_registered_all_or_none(recorded, locked, verb, nth, need):
     if verb is dm.mapped:
         need("mapped")
     arrays = [pages(1), pages(1), pages(1)]

@@ -168,7 +168,7 @@ def test_pages_are_neither_locked_nor_unlocked_under_a_copy(driver, recorded, me
         assert second.waits(), "it went on under a copy of these pages"
         assert len(recorded.named(verb)) == others
         with dm.pinned(np.frombuffer(mmap.mmap(-1, PAGE), "u1")):
-            pass  # nobody else is held up
+            pass  # no other caller is held up
         others = len(recorded.named(verb))
         stop.go_on.set()
         first.finish()

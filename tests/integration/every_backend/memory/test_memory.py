@@ -78,7 +78,7 @@ def test_in_with_for_this_thread_alone(in_thread):
     assert mine.live == {}
 
 
-def test_from_the_call_on_for_everybody(in_thread):
+def test_use_memory_holds_for_all_threads_from_the_call_on(in_thread):
     mine = Counting()
     scope = dm.use_memory(mine)
     try:
@@ -168,7 +168,7 @@ def test_never_asked_for_nothing():
     assert mine.asked == []
 
 
-def test_by_name(need):
+def test_use_memory_takes_a_name(need):
     with dm.use_memory("driver") as given:
         assert type(given) is DriverMemory
         assert dm.zeros(3).tolist() == [0, 0, 0]
@@ -410,7 +410,7 @@ def test_a_share_of_nothing_frees_at_once(with_settings):
     assert dm.memory_info().pending == 0
 
 
-def test_the_defaults(with_settings):
+def test_the_default_thresholds_of_pending_frees(with_settings):
     with_settings(MAX_PENDING_DEALLOCS_COUNT=None, MAX_PENDING_DEALLOCS_RATIO=None)
     known = {s.name: s.value for s in dm.settings()}
     assert known["DEVMEM_MAX_PENDING_DEALLOCS_COUNT"] == 10

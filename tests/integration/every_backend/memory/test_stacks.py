@@ -61,7 +61,7 @@ class Mine:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def test_outermost_first():
+def test_a_stack_is_written_outermost_first():
     with dm.use_memory(" limit:4GiB , statistics:owners, guard:512;quarantine_bytes=1MiB ,driver") as stack:
         assert repr(stack).startswith("Limit(Statistics(Guard(DriverMemory(")
         assert stack.max_bytes == 4 << 30
@@ -274,7 +274,7 @@ def plugin(package, monkeypatch):
         calls.append(arguments)
         return module.Mine(arguments[1] if arguments else None)
 
-    monkeypatch.setitem(plugins.registry.resources, "mine", (factory, "somebody 1.0"))
+    monkeypatch.setitem(plugins.registry.resources, "mine", (factory, "pkg 1.0"))
     return calls
 
 
@@ -295,12 +295,12 @@ def test_a_name_of_a_plugin(plugin):
 
 
 def test_a_factory_that_does_not_fit(monkeypatch):
-    monkeypatch.setitem(plugins.registry.resources, "misfit", (lambda: 5, "somebody 1.0"))
+    monkeypatch.setitem(plugins.registry.resources, "misfit", (lambda: 5, "pkg 1.0"))
     with pytest.raises(
-        dm.PluginError, match=r"'misfit' from somebody 1.0 failed when it was made, called with \('4', None\)"
+        dm.PluginError, match=r"'misfit' from pkg 1.0 failed when it was made, called with \('4', None\)"
     ):
         dm.use_memory("misfit:4")
-    with pytest.raises(dm.PluginError, match=r"'misfit' .from somebody 1.0. is not a memory resource"):
+    with pytest.raises(dm.PluginError, match=r"'misfit' .from pkg 1.0. is not a memory resource"):
         dm.use_memory("misfit")
 
 
@@ -687,7 +687,7 @@ def test_a_free_that_synchronises_is_put_off_and_done_at_once(recorded: FaultyDr
     assert done["stream_synchronize"] == 1  # once for all of them
 
 
-def test_a_resource_that_cannot_say_what_it_keeps_stops_nobody_else():
+def test_a_resource_that_cannot_say_what_it_keeps_does_not_stop_the_others():
     class Broken:
         def __init__(self):
             self.inner = dm.memory.DriverMemory()

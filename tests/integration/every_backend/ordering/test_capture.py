@@ -112,11 +112,11 @@ def test_work_on_the_named_stream_goes_on(captured):
 
 @pytest.mark.parametrize("whose", ["ours", "foreign"])
 def test_what_a_graph_reads_is_kept_for_good(captured, device, monkeypatch, whose):
-    """Nobody knows when it runs, and the event behind the copy can never be asked for; other work on the stream goes on."""
+    """It is unknown when it runs, and the event behind the copy can never be asked for; other work on the stream goes on."""
     ours, driver = captured
     stream, completions = ours, device.opened().completions
     if whose == "foreign":
-        stream = dm.external_stream(DATA.ctypes.data)  # a number that is nobody's
+        stream = dm.external_stream(DATA.ctypes.data)  # no stream has this handle
         stream.handle = ours.handle
     into_graph, asked, query = set(), [], driver.driver.event_query
 

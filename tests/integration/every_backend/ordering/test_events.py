@@ -27,7 +27,7 @@ def test_an_event_that_was_never_recorded_counts_as_passed(device):
     assert "without timing" in repr(dm.event(timing=False))
 
 
-def test_elapsed_time():
+def test_elapsed_time_is_measured_between_two_events():
     start, end = dm.event(), dm.event()
     s = dm.stream()
     start.record(s)
@@ -194,13 +194,13 @@ def test_a_stream_waits_for_another_device(need, need_kind, second):
         with hold(s, patience=0.3, tolerant=True):
             d.copy_to_device(a, stream=s)
             e.record(s)
-            wait()  # whoever does the waiting, t comes after s
+            wait()  # whichever side waits, t comes after s
             out.copy_to_device(d, stream=t)
         t.synchronize()
         assert out.tolist() == a.tolist()
 
 
-def test_closing():
+def test_a_closed_event_is_refused_and_closing_twice_is_fine():
     e = dm.event()
     e.record()
     e.close()

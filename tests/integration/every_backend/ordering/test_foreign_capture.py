@@ -63,7 +63,7 @@ class Foreign:
 @pytest.fixture
 def foreign(device):
     if device.backend not in LIBRARIES:
-        pytest.skip(f"{device} is no vendor's, so nobody else captures graphs on it")
+        pytest.skip(f"{device} is no vendor's, so no other library captures graphs on it")
     gc.collect()  # what tests before left in cycles may be memory whose end waits for the device, which a capture forbids
     dm.trim()
     dm.synchronize()
@@ -151,7 +151,7 @@ def test_an_event_of_a_graph_tells_nothing(foreign):
 
 
 def test_memory_that_a_graph_may_use_is_kept_and_holds_up_nothing(foreign, device):
-    """Nobody can tell when the graph will have run for the last time; an event in it would pull our streams into the capture."""
+    """It is unknown when the graph will have run for the last time; an event in it would pull our streams into the capture."""
     heap, home = device.opened().memory.heap, dm.stream()
     array, source = dm.device_array(1000, stream=home), dm.pinned_array(1000)
     array.copy_to_device(source, stream=home)
@@ -186,7 +186,7 @@ def test_memory_that_a_graph_may_use_is_lent_to_others_still(foreign):
 @pytest.mark.parametrize("when", ["before", "behind"])
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
 def test_an_interrupt_leaves_no_thread_relaxed(foreign, device, monkeypatch, mode, when):
-    """Ctrl-C comes just before the mode is exchanged, or just behind that, when nobody was told yet what it was."""
+    """Ctrl-C comes just before the mode is exchanged, or just behind that, before the earlier mode was stored."""
     library, name = (
         ctypes.CDLL(LIBRARIES[device.backend][0]),
         f"{PREFIXES[device.backend]}ThreadExchangeStreamCaptureMode",
@@ -218,7 +218,7 @@ def test_an_event_that_may_not_be_asked_for_has_not_passed(device):
     """Some runtimes allow it to no thread at all. It is asked by the way; nothing is wrong with what is done."""
     functions = {"cuda": "cuEventQuery", "roc": "hipEventQuery"}
     if device.backend not in functions:
-        pytest.skip(f"{device} is no vendor's, so nobody else captures graphs on it")
+        pytest.skip(f"{device} is no vendor's, so no other library captures graphs on it")
     try:
         control = emulator.control(device.backend)
     except emulator.EmulatorNotLoaded:

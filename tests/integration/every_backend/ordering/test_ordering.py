@@ -1,4 +1,4 @@
-"""Who waits for whom where nobody named a stream, on foreign streams, and through views that only borrow."""
+"""Which stream waits for which where the caller named none, on foreign streams, and through views that only borrow."""
 
 from __future__ import annotations
 

@@ -428,8 +428,8 @@ def test_external_streams_are_known_from_then_on_and_never_destroyed(recorded):
     assert ("stream_destroy", handle) not in [(call.method, call.args[0]) for call in recorded.log if call.args]
 
 
-def test_foreign_streams_are_forgotten_when_nobody_refers_to_them(device):
-    """Whoever makes a stream for each request must not find them all here at the end of the day."""
+def test_foreign_streams_are_forgotten_once_unreferenced(device):
+    """A program that makes a stream for each request must not keep all of them alive here."""
     with device.entered() as driver:
         made = [driver.stream_create(0, True) for _ in range(5)]
     externals = device.opened().streams._external
@@ -495,7 +495,7 @@ def test_a_newer_stream_protocol_is_refused():
 # -- auto_synchronize --------------------------------------------------------------------------------------------------
 
 
-def test_auto_synchronize(recorded):
+def test_auto_synchronize_waits_once_at_the_end(recorded):
     s = dm.stream()
     with recorded.during() as seen:
         with s.auto_synchronize() as given:

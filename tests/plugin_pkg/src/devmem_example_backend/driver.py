@@ -63,7 +63,7 @@ class ExampleDriver:
         if kind is not CopyKind.D2H:
             self._inside(dst, nbytes, "copy")
         ctypes.memmove(dst, src, nbytes)
-        return False  # nobody touches the host side any more
+        return False  # the host side is not touched any more
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         self._known(stream, "fill")
