@@ -80,7 +80,7 @@ def host(session: nox.Session) -> None:
     """The host backend, not strict, without vendors' bindings and emulators: what macOS and Windows can run."""
     session.install("-e", ".[cli]", *tools())
     # Tests of single modules provoke faults that a process survives only where memory is hidden.
-    tests = session.posargs or [*api_tests(), "tests/property", "-k", f"not ({' or '.join(NEED_HIDDEN_MEMORY)})"]
+    tests = session.posargs or [EVERY_BACKEND, "tests/property", "-k", f"not ({' or '.join(NEED_HIDDEN_MEMORY)})"]
     session.run("python", "-m", "pytest", "-q", *tests, env={"DEVMEM_HOST_STRICT": "0"})
 
 

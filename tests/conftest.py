@@ -21,6 +21,11 @@ if not any(entry.name == "devmem" for entry in importlib.metadata.entry_points(g
     pytest_plugins = ["devmem.testing.plugin"]
 
 FOLDERS = frozenset({"unit", "contract", "property", "integration", "leaks", "docs", "peers"})
+#: Folders whose tests go through every case there is (each call of the driver fails once, each verb runs ten thousand times), or
+#: run a whole benchmark. `scripts/test` leaves them to `scripts/test --all`.
+EXHAUSTIVE = {"leaks", "failures", "emulated", "gpu_check"}
+#: Fixtures that start another process or draw random examples for a long time: a test that uses one is not quick.
+NOT_QUICK = {"python", "pytester"}
 #: Folders, and how files begin, whose tests compute, or compile, all the time: tens of seconds where others want the processors
 #: too. They get more of it (in seconds), less than `faulthandler_timeout`.
 BUSY, LONG = {"property", "leaks", "emulated", "emulator"}, 140
@@ -44,15 +49,37 @@ def quick_collections() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before anything shuffles the tests, or selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
+    smoked: set[Path] = set()
     for item in items:
         if item.path.is_relative_to(here):
             folders = item.path.relative_to(here).parts[:-1]
             if folders and folders[0] in FOLDERS:
                 item.add_marker(folders[0])
+            if not EXHAUSTIVE.isdisjoint(folders):
+                item.add_marker("exhaustive")
+            if is_quick(item, folders, smoked):
+                item.add_marker("quick")
             if not BUSY.isdisjoint(folders) or item.path.name.startswith(BUSY_FILES):
                 item.add_marker(pytest.mark.timeout(LONG))
+
+
+def is_quick(item: pytest.Item, folders: tuple[str, ...], smoked: set[Path]) -> bool:
+    """Whether `scripts/test --quick` runs a test: those of single modules, and the first of each file on every backend.
+
+    Not if its file starts processes, draws examples or is busy in another way.
+    """
+    names = vars(getattr(item, "module", None) or pytest)
+    if {"subprocess", "given"} & names.keys() or NOT_QUICK.intersection(getattr(item, "fixturenames", ())):
+        return False
+    if folders[:1] == ("unit",):
+        return "house" not in folders
+    if "every_backend" not in folders or item.path in smoked:
+        return False
+    smoked.add(item.path)
+    return True
 
 
 @pytest.fixture
