@@ -5,6 +5,7 @@ in one of those variables, or in an object that they refer to, makes a reference
 next garbage collection. `FirstError` raises what it kept and drops it; `fresh_copy` makes a copy without a traceback.
 """
 
+# Decision: docs/adr/0013-each-failure-is-told-once.md
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,6 @@
 """Device scratch for strided copies that would otherwise take one driver call per row between host and device."""
 
+# Decision: docs/adr/0003-one-plan-chooses-the-path-of-a-copy.md
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -13,6 +13,7 @@ scratch     by way of a second array on the device, where only the device copies
 ==========  ==========================================================================================================
 """
 
+# Decision: docs/adr/0003-one-plan-chooses-the-path-of-a-copy.md
 from __future__ import annotations
 
 from enum import StrEnum

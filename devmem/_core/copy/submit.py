@@ -6,6 +6,7 @@ two and three dimensions.
 
 # Decision: docs/adr/0002-copies-are-cut-at-page-locked-memory.md
 
+# Decision: docs/adr/0002-page-locks-are-counted-per-backend.md
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,6 @@
 """An open device: the place where its services are put together, from opening to close."""
 
+# Decision: docs/adr/0013-each-failure-is-told-once.md
 from __future__ import annotations
 
 import os

@@ -14,6 +14,7 @@ its producer. The deleter of a tensor that was taken runs once, without the GIL,
 the returned owner; it does not run once the interpreter has begun to end.
 """
 
+# Decision: docs/adr/0007-exchange-follows-dlpack.md
 from __future__ import annotations
 
 import ctypes

@@ -4,6 +4,7 @@ The result is what a device array is made of, ``(open device, allocation, addres
 arrays, so that arrays can use it.
 """
 
+# Decision: docs/adr/0007-exchange-follows-dlpack.md
 from __future__ import annotations
 
 import operator

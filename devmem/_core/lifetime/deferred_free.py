@@ -10,6 +10,7 @@ What could not be given back stays in the queue, if it was not given back in par
 No lock is held across a call of the driver.
 """
 
+# Decision: docs/adr/0001-dropped-memory-waits-in-one-queue.md
 from __future__ import annotations
 
 import threading

@@ -1,5 +1,6 @@
 """What is page-locked: counted, page by page, for all devices of a backend, and undone on time."""
 
+# Decision: docs/adr/0002-page-locks-are-counted-per-backend.md
 from __future__ import annotations
 
 import mmap

@@ -1,5 +1,6 @@
 """Resources that somebody else wrote: what is checked when they are taken, and at every call where they meet our code."""
 
+# Decision: docs/adr/0006-any-allocator-fits-into-a-memory-stack.md
 from __future__ import annotations
 
 import inspect

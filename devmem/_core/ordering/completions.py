@@ -10,6 +10,7 @@ inner call then does nothing. What can never be told (work in a captured graph, 
 device) is kept until the process ends: a leak is preferred to a dangling address.
 """
 
+# Decision: docs/adr/0001-dropped-memory-waits-in-one-queue.md
 from __future__ import annotations
 
 import threading

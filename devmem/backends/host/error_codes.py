@@ -1,4 +1,4 @@
-"""How the host driver says no."""
+"""The errors of the host driver, by name."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ _KINDS: dict[str, type[BackendError]] = {"OUT_OF_MEMORY": OutOfMemory, "LAUNCH_F
 
 
 def host_error(call: str, name: str, message: str) -> BackendError:
-    """The error to raise when ``call`` fails with ``name``; ``message`` says why, with the values."""
+    """Return the error to raise when ``call`` fails with ``name``; ``message`` says why, with the values."""
     kind = _KINDS.get(name, BackendError)
     return kind(f"host: {call}: {message} ({name})", backend="host", call=call, code=_CODES[name], name=name)

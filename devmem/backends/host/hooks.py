@@ -20,13 +20,11 @@ class HostBackend:
     spi_version = SPI_VERSION
 
     def __init__(self) -> None:
-        self._strict = False
-        self._devices = 1
+        self._strict, self._devices = False, 1
 
     def configure(self, options: Mapping[str, object]) -> None:
         """Take the options for devices that are opened from now on; on an error nothing is changed."""
-        strict = options.get("strict", self._strict)
-        devices = options.get("devices", self._devices)
+        strict, devices = options.get("strict", self._strict), options.get("devices", self._devices)
         if unknown := sorted(set(options) - {"strict", "devices"}):
             raise ConfigError(f"the backend 'host' has no option {', '.join(unknown)}; it has: devices, strict")
         if not isinstance(strict, bool):

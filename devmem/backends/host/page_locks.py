@@ -34,7 +34,7 @@ class PageLock:
     start: int
     end: int
     owner: object
-    window: Window | None
+    window: Window | None = None
 
 
 class PageLockTable:
@@ -53,10 +53,11 @@ class PageLockTable:
             if self.locks.overlapping(ptr, ptr + nbytes):
                 why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
                 raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
-            window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
+            lock = PageLock(ptr, ptr + nbytes, owner)
             if mapped:
-                self.windows = self.windows.with_range(window)
-            self.locks = self.locks.with_range(PageLock(ptr, ptr + nbytes, owner, window if mapped else None))
+                lock.window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
+                self.windows = self.windows.with_range(lock.window)
+            self.locks = self.locks.with_range(lock)
 
     def find(self, owner: object, ptr: int, nbytes: int) -> PageLock:
         """Return the lock of exactly this range, by this owner."""

@@ -82,7 +82,8 @@ class StreamEngine:
         destroyed = None if stream == LEGACY_STREAM else self.streams.pop(stream, None)
         if destroyed is None:
             raise host_error("stream_destroy", "INVALID_HANDLE", f"{stream!r} is not a stream that was created")
-        destroyed.queue.put(None)
+        with self.lock:
+            destroyed.end()
 
     def stream_synchronize(self, stream: int) -> None:
         self.wait(self.stream(stream, "stream_synchronize").last)
@@ -313,8 +314,8 @@ class StreamEngine:
             for job in _unfinished([*self._holds.values(), *(stream.last for stream in self.pending)]):
                 if job.stream.engine is self:
                     job.finish(abandoned=True)
-        for stream in (*self.streams.values(), *self._per_thread.values()):
-            stream.queue.put(None)
+            for stream in (*self.streams.values(), *self._per_thread.values()):
+                stream.end()
         _engines.discard(self)
 
     def wait_for_running(self, deadline: float = math.inf) -> bool:
@@ -323,16 +324,14 @@ class StreamEngine:
             jobs = [job for job in _unfinished(stream.last for stream in self.pending) if job.stream.engine is self]
         return all(self._reach(job, True, deadline) for job in jobs if job.running)
 
-    # -- inside the lock ---------------------------------------------------------------------------------------------
-
     def _idle(self, stream: Stream) -> bool:
-        """Return whether a job of the stream would have nothing to wait for."""
+        """Return whether a job of the stream would have nothing to wait for; the lock is held."""
         if stream is self.legacy:
             return all(other.non_blocking for other in self.pending)
         return stream.last.done and (stream.non_blocking or self.legacy.last.done)
 
     def _append(self, job: Job) -> None:
-        """Make the job the last of its stream."""
+        """Make the job the last of its stream; the lock is held."""
         stream = job.stream
         if stream is self.legacy:
             before = [other.last for other in self.pending if not other.non_blocking]
@@ -403,7 +402,7 @@ class StreamEngine:
         """Make the per-thread stream of a thread, and end those of threads that have ended."""
         with self.lock:
             for ended in [each for each in self._per_thread if not each.is_alive()]:
-                self._per_thread.pop(ended).queue.put(None)
+                self._per_thread.pop(ended).end()
             return self._per_thread.setdefault(thread, Stream(self, non_blocking=False))
 
 

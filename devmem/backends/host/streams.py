@@ -31,6 +31,11 @@ class Stream:
         self.has_thread = False
         self.last = Job(self, done=True)  # the job that was enqueued last
 
+    def end(self) -> None:
+        """Let the thread end after the jobs that are enqueued, with the engine's lock held."""
+        self.has_thread = False
+        self.queue.put(None)
+
 
 @dataclass(slots=True, eq=False)
 class Job:

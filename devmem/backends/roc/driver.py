@@ -1,5 +1,6 @@
 """One HIP device: the parts of its driver put together, and their end."""
 
+# Decision: docs/adr/0009-housekeeping-does-not-disturb-foreign-captures.md
 from __future__ import annotations
 
 import ctypes

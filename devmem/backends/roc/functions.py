@@ -6,6 +6,7 @@ address. At the end, ``!``: may wait, for a device or for much else, such as ano
 a Python binding, because of what bindings make of it.
 """
 
+# Decision: docs/adr/0008-hip-through-three-providers.md
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -378,7 +378,7 @@ class TestEvents:
         one.close()
         two.close()
 
-    def test_of_a_closed_device_blocks_no_stream(self):
+    def test_of_a_closed_device_delays_no_stream(self):
         one, two = open_device(0, 2), open_device(1, 2)
         one.enter()
         event = one.event_create(False)

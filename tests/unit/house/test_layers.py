@@ -57,6 +57,9 @@ def rule(ours: str = "", theirs: str = "", lazily: str | None = "", exactly: str
     )
 
 
+#: The rooms of the core, in order: each imports only the rooms before it, for annotations too.
+ROOMS = ("base", "ordering", "memory", "lifetime", "copy", "device", "interop", "arrays", "bulk")
+
 #: The longest prefix of a module's name decides. "devmem" among ``ours`` is the public namespace, the root module.
 RULES: Mapping[str, Rule] = {
     # The folder of the backends, which is empty, is imported first: later, it would replace the function `devmem.backends`.
@@ -66,7 +69,15 @@ RULES: Mapping[str, Rule] = {
     "devmem.spi": rule(),
     "devmem.toolkit": rule("spi"),
     "devmem.plugins": rule("spi", "pluggy"),
-    "devmem._core": rule("spi toolkit plugins", "numpy", lazily="ml_dtypes"),  # a capsule of bfloat16 asks for it
+    "devmem._core": rule(),
+    **{
+        f"devmem._core.{room}": rule(
+            f"spi toolkit plugins {' '.join(f'_core.{before}' for before in ROOMS[:at])}",
+            "numpy",
+            lazily="ml_dtypes",  # a capsule of bfloat16 asks for it
+        )
+        for at, room in enumerate(ROOMS)
+    },
     "devmem.kernels": rule("spi toolkit _core", "numpy"),
     "devmem.kernels.compilers.numba_cuda": rule("spi toolkit _core kernels", "numpy numba"),
     "devmem.kernels.compilers.numba_hip": rule("spi toolkit _core kernels", "numpy numba"),
@@ -268,7 +279,7 @@ def early_vendors(backend: str, sources: Sources) -> list[str]:
 
 
 #: Packages whose modules import each other still.
-WITH_CIRCLES = {"devmem._core", "devmem.backends"}
+WITH_CIRCLES = {"devmem.backends"}
 
 # -- devmem as it is ---------------------------------------------------------------------------------------------------
 
@@ -277,6 +288,11 @@ WITH_CIRCLES = {"devmem._core", "devmem.backends"}
 def test_imports_stay_in_their_layer(module):
     path = MODULES[module]
     assert problems(module, path.read_text(encoding="utf-8"), is_package=path.name == "__init__.py") == []
+
+
+def test_the_core_has_rooms_and_no_files_beside_them():
+    paths = (PACKAGE / "_core").iterdir()
+    assert {path.name for path in paths if path.suffix == ".py" or any(path.rglob("*.py"))} == {"__init__.py", *ROOMS}
 
 
 def test_core_has_no_cycles():
@@ -370,7 +386,7 @@ def test_a_forbidden_import_is_found(module, source):
         ("devmem.cli.info", "import devmem"),
         ("devmem.cli.sample_arrays", "def f():\n    from matplotlib import cbook"),
         ("devmem.backends.cuda.driver", "from cuda.bindings import driver"),
-        ("devmem._core.device.device", "from ..spi.driver import Driver\nfrom . import layout\nimport ctypes.util"),
+        ("devmem._core.device.device", "from ...spi.driver import Driver\nfrom . import backends\nimport ctypes.util"),
     ],
 )
 def test_an_allowed_import_is_not(module, source):

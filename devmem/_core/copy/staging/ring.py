@@ -1,5 +1,6 @@
 """Page-locked slots that large copies pass through, a few for each device."""
 
+# Decision: docs/adr/0004-pageable-copies-go-through-a-ring-of-slots.md
 from __future__ import annotations
 
 import os

@@ -7,6 +7,7 @@ or calls the driver. All else happens on a miss (`engine`): chunks are cut, free
 block when an event behind its last use has completed (`cross_stream`).
 """
 
+# Decision: docs/adr/0005-what-a-pool-keeps.md
 from __future__ import annotations
 
 from dataclasses import dataclass
