@@ -7,10 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .stream_engine import StreamEngine
+from typing import Protocol
 
 Run = Callable[..., object]
 
@@ -19,12 +16,20 @@ def nothing() -> None:
     """Do nothing: for a job that only takes a place in the order of its stream."""
 
 
+class Engine(Protocol):
+    """The stream engine, as far as its streams know it."""
+
+    @property
+    def pending(self) -> set[Stream]:
+        """Streams with jobs that are not done."""
+
+
 class Stream:
     """Jobs that run one after the other. Those that its thread runs come through ``queue``, where None ends the thread."""
 
     __slots__ = ("engine", "has_thread", "last", "non_blocking", "queue")
 
-    def __init__(self, engine: StreamEngine, non_blocking: bool) -> None:
+    def __init__(self, engine: Engine, non_blocking: bool) -> None:
         self.engine = engine
         self.non_blocking = non_blocking
         self.queue: SimpleQueue[Job | None] = SimpleQueue()

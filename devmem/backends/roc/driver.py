@@ -115,7 +115,7 @@ class RocDriver(ComposedDriver):
             )
             can_pool = all(has(name) for name in FUNCTIONS if "Pool" in name or name == "hipFreeAsync")
             wanted = stream_ordered and self.info.facts["memory_pools"] and can_pool
-            if wanted and pool_is_sound(self, self.pool, ordinal):
+            if wanted and pool_is_sound(self, self.memory, self.pool, ordinal):
                 capabilities = self.info.capabilities | {Capability.STREAM_ORDERED}
                 self.info = dataclasses.replace(self.info, capabilities=capabilities, default_memory="")
         except BaseException:

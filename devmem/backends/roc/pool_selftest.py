@@ -5,21 +5,19 @@ from __future__ import annotations
 import ctypes
 import warnings
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
+from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning
 from ...spi.types import CopyKind
 from ...toolkit.memory_pool import MemoryPool
-
-if TYPE_CHECKING:
-    from .driver import RocDriver
+from .memory import Memory
 
 ROUNDS = 48
 PROPERTIES = ctypes.c_int * 22
 SIZES = (4 << 10, 192 << 10, 96 << 10)
 
 
-def pool_is_sound(driver: RocDriver, pool: MemoryPool, ordinal: int) -> bool:
+def pool_is_sound(driver: Driver, memory: Memory, pool: MemoryPool, ordinal: int) -> bool:
     """Make the pool; fill, read back and free blocks of several sizes. Where a byte is wrong, warn, and destroy the pool."""
     found = ""
     try:
@@ -27,7 +25,7 @@ def pool_is_sound(driver: RocDriver, pool: MemoryPool, ordinal: int) -> bool:
         pool.create(ctypes.addressof(properties))
         stream = driver.stream_create(0, True)
         try:
-            found = next(filter(None, (_round(driver, stream, number) for number in range(ROUNDS))), "")
+            found = next(filter(None, (_round(driver, memory, stream, number) for number in range(ROUNDS))), "")
         finally:
             driver.stream_destroy(stream)
             pool.pool_trim(0)
@@ -44,11 +42,10 @@ def pool_is_sound(driver: RocDriver, pool: MemoryPool, ordinal: int) -> bool:
     return not found
 
 
-def _round(driver: RocDriver, stream: int, number: int) -> str:
+def _round(driver: Driver, memory: Memory, stream: int, number: int) -> str:
     """What is wrong, or nothing."""
     wrong = ""
     blocks: list[tuple[int, int]] = []
-    memory = driver.memory
     with ExitStack() as given_back:
         for nbytes in SIZES:
             blocks.append((memory.alloc_async(nbytes, stream), nbytes))

@@ -278,9 +278,6 @@ def early_vendors(backend: str, sources: Sources) -> list[str]:
     ]
 
 
-#: Packages whose modules import each other still.
-WITH_CIRCLES = {"devmem.backends"}
-
 # -- devmem as it is ---------------------------------------------------------------------------------------------------
 
 
@@ -303,7 +300,7 @@ def test_no_modules_import_each_other_even_for_typing():
     everything = {
         name: (path.read_text(encoding="utf-8"), path.name == "__init__.py") for name, path in MODULES.items()
     }
-    assert [group for group in circles(everything) if not within(group[0], WITH_CIRCLES)] == []
+    assert circles(everything) == []
 
 
 def test_no_import_inside_a_function_hides_a_cycle():
