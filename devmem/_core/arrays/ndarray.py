@@ -310,8 +310,8 @@ class DeviceNDArray(ArrayBase[D], Operators):
     ) -> Any:
         """A capsule with the array, for a consumer such as another library's ``from_dlpack``.
 
-        It keeps the memory alive when all devmem arrays are dropped. An explicit ``free()`` takes the memory from the consumer too,
-        except where it is foreign: of that ``free()`` only lets go.
+        It keeps the memory alive when all devmem arrays are dropped. An explicit ``free()`` takes the memory from the
+        consumer too, except where it is foreign: of that ``free()`` only lets go.
 
         Parameters
         ----------
@@ -372,13 +372,9 @@ class DeviceNDArray(ArrayBase[D], Operators):
 
         The memory stays this process's: keep the array until the other process has let go of its own.
 
-        Raises
-        ------
-        UnsupportedError
-            The device cannot share memory; or the memory came from a pool, or from another library: what can be shared is allocated
-            under ``use_memory(devmem.memory.DriverMemory())``.
-        LayoutError
-            The array is empty.
+            Raises ------ UnsupportedError The device cannot share memory; or the memory came from a pool, or from
+            another library: what can be shared is allocated under ``use_memory(devmem.memory.DriverMemory())``.
+            LayoutError The array is empty.
         """
         return handle_of(self, self.allocation)
 

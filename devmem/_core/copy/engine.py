@@ -1,8 +1,9 @@
 """The copy engine of one open device: plans a copy, executes it, and counts it once.
 
-Every copy between host and device, and on the device, comes through here. Arrays are views (`ArrayView`); who owns their memory,
-and which streams use it, is the caller's business, as is entering the device. No path writes a byte that lies between the elements
-of its destination. What a running copy reads or writes on the host is kept alive until its stream has completed it.
+Every copy between host and device, and on the device, comes through here. Arrays are views (`ArrayView`); who owns
+their memory, and which streams use it, is the caller's business, as is entering the device. No path writes a byte that
+lies between the elements of its destination. What a running copy reads or writes on the host is kept alive until its
+stream has completed it.
 
 A copy from or to host memory must not meet pages that are being locked or unlocked: CUDA refuses a copy that lies half in
 page-locked memory. Where nothing is locked, which is nearly always, no lock is taken; if the driver refuses because memory beside

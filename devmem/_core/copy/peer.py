@@ -1,8 +1,8 @@
 """Copies from one device to another: directly where the hardware can, else by way of the destination's ring, in bounded memory.
 
-The source's stream knows nothing of the destination's: what was enqueued on the source has to be done first, so the host waits for
-it. As the source's memory is given back in its own streams' order alone, a direct copy is waited for too. An event of one driver
-cannot release a slot of another's ring, so staged copies use the destination's ring.
+The source's stream knows nothing of the destination's: what was enqueued on the source has to be done first, so the
+host waits for it. As the source's memory is given back in its own streams' order alone, a direct copy is waited for
+too. An event of one driver cannot release a slot of another's ring, so staged copies use the destination's ring.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The plan of a copy: which route it takes, in which rows, and why. Pure: nothing is copied, allocated or waited for here.
 
-`plan_copy` looks at the layouts of both sides and at facts of the device (`CopyFacts`), and answers with a `CopyPlan` whose reason
-goes into the trace. The engine executes it. The routes:
+`plan_copy` looks at the layouts of both sides and at facts of the device (`CopyFacts`), and answers with a `CopyPlan`
+whose reason goes into the trace. The engine executes it. The routes:
 
 ==========  ==========================================================================================================
 direct      one run of bytes on both sides

@@ -34,7 +34,7 @@ class Submitter:
         self.page_locks = page_locks
 
     def copy_run(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool = False) -> bool:
-        """Copy one run of bytes; cut where page-locked memory begins or ends, because CUDA refuses a copy that lies half in it."""
+        """Copy one run of bytes, cut where page-locked memory begins or ends: CUDA refuses a copy that lies half in it."""
         copy = self.handle.driver.copy
         if kind is D2D or not self.page_locks.segments:
             return copy(dst, src, nbytes, kind, stream, blocking=blocking)

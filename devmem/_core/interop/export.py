@@ -129,8 +129,8 @@ def consumer_of(table: StreamTable, stream: object) -> Stream | None:
     if not handle:
         known = ", ".join(map(str, names))
         raise LayoutError(
-            f"stream={number} means nothing on {table.handle.device}: DLPack has {known} for its default streams, None, -1 for no "
-            f"ordering, and the handles of others"
+            f"stream={number} means nothing on {table.handle.device}: DLPack has {known} for its default streams, None, "
+            f"-1 for no ordering, and the handles of other streams"
         )
     return table.external_stream(handle)
 

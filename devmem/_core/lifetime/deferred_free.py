@@ -1,10 +1,10 @@
 """The deferred free queue: what was dropped, and when it is given back.
 
-A finalizer runs wherever the collector runs, on any thread, in the middle of any call. So it takes no lock and calls no driver: it
-appends what was dropped (memory, a stream, an event, a loaded kernel) to `DeviceHandle.dropped`, which is atomic. The queue looks
-at it at safe points: in verbs that allocate or copy, on the caller's thread, with the device entered. Then it frees everything, if
-there are more items or bytes than the limits of the settings, or memory ran out; never inside ``defer_cleanup()``, and never while
-a graph is captured on a stream of devmem's.
+A finalizer runs wherever the collector runs, on any thread, in the middle of any call. So it takes no lock and calls no
+driver: it appends what was dropped (memory, a stream, an event, a loaded kernel) to `DeviceHandle.dropped`, which is
+atomic. The queue looks at it at safe points: in verbs that allocate or copy, on the caller's thread, with the device
+entered. Then it frees everything, if there are more items or bytes than the limits of the settings, or memory ran out;
+never inside ``defer_cleanup()``, and never while a graph is captured on a stream of devmem's.
 
 What could not be given back stays in the queue, if it was not given back in part: a leak is preferred to an address in use twice.
 No lock is held across a call of the driver.

@@ -1,11 +1,11 @@
 """The memory of one open device: which stack serves a request, and what happens when memory runs out.
 
-A stack (a memory resource with all that it stands on) is bound to the device once and becomes a heap. `install` makes a heap the
-one that the whole device allocates from; ``with use_memory(...)`` puts one in force for a thread or task. A block goes back to the
-heap that made it, so stacks may change at any time.
+A stack (a memory resource with all that it stands on) is bound to the device once and becomes a heap. `install` makes a
+heap the one that the whole device allocates from; ``with use_memory(...)`` puts one in force for a thread or task. A
+block goes back to the heap that made it, so stacks may change at any time.
 
-Out of memory is answered in one place (`_recover`): free what was dropped, wait for the device, collect garbage once, free and wait
-again, give back what every stack caches, try once more; then the error says where the memory is.
+Out of memory is answered in one place (`_recover`): free what was dropped, wait for the device, collect garbage once,
+free and wait again, give back what every stack caches, try once more; then the error says where the memory is.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ class DeviceMemory:
 
 
 class MemoryScope(Scope[Any]):
-    """A stack for one kind of a device's memory: for every thread from the call on; in ``with``, for this thread or task alone."""
+    """A stack for one kind of memory: for every thread from the call on; in ``with``, for this thread or task alone."""
 
     __slots__ = ("heap", "memory")
 

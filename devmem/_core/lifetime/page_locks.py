@@ -165,7 +165,8 @@ class PageLockTable:
     def steady(self, low: int, high: int) -> Iterator[None]:
         """Within the block no other thread has pages of a range of addresses locked or unlocked.
 
-        For copies: `cuts` stays true, and what they leave running can be waited for (`CompletionTracker.keep_until_complete`) before the block ends.
+        For copies: `cuts` stays true, and what they leave running can be waited for
+        (`CompletionTracker.keep_until_complete`) before the block ends.
         """
         copy = low, high, threading.get_ident()
         with self._changed:

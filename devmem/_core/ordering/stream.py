@@ -300,8 +300,8 @@ class ClosedStream(Stream):
     def handle(self) -> NoReturn:  # type: ignore[override]
         """Say that the stream is closed."""
         raise ClosedError(
-            f"this stream of {self.device_handle.device} is closed: make another with devmem.stream(), and rebind the arrays that "
-            f"were bound to it with bind(0)"
+            f"this stream of {self.device_handle.device} is closed: make another with devmem.stream(), and rebind the arrays "
+            f"that were bound to it with bind(0)"
         )
 
     @property
