@@ -227,6 +227,6 @@ def _behind(opened: OpenDevice, stream: Any, src: Any, dst: Any, download: Downl
             event = opened.completions.event_behind(stream, src, dst, download)
         except BaseException:
             if download is not None:
-                download.give_up()
+                download.cancel()
             raise
     return Transfer(opened, src, dst, event, download)

@@ -137,7 +137,7 @@ def _parts(array: npt.NDArray[Any], opened: OpenDevice) -> Iterator[Key]:
     ring = opened.ring
     axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     shape = tuple(array.shape[axis] for axis in axes)
-    for block in blocks(shape, array.itemsize, ring.slot_bytes * max(ring.most, 1)):
+    for block in blocks(shape, array.itemsize, ring.slot_bytes * max(ring.slot_limit, 1)):
         key = dict(zip(axes, block, strict=True))
         yield tuple(key[axis] for axis in range(array.ndim))
 

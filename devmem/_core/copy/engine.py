@@ -77,7 +77,7 @@ class CopyEngine:
     @property
     def has_slots(self) -> bool:
         """Whether page-locked memory for slots is to be had."""
-        return bool(self.ring.most)
+        return bool(self.ring.slot_limit)
 
     def calls(self, rows: Rows, kind: CopyKind) -> int:
         """Driver calls that rows take."""
@@ -163,7 +163,7 @@ class CopyEngine:
             return None
         began = begin()
         plan = plan_copy(D2H, dst, src, self, stream)
-        download = self._start_staged(src, dst, stream, plan) if plan.route is Route.STAGED else None
+        download = self._start_staged(src, dst, stream, plan.why is GAPS) if plan.route is Route.STAGED else None
         if download is None:
             plan = self._get(plan, src, dst, stream, False)
         self.statistics.count(plan.path, nbytes, began, None, plan.why, src, stream, plan.rows)
@@ -266,11 +266,11 @@ class CopyEngine:
         if plan.route is not Route.STAGED:
             self._execute(plan, D2H, src, dst, stream, blocking)
             return plan
-        download = self._start_staged(src, dst, stream, plan)
+        download = self._start_staged(src, dst, stream, plan.why is GAPS)
         try:
             download.finish()
         except BaseException:
-            download.give_up()  # the destination is the caller's again: nothing may be written there later
+            download.cancel()  # the destination is the caller's again: nothing may be written there later
             raise
         return plan
 
@@ -322,11 +322,9 @@ class CopyEngine:
             self.completions.keep_until_complete(stream, packed)
 
     def _put_staged(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
-        ordered, source = along_memory(dst), in_order_of(dst, raw(src))
-        strides = ordered.strides
-        if source.flags.c_contiguous and ordered.is_c_contiguous():
-            source, strides = _bytes(source), (1,)
-        upload(self.ring, self.submitter, ordered._ptr, strides, source, stream)
+        target, source = _for_blocks(dst, src)
+        copy = self.ring.workers.copy
+        upload(self.ring, self.submitter, target, lambda block, slot: copy(slot, source[block]), stream)
         if blocking:
             self.wait_for(stream)
 
@@ -364,13 +362,11 @@ class CopyEngine:
         plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
         self.submitter.copy_rows(plan, dst._ptr, src._ptr, D2D, stream, False)
 
-    def _start_staged(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, plan: CopyPlan) -> Download:
-        ordered, target = along_memory(src), in_order_of(src, raw(dst))
-        strides, gaps = ordered.strides, plan.why is GAPS
-        if target.flags.c_contiguous and ordered.is_c_contiguous():
-            target, strides = _bytes(target), (1,)
-        download = Download(self.ring, self.submitter, target)
-        download.start(ordered._ptr, strides, stream, gaps)
+    def _start_staged(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, gaps: bool) -> Download:
+        source, target = _for_blocks(src, dst)
+        copy = self.ring.workers.copy
+        download = Download(self.ring, self.submitter, lambda block, elements: copy(target[block], elements))
+        download.start(source, stream, gaps)
         return download
 
     def _get_packed(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
@@ -389,9 +385,7 @@ class CopyEngine:
         if fetched.nbytes < self.staging_threshold:
             self.submitter.copy_run(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
         else:
-            whole = Download(self.ring, self.submitter, fetched)
-            whole.start(low, (1,), stream)
-            whole.finish()
+            self._start_staged(ArrayView(low, fetched.shape, fetched.dtype), fetched, stream, False).finish()
         elements: npt.NDArray[Any] = np.ndarray(ordered.shape, src.dtype, fetched, 0, ordered.strides)
         copy_elements(in_order_of(src, raw(dst)), raw(elements))
 
@@ -449,7 +443,7 @@ def by_host(
         host = np.empty(part.shape, part.dtype)
         fetch(part, host)
         engine.put(part_of(dst, tile), host, stream, False)
-        engine.ring.hold_back(stream)
+        engine.ring.limit_in_flight(stream)
 
 
 def in_order_of(view: ArrayView[Any], host: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -468,9 +462,15 @@ def in_order_of_view(view: ArrayView[Any], other: ArrayView[Any]) -> ArrayView[A
     return ArrayView(low, shape, other.dtype, strides)
 
 
-def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The bytes of a C-contiguous array."""
-    return np.ndarray((array.nbytes,), np.uint8, array) if array.flags.writeable else array.reshape(-1).view(np.uint8)
+def _for_blocks(view: ArrayView[Any], host: npt.NDArray[Any]) -> tuple[ArrayView[Any], npt.NDArray[Any]]:
+    """Both sides of a staged copy as `along_memory` has the device's; as bytes, where both are one run of bytes."""
+    ordered, host = along_memory(view), in_order_of(view, raw(host))
+    if host.flags.c_contiguous and ordered.is_c_contiguous():
+        bytes_of = (
+            np.ndarray((host.nbytes,), np.uint8, host) if host.flags.writeable else host.reshape(-1).view(np.uint8)
+        )
+        return ArrayView(ordered._ptr, bytes_of.shape, bytes_of.dtype), bytes_of
+    return ArrayView(ordered._ptr, ordered.shape, host.dtype, ordered.strides), host
 
 
 def _repeats(pattern: bytes, width: int) -> bool:

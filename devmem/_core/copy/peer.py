@@ -23,7 +23,7 @@ from ..ordering.stream import Stream
 from .engine import CopyEngine, by_host, in_order_of_view
 from .plan import MANY_CALLS, CopyPlan, Route
 from .rows import Rows, rows
-from .staging import upload_blocks
+from .staging import upload
 from .staging.blocks import Block, block_offset
 from .statistics import begin
 from .submit import calls
@@ -119,7 +119,7 @@ def _copy_staged(engine: CopyEngine, dst: ArrayView[Any], source: PeerSource, st
         ptr = here._ptr + block_offset(origin_strides, block)
         source.fetch(ArrayView(ptr, room.shape, dtype, origin_strides), room)
 
-    upload_blocks(engine.ring, engine.submitter, there._ptr, strides, shape, dtype, fetch, stream)
+    upload(engine.ring, engine.submitter, ArrayView(there._ptr, shape, dtype, strides), fetch, stream)
 
 
 def _copy_directly(engine: CopyEngine, dst: ArrayView[Any], source: PeerSource, plan: Rows, stream: Stream) -> None:

@@ -122,7 +122,7 @@ class CopyStatistics:
         ended = perf_counter()
         self.add(path, 0, 0, ended - began, waits.seconds)
         if self.trace is not None:
-            self.trace.span(f"{path}: taken out", "copy", began, ended, {"waited_us": round(waits.seconds * 1e6, 3)})
+            self.trace.span(f"{path}: finished", "copy", began, ended, {"waited_us": round(waits.seconds * 1e6, 3)})
 
     def add(self, path: str, copies: int, nbytes: int, seconds: float, waited: float) -> None:
         """Count copies that were timed."""

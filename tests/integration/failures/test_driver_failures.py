@@ -1141,7 +1141,7 @@ class StagedEnv(Env):
         super().settle()
         for ordinal in range(2):
             ring = dm.device(ordinal).opened().ring
-            assert set(ring._free) == set(ring.made), "a slot got lost"
+            assert set(ring.free_slots()) == set(ring.made), "a slot got lost"
             with dm.device(ordinal).entered():
                 ring.trim()
             assert not ring.made

@@ -279,7 +279,7 @@ def trim_rings(*devices: dm.Device) -> None:
         with device.entered():
             ring = device.opened().ring
             assert len(ring.made) <= SLOTS
-            assert set(ring._free) == set(ring.made)
+            assert set(ring.free_slots()) == set(ring.made)
             ring.trim()
 
 

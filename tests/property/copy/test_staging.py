@@ -60,7 +60,7 @@ def ring(slots: int, slot_bytes: int, threads: int) -> Iterator[None]:
         config.forget()
         yield
         assert len(opened.ring.made) <= slots
-        assert set(opened.ring._free) == set(opened.ring.made)
+        assert set(opened.ring.free_slots()) == set(opened.ring.made)
     finally:
         dm.synchronize()
         with dm.current_device().entered():

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import devmem as dm
 from devmem._core.base.layout import span
-from devmem._core.bulk.files.copies import ToFile
+from devmem._core.bulk.files.disk import Disk
 from devmem._core.copy.staging import ring as ring_module
-from devmem._core.copy.staging import workers as crew_module
+from devmem._core.copy.staging import workers as workers_module
 from devmem._core.copy.staging.blocks import block_offset, block_shape, blocks
 from devmem._core.copy.staging.download import Download
-from devmem._core.copy.staging.upload import upload_blocks
+from devmem._core.copy.staging.upload import upload
 from devmem._core.copy.staging.workers import CopyWorkers
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.errors import BackendError, OutOfMemory
@@ -83,16 +83,16 @@ def test_runs_of_bytes_are_cut_at_cache_lines(length, limit):
     assert all(0 < part[0].stop - part[0].start <= limit for part in blocks((length,), 1, limit) if part[0].stop)
 
 
-# -- the crew ----------------------------------------------------------------------------------------------------------
+# -- the workers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "PART", 16)
+    monkeypatch.setattr(workers_module, "PART", 16)
 
 
 @pytest.fixture
-def crew(small_parts: None) -> Iterator[CopyWorkers]:
+def workers(small_parts: None) -> Iterator[CopyWorkers]:
     made = CopyWorkers(4)
     yield made
     made.close()
@@ -108,7 +108,7 @@ def test_a_crew_copies_any_layout(data):
     source = source[flips]
     room = np.full((*shape[:-1], 2 * shape[-1]), 99, "u1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew_module, "PART", 16)
+        patch.setattr(workers_module, "PART", 16)
         SHARED.copy(room[..., ::2], source)
     assert np.array_equal(room[..., ::2], source)
     assert np.all(room[..., 1::2] == 99)
@@ -117,43 +117,43 @@ def test_a_crew_copies_any_layout(data):
 SHARED = CopyWorkers(3)
 
 
-def test_runs_of_bytes_are_copied_whole(crew):
+def test_runs_of_bytes_are_copied_whole(workers):
     for size in (1, 15, 16, 4096, 4097, 3 * 4096 + 5):
         source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
         there = np.zeros_like(source)
-        crew.copy(there, source)
+        workers.copy(there, source)
         assert np.array_equal(there, source)
 
 
 def test_one_thread_is_the_callers():
-    crew, before = CopyWorkers(1), set(threading.enumerate())
-    crew.copy(np.zeros(10 << 20, "u1"), np.zeros(10 << 20, "u1"))
+    workers, before = CopyWorkers(1), set(threading.enumerate())
+    workers.copy(np.zeros(10 << 20, "u1"), np.zeros(10 << 20, "u1"))
     assert set(threading.enumerate()) <= before
 
 
 def test_the_caller_copies_the_parts_that_no_worker_takes(small_parts, monkeypatch):
-    crew = CopyWorkers(4)
-    monkeypatch.setattr(crew, "_start", lambda: None)  # all of them are busy elsewhere, and stay so
+    workers = CopyWorkers(4)
+    monkeypatch.setattr(workers, "_start", lambda: None)  # all of them are busy elsewhere, and stay so
     source, there = np.arange(400), np.zeros(400, int)
-    crew.copy(there, source)
+    workers.copy(there, source)
     assert np.array_equal(there, source)
 
 
 def test_where_no_thread_is_to_be_had_the_caller_does_it(small_parts, monkeypatch):
-    crew = CopyWorkers(4)
+    workers = CopyWorkers(4)
 
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     source, there = np.arange(400), np.zeros(400, int)
-    crew.copy(there, source)
+    workers.copy(there, source)
     assert np.array_equal(there, source)
 
 
 @pytest.mark.parametrize("where", [0, 1, 3])
-def test_errors_come_out_when_all_are_done(crew, monkeypatch, where):
-    sound, lock, count = crew_module.copy_elements, threading.Lock(), [0]
+def test_errors_come_out_when_all_are_done(workers, monkeypatch, where):
+    sound, lock, count = workers_module.copy_elements, threading.Lock(), [0]
 
     def copy(dst, src):
         with lock:
@@ -162,19 +162,19 @@ def test_errors_come_out_when_all_are_done(crew, monkeypatch, where):
             raise MemoryError("no")
         sound(dst, src)
 
-    monkeypatch.setattr(crew_module, "copy_elements", copy)
+    monkeypatch.setattr(workers_module, "copy_elements", copy)
     with pytest.raises(MemoryError, match="no"):
-        crew.copy(np.zeros(400, int), np.arange(400))
+        workers.copy(np.zeros(400, int), np.arange(400))
     assert count[0] >= 4
     monkeypatch.undo()
     there = np.zeros(400, int)
-    crew.copy(there, np.arange(400))
+    workers.copy(there, np.arange(400))
     assert np.array_equal(there, np.arange(400))
 
 
 def test_an_interrupt_waits_for_the_others():
     """At each line that the caller comes by: no slot may be given away while a thread still writes to it."""
-    caller, crew, left, interrupted = threading.current_thread(), CopyWorkers(3), 0, 0
+    caller, workers, left, interrupted = threading.current_thread(), CopyWorkers(3), 0, 0
 
     def interrupt(frame, event, arg):
         nonlocal left
@@ -185,10 +185,10 @@ def test_an_interrupt_waits_for_the_others():
         return interrupt
 
     def trace(frame, event, arg):
-        return interrupt if frame.f_code.co_filename == crew_module.__file__ else None
+        return interrupt if frame.f_code.co_filename == workers_module.__file__ else None
 
     try:
-        crew.run([lambda: None] * 3)  # its threads are there
+        workers.run([lambda: None] * 3)  # its threads are there
         before = sys.gettrace()
         for line in range(1, 1000):
             left, begun, ended = line, [], []
@@ -207,7 +207,7 @@ def test_an_interrupt_waits_for_the_others():
             timer.start()
             sys.settrace(trace)
             try:
-                crew.run([step] * 4)
+                workers.run([step] * 4)
             except KeyboardInterrupt:
                 interrupted += 1
             finally:
@@ -219,21 +219,21 @@ def test_an_interrupt_waits_for_the_others():
             if left > 0:
                 break
     finally:
-        crew.close()
+        workers.close()
     assert interrupted > 20
 
 
-def test_parked_threads_keep_nothing_alive(crew):
+def test_parked_threads_keep_nothing_alive(workers):
     class Mine(np.ndarray):
         pass
 
     source, there = np.arange(400).view(Mine), np.zeros(400, int).view(Mine)
-    crew.copy(there, source)
+    workers.copy(there, source)
     gone = weakref.ref(source), weakref.ref(there)
     del source, there
     # A thread that has told its result lets go of the arrays next: the next part that it does comes after.
     for _ in range(50):
-        crew.copy(np.zeros(400, int), np.arange(400))
+        workers.copy(np.zeros(400, int), np.arange(400))
         gc.collect()
         if not any(each() is not None for each in gone):
             return
@@ -241,12 +241,12 @@ def test_parked_threads_keep_nothing_alive(crew):
 
 
 def test_steps_are_taken_at_the_same_time():
-    crew, together, met = CopyWorkers(3), threading.Barrier(3), []
-    crew.run([lambda: met.append(together.wait(20)) for _ in range(3)])
+    workers, together, met = CopyWorkers(3), threading.Barrier(3), []
+    workers.run([lambda: met.append(together.wait(20)) for _ in range(3)])
     assert sorted(met) == [0, 1, 2]
     with pytest.raises(OSError, match="disk"):
-        crew.run([lambda: None, lambda: (_ for _ in ()).throw(OSError("disk")), lambda: None])
-    crew.close()
+        workers.run([lambda: None, lambda: (_ for _ in ()).throw(OSError("disk")), lambda: None])
+    workers.close()
 
 
 def test_closing_lets_the_threads_end(small_parts):
@@ -256,26 +256,26 @@ def test_closing_lets_the_threads_end(small_parts):
         return {thread for thread in threading.enumerate() if thread.name in names and thread not in before}
 
     before = set(threading.enumerate())
-    crew = CopyWorkers(3)
-    crew.copy(np.zeros(400, int), np.arange(400))
+    workers = CopyWorkers(3)
+    workers.copy(np.zeros(400, int), np.arange(400))
     threads = mine()
     assert len(threads) == 2
     assert all(thread.daemon for thread in threads)
-    crew.close()
+    workers.close()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
     there = np.zeros(400, int)
-    crew.copy(there, np.arange(400))  # others are started
+    workers.copy(there, np.arange(400))  # others are started
     assert np.array_equal(there, np.arange(400))
     threads = mine()
-    del crew
+    del workers
     for thread in threads:
         thread.join(20)
-        assert not thread.is_alive(), "a crew that was dropped lets its threads end too"
+        assert not thread.is_alive(), "a workers that was dropped lets its threads end too"
 
 
-def test_several_callers_share_a_crew(crew):
+def test_several_callers_share_a_crew(workers):
     failures: SimpleQueue[str] = SimpleQueue()
 
     def work(seed):
@@ -283,7 +283,7 @@ def test_several_callers_share_a_crew(crew):
         for _ in range(30):
             source = rng.integers(0, 256, int(rng.integers(1, 3000)), np.uint8)
             there = np.zeros_like(source)
-            crew.copy(there, source)
+            workers.copy(there, source)
             if not np.array_equal(there, source):
                 failures.put(f"{seed}")
 
@@ -336,7 +336,7 @@ def pinned_bytes(backend: FaultyBackend) -> int:
 def whole(context: Any) -> bool:
     """Every slot that was made can be taken."""
     ring = context.ring
-    return set(ring._free) == set(ring.made) and len(ring._free) == len(ring.made)
+    return set(ring.free_slots()) == set(ring.made)
 
 
 def round_trip(context: Any) -> None:
@@ -352,7 +352,7 @@ def round_trip(context: Any) -> None:
 def test_a_copy_that_fits_into_a_few_slots_is_cut_into_several_blocks(nbytes, blocks):
     """Or the device would wait until the host has filled all of it, and the other way round."""
     ring = dm.current_device().opened().ring
-    assert (ring.slot_bytes, ring.most) == (16 << 20, 4)
+    assert (ring.slot_bytes, ring.slot_limit) == (16 << 20, 4)
     limit = ring.block_bytes(nbytes)
     assert limit <= ring.slot_bytes
     assert -(-nbytes // limit) == blocks
@@ -423,13 +423,13 @@ def test_a_copy_does_not_wait_for_another_stream(backend, context):
     assert len(context.ring.made) == SLOTS
 
 
-def test_blocks_of_ordinary_memory_are_bounded_too(backend, context, monkeypatch):
+def test_blocks_of_pageable_slot_memory_are_bounded_too(backend, context, monkeypatch):
     """They are on the caller's own stream, which may be waited for: of a driver that reads them later, as here."""
     held, other = dm.stream(non_blocking=True), dm.stream(non_blocking=True)
     sent, more = data(SLOTS * SLOT, 1), data(20 * SLOT, 2)
     one, two = dm.device_array(sent.shape, "u1"), dm.device_array(more.shape, "u1")
     dm.synchronize()
-    sound, ordinary, in_flight = context.handle.driver, ring_module._ordinary, []
+    sound, ordinary, in_flight = context.handle.driver, ring_module._pageable_slot, []
 
     class Late:
         def __getattr__(self, name):
@@ -448,7 +448,7 @@ def test_blocks_of_ordinary_memory_are_bounded_too(backend, context, monkeypatch
         in_flight.append(sum(kept.nbytes for _, keep in context.completions.busy.get(other, ()) for kept in keep))
         return ordinary(nbytes)
 
-    monkeypatch.setattr(ring_module, "_ordinary", counted)
+    monkeypatch.setattr(ring_module, "_pageable_slot", counted)
     with hold(held):
         one.copy_to_device(sent, stream=held)
         with hold(other) as latch:
@@ -500,13 +500,13 @@ def test_page_locked_memory_runs_out(backend, context, made):
         timer.join()
     stream.synchronize()
     backend.disarm()
-    assert len(context.ring.made) == context.ring.most == made
+    assert len(context.ring.made) == context.ring.slot_limit == made
     assert backend.injected == ["alloc"], "it is not tried again for each block"
     assert np.array_equal(array.copy_to_host(), sent)
     with dm.current_device().entered():
         context.ring.trim()
     round_trip(context)
-    assert context.ring.most == SLOTS, "tried again when memory was given back"
+    assert context.ring.slot_limit == SLOTS, "tried again when memory was given back"
 
 
 @pytest.mark.parametrize("made", [0, 1])
@@ -553,22 +553,22 @@ def test_a_slot_whose_download_waits_is_emptied_by_the_next_copy_that_needs_it(b
 
 
 @pytest.mark.parametrize("who", ["waits", "another copy"])
-def test_a_taking_out_that_is_interrupted_is_done_later(backend, context, monkeypatch, who):
+def test_storing_that_is_interrupted_is_done_later(backend, context, monkeypatch, who):
     """By Ctrl-C, in a wait that may be repeated, or in a copy that only needs the slot: the download has not failed."""
     sent, stream = data(SLOTS * SLOT), dm.stream()
     array = dm.to_device(sent)
     with hold(stream):
         under_way = dm.copy_async(array, stream=stream)
     stream.synchronize()
-    interrupted, sound = [], Download.put
+    interrupted, sound = [], under_way._download._store
 
-    def put(download, block, elements):
+    def store(block, elements):
         if not interrupted:
             interrupted.append(True)
             raise KeyboardInterrupt
-        sound(download, block, elements)
+        sound(block, elements)
 
-    monkeypatch.setattr(Download, "put", put)
+    monkeypatch.setattr(under_way._download, "_store", store)
     with pytest.raises(KeyboardInterrupt):
         under_way.wait() if who == "waits" else dm.to_device(data())
     assert whole(context)
@@ -576,7 +576,7 @@ def test_a_taking_out_that_is_interrupted_is_done_later(backend, context, monkey
     round_trip(context)
 
 
-STAGING = {each.__code__.co_filename for each in (ring_module.Ring.take, Download.finish, upload_blocks)}
+STAGING = {each.__code__.co_filename for each in (ring_module.Ring.take, Download.finish, upload)}
 
 
 class InterruptAt:
@@ -621,7 +621,6 @@ def test_no_slot_is_lost_to_an_interrupt(backend, context, what):
                     context.ring.trim()
         assert whole(context), f"after line {line}"
         assert not context.ring._making, f"after line {line}"
-        assert not context.ring._stranded, f"after line {line}"
         assert all(slot.holder is None for slot in context.ring.made), f"after line {line}"
         if what != "trim":
             assert pinned_bytes(backend) == len(context.ring.made) * SLOT, f"after line {line}"
@@ -646,18 +645,23 @@ class Meanwhile(ring_module.Slot):
     def holder(self, lease: Any) -> None:
         pass
 
-    def wanted_by(self) -> None:
+    @property
+    def reader(self) -> None:
         _ = self.holder
 
+    @reader.setter
+    def reader(self, reader: Any) -> None:
+        pass
 
-@pytest.mark.parametrize("what", ["let go", "close"])
+
+@pytest.mark.parametrize("what", ["free slots", "close"])
 def test_slots_are_made_while_the_ring_looks_at_them(backend, context, what):
     ring = ring_module.Ring(context.handle, context.completions, context.streams, context.statistics)
     slot = ring.made[Meanwhile(np.zeros(1, "u1"), 0, 0)] = None
     [slot] = ring.made
     slot.ring = ring
-    if what == "let go":
-        ring.let_go(ring.lease(context.streams.legacy))
+    if what == "free slots":
+        assert ring.free_slots() == [slot]
     else:
         ring._destroy = lambda slots: None
         ring.close()
@@ -682,7 +686,7 @@ def test_a_wait_that_is_interrupted_can_be_repeated(backend, context):
     round_trip(context)
 
 
-def test_who_waits_for_a_block_whose_taking_out_was_interrupted_takes_it_out(backend, context, monkeypatch):
+def test_a_download_stores_a_block_whose_storing_was_interrupted(backend, context, monkeypatch):
     """Another thread has the slot, is interrupted, and puts it back."""
     sent, stream = data(SLOTS * SLOT), dm.stream()
     array = dm.to_device(sent)
@@ -691,13 +695,13 @@ def test_who_waits_for_a_block_whose_taking_out_was_interrupted_takes_it_out(bac
     stream.synchronize()
     main, results, tried = threading.current_thread(), [], threading.Event()
     thread = threading.Thread(target=lambda: results.append(under_way.result()))
-    sound_put, sound_claim, sound_back = Download.put, context.ring.claim, context.ring.put_back
+    sound_store, sound_claim, sound_back = under_way._download._store, context.ring.claim, context.ring.give_back
 
-    def put(download, block, elements):
+    def store(block, elements):
         if threading.current_thread() is main and not thread.is_alive() and not results:
             thread.start()
             raise KeyboardInterrupt
-        sound_put(download, block, elements)
+        sound_store(block, elements)
 
     def claim(slot, lease):
         found = sound_claim(slot, lease)
@@ -705,14 +709,14 @@ def test_who_waits_for_a_block_whose_taking_out_was_interrupted_takes_it_out(bac
             tried.set()
         return found
 
-    def put_back(slot, lease):
+    def give_back(lease):
         if threading.current_thread() is main and thread.is_alive():
             assert tried.wait(20), "the other thread wants this slot, and waits for it"
-        sound_back(slot, lease)
+        sound_back(lease)
 
-    monkeypatch.setattr(Download, "put", put)
+    monkeypatch.setattr(under_way._download, "_store", store)
     monkeypatch.setattr(context.ring, "claim", claim)
-    monkeypatch.setattr(context.ring, "put_back", put_back)
+    monkeypatch.setattr(context.ring, "give_back", give_back)
     with pytest.raises(KeyboardInterrupt):
         dm.to_device(data())
     thread.join(20)
@@ -735,7 +739,7 @@ def test_a_dropped_download_leaves_its_destination_alone(backend, context):
     assert not back.any()
 
 
-@pytest.mark.parametrize("how", ["taken out", "waited for", "begun", "file"])
+@pytest.mark.parametrize("how", ["stored", "waited for", "begun", "file"])
 def test_a_download_that_failed_keeps_nothing_once_its_error_is_gone(backend, context, monkeypatch, tmp_path, how):
     """Without a collection: neither its destination nor the device array."""
     array, target = dm.to_device(data()), np.zeros_like(data())
@@ -744,10 +748,10 @@ def test_a_download_that_failed_keeps_nothing_once_its_error_is_gone(backend, co
     def refuse(*_):
         raise OSError("the disk is full")
 
-    if how == "taken out":
-        monkeypatch.setattr(Download, "put", refuse)
+    if how == "stored":
+        monkeypatch.setattr(workers_module, "copy_elements", refuse)
     elif how == "file":
-        monkeypatch.setattr(ToFile, "put", refuse)
+        monkeypatch.setattr(Disk, "write", refuse)
     else:
         backend.fail_at(1, "event_synchronize" if how == "waited for" else "copy")
 
@@ -773,7 +777,7 @@ class Mine:
     """Something that a caller has in a variable."""
 
 
-@pytest.mark.parametrize("how", ["taken out", "waited for"])
+@pytest.mark.parametrize("how", ["stored", "waited for"])
 def test_a_download_that_another_copy_ended_keeps_nothing(backend, context, monkeypatch, how):
     """Without a collection: not those who needed its slot, while it waits to be told; nor its destination, when it is dropped."""
     array, stream, target = dm.to_device(data(SLOTS * SLOT)), dm.stream(), np.zeros(SLOTS * SLOT, "u1")
@@ -787,9 +791,9 @@ def test_a_download_that_another_copy_ended_keeps_nothing(backend, context, monk
 
     def need_a_slot(under_way):
         mine = Mine()
-        if how == "taken out":
+        if how == "stored":
             with monkeypatch.context() as patch:
-                patch.setattr(Download, "put", refuse)
+                patch.setattr(under_way._download, "_store", refuse)
                 dm.to_device(data())
         else:
             backend.fail_at(1, "event_synchronize")
@@ -815,9 +819,9 @@ def test_a_download_that_another_copy_ended_keeps_nothing(backend, context, monk
 
 def test_closing_the_device_ends_a_download_that_was_not_waited_for(backend, context):
     array = dm.to_device(data(2 * SLOT))
-    download = Download(context.ring, context.copies.submitter, np.zeros(2 * SLOT, "u1"))
+    download = Download(context.ring, context.copies.submitter, lambda *_: None)
     with dm.current_device().entered():
-        download.start(array.ptr, (1,), context.streams.default)
+        download.start(array, context.streams.default)
     dm.close()
     assert isinstance(download._error, dm.ClosedError)
 
@@ -844,6 +848,7 @@ def test_failures_in_the_middle(backend, context, method, direction):
     for nth in range(1, 12):
         with dm.current_device().entered():
             context.ring.trim()
+            context.completions.events.drop_spare()
         backend.fail_at(nth, method, error)
         failed = None
         try:
@@ -901,11 +906,11 @@ def test_a_slot_whose_stream_cannot_be_waited_for_is_never_used_again(backend, c
     finally:
         context.handle.driver = sound
     backend.disarm()
-    assert len(context.ring._stranded) == 1
-    assert context.ring._stranded[0] not in context.ring._free
+    [held] = set(context.ring.made) - set(context.ring.free_slots())
     sent = data()
     assert np.array_equal(dm.to_device(sent).copy_to_host(), sent)
     assert len(context.ring.made) <= SLOTS
+    assert held not in context.ring.free_slots()
 
 
 def test_threads_never_make_one_slot_too_many(backend, context):
@@ -927,5 +932,5 @@ def test_threads_never_make_one_slot_too_many(backend, context):
     assert len(found) == 6
     assert len(context.ring.made) == sum(slot.in_ring for slot, _ in found) == SLOTS
     for _, lease in found:
-        context.ring.let_go(lease)
+        context.ring.release(lease)
     round_trip(context)

@@ -20,7 +20,7 @@ from ...base.arguments import check_same, dtype_of, shape_of
 from ...base.array_view import ArrayView, part_of
 from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, check_size, contiguous_strides
-from ...copy.staging import Download, upload_blocks
+from ...copy.staging import Download, upload
 from ...copy.staging.blocks import Block, nearest, tiles
 from ...copy.statistics import begin
 from ...device.device import open_device_of
@@ -91,25 +91,6 @@ def save(array: Any, path: Any) -> None:
                         _gather(source, file, beside, len(header), stream)
 
 
-class ToFile(Download):
-    """A copy of a device's bytes to a file, from an offset on."""
-
-    def __init__(self, opened: OpenDevice, file: Disk, start: int, nbytes: int) -> None:
-        super().__init__(opened.ring, opened.copies.submitter, np.empty(0, _BYTE))
-        self.file = file
-        self.begin = start
-        self.nbytes = nbytes
-
-    @property
-    def layout(self) -> tuple[Shape, np.dtype[Any]]:
-        """As many bytes."""
-        return (self.nbytes,), _BYTE
-
-    def put(self, block: Block, elements: npt.NDArray[Any]) -> None:
-        """Write a block where it belongs."""
-        self.file.write(elements, self.begin + (block[0].start or 0))
-
-
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +143,7 @@ def _fill(array: DeviceNDArray[Any], file: Disk, start: int, stream: Stream, blo
         _check_moved(file, direct.read(file.path, start, low, nbytes), nbytes)
         opened.statistics.count("h2d file direct", nbytes, began, array=array, stream=stream)
         return
-    upload_blocks(opened.ring, opened.copies.submitter, low, (1,), (nbytes,), _BYTE, read, stream)
+    upload(opened.ring, opened.copies.submitter, _bytes(array), read, stream)
     if blocking:
         opened.copies.wait_for(stream)
     opened.statistics.count("h2d file", nbytes, began, array=array, stream=stream)
@@ -192,12 +173,14 @@ def _drain(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stre
         _check_moved(file, direct.write(str(beside), start, low, nbytes), nbytes)
         opened.statistics.count("d2h file direct", nbytes, began, array=array, stream=stream)
         return
-    download = ToFile(opened, file, start, nbytes)
+    download = Download(
+        opened.ring, opened.copies.submitter, lambda block, room: file.write(room, start + (block[0].start or 0))
+    )
     try:
-        download.start(low, (1,), stream)
+        download.start(_bytes(array), stream)
         download.finish()
     except BaseException:
-        download.give_up()
+        download.cancel()
         raise
     opened.statistics.count("d2h file", nbytes, began, array=array, stream=stream)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import FileIO
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from ....spi.errors import LayoutError
 from ...copy.staging.workers import CopyWorkers
-from ...lifetime.page_locks import PAGE
 
 #: Bytes that a file can have, and more than a system can be asked for.
 MOST = (1 << 63) - 1
@@ -49,10 +48,7 @@ class Disk:
     def read(self, room: npt.NDArray[Any], offset: int, workers: CopyWorkers) -> None:
         """Fill contiguous host memory from an offset on; several threads at once, where it is large."""
         nbytes, view = room.nbytes, room.data
-        parts = workers.share(nbytes)
-        step = -(-nbytes // parts // PAGE) * PAGE
-        ends = [*range(0, nbytes, step), nbytes]
-        reads = [partial(self._read, view[low:high], offset + low) for low, high in pairwise(ends)]
+        reads = [partial(self._read, view[low:high], offset + low) for low, high in workers.split(nbytes)]
         with telling(self.path):
             if len(reads) > 1:
                 workers.run([*reads])

@@ -2,6 +2,6 @@
 
 from .download import Download
 from .ring import Ring
-from .upload import upload, upload_blocks
+from .upload import upload
 
-__all__ = ["Download", "Ring", "upload", "upload_blocks"]
+__all__ = ["Download", "Ring", "upload"]

@@ -1,185 +1,153 @@
-"""Device to host, through the ring."""
+"""Device to host, through the ring.
+
+`Download.start` enqueues every block on the stream, so that no later work overtakes one, and returns when the last is enqueued;
+blocks for which the ring is too small are stored on the way. `Download.finish` stores the rest. A block may also be stored by
+another copy that needs its slot, on that copy's thread: an error of storing belongs to the download all the same, and is raised
+by its `finish`.
+
+A download that was dropped, cancelled or has failed stores nothing any more: its slots only refer to it weakly, and `cancel`
+and `fail` return when no thread is storing a block of it. Storing that was interrupted is repeated, by whichever copy takes the
+slot next.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
-import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-import numpy as np
 import numpy.typing as npt
 
 from ....spi.errors import DevmemError, LayoutError
 from ....spi.types import CopyKind
 from ....toolkit.deferred_errors import fresh_copy
-from ...base.layout import Shape, span
+from ...base.array_view import ArrayView
+from ...base.layout import span
+from ...ordering.stream import Stream
 from ..rows import rows
 from ..submit import Submitter
 from .blocks import Block, block_offset, block_shape, blocks
-
-if TYPE_CHECKING:
-    from ...ordering.stream import Stream
-    from .ring import Ring, Slot, SlotReader
+from .ring import Ring, Slot
 
 
 class Download:
-    """A copy from a device to a host array, block by block; the array holds the elements when `finish` has returned.
+    """A copy of device elements to any destination, block by block.
 
-    A subclass may put them elsewhere: `layout` says what comes, `put` takes each block.
-
-    `start` enqueues everything on the stream, on the caller's thread, so that nothing later overtakes a block. It returns when
-    the last block is enqueued; those that the ring is too small for were taken out on the way. A download that is dropped, or
-    has failed, leaves its blocks where they are: nothing is written to the destination any more.
+    ``store(block, elements)`` writes the elements of a block to the destination: in any order, on any thread, one block at a
+    time.
     """
 
-    def __init__(self, ring: Ring, submitter: Submitter, dst: npt.NDArray[Any]) -> None:
-        self.ring = ring
-        self.submitter = submitter
-        self.dst = dst
-        self._changed = threading.Condition()
-        self._emptying = threading.RLock()  # a finalizer of the user's, run by the collector in between, may copy
-        #: Slots with blocks of ours: which, and its elements as they lie there.
-        self._slots: dict[Slot, tuple[Block, npt.NDArray[Any]]] = {}
-        #: How often a slot with a block of ours was put back.
-        self._returned = 0
+    def __init__(self, ring: Ring, submitter: Submitter, store: Callable[[Block, npt.NDArray[Any]], object]) -> None:
+        self._ring = ring
+        self._submitter = submitter
+        self._store = store
+        self._storing = threading.RLock()  # entered again by a finalizer that copies, on the same thread
+        #: Slots whose block is not stored yet: the block, and its elements in the slot.
+        self._blocks: dict[Slot, tuple[Block, npt.NDArray[Any]]] = {}
         self._failed = False
-        #: What who waits is still to be told.
+        #: What the next `finish` raises.
         self._error: BaseException | None = None
 
-    @property
-    def layout(self) -> tuple[Shape, np.dtype[Any]]:
-        """Shape and dtype of what comes."""
-        return self.dst.shape, self.dst.dtype
+    def start(self, src: ArrayView[Any], stream: Stream, gaps: bool = False) -> None:
+        """Enqueue the copy; the device is entered.
 
-    def put(self, block: Block, elements: npt.NDArray[Any]) -> None:
-        """Put a block's elements where they belong. Called in any order, on any thread, for one block at a time."""
-        self.ring.workers.copy(self.dst[block], elements)
-
-    def start(self, src: int, strides: Shape, stream: Stream, gaps: bool = False) -> None:
-        """Enqueue the copy of what ``src`` and ``strides`` say; the device is entered.
-
-        With ``gaps`` all that lies between a block's first and last element is fetched with it, in one run of bytes: for
-        rows that are too narrow to be fetched one by one. The strides then do not grow from one axis to the next.
+        With ``gaps`` a block is fetched in one run of bytes, with all that lies between its elements: for rows that are too
+        narrow to be fetched one by one. The strides then do not grow from one axis to the next.
         """
         try:
-            self._start(src, strides, stream, gaps)
+            self._start(src, stream, gaps)
         except BaseException:
-            self.give_up()
+            self.cancel()
             raise
 
-    def _start(self, src: int, strides: Shape, stream: Stream, gaps: bool) -> None:
-        (shape, dtype), ring = self.layout, self.ring
-        itemsize = dtype.itemsize
-        me: weakref.ref[SlotReader] = weakref.ref(self)
-        limit = ring.block_bytes(math.prod(shape) * itemsize)
+    def _start(self, src: ArrayView[Any], stream: Stream, gaps: bool) -> None:
+        ring, strides, itemsize = self._ring, src.strides, src.itemsize
+        slot_strides = strides if gaps else None
         with ring.lease(stream) as lease:
-            for block in blocks(shape, itemsize, limit, strides if gaps else None):
-                lengths = block_shape(shape, block)
-                nbytes = span(lengths, strides, itemsize)[1] if gaps else math.prod(lengths) * itemsize
+            for block in blocks(src.shape, itemsize, ring.block_bytes(src.nbytes), slot_strides):
+                shape = block_shape(src.shape, block)
+                nbytes = span(shape, strides, itemsize)[1] if gaps else math.prod(shape) * itemsize
                 slot = ring.take(lease, nbytes)
-                if self._failed:  # a block that was taken out just now, here or by another thread
-                    self._tell()
-                elements = slot.array(lengths, dtype, strides if gaps else None)
-                plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(lengths, itemsize, elements.strides, strides)
-                lease.begun = slot.in_ring
-                there = src + block_offset(strides, block)
-                self.submitter.copy_rows(plan, slot.ptr, there, CopyKind.D2H, stream, not slot.in_ring)
+                if self._failed:  # a block was stored just now, here or on another thread
+                    self._raise()
+                elements = slot.array(shape, src.dtype, slot_strides)
+                plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(shape, itemsize, elements.strides, strides)
+                lease.in_flight = slot.in_ring
+                ptr = src._ptr + block_offset(strides, block)
+                self._submitter.copy_rows(plan, slot.ptr, ptr, CopyKind.D2H, stream, not slot.in_ring)
                 if slot.in_ring:
-                    with self._changed:
-                        self._slots[slot] = block, elements
-                    slot.fetched = me
+                    self._blocks[slot] = block, elements
+                    slot.reader = self
                     ring.enqueued(slot, lease)
                 else:
-                    self.put(block, elements)
+                    self._store(block, elements)
 
     def finish(self) -> None:
-        """Wait for the blocks that are under way, and take them out; the device is entered.
+        """Wait for the blocks in flight, and store them; the device is entered.
 
         Raises
         ------
         DevmemError
-            The wait for a block failed. The destination holds what came before.
+            The wait for a block failed. The destination holds the blocks that were stored before.
         OSError
-            The destination is a file, and cannot be written to.
+            The destination is a file that cannot be written to.
         """
-        while self._take_out_more():
-            pass
+        ring = self._ring
+        while self._blocks and not self._failed:
+            with ring.lease(ring.streams.legacy) as lease:
+                for slot in list(self._blocks):
+                    if ring.claim(slot, lease):
+                        if slot.reader is self:
+                            self._drain(slot)
+                        ring.give_back(lease)
+            ring.wait_until(self._can_go_on)
         if self._failed:
-            self._tell()
+            self._raise()
 
-    def returned(self) -> None:
-        """A slot with a block of ours was put back, perhaps by one who was interrupted: whoever waits for us may have it."""
-        with self._changed:
-            self._returned += 1
-            self._changed.notify_all()
-
-    def take_out(self, slot: Slot) -> None:
-        """Put the elements in a slot where they belong. Called by whoever has the slot; again, if it was interrupted.
-
-        What goes wrong is told to who waits for the download; who only needs the slot has nothing to do with it.
-        """
+    def deliver(self, slot: Slot) -> None:
+        """Store the elements of a slot. Called by the holder of the slot, which is not concerned by an error."""
         try:
-            with self._emptying:
-                block = self._slots.get(slot)
+            with self._storing:
+                block = self._blocks.get(slot)
                 if block is not None and not self._failed:
-                    self.put(*block)
+                    self._store(*block)
         except Exception as error:
             self.fail(error)
-            return
-        with self._changed:
-            self._slots.pop(slot, None)
-            self._changed.notify_all()
+        else:
+            self._blocks.pop(slot, None)
+            self._ring.wake()
 
-    def fail(self, error: BaseException) -> None:
-        """Take note that a block will not come, for who waits. Later nobody writes to the destination."""
-        self._end(error)
+    def cancel(self) -> None:
+        """Store nothing any more: the caller knows what happened, or drops the download."""
+        self.fail(None)
 
-    def give_up(self) -> None:
-        """The same, where who waits knows what happened, or nobody waits any more."""
-        self._end(None)
+    def fail(self, error: BaseException | None) -> None:
+        """Store nothing any more, and let `finish` raise this."""
+        if not self._failed:
+            self._error = None if error is None else fresh_copy(error)
+        self._failed = True
+        self._ring.wake()
+        with self._storing:
+            pass  # another thread may be storing a block
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
-    def _end(self, error: BaseException | None) -> None:
-        with self._changed:
-            if not self._failed:
-                self._error = None if error is None else fresh_copy(error)
-            self._failed = True
-            self._changed.notify_all()
-        with self._emptying:
-            pass  # another thread may be writing there
+    def _can_go_on(self) -> bool:
+        return self._failed or not self._blocks or any(slot.holder is None for slot in list(self._blocks))
 
-    def _tell(self) -> NoReturn:
-        """Raise what went wrong, once."""
+    def _raise(self) -> NoReturn:
         error, self._error = self._error, None
         try:
-            raise error or LayoutError("this copy has failed, and was told of: make it anew")
+            raise error or LayoutError("this copy has failed, and its error was raised: make it anew")
         finally:
             del error  # or its traceback and this frame would keep each other
 
-    def _take_out_more(self) -> bool:
-        """Take out what can be had, and wait for what others are at; whether there is more."""
-        ring = self.ring
-        with self._changed:
-            slots, returned = list(self._slots), self._returned
-        with ring.lease(self.ring.streams.legacy) as lease:
-            for slot in slots:
-                if ring.claim(slot, lease):
-                    if slot.wanted_by() is self:
-                        self._settle(slot)
-                    ring.put_back(slot, lease)
-        with self._changed:
-            if self._slots and not self._failed:
-                with self.ring.statistics.waiting("a block that another thread takes out"):
-                    self._changed.wait_for(lambda: not self._slots or self._failed or self._returned != returned)
-            return bool(self._slots) and not self._failed
-
-    def _settle(self, slot: Slot) -> None:
-        """Have a block of ours taken out. If the wait for it fails, who called is told of that now, and not once more."""
+    def _drain(self, slot: Slot) -> None:
+        """Drain a slot. If the wait for it fails, the caller gets that error now, and not once more."""
         known = self._failed
         try:
-            self.ring.settle(slot)
+            self._ring.drain(slot)
         except DevmemError:
             if not known:
                 self._error = None

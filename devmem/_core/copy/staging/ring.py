@@ -1,4 +1,21 @@
-"""Page-locked slots that large copies pass through, a few for each device."""
+"""The staging ring: a few page-locked slots of one open device, through which large copies of pageable memory go block by block.
+
+A copy leases slots, one at a time. It enqueues a block of its work with the slot, records an event behind that, and gives the
+slot back at once; the next copy that takes the slot waits for the event. So the device works on some slots while host threads
+fill another, and the memory of the ring bounds what is in flight. A slot is free when it has no holder. The lease notes its
+slot before it becomes the holder, and forgets it after the slot is free again: a KeyboardInterrupt between any two lines loses
+no slot.
+
+The driver is called on the thread of the copy alone, and no device is waited for under the lock. A copy never waits for the
+work of another stream: where every slot is busy on other streams, a block goes through pageable memory, as it would without a
+ring, and the number of such blocks is bounded too. A slot with elements that a download has not stored yet is drained by the
+copy that needs it first. The lock may be entered again on the same thread: a finalizer of the user's, run by the collector in
+between, may copy.
+
+Slots are made on demand. `devmem.trim` leaves them, because giving back page-locked memory may wait for the whole device; they
+are given back when memory runs out and when the device is closed. Where page-locked memory has run out, no slot is made until
+some memory was given back.
+"""
 
 # Decision: docs/adr/0004-pageable-copies-go-through-a-ring-of-slots.md
 from __future__ import annotations
@@ -7,7 +24,9 @@ import os
 import sys
 import threading
 import weakref
-from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -31,38 +50,24 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: Threads that copy at once, where nobody said how many: more do not make one device's bus busier.
-MOST_THREADS = 4
-#: Blocks of this size keep as many threads busy, and cost little besides: what fits into a few slots is not cut smaller.
+#: Threads that copy at once where no setting says how many: more do not make the bus of one device busier.
+MAX_THREADS = 4
+#: Blocks of this size keep that many threads busy and cost little besides: a copy that fits into a few slots is not cut smaller.
 SMALL_BLOCK = 4 << 20
 
 
 class SlotReader(Protocol):
-    """A download that has elements in slots."""
+    """A download with elements in slots."""
 
-    def take_out(self, slot: Slot) -> None:
-        """Put the elements in a slot where they belong."""
+    def deliver(self, slot: Slot) -> None:
+        """Store the elements of a slot in the destination."""
 
-    def returned(self) -> None:
-        """Take note that a slot with elements of this download was put back."""
-
-    def fail(self, error: BaseException) -> None:
-        """Take note that a block will not come."""
+    def fail(self, error: BaseException | None) -> None:
+        """Take note that a block will not arrive."""
 
 
 class Ring:
-    """The slots of one open device, and the crew that fills and empties them.
-
-    A slot is taken, given a copy to do, and put back behind the others at once; who takes it next waits for the event behind that
-    copy. So the engine drains some slots while the crew fills another, and the ring's memory bounds what is under way. Slots are
-    taken within a `SlotLease` and noted as its own, so none gets lost, wherever the one who took it is interrupted.
-
-    Only whoever copies calls the driver, on its own thread. Nobody waits for another stream's copies: where all slots are
-    busy on others, a block goes through ordinary memory, as it would without a ring. A slot whose elements were not fetched yet
-    is emptied by whoever needs it first. Slots are made when they are needed, and stay: `devmem.trim` leaves them alone, because
-    giving page-locked memory back may wait for the whole device. They go where memory runs out, and when the device is closed.
-    Where page-locked memory has run out no more are made, until something gives memory back.
-    """
+    """The slots of one open device, and the threads that fill and empty them. Its methods need the device entered."""
 
     def __init__(
         self, handle: DeviceHandle, completions: CompletionTracker, streams: StreamTable, statistics: CopyStatistics
@@ -75,276 +80,257 @@ class Ring:
         #: Bytes from which a copy of pageable memory is staged.
         self.threshold = _threshold(handle)
         self.slot_bytes: int = chosen.staging_slot_bytes
-        self.slots: int = chosen.staging_slots
-        #: How many slots are made now: fewer where page-locked memory has run out.
-        self.most: int = self.slots
-        self.workers = CopyWorkers(chosen.staging_threads or min(MOST_THREADS, os.cpu_count() or 1), statistics.trace)
+        self._configured_slots: int = chosen.staging_slots
+        #: How many slots may exist now: fewer than configured where page-locked memory has run out.
+        self.slot_limit: int = self._configured_slots
+        self.workers = CopyWorkers(chosen.staging_threads or min(MAX_THREADS, os.cpu_count() or 1), statistics.trace)
         self.made: dict[Slot, None] = {}
-        self._free: deque[Slot] = deque()
-        #: Slots that a device may still touch where nothing can tell any more.
-        self._stranded: list[Slot] = []
-        #: By whom slots are being made.
+        #: Leases that are making a slot.
         self._making: dict[SlotLease, None] = {}
-        self._lock = threading.RLock()  # a finalizer of the user's, run by the collector in between, may copy
+        self._turns = count()
+        self._lock = threading.RLock()
+        self._freed = threading.Condition(self._lock)
 
     def block_bytes(self, nbytes: int) -> int:
-        """The most that a block of a copy of so many bytes should have.
+        """The size of the blocks of a copy of so many bytes: a slot's, or less where that would give one or two blocks only.
 
-        A slot's worth; or less, if the copy would then be a block or two: with nothing to fill while the device is busy, each
-        side would wait for the other.
+        With no other block to fill while the device is busy, host and device would wait for each other.
         """
-        return min(self.slot_bytes, max(-(-nbytes // max(self.most, 1)), SMALL_BLOCK))
+        return min(self.slot_bytes, max(-(-nbytes // max(self.slot_limit, 1)), SMALL_BLOCK))
 
     def lease(self, stream: Stream) -> SlotLease:
-        """In a `with` block: slots for copies on a stream; the device is entered."""
+        """Slots for copies on a stream."""
         return SlotLease(self, stream)
 
     def take(self, lease: SlotLease, nbytes: int) -> Slot:
-        """A slot for a copy of so many bytes, with nothing in it any more.
+        """A drained slot for a block of so many bytes; pageable memory where every slot is busy on other streams.
 
         Raises
         ------
         DevmemError
-            The wait for the copy before failed.
+            The wait for the slot's previous copy failed.
         """
-        slot = self._idle(lease) or self._make(lease) or self._oldest_on(lease)
+        slot = self._claim_first(lease, self._is_idle) or self._make(lease)
         if slot is None:
-            self.hold_back(lease.stream)
-            return _ordinary(nbytes)
-        self.settle(slot)
+            # What is to be enqueued comes after the stream's own slots anyway; the one that it completes first.
+            handle = lease.stream.handle
+            slot = self._claim_first(lease, lambda slot: slot.stream == handle)
+        if slot is None:
+            self.limit_in_flight(lease.stream)
+            return _pageable_slot(nbytes)
+        self.drain(slot)
         return slot
 
-    def settle(self, slot: Slot) -> None:
-        """Wait for the copy in a slot that is the caller's, and have what it fetched taken out."""
-        download = slot.wanted_by()
-        if slot.stream is not None:
+    def drain(self, slot: Slot) -> None:
+        """Wait for the copy in a slot that the caller holds, and store the elements that it fetched."""
+        reader = slot.reader
+        if slot.event:
             try:
                 with self.statistics.waiting("a slot"):
                     self.handle.driver.event_synchronize(slot.event)
             except DevmemError as error:
-                slot.fetched = None
-                if download is not None:
-                    download.fail(error)
+                slot.reader = None
+                if reader is not None:
+                    reader.fail(error)
                 raise
-            slot.stream = None
-        if download is not None:
-            download.take_out(slot)  # if that is interrupted, whoever has the slot next does it
-        slot.fetched = None
+            self._give_back_event(slot)
+        if reader is not None:
+            reader.deliver(slot)  # if it is interrupted, the next copy that takes the slot does it
+        slot.reader = None
 
     def enqueued(self, slot: Slot, lease: SlotLease) -> None:
-        """Take note that a copy with a slot is on the stream, and let others have it behind that."""
-        self.handle.driver.event_record(slot.event, lease.stream.handle)
-        slot.stream = weakref.ref(lease.stream)
-        lease.begun = False
-        self.put_back(slot, lease)
+        """Record an event behind the copy that was enqueued with a slot, and give the slot back."""
+        slot.event = self.completions.events.record(lease.stream.handle)
+        slot.stream = lease.stream.handle
+        slot.turn = next(self._turns)
+        lease.in_flight = False
+        self.give_back(lease)
 
-    def put_back(self, slot: Slot, lease: SlotLease) -> None:
-        """Let others have a slot. To be done again if it was interrupted: until it is complete the slot is noted as held."""
+    def free_slots(self) -> list[Slot]:
+        """Slots that no lease holds; the one that was used the longest ago comes first."""
+        return sorted((slot for slot in list(self.made) if slot.holder is None), key=lambda slot: slot.turn)
+
+    def claim(self, slot: Slot, lease: SlotLease) -> bool:
+        """Take this slot, if it is free."""
         with self._lock:
-            if slot.holder is not lease:
-                return  # somebody else has taken it meanwhile
-            if slot not in self._free:
-                self._free.append(slot)
-        download = slot.wanted_by()
-        if download is not None:
-            download.returned()
+            if slot.holder is not None:
+                return False
+            lease.slot = slot
+            slot.holder = lease
+            return True
+
+    def give_back(self, lease: SlotLease) -> None:
+        """Make the lease's slot free, if it holds one. To be repeated if it was interrupted."""
         with self._lock:
-            if slot.holder is lease:
-                slot.holder = None
+            if lease.slot is not None and lease.slot.holder is lease:
+                lease.slot.holder = None
+            self._freed.notify_all()
+        lease.slot = None
 
-    def let_go(self, lease: SlotLease) -> None:
-        """Put back what was taken and not put back, whether or not whoever took it got to know of it.
+    def release(self, lease: SlotLease) -> None:
+        """End a lease. Its slot is never used again where a device may use it at a time that cannot be known."""
+        self._making.pop(lease, None)
+        if lease.in_flight and lease.slot is not None:
+            lease.slot.reader = None
+            try:
+                self.handle.driver.stream_synchronize(lease.stream.handle)
+            except DevmemError:
+                return  # still held
+        self.give_back(lease)
 
-        A slot that a device may still be at follows when the stream has passed it, or, where that cannot be told, never.
-        """
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, which is looked at whenever a slot became free or a download failed."""
         with self._lock:
-            self._making.pop(lease, None)
-            held = [slot for slot in list(self.made) if slot.holder is lease]  # others may be making some
-        for slot in held:
-            if lease.begun:
-                slot.fetched = None
-                try:
-                    self.handle.driver.stream_synchronize(lease.stream.handle)
-                except BaseException as error:
-                    slot.holder = None
-                    self._stranded.append(slot)
-                    if isinstance(error, DevmemError):
-                        continue
-                    raise
-                slot.stream = None
-            self.put_back(slot, lease)
+            if not condition():
+                with self.statistics.waiting("a block that another thread stores"):
+                    self._freed.wait_for(condition)
 
-    def hold_back(self, stream: Stream) -> None:
-        """Wait for a stream with as many ordinary blocks on it as the ring has slots, or they would be without bound.
+    def wake(self) -> None:
+        """Let waiting threads look at their conditions again."""
+        with self._lock:
+            self._freed.notify_all()
 
-        The stream is the caller's: to wait for it is not to wait for somebody else's.
-        """
-        if self.completions.count(stream) >= max(self.most, 2):
+    def limit_in_flight(self, stream: Stream) -> None:
+        """Wait for the caller's own stream where it has as many pageable blocks in flight as the ring has slots."""
+        if self.completions.count(stream) >= max(self.slot_limit, 2):
             with self.statistics.waiting("the stream"):
                 self.handle.driver.stream_synchronize(stream.handle)
             self.completions.poll()
 
-    def claim(self, slot: Slot, lease: SlotLease) -> bool:
-        """Take this slot, unless somebody has it: who has it settles it."""
-        with self._lock:
-            if slot not in self._free:
-                return False
-            slot.holder = lease  # before it is taken out, or an interrupt in between would lose it
-            self._free.remove(slot)
-            return True
-
     def retry(self) -> None:
-        """Page-locked memory may be had again: let more slots be made."""
-        self.most = self.slots
+        """Let more slots be made: there may be page-locked memory again."""
+        self.slot_limit = self._configured_slots
 
     def trim(self) -> None:
-        """Give back the slots that nothing is in; the device is entered, and may be waited for."""
+        """Give back the slots that no copy uses; this may wait for the device."""
         with self.lease(self.streams.legacy) as lease:
-            idle: list[Slot] = []
-            with self._lock:
-                unused = (slot for slot in list(self._free) if slot.wanted_by() is None and self._is_idle(slot))
-                idle.extend(slot for slot in unused if self.claim(slot, lease))
-            self._destroy(idle)
+            unused: Callable[[Slot], bool] = lambda slot: slot.reader is None and self._is_idle(slot)  # noqa: E731
+            self._destroy(iter(partial(self._claim_first, lease, unused), None))
         self.retry()
 
     def close(self) -> None:
-        """Give all slots back, and let the crew end; the device is idle and entered, and nobody copies.
+        """Give all slots back, and let the threads end; the device is idle, and no copy is running.
 
-        Downloads that nobody waited for fail: what they fetched goes with the slots.
+        A download that was not finished fails: the elements that it fetched go with the slots.
         """
-        with self._lock:
-            self._free.clear()
+        closed = ClosedError(f"{self.handle.device} was closed before the copy was waited for: make it anew")
         for slot in list(self.made):
-            download = slot.wanted_by()
-            if download is not None:
-                download.fail(
-                    ClosedError(f"{self.handle.device} was closed before the copy was waited for: make it anew")
-                )
+            reader = slot.reader
+            if reader is not None:
+                reader.fail(closed)
         self.workers.close()
         self._destroy(list(self.made))
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def _is_idle(self, slot: Slot) -> bool:
-        return slot.stream is None or bool(self.handle.driver.event_query(slot.event))
+        event = slot.event
+        return not event or self.handle.driver.event_query(event)
 
-    def _idle(self, lease: SlotLease) -> Slot | None:
-        """A slot that need not be waited for: the one that has been free for the longest."""
+    def _claim_first(self, lease: SlotLease, fits: Callable[[Slot], bool]) -> Slot | None:
         with self._lock:
-            return next((slot for slot in list(self._free) if self._is_idle(slot) and self.claim(slot, lease)), None)
-
-    def _oldest_on(self, lease: SlotLease) -> Slot | None:
-        """The slot that the stream passes first. What is enqueued on it now comes later anyway."""
-        with self._lock:
-            mine = (slot for slot in list(self._free) if slot.stream is not None and slot.stream() is lease.stream)
-            return next((slot for slot in mine if self.claim(slot, lease)), None)
+            return next((slot for slot in self.free_slots() if fits(slot) and self.claim(slot, lease)), None)
 
     def _make(self, lease: SlotLease) -> Slot | None:
-        """One slot more, unless there are enough, or page-locked memory has run out."""
+        """A new slot, unless there are enough, or page-locked memory has run out."""
         with self._lock:
-            if len(self.made) + len(self._making) >= self.most:
+            if len(self.made) + len(self._making) >= self.slot_limit:
                 return None
             self._making[lease] = None
-        driver = self.handle.driver
-        event = ptr = 0
+        driver, nbytes, ptr = self.handle.driver, self.slot_bytes, 0
         try:
-            event = driver.event_create(False)
-            ptr = driver.alloc(self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED, AllocFlags.NONE)
-            slot = Slot(np.asarray(_Memory(ptr, self.slot_bytes)), ptr, event, lease)
+            ptr = driver.alloc(nbytes, LEGACY_STREAM, MemoryKind.PINNED, AllocFlags.NONE)
+            lease.slot = slot = Slot(np.asarray(_HostMemory(ptr, nbytes)), ptr, lease)
             self.made[slot] = None
             return slot
         except BaseException as error:
-            if all(slot.event != event for slot in list(self.made)):
-                if ptr:
-                    driver.free(ptr, self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED)
-                if event:
-                    driver.event_destroy(event)
+            if ptr and lease.slot not in self.made:
+                driver.free(ptr, nbytes, LEGACY_STREAM, MemoryKind.PINNED)
             if not isinstance(error, OutOfMemory):
                 raise
-            self.most = len(self.made)  # not tried again for each block; `retry` forgets it
+            self.slot_limit = len(self.made)  # not tried again for each block
             return None
         finally:
-            self._making.pop(
-                lease, None
-            )  # when it is counted as made, or another thread would find room for one too many
+            # Only when it is counted in `made`: else another thread would find room for one too many.
+            self._making.pop(lease, None)
 
-    def _destroy(self, slots: list[Slot]) -> None:
-        driver = self.handle.driver
+    def _destroy(self, slots: Iterable[Slot]) -> None:
         with FirstError() as first:
             for slot in slots:
                 self.made.pop(slot, None)
-                for give_back, what in (
-                    (driver.event_destroy, (slot.event,)),
-                    (driver.free, (slot.ptr, self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED)),
-                ):
-                    try:
-                        give_back(*what)
-                    except DevmemError as error:  # the others must still be given back
-                        first.put(error)
+                try:
+                    self.handle.driver.free(slot.ptr, self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED)
+                    self._give_back_event(slot)
+                except DevmemError as error:  # the rest must still be given back
+                    first.put(error)
+
+    def _give_back_event(self, slot: Slot) -> None:
+        event, slot.event = slot.event, 0
+        if event:
+            self.completions.events.give_back(event)
 
 
 class SlotLease:
-    """Who takes slots, for copies on a stream, one at a time, and puts each back; in a `with` block.
+    """``with ring.lease(stream) as lease:`` the right of one copy to hold slots, one at a time.
 
-    Where the block is left too early, by an error or a KeyboardInterrupt, which can come anywhere, what is held then is put back
-    at its end; a slot that a device may be at, when the stream has passed it. Whoever comes to the end has put all back before:
-    an interrupt can come between the end of a block and what is done there.
+    A copy that reaches the end of the block has given every slot back. Where an error or a KeyboardInterrupt leaves the block
+    early, the slot that is held then is given back: when the stream has completed, if a device may be using the slot.
     """
 
-    __slots__ = ("begun", "ring", "stream")
+    __slots__ = ("in_flight", "ring", "slot", "stream")
 
     def __init__(self, ring: Ring, stream: Stream) -> None:
         self.ring = ring
         self.stream = stream
-        #: Whether a device may be at the slot that is held, and its event does not tell of it.
-        self.begun = False
+        #: The slot that is held.
+        self.slot: Slot | None = None
+        #: Whether a device may be using it, with no event behind that.
+        self.in_flight = False
 
     def __enter__(self) -> SlotLease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            self.ring.let_go(self)
+            self.ring.release(self)
         except BaseException:  # interrupted once more
-            self.ring.let_go(self)
+            self.ring.release(self)
             raise
 
 
 class Slot:
-    """Host memory for one block of a copy: page-locked, or ordinary where the ring had none to give.
+    """Host memory for one block of a copy: page-locked memory of the ring, or pageable memory for one use.
 
     Attributes
     ----------
     ptr : int
         The address.
-    event : int
-        Behind the copy that the slot is in; 0 for ordinary memory.
-    stream : weakref to Stream, or None
-        What that copy is on; None when it has passed.
-    fetched : weakref to SlotReader, or None
-        Who wants what the copy brings.
-    holder : SlotLease, or None
-        Who has taken it; meaningless while it is among the free ones.
+    holder : SlotLease or None
+        The lease that has taken it.
+    event, stream, turn : int
+        The event behind the last copy that used the slot (0: that was waited for), its stream's handle, and when it was enqueued.
+    in_ring : bool
+        Whether the memory is the ring's, and has to be given back.
     """
 
-    __slots__ = ("_raw", "event", "fetched", "holder", "ptr", "stream")
+    __slots__ = ("_raw", "_reader", "event", "holder", "in_ring", "ptr", "stream", "turn")
 
-    def __init__(self, raw: npt.NDArray[np.uint8], ptr: int, event: int, holder: SlotLease | None = None) -> None:
+    def __init__(self, raw: npt.NDArray[np.uint8], ptr: int, holder: SlotLease | None = None) -> None:
         self._raw = raw
+        self._reader: weakref.ref[SlotReader] | None = None
         self.ptr = ptr
-        self.event = event
-        self.stream: weakref.ref[Stream] | None = None
-        self.fetched: weakref.ref[SlotReader] | None = None
+        self.event = self.stream = self.turn = 0
         self.holder = holder
+        self.in_ring = holder is not None
 
     @property
-    def in_ring(self) -> bool:
-        """Whether the memory is the ring's, and comes back to it."""
-        return self.event != 0
+    def reader(self) -> SlotReader | None:
+        """The download that wants the slot's elements, which is not kept alive."""
+        return None if self._reader is None else self._reader()
 
-    def wanted_by(self) -> SlotReader | None:
-        """Who wants what the copy brings, unless it was dropped."""
-        return None if self.fetched is None else self.fetched()
+    @reader.setter
+    def reader(self, reader: SlotReader | None) -> None:
+        self._reader = None if reader is None else weakref.ref(reader)
 
     def array(self, shape: Shape, dtype: np.dtype[Any], strides: Shape | None = None) -> npt.NDArray[Any]:
         """The memory as an array, C-contiguous or with other strides, none of them negative."""
@@ -358,14 +344,13 @@ def _threshold(handle: DeviceHandle) -> int:
     return max(threshold, 1) if chosen.staging_slots and pays else sys.maxsize
 
 
-def _ordinary(nbytes: int) -> Slot:
-    """Pageable memory of our own."""
+def _pageable_slot(nbytes: int) -> Slot:
     raw = scratch((nbytes,), np.uint8)
-    return Slot(raw, address(raw), 0)
+    return Slot(raw, address(raw))
 
 
-class _Memory:
-    """What NumPy makes an array of."""
+class _HostMemory:
+    """Memory of the driver, for ``numpy.asarray``."""
 
     def __init__(self, ptr: int, nbytes: int) -> None:
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (ptr, False), "version": 3}

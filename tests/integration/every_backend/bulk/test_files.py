@@ -55,7 +55,7 @@ def same(found, expected):
 
 def whole_ring():
     ring = dm.current_device().opened().ring
-    assert set(ring._free) == set(ring.made)
+    assert set(ring.free_slots()) == set(ring.made)
 
 
 def left(folder: Path):
@@ -468,7 +468,7 @@ def test_failures_of_the_driver(recorded, method, way, tmp_path):
         dm.synchronize()
         dm.trim()
         assert dm.memory_info().live == before
-        assert len(context.ring._free) + len(context.ring._stranded) == len(context.ring.made)
+        assert all(slot.holder is None or slot.holder.in_flight for slot in context.ring.made)
         if not recorded.injected:
             break
     same(dm.load(tmp_path / "a.npy").copy_to_host(), DATA)

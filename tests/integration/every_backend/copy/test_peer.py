@@ -284,7 +284,7 @@ def test_threads_that_copy_either_way(way, device, second):
     assert failures == []
     for each in (device, second):
         ring = each.opened().ring
-        assert set(ring._free) == set(ring.made)
+        assert set(ring.free_slots()) == set(ring.made)
 
 
 @pytest.mark.parametrize("method", ["copy", "event_record", "event_synchronize", "alloc"])
@@ -308,7 +308,7 @@ def test_failures_leave_nothing(recorded, method, with_settings, monkeypatch):
             break
         for each in (here, there):
             ring = each.opened().ring
-            assert set(ring._free) | set(ring._stranded) == set(ring.made)
+            assert all(slot.holder is None or slot.holder.in_flight for slot in ring.made)
         if not failed:
             assert np.array_equal(target.copy_to_host(), DATA)
         target.copy_to_device(DATA[::-1])

@@ -172,7 +172,7 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device):
         thread = threading.Thread(target=work)
         thread.start()
         # A slot that still is on a stream, and that no other copy can have: it is being waited for.
-        while len(ring._free) == len(ring.made) or None in [slot.stream for slot in ring.made]:
+        while len(ring.free_slots()) == len(ring.made) or not all(slot.event for slot in ring.made):
             assert not done.wait(0.001), "it did not wait for a slot"
         assert not done.wait(0.02), "it did not wait for a slot"
         latch.release()
@@ -185,7 +185,7 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device):
     assert 0.01 < numbers["waited_seconds"] <= numbers["seconds"]
 
 
-def test_taking_out_a_background_download_is_part_of_its_time(staged):
+def test_finishing_a_background_download_is_part_of_its_time(staged):
     staged()
     array = dm.to_device(SQUARE)
     dm.transfer_stats(reset=True)
@@ -288,7 +288,7 @@ def test_why_a_copy_was_staged(traced):
     assert (strided["args"]["width"], strided["args"]["rows"]) == (4, 2048)
 
 
-def test_the_crew_and_the_waits_are_there(staged, tmp_path, monkeypatch):
+def test_the_copy_threads_and_the_waits_are_there(staged, tmp_path, monkeypatch):
     path, begun, copy = tmp_path / "trace.json", threading.Event(), workers.copy_elements
 
     def together(*arguments: Any) -> None:
