@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
 import devmem as dm
-from devmem._core.bulk.batch import down, gather, up
+from devmem._core.bulk.batch import download, pack, upload
 
 Array = np.ndarray[Any, Any]
 
@@ -25,9 +25,9 @@ def small_parts() -> Iterator[None]:
     """Few bytes are many here, so that every way is taken: together in several parts, by the driver's batch, alone, staged."""
     dm.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(up, "LARGE", 200)
-        patch.setattr(down, "LARGE", 300)
-        patch.setattr(gather, "GATHERED", 1000)
+        patch.setattr(upload, "LARGE", 200)
+        patch.setattr(download, "LARGE", 300)
+        patch.setattr(pack, "GATHERED", 1000)
         patch.setenv("DEVMEM_STAGING_THRESHOLD", "400")
         patch.setenv("DEVMEM_STAGING_SLOT_BYTES", "150")
         yield

@@ -21,9 +21,9 @@ from ...base.layout import like_strides
 from ...copy.host_memory import HostMemory, host_memory_of
 from ...device.device import open_device_of
 from ...lifetime.allocation import Allocation, StreamUse
-from .calls import copy_many
-from .gather import gathered, parts, steps
-from .trees import Tree, flatten, path, paths, rebuild
+from .submit_many import copy_many
+from .pack import gathered, parts, steps
+from .tree import Tree, flatten, path, paths, rebuild
 
 if TYPE_CHECKING:
     from ...device.open_device import OpenDevice

@@ -21,9 +21,9 @@ from ...base.array_view import ArrayView
 from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, like_strides, span
 from ...lifetime.allocation import StreamUse
-from .calls import copy_many
-from .gather import steps
-from .trees import Tree, flatten, path, paths, rebuild
+from .submit_many import copy_many
+from .pack import steps
+from .tree import Tree, flatten, path, paths, rebuild
 
 if TYPE_CHECKING:
     from ...device.open_device import OpenDevice
