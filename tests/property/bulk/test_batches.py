@@ -27,7 +27,7 @@ def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upload, "LARGE", 200)
         patch.setattr(download, "LARGE", 300)
-        patch.setattr(pack, "GATHERED", 1000)
+        patch.setattr(pack, "PACKED_BYTES", 1000)
         patch.setenv("DEVMEM_STAGING_THRESHOLD", "400")
         patch.setenv("DEVMEM_STAGING_SLOT_BYTES", "150")
         yield

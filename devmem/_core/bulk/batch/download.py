@@ -1,13 +1,16 @@
-"""Device arrays to the host: one copy for all that are small."""
+"""Device arrays to the host: one copy for all that are small.
+
+Where small arrays lie close together in one block, what they span is fetched in one run. Else the device packs them into a new
+block, which is fetched; where that does not pay, or the device has no memory left, each is copied by itself. The host arrays
+are views of one buffer. Larger arrays are copied one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate
 from math import prod
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,210 +23,176 @@ from ...base.address import address
 from ...base.array_view import ArrayView
 from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, like_strides, span
+from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
+from ...ordering.stream import Stream
+from .pack import aligned_sizes
 from .submit_many import copy_many
-from .pack import steps
 from .tree import Tree, flatten, path, paths, rebuild
 
-if TYPE_CHECKING:
-    from ...device.open_device import OpenDevice
-    from ...ordering.stream import Stream
-
-#: Arrays of so many bytes are copied on their own: nothing is saved by putting them into one block before.
+#: Arrays of so many bytes are copied by themselves: packing them on the device saves nothing.
 LARGE = 256 << 10
-#: How many times the wanted bytes a block may have, to be fetched whole.
+#: How many times the wanted bytes a span may have, to be fetched whole.
 DENSE = 2
 #: What the addresses of new host memory are multiples of, at least; no element needs more.
 ALIGNED = 16
 
-Arrays = list[DeviceNDArray[Any]]
-D2H, D2D = CopyKind.D2H, CopyKind.D2D
 _BYTE = np.dtype(np.uint8)
+HostArray = npt.NDArray[Any]
 
 
 def download_many(tree: Tree, stream: Any, pinned: bool) -> Tree:
     """The same structure with host arrays; see `devmem.to_host_many`."""
-    leaves, classes, flat = flatten(tree)
-    views: list[Any] = leaves
-    if classes != {DeviceNDArray}:
-        views = [leaf if type(leaf) is DeviceNDArray else device_view(leaf) for leaf in leaves]
-    numbers = [at for at, view in enumerate(views) if view is not None]
-    arrays: Arrays = [views[at] for at in numbers]
-    blocks = {id(array.allocation): array.allocation for array in arrays}.values()
-    for block in blocks:
-        try:
-            block.check()
-        except DevmemError as error:
-            at = next(at for at in numbers if views[at].allocation is block)
-            error.add_note(f"to_host_many: {path(tree, at)}")
-            raise
-    opened_devices = dict.fromkeys(array.open_device for array in arrays)
+    leaves, _, flat = flatten(tree)
     found = list(leaves)
-    for opened in opened_devices:
-        if len(opened_devices) > 1:
-            numbers = [at for at, view in enumerate(views) if view is not None and view.open_device is opened]
-            arrays = [views[at] for at in numbers]
-        where = partial(_where, tree, numbers)
-        for at, host in zip(numbers, _downloaded(opened, arrays, stream, pinned, where), strict=True):
+    views: dict[int, DeviceNDArray[Any]] = {}
+    checked = None
+    for at, leaf in enumerate(leaves):
+        view = device_view(leaf)
+        if view is not None:
+            views[at] = view
+            if view.allocation is not checked:
+                checked = view.allocation
+                try:
+                    checked.check()
+                except DevmemError as error:
+                    error.add_note(f"to_host_many: {path(tree, at)}")
+                    raise
+    for opened in dict.fromkeys(view.open_device for view in views.values()):
+        on_device = {at: view for at, view in views.items() if view.open_device is opened}
+        for at, host in _download(tree, opened, on_device, opened.streams.stream_of(stream), pinned).items():
             found[at] = host[()] if isinstance(leaves[at], DeviceRecord) else host
     return found if flat else rebuild(tree, iter(found))
 
 
-def _downloaded(
-    opened: OpenDevice, arrays: Arrays, on: Any, pinned: bool, where: Callable[[Sequence[int]], str]
-) -> list[npt.NDArray[Any]]:
-    """Host arrays of arrays of one device. ``where`` says of some of them where they are in the tree."""
-    stream = opened.streams.stream_of(on)
-    sizes = [prod(array._shape) * array._dtype.itemsize for array in arrays]
-    under_way: Sequence[int] = range(len(arrays))
+def _download(
+    tree: Tree, opened: OpenDevice, views: dict[int, DeviceNDArray[Any]], stream: Stream, pinned: bool
+) -> dict[int, HostArray]:
+    """Host arrays of device arrays of one device, by the number of their leaf."""
+    sizes = [prod(view._shape) * view._dtype.itemsize for view in views.values()]
+    small = [at for at, nbytes in zip(views, sizes, strict=True) if nbytes < LARGE]
+    in_progress = small
     with CurrentDevice(opened.handle):
         stream.check_waitable()
-        for bound in {array._stream for array in arrays} - {None, stream}:
-            assert bound is not None
-            stream.wait(bound)
+        for bound in {view._stream for view in views.values()}:
+            if bound is not None and bound is not stream:
+                stream.wait(bound)
         try:
-            if max(sizes) < LARGE:
-                return _fetched(opened, arrays, sizes, stream, pinned)
-            under_way = small = [at for at, nbytes in enumerate(sizes) if nbytes < LARGE]
-            fetched = _fetched(opened, [arrays[at] for at in small], [sizes[at] for at in small], stream, pinned)
-            found = dict(zip(small, fetched, strict=True))
-            for at, array in enumerate(arrays):
+            packed = _SmallArrays(opened, [views[at] for at in small], [n for n in sizes if n < LARGE], stream, pinned)
+            found = dict(zip(small, packed.fetch(), strict=True))
+            for at, view in views.items():
                 if at not in found:
-                    under_way = [at]
-                    found[at] = array.bind(stream).copy_to_host(pinned=pinned)
+                    in_progress = [at]
+                    found[at] = view.bind(stream).copy_to_host(pinned=pinned)
         except Exception as error:
-            error.add_note(f"to_host_many: {where(under_way)}")
+            error.add_note(f"to_host_many: {paths(tree, in_progress)}")
             raise
-    return [found[at] for at in range(len(arrays))]
+    return found
 
 
-def _where(tree: Tree, numbers: Sequence[int], under_way: Sequence[int]) -> str:
-    return paths(tree, [numbers[at] for at in under_way])
+class _SmallArrays:
+    """Small arrays of one device, which is entered, on their way into one host buffer."""
 
+    def __init__(
+        self, opened: OpenDevice, arrays: list[DeviceNDArray[Any]], sizes: list[int], stream: Stream, pinned: bool
+    ) -> None:
+        self.opened = opened
+        self.arrays = arrays
+        self.sizes = sizes
+        self.stream = stream
+        self.pinned = pinned
+        #: The allocations that they lie in, each once.
+        self.allocations = list(
+            {id(a.allocation): a.allocation for a, n in zip(arrays, sizes, strict=True) if n}.values()
+        )
+        #: Those that are not C-contiguous.
+        self.strided = [at for at, array in enumerate(arrays) if array._strides is not None and sizes[at]]
 
-def _fetched(
-    opened: OpenDevice, arrays: Arrays, sizes: list[int], stream: Stream, pinned: bool
-) -> list[npt.NDArray[Any]]:
-    """Host arrays of small device arrays, views of one buffer: their block as it is, or one that they are put into."""
-    wanted = steps(sizes, set(sizes))
-    total = sum(wanted)
-    if not total:
-        return [np.empty(array._shape, array._dtype) for array in arrays]
-    blocks = {id(array.allocation): array.allocation for array, nbytes in zip(arrays, sizes, strict=True) if nbytes}
-    strided = [at for at, array in enumerate(arrays) if array._strides is not None and sizes[at]]
-    if len(blocks) == 1:
-        low, high = _reach(arrays, sizes, strided)
-        if high - low <= DENSE * total:
-            [block] = blocks.values()
-            low = max(low - low % ALIGNED, min(low, block.ptr))  # so that elements stay aligned in the host's buffer
-            host = _room(opened, high - low, pinned)
-            with StreamUse(stream, block):
-                _read(opened, low, host, stream)
-            places = [array._ptr - low for array in arrays]
-            return _views(host, arrays, places, {at: arrays[at].strides for at in strided})
-    places = [*accumulate(wanted, initial=0)][:-1]
-    layouts = {at: like_strides(arrays[at].shape, arrays[at].strides, arrays[at].itemsize) for at in strided}
-    host = _room(opened, total, pinned)
-    with StreamUse(stream, *blocks.values()):
-        # Where pageable memory is as good as any, nothing is put into a block on the way.
-        gather = _gathered if opened.handle.info.staging_threshold else _one_by_one
-        return gather(opened, arrays, sizes, places, layouts, host, stream)
-
-
-def _one_by_one(
-    opened: OpenDevice,
-    arrays: Arrays,
-    sizes: list[int],
-    places: list[int],
-    layouts: dict[int, Shape],
-    host: npt.NDArray[Any],
-    stream: Stream,
-) -> list[npt.NDArray[Any]]:
-    """Copy each array to its place in a host buffer."""
-    views = _views(host, arrays, places, layouts)
-    for at in layouts:
-        opened.copies.download(arrays[at], views[at], stream, True)
-    _copy_whole(opened, address(host), arrays, sizes, places, layouts, D2H, stream, host)
-    opened.handle.driver.stream_synchronize(stream.handle)
-    return views
-
-
-def _gathered(
-    opened: OpenDevice,
-    arrays: Arrays,
-    sizes: list[int],
-    places: list[int],
-    layouts: dict[int, Shape],
-    host: npt.NDArray[Any],
-    stream: Stream,
-) -> list[npt.NDArray[Any]]:
-    """Put the arrays into one block on the device, and fetch that; where there is no room for it, each on its own."""
-    try:
-        block = opened.memory.allocate(host.nbytes, stream, False)
-    except OutOfMemory:  # no other copy to the host has to have memory of the device
-        views = _views(host, arrays, places, layouts)
-        for array, view in zip(arrays, views, strict=True):
-            opened.copies.download(array, view, stream, True)
+    def fetch(self) -> list[HostArray]:
+        """Host arrays with their elements."""
+        steps = aligned_sizes(self.sizes)
+        total = sum(steps)
+        if not total:
+            return [np.empty(array._shape, array._dtype) for array in self.arrays]
+        if len(self.allocations) == 1:
+            low, high = self._span()
+            if high - low <= DENSE * total:
+                return self._fetch_span(low, high)
+        offsets = [*accumulate(steps, initial=0)][:-1]
+        layouts = {
+            at: like_strides(array.shape, array.strides, array.itemsize)
+            for at, array in ((at, self.arrays[at]) for at in self.strided)
+        }
+        host = self._buffer(total)
+        views = self._views(host, offsets, layouts)
+        with StreamUse(self.stream, *self.allocations):
+            # Where pageable memory is as good as page-locked memory, a block on the device saves nothing.
+            if not (self.opened.handle.info.staging_threshold and self._pack_on_device(host, offsets, layouts)):
+                for at in layouts:
+                    self.opened.copies.download(self.arrays[at], views[at], self.stream, True)
+                self._copy_contiguous(address(host), offsets, CopyKind.D2H, host)
+                self.opened.handle.driver.stream_synchronize(self.stream.handle)
         return views
-    try:
-        with StreamUse(stream, block):
-            for at, strides in layouts.items():
-                array, ptr = arrays[at], block.ptr + places[at]
-                packed: ArrayView[Any] = ArrayView(ptr, array._shape, array._dtype, strides)
-                opened.copies.place(packed, array, stream, False)
-            _copy_whole(opened, block.ptr, arrays, sizes, places, layouts, D2D, stream)
-            _read(opened, block.ptr, host, stream)
-    finally:
-        block.discard()
-    return _views(host, arrays, places, layouts)
 
+    def _fetch_span(self, low: int, high: int) -> list[HostArray]:
+        """Fetch what the arrays span, as it lies."""
+        [allocation] = self.allocations
+        low = max(low - low % ALIGNED, min(low, allocation.ptr))  # so that elements stay aligned in the host's buffer
+        host = self._buffer(high - low)
+        with StreamUse(self.stream, allocation):
+            self._read(low, host)
+        offsets = [array._ptr - low for array in self.arrays]
+        return self._views(host, offsets, {at: self.arrays[at].strides for at in self.strided})
 
-def _copy_whole(
-    opened: OpenDevice,
-    base: int,
-    arrays: Arrays,
-    sizes: list[int],
-    places: list[int],
-    layouts: dict[int, Shape],
-    kind: CopyKind,
-    stream: Stream,
-    *keep: object,
-) -> None:
-    """Enqueue copies of those that are runs of bytes."""
-    whole = [at for at, nbytes in enumerate(sizes) if nbytes and at not in layouts]
-    if whole:
-        dsts, srcs = [base + places[at] for at in whole], [arrays[at]._ptr for at in whole]
-        copy_many(opened, dsts, srcs, [sizes[at] for at in whole], kind, stream, keep)
+    def _pack_on_device(self, host: HostArray, offsets: list[int], layouts: dict[int, Shape]) -> bool:
+        """Pack the arrays into one block on the device, and fetch that; False where there is no memory for it."""
+        opened, stream = self.opened, self.stream
+        try:
+            block = opened.memory.allocate(host.nbytes, stream, False)
+        except OutOfMemory:
+            return False
+        try:
+            with StreamUse(stream, block):
+                for at, strides in layouts.items():
+                    array, ptr = self.arrays[at], block.ptr + offsets[at]
+                    opened.copies.place(ArrayView(ptr, array._shape, array._dtype, strides), array, stream, False)
+                self._copy_contiguous(block.ptr, offsets, CopyKind.D2D)
+                self._read(block.ptr, host)
+        finally:
+            block.discard()
+        return True
 
+    def _copy_contiguous(self, base: int, offsets: list[int], kind: CopyKind, *keep: object) -> None:
+        """Enqueue copies of the arrays that are runs of bytes."""
+        skip = set(self.strided)
+        chosen = [at for at, nbytes in enumerate(self.sizes) if nbytes and at not in skip]
+        if chosen:
+            dsts, srcs = [base + offsets[at] for at in chosen], [self.arrays[at]._ptr for at in chosen]
+            copy_many(self.opened, dsts, srcs, [self.sizes[at] for at in chosen], kind, self.stream, keep)
 
-def _reach(arrays: Arrays, sizes: list[int], strided: list[int]) -> tuple[int, int]:
-    """Addresses of the lowest byte of all arrays and of the byte behind the highest; empty ones are nowhere."""
-    ptrs = [array._ptr for array in arrays]
-    if strided or 0 in sizes:
-        reaches = [span(array.shape, array.strides, array.itemsize) for array in arrays]
-        ends = [(ptr + low, ptr + high) for ptr, (low, high) in zip(ptrs, reaches, strict=True) if low != high]
+    def _span(self) -> tuple[int, int]:
+        """Addresses of the lowest byte of all arrays and of the byte behind the highest."""
+        ptrs = [array._ptr for array in self.arrays]
+        if not self.strided and 0 not in self.sizes:
+            return min(ptrs), max(map(add, ptrs, self.sizes))
+        spans = [span(array.shape, array.strides, array.itemsize) for array in self.arrays]
+        ends = [(ptr + low, ptr + high) for ptr, (low, high) in zip(ptrs, spans, strict=True) if low != high]
         return min(low for low, _ in ends), max(high for _, high in ends)
-    return min(ptrs), max(map(add, ptrs, sizes))
 
+    def _buffer(self, nbytes: int) -> HostArray:
+        return pinned_like(self.opened, (nbytes,), _BYTE, None) if self.pinned else np.empty(nbytes, _BYTE)
 
-def _room(opened: OpenDevice, nbytes: int, pinned: bool) -> npt.NDArray[Any]:
-    return pinned_like(opened, (nbytes,), _BYTE, None) if pinned else np.empty(nbytes, _BYTE)
+    def _read(self, ptr: int, host: HostArray) -> None:
+        self.opened.copies.download(ArrayView(ptr, host.shape, host.dtype), host, self.stream, True)
 
-
-def _read(opened: OpenDevice, low: int, host: npt.NDArray[Any], stream: Stream) -> None:
-    opened.copies.download(ArrayView(low, host.shape, host.dtype), host, stream, True)
-
-
-def _views(
-    host: npt.NDArray[Any], arrays: Arrays, places: list[int], layouts: dict[int, Shape]
-) -> list[npt.NDArray[Any]]:
-    """Arrays like these in a buffer, at these places; C-contiguous, where no strides are said."""
-    make = type(host)
-    if layouts or any(0 in array._shape or not array._dtype.itemsize for array in arrays):
+    def _views(self, host: HostArray, offsets: list[int], layouts: dict[int, Shape]) -> list[HostArray]:
+        """Arrays like these in a buffer; C-contiguous, unless ``layouts`` has their strides."""
+        make = type(host)
+        if not layouts and 0 not in self.sizes:
+            return [make(array._shape, array._dtype, host, at) for array, at in zip(self.arrays, offsets, strict=True)]
         return [
-            np.empty(array._shape, array._dtype)
-            if 0 in array._shape or not array._dtype.itemsize
-            else make(array._shape, array._dtype, host, place, layouts.get(at))
-            for at, (array, place) in enumerate(zip(arrays, places, strict=True))
+            make(array._shape, array._dtype, host, offset, layouts.get(at))
+            if nbytes
+            else np.empty(array._shape, array._dtype)
+            for at, (array, nbytes, offset) in enumerate(zip(self.arrays, self.sizes, offsets, strict=True))
         ]
-    return [make(array._shape, array._dtype, host, at) for array, at in zip(arrays, places, strict=True)]

@@ -1,8 +1,8 @@
-"""Many small host arrays as one run of bytes, as they are to lie in a block of device memory."""
+"""Many small host arrays packed into one run of bytes, as they are to lie in a block of device memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,68 +13,58 @@ from ...copy.host_copy import raw
 
 #: Each array begins at a multiple of this, as arrays of their own do.
 ALIGNMENT = 256
-#: Bytes that are gathered at a time: what is gathered is still in the processor's cache when it is copied on.
-GATHERED = 4 << 20
+#: Bytes that are packed at a time: when they are copied on, they are still in the processor's cache.
+PACKED_BYTES = 4 << 20
 
 Arrays = list[npt.NDArray[Any]]
 
 
-def aligned(nbytes: int) -> int:
-    """Bytes from the beginning of an array of so many to that of the next."""
-    return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+def aligned_sizes(sizes: list[int]) -> list[int]:
+    """Bytes from the beginning of each array to that of the next: the given list itself, where no size needs padding."""
+    if not any(nbytes % ALIGNMENT for nbytes in set(sizes)):
+        return sizes
+    return [-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in sizes]
 
 
-def steps(sizes: list[int], distinct: set[int]) -> list[int]:
-    """The same for each: the very list that was given, where nothing has to be filled up. ``distinct``: the sizes, once each."""
-    return [aligned(nbytes) for nbytes in sizes] if any(nbytes % ALIGNMENT for nbytes in distinct) else sizes
-
-
-def parts(steps: list[int], total: int) -> Iterator[slice]:
-    """Neighbours that are gathered together: `GATHERED` bytes at most, of ``total``, or one array."""
-    if total <= GATHERED:
-        yield slice(0, len(steps))
-        return
+def groups(steps: list[int], total: int) -> Iterator[slice]:
+    """Neighbours that are packed together: `PACKED_BYTES` at most, of ``total``, or one array."""
     start = nbytes = 0
-    for at, step in enumerate(steps):
-        if nbytes + step > GATHERED and at > start:
+    for at, step in enumerate(steps if total > PACKED_BYTES else ()):
+        if nbytes + step > PACKED_BYTES and at > start:
             yield slice(start, at)
             start, nbytes = at, 0
         nbytes += step
     yield slice(start, len(steps))
 
 
-def gathered(arrays: Arrays, sizes: list[int], *, gaps: bool) -> tuple[bytes, bool]:
-    """The elements of each array in its own order of axes; and whether all were C-contiguous.
+def join(arrays: Arrays, sizes: list[int], *, gaps: bool) -> tuple[bytes, bool]:
+    """The elements of each array in its own order of axes; and whether all arrays were C-contiguous.
 
-    With ``gaps`` each is filled up to its step. ``bytes.join`` asks each array for its buffer and nothing else: nothing that
-    NumPy has is as fast for small ones.
+    With ``gaps`` each is padded up to its step. ``bytes.join`` asks each array for its buffer and nothing else: nothing that
+    NumPy has is as fast for small ones. It refuses arrays that are not contiguous, and types that have no buffer.
     """
     padding = {nbytes: bytes(-nbytes % ALIGNMENT) for nbytes in set(sizes)} if gaps else {}
-    for prepare in _PREPARATIONS:
-        ready: list[Any] = arrays if prepare is None else list(map(prepare, arrays))
-        if gaps:
-            ready = [each for array, nbytes in zip(ready, sizes, strict=True) for each in (array, padding[nbytes])]
-        try:
-            return b"".join(ready), prepare is None
-        except (BufferError, ValueError, TypeError):
-            if prepare is _bytes:
-                raise
-    raise AssertionError("not reached")
 
+    def joined(ready: Arrays) -> bytes:
+        if not gaps:
+            return b"".join(ready)  # type: ignore[arg-type]  # an ndarray is a buffer
+        padded: list[Any] = [
+            part for array, nbytes in zip(ready, sizes, strict=True) for part in (array, padding[nbytes])
+        ]
+        return b"".join(padded)
 
-def _packed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The elements one behind the other, in the order in which the device has them."""
-    if array.flags.c_contiguous:
-        return array
-    strides = like_strides(array.shape, array.strides, array.itemsize)
-    axes = sorted(range(array.ndim), key=lambda axis: -strides[axis])
-    return np.ascontiguousarray(raw(array).transpose(axes))
+    try:
+        return joined(arrays), True
+    except (BufferError, ValueError, TypeError):
+        return joined([_bytes(array) for array in arrays]), False
 
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The same as bytes: some types have no buffer, datetimes and those of extensions."""
-    return _packed(array).reshape(-1).view(np.uint8)
-
-
-#: What is done to arrays before they are joined, the next where that does not do.
-_PREPARATIONS: tuple[Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None, ...] = (None, _packed, _bytes)
+    """The elements one behind the other, in the order in which the device has them."""
+    if not array.nbytes:
+        return np.empty(0, np.uint8)
+    if not array.flags.c_contiguous:
+        strides = like_strides(array.shape, array.strides, array.itemsize)
+        axes = sorted(range(array.ndim), key=lambda axis: -strides[axis])
+        array = np.ascontiguousarray(raw(array).transpose(axes))
+    return array.reshape(-1).view(np.uint8)

@@ -1,18 +1,15 @@
-"""Copies of several runs of bytes."""
+"""Copies of several runs of bytes, in one call of the driver where it has one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, CopyKind
 from ...copy.statistics import begin
-
-if TYPE_CHECKING:
-    from ...device.open_device import OpenDevice
-    from ...ordering.stream import Stream
+from ...device.open_device import OpenDevice
+from ...ordering.stream import Stream
 
 _PATHS = {CopyKind.H2D: "h2d batch", CopyKind.D2H: "d2h batch"}
 
@@ -26,10 +23,9 @@ def copy_many(
     stream: Stream,
     keep: Sequence[object] = (),
 ) -> None:
-    """Enqueue them: in one call of the driver, where it can. The device is entered.
+    """Enqueue the copies, and count them unless they are on the device alone; the device is entered.
 
-    What holds the host's side (``keep``) lives until the stream has passed them. Those within the device, which gather what
-    is copied on, are not counted.
+    ``keep`` holds the host's side, and lives until the stream has completed the copies.
     """
     driver, handle, began = opened.handle.driver, stream.handle, begin()
     running = False
@@ -39,11 +35,10 @@ def copy_many(
             why = "one call of the driver for several copies"
         else:
             why = "the driver is called for each: it has no call for several copies"
-            for to, source, nbytes in zip(dsts, srcs, sizes, strict=True):
-                # To the host it is waited for: into pageable memory, which it goes to, most drivers wait anyway.
-                running |= opened.copies.submitter.copy_run(
-                    to, source, nbytes, kind, handle, blocking=kind is CopyKind.D2H
-                )
+            # A copy to the host is waited for: most drivers wait anyway where the destination is pageable memory.
+            copy, blocking = opened.copies.submitter.copy_run, kind is CopyKind.D2H
+            for dst, src, nbytes in zip(dsts, srcs, sizes, strict=True):
+                running |= copy(dst, src, nbytes, kind, handle, blocking=blocking)
     except BaseException:
         with suppress(DevmemError):  # some of it may be on its way, and the caller is about to let go of both sides
             driver.stream_synchronize(handle)

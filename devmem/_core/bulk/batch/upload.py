@@ -1,10 +1,15 @@
-"""Host arrays to a device: one block of memory, and one copy for all that are small."""
+"""Host arrays to a device: one block of memory for all, and few copies.
+
+Arrays that are small are packed on the host and copied together. Larger ones are copied from where they are: page-locked ones
+by one call of the driver, where it copies several at once; any other one by one. Arrays that are copied alike lie side by side
+in the block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from enum import IntEnum
 from operator import add, attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,25 +25,26 @@ from ...base.device_handle import CurrentDevice
 from ...base.layout import like_strides
 from ...copy.host_memory import HostMemory, host_memory_of
 from ...device.device import open_device_of
+from ...device.open_device import OpenDevice
 from ...lifetime.allocation import Allocation, StreamUse
+from ...ordering.stream import Stream
+from .pack import aligned_sizes, groups, join
 from .submit_many import copy_many
-from .pack import gathered, parts, steps
 from .tree import Tree, flatten, path, paths, rebuild
 
-if TYPE_CHECKING:
-    from ...device.open_device import OpenDevice
-    from ...ordering.stream import Stream
-
-#: Arrays of so many bytes are copied from where they are: to gather them, which moves them once more, takes longer than a
-#: call for each, or, of page-locked ones, a place in the driver's batch.
+#: Arrays of so many bytes are copied from where they are: packing moves them once more, which takes longer than a call of the
+#: driver for each, or than a place in its batch.
 LARGE = 32 << 10
 
-#: How an array gets to the device: with the others, in a batch of the driver's, or alone.
-TOGETHER, BATCHED, ALONE = range(3)
-
-_new = object.__new__
 _nbytes, _dtype = attrgetter("nbytes"), attrgetter("dtype")
-H2D = CopyKind.H2D
+
+
+class _Route(IntEnum):
+    """How an array gets to the device."""
+
+    PACKED = 0
+    BATCHED = 1
+    SINGLE = 2
 
 
 def upload_many(tree: Tree, stream: Any, device: Any) -> Tree:
@@ -47,206 +53,182 @@ def upload_many(tree: Tree, stream: Any, device: Any) -> Tree:
     chosen = opened.streams.stream_of(stream)
     leaves, classes, flat = flatten(tree)
     records = _records(leaves, classes)
-    there = _already_there(tree, leaves, classes, stream, opened)
-    numbers: Sequence[int] = range(len(leaves))
-    if there:
-        numbers = [at for at in numbers if at not in there]
-    upload = _Upload(opened, [leaves[at] for at in numbers] if there else leaves, chosen, chosen if stream else None)
+    found = _device_arrays(tree, leaves, classes, stream, opened)
     with CurrentDevice(opened.handle):
         if not stream:
             chosen.check_waitable()
-        ranks = upload.prepare()
-        order = [numbers[rank] for rank in ranks] if ranks else numbers
+        numbers = [at for at in range(len(leaves)) if at not in found] if found else list(range(len(leaves)))
+        upload = _Upload(opened, leaves, numbers, chosen, chosen if stream else None)
         try:
             arrays = upload.run()
         except Exception as error:
-            error.add_note(f"to_device_many: {paths(tree, order[upload.under_way])}")
+            error.add_note(f"to_device_many: {paths(tree, upload.numbers[upload.in_progress])}")
             raise
-    if ranks or there:
-        there.update(zip(order, arrays, strict=True))
-        arrays = [there[at] for at in range(len(leaves))]
+    if upload.numbers is not numbers or found:
+        found.update(zip(upload.numbers, arrays, strict=True))
+        arrays = [found[at] for at in range(len(leaves))]
     for at in records:
         arrays[at] = DeviceRecord(arrays[at])
     return arrays if flat else rebuild(tree, iter(arrays))
 
 
 class _Upload:
-    """Host arrays on their way into one block of device memory.
+    """Host arrays on their way into one block of device memory, which is entered.
 
     Attributes
     ----------
-    sources : list of ndarray
-        In the order in which they are to lie in the block; `prepare` may change it.
-    sizes, steps : list of int
-        Bytes of each, and from the beginning of each to that of the next.
-    ways : list of int
-        How each is copied, in rising order; empty: all together.
-    under_way : slice
+    numbers : list of int
+        The leaves that are uploaded, in the order in which they are to lie in the block.
+    sources, sizes : list
+        Their arrays and bytes.
+    steps : list of int
+        Bytes from the beginning of each in the block to that of the next.
+    in_progress : slice
         Those that are being copied.
     """
 
     def __init__(
-        self, opened: OpenDevice, sources: list[npt.NDArray[Any]], stream: Stream, bound: Stream | None
+        self, opened: OpenDevice, leaves: list[Any], numbers: list[int], stream: Stream, bound: Stream | None
     ) -> None:
-        self.open_device = opened
-        self.sources = sources
+        self.opened = opened
         self.stream = stream
         self.bound = bound
-        self.sizes = list(map(_nbytes, sources))
-        self.distinct = set(self.sizes)
-        self.steps = self.sizes
-        self.ways: list[int] = []
-        self.under_way = slice(None)
-        self._locked = opened.page_locks.segments
-
-    def prepare(self) -> list[int]:
-        """Find out how each array is copied, and sort them by it, as what goes together is to lie together.
-
-        Their numbers in the new order; none, if it is the old one. The device is entered.
-        """
-        ranks: list[int] = []
-        ways = self._ways()
-        if ways:
-            ranks = sorted(range(len(ways)), key=ways.__getitem__)
-            self.ways = sorted(ways)
+        self.numbers = numbers
+        self.sources: list[npt.NDArray[Any]] = leaves if len(numbers) == len(leaves) else [leaves[at] for at in numbers]
+        self.sizes: list[int] = list(map(_nbytes, self.sources))
+        self.in_progress = slice(None)
+        self._page_locks_seen = opened.page_locks.segments
+        routes = self._routes()
+        if routes:
+            ranks = sorted(range(len(routes)), key=routes.__getitem__)
+            self.numbers = [numbers[rank] for rank in ranks]
             self.sources = [self.sources[rank] for rank in ranks]
             self.sizes = [self.sizes[rank] for rank in ranks]
-        self.steps = steps(self.sizes, self.distinct)
-        return ranks
+        self.steps = aligned_sizes(self.sizes)
+        self.packed_end = routes.count(_Route.PACKED) if routes else len(numbers)
+        self.batched_end = self.packed_end + routes.count(_Route.BATCHED)
 
     def run(self) -> list[Any]:
-        """Device arrays, complete where no stream was named; the device is entered."""
-        opened, stream, sources, ways = self.open_device, self.stream, self.sources, self.ways
+        """Device arrays, complete where no stream was named."""
         total = sum(self.steps)
         if not total:
-            return self._arrays(None, plain=False)
-        block = opened.memory.allocate(total, stream, self.bound is None)
+            return self._arrays(None, contiguous=False)
+        block = self.opened.memory.allocate(total, self.stream, self.bound is None)
         try:
-            with StreamUse(stream, block):
-                first = ways.count(TOGETHER) if ways else len(sources)
-                last = len(sources) - ways.count(ALONE)
-                plain = self._copy_together(block, first)
-                arrays = self._arrays(block, plain=plain and not ways)
-                if first < last:
-                    self._copy_batched(arrays, slice(first, last))
-                if last < len(sources):
-                    self._copy_alone(arrays, last)
-            self.under_way = slice(None)
+            with StreamUse(self.stream, block):
+                contiguous = self._copy_packed(block)
+                arrays = self._arrays(block, contiguous=contiguous and self.packed_end == len(self.sources))
+                if self.packed_end < self.batched_end:
+                    self._copy_batched(arrays)
+                for at in range(self.batched_end, len(arrays)):
+                    self._copy_single(arrays, at)
+            self.in_progress = slice(None)
             if self.bound is None:
-                opened.handle.driver.stream_synchronize(stream.handle)
+                self.opened.handle.driver.stream_synchronize(self.stream.handle)
         except BaseException:
             block.discard()
             raise
         return arrays
 
-    def _ways(self) -> list[int]:
-        """How each array gets to the device; an empty list where all go together."""
-        opened, sources, sizes = self.open_device, self.sources, self.sizes
-        if sources and opened.copies.is_capturing(self.stream):
+    def _routes(self) -> list[_Route]:
+        """How each array is copied; an empty list where all are packed."""
+        if self.sources and self.opened.copies.is_capturing(self.stream):
             # What a graph copies it copies whenever it is launched, from where the user's arrays are.
-            return [ALONE] * len(sources)
-        if max(self.distinct, default=0) < LARGE:
+            return [_Route.SINGLE] * len(self.sources)
+        if max(self.sizes, default=0) < LARGE:
             return []
-        ways = [ALONE if nbytes >= LARGE else TOGETHER for nbytes in sizes]
-        if opened.handle.has(Capability.BATCH_COPY):
-            for at, source in enumerate(sources):
-                if ways[at] and source.flags.c_contiguous and _locked(opened, source, sizes[at]):
-                    ways[at] = BATCHED
-        return ways
+        batch = self.opened.handle.has(Capability.BATCH_COPY)
+        return [
+            _Route.PACKED if nbytes < LARGE else _Route.BATCHED if batch and self._is_locked(source) else _Route.SINGLE
+            for source, nbytes in zip(self.sources, self.sizes, strict=True)
+        ]
 
-    def _copy_together(self, block: Allocation, count: int) -> bool:
-        """Copy the first so many, which are gathered on the host. Whether all of them are C-contiguous."""
-        plain, ptr, steps = True, block.ptr, self.steps
-        for part in parts(steps if count == len(steps) else steps[:count], block.nbytes):
-            self.under_way = part
-            joined, were_plain = gathered(self.sources[part], self.sizes[part], gaps=steps is not self.sizes)
-            plain = plain and were_plain
+    def _is_locked(self, source: npt.NDArray[Any]) -> bool:
+        """Whether the driver can be given an array in one piece, to be read when the turn of the copy comes."""
+        locks = self.opened.page_locks
+        if not source.flags.c_contiguous or (source.base is None and not locks.segments):
+            return False  # most arrays: to look closer takes as long as to copy them
+        # Memory that another library has locked is not asked for, which takes the driver longer than a copy of this size.
+        memory = host_memory_of(self.opened.handle, locks, source, ask=False)
+        return memory in (HostMemory.LOCKED, HostMemory.MANAGED) and not self.opened.copies.is_cut(source)
+
+    def _copy_packed(self, block: Allocation) -> bool:
+        """Copy the arrays that are packed on the host; whether all of them are C-contiguous."""
+        contiguous, ptr = True, block.ptr
+        for group in groups(self.steps[: self.packed_end], block.nbytes):
+            self.in_progress = group
+            joined, were_contiguous = join(self.sources[group], self.sizes[group], gaps=self.steps is not self.sizes)
+            contiguous = contiguous and were_contiguous
             if joined:
                 packed = np.frombuffer(joined, np.uint8)
-                there: ArrayView[Any] = ArrayView(ptr, packed.shape, packed.dtype)
-                self.open_device.copies.upload(there, packed, self.stream, self._waits(packed.size))
+                self._copy(ArrayView(ptr, packed.shape, packed.dtype), packed)
             ptr += len(joined)
-        return plain
+        return contiguous
 
-    def _copy_batched(self, arrays: list[Any], part: slice) -> None:
+    def _copy_batched(self, arrays: list[Any]) -> None:
         """Copy page-locked arrays from where they are, by one call of the driver."""
-        registry, stream, self.under_way = self.open_device.page_locks, self.stream, part
-        arrays, sources, sizes = arrays[part], self.sources[part], self.sizes[part]
-        dsts, srcs = [array._ptr for array in arrays], list(map(address, sources))
-        with registry.steady(min(srcs), max(map(add, srcs, sizes))):
-            if registry.segments is self._locked:
-                copy_many(self.open_device, dsts, srcs, sizes, H2D, stream, sources)
+        self.in_progress = part = slice(self.packed_end, self.batched_end)
+        sources, sizes, locks = self.sources[part], self.sizes[part], self.opened.page_locks
+        dsts, srcs = [array._ptr for array in arrays[part]], list(map(address, sources))
+        with locks.steady(min(srcs), max(map(add, srcs, sizes))):
+            if locks.segments is self._page_locks_seen:
+                copy_many(self.opened, dsts, srcs, sizes, CopyKind.H2D, self.stream, sources)
                 return
-        # Something was locked or unlocked since it was looked at.
-        for array, source, nbytes in zip(arrays, sources, sizes, strict=True):
-            self.open_device.copies.upload(array, source, stream, self._waits(nbytes))
+        for at in range(part.start, part.stop):  # memory was locked or unlocked since it was looked at
+            self._copy_single(arrays, at)
 
-    def _copy_alone(self, arrays: list[Any], first: int) -> None:
-        """Copy arrays one by one, from the first of them on, as `to_device` would."""
-        for at in range(first, len(arrays)):
-            self.under_way = slice(at, at + 1)
-            source = self.sources[at]
-            self.open_device.copies.upload(arrays[at], source, self.stream, self._waits(source.nbytes))
+    def _copy_single(self, arrays: list[Any], at: int) -> None:
+        self.in_progress = slice(at, at + 1)
+        self._copy(arrays[at], self.sources[at])
 
-    def _waits(self, nbytes: int) -> bool:
-        """Whether a copy of so many bytes is waited for at once: what is not staged the driver mostly waits for anyway."""
-        return self.bound is None and nbytes < self.open_device.ring.threshold
+    def _copy(self, dst: ArrayView[Any], src: npt.NDArray[Any]) -> None:
+        copies = self.opened.copies
+        # A copy that is not staged is waited for at once: most drivers wait for it anyway.
+        copies.upload(dst, src, self.stream, self.bound is None and src.nbytes < copies.staging_threshold)
 
-    def _arrays(self, block: Allocation | None, *, plain: bool) -> list[Any]:
+    def _arrays(self, block: Allocation | None, *, contiguous: bool) -> list[Any]:
         """Device arrays for the sources' elements, one behind the other in the block.
 
-        ``plain``: it is known that all are C-contiguous. Asking them takes long, compared with the rest.
+        ``contiguous``: all are known to be C-contiguous. Asking them takes long, compared with the rest.
         """
-        opened, bound = self.open_device, self.bound
+        opened, bound = self.opened, self.bound
         nothing = opened.memory.nothing(self.stream)
         ptr = 0 if block is None else block.ptr
         arrays: list[Any] = []
         for source, nbytes, step in zip(self.sources, self.sizes, self.steps, strict=True):
             shape, dtype, strides = source.shape, source.dtype, None
-            if not plain and not source.flags.c_contiguous:
+            if not contiguous and not source.flags.c_contiguous:
                 strides = like_strides(shape, source.strides, dtype.itemsize)
-            allocation, place = (block, ptr) if nbytes and block is not None else (nothing, 0)
-            arrays.append(DeviceNDArray(opened, allocation, place, shape, dtype, strides, bound))
+            allocation, start = (block, ptr) if nbytes and block is not None else (nothing, 0)
+            arrays.append(DeviceNDArray(opened, allocation, start, shape, dtype, strides, bound))
             ptr += step
         return arrays
 
 
 def _records(leaves: list[Any], classes: set[type]) -> list[int]:
-    """The leaves that are records of NumPy, by their number."""
+    """The numbers of the leaves that are records of NumPy."""
     if not any(issubclass(each, np.void) for each in classes):
         return []
     return [at for at, leaf in enumerate(leaves) if isinstance(leaf, np.void) and leaf.dtype.fields is not None]
 
 
-def _already_there(
+def _device_arrays(
     tree: Tree, leaves: list[Any], classes: set[type], stream: Any, opened: OpenDevice
 ) -> dict[int, Any]:
-    """The leaves that are device arrays, of any library, by their number, on this device; all others become ndarrays in place."""
-    there: dict[int, Any] = {}
+    """The leaves that are device arrays of any library, on this device, by number; any other becomes an ndarray in place."""
+    found: dict[int, Any] = {}
     if classes == {np.ndarray} and not any(dtype.hasobject for dtype in set(map(_dtype, leaves))):
-        return there
+        return found
     for at, leaf in enumerate(leaves):
         if type(leaf) is not np.ndarray or leaf.dtype.hasobject:
             try:
-                if isinstance(leaf, DeviceNDArray) or device_view(leaf) is not None:
-                    there[at] = to_device(leaf, stream, True, None, opened.device)
+                if device_view(leaf) is not None:
+                    found[at] = to_device(leaf, stream, True, None, opened.device)
                 else:
                     leaves[at] = host_array(leaf)
             except (TypeError, LayoutError) as error:
                 raise type(error)(f"{path(tree, at)}: {error}") from None
-            except Exception as error:  # a driver's, or of the leaf's own making
+            except Exception as error:  # the driver's, or of the leaf's own conversion
                 error.add_note(f"to_device_many: {path(tree, at)}")
                 raise
-    return there
-
-
-def _locked(opened: OpenDevice, source: npt.NDArray[Any], nbytes: int) -> bool:
-    """Whether the driver can be given a contiguous array in one piece, to be read whenever the copy's turn comes."""
-    if source.base is None and not opened.page_locks.segments:
-        return False  # most arrays: to look closer takes as long as to copy them
-    # What other libraries have locked is not asked for, which takes the driver longer than a copy of this size.
-    memory = host_memory_of(opened.handle, opened.page_locks, source, ask=False)
-    if memory not in (HostMemory.LOCKED, HostMemory.MANAGED):
-        return False
-    low = address(source)
-    return not opened.page_locks.cuts(low, low + nbytes)
+    return found
