@@ -129,7 +129,7 @@ def test_what_these_tests_would_see(hold, device, monkeypatch):
     stream = dm.stream(non_blocking=True)
     one, two = empty(stream, stream)
     with monkeypatch.context() as patch:
-        patch.setattr(ring, "settle", lambda slot: None)
+        patch.setattr(ring, "drain", lambda slot: None)
         with hold(stream) as latch:
             one.copy_to_device(DATA, stream=stream)
             two.copy_to_device(OTHER, stream=stream)
