@@ -176,11 +176,6 @@ class DeviceMemory:
             ptr = obtain(nbytes, stream.handle)
         except MemoryError as error:
             ptr = self._recover(heap, nbytes, stream, error)
-        except Exception as error:
-            heap.explain(error, nbytes)
-            raise
-        if heap.foreign:
-            ptr = heap.check_address(ptr, nbytes)
         heap.live[ptr] = nbytes
         return Allocation(queue, heap, ptr, nbytes, stream, unnamed)
 
@@ -279,9 +274,6 @@ class DeviceMemory:
                 return heap.allocate(nbytes, stream.handle)
             except MemoryError as second:
                 raise self._out_of_memory(heap, nbytes, second, capturing=False) from first
-            except Exception as error:
-                heap.explain(error, nbytes)
-                raise
         try:
             raise first
         finally:

@@ -131,8 +131,8 @@ def kept_by(resource: object) -> int:
 def cached_in(stacks: Iterable[object]) -> int:
     """Bytes that some stacks keep for reuse, each of their parts counted once: two may stand on one pool, or on the driver's.
 
-    A part of ours tells what it keeps together with what is below it. What somebody else's tells counts as its own, and what that
-    stands on is not asked. A part whose cache is not its own alone says whose it is, as ``shared_cache``.
+    A part of ours counts its cache together with those below it. The count of a third-party part is taken as its own, and the
+    parts below it are not asked. Parts that share one cache name it as ``shared_cache``.
     """
     caches: dict[int, int] = {}
     for stack in stacks:

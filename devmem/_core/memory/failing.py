@@ -1,4 +1,4 @@
-"""Allocations that fail on purpose, and what a program may do about those that fail in earnest."""
+"""Allocations that fail on purpose, and a callback for those that fail in earnest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...spi.errors import ConfigError, OutOfMemory
 from ...spi.memory import MemoryResource
 from .adaptor import Adaptor
 
-#: What an injected failure raises: an exception's class, or anything that makes one of a message.
+#: Makes the exception of an injected failure out of a message: an exception's class, for example.
 Failure = Callable[[str], BaseException]
 
 
@@ -32,19 +32,12 @@ class FailNth(Adaptor):
     """
 
     def __init__(
-        self,
-        upstream: MemoryResource | None = None,
-        n: int = 1,
-        *,
-        repeat: bool = False,
-        error: Failure = OutOfMemory,
+        self, upstream: MemoryResource | None = None, n: int = 1, *, repeat: bool = False, error: Failure = OutOfMemory
     ) -> None:
         super().__init__(upstream)
         if n < 1:
             raise ConfigError(f"allocations are counted from 1, got n={n}")
-        self.n = n
-        self.repeat = repeat
-        self.error = error
+        self.n, self.repeat, self.error = n, repeat, error
         #: Allocations asked for, those that failed too.
         self.calls = 0
         self._lock = threading.RLock()
@@ -65,16 +58,9 @@ class FailNth(Adaptor):
 
 
 class FailIf(Adaptor):
-    """Make the allocations fail that a predicate picks.
+    """Make the allocations fail for which ``predicate(nbytes, stream)`` is true.
 
-    Parameters
-    ----------
-    upstream : MemoryResource, optional
-        Where the memory comes from.
-    predicate : callable
-        Called with ``(nbytes, stream)``; true: this allocation fails.
-    error : callable
-        Makes what is raised out of a message; `OutOfMemory` by default.
+    ``error`` makes what is raised out of a message; `OutOfMemory` by default.
     """
 
     def __init__(
@@ -85,8 +71,7 @@ class FailIf(Adaptor):
         error: Failure = OutOfMemory,
     ) -> None:
         super().__init__(upstream)
-        self.predicate = predicate
-        self.error = error
+        self.predicate, self.error = predicate, error
 
     def _facts(self) -> dict[str, object]:
         return {"predicate": self.predicate}
@@ -101,7 +86,7 @@ class FailIf(Adaptor):
 
 
 class OnOutOfMemory(Adaptor):
-    """Let the program give something up when memory runs out.
+    """Call a function when memory runs out, so that the program can free something.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Resources that somebody else wrote: what is checked when they are taken, and at every call where they meet our code."""
+"""Third-party resources: what is checked when one is installed, and at every call of it."""
 
 # Decision: docs/adr/0006-any-allocator-fits-into-a-memory-stack.md
 from __future__ import annotations
@@ -22,36 +22,51 @@ FACTS = ("stream_ordered", "cached_bytes", "largest_free_block", "kind")
 
 
 class Boundary:
-    """The verbs of a resource that is not ours, where an adaptor of ours stands over it.
+    """The verbs of a third-party resource, where code of ours calls it: an adaptor that stands over it, or a heap.
 
-    An adaptor reckons with what its upstream returns, so nonsense is caught here, before it does. At the top of a stack the
-    heap does the same.
+    What it returns is checked, and what it raises is explained.
     """
 
-    def __init__(self, resource: MemoryResource) -> None:
+    def __init__(self, resource: MemoryResource, place: str = "") -> None:
         self.resource = resource
+        self.place = place
         self.live: dict[int, int] = {}
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Ask the resource, and look at what it returns."""
+        """Ask the resource, and check what it returns."""
         try:
             ptr = self.resource.allocate(nbytes, stream)
         except Exception as error:
-            explain(error, self.resource, f"allocate({nbytes}, {stream:#x})")
+            explain(error, self.resource, f"allocate of {nbytes} bytes{self.place}")
             raise
-        check_address(self.resource, ptr, nbytes, self.live)
-        self.live[ptr] = nbytes
+        self.live[self._checked(ptr, nbytes)] = nbytes
         return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Give the block back to the resource."""
-        # Erased first: once it is given back, another thread may be handed the address before we would look again.
+        # Forgotten first: once it is given back, another thread may be handed the address.
         self.live.pop(ptr, None)
         try:
             self.resource.deallocate(ptr, nbytes, stream)
         except Exception as error:
-            explain(error, self.resource, f"deallocate({ptr:#x}, {nbytes}, {stream:#x})")
+            explain(error, self.resource, f"deallocate of {nbytes} bytes{self.place}")
             raise
+
+    def _checked(self, ptr: object, nbytes: int) -> int:
+        resource = self.resource
+        if not isinstance(ptr, int) or isinstance(ptr, bool) or ptr <= 0:
+            problem = f"returned {ptr!r} for {nbytes} bytes: an address is a positive int"
+        elif ptr in self.live:
+            problem = (
+                f"returned the address {ptr:#x} for {nbytes} bytes, which it gave out before ({self.live[ptr]} bytes) and "
+                f"which was not returned"
+            )
+        else:
+            return ptr
+        origin = defined_at(getattr(resource, "allocate", None) or type(resource))
+        raise PluginError(
+            f"the memory resource {resource!r} {problem} (from {package_of(type(resource).__module__)}{origin})"
+        )
 
 
 def is_ours(resource: object) -> bool:
@@ -59,28 +74,8 @@ def is_ours(resource: object) -> bool:
     return type(resource).__module__.startswith("devmem._core.")
 
 
-def check_address(resource: object, ptr: object, nbytes: int, live: dict[int, int]) -> int:
-    """What a resource returned, if it can be an address that is not out already.
-
-    Raises
-    ------
-    PluginError
-        It is no positive int, or was given out before and not returned.
-    """
-    if not isinstance(ptr, int) or isinstance(ptr, bool) or ptr <= 0:
-        raise PluginError(
-            f"the memory resource {resource!r} returned {ptr!r} for {nbytes} bytes: an address is a positive int{_from(resource)}"
-        )
-    if ptr in live:
-        raise PluginError(
-            f"the memory resource {resource!r} returned the address {ptr:#x} for {nbytes} bytes, which it gave "
-            f"out before ({live[ptr]} bytes) and which was not returned{_from(resource)}"
-        )
-    return ptr
-
-
 def explain(error: BaseException, resource: object, call: str) -> None:
-    """Note on somebody else's exception which resource raised it, and where; it stays the exception that it is."""
+    """Note on an exception which resource raised it, and where; it stays the exception that it is."""
     if isinstance(error, DevmemError) or any("memory resource" in note for note in getattr(error, "__notes__", ())):
         return
     error.add_note(
@@ -154,7 +149,7 @@ def package_of(module: str) -> str:
     try:
         names = importlib.metadata.packages_distributions().get(top, [])
         return f"{names[0]} {importlib.metadata.version(names[0])}" if names else f"module {module}"
-    except Exception:  # broken metadata of anybody's must not hide the error that is to be told
+    except Exception:  # broken metadata must not hide the error that is to be told
         return f"module {module}"
 
 
@@ -163,12 +158,6 @@ def where(trace: TracebackType | None, but: Collection[str] = ()) -> str:
     found = traceback.extract_tb(trace)
     frames = [frame for frame in found if not frame.filename.startswith("<frozen") and frame.filename not in but]
     return f", {frames[-1].filename}:{frames[-1].lineno}," if frames else ""
-
-
-def _from(resource: object) -> str:
-    """Where the ``allocate`` of a resource is written, as the end of a phrase."""
-    place = defined_at(getattr(resource, "allocate", None) or type(resource))
-    return f" (from {package_of(type(resource).__module__)}{place})"
 
 
 def _check_verb(function: object, spelled: str, parameters: tuple[str, ...], origin: str) -> None:

@@ -12,10 +12,10 @@ from .size_text import bytes_of, check_size
 
 
 class Limit(Adaptor):
-    """Never let more than so many bytes be in use at a time; what would pass the limit raises OutOfMemory.
+    """Raise OutOfMemory for an allocation with which more than ``max_bytes`` would be in use.
 
-    Bytes are counted as they are asked for, and only while they are in use: what a pool below keeps for reuse counts for
-    nothing here. To bound that too, put the limit below the pool, or give the pool its own.
+    Bytes are counted as they are asked for, while they are in use: what a pool below keeps for reuse does not count. To bound
+    that too, put the limit below the pool, or give the pool its own.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A trace of all that passes through a stack, one JSON object a line."""
+"""A log of all that passes through a stack, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Log(Adaptor):
     """Write every allocation and deallocation that succeeds to a file, which ``devmem replay`` reads.
 
     The file is made anew when the stack is bound, and each line is with the operating system when the call returns: a process
-    that crashes leaves all of it. A file that cannot be written to any more (a full disk) is told once, as a DevmemWarning,
-    and the memory goes on.
+    that crashes loses none. If the file cannot be written to any more (a full disk), the log warns once with a DevmemWarning
+    and ends; allocations go on.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Log(Adaptor):
         ptr = self._allocate(nbytes, stream)
         try:
             self._write("allocate", ptr, nbytes, stream)
-        except BaseException:  # a warning that somebody has made an error of
+        except BaseException:  # a warning filter may have made the warning an error
             self._deallocate(ptr, nbytes, stream)
             raise
         return ptr

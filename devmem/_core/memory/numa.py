@@ -1,4 +1,4 @@
-"""On which NUMA node the memory comes to lie that a call allocates."""
+"""Allocations on a chosen NUMA node (Linux)."""
 
 from __future__ import annotations
 

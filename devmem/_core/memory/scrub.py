@@ -1,4 +1,4 @@
-"""Memory that is wiped before anybody else can have it."""
+"""Memory that is overwritten when it is given back."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from .direct import DriverMemory
 
 
 class Scrub(Adaptor):
-    """Fill every block with a byte when it is given back, so that whoever gets the memory next cannot read what was in it.
+    """Fill every block with a byte when it is given back, so that the next owner of the memory cannot read its old contents.
 
-    Filled in stream order, before the upstream gets the block. Over a stream-ordered upstream, or the driver's own memory,
-    nothing waits for it; over any other the call returns when the stream has passed the fill, because such an upstream may
-    hand the block to another stream at once. Put it above a pool: below, it would wipe what the pool gives back, and not
-    what passes from one tenant of the pool to the next.
+    The fill is enqueued on the stream before the upstream gets the block. Over a stream-ordered upstream, or the driver's own
+    memory, the host does not wait for it; over any other the call returns when the fill is done, because such an upstream may
+    give the block to another stream at once. Put it above a pool: below, only what the pool itself gives back would be filled.
 
-    A block that cannot be filled (the driver failed) raises, and is withheld: tried again at the next ``trim``, never handed
-    on as it is. So is one that comes back on a stream that is capturing a graph, where nothing is filled before the graph runs.
+    Where a fill fails, ``deallocate`` raises and the block is withheld: the next ``trim`` tries again. So is a block that comes
+    back on a stream that is capturing a graph, where nothing is filled before the graph runs.
 
     Parameters
     ----------
@@ -50,8 +49,8 @@ class Scrub(Adaptor):
         """Take the device that fills."""
         super().bind(driver)
         self._access = MemoryAccess(driver, self.kind)
-        # The driver's own free leaves work that was enqueued before valid. The host's own fill needs no waiting for.
-        # Of a class that somebody made of DriverMemory nothing is known.
+        # The driver's own free leaves work valid that was enqueued before, and the host's fill is done when it returns. Of a
+        # subclass of DriverMemory nothing is known.
         self._waits = not (self.stream_ordered or self._access.host or type(self.upstream) is DriverMemory)
 
     @property

@@ -1,8 +1,8 @@
 """A memory stack that is written as text: ``limit:4GiB,statistics,pool``, outermost first.
 
-Parts are separated by commas. A part is a name, or a name and its arguments behind a colon, which are separated by semicolons: by
-position, by ``name=value``, or the bare name of what is on or off. What is no name is ``module:attribute``. A comma, or a
-semicolon in an argument, cannot be spelled: build such a stack in Python.
+Parts are separated by commas. A part is a name, or a name and its arguments behind a colon, which are separated by
+semicolons: by position, by ``name=value``, or the bare name of what is on or off. What is no name is ``module:attribute``. A
+comma, or a semicolon in an argument, cannot be spelled: build such a stack in Python.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ class StreamOrderedMemory(_Direct):
     device : Device, int or str, optional
         The only device that it may be bound to.
     release_threshold : int or str, optional
-        Bytes, used and unused, from which on the driver's pool gives what is unused back to the system whenever somebody
-        waits for a stream, an event or the device: a number, ``"1GiB"``, or a share of the device's memory, ``"25%"``.
-        By default it keeps all that it has until `trim`, or until memory runs out. A device has one such pool, which every
-        `StreamOrderedMemory` of it draws on: the last one to be bound that says a threshold has set it.
+        If the driver's pool holds more bytes than this, it gives unused ones back to the system at each wait for a stream, an
+        event or the device: a number, ``"1GiB"``, or a share of the device's memory, ``"25%"``. By default it keeps all that it
+        has until `trim`, or until memory runs out. A device has one such pool for all its `StreamOrderedMemory`: the last one
+        that is bound with a threshold sets it.
     """
 
     stream_ordered = True
@@ -34,7 +34,7 @@ class StreamOrderedMemory(_Direct):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that the driver's pool holds and nobody uses."""
+        """Bytes that the driver's pool holds and does not use."""
         return 0 if self._pool is None else self._pool.pool_cached()
 
     @property

@@ -220,7 +220,7 @@ def test_errors_from_below_stay_what_they_are_and_say_whose_they_are(driver: Fau
     [note] = caught.value.__notes__
     assert "raised by the memory resource Below" in note
     assert "test_adaptors.py:" in note
-    assert "allocate(24, 0x1)" in note
+    assert "allocate of 24 bytes" in note
 
 
 # -- Limit -------------------------------------------------------------------------------------------------------------

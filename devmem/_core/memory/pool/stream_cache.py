@@ -77,7 +77,7 @@ class StreamCache:
 
 
 class PendingBlocks:
-    """Free blocks that wait for an event: everyone may use them when it has completed, their own stream before that too.
+    """Free blocks that wait for an event: every stream may use them when it has completed, their own stream before that too.
 
     Attributes
     ----------
