@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ PATTERN_BYTES = 4096
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
 DIRECT, ROWS = Route.DIRECT, Route.ROWS
+_NOTHING_LOCKED: AbstractContextManager[None] = nullcontext()
 
 
 class CopyEngine:
@@ -115,13 +117,16 @@ class CopyEngine:
             return
         plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy)
         counter = self._small_uploads
-        if plan is SMALL_UPLOAD and counter[0] & SAMPLED and src.nbytes < self.statistics.timed_from:
+        untimed = plan is SMALL_UPLOAD and counter[0] & SAMPLED and src.nbytes < self.statistics.timed_from
+        began = 0.0 if untimed else begin()
+        if plan.route is DIRECT or plan.route is ROWS:
             self._execute(plan, H2D, dst, src, stream, blocking)
+        else:
+            plan = self._put(plan, dst, src, stream, blocking, host_copy)
+        if untimed:
             counter[0] += 1
             counter[1] += src.nbytes
         else:
-            began = begin()
-            plan = self._put(plan, dst, src, stream, blocking, host_copy)
             self.statistics.count(plan.path, src.nbytes, began, None, plan.why, src, stream, plan.rows)
 
     def download(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
@@ -130,13 +135,16 @@ class CopyEngine:
             return
         plan = plan_copy(D2H, dst, src, self, stream)
         counter = self._small_downloads
-        if plan is SMALL_DOWNLOAD and counter[0] & SAMPLED and dst.nbytes < self.statistics.timed_from:
+        untimed = plan is SMALL_DOWNLOAD and counter[0] & SAMPLED and dst.nbytes < self.statistics.timed_from
+        began = 0.0 if untimed else begin()
+        if plan.route is DIRECT or plan.route is ROWS:
             self._execute(plan, D2H, src, dst, stream, blocking)
+        else:
+            plan = self._get(plan, src, dst, stream, blocking)
+        if untimed:
             counter[0] += 1
             counter[1] += dst.nbytes
         else:
-            began = begin()
-            plan = self._get(plan, src, dst, stream, blocking)
             self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
 
     def put(
@@ -282,35 +290,35 @@ class CopyEngine:
         host: npt.NDArray[Any],
         stream: Stream,
         blocking: bool,
-        steady: bool = False,
     ) -> None:
-        """Execute a plan on the user's host memory; ``steady``: no page of it is locked or unlocked meanwhile."""
+        """Execute a plan on the user's host memory, in which no page is locked or unlocked meanwhile."""
         locks = self.page_locks
         before = locks.segments
-        if before and not steady:
-            with locks.steady(*extent(host)):
-                return self._execute(plan, kind, device, host, stream, blocking, True)
-        try:
-            if plan.route is DIRECT or plan.route is ROWS:
-                dst, src = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
-                if plan.rows is None:
-                    running = self.submitter.copy_run(dst, src, host.nbytes, kind, stream.handle, blocking=blocking)
-                else:
-                    running = self.submitter.copy_rows(plan.rows, dst, src, kind, stream, blocking)
-                if running:
-                    self.completions.keep_until_complete(stream, host)
-            elif kind is H2D:
-                self._put_packed(device, host, stream, blocking)
-            else:
-                stream.check_waitable()
-                get = {Route.PACKED: self._get_packed, Route.SPAN: self._get_span, Route.SPARSE: self._get_sparse}
-                get[plan.route](device, host, stream)
-        except BackendError:
-            if steady or locks.segments is before:
-                raise
-            with locks.steady(*extent(host)):
-                self._execute(plan, kind, device, host, stream, blocking, True)
-        return None
+        steady: AbstractContextManager[None] = locks.steady(*extent(host)) if before else _NOTHING_LOCKED
+        while True:
+            try:
+                with steady:
+                    route = plan.route
+                    if route is DIRECT or route is ROWS:
+                        dst, src = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
+                        if plan.rows is None:
+                            size, handle = host.nbytes, stream.handle
+                            running = self.submitter.copy_run(dst, src, size, kind, handle, blocking=blocking)
+                        else:
+                            running = self.submitter.copy_rows(plan.rows, dst, src, kind, stream, blocking)
+                        if running:
+                            self.completions.keep_until_complete(stream, host)
+                    elif kind is H2D:
+                        self._put_packed(device, host, stream, blocking)
+                    else:
+                        stream.check_waitable()
+                        get = {Route.PACKED: self._get_packed, Route.SPAN: self._get_span}
+                        get.get(route, self._get_sparse)(device, host, stream)
+                return
+            except BackendError:
+                if before or locks.segments is before:
+                    raise
+                before, steady = locks.segments, locks.steady(*extent(host))
 
     def _put_packed(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
         """Gather the source on the host, in the destination's order of memory."""

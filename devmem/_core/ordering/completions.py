@@ -21,6 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ...spi.driver import Driver
 from ...spi.errors import DevmemError, UnsupportedError
+from ...toolkit.deferred_errors import FirstError
 from ..base.device_handle import DeviceHandle
 from .stream import Event, Stream
 
@@ -73,12 +74,13 @@ class EventPool:
 
     def drop_spare(self) -> None:
         """Destroy the events that are kept for the next use."""
-        while self._spare:
-            try:
-                event = self._spare.pop()
-            except IndexError:  # another thread took it
-                return
-            self.destroy(event)
+        with FirstError() as first:
+            while self._spare:
+                try:
+                    event = self._spare.pop()
+                except IndexError:  # another thread took it
+                    return
+                first.attempt(self.destroy, event)
 
     def forget(self) -> None:
         """Forget every event without calling the driver: the device was closed."""
