@@ -115,10 +115,17 @@ def _part(
     name, colon, argument = text.partition(":")
     name = name.strip()
     if name in NAMED:
-        values = _arguments(name, NAMED[name], argument)
+        part = NAMED[name]
+        values = _arguments(name, part, argument)
         if colon and not values:
-            raise ConfigError(f"{text!r} has a colon and no arguments: {_usage(name, NAMED[name])}")
-        return _own(name, NAMED[name], values, upstream, below)
+            raise ConfigError(f"{text!r} has a colon and no arguments: {_usage(name, part)}")
+        if part.over:
+            return part.make(below() if upstream is None and not part.bottom else upstream, **values)
+        if upstream is not None:
+            raise ConfigError(
+                f"{name!r} stands over nothing else, so it is the last: {upstream!r} is written behind it"
+            )
+        return part.make(**values)
     factory = registry().resource(name) if name else None
     if factory is not None:
         return _of_plugin(name, factory, argument, upstream)
@@ -147,27 +154,6 @@ def _closest(name: str) -> str:
     known = [*NAMED, *ADAPTERS, *registry().resources]
     close = difflib.get_close_matches(name.lower().removesuffix("memory"), known, 1)
     return f", did you mean {close[0]!r}?" if close else ""
-
-
-# -- devmem's own ------------------------------------------------------------------------------------------------------
-
-
-def _own(
-    name: str,
-    part: Part,
-    values: dict[str, object],
-    upstream: MemoryResource | None,
-    below: Callable[[], MemoryResource],
-) -> MemoryResource:
-    if not part.over:
-        if upstream is not None:
-            raise ConfigError(
-                f"{name!r} stands over nothing else, so it is the last: {upstream!r} is written behind it"
-            )
-        return part.make(**values)
-    if upstream is None and not part.bottom:
-        upstream = below()
-    return part.make(upstream, **values)
 
 
 def _arguments(name: str, part: Part, text: str) -> dict[str, object]:
@@ -208,7 +194,7 @@ def _usage(name: str, part: Part) -> str:
     )
 
 
-# -- other people's ----------------------------------------------------------------------------------------------------
+# -- plugins and modules -----------------------------------------------------------------------------------------------
 
 
 def _of_plugin(
@@ -221,9 +207,8 @@ def _of_plugin(
             f"the memory resource {name!r} from {origin} is given as {factory!r}, which cannot be called: the hook "
             f"devmem_memory_resources returns what makes a resource, by name"
         )
-    if argument or upstream is not None:
-        return _called(factory, (argument, upstream), repr(name), origin)
-    return _called(factory, (), repr(name), origin)
+    arguments = (argument, upstream) if argument or upstream is not None else ()
+    return _called(factory, arguments, repr(name), origin)
 
 
 def _of_module(
@@ -262,18 +247,14 @@ def _called(factory: Callable[..., object], arguments: tuple[object, ...], spell
     except DevmemError:
         raise  # says what is wrong by itself: an argument, a device that cannot
     except Exception as error:
+        # A call that did not fit never entered the factory: then the factory's own line helps.
+        trace = error.__traceback__
+        inside = trace is not None and trace.tb_next is not None
         raise PluginError(
             f"the memory resource {spelled} from {origin} failed when it was made, called with {arguments}: "
-            f"{type(error).__name__}: {error}{_place(error, factory)}"
+            f"{type(error).__name__}: {error}{where(trace).rstrip(',') if inside else defined_at(factory)}"
         ) from error
     return check_resource(found, spelled, origin)
-
-
-def _place(error: BaseException, factory: Callable[..., object]) -> str:
-    # A call that did not fit never entered the factory: then it is the factory's own line that helps.
-    trace = error.__traceback__
-    inside = trace is not None and trace.tb_next is not None
-    return where(trace).rstrip(",") if inside else defined_at(factory)
 
 
 def _is_module(name: str) -> bool:

@@ -182,7 +182,7 @@ class Pool(Adaptor):
         with FirstError() as first:
             try:
                 while taken:
-                    start, size, _ = taken.pop()
+                    start, size = taken.pop()
                     try:
                         self._deallocate_chunk(start, size)
                     except Exception as error:  # it is gone nevertheless, and the other chunks are still to go
@@ -192,5 +192,5 @@ class Pool(Adaptor):
                             lists.begin_transit(-size)
             finally:
                 with lists:
-                    for chunk in taken:
-                        lists.put_back(chunk)
+                    for start, size in taken:
+                        lists.put_back(start, size)

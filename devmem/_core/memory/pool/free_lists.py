@@ -23,7 +23,7 @@ from types import TracebackType
 
 from ....spi.types import PER_THREAD_STREAM
 from .size_bins import SMALL, Fit, FreeSet, SizeBins, rounded
-from .stream_cache import Chunk, PendingBlocks, StreamCache, Token
+from .stream_cache import PendingBlocks, StreamCache, Token
 
 #: Each time so many more streams are known, those that only ever allocated are forgotten: a bound on memory.
 MANY_STREAMS = 64
@@ -143,9 +143,9 @@ class FreeLists:
         self.chunks[start] = size
         self.chunk_bytes += size
 
-    def take_idle_chunks(self, nbytes: int) -> list[Chunk]:
+    def take_idle_chunks(self, nbytes: int) -> list[tuple[int, int]]:
         """Take out idle chunks until they make up so many bytes, and little more; they are in transit from now on."""
-        taken: list[Chunk] = []
+        taken: list[tuple[int, int]] = []
         idle: list[tuple[int, int, FreeSet]] = []
         for free in (self.idle.small, self.idle.large) if nbytes > 0 else ():
             starts = free.starts if self.whole_blocks else free.whole.starts()
@@ -162,13 +162,13 @@ class FreeLists:
             self.chunk_bytes -= size
             self.in_transit += size
             nbytes -= size
-            taken.append(Chunk(start, size, free))
+            taken.append((start, size))
         return taken
 
-    def put_back(self, chunk: Chunk) -> None:
+    def put_back(self, start: int, size: int) -> None:
         """Enter a chunk again that was taken out and did not go back."""
-        self.add_chunk(chunk.start, chunk.size)
-        chunk.free.add(chunk.start, chunk.size)
+        self.add_chunk(start, size)
+        self.idle.large.add(start, size)
 
     # -- streams -------------------------------------------------------------------------------------------------------
 

@@ -52,9 +52,8 @@ class PinnedReport:
 class PinnedPool(Pool):
     """Keep page-locked host memory and hand it out again when no copy uses it any more.
 
-    Locking pages takes a driver up to milliseconds. A block that comes back gets an event behind the work of its stream, and
-    is handed out again when that has completed: the host, which is on no stream, may then write to it. Blocks are kept whole,
-    by exact size class (pages, and at most 1/64 more), so no request takes a multiple of what it asked for.
+    Blocks are kept whole, by exact size class (pages, and at most 1/64 more), so no request takes a multiple of what it asked
+    for.
 
     Parameters
     ----------
@@ -173,11 +172,13 @@ class PinnedPool(Pool):
     def _allocate_chunk(self, size: int, stream: int) -> int:
         with self._timed(), nullcontext() if self.numa_node is None else on_node(self.numa_node):
             ptr = super()._allocate_chunk(size, stream)
-        self._misses += 1
+        with self._lists:
+            self._misses += 1
         return ptr
 
     def _deallocate_chunk(self, ptr: int, size: int) -> None:
-        self._given_back += 1
+        with self._lists:
+            self._given_back += 1
         with self._timed():
             super()._deallocate_chunk(ptr, size)
 

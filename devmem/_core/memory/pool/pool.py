@@ -54,12 +54,10 @@ class PoolReport:
 class PoolMemory(Pool):
     """Keep freed blocks and hand them out again, in stream order, without asking the driver.
 
-    A block that comes back on a stream serves that stream again at once: later work on it follows what used the block before.
-    Another stream gets it only after an event behind that work has completed. Blocks are cut from chunks of the upstream and
-    merge with free neighbours; sizes are rounded up by 1/64 at most. Neither verb waits, except where memory ran out.
-
-    Idle chunks go back with `trim`; and by themselves, before the pool would hold much more than the most that ever was in
-    use, or more than ``max_bytes``.
+    A block that comes back on a stream serves that stream again at once, and another stream when an event behind its last use
+    has completed. Blocks are cut from chunks of the upstream and merge with free neighbours; sizes are rounded up by 1/64 at
+    most. Neither verb waits, except where memory ran out. Idle chunks go back with `trim`; and by themselves, before the pool
+    would hold much more than the most that ever was in use, or more than ``max_bytes``.
 
     Parameters
     ----------

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import weakref
 from itertools import compress
-from typing import NamedTuple
 
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .size_bins import FreeSet, SizeBins
+from .size_bins import SizeBins
 
 #: How many requested sizes a stream remembers the class of: a bound on memory, not a matter of speed.
 REMEMBERED = 4096
@@ -98,14 +97,6 @@ class PendingBlocks:
         """Let other bins have the blocks."""
         free.absorb(self.free)
         self.cache = None
-
-
-class Chunk(NamedTuple):
-    """A chunk of the upstream that was taken out of the free blocks, and the set that it was in."""
-
-    start: int
-    size: int
-    free: FreeSet
 
 
 class Token:
