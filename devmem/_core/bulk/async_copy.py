@@ -1,4 +1,9 @@
-"""A copy that is under way, and who owns both of its sides meanwhile."""
+"""Copies that go on while the caller does other things.
+
+A `Transfer` keeps the source and the destination alive until the stream has completed the copy, also when the transfer was
+dropped: by an event behind the copy, and for a staged download by the slots that still hold its elements. ``wait`` may be
+called on any thread, and again after an interrupt; a failure is raised by each call.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +24,22 @@ from ..base.layout import like_strides
 from ..base.polling import until
 from ..copy.staging import Download
 from ..device.device import open_device_of
+from ..device.open_device import OpenDevice
 from ..lifetime.allocation import StreamUse
+from ..ordering.stream import Event, Stream
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..device.open_device import OpenDevice
-    from ..ordering.stream import Event
-
-#: Seconds between two looks of a task that awaits a copy: at first, and at most.
-FIRST_LOOK, LONGEST_LOOK = 50e-6, 5e-3
+#: Seconds between two queries of a task that awaits a copy: at first, and at most.
+FIRST_PAUSE, LONGEST_PAUSE = 50e-6, 5e-3
 
 
 class Transfer:
-    """A copy under way, made by `copy_async`.
+    """A copy in the background, made by `copy_async`.
 
-    It owns the source and the destination until the stream has passed the copy, also if it is dropped before. Nobody sees a
-    new host array before its elements are there: ``result`` gives it out. In ``with`` it is waited for at the end of the
-    block. ``await`` gives the result, and lets other tasks run meanwhile; a task is made of it by ``asyncio.ensure_future``.
+    ``result`` returns the destination when its elements are there. A ``with`` block waits for the copy at its end. ``await``
+    gives the result and lets other tasks run meanwhile; ``asyncio.ensure_future`` makes a task of it.
     """
 
     __slots__ = ("_download", "_dst", "_error", "_event", "_opened", "_src")
@@ -49,7 +52,7 @@ class Transfer:
         self._dst = dst
         self._event = event
         self._download = download
-        #: A copy, as every time it is raised.
+        #: What every `wait` raises, as a copy.
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -84,8 +87,7 @@ class Transfer:
         TypeError, ValueError
             The timeout is no number of seconds.
         """
-        if timeout is not None:
-            _check_seconds(timeout)
+        _check_seconds(timeout)
         # In this order, and cleared in the other: another thread that waits may be done with both first.
         event, download = self._event, self._download
         if event is not None and timeout is not None and not until(self.done, timeout):
@@ -129,12 +131,12 @@ class Transfer:
         )
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # who awaits has it; the others are spared the time that it takes to import
+        import asyncio  # late: a program that awaits has imported it already
 
-        pause = FIRST_LOOK
+        pause = FIRST_PAUSE
         while not self.done():
             yield from asyncio.sleep(pause).__await__()
-            pause = min(pause * 2, LONGEST_LOOK)
+            pause = min(pause * 2, LONGEST_PAUSE)
         return self.result()
 
     def __enter__(self) -> Transfer:
@@ -149,6 +151,8 @@ class Transfer:
 
 
 def _check_seconds(timeout: object) -> None:
+    if timeout is None:
+        return
     if isinstance(timeout, bool) or not isinstance(timeout, Real):
         raise TypeError(
             f"timeout={timeout!r} is no number of seconds: give one, or None to wait for as long as it takes"
@@ -159,8 +163,7 @@ def _check_seconds(timeout: object) -> None:
 
 def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = False) -> Transfer:
     """Begin a copy; see `devmem.copy_async`."""
-    source = src if isinstance(src, DeviceNDArray) else device_view(src)
-    target = None if dst is None else dst if isinstance(dst, DeviceNDArray) else device_view(dst)
+    source, target = device_view(src), None if dst is None else device_view(dst)
     if pinned and (source is None or dst is not None):
         raise LayoutError("pinned=True is for a new host array: give a device array as source, and no destination")
     if target is not None:
@@ -171,12 +174,16 @@ def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = Fals
                 f"both sides are on the host, a {type(src).__name__} and a {type(dst).__name__}: that is numpy.copyto()"
             )
         return _new_on_device(src, stream, device)
-    if device is not None and open_device_of(device) is not source.open_device:
-        raise LayoutError(f"device={device!s} is not where the source is ({source.device}): leave it out")
+    _check_device(device, source, "source")
     copy = _to_host(source, dst, stream, pinned)
     if dst is None and isinstance(src, DeviceRecord):
         copy._dst = copy._dst[()]  # a record of NumPy, which shares the array's memory
     return copy
+
+
+def _check_device(device: Any, array: DeviceNDArray[Any], side: str) -> None:
+    if device is not None and open_device_of(device) is not array.open_device:
+        raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): leave it out")
 
 
 def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
@@ -188,18 +195,17 @@ def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
     made = empty(opened, shape, source.dtype, strides, source.nbytes, stream)
     made.put(source, chosen)
     record = isinstance(src, np.void) and source.dtype.fields is not None
-    return _behind(opened, chosen, source, DeviceRecord(made) if record else made, None)
+    return _transfer(opened, chosen, source, DeviceRecord(made) if record else made, None)
 
 
 def _into_device(target: DeviceNDArray[Any], source: Any, src: Any, dst: Any, stream: Any, device: Any) -> Transfer:
     opened = target.open_device
-    if device is not None and open_device_of(device) is not opened:
-        raise LayoutError(f"device={device!s} is not where the destination is ({target.device}): leave it out")
+    _check_device(device, target, "destination")
     origin = host_array(src) if source is None else source
     check_same("copy_async", target.shape, target.dtype, origin.shape, origin.dtype)
     chosen = opened.streams.stream_of(stream if target.stream is None else stream or target.stream)
     target.put(origin, chosen)
-    return _behind(opened, chosen, origin, dst, None)
+    return _transfer(opened, chosen, origin, dst, None)
 
 
 def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any, pinned: bool) -> Transfer:
@@ -218,10 +224,10 @@ def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any, pinned: bool) ->
         opened.free_queue.safe_point()
         with StreamUse(chosen, source.allocation):
             download = opened.copies.start_download(source, target, chosen)
-    return _behind(opened, chosen, source, target, download)
+    return _transfer(opened, chosen, source, target, download)
 
 
-def _behind(opened: OpenDevice, stream: Any, src: Any, dst: Any, download: Download | None) -> Transfer:
+def _transfer(opened: OpenDevice, stream: Stream, src: Any, dst: Any, download: Download | None) -> Transfer:
     with CurrentDevice(opened.handle):
         try:
             event = opened.completions.event_behind(stream, src, dst, download)

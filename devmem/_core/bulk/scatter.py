@@ -1,4 +1,8 @@
-"""One host array cut over several devices, and put together again."""
+"""One host array cut over several devices, and put together again.
+
+The pieces are copied in parts, as large as a device's ring, and in turns: a part of each piece, then the next part of each. So
+no device waits until the whole piece of another has passed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +25,16 @@ from ..base.array_view import part_of
 from ..base.device_handle import CurrentDevice
 from ..copy.staging.blocks import blocks
 from ..device.device import open_device_of
+from ..device.open_device import OpenDevice
 from ..lifetime.allocation import StreamUse
-from . import async_copy
+from ..ordering.stream import Stream
+from .async_copy import Transfer, copy_async
 
-if TYPE_CHECKING:
-    from ..device.open_device import OpenDevice
-    from ..ordering.stream import Stream
-
-#: Downloads that are begun before the first of them is waited for, for each array.
-UNDER_WAY = 4
+#: Downloads of each array that are begun before the first of them is waited for.
+MAX_IN_FLIGHT = 4
 
 Key = tuple[slice, ...]
+HostArray = npt.NDArray[Any]
 
 
 def scatter(array: Any, devices: Any, axis: Any) -> list[DeviceNDArray[Any]]:
@@ -41,23 +44,26 @@ def scatter(array: Any, devices: Any, axis: Any) -> list[DeviceNDArray[Any]]:
             "scatter() cuts host arrays; a device array is cut by indexing, and a piece copied by to_device()"
         )
     source = host_array(array)
-    opened_devices = [open_device_of(device) for device in _listed(devices)]
+    opened_devices = [open_device_of(device) for device in _device_list(devices)]
     pieces = np.array_split(source, len(opened_devices), _axis_of("scatter", axis, source.ndim))
+    notes = [
+        f"scatter: piece {at} of {len(pieces)}, of shape {piece.shape} for {opened.device}"
+        for at, (piece, opened) in enumerate(zip(pieces, opened_devices, strict=True))
+    ]
     streams = {opened: opened.streams.stream_of(0) for opened in opened_devices}
     made: list[DeviceNDArray[Any]] = []
     try:
         for opened, stream in streams.items():
             with CurrentDevice(opened.handle):
                 stream.check_waitable()
-        for at, (piece, opened) in enumerate(zip(pieces, opened_devices, strict=True)):
-            with _naming("scatter", "piece", at, len(pieces), f"of shape {piece.shape} for {opened.device}"):
+        for piece, opened, note in zip(pieces, opened_devices, notes, strict=True):
+            with _noting(note):
                 made.append(empty(opened, *like(piece), 0))
         for at, key in _in_turns(pieces, opened_devices):
-            piece, opened = pieces[at], opened_devices[at]
-            with _naming("scatter", "piece", at, len(pieces), f"of shape {piece.shape} for {opened.device}"):
-                _write(made[at], piece, key, streams[opened])
+            with _noting(notes[at]):
+                _upload_part(made[at], pieces[at], key, streams[opened_devices[at]])
         for opened, stream in streams.items():
-            with _naming("scatter", "copies", None, 0, f"to {opened.device}"):
+            with _noting(f"scatter: copies to {opened.device}"):
                 stream.synchronize()
     except BaseException:
         for each in made:
@@ -66,15 +72,14 @@ def scatter(array: Any, devices: Any, axis: Any) -> list[DeviceNDArray[Any]]:
     return made
 
 
-def gather(arrays: Any, axis: Any, out: Any, pinned: bool) -> npt.NDArray[Any]:
+def gather(arrays: Any, axis: Any, out: Any, pinned: bool) -> HostArray:
     """The elements of device arrays in one host array; see `devmem.gather`."""
     views = _device_arrays(arrays)
     first = views[0]
     along = _axis_of("gather", axis, first.ndim)
+    ends = [0]
     for at, view in enumerate(views):
         _check_fits(at, view, first, along)
-    ends = [0]
-    for view in views:
         ends.append(ends[-1] + view.shape[along])
     shape = (*first.shape[:along], ends[-1], *first.shape[along + 1 :])
     if out is not None:
@@ -84,46 +89,45 @@ def gather(arrays: Any, axis: Any, out: Any, pinned: bool) -> npt.NDArray[Any]:
     else:
         out = pinned_like(first.open_device, shape, first.dtype, None) if pinned else np.empty(shape, first.dtype)
     before: Key = (slice(None),) * along
-    rooms = [out[(*before, slice(start, end))] for start, end in pairwise(ends)]
-    _fetch(views, rooms)
-    return cast("npt.NDArray[Any]", out)
+    _download(views, [out[(*before, slice(start, end))] for start, end in pairwise(ends)])
+    return cast("HostArray", out)
 
 
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
-def _fetch(views: list[DeviceNDArray[Any]], rooms: list[npt.NDArray[Any]]) -> None:
-    """Copy device arrays into host arrays, all devices at once."""
-    under_way: deque[tuple[int, async_copy.Transfer]] = deque()
+def _upload_part(array: DeviceNDArray[Any], piece: HostArray, key: Key, stream: Stream) -> None:
+    with CurrentDevice(array.open_device.handle), StreamUse(stream, array.allocation):
+        array.open_device.copies.upload(part_of(array, key), piece[key], stream, False)
 
-    def wait() -> None:
-        at, oldest = under_way[0]
-        with _naming("gather", "array", at, len(views), f"of shape {views[at].shape} on {views[at].device}"):
+
+def _download(views: list[DeviceNDArray[Any]], targets: list[HostArray]) -> None:
+    """Copy device arrays into host arrays, all devices at once."""
+    in_flight: deque[tuple[int, Transfer]] = deque()
+
+    def wait_for_oldest() -> None:
+        at, oldest = in_flight[0]
+        with _noting(_gather_note(at, views)):
             oldest.wait()
-        under_way.popleft()  # not before: interrupted, it is still under way
+        in_flight.popleft()  # not before: interrupted, it is still in flight
 
     try:
-        for at, key in _in_turns(rooms, [view.open_device for view in views]):
-            with _naming("gather", "array", at, len(views), f"of shape {views[at].shape} on {views[at].device}"):
-                under_way.append((at, async_copy.copy_async(views[at][key], rooms[at][key], None, None)))
-            if len(under_way) > UNDER_WAY * len(views):
-                wait()
-        while under_way:
-            wait()
+        for at, key in _in_turns(targets, [view.open_device for view in views]):
+            with _noting(_gather_note(at, views)):
+                in_flight.append((at, copy_async(views[at][key], targets[at][key], None, None)))
+            if len(in_flight) > MAX_IN_FLIGHT * len(views):
+                wait_for_oldest()
+        while in_flight:
+            wait_for_oldest()
     except BaseException:
-        for _, each in under_way:  # nobody may write to the caller's array after this
+        for _, each in in_flight:  # after this nothing may be written to the caller's array
             with suppress(Exception):
                 each.wait()
         raise
 
 
-def _write(array: DeviceNDArray[Any], piece: npt.NDArray[Any], key: Key, stream: Stream) -> None:
-    with CurrentDevice(array.open_device.handle), StreamUse(stream, array.allocation):
-        array.open_device.copies.upload(part_of(array, key), piece[key], stream, False)
-
-
-def _in_turns(arrays: Sequence[npt.NDArray[Any]], opened_devices: Sequence[OpenDevice]) -> Iterator[tuple[int, Key]]:
-    """Parts of host arrays, as large as a device's ring: of each array in turn, so that no device waits until others are done."""
+def _in_turns(arrays: Sequence[HostArray], opened_devices: Sequence[OpenDevice]) -> Iterator[tuple[int, Key]]:
+    """Parts of host arrays, of each array in turn: the number of the array, and the index of the part."""
     parts = [_parts(array, opened) for array, opened in zip(arrays, opened_devices, strict=True)]
     for turn in zip_longest(*parts):
         for at, key in enumerate(turn):
@@ -131,7 +135,7 @@ def _in_turns(arrays: Sequence[npt.NDArray[Any]], opened_devices: Sequence[OpenD
                 yield at, key
 
 
-def _parts(array: npt.NDArray[Any], opened: OpenDevice) -> Iterator[Key]:
+def _parts(array: HostArray, opened: OpenDevice) -> Iterator[Key]:
     if not array.nbytes:
         return
     ring = opened.ring
@@ -142,7 +146,7 @@ def _parts(array: npt.NDArray[Any], opened: OpenDevice) -> Iterator[Key]:
         yield tuple(key[axis] for axis in range(array.ndim))
 
 
-def _listed(devices: Any) -> list[Any]:
+def _device_list(devices: Any) -> list[Any]:
     if isinstance(devices, (str, bytes)) or not hasattr(devices, "__iter__"):
         raise TypeError(f"scatter() takes a list of devices, not {devices!r}")
     listed = list(devices)
@@ -154,15 +158,15 @@ def _listed(devices: Any) -> list[Any]:
 def _device_arrays(arrays: Any) -> list[DeviceNDArray[Any]]:
     if device_view(arrays) is not None or not hasattr(arrays, "__iter__"):
         raise TypeError(f"gather() takes a list of device arrays, not a {type(arrays).__name__}")
-    views = []
-    listed = list(arrays)
-    for at, each in enumerate(listed):
+    views: list[DeviceNDArray[Any]] = []
+    for at, each in enumerate(arrays):
         view = device_view(each)
         if view is None:
             raise TypeError(f"gather: array {at} is no device array but a {type(each).__name__}")
-        with _naming("gather", "array", at, len(listed), f"of shape {view.shape} on {view.device}"):
-            view.allocation.check()
         views.append(view)
+    for at, view in enumerate(views):
+        with _noting(_gather_note(at, views)):
+            view.allocation.check()
     if not views:
         raise LayoutError("gather() of no arrays: give one or more")
     return views
@@ -173,10 +177,7 @@ def _check_fits(at: int, view: DeviceNDArray[Any], first: DeviceNDArray[Any], ax
         raise LayoutError(
             f"gather: array {at} has dtype {view.dtype}, array 0 {first.dtype}: convert one of them first"
         )
-    fits = view.ndim == first.ndim and all(
-        one == other for along, (one, other) in enumerate(zip(view.shape, first.shape, strict=True)) if along != axis
-    )
-    if not fits:
+    if view.ndim != first.ndim or np.delete(view.shape, axis).tolist() != np.delete(first.shape, axis).tolist():
         raise LayoutError(
             f"gather: array {at} has shape {view.shape}, array 0 {first.shape}: they may differ along axis {axis} only"
         )
@@ -191,11 +192,15 @@ def _axis_of(what: str, axis: Any, ndim: int) -> int:
     return number % ndim
 
 
+def _gather_note(at: int, views: list[DeviceNDArray[Any]]) -> str:
+    return f"gather: array {at} of {len(views)}, of shape {views[at].shape} on {views[at].device}"
+
+
 @contextmanager
-def _naming(what: str, part: str, at: int | None, count: int, facts: str) -> Iterator[None]:
-    """Errors tell the part that they are about."""
+def _noting(note: str) -> Iterator[None]:
+    """Add a note to an error."""
     try:
         yield
     except DevmemError as error:
-        error.add_note(f"{what}: {part} {facts}" if at is None else f"{what}: {part} {at} of {count}, {facts}")
+        error.add_note(note)
         raise

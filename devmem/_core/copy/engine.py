@@ -38,7 +38,7 @@ from .host_scratch import scratch
 from .plan import GAPS, SMALL_DOWNLOAD, SMALL_UPLOAD, SPARSE_PART, CopyPlan, Route, plan_copy
 from .rows import Rows, rows
 from .staging import Download, Ring, upload
-from .staging.blocks import block_offset, block_shape, blocks, nearest, tiles
+from .staging.blocks import Block, block_offset, block_shape, blocks, nearest, tiles
 from .statistics import SAMPLED, CopyStatistics, begin
 from .submit import Submitter, calls, is_pitched
 
@@ -48,6 +48,8 @@ PATTERN_BYTES = 4096
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
 DIRECT, ROWS = Route.DIRECT, Route.ROWS
 _NOTHING_LOCKED: AbstractContextManager[None] = nullcontext()
+BYTE = np.dtype(np.uint8)
+HostBytes = npt.NDArray[np.uint8]
 
 
 class CopyEngine:
@@ -183,6 +185,40 @@ class CopyEngine:
         download.finish()
         self.statistics.count_more("d2h staged", began)
 
+    def upload_bytes(
+        self, path: str, dst: ArrayView[Any], fill: Callable[[Block, HostBytes], object], stream: Stream, blocking: bool
+    ) -> None:
+        """Fill a contiguous array with bytes that ``fill(block, host)`` writes to host memory, and count it under this path."""
+        began, view = begin(), ArrayView(dst._ptr, (dst.nbytes,), BYTE)
+        if self.is_small(dst.nbytes):
+            host = np.empty(dst.nbytes, BYTE)
+            fill((slice(None),), host)
+            self.upload(view, host, stream, blocking)
+            return
+        upload(self.ring, self.submitter, view, fill, stream)
+        if blocking:
+            self.wait_for(stream)
+        self.statistics.count(path, dst.nbytes, began, array=dst, stream=stream)
+
+    def download_bytes(
+        self, path: str, src: ArrayView[Any], store: Callable[[Block, HostBytes], object], stream: Stream
+    ) -> None:
+        """Give the bytes of a contiguous array to ``store(block, host)``, and count it under this path."""
+        began, view = begin(), ArrayView(src._ptr, (src.nbytes,), BYTE)
+        if self.is_small(src.nbytes):
+            host = np.empty(src.nbytes, BYTE)
+            self.download(view, host, stream, True)
+            store((slice(None),), host)
+            return
+        download = Download(self.ring, self.submitter, store)
+        download.start(view, stream)
+        _finish(download)
+        self.statistics.count(path, src.nbytes, began, array=src, stream=stream)
+
+    def is_small(self, nbytes: int) -> bool:
+        """Whether so many bytes go through one host array, no larger than a slot, instead of the ring."""
+        return nbytes < min(self.staging_threshold, self.slot_bytes)
+
     # -- on the device -------------------------------------------------------------------------------------------------
 
     def move(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool) -> None:
@@ -275,11 +311,7 @@ class CopyEngine:
             self._execute(plan, D2H, src, dst, stream, blocking)
             return plan
         download = self._start_staged(src, dst, stream, plan.why is GAPS)
-        try:
-            download.finish()
-        except BaseException:
-            download.cancel()  # the destination is the caller's again: nothing may be written there later
-            raise
+        _finish(download)
         return plan
 
     def _execute(
@@ -468,6 +500,14 @@ def in_order_of_view(view: ArrayView[Any], other: ArrayView[Any]) -> ArrayView[A
     low = other._ptr + sum((other.shape[axis] - 1) * other.strides[axis] for axis in flipped)
     shape, strides = in_memory_order(other.shape, other.strides, axes, flipped)
     return ArrayView(low, shape, other.dtype, strides)
+
+
+def _finish(download: Download) -> None:
+    try:
+        download.finish()
+    except BaseException:
+        download.cancel()  # the destination is the caller's again: nothing may be written there later
+        raise
 
 
 def _for_blocks(view: ArrayView[Any], host: npt.NDArray[Any]) -> tuple[ArrayView[Any], npt.NDArray[Any]]:

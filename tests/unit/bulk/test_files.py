@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from devmem import plugins
 from devmem._core.bulk.files import npy
-from devmem._core.bulk.files.disk import open_disk, replacing
-from devmem._core.copy.staging import workers as crew_module
+from devmem._core.bulk.files.disk import open_file, replacing
+from devmem._core.copy.staging import workers as workers_module
 from devmem._core.copy.staging.workers import CopyWorkers
 from devmem.adapters.kvikio import KvikIO
 from devmem.spi.errors import LayoutError
@@ -36,7 +36,7 @@ SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 def test_headers_mean_the_same_to_numpy(dtype, shape, fortran):
     array = np.zeros(shape, dtype, order="F" if fortran else "C")
     turned = array.flags.f_contiguous and not array.flags.c_contiguous
-    header = npy.header(array.dtype, array.shape, turned)
+    header = npy.make_header(array.dtype, array.shape, turned)
     assert len(header) % 64 == 0
     again = np.load(io.BytesIO(header + array.tobytes("A")))
     assert (again.dtype, again.shape, again.flags.forc) == (array.dtype, array.shape, array.flags.forc)
@@ -46,7 +46,7 @@ def test_headers_mean_the_same_to_numpy(dtype, shape, fortran):
     for content in (header, theirs.getvalue()):
         file = io.BytesIO(b"before" + content)
         file.seek(6)
-        found = npy.read(file, "a.npy")
+        found = npy.read_header(file, "a.npy")
         assert (found.dtype, found.shape, found.fortran) == (array.dtype, array.shape, turned)
         assert file.tell() == found.start == 6 + len(content) - (0 if content is header else array.nbytes)
 
@@ -54,7 +54,7 @@ def test_headers_mean_the_same_to_numpy(dtype, shape, fortran):
 @given(st.binary(max_size=200), st.sampled_from([b"", npy.MAGIC, npy.MAGIC + b"\1\0", npy.MAGIC + b"\3\0"]))
 def test_anything_else_is_a_layout_error(noise, begin):
     with pytest.raises(LayoutError, match=r"^some file: "):
-        npy.read(io.BytesIO(begin + noise), "some file")
+        npy.read_header(io.BytesIO(begin + noise), "some file")
 
 
 @pytest.mark.parametrize(
@@ -73,47 +73,47 @@ def test_anything_else_is_a_layout_error(noise, begin):
 def test_headers_that_say_nonsense(text, version):
     size = len(text).to_bytes(2 if version == 1 else 4, "little")
     with pytest.raises(LayoutError, match="file"):
-        npy.read(io.BytesIO(npy.MAGIC + bytes((version, 0)) + size + text.encode()), "file")
+        npy.read_header(io.BytesIO(npy.MAGIC + bytes((version, 0)) + size + text.encode()), "file")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_read_by_several_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(crew_module, "PART", 4096)
+    monkeypatch.setattr(workers_module, "PART", 4096)
     data = np.random.default_rng(0).integers(0, 256, 50_000, np.uint8)
     (tmp_path / "a").write_bytes(b"12345" + data.tobytes())
-    crew, parts = CopyWorkers(4), []
-    run = crew.run
-    monkeypatch.setattr(crew, "run", lambda steps: (parts.append(len(steps)), run(steps)))
+    workers, parts = CopyWorkers(4), []
+    run = workers.run
+    monkeypatch.setattr(workers, "run", lambda steps: (parts.append(len(steps)), run(steps)))
     room = np.zeros_like(data)
     try:
-        with open_disk(str(tmp_path / "a")) as file:
-            file.read(room, 5, crew)
+        with open_file(str(tmp_path / "a")) as file:
+            file.read(room, 5, workers)
     finally:
-        crew.close()
+        workers.close()
     assert parts == [4]
     assert np.array_equal(room, data)
 
 
 def test_the_parts_of_a_read_fail_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(crew_module, "PART", 4096)
+    monkeypatch.setattr(workers_module, "PART", 4096)
     (tmp_path / "a").write_bytes(bytes(9000))
-    crew = CopyWorkers(3)
+    workers = CopyWorkers(3)
     try:
-        with open_disk(str(tmp_path / "a")) as file, pytest.raises(LayoutError, match="found from offset"):
-            file.read(np.zeros(50_000, "u1"), 0, crew)
+        with open_file(str(tmp_path / "a")) as file, pytest.raises(LayoutError, match="found from offset"):
+            file.read(np.zeros(50_000, "u1"), 0, workers)
     finally:
-        crew.close()
+        workers.close()
 
 
 def test_a_new_file_is_there_at_the_end(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    with replacing(str(path)) as (file, beside):
+    with replacing(str(path)) as (file, temporary):
         file.write(b"new content", 0)
         assert path.read_bytes() == b"old"
-        assert beside.parent == path.parent
+        assert temporary.parent == path.parent
     assert path.read_bytes() == b"new content"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -127,7 +127,7 @@ def test_a_failed_write_leaves_no_file(error, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_names_beside_do_not_meet(tmp_path):
+def test_temporary_names_do_not_collide(tmp_path):
     with replacing(str(tmp_path / "a")) as (one, first), replacing(str(tmp_path / "a")) as (two, second):
         assert first != second
         one.write(b"1", 0)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import devmem as dm
 from devmem._core.base.layout import span
-from devmem._core.bulk.files.disk import Disk
+from devmem._core.bulk.files.disk import OpenFile
 from devmem._core.copy.staging import ring as ring_module
 from devmem._core.copy.staging import workers as workers_module
 from devmem._core.copy.staging.blocks import block_offset, block_shape, blocks
@@ -751,7 +751,7 @@ def test_a_download_that_failed_keeps_nothing_once_its_error_is_gone(backend, co
     if how == "stored":
         monkeypatch.setattr(workers_module, "copy_elements", refuse)
     elif how == "file":
-        monkeypatch.setattr(Disk, "write", refuse)
+        monkeypatch.setattr(OpenFile, "write", refuse)
     else:
         backend.fail_at(1, "event_synchronize" if how == "waited for" else "copy")
 

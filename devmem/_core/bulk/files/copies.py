@@ -6,35 +6,30 @@ import operator
 import os
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .... import plugins
 from ....spi.errors import LayoutError
+from ....spi.files import DirectFiles
 from ...arrays.creation import empty, target_of
 from ...arrays.ndarray import DeviceNDArray, device_view
 from ...arrays.smart import SmartArray
 from ...base.arguments import check_same, dtype_of, shape_of
-from ...base.array_view import ArrayView, part_of
+from ...base.array_view import part_of
 from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, check_size, contiguous_strides
-from ...copy.staging import Download, upload
 from ...copy.staging.blocks import Block, nearest, tiles
 from ...copy.statistics import begin
 from ...device.device import open_device_of
+from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
+from ...ordering.stream import Stream
 from . import npy
-from .disk import Disk, open_disk, replacing, telling
+from .disk import OpenFile, naming, open_file, replacing
 from .npy import Elements
-
-if TYPE_CHECKING:
-    from ....spi.files import DirectFiles
-    from ...device.open_device import OpenDevice
-    from ...ordering.stream import Stream
-
-_BYTE = np.dtype(np.uint8)
 
 
 def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: Any, to: Any) -> DeviceNDArray[Any]:
@@ -42,7 +37,7 @@ def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: An
     target = None if to is None else target_of(to, device)
     opened = open_device_of(device) if target is None else target.open_device
     chosen = opened.streams.stream_of(stream if target is None or target.stream is None else stream or target.stream)
-    with open_disk(_name(path)) as file:
+    with open_file(_path(path)) as file:
         elements = _elements(file, dtype, shape, offset)
         dtype, lengths = elements.dtype, elements.shape
         nbytes = check_size(lengths, dtype.itemsize)
@@ -59,9 +54,9 @@ def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: An
                 if nbytes:
                     with StreamUse(chosen, array.allocation):
                         if array.is_f_contiguous() if elements.fortran else array.is_c_contiguous():
-                            _fill(array, file, elements.start, chosen, not stream)
+                            _read_contiguous(array, file, elements.start, chosen, not stream)
                         else:
-                            _spread(array, file, elements.start, strides, chosen)
+                            _read_strided(array, file, elements.start, strides, chosen)
             except BaseException:
                 if target is None:
                     array.allocation.discard()
@@ -77,8 +72,8 @@ def save(array: Any, path: Any) -> None:
     source.allocation.check()
     stream = source.stream_in_force()
     fortran = source.is_f_contiguous() and not source.is_c_contiguous()
-    header = npy.header(source.dtype, source.shape, fortran)
-    with replacing(_name(path)) as (file, beside):
+    header = npy.make_header(source.dtype, source.shape, fortran)
+    with replacing(_path(path)) as (file, temporary):
         file.write(header, 0)
         if source.nbytes:
             with CurrentDevice(source.open_device.handle):
@@ -86,21 +81,21 @@ def save(array: Any, path: Any) -> None:
                 source.open_device.free_queue.safe_point()
                 with StreamUse(stream, source.allocation):
                     if fortran or source.is_c_contiguous():
-                        _drain(source, file, beside, len(header), stream)
+                        _write_contiguous(source, file, temporary, len(header), stream)
                     else:
-                        _gather(source, file, beside, len(header), stream)
+                        _write_strided(source, file, temporary, len(header), stream)
 
 
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
-def _name(path: Any) -> str:
+def _path(path: Any) -> str:
     if isinstance(path, (str, bytes, os.PathLike)):
         return os.fsdecode(path)
     raise TypeError(f"a file is given by its path, not as a {type(path).__name__}")
 
 
-def _elements(file: Disk, dtype: Any, shape: Any, offset: Any) -> Elements:
+def _elements(file: OpenFile, dtype: Any, shape: Any, offset: Any) -> Elements:
     """What is to be loaded: as the file says, or as the caller does."""
     start = operator.index(offset)
     if not 0 <= start <= file.size():
@@ -114,7 +109,7 @@ def _elements(file: Disk, dtype: Any, shape: Any, offset: Any) -> Elements:
     with BufferedReader(FileIO(os.dup(file.raw.fileno()))) as reader:
         reader.seek(start)
         if dtype is None:
-            return npy.read(reader, file.path)
+            return npy.read_header(reader, file.path)
         if not start and reader.peek(len(npy.MAGIC)).startswith(npy.MAGIC):
             raise LayoutError(
                 f"{file.path}: a .npy file, which says its dtype and shape by itself: leave out dtype= and shape=, or say at "
@@ -123,93 +118,68 @@ def _elements(file: Disk, dtype: Any, shape: Any, offset: Any) -> Elements:
     return Elements(dtype_of(dtype), shape_of(shape), False, start)
 
 
-def _fill(array: DeviceNDArray[Any], file: Disk, start: int, stream: Stream, blocking: bool) -> None:
-    """Copy a file's bytes to where an array has its elements."""
-    opened, nbytes, low = array.open_device, array.nbytes, array.ptr
-    began = begin()
-    workers = opened.ring.workers
-
-    def read(block: Block, room: npt.NDArray[Any]) -> None:
-        file.read(room, start + (block[0].start or 0), workers)
-
-    if _is_small(opened, nbytes):
-        host = np.empty(nbytes, _BYTE)
-        read((slice(None),), host)
-        opened.copies.upload(_bytes(array), host, stream, blocking)
-        return
-    direct = _direct(opened)
+def _read_contiguous(array: DeviceNDArray[Any], file: OpenFile, start: int, stream: Stream, blocking: bool) -> None:
+    """Copy bytes of a file to where an array has its elements."""
+    opened, nbytes = array.open_device, array.nbytes
+    direct = _direct_files(opened, nbytes)
     if direct is not None:
+        began = begin()
         opened.handle.driver.stream_synchronize(stream.handle)  # what the memory was before may still be in use
-        _check_moved(file, direct.read(file.path, start, low, nbytes), nbytes)
+        _check_count(file, direct.read(file.path, start, array.ptr, nbytes), nbytes)
         opened.statistics.count("h2d file direct", nbytes, began, array=array, stream=stream)
         return
-    upload(opened.ring, opened.copies.submitter, _bytes(array), read, stream)
-    if blocking:
-        opened.copies.wait_for(stream)
-    opened.statistics.count("h2d file", nbytes, began, array=array, stream=stream)
+    workers = opened.ring.workers
+
+    def fill(block: Block, host: npt.NDArray[Any]) -> None:
+        file.read(host, start + (block[0].start or 0), workers)
+
+    opened.copies.upload_bytes("h2d file", array, fill, stream, blocking)
 
 
-def _spread(array: DeviceNDArray[Any], file: Disk, start: int, strides: Shape | None, stream: Stream) -> None:
-    """Copy elements of a file to where an array has them: the file is mapped, as they do not go where they come from."""
-    with telling(file.path):
-        raw: npt.NDArray[Any] = np.memmap(file.raw, _BYTE, "r", start, (array.nbytes,))
-    # Blocking: the file is the caller's again on return.
-    elements: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, raw, 0, strides)
-    array.open_device.copies.upload(array, elements, stream, True)
+def _read_strided(array: DeviceNDArray[Any], file: OpenFile, start: int, strides: Shape | None, stream: Stream) -> None:
+    """Copy elements of a file to an array of another order of axes, or with gaps: the file is mapped."""
+    with naming(file.path):
+        mapped: npt.NDArray[Any] = np.memmap(file.raw, np.uint8, "r", start, (array.nbytes,))
+    elements: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, mapped, 0, strides)
+    array.open_device.copies.upload(array, elements, stream, True)  # blocking: the file is the caller's again on return
 
 
-def _drain(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stream: Stream) -> None:
+def _write_contiguous(array: DeviceNDArray[Any], file: OpenFile, temporary: Path, start: int, stream: Stream) -> None:
     """Copy the bytes of a contiguous array to a file, behind its header."""
-    opened, nbytes, low = array.open_device, array.nbytes, array.ptr
-    began = begin()
-    if _is_small(opened, nbytes):
-        host = np.empty(nbytes, _BYTE)
-        opened.copies.download(_bytes(array), host, stream, True)
-        file.write(host, start)
-        return
-    direct = _direct(opened)
+    opened, nbytes = array.open_device, array.nbytes
+    direct = _direct_files(opened, nbytes)
     if direct is not None:
+        began = begin()
         opened.handle.driver.stream_synchronize(stream.handle)
-        _check_moved(file, direct.write(str(beside), start, low, nbytes), nbytes)
+        _check_count(file, direct.write(str(temporary), start, array.ptr, nbytes), nbytes)
         opened.statistics.count("d2h file direct", nbytes, began, array=array, stream=stream)
         return
-    download = Download(
-        opened.ring, opened.copies.submitter, lambda block, room: file.write(room, start + (block[0].start or 0))
-    )
-    try:
-        download.start(_bytes(array), stream)
-        download.finish()
-    except BaseException:
-        download.cancel()
-        raise
-    opened.statistics.count("d2h file", nbytes, began, array=array, stream=stream)
+
+    def store(block: Block, host: npt.NDArray[Any]) -> None:
+        file.write(host, start + (block[0].start or 0))
+
+    opened.copies.download_bytes("d2h file", array, store, stream)
 
 
-def _gather(array: DeviceNDArray[Any], file: Disk, beside: Path, start: int, stream: Stream) -> None:
-    """Copy the elements of any other array to a file, which is mapped: where they go is not where they come from."""
+def _write_strided(array: DeviceNDArray[Any], file: OpenFile, temporary: Path, start: int, stream: Stream) -> None:
+    """Copy the elements of any other array to a file, which is mapped."""
     file.reserve(start + array.nbytes)
-    raw: npt.NDArray[Any] = np.memmap(beside, _BYTE, "r+", start, (array.nbytes,))
+    raw: npt.NDArray[Any] = np.memmap(temporary, np.uint8, "r+", start, (array.nbytes,))
     mapped: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, raw)
-    # What is too scattered for the ring is gathered in a host array, which is a tile's and not the whole's.
+    # In tiles: a copy that is too scattered for the ring goes through a host array of its size.
     limit, long = array.open_device.ring.slot_bytes, {nearest(array.shape, array.strides)}
     for tile in tiles(array.shape, array.itemsize, limit, long):
         array.open_device.copies.download(part_of(array, tile), mapped[tile], stream, True)
 
 
-def _is_small(opened: OpenDevice, nbytes: int) -> bool:
-    """Whether a file goes through a host array of its own: one that is no larger than a slot."""
-    return nbytes < min(opened.ring.threshold, opened.ring.slot_bytes)
-
-
-def _bytes(array: DeviceNDArray[Any]) -> ArrayView[np.uint8]:
-    return ArrayView(array.ptr, (array.nbytes,), _BYTE)
-
-
-def _direct(opened: OpenDevice) -> DirectFiles | None:
+def _direct_files(opened: OpenDevice, nbytes: int) -> DirectFiles | None:
+    """The library that moves so many bytes between files and the device by itself, if there is one."""
+    if opened.copies.is_small(nbytes):
+        return None
     found = plugins.registry.direct_files(opened.handle.info.backend)
     return found if found is not None and found.unavailable() is None else None
 
 
-def _check_moved(file: Disk, moved: int, nbytes: int) -> None:
+def _check_count(file: OpenFile, moved: int, nbytes: int) -> None:
     if moved != nbytes:
         raise OSError(f"{file.path}: {moved} of {nbytes} bytes were moved")

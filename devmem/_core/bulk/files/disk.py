@@ -1,4 +1,4 @@
-"""Files read and written at positions, and new ones that are there whole or not at all."""
+"""Files that are read and written at positions, and new files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from ....spi.errors import LayoutError
 from ...copy.staging.workers import CopyWorkers
 
 #: Bytes that a file can have, and more than a system can be asked for.
-MOST = (1 << 63) - 1
+MAX_BYTES = (1 << 63) - 1
 
 _numbers = count()
 
 
-class Disk:
-    """A file, open, whose errors name it."""
+class OpenFile:
+    """An open file, whose errors name the path that the user gave."""
 
     def __init__(self, raw: FileIO, path: str) -> None:
         self.raw = raw
-        #: As the user gave it.
         self.path = path
         self._seeking = threading.Lock()
 
     def size(self) -> int:
-        """Bytes of the file; as many as a file can have, of what is no regular file, as nothing is known of that."""
+        """Bytes of the file; of what is no regular file nothing is known, and it counts as large as can be."""
         found = os.fstat(self.raw.fileno())
-        return found.st_size if stat.S_ISREG(found.st_mode) else MOST
+        return found.st_size if stat.S_ISREG(found.st_mode) else MAX_BYTES
 
     def check_holds(self, start: int, nbytes: int) -> None:
         """Raise LayoutError unless so many bytes can be behind an offset."""
@@ -45,27 +44,27 @@ class Disk:
         if size < start + nbytes:
             raise self._too_short(start, max(size - start, 0), nbytes)
 
-    def read(self, room: npt.NDArray[Any], offset: int, workers: CopyWorkers) -> None:
-        """Fill contiguous host memory from an offset on; several threads at once, where it is large."""
-        nbytes, view = room.nbytes, room.data
-        reads = [partial(self._read, view[low:high], offset + low) for low, high in workers.split(nbytes)]
-        with telling(self.path):
+    def read(self, host: npt.NDArray[Any], offset: int, workers: CopyWorkers) -> None:
+        """Fill contiguous host memory from an offset on; on several threads, where it is large."""
+        view = host.data
+        reads = [partial(self._read, view[low:high], offset + low) for low, high in workers.split(host.nbytes)]
+        with naming(self.path):
             if len(reads) > 1:
                 workers.run([*reads])
             else:
                 self._read(view, offset)
 
     def write(self, data: npt.NDArray[Any] | bytes, offset: int) -> None:
-        """Write contiguous host memory to an offset. By one thread: the system lets only one at a time write to a file."""
+        """Write contiguous host memory to an offset. On one thread: the system lets only one at a time write to a file."""
         view = memoryview(data) if isinstance(data, bytes) else data.data
-        with telling(self.path):
+        with naming(self.path):
             while view.nbytes:
                 done = self._write_some(view, offset)
                 view, offset = view[done:], offset + done
 
     def reserve(self, nbytes: int) -> None:
-        """Make a new file so long, and have room for it on the disk: where it is mapped, nobody could be told that it is full."""
-        with telling(self.path):
+        """Make a new file so long, and have room for it on the disk: writing to a mapped file cannot report a full disk."""
+        with naming(self.path):
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self.raw.fileno(), 0, nbytes)
             else:
@@ -98,47 +97,46 @@ class Disk:
     def _too_short(self, start: int, found: int, expected: int) -> LayoutError:
         return LayoutError(
             f"{self.path}: {found} bytes found from offset {start} on, {expected} expected: the file is cut short, or its "
-            f"elements are others than was said"
+            f"elements have another dtype or shape"
         )
 
 
 @contextmanager
-def open_disk(path: str) -> Iterator[Disk]:
+def open_file(path: str) -> Iterator[OpenFile]:
     """A file to be read."""
-    with telling(path), FileIO(path) as raw:
+    with naming(path), FileIO(path) as raw:
         if not raw.seekable():
-            raise OSError(
-                errno.ESPIPE, "no file that can be read from any place, but a pipe, say: write what comes to one", path
-            )
-        yield Disk(raw, path)
+            what = "no file that can be read from any place, but a pipe, say: write what comes to one"
+            raise OSError(errno.ESPIPE, what, path)
+        yield OpenFile(raw, path)
 
 
 @contextmanager
-def replacing(path: str) -> Iterator[tuple[Disk, Path]]:
-    """A new file and where it is meanwhile: beside the one that it takes the place of at the end of the block, or not at all.
+def replacing(path: str) -> Iterator[tuple[OpenFile, Path]]:
+    """A new temporary file and its path: it replaces the file of this path at the end of the block, and is gone after an error.
 
-    Links are followed, and what was there lends its permissions. A reader sees the old file or the new one, never a part.
+    Links are followed, and permissions are kept. A reader sees the old file or the new one, never a part.
     """
-    with telling(path):
+    with naming(path):
         target = Path(path).resolve()
         mode = _mode_of(target, path)
-        beside = target.with_name(f".devmem-{os.getpid()}-{next(_numbers)}.tmp")
-        raw = FileIO(beside, "xb+")
+        temporary = target.with_name(f".devmem-{os.getpid()}-{next(_numbers)}.tmp")
+        raw = FileIO(temporary, "xb+")
         try:
             with raw:
                 if mode is not None:
-                    beside.chmod(mode)
-                yield Disk(raw, path), beside
-            beside.replace(target)
+                    temporary.chmod(mode)
+                yield OpenFile(raw, path), temporary
+            temporary.replace(target)
         except BaseException:
             with suppress(OSError):
-                beside.unlink()
+                temporary.unlink()
             raise
 
 
 @contextmanager
-def telling(path: str) -> Iterator[None]:
-    """Errors of the system name the user's file, whatever they happened to."""
+def naming(path: str) -> Iterator[None]:
+    """Let errors of the system name this path."""
     try:
         yield
     except OSError as error:
@@ -154,7 +152,7 @@ def _mode_of(target: Path, path: str) -> int | None:
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(found):
-        raise IsADirectoryError(errno.EISDIR, "a file cannot take the place of a folder", path)
+        raise IsADirectoryError(errno.EISDIR, "a file cannot replace a folder", path)
     if not stat.S_ISREG(found):
-        raise OSError(errno.EINVAL, "no regular file, whose place another could take: save to a new one", path)
+        raise OSError(errno.EINVAL, "no regular file, which cannot be replaced: save to a new one", path)
     return stat.S_IMODE(found)

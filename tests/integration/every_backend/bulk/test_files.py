@@ -14,7 +14,9 @@ import pytest
 
 import devmem as dm
 from devmem import plugins
-from devmem._core.bulk.files import copies, disk
+from devmem._core.base.array_view import ArrayView
+from devmem._core.bulk.files import disk
+from devmem._core.copy.staging import Download
 from devmem._core.copy.submit import Submitter
 
 SLOT, SLOTS = 1024, 3
@@ -307,15 +309,15 @@ def test_a_file_that_is_cut_short(cut, tmp_path, tidy):
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, tidy):
     np.save(tmp_path / "a.npy", DATA)
-    sound = disk.Disk._read_some
+    sound = disk.OpenFile._read_some
 
     def read(self, view, offset):
         if offset >= 128 + 4 * SLOT:
             os.truncate(tmp_path / "a.npy", max(offset, 128 + 4 * SLOT) + 10)
-            monkeypatch.setattr(disk.Disk, "_read_some", sound)
+            monkeypatch.setattr(disk.OpenFile, "_read_some", sound)
         return sound(self, view, offset)
 
-    monkeypatch.setattr(disk.Disk, "_read_some", read)
+    monkeypatch.setattr(disk.OpenFile, "_read_some", read)
     dm.synchronize()
     dm.trim()
     live = dm.memory_info().live
@@ -410,10 +412,12 @@ def test_what_another_copy_meets_in_a_slot_is_not_its_error(tmp_path, monkeypatc
     context, stream = dm.current_device().opened(), dm.stream()
     dm.synchronize()
     with disk.replacing(str(tmp_path / "a.npy")) as (file, _), dm.current_device().entered():
-        to_file = copies.ToFile(context, file, 0, array.nbytes)
+        to_file = Download(
+            context.ring, context.copies.submitter, lambda block, part: file.write(part, block[0].start or 0)
+        )
         need("hold")
         with hold(stream):
-            to_file.start(array.ptr, (1,), stream)
+            to_file.start(ArrayView(array.ptr, (array.nbytes,), np.dtype("u1")), stream)
         stream.synchronize()
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))

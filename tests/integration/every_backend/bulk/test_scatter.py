@@ -10,6 +10,7 @@ import pytest
 
 import devmem as dm
 from devmem._core.bulk import scatter
+from devmem._core.bulk.async_copy import Transfer
 from devmem.errors import BackendError
 
 SLOT, SLOTS = 1024, 3
@@ -121,13 +122,13 @@ def test_large_pieces_go_in_turns(device, with_settings, monkeypatch, second):
     """No device waits until all of another's piece has passed through the ring."""
     with_settings(STAGING_THRESHOLD="100", STAGING_SLOT_BYTES=str(SLOT), STAGING_SLOTS="2")
     turns = []
-    write = scatter._write
+    write = scatter._upload_part
 
     def noted(array, *others):
         turns.append(array.device)
         write(array, *others)
 
-    monkeypatch.setattr(scatter, "_write", noted)
+    monkeypatch.setattr(scatter, "_upload_part", noted)
     pieces = dm.scatter(DATA[:6], [device, second])
     assert len(turns) > 10
     assert turns == [device, second] * (len(turns) // 2)
@@ -226,7 +227,7 @@ def test_a_failed_download_is_raised_and_the_destination_is_not_written_later(re
 def test_what_is_under_way_is_waited_for_when_it_is_interrupted(device, monkeypatch):
     """That which was just being waited for, too."""
     pieces = dm.scatter(DATA, [device] * 3)
-    wait, made, waited = scatter.async_copy.Transfer.wait, [], []
+    wait, made, waited = Transfer.wait, [], []
     copy_async = scatter.async_copy.copy_async
 
     def noted(*args):
@@ -241,7 +242,7 @@ def test_what_is_under_way_is_waited_for_when_it_is_interrupted(device, monkeypa
         return wait(transfer, timeout)
 
     monkeypatch.setattr(scatter.async_copy, "copy_async", noted)
-    monkeypatch.setattr(scatter.async_copy.Transfer, "wait", interrupted)
+    monkeypatch.setattr(Transfer, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         dm.gather(pieces)
     assert len(made) == 3
