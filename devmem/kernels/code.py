@@ -164,7 +164,7 @@ class CompiledCodes:
 
     def _forget_closed(self) -> None:
         """Drop the code of closed devices, which the keys would keep alive."""
-        for key in [key for key in list(self.by_key) if key[0].dead is not None]:
+        for key in [key for key in list(self.by_key) if key[0].handle.dead is not None]:
             self.by_key.pop(key, None)
         for types in [types for types in list(self.by_types) if types[0].handle.dead is not None]:
             self.by_types.pop(types, None)

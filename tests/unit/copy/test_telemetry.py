@@ -178,11 +178,11 @@ def trace(tmp_path: Path) -> Iterator[TraceFile]:
 
 
 def test_it_is_whole_after_every_event(trace):
-    assert [event["name"] for event in events(trace.asked)] == ["process_name"]
+    assert [event["name"] for event in events(trace.path)] == ["process_name"]
     for number in range(3):
         trace.span(f"copy {number}", "copy", 1.5, 1.75, {"bytes": number, "why": 'said "so"'})
-        assert events(trace.asked)[-1]["name"] == f"copy {number}"
-    last = events(trace.asked)[-1]
+        assert events(trace.path)[-1]["name"] == f"copy {number}"
+    last = events(trace.path)[-1]
     assert (last["ph"], last["ts"], last["dur"]) == ("X", 1_500_000, 250_000)
     assert (last["pid"], last["tid"]) == (os.getpid(), threading.get_native_id())
     assert last["args"] == {"bytes": 2, "why": 'said "so"'}
@@ -197,7 +197,7 @@ def test_threads_are_named_once(trace):
     thread.start()
     thread.join()
     work()
-    names = [event for event in events(trace.asked) if event["name"] == "thread_name"]
+    names = [event for event in events(trace.path) if event["name"] == "thread_name"]
     assert [event["args"]["name"] for event in names] == ["devmem-staging-7", threading.current_thread().name]
     assert len({event["tid"] for event in names}) == 2
 
@@ -212,7 +212,7 @@ def test_many_threads_at_once(trace):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(event["name"] == "part" for event in events(trace.asked)) == 800
+    assert sum(event["name"] == "part" for event in events(trace.path)) == 800
 
 
 @pytest.mark.parametrize("failure", ["refused", "cut short"])
@@ -233,9 +233,9 @@ def test_where_it_cannot_go_on(trace, monkeypatch, failure):
         ):
             trace.span("lost", "copy", 0.0, 1.0, {})
     trace.span("after", "copy", 0.0, 1.0, {})
-    assert [event["name"] for event in events(trace.asked)][-1] == "before"
+    assert [event["name"] for event in events(trace.path)][-1] == "before"
     os.write(fd, b" ")  # what another thread is about to write goes there still, and into no other file
-    assert trace.asked.read_text().endswith(" ")
+    assert trace.path.read_text().endswith(" ")
     os.close(fd)
 
 
@@ -288,10 +288,10 @@ def test_a_second_process_has_a_file_of_its_own(trace):
     pytest.importorskip("fcntl")
     script = textwrap.dedent(f"""
         from devmem._core.copy.trace import tracefile
-        tracefile({str(trace.asked)!r}).span("theirs", "copy", 0.0, 1.0, {{}})
+        tracefile({str(trace.path)!r}).span("theirs", "copy", 0.0, 1.0, {{}})
         import os; print(os.getpid())
     """)
     trace.span("ours", "copy", 0.0, 1.0, {})
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert events(trace.asked)[-1]["name"] == "ours"
-    assert events(trace.asked.with_name(f"trace.{run.stdout.strip()}.json"))[-1]["name"] == "theirs"
+    assert events(trace.path)[-1]["name"] == "ours"
+    assert events(trace.path.with_name(f"trace.{run.stdout.strip()}.json"))[-1]["name"] == "theirs"

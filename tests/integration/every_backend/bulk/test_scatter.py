@@ -228,7 +228,7 @@ def test_what_is_under_way_is_waited_for_when_it_is_interrupted(device, monkeypa
     """That which was just being waited for, too."""
     pieces = dm.scatter(DATA, [device] * 3)
     wait, made, waited = Transfer.wait, [], []
-    copy_async = scatter.async_copy.copy_async
+    copy_async = scatter.copy_async
 
     def noted(*args):
         made.append(copy_async(*args))
@@ -241,7 +241,7 @@ def test_what_is_under_way_is_waited_for_when_it_is_interrupted(device, monkeypa
         waited.append(transfer)
         return wait(transfer, timeout)
 
-    monkeypatch.setattr(scatter.async_copy, "copy_async", noted)
+    monkeypatch.setattr(scatter, "copy_async", noted)
     monkeypatch.setattr(Transfer, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         dm.gather(pieces)
