@@ -79,6 +79,7 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time (default: 2)")
     parser.add_argument("--backends", default="host,cuda", help="default: host,cuda (cuda is the emulated driver)")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="survey and run these only, for a quick look")
     parser.add_argument("--json", type=Path, default=KEPT / "mutants.json", help="default: build/mutate/mutants.json")
     parser.add_argument("--list", action="store_true", help="only list the mutants that are drawn")
     parser.add_argument("--again", action="store_true", help="run only those that the file of --json has as survivors")
@@ -94,7 +95,7 @@ def main() -> int:
     if options.list:
         print(*mutants, sep="\n")
         return 0
-    surveys = [Survey(backend) for backend in options.backends.split(",")]
+    surveys = [Survey(each, options.tests or SURVEYED[each]) for each in options.backends.split(",")]
     run_all(mutants, surveys, options.seconds, options.jobs)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     told = [{key: value for key, value in asdict(each).items() if key != "source"} for each in mutants]
@@ -206,9 +207,9 @@ def has_no_behaviour(node: cst.CSTNode) -> bool:
 class Survey:
     """Which tests run which lines on one backend, and how long each takes."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, paths: list[str]) -> None:
         self.backend = backend
-        base = KEPT / f"{backend}-{state()}"
+        base = KEPT / f"{backend}-{state(paths)}"
         if not base.with_suffix(".json").exists():
             for old in KEPT.glob(f"{backend}-*"):
                 old.unlink()
@@ -216,7 +217,7 @@ class Survey:
             print(f"== survey of the tests on {backend}, under coverage", flush=True)
             began = time.monotonic()
             limits = ["-o", "timeout=400", "-o", "faulthandler_timeout=900", "-p", "no:randomly"]
-            command = [*pytest(backend), *limits, "--tb=no", "-q", "-rN", *SURVEYED[backend]]
+            command = [*pytest(backend), *limits, "--tb=no", "-q", "-rN", *paths]
             with (KEPT / f"{backend}.log").open("w", encoding="utf-8") as log:
                 subprocess.run(command, cwd=ROOT, env=environment(ROOT, SURVEY=str(base)), stdout=log, check=False)
             print(f"   {time.monotonic() - began:.0f} s", flush=True)
@@ -251,9 +252,9 @@ class Survey:
             yield from filter(None, turn)
 
 
-def state() -> str:
-    """A name for the sources and the tests as they are."""
-    digest = hashlib.sha256(sys.version.encode())
+def state(paths: list[str]) -> str:
+    """A name for the sources and the tests as they are, and for those that are surveyed."""
+    digest = hashlib.sha256(repr((sys.version, paths)).encode())
     for path in sorted([*(ROOT / "devmem").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

@@ -21,7 +21,7 @@ if SURVEY:
     import coverage
 
     # Started as this plugin is loaded, which is before anything imports devmem.
-    measured = coverage.Coverage(f"{SURVEY}.coverage", config_file=False, source_pkgs=["devmem._core"], messages=False)
+    measured = coverage.Coverage(f"{SURVEY}.coverage", config_file=False, include=["devmem/_core/*"], messages=False)
     measured.start()
     results: dict[str, tuple[str, float]] = {}
 
