@@ -4,8 +4,6 @@
 two and three dimensions.
 """
 
-# Decision: docs/adr/0002-copies-are-cut-at-page-locked-memory.md
-
 # Decision: docs/adr/0002-page-locks-are-counted-per-backend.md
 from __future__ import annotations
 
