@@ -259,7 +259,7 @@ def memory_of(context: Any, host: Any) -> HostMemory:
     return context.copies.memory_of(host)
 
 
-def test_plain(context):
+def test_ordinary_memory_is_pageable(context):
     assert memory_of(context, np.zeros(100)) is HostMemory.PAGEABLE
     assert memory_of(context, np.zeros((10, 10))[::2, ::-3]) is HostMemory.PAGEABLE
     assert memory_of(context, np.frombuffer(bytearray(100), "u1")) is HostMemory.PAGEABLE
@@ -271,11 +271,11 @@ def test_pinned_and_its_views(context):
         assert memory_of(context, each) is HostMemory.LOCKED
 
 
-def test_mapped(context):
+def test_mapped_memory_is_page_locked(context):
     assert memory_of(context, dm.mapped_array(50)[10:]) is HostMemory.LOCKED
 
 
-def test_managed(context):
+def test_managed_memory_is_managed(context):
     assert memory_of(context, dm.managed_array(50)[10:]) is HostMemory.MANAGED
 
 
@@ -306,7 +306,7 @@ def test_a_mapped_file_is_not_touched_to_find_out_what_it_is(context, tmp_path: 
     """Its pages come when they are copied, to whichever thread copies them."""
     (tmp_path / "data").write_bytes(bytes(64 * PAGE))
     file = np.memmap(tmp_path / "data", "u1", "r")
-    os.truncate(tmp_path / "data", 0)  # whoever touches a page now is killed
+    os.truncate(tmp_path / "data", 0)  # a process that touches a page now is killed
     assert memory_of(context, file) is HostMemory.FILE
     assert memory_of(context, file[PAGE:-5:3]) is HostMemory.FILE
     facts = Facts(staging_threshold=100, memory=HostMemory.FILE)
