@@ -175,7 +175,7 @@ class Mutations(cst.CSTVisitor):
 
     def mutant(self, room: str, node: cst.CSTNode, changed: cst.CSTNode, header: cst.CSTNode) -> Mutant | None:
         """The mutant that a mutation makes; none if it changes nothing or does not compile."""
-        source = self._module.deep_replace(node, changed).code
+        source = cst.ensure_type(self._module.deep_replace(node, changed), cst.Module).code
         pairs = zip(self.code.splitlines(), source.splitlines(), strict=False)
         differing = [(at, old.strip(), new.strip()) for at, (old, new) in enumerate(pairs, 1) if old != new]
         try:
@@ -235,7 +235,8 @@ class Survey:
         names = {name for line in range(first, last + 1) for name in by_line.get(line, ())}
         if "" in names:  # it runs on import
             names = {name for contexts in by_line.values() for name in contexts}
-        ours, others = [], []
+        ours: list[str] = []
+        others: list[str] = []
         for name in self.in_order(names & self.seconds.keys()):
             limit -= self.seconds[name]
             if limit < 0:

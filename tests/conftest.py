@@ -24,8 +24,6 @@ FOLDERS = frozenset({"unit", "contract", "property", "integration", "leaks", "do
 #: Folders whose tests go through every case there is (each call of the driver fails once, each verb runs ten thousand times), or
 #: run a whole benchmark. `scripts/test` leaves them to `scripts/test --all`.
 EXHAUSTIVE = {"leaks", "failures", "emulated", "gpu_check"}
-#: Fixtures that start another process or draw random examples for a long time: a test that uses one is not quick.
-NOT_QUICK = {"python", "pytester"}
 #: Folders, and how files begin, whose tests compute, or compile, all the time: tens of seconds where others want the processors
 #: too. They get more of it (in seconds), less than `faulthandler_timeout`.
 BUSY, LONG = {"property", "leaks", "emulated", "emulator"}, 140
@@ -49,37 +47,36 @@ def quick_collections() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # before anything shuffles the tests, or selects by markers
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    smoked: set[Path] = set()
+    smoke: dict[Path, pytest.Item] = {}
     for item in items:
-        if item.path.is_relative_to(here):
-            folders = item.path.relative_to(here).parts[:-1]
-            if folders and folders[0] in FOLDERS:
-                item.add_marker(folders[0])
-            if not EXHAUSTIVE.isdisjoint(folders):
-                item.add_marker("exhaustive")
-            if is_quick(item, folders, smoked):
-                item.add_marker("quick")
-            if not BUSY.isdisjoint(folders) or item.path.name.startswith(BUSY_FILES):
-                item.add_marker(pytest.mark.timeout(LONG))
+        if not item.path.is_relative_to(here):
+            continue
+        folders = item.path.relative_to(here).parts[:-1]
+        if folders and folders[0] in FOLDERS:
+            item.add_marker(folders[0])
+        if not EXHAUSTIVE.isdisjoint(folders):
+            item.add_marker("exhaustive")
+        if not BUSY.isdisjoint(folders) or item.path.name.startswith(BUSY_FILES):
+            item.add_marker(pytest.mark.timeout(LONG))
+        if is_slow(item):
+            continue
+        if folders[:1] == ("unit",) and "house" not in folders:
+            item.add_marker("quick")
+        elif "every_backend" in folders:
+            smoke[item.path] = min(
+                item, smoke.get(item.path, item), key=lambda each: (each.location[1] or 0, each.name)
+            )
+    for item in smoke.values():  # the first test of each file, in whatever order they run
+        item.add_marker("quick")
 
 
-def is_quick(item: pytest.Item, folders: tuple[str, ...], smoked: set[Path]) -> bool:
-    """Whether `scripts/test --quick` runs a test: those of single modules, and the first of each file on every backend.
-
-    Not if its file starts processes, draws examples or is busy in another way.
-    """
-    names = vars(getattr(item, "module", None) or pytest)
-    if {"subprocess", "given"} & names.keys() or NOT_QUICK.intersection(getattr(item, "fixturenames", ())):
-        return False
-    if folders[:1] == ("unit",):
-        return "house" not in folders
-    if "every_backend" not in folders or item.path in smoked:
-        return False
-    smoked.add(item.path)
-    return True
+def is_slow(item: pytest.Item) -> bool:
+    """Whether a test starts processes, or its file does, or draws examples: then it is not quick."""
+    names = vars(getattr(item, "module", None) or pytest).keys()
+    return bool({"subprocess", "given"} & names or {"python", "pytester"} & set(getattr(item, "fixturenames", ())))
 
 
 @pytest.fixture
