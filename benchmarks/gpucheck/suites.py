@@ -103,14 +103,22 @@ def invocations(run: Run, step: Step, paths: list[Path]) -> Iterator[list[str]]:
         return
     # tests/conftest.py needs it only for its setup, and these tests need nothing else of that file.
     for path in present:
-        folder = path if path.is_dir() else path.parent
-        needing = [each for each in folder.rglob("*.py") if needs_hypothesis(each)] if path.is_dir() else []
+        folder = kind_of(path)
+        needing = [each for each in path.rglob("*.py") if needs_hypothesis(each)] if path.is_dir() else []
         if folder / "conftest.py" in needing:
             step.notes.append(f"{path.relative_to(ROOT)} left out: it needs hypothesis, which is not installed")
             continue
         for each in needing:
             step.notes.append(f"{each.relative_to(ROOT)} left out: it needs hypothesis, which is not installed")
         yield [*common, "--confcutdir", str(folder), *[f"--ignore={each}" for each in needing], str(path)]
+
+
+def kind_of(path: Path) -> Path:
+    """The folder of tests/ that holds a path, with the conftest.py of its kind; outside of tests/, the path's own folder."""
+    tests = ROOT / "tests"
+    if path.is_relative_to(tests):
+        return tests / path.relative_to(tests).parts[0]
+    return path if path.is_dir() else path.parent
 
 
 def needs_hypothesis(path: Path) -> bool:
