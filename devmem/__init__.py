@@ -228,7 +228,7 @@ __all__ = [
     "zeros",
 ]
 
-#: Names that not every program uses, by the module that has them. It is imported when somebody asks for the first of them, as
+#: Names that not every program uses, by the module that has them. It is imported when the first of them is used, as
 #: `devmem.memory` is: its pools and adaptors, kernels and files take a third of what all of devmem takes to import.
 _LATER = {
     ".api.files": "load save",

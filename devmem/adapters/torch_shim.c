@@ -27,8 +27,8 @@ EXPORTED void devmem_disconnect(void)
 }
 
 /* PyTorch takes a null pointer for memory. What it understands is std::bad_alloc, which the C++ library that it has loaded can
- * throw for us; without one there is nobody to catch it. Python loads PyTorch, and with it that library, so that its symbols are
- * seen by nobody else: it has to be asked for by its name. */
+ * throw for us; without that library nothing would catch it. Python loads PyTorch, and with it that library, with local
+ * symbols: it has to be opened by its name. */
 static void out_of_memory(void)
 {
     static const char name[] = "_ZSt17__throw_bad_allocv";

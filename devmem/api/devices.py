@@ -44,13 +44,13 @@ def use_backend(name: str) -> Scope[str]:
     BackendUnavailable
         It cannot be used here; the message says why and what would help.
     ConfigError
-        Nobody supplies a backend of that name.
+        No plugin supplies a backend of that name.
     """
     return Scope(name, choose(current, default_device(name)))
 
 
 def chosen_backend() -> str | None:
-    """The backend that somebody chose, by a scope or by DEVMEM_BACKEND; None where devmem would pick one itself.
+    """The backend that was chosen, by a scope or by DEVMEM_BACKEND; None where devmem would pick one itself.
 
     For namespaces that prefer another one then.
     """

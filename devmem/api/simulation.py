@@ -12,14 +12,14 @@ def simulator(race_check: bool = False, shuffle: int | None = None, wave_size: i
 
     It holds in this thread or task, for kernels that are launched there. Whatever it says, divergence at a barrier, indices out
     of bounds and exceptions are reported: a `SimulatorError` with block, thread and source line, raised by the launch, or, where
-    a stream was named for it, by whoever waits for the stream next.
+    a stream was named for it, by the next call that waits for the stream.
 
     Parameters
     ----------
     race_check : bool, default False
         Compare each access to shared memory with those of the block's other threads since the last barrier. Reported are two
         threads of which one writes an element that the other reads or writes, unless both do it atomically or write the same
-        value; and reads of what nobody has written. Kernels that use shared memory take many times as long.
+        value; and reads of elements that were never written. Kernels that use shared memory take many times as long.
     shuffle : int, optional
         A seed. Threads and blocks run in an order that is drawn from it, the same each time, and so do atomics; what depends
         on the order, as it does where a barrier is missing, shows in the results. Shared memory is watched as by ``race_check``.

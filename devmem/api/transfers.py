@@ -27,15 +27,15 @@ def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = N
     device : Device, int or str, optional
         Where a new device array is made; the current device, if not given.
     pinned : bool
-        Make a new host array in page-locked memory, as `DeviceNDArray.copy_to_host` does: nothing has to be put there by whoever
-        waits.
+        Make a new host array in page-locked memory, as `DeviceNDArray.copy_to_host` does: the thread that waits has nothing
+        to copy.
 
     Returns
     -------
     Transfer
         ``wait``, ``result``, ``done``; it can be awaited, and used in ``with``. Dropping it is safe: both sides live until the
         stream has passed the copy. A new host array is seen through ``result`` only. The call returns when all is enqueued,
-        so later work on the stream comes after. A large download into pageable memory is put there by whoever waits; if it
+        so later work on the stream comes after. A large download into pageable memory is written by the thread that waits; if it
         is dropped before, what its destination holds is undefined.
 
     Raises

@@ -412,7 +412,7 @@ class DeviceNDArray(ArrayBase[D], Operators):
         return self.copy()
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Through the host: a device address means nothing to whoever unpickles it.
+        # Through the host: a device address means nothing in another process.
         guard("pickle")
         return _unpickled, (self.copy_to_host(),)
 

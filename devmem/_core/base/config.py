@@ -28,7 +28,7 @@ class DefaultStream(StrEnum):
 
 
 class TransferGuard(StrEnum):
-    """What happens at a copy to the host that nobody spelled out."""
+    """What happens at a copy to the host that the program did not ask for by name."""
 
     ALLOW = "allow"
     LOG = "log"
@@ -107,7 +107,7 @@ def _setting(default: object, parse: Callable[[str], object], allowed: str, help
 class Settings:
     """Every setting with its default; the variable is the name in capitals behind ``DEVMEM_``.
 
-    A setting whose name starts with a backend's name belongs to that backend and is handed to it; `SHARED` are nobody's own.
+    A setting whose name starts with a backend's name belongs to that backend and is handed to it; `SHARED` belong to no backend.
     """
 
     backend: str = _setting("", str.strip, "a backend's name", "backend to use; empty: the first usable GPU backend")
@@ -272,7 +272,7 @@ def call_site() -> tuple[str, int]:
 
 
 def _strangers() -> list[Setting]:
-    """Variables with our prefix that nobody reads. A backend of somebody else may read what bears its name."""
+    """Variables with devmem's prefix that are not read. A third-party backend may read those that bear its name."""
     known = {PREFIX + item.name.upper() for item in fields(Settings)}
     names = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
     names = sorted(name for name in names if name != ELSEWHERE and not name.startswith(ELSEWHERE + "_"))

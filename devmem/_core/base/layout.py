@@ -65,7 +65,7 @@ def normal_strides(shape: Shape, strides: Shape, unit: int) -> Shape:
 
 
 def like_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:
-    """Contiguous strides in the order of somebody else's: what ``numpy.empty_like(order='K')`` gives."""
+    """Contiguous strides in the same order of axes: what ``numpy.empty_like(order='K')`` gives."""
     result = [0] * len(shape)
     step = itemsize
     # Larger strides stay outside; equal ones (and those of axes of length one) keep the order of the axes.

@@ -32,7 +32,7 @@ def usable_backend(name: str) -> Backend:
     Raises
     ------
     ConfigError
-        Nobody supplies it.
+        No plugin supplies it.
     BackendUnavailable
         It cannot be used here; the message says why and what would help.
     """
@@ -97,7 +97,7 @@ def _reason(name: str) -> str | None:
     found = registry().backend(name)
     if found is None:
         failure = registry().failures.get(name)
-        return failure.message if failure else "nobody supplies it"
+        return failure.message if failure else "no plugin supplies it"
     try:
         plugins.configure(found.backend, settings().for_backend(name))
         return found.backend.unavailable()

@@ -262,7 +262,7 @@ def _find_default() -> Device:
 
 def _open(device: Device) -> OpenDevice:
     with _lock:
-        # Somebody else may have opened it while this thread waited.
+        # Another thread may have opened it while this one waited.
         if device._opened is not None and device._opened.handle.dead is None:
             return device._opened
         if device.backend in _left_behind:

@@ -46,7 +46,7 @@ class Allocation:
         "unnamed",
     )
 
-    #: Whether somebody lent the memory to be read only.
+    #: Whether the memory is foreign and was lent to be read only.
     read_only = False
 
     def __init__(
@@ -55,7 +55,7 @@ class Allocation:
         self.queue = queue
         self.device_handle = queue.handle
         self.heap = heap
-        #: Whether nobody named the home stream: then the memory is there for every stream.
+        #: Whether the user named no home stream: then the memory is there for every stream.
         self.unnamed = unnamed
         self.ptr = ptr
         self.nbytes = nbytes
@@ -85,7 +85,7 @@ class Allocation:
             self.refuse()
         if self.read_only:
             raise LayoutError(
-                "this array is read-only, as whoever lent its memory has it: write to a copy of your own, array.copy()"
+                "this array is read-only, as the owner of its memory has it: write to a copy of your own, array.copy()"
             )
 
     def refuse(self) -> NoReturn:
@@ -99,7 +99,7 @@ class Allocation:
     def before_use(self, stream: Stream) -> None:
         """Called before work that touches the block is enqueued on a stream; the device is entered.
 
-        Memory that nobody named a stream for is there for every stream: one that does not wait for the memory's own by itself
+        Memory without a named stream is there for every stream: one that does not wait for the memory's own by itself
         is made to, once. Between two streams that the user named nothing is inserted.
         """
         if stream is self.home or (self.streams is not None and stream in self.streams):
@@ -293,7 +293,7 @@ class StreamUse:
 
 
 class ForeignAllocation(Allocation):
-    """Memory of somebody else, kept alive by a reference to its owner; freeing it only lets go.
+    """Memory of another library, kept alive by a reference to its owner; freeing it only lets go.
 
     ``ready`` is the stream that its owner has made to wait for the memory; None where the owner orders each use by itself.
     """
@@ -316,7 +316,7 @@ class ForeignAllocation(Allocation):
         self.unnamed = True
         self.ptr = ptr
         self.nbytes = nbytes
-        self.home = None  # type: ignore[assignment]  # nobody's: then every use is told to `after_use`
+        self.home = None  # type: ignore[assignment]  # none: then every use is told to `after_use`
         self.streams = None
         self.freed = False
         self.owner = owner

@@ -230,7 +230,7 @@ class PageLockTable:
         return covering
 
     def _let_go(self, segments: Iterable[Segment], entered: Any) -> None:
-        """Count each down; those that nobody leans on any more are unlocked by the driver that locked them.
+        """Count each down; those without a registration are unlocked by the driver that locked them.
 
         After the copies that touch them, on any device. If those cannot be waited for nothing is unlocked.
         """
@@ -247,7 +247,7 @@ class PageLockTable:
             try:
                 self._wait_for_copies(ending)
                 self._wait_for_copies_of_devices(entered)
-            except BaseException as error:  # nobody may be left waiting for what is marked
+            except BaseException as error:  # no thread may be left waiting for what is marked
                 first.put(error)
             for segment in ending if first.error is None else ():
                 try:
@@ -257,7 +257,7 @@ class PageLockTable:
             for driver in self._forget(ending):
                 try:
                     driver.close()
-                except DevmemError as error:  # of a device that nobody uses any more
+                except DevmemError as error:  # of a device that is not used any more
                     first.put(error)
 
     def _forget(self, ending: list[Segment]) -> list[Any]:
@@ -322,7 +322,7 @@ class Segment:
     def __init__(self, start: int, end: int, driver: Any, arrays: list[object]) -> None:
         self.start = start
         self.end = end
-        #: The arrays that it was locked for. Its pages are theirs, and must not become somebody else's while they are locked,
+        #: The arrays that it was locked for. Its pages are theirs, and must not be reused while they are locked,
         #: also when only another array leans on it by then.
         self.arrays = arrays
         #: Who locks it and will unlock it; not the handle's own, which may be replaced by then.
@@ -348,7 +348,7 @@ class Segment:
         try:
             token = self.driver.enter()
         except DeviceLost:
-            self.locked = False  # its locks went with it, and whoever used the device has been told
+            self.locked = False  # its locks went with it, and the caller that used the device has been told
             return
         self.locked = False
         try:

@@ -32,7 +32,7 @@ class Registration:
                 for array in arrays:
                     page_locks.register(handle, array)
                     self.arrays.append(array)
-        except BaseException:  # also when leaving the device fails: nobody would have a handle to close
+        except BaseException:  # also when leaving the device fails: the caller would have no handle to close
             self.close()
             raise
 

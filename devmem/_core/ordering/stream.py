@@ -69,7 +69,7 @@ class Stream:
     handle : int
         The driver's handle; 1 and 2 are the legacy and the per-thread default stream on every backend.
     external : bool
-        The stream belongs to somebody else: devmem never destroys it and never uses it after the caller's last use.
+        The stream belongs to another library: devmem never destroys it and never uses it after the caller's last use.
     """
 
     __slots__ = (

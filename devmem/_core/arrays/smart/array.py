@@ -53,7 +53,7 @@ class SmartArray(AsNumpy):
     What comes out of it: ints, slices, Ellipsis, None and field names, ``T``, ``transpose``, ``reshape``, ``ravel`` and
     ``squeeze`` give SmartArrays that share memory *and* what is known about it, as long as NumPy has a view; ``copy`` and
     ``astype`` give independent ones; arithmetic, reductions and the other methods give what NumPy gives. An ndarray that is a
-    look at the host side (``numpy.asarray(smart)``, ``smart.real``) is read-only, because nobody would be told of writing.
+    look at the host side (``numpy.asarray(smart)``, ``smart.real``) is read-only, because a write could not be noticed.
 
     Whatever is ordered on streams by devmem, copies of a SmartArray come behind, and they are complete on return.
 

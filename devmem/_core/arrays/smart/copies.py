@@ -57,7 +57,7 @@ class Sides:
             return where in self._valid and (where is Where.HOST or not _gone(self._gpu))
 
     def changed(self, where: Where) -> None:
-        """Somebody has written one side: the other is out of date from here on.
+        """Take note that one side was written: the other is out of date from here on.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class Sides:
             self._version += 1
 
     def overwritten(self, where: Where) -> None:
-        """Somebody has written all of one side: it alone is up to date from here on."""
+        """Take note that all of one side was written: it alone is up to date from here on."""
         with self._lock:
             self._valid = {where}
             self._version += 1
@@ -93,7 +93,7 @@ class Sides:
             return None if _gone(self._gpu) else self._gpu
 
     def host(self, implicit: str = "") -> npt.NDArray[Any]:
-        """The host's array, up to date on return. ``implicit`` says who wants it, where nobody spelled the copy out."""
+        """The host's array, up to date on return. ``implicit`` names the caller of a copy that the program did not ask for by name."""
         while True:
             with self._lock:
                 if Where.HOST in self._valid:
