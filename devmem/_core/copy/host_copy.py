@@ -1,4 +1,4 @@
-"""NumPy's copy between host arrays, in an order that the processor's caches like."""
+"""NumPy's copy between host arrays, in an order that makes use of the processor's caches."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LONG = 1024
 def copy_elements(dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> None:
     """``numpy.copyto(dst, src)`` for arrays of one shape and dtype that do not overlap.
 
-    NumPy walks through the destination as it lies. Where that takes it through a transposed source, it loads a line of the
-    cache for each element, in long rows anew for each. So those are copied in narrow strips: a sixth of the time for a
-    matrix of 4096 times 4096 floats. It lets go of the GIL in each.
+    NumPy follows the destination's memory. From a transposed source it then loads a cache line for each element, and in long
+    rows loads it again for each row. So such copies are made in narrow strips: a sixth of the time for a matrix of 4096 times
+    4096 floats. NumPy releases the GIL in each.
     """
     axis = _long_axis(dst.shape, dst.strides, src.strides)
     if axis is None:
@@ -35,7 +35,7 @@ def copy_elements(dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> None:
 
 
 def raw(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same elements as bytes, where they are records: of values NumPy copies the fields, and leaves out what is between."""
+    """The same elements, records as plain bytes: of records NumPy copies the fields alone, and not the padding."""
     return array.view(f"V{array.itemsize}") if array.dtype.fields is not None and array.itemsize else array
 
 

@@ -1,4 +1,4 @@
-"""Ordinary host memory that copies of our own go through."""
+"""Pageable host memory that copies go through."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..base.layout import Shape
 def scratch(shape: Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A new C-contiguous array of undefined contents, on pages of its own.
 
-    Neighbours on the heap may be page-locked at any time, and drivers refuse copies from or to memory that is so in part.
+    Memory beside it may be page-locked at any time, and drivers refuse a copy of memory that is page-locked in part.
     """
     kind = np.dtype(dtype)
     raw = np.empty(math.prod(shape) * kind.itemsize + 2 * PAGESIZE, np.uint8)

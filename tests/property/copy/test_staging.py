@@ -190,10 +190,10 @@ def test_from_another_device(late: Any, data: st.DataObject, how: tuple[int, int
     take(expected)[...] = raw(from_take(from_base))
     target, source = dm.to_device(base), dm.to_device(from_base, device=others[0])
     stream = dm.stream() if named else 0
-    context = here.context()
+    opened = here.opened()
     with ring(*how), pytest.MonkeyPatch.context() as patch, late(stream, data):
         if data.draw(st.booleans()):  # neither reaches the other's memory
-            patch.setattr(context.handle, "capabilities", context.handle.capabilities - {Capability.PEER})
+            patch.setattr(opened.handle, "capabilities", opened.handle.capabilities - {Capability.PEER})
         take(target).copy_to_device(from_take(source), stream=stream)
         source.copy_to_device(np.zeros(source.shape, source.dtype))  # it was read when the call returned
         dm.synchronize()

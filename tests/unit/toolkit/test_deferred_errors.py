@@ -281,18 +281,18 @@ def fail_to_write() -> None:
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_steps_that_fail(monkeypatch, interrupted):
-    crew = CopyWorkers(2, None)
+    workers = CopyWorkers(2, None)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     if interrupted:
         monkeypatch.setattr("devmem._core.copy.staging.workers._Job.wait", interrupt)
-        monkeypatch.setattr("devmem._core.copy.staging.workers._Job.abandon", lambda job: None)
+        monkeypatch.setattr("devmem._core.copy.staging.workers._Job.stop", lambda job: None)
     try:
-        assert not kept_by(lambda: crew.run([lambda: fail(0)] * 3), BackendError, KeyboardInterrupt)
+        assert not kept_by(lambda: workers.run([lambda: fail(0)] * 3), BackendError, KeyboardInterrupt)
     finally:
-        crew.close()
+        workers.close()
 
 
 def test_memory_of_a_device_that_is_open_twice(driver):
