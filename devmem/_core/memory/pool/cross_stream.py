@@ -41,15 +41,18 @@ class CrossStreamReuse:
 
     def reclaim_completed(self) -> None:
         """Make blocks idle whose events have completed."""
-        lists = self.lists
-        with lists as writable:
-            if not writable or not self.queue.waiting:
-                return
+        if not self.queue.waiting:
+            return
         completed = self.queue.completed()
-        with lists:
-            for pending in completed:
-                lists.complete(pending)
-            lists.drop_empty_caches()
+        if completed:
+            with self.lists as writable:
+                for pending in completed:
+                    if writable:
+                        self.lists.complete(pending)
+                    else:
+                        self.lists.deferred.append(partial(self.lists.complete, pending))
+                if writable:
+                    self.lists.drop_empty_caches()
 
     def reclaim(self, stream: int, size: int = 0) -> None:
         """On a miss, reclaim blocks of other streams whose work has completed.

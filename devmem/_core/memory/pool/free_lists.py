@@ -86,13 +86,14 @@ class FreeLists:
     def __enter__(self) -> bool:
         self._lock.acquire()
         self._depth += 1
-        if self._depth == 1:
+        writable = self._depth == 1
+        if writable and self.deferred:
             self._run_deferred()
-        return self._depth == 1
+        return writable
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            if self._depth == 1:
+            if self.deferred and self._depth == 1:
                 self._run_deferred()
         finally:
             self._depth -= 1
@@ -112,7 +113,7 @@ class FreeLists:
     @property
     def cached(self) -> int:
         """Bytes that are free."""
-        pending = sum(each.free.nbytes for each in self.pending)
+        pending = sum(each.nbytes for each in self.pending)
         return self.idle.nbytes + pending + sum(cache.nbytes for cache in self.caches())
 
     def caches(self) -> list[StreamCache]:
@@ -224,8 +225,9 @@ class FreeLists:
 
     def drop_empty_caches(self) -> None:
         """Forget threads that have ended, and streams that only ever allocated."""
-        used = {each.cache for each in self.pending}
-        for cache in self.caches():
+        caches = self.caches()
+        used = {each.cache for each in self.pending} if caches else set()
+        for cache in caches:
             if (cache.handle_valid and not cache.ended) or cache in used or cache.nbytes:
                 continue
             if cache.ended:

@@ -25,7 +25,7 @@ from ..size_text import bytes_of, check_size
 from .engine import Pool
 from .free_lists import Effort
 from .size_bins import Fit, rounded
-from .stream_cache import PendingBlocks
+from .stream_cache import PendingChunk
 
 #: What the driver locks is whole pages.
 PAGE = 4096
@@ -107,10 +107,7 @@ class PinnedPool(Pool):
         """
         if not ptr:
             return
-        size = self._size(nbytes)
-        lists = self._lists
-        pending = PendingBlocks(None, lists.new_bins())
-        pending.free.large.add(ptr, size)
+        lists, pending = self._lists, PendingChunk(ptr, self._size(nbytes))
         with lists as writable:
             if writable:
                 lists.pending[pending] = None
@@ -156,8 +153,11 @@ class PinnedPool(Pool):
         return rounded((nbytes + PAGE - 1) & -PAGE) + PAGE - 1 & -PAGE
 
     def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
-        with self._lists as writable:
-            ptr = self._lists.idle.cut(self._size(nbytes), Fit.EXACT) if writable else 0
+        lists = self._lists
+        if not lists.idle.large.starts:
+            return 0
+        with lists as writable:
+            ptr = lists.idle.cut(self._size(nbytes), Fit.EXACT) if writable else 0
             self._hits += bool(ptr)
         return ptr
 

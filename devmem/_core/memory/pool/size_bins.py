@@ -180,7 +180,7 @@ class Fit(Enum):
     last to be broken up.
     """
 
-    EXACT = 0  #: blocks of its own class
+    EXACT = 0  #: whole chunks of its own class
     CLOSE = 1  #: blocks that are little larger
     PARTS = 2  #: parts of chunks that are broken up already
     WHOLE = 3  #: whole chunks
@@ -223,11 +223,11 @@ class SizeBins:
         free, number = self.of(size), class_of(size)
         if fit is Fit.PARTS:
             start = free.parts.find(number)
-        elif fit is Fit.WHOLE:
-            start = free.whole.find(number)
-        else:
-            most = number if fit is Fit.EXACT else class_of(size + size // CLOSE) if size >= SMALL else 0
+        elif fit is Fit.CLOSE:
+            most = class_of(size + size // CLOSE) if size >= SMALL else 0
             start = free.parts.find(number, most) or free.whole.find(number, most)
+        else:
+            start = free.whole.find(number, number if fit is Fit.EXACT else 0)
         return free.take(start, size) if start else 0
 
     def absorb(self, other: SizeBins) -> None:

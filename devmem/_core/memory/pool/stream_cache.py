@@ -93,10 +93,37 @@ class PendingBlocks:
         self.free = free
         self.recorded = False
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that wait."""
+        return self.free.nbytes
+
     def move_to(self, free: SizeBins) -> None:
         """Let other bins have the blocks."""
         free.absorb(self.free)
         self.cache = None
+
+
+class PendingChunk(PendingBlocks):
+    """One whole chunk that waits for an event: it needs no bins."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, start: int, size: int) -> None:
+        self.cache = None
+        self.recorded = False
+        self._block: tuple[int, int] | None = (start, size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that wait."""
+        return self._block[1] if self._block else 0
+
+    def move_to(self, free: SizeBins) -> None:
+        """Let bins have the chunk."""
+        block, self._block = self._block, None
+        if block is not None:
+            free.large.add(*block)
 
 
 class Token:
