@@ -39,7 +39,7 @@ def per_thread_default_stream() -> Stream:
 
 
 def external_stream(ptr: Any) -> Stream:
-    """Wrap a stream of another library: its address, an object with ``__cuda_stream__``, or a stream object of the vendor's bindings.
+    """Wrap a stream of another library: its address, an object with ``__cuda_stream__``, or a vendor's own object.
 
     devmem never destroys it, and forgets it when the result is dropped and no work of devmem is on it; until then
     its address can be given wherever a stream is asked for. Its owner must keep it alive while work is given to it, not until the

@@ -93,7 +93,7 @@ class Sides:
             return None if _gone(self._gpu) else self._gpu
 
     def host(self, implicit: str = "") -> npt.NDArray[Any]:
-        """The host's array, up to date on return. ``implicit`` names the caller of a copy that the program did not ask for by name."""
+        """The host's array, up to date on return. ``implicit`` names the caller of an implicit copy."""
         while True:
             with self._lock:
                 if Where.HOST in self._valid:
