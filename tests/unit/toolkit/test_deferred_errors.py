@@ -254,10 +254,11 @@ def test_a_guard_that_cannot_give_back(driver, wrong):
 def test_events_of_a_pool_that_cannot_be_destroyed(driver):
     pool = PoolMemory()
     pool.bind(driver)
-    pool._crossing._spare += [driver.event_create(False) for _ in range(3)]
+    events = pool._reuse.events
+    events._spare += [driver.event_create(False) for _ in range(3)]
     driver.fail_at(1, "event_destroy", repeat=True)
-    assert not kept_by(pool._crossing.drop_events)
-    assert not pool._crossing._spare
+    assert not kept_by(events.drop_spare)
+    assert not events._spare
 
 
 def test_a_log_that_cannot_be_written_to(driver, tmp_path, monkeypatch):
