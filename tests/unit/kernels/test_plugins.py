@@ -75,10 +75,10 @@ def test_a_module_that_is_not_there_is_told_of(monkeypatch):
 
 def test_the_first_that_can_be_used_is_taken(monkeypatch):
     monkeypatch.setattr(plugins, "BUILT_IN_COMPILERS", {})
-    context = SimpleNamespace(info=SimpleNamespace(backend="cuda"), device="cuda:0")
+    opened = SimpleNamespace(handle=SimpleNamespace(info=SimpleNamespace(backend="cuda")), device="cuda:0")
     unusable = compiler("one", unavailable=lambda: "it is ill")
     monkeypatch.setattr(plugins, "registry", registry(plugin(unusable, compiler("two"), compiler("three"))))
-    assert compiler_for(context).name == "two"
+    assert compiler_for(opened).name == "two"
     monkeypatch.setattr(plugins, "registry", registry(plugin(unusable)))
     with pytest.raises(UnsupportedError, match=r"no kernel compiler can be used for cuda:0 \(one: it is ill\)"):
-        compiler_for(context)
+        compiler_for(opened)

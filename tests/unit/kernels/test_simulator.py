@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem._core.base import config, scopes, simulation
+from devmem._core.base import config, simulation
 from devmem.kernels import names
 from devmem.kernels.compilers.simulator import compiler as simulator
 from devmem.kernels.compilers.simulator.argument_types import ArrayType, ScalarType, parse_signature, type_of
@@ -915,9 +915,9 @@ def unset(monkeypatch):
     for name in ("RACE_CHECK", "SHUFFLE", "WAVE_SIZE"):
         monkeypatch.delenv(f"DEVMEM_SIM_{name}", raising=False)
     config.forget()
-    before = scopes.simulation.set(None)
+    before = simulation.in_force.set(None)
     yield monkeypatch
-    scopes.simulation.reset(before)
+    simulation.in_force.reset(before)
     config.forget()
 
 
