@@ -56,6 +56,7 @@ class OpenDevice:
     def trim(self, keep_bytes: int) -> None:
         """Free what is pending, then give back what the memory stacks cache; the device is entered."""
         self.ring.retry()
+        self.ring.release_events()
         self.memory.trim(keep_bytes)
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ class Env:
         self.shape = self.host.shape
         if not bare:
             self._make()
+            self.settle()  # spare events are destroyed, as they are before the comparison
         self.before = backend.live()
         self.registered = self._registered()
         self.live = 0 if bare else dm.memory_info().live

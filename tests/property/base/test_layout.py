@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
-from devmem._core.base import layout
+from devmem._core.base import address, layout
+from devmem._core.copy import rows
 from devmem.spi.errors import LayoutError
 
 Array = np.ndarray[Any, Any]
@@ -162,8 +163,8 @@ def test_span_and_extent_cover_every_byte(array: Array) -> None:
         return
     start = array.ctypes.data
     assert (start + low, start + high) == byte_bounds(array)
-    assert layout.extent(array) == byte_bounds(array)
-    assert layout.address(array) == start
+    assert address.extent(array) == byte_bounds(array)
+    assert address.address(array) == start
 
 
 @given(st.data())
@@ -174,7 +175,7 @@ def test_a_plan_of_rows_moves_what_numpys_assignment_moves(data: st.DataObject) 
     assume(target.size)
     shape, itemsize = target.shape, target.itemsize
     source = data.draw(sources(shape, itemsize))
-    plan = layout.rows(shape, itemsize, target.strides, source.strides)
+    plan = rows.rows(shape, itemsize, target.strides, source.strides)
     assert plan.calls == len(plan.offsets())
     assert plan.calls * plan.width * plan.height == target.size * itemsize
 

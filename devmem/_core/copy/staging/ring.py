@@ -201,6 +201,13 @@ class Ring:
         """Let more slots be made: there may be page-locked memory again."""
         self.slot_limit = self._configured_slots
 
+    def release_events(self) -> None:
+        """Give back the events of free slots whose copies have completed; the slots stay."""
+        with self._lock:
+            for slot in self.free_slots():
+                if slot.event and slot.reader is None and self._is_idle(slot):
+                    self._give_back_event(slot)
+
     def trim(self) -> None:
         """Give back the slots that no copy uses; this may wait for the device."""
         with self.lease(self.streams.legacy) as lease:

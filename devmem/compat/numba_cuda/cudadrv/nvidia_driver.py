@@ -15,13 +15,13 @@ CHANGES_CURRENT = ("cuCtxCreate", "cuCtxDestroy", "cuCtxPush", "cuCtxPop", "cuCt
 
 
 def binding_of(device: devmem.Device) -> tuple[Any, Any] | None:
-    """NVIDIA's binding, and devmem's driver of the device; None if the device does not use that binding."""
+    """NVIDIA's binding, and the primary context that devmem's driver retains; None if the device does not use that binding."""
     binding: Any = sys.modules.get(BINDING)  # loaded by any device that uses it
     if binding is None:
         return None
-    driver: Any = device.driver()
-    known = isinstance(getattr(driver, "device", None), binding.CUdevice)
-    return (binding, driver) if known else None
+    context: Any = getattr(device.driver(), "context", None)
+    known = isinstance(getattr(context, "device", None), binding.CUdevice)
+    return (binding, context) if known else None
 
 
 def call(device: devmem.Device, name: str, *arguments: Any) -> Any:

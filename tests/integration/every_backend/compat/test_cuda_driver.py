@@ -162,7 +162,7 @@ def test_a_context_that_is_not_primary_is_refused(device):
     if handle == id(device.opened()):
         pytest.skip(f"{device} has no contexts of the driver's")
     newer = int(importlib.metadata.version("cuda-bindings").partition(".")[0]) >= 13
-    other = driver.driver.cuCtxCreate(*([None] if newer else []), 0, device.driver().device)
+    other = driver.driver.cuCtxCreate(*([None] if newer else []), 0, device.driver().context.device)
     try:
         with pytest.raises(RuntimeError, match="Numba cannot operate on non-primary CUDA context"):
             cuda.current_context()
