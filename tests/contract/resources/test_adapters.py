@@ -320,7 +320,7 @@ def test_nothing_is_promised_of_an_allocator_that_is_plugged_into_pytorch(driver
         resource.trim(0)
         native = TorchOnHost()
         cuda.backend = "native"
-        native.memory.bind(driver)
+        native.bind(driver)
         assert native.stream_ordered
 
 
