@@ -112,7 +112,7 @@ class NumbaNames(ABC):
         kind = self.kinds[namespace] = types.Module(namespace)
         body: dict[str, Any] = {"key": kind}
         for name, template in members.items():
-            body[f"resolve_{name}"] = lambda self, module, template=template: types.BuiltinFunction(template)
+            body[f"resolve_{name}"] = lambda self, module, template=template: types.Function(template)
         self.numba.typing_registry.register_attr(type("Namespace", (templates.AttributeTemplate,), body))
 
     def _register_all(self) -> None:
@@ -160,7 +160,7 @@ class NumbaNames(ABC):
     def _function(self, function: Any, typer: Any, lower: Any) -> None:
         body = {"key": function, "generic": lambda template: typer}
         template = type("Template", (self.numba.templates.CallableTemplate,), body)
-        self.kinds[function] = self.numba.types.BuiltinFunction(template)
+        self.kinds[function] = self.numba.types.Function(template)
 
         def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             found = lower(context, builder, sig.args, args)
