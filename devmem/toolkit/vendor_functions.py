@@ -11,6 +11,7 @@ and hip-python do, `checked` and `checked_query` make the call.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,8 @@ class VendorFunctions:
         self._bind = bind
 
     def __getattr__(self, name: str) -> Any:
-        call = self._bind(self._prefix + name)
+        # Interned: Python's cache of attribute lookups keeps a name for each string object that it is asked for.
+        call = self._bind(sys.intern(self._prefix + name))
         setattr(self, name, call)
         return call
 
