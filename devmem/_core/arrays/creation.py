@@ -59,7 +59,7 @@ def upload(opened: OpenDevice, src: npt.NDArray[Any], stream: StreamLike, copy: 
 
 
 def to_device(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) -> Any:
-    """The rarer cases of the verb: device arrays, of others too, records, what NumPy makes an array of, and ``to=``."""
+    """`devmem.to_device` of a device array, a record or an object that NumPy converts to an ndarray; and with ``to=``."""
     if to is not None:
         return _into(obj, stream, copy, to, device)
     if isinstance(obj, DeviceRecord):

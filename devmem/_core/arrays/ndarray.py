@@ -27,6 +27,7 @@ from ..base.layout import (
     Shape,
     check_size,
     contiguous_strides,
+    index,
     is_contiguous,
     like_strides,
     reshape,
@@ -48,7 +49,7 @@ from ..ordering.stream import Stream
 from .array_base import ArrayBase
 from .operators import Operators
 from .pinned import pinned_like
-from .views import broadcast, field_of, indexed, retyped, squeezed, transposed, without_leading_ones
+from .views import broadcast, field_of, retyped, squeezed, transposed, without_leading_ones
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -283,7 +284,7 @@ class DeviceNDArray(ArrayBase[D], Operators):
     def free(self) -> None:
         """Give back the memory that this array and all its views share, in stream order. A second call does nothing.
 
-        Every later use of any of them raises ClosedError. ForeignAllocation memory is only let go of.
+        Every later use of any of them raises ClosedError. Foreign memory is only let go of.
         """
         self.allocation.free()
 
@@ -372,9 +373,13 @@ class DeviceNDArray(ArrayBase[D], Operators):
 
         The memory stays this process's: keep the array until the other process has let go of its own.
 
-            Raises ------ UnsupportedError The device cannot share memory; or the memory came from a pool, or from
-            another library: what can be shared is allocated under ``use_memory(devmem.memory.DriverMemory())``.
-            LayoutError The array is empty.
+        Raises
+        ------
+        UnsupportedError
+            The device cannot share memory; or the memory came from a pool, or from another library: what can be shared is
+            allocated under ``use_memory(devmem.memory.DriverMemory())``.
+        LayoutError
+            The array is empty.
         """
         return handle_of(self, self.allocation)
 
@@ -455,22 +460,31 @@ class DeviceNDArray(ArrayBase[D], Operators):
                     copy_from_peer(opened.copies, self, origin, chosen, blocking=not stream)
 
     def _same_memory(self, view: ArrayView[Any]) -> DeviceNDArray[Any]:
-        """An array of the same class over the same memory, with another layout."""
+        """An array of the same class over the same memory, with the layout of a view of it."""
+        return self._view(view._ptr, view._shape, view._strides, view._dtype)
+
+    def _view(
+        self, ptr: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any] | None = None
+    ) -> DeviceNDArray[Any]:
+        """An array of the same class over the same memory, at an address in it; of the same dtype, if none is given."""
         # Not by the constructor: a subclass of the user's may have another one.
         array: DeviceNDArray[Any] = _new(type(self))
-        ptr = view._ptr if 0 not in view._shape else 0
-        layout = ptr, view._shape, view._dtype, view._strides
-        ArrayBase.__init__(array, self.open_device, self.allocation, *layout, self._stream)
+        array.open_device = self.open_device
+        array.allocation = self.allocation
+        array._ptr = ptr if 0 not in shape else 0
+        array._shape = shape
+        array._dtype = self._dtype if dtype is None else dtype
+        array._strides = strides
+        array._stream = self._stream
         return array
-
-    def _view(self, ptr: int, shape: Shape, strides: Shape | None) -> DeviceNDArray[D]:
-        """An array over the same memory at an address in it."""
-        return self._same_memory(ArrayView(ptr, shape, self._dtype, strides))
 
     def _selected(self, key: object) -> DeviceNDArray[Any]:
         """The view that an index, or the name of a field, selects."""
         self.allocation.check()
-        return self._same_memory(field_of(self, key) if isinstance(key, str) else indexed(self, key))
+        if isinstance(key, str):
+            return self._same_memory(field_of(self, key))
+        offset, shape, strides = index(self._shape, self.strides, key)
+        return self._view(self._ptr + offset, shape, strides)
 
     def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
         """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""

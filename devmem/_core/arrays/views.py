@@ -9,15 +9,9 @@ import numpy as np
 
 from ...spi.errors import LayoutError
 from ..base.array_view import ArrayView
-from ..base.layout import contiguous_strides, index
+from ..base.layout import contiguous_strides
 
 View = ArrayView[Any]
-
-
-def indexed(view: View, key: object) -> View:
-    """``view[key]`` for ints, slices, Ellipsis and None."""
-    offset, shape, strides = index(view._shape, view.strides, key)
-    return ArrayView(view._ptr + offset, shape, view._dtype, strides)
 
 
 def field_of(view: View, name: str) -> View:

@@ -66,6 +66,10 @@ def normal_strides(shape: Shape, strides: Shape, unit: int) -> Shape:
 
 def like_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:
     """Contiguous strides in the same order of axes: what ``numpy.empty_like(order='K')`` gives."""
+    for order in "CF":
+        packed = contiguous_strides(shape, itemsize, order)
+        if strides == packed:
+            return packed
     result = [0] * len(shape)
     step = itemsize
     # Larger strides stay outside; equal ones (and those of axes of length one) keep the order of the axes.
