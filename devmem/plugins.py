@@ -224,9 +224,9 @@ class Registry:
                 continue
             try:
                 self._load_entry_point(entry, origin)
-            except Exception as error:
-                # A broken package must not affect other plugins. The error is recorded, shown by `devmem info`, and raised if a
-                # lookup finds no other plugin.
+            except (Exception, SystemExit) as error:
+                # A broken package must not affect other plugins, nor end the program. The error is recorded, shown by
+                # `devmem info`, and raised if a lookup finds no other plugin.
                 message = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}{_place(error)}"
                 self.failures[entry.name] = Failure(origin, message)
                 broken.append(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from .._core.base.device_handle import CurrentDevice
@@ -67,6 +68,10 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
 
     Of every open device, unless one is named. Frees nothing inside ``defer_cleanup()``.
     """
+    try:
+        keep_bytes = operator.index(keep_bytes)
+    except TypeError:
+        raise TypeError(f"trim(keep_bytes={keep_bytes!r}): what is kept is a whole number of bytes") from None
     if keep_bytes < 0:
         raise ConfigError(f"trim(keep_bytes={keep_bytes}): what is kept is a number of bytes, from 0 on")
     with FirstError() as first:

@@ -8,6 +8,7 @@ from .._core.base.device_handle import CurrentDevice
 from .._core.base.scopes import deferral
 from .._core.device.device import current_device, current_open_device, open_devices
 from .._core.ordering.stream import Event, Stream
+from ..spi.errors import DevmemError
 
 
 def stream(*, priority: int = 0, non_blocking: bool = False) -> Stream:
@@ -55,6 +56,8 @@ def event(timing: bool = True) -> Event:
 
 def event_elapsed_time(start: Event, end: Event) -> float:
     """Milliseconds between two events that were recorded with timing, and have passed."""
+    if not isinstance(start, Event):
+        raise TypeError(f"times are taken between two devmem.Events, not from {start!r}")
     return start.elapsed_time(end)
 
 
@@ -67,14 +70,26 @@ class defer_cleanup:
     """Within this block nothing that waits to be freed is freed: not by thresholds, by `trim`, nor by an allocation that fails.
 
     Blocks nest, and count for the whole process. Leaving the outermost one looks at the thresholds again.
+
+    Raises
+    ------
+    DevmemError
+        It is left more often than it was entered.
     """
 
-    __slots__ = ()
+    __slots__ = ("_times",)
+
+    def __init__(self) -> None:
+        self._times = 0
 
     def __enter__(self) -> None:
         deferral.enter()
+        self._times += 1
 
     def __exit__(self, *_: object) -> None:
+        if not self._times:
+            raise DevmemError("this defer_cleanup() was left more often than it was entered: leave each block once")
+        self._times -= 1
         if deferral.leave():
             for opened in open_devices():
                 with CurrentDevice(opened.handle):

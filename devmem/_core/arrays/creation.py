@@ -67,6 +67,7 @@ def to_device(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) ->
         moved = to_device(view, stream, copy, to, device)
         return obj if moved is view else DeviceRecord(moved)
     if isinstance(obj, DeviceNDArray):
+        obj.allocation.check()
         wanted = current_open_device() if device is None else open_device_of(device)
         return obj if obj.open_device is wanted else _across(obj, wanted, stream)
     lent = None if isinstance(obj, np.ndarray) else device_view(obj)

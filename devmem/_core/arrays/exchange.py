@@ -60,6 +60,7 @@ def as_device_array(obj: Any) -> DeviceNDArray[Any]:
         raise UnsupportedError(
             f"a {type(obj).__name__} has no memory that the device can use in place: copy it with devmem.to_device()"
         )
+    view.allocation.check()
     return view
 
 

@@ -70,6 +70,16 @@ class HostVisible(DriverArray):
         return self._device_base + (address(self) - allocation.ptr)
 
     @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory as the device sees it; see `DeviceNDArray.__cuda_array_interface__`.
+
+        AttributeError where the device's arrays have none, and of the result of a computation, which no device can reach.
+        """
+        if not self._reached():
+            raise AttributeError(f"this {type(self).__name__} has ordinary memory that no device can reach")
+        return self._on_device().__cuda_array_interface__
+
+    @property
     def device(self) -> Any:
         """The device that the memory was made for."""
         self._owner()
@@ -103,7 +113,7 @@ class HostVisible(DriverArray):
         return self._on_device() if self._reached() else None
 
     def _on_device(self) -> DeviceNDArray[Any]:
-        # ForeignAllocation: freeing the view must not take the memory from under the array.
+        # Foreign: freeing the view must not take the memory from under the array.
         allocation = self._owner()
         read_only = not self.flags.writeable
         opened = self._open_device

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...spi.errors import LayoutError
 from ..base.array_view import ArrayView
-from ..base.layout import contiguous_strides
+from ..base.layout import check_size, contiguous_strides
 
 View = ArrayView[Any]
 
@@ -22,6 +22,7 @@ def field_of(view: View, name: str) -> View:
         raise LayoutError(f"there is no field {name!r} in dtype {view._dtype}: {known}")
     dtype, offset = fields[name][:2]
     base, inner = dtype.subdtype or (dtype, ())
+    check_size(view._shape + inner, base.itemsize)
     strides = view.strides + contiguous_strides(inner, base.itemsize)
     return ArrayView(view._ptr + offset, view._shape + inner, base, strides)
 
@@ -31,7 +32,7 @@ def retyped(view: View, dtype: np.dtype[Any]) -> View:
     shape, strides, itemsize = view._shape, view.strides, view.itemsize
     if dtype.itemsize == itemsize:
         return ArrayView(view._ptr, shape, dtype, view._strides)
-    if not shape or (strides[-1] != itemsize and shape[-1] != 1):
+    if not shape or (view.size and strides[-1] != itemsize and shape[-1] != 1):
         raise LayoutError(
             f"a view with {dtype.itemsize} instead of {itemsize} bytes an element needs a contiguous last axis; this "
             f"array has shape {shape} and strides {strides}"

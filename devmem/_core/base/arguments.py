@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from ...spi.errors import LayoutError
 from ...spi.types import AllocFlags
-from .layout import Shape, check_size, contiguous_strides, span
+from .layout import MAX_AXES, Shape, check_axes, check_size, contiguous_strides, span
 
 _COHERENCE = {"fine": AllocFlags.FINE, "coarse": AllocFlags.COARSE}
 
@@ -36,9 +37,10 @@ def shape_of(shape: object) -> Shape:
         if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
             raise TypeError(f"a shape is an integer or a sequence of integers, not {shape!r}") from None
         try:
-            lengths = tuple(map(operator.index, shape))
+            lengths = tuple(map(operator.index, islice(shape, MAX_AXES + 1)))
         except TypeError:
             raise TypeError(f"a shape is made of integers, not {shape!r}") from None
+    check_axes(lengths)
     if lengths and min(lengths) < 0:
         raise LayoutError(f"a shape has no negative lengths, got {lengths}")
     return lengths
@@ -109,6 +111,8 @@ def _strides_of(strides: object, shape: Shape, itemsize: int) -> Shape:
         raise TypeError(f"strides are a sequence of integers (bytes), not {strides!r}") from None
     if len(steps) != len(shape):
         raise LayoutError(f"{len(steps)} strides {steps} do not go with {len(shape)} lengths {shape}")
+    if 0 in shape:
+        return steps  # no elements, which could overlap
     reach = itemsize
     for step, count in sorted((step, count) for step, count in zip(steps, shape, strict=True) if count > 1):
         if step < reach:
@@ -205,7 +209,7 @@ def priority_of(priority: object, least: int, greatest: int) -> int:
 def new_shape_of(parts: tuple[Any, ...]) -> Shape:
     """The shape given to ``reshape``: as one tuple or as several ints; -1 leaves one open."""
     if len(parts) == 1 and hasattr(parts[0], "__iter__"):
-        parts = tuple(parts[0])
+        parts = tuple(islice(parts[0], MAX_AXES + 1))
     try:
         return tuple(operator.index(count) for count in parts)
     except TypeError:

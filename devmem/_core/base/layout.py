@@ -13,6 +13,8 @@ import numpy as np
 from ...spi.errors import LayoutError
 
 Shape = tuple[int, ...]
+#: As many axes as an array has at most: as many as NumPy's, so that every device array fits into a host array.
+MAX_AXES = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 
 
 def span(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int]:
@@ -123,6 +125,8 @@ def index(shape: Shape, strides: Shape, key: object) -> tuple[int, Shape, Shape]
         else:
             offset += _position(part, shape[axis], axis) * strides[axis]
             axis += 1
+    if len(new_shape) > MAX_AXES:
+        raise IndexError(f"too many axes: an array has at most {MAX_AXES}, the index makes {len(new_shape)}")
     return offset, tuple(new_shape), tuple(new_strides)
 
 
@@ -207,6 +211,7 @@ def resolve_shape(new: Shape, size: int) -> Shape:
         new = tuple(size // known if count == -1 else count for count in new)
     if any(count < 0 for count in new) or math.prod(new) != size:
         raise LayoutError(f"{size} elements cannot be shaped as {new}")
+    check_axes(new)
     return new
 
 
@@ -215,8 +220,15 @@ def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
+def check_axes(shape: Shape) -> None:
+    """LayoutError if no ndarray has so many axes."""
+    if len(shape) > MAX_AXES:
+        raise LayoutError(f"an array has at most {MAX_AXES} axes, as in NumPy: the shape has {len(shape)} or more")
+
+
 def check_size(shape: Shape, itemsize: int) -> int:
-    """Bytes of an array of that shape; LayoutError if no address space holds it."""
+    """Bytes of an array of that shape; LayoutError if no address space holds it, or no ndarray has so many axes."""
+    check_axes(shape)
     nbytes = math.prod(shape) * itemsize
     # An axis without elements hides how long the others are; strides have to be numbers all the same.
     reach = nbytes or math.prod(max(count, 1) for count in shape) * max(itemsize, 1)

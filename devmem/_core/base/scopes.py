@@ -1,7 +1,7 @@
 """Every scope of devmem: what is current, in this thread or task.
 
 All are ContextVars, so that a scope entered in one thread or task is not seen by another. The exception is deferral of
-cleanup, which counts for the whole process: its promise is that nothing is freed meanwhile, by anybody.
+cleanup, which counts for the whole process: its promise is that nothing is freed meanwhile, by any thread.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ...spi.errors import DevmemError
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -19,21 +21,32 @@ T = TypeVar("T")
 
 
 class Scope(Generic[T]):
-    """A choice that holds from the call on, or in ``with`` until the end of the block."""
+    """A choice that holds from the call on, or in ``with`` until the end of the block. It is good for one block.
 
-    __slots__ = ("_undo", "value")
+    Raises
+    ------
+    DevmemError
+        It is entered or left a second time.
+    """
+
+    __slots__ = ("_entered", "_undo", "value")
 
     def __init__(self, value: T, undo: Callable[[], None]) -> None:
         self.value = value
+        self._entered = False
         self._undo: Callable[[], None] | None = undo
 
     def __enter__(self) -> T:
+        if self._entered or self._undo is None:
+            raise DevmemError(f"this scope, of {self.value!r}, was entered before: make one for each `with` block")
+        self._entered = True
         return self.value
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
+        if undo is None:
+            raise DevmemError(f"this scope, of {self.value!r}, was left before: its choice was taken back then")
+        undo()
 
 
 def choose(variable: ContextVar[T], value: T) -> Callable[[], None]:
@@ -54,7 +67,7 @@ class Deferral:
 
     def __init__(self) -> None:
         self.depth = 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may open a block while this thread holds it
 
     def enter(self) -> None:
         with self.lock:

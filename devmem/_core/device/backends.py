@@ -101,5 +101,5 @@ def _reason(name: str) -> str | None:
     try:
         plugins.configure(found.backend, settings().for_backend(name))
         return found.backend.unavailable()
-    except Exception as error:  # it must not raise; one that does must not take the others with it
+    except (Exception, SystemExit) as error:  # it must not raise; one that does must not take the others with it
         return f"the backend {name!r} from {found.origin} failed when it was asked: {type(error).__name__}: {error}"

@@ -293,7 +293,7 @@ def _close(device: Device, why: str) -> None:
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
-    scopes.deferral.lock = threading.Lock()
+    scopes.deferral.lock = threading.RLock()
     scopes.deferral.depth = 0  # blocks of threads that do not exist here
     plugins.registry.lock = threading.RLock()
     page_locks.forget_after_fork()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from ...spi.types import Capability
 from ..base.arguments import layout_of
 from ..base.array_view import ArrayView
 from ..base.device_handle import CurrentDevice
-from ..base.layout import Shape, span
+from ..base.layout import Shape, check_size, span
 from ..device.backends import usable_backend
 from ..device.device import checked_device, current_open_device, open_devices
 from ..lifetime.allocation import Allocation, ForeignAllocation
@@ -154,6 +155,7 @@ def opened(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Any
     """
     if not isinstance(handle, IpcHandle):
         raise TypeError(f"memory is opened by what get_ipc_handle() returned, not by {handle!r}")
+    _check_fields(handle)
     lengths, kind, steps = _layout(handle, shape, dtype, strides)
     low, high = span(lengths, steps, kind.itemsize)
     if handle.offset + low < 0 or handle.offset + high > handle.nbytes:
@@ -192,6 +194,30 @@ def _check_size(opened: OpenDevice, base: int, handle: IpcHandle) -> None:
             f"the handle says that {handle.nbytes} bytes are shared, and the driver has opened {found[0] + found[1] - base}: it "
             f"was not made by get_ipc_handle(), or was damaged on its way"
         )
+
+
+def _check_fields(handle: IpcHandle) -> None:
+    """Raise unless the fields can be what `handle_of` wrote: a handle comes from another process, and may have been forged."""
+    expected = {
+        "backend": isinstance(handle.backend, str),
+        "uuid": isinstance(handle.uuid, str),
+        "nbytes": type(handle.nbytes) is int and 0 < handle.nbytes <= sys.maxsize,
+        "offset": type(handle.offset) is int and 0 <= handle.offset < sys.maxsize,
+        "shape": _are_integers(handle.shape) and all(count >= 0 for count in handle.shape),
+        "dtype": isinstance(handle.dtype, np.dtype) and not handle.dtype.hasobject and handle.dtype.subdtype is None,
+        "strides": _are_integers(handle.strides) and len(handle.strides) == len(handle.shape),
+        "raw": isinstance(handle.raw, bytes),
+        "process": type(handle.process) is int,
+    }
+    wrong = [name for name, is_right in expected.items() if not is_right]
+    if wrong:
+        found = ", ".join(f"{name}={getattr(handle, name)!r}" for name in wrong)
+        raise LayoutError(f"this handle was not made by get_ipc_handle(), or was damaged on its way: {found}")
+    check_size(handle.shape, handle.dtype.itemsize)
+
+
+def _are_integers(values: object) -> bool:
+    return isinstance(values, tuple) and all(type(each) is int for each in values)
 
 
 def _layout(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Shape, np.dtype[Any], Shape]:

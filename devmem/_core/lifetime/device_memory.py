@@ -311,13 +311,14 @@ class MemoryScope(Scope[Any]):
         super().__init__(heap.resource, lambda: None)
 
     def __enter__(self) -> Any:
+        resource = super().__enter__()
         self.heap.scopes += 1  # first, or another thread may take the heap for an idle one
         self.memory.uninstall(self.heap)
         before = _scoped.get()
         _scoped.set({**(before or {}), (self.memory, self.heap.kind): self.heap})
         self.memory._scopes += 1
         self._undo = lambda: self._leave(before)
-        return self.value
+        return resource
 
     def _leave(self, before: dict[tuple[DeviceMemory, MemoryKind], Heap] | None) -> None:
         _scoped.set(before)

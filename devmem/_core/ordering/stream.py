@@ -470,10 +470,16 @@ def foreign_handle(stream: object) -> int | None:
     """
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        version, handle = protocol()
+        answer = protocol() if callable(protocol) else protocol
+        try:
+            version, handle = map(operator.index, answer)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"__cuda_stream__ of a {type(stream).__name__} gave {answer!r}: it returns two integers, (0, address)"
+            ) from None
         if version != 0:
             raise UnsupportedError(f"{stream!r} speaks version {version} of __cuda_stream__, this devmem version 0")
-        return operator.index(handle)
+        return handle
     if isinstance(stream, bool):
         return None
     try:

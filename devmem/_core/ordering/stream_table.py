@@ -111,8 +111,8 @@ class StreamTable:
             raise TypeError(
                 f"a foreign stream is given by its address, an int, or as an object with __cuda_stream__, not as {stream!r}"
             )
-        if handle < 0:
-            raise LayoutError(f"a stream's address is not negative, got {handle}")
+        if not 0 <= handle < 1 << 64:
+            raise LayoutError(f"a stream's address has 64 bits and no sign, got {handle}")
         if handle in (0, LEGACY_STREAM, PER_THREAD_STREAM) or handle in self._streams:
             return self._by_handle(handle or LEGACY_STREAM)
         return self._external.setdefault(handle, Stream(self, handle, external=True))

@@ -279,3 +279,15 @@ def test_options_reach_a_backend_that_takes_them():
     plugins.configure(backend, {"strict": True})
     assert backend.options == {"strict": True}
     plugins.configure(Backend("plain"), {"strict": True})
+
+
+def test_a_plugin_that_exits_the_program_is_a_broken_plugin(monkeypatch):
+    def leave():
+        raise SystemExit(3)
+
+    entries = [Entry("leaver", plugin(devmem_kernel_compilers=leave)), Entry("sound", plugin([Backend("sound")]))]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
+    registry = Registry()
+    with pytest.warns(DevmemWarning, match="SystemExit: 3"):
+        assert "sound" in registry.every_backend()
+    assert "leaver" in registry.failures

@@ -289,3 +289,47 @@ def test_a_value_that_does_not_convert_is_refused_and_leaves_nothing(value, dtyp
     with pytest.raises((TypeError, ValueError)):
         dm.full(3, value, dtype)
     assert sum(device.memory_info()[2:4]) <= sum(before[2:4]) + 24  # at most the dropped array, waiting in the queue
+
+
+# -- limits --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dm.device_array((1,) * 65),
+        lambda: dm.device_array(np.ones(1 << 20, np.int64)),
+        lambda: dm.zeros([1] * 65),
+        lambda: dm.to_device(np.zeros(1, [("x", "f4", (2,) * 10)])).reshape((1,) * 60)["x"],
+        lambda: dm.device_array(1).reshape((1,) * 65),
+    ],
+    ids=["shape", "a huge array as shape", "zeros", "a field with axes", "reshape"],
+)
+def test_an_array_has_no_more_axes_than_numpy_s(make):
+    with pytest.raises(dm.LayoutError, match="at most"):
+        make()
+
+
+def test_an_index_makes_no_more_axes_than_numpy_has():
+    with pytest.raises(IndexError, match="at most"):
+        dm.device_array(1)[(None,) * 64]
+
+
+def test_as_many_axes_as_numpy_has_come_back():
+    shape = (1,) * 32
+    assert dm.to_device(np.ones(shape)).copy_to_host().shape == shape
+
+
+def test_strides_of_an_array_without_elements_are_taken_as_they_are():
+    """NumPy gives such an array strides of 0."""
+    array = dm.device_array((0, 4), "f8", strides=(0, 0))
+    assert (array.shape, array.strides, array.size) == ((0, 4), (0, 0), 0)
+    assert array.copy_to_host().shape == (0, 4)
+
+
+@pytest.mark.parametrize("verb", [dm.to_device, dm.as_device_array])
+def test_a_freed_array_is_not_taken(verb):
+    array = dm.device_array(3)
+    array.free()
+    with pytest.raises(dm.ClosedError, match="was freed"):
+        verb(array)

@@ -373,3 +373,18 @@ def test_hints_for_managed_memory(need, need_kind):
         a.advise("hurry")
     dm.synchronize()
     assert a.sum() == 1000
+
+
+@pytest.mark.parametrize("kind", ["mapped", "managed"])
+def test_they_have_the_interface_that_device_arrays_have(kind, need_kind):
+    need_kind(kind)
+    array = getattr(dm, f"{kind}_array")((2, 3), np.int32)
+    array[...] = 7
+    if not hasattr(dm.device_array(1), "__cuda_array_interface__"):
+        assert not hasattr(array, "__cuda_array_interface__")
+        return
+    part = array[:, 1:]
+    interface = part.__cuda_array_interface__
+    assert interface["data"] == (array.ptr + 4, False)
+    assert (interface["shape"], interface["strides"], interface["typestr"]) == ((2, 2), (12, 4), "<i4")
+    assert not hasattr(array + 1, "__cuda_array_interface__"), "the result of a computation is not on the device"

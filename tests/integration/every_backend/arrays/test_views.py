@@ -464,3 +464,8 @@ def test_is_device_array_and_as_device_array():
         assert not dm.is_device_array(other)
         with pytest.raises(dm.UnsupportedError, match=rf"{type(other).__name__}.*to_device"):
             dm.as_device_array(other)
+
+
+def test_an_array_without_elements_is_seen_as_another_type_whatever_its_strides():
+    backwards = dm.to_device(np.arange(6, dtype="i2"))[0:0:-1]
+    assert backwards.view("u1").shape == np.arange(6, dtype="i2")[0:0:-1].view("u1").shape == (0,)

@@ -331,3 +331,33 @@ assert failed > 3
 """,
         handle,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", np.dtype("O")),
+        ("dtype", "f8"),
+        ("shape", (-5,)),
+        ("shape", (1.5,)),
+        ("shape", [3]),
+        ("shape", (1,) * 65),
+        ("strides", (8, 8)),
+        ("strides", (1 << 80,)),
+        ("nbytes", float("nan")),
+        ("nbytes", -1),
+        ("offset", -8),
+        ("offset", 1.0),
+        ("raw", "text"),
+        ("uuid", None),
+        ("process", "1"),
+    ],
+)
+def test_a_forged_handle_is_refused_before_the_driver_is_asked(name, value, recorded):
+    with dm.use_memory(dm.memory.DriverMemory()):
+        array = dm.to_device(np.arange(3.0))
+    handle = array.get_ipc_handle()
+    forged = dataclasses.replace(handle, **{"process": handle.process + 1, name: value})
+    with recorded.during() as seen, pytest.raises(dm.LayoutError):
+        dm.open_ipc_array(forged)
+    assert not [call for call in seen if call.method == "ipc_open"]

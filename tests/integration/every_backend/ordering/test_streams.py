@@ -510,3 +510,29 @@ def test_b8_auto_synchronize_synchronizes_when_the_body_raises(recorded):
     with recorded.during() as seen, pytest.raises(ZeroDivisionError), s.auto_synchronize():
         raise ZeroDivisionError
     assert [call.args for call in seen if call.method == "stream_synchronize"] == [(s.handle,)]
+
+
+# -- what is no stream ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [None, (0,), (0, "x"), (0, 1, 2), 7])
+def test_an_answer_that_is_not_the_protocol_s_is_shown(answer):
+    class Speaker:
+        def __cuda_stream__(self):
+            return answer
+
+    with pytest.raises(TypeError, match=r"__cuda_stream__ of a Speaker gave .*two integers"):
+        dm.to_device(np.arange(3), stream=Speaker())
+
+
+@pytest.mark.parametrize("handle", [1 << 64, 1 << 70, -1])
+def test_an_address_has_64_bits(handle):
+    with pytest.raises(dm.LayoutError, match=str(handle)):
+        dm.external_stream(handle)
+
+
+def test_times_are_taken_between_events():
+    with pytest.raises(TypeError, match=r"devmem\.Events, not from 1"):
+        dm.event_elapsed_time(1, 2)
+    with pytest.raises(TypeError, match=r"devmem\.Events, not to 2"):
+        dm.event_elapsed_time(dm.event(), 2)
