@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...spi.errors import BackendError, LayoutError, OutOfMemory
+from ...spi.errors import BackendError, DevmemError, LayoutError, OutOfMemory
 from ...spi.types import CopyKind
 from ..base.address import address, extent
 from ..base.array_view import ArrayView, address_range, along_memory, part_of
@@ -333,13 +333,17 @@ class CopyEngine:
                     route = plan.route
                     if route is DIRECT or route is ROWS:
                         dst, src = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
-                        if plan.rows is None:
-                            size, handle = host.nbytes, stream.handle
-                            running = self.submitter.copy_run(dst, src, size, kind, handle, blocking=blocking)
-                        else:
-                            running = self.submitter.copy_rows(plan.rows, dst, src, kind, stream, blocking)
-                        if running:
-                            self.completions.keep_until_complete(stream, host)
+                        try:
+                            if plan.rows is None:
+                                size, handle = host.nbytes, stream.handle
+                                running = self.submitter.copy_run(dst, src, size, kind, handle, blocking=blocking)
+                            else:
+                                running = self.submitter.copy_rows(plan.rows, dst, src, kind, stream, blocking)
+                            if running:
+                                self.completions.keep_until_complete(stream, host)
+                        except BaseException as error:
+                            self._keep_interrupted(error, stream, host)
+                            raise
                     elif kind is H2D:
                         self._put_packed(device, host, stream, blocking)
                     else:
@@ -358,8 +362,22 @@ class CopyEngine:
         packed = scratch(ordered.shape, src.dtype)
         copy_elements(raw(packed), in_order_of(dst, raw(src)))
         plan = rows(ordered.shape, dst.itemsize, ordered.strides, packed.strides)
-        if self.submitter.copy_rows(plan, ordered._ptr, address(packed), H2D, stream, blocking):
-            self.completions.keep_until_complete(stream, packed)
+        try:
+            if self.submitter.copy_rows(plan, ordered._ptr, address(packed), H2D, stream, blocking):
+                self.completions.keep_until_complete(stream, packed)
+        except BaseException as error:
+            self._keep_interrupted(error, stream, packed)
+            raise
+
+    def _keep_interrupted(self, error: BaseException, stream: Stream, host: npt.NDArray[Any]) -> None:
+        """Keep host memory until the stream has passed a copy that may have been enqueued when an exception came.
+
+        An error of the driver's means that it was not; anything else, an interrupt say, may come behind the driver's call and
+        before the copy is in the tracker.
+        """
+        if not isinstance(error, DevmemError):
+            with suppress(DevmemError):  # then the memory is kept for good
+                self.completions.keep_until_complete(stream, host)
 
     def _put_staged(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
         target, source = _for_blocks(dst, src)
@@ -456,8 +474,12 @@ class CopyEngine:
         first = scratch((repeats * len(pattern),), np.uint8)
         first[:] = np.frombuffer(pattern * repeats, np.uint8)
         copy = self.submitter.copy_run
-        if copy(ptr, address(first), first.nbytes, H2D, stream.handle):
-            self.completions.keep_until_complete(stream, first)
+        try:
+            if copy(ptr, address(first), first.nbytes, H2D, stream.handle):
+                self.completions.keep_until_complete(stream, first)
+        except BaseException as error:
+            self._keep_interrupted(error, stream, first)
+            raise
         done = first.nbytes
         while done < nbytes:
             step = min(done, nbytes - done)

@@ -214,7 +214,7 @@ class Allocation:
         """Free the block on the way out of a failure, whose own error is the one to be raised."""
         try:
             self.free()
-        except DevmemError:
+        except Exception:  # a plugin's resource may raise anything
             self.freed = True  # what could not be freed now is in the queue already
 
     def release(self, waited: set[int]) -> bool:

@@ -143,9 +143,8 @@ class DeferredFreeQueue:
                 )
 
     def waiting_bytes(self) -> int:
-        """Bytes that were dropped and are not freed yet."""
-        self._count_dropped()
-        return self.pending_bytes
+        """Bytes that were dropped and are not freed yet. Nothing is moved: an allocation looks at `dropped` itself."""
+        return self.pending_bytes + sum(item.nbytes for item in list(self.dropped))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ def out_of_memory(
     owners = [owner for part in counting[:1] for owner in part.owners(LARGEST_OWNERS)]
     if owners:
         message += "; largest owners: " + "; ".join(map(str, owners))
+    elif counting:
+        message += "; Statistics(owners=True) names the lines that hold most"
     known = cause if isinstance(cause, BackendError) else None
     return OutOfMemory(
         message,

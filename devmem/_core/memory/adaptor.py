@@ -46,7 +46,10 @@ class Adaptor:
         if self.driver is driver:
             return
         if self.driver is not None:
-            raise DevmemError(f"{self!r} is bound to a device already: make one stack for each device")
+            raise DevmemError(
+                f"{self!r} is bound to a device already, or to one that was reset or closed since: "
+                f"make one stack for each device, and a new one after a reset"
+            )
         bind_down(self.upstream, driver)
         below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream)
         self._allocate, self._deallocate = below.allocate, below.deallocate

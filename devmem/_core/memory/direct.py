@@ -45,7 +45,10 @@ class _Direct:
         if self.driver is driver:
             return
         if self.driver is not None:
-            raise DevmemError(f"{self!r} is bound to a device already: make one resource for each device")
+            raise DevmemError(
+                f"{self!r} is bound to a device already, or to one that was reset or closed since: "
+                f"make one resource for each device, and a new one after a reset"
+            )
         info = driver.info
         names = [f"{info.backend}:{info.ordinal}", str(info.ordinal), *([] if info.ordinal else [info.backend])]
         if self.device is not None and str(self.device) not in names:

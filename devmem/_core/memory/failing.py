@@ -35,8 +35,8 @@ class FailNth(Adaptor):
         self, upstream: MemoryResource | None = None, n: int = 1, *, repeat: bool = False, error: Failure = OutOfMemory
     ) -> None:
         super().__init__(upstream)
-        if n < 1:
-            raise ConfigError(f"allocations are counted from 1, got n={n}")
+        if not isinstance(n, int) or n < 1:
+            raise ConfigError(f"allocations are counted from 1 in whole numbers, got n={n!r}")
         self.n, self.repeat, self.error = n, repeat, error
         #: Allocations asked for, those that failed too.
         self.calls = 0

@@ -54,8 +54,10 @@ class Boundary:
 
     def _checked(self, ptr: object, nbytes: int) -> int:
         resource = self.resource
-        if not isinstance(ptr, int) or isinstance(ptr, bool) or ptr <= 0:
-            problem = f"returned {ptr!r} for {nbytes} bytes: an address is a positive int"
+        if not isinstance(ptr, int) or isinstance(ptr, bool) or not 0 < ptr <= (1 << 64) - nbytes:
+            problem = (
+                f"returned {ptr!r} for {nbytes} bytes: an address is a positive int, and the block ends below 2**64"
+            )
         elif ptr in self.live:
             problem = (
                 f"returned the address {ptr:#x} for {nbytes} bytes, which it gave out before ({self.live[ptr]} bytes) and "

@@ -33,8 +33,8 @@ class Scrub(Adaptor):
 
     def __init__(self, upstream: MemoryResource | None = None, byte: int = 0) -> None:
         super().__init__(upstream)
-        if not 0 <= byte <= 255:
-            raise ConfigError(f"memory is filled with a byte from 0 to 255, not with {byte}")
+        if not isinstance(byte, int) or not 0 <= byte <= 255:
+            raise ConfigError(f"memory is filled with a byte from 0 to 255, not with {byte!r}")
         self.byte = byte
         #: Blocks that could not be filled: address and bytes.
         self.withheld: list[tuple[int, int]] = []

@@ -771,3 +771,13 @@ def test_nodes_as_the_kernel_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert numa.online_nodes() == [0, 1, 2, 5]
     monkeypatch.setattr(numa, "_ONLINE", tmp_path / "none")
     assert numa.online_nodes() == [0]
+
+
+def test_what_fits_exactly_is_served_where_nothing_is_cached_and_a_whole_chunk_does_not_fit():
+    """A pool asks for more than it needs; where that is refused, it asks for no more than the request."""
+    with dm.use_memory(dm.memory.PoolMemory(dm.memory.Limit(dm.memory.DriverMemory(), 4 << 20))):
+        first = dm.device_array(3 << 20, "u1")
+        second = dm.device_array(900 << 10, "u1")
+        assert (first.nbytes, second.nbytes) == (3 << 20, 900 << 10)
+        with pytest.raises(dm.OutOfMemory):
+            dm.device_array(900 << 10, "u1")

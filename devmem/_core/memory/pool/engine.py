@@ -5,11 +5,12 @@ A pool takes chunks from its upstream and keeps freed blocks for reuse. A reques
 1. A free block that may be used at once.
 2. A block whose event has completed by now.
 3. A new chunk from the upstream. If that would take the pool over its budget, idle chunks go back first.
-4. The upstream has no memory: wait for the device, use any block, give all idle chunks back and ask the upstream once more.
+4. The upstream has no memory: wait for the device, use any block, give all idle chunks back and ask the upstream once more, for
+   no more than the request.
 
-Only the last step waits, and `Pool.trim`. Any thread may allocate and deallocate; `FreeLists` has the lock,
-`CrossStreamReuse` speaks to the driver. A subclass says how blocks are found (`_cut`), reclaimed (`_reclaim`), and how large
-the next chunk is (`_plan`).
+Only the last step waits, where anything is cached, and `Pool.trim`. Any thread may allocate and deallocate; `FreeLists` has the
+lock, `CrossStreamReuse` speaks to the driver. A subclass says how blocks are found (`_cut`), reclaimed (`_reclaim`), and how
+large the next chunk is (`_plan`).
 """
 
 from __future__ import annotations
@@ -140,13 +141,15 @@ class Pool(Adaptor):
         try:
             return self._from_new_chunk(chunk, nbytes, stream)
         except MemoryError:
-            if not self._cached() or self._reuse.any_capturing():
+            reusable = self._cached() and not self._reuse.any_capturing()
+            if not reusable and self._size(nbytes) >= chunk:
                 raise
-        self._reuse.wait_for_device()
-        ptr = self._cut(nbytes, stream, Effort.LAST)
-        if ptr:
-            return ptr
-        self._release(self._cached())
+        if reusable:
+            self._reuse.wait_for_device()
+            ptr = self._cut(nbytes, stream, Effort.LAST)
+            if ptr:
+                return ptr
+            self._release(self._cached())
         return self._from_new_chunk(self._size(nbytes), nbytes, stream)
 
     def _from_new_chunk(self, chunk: int, nbytes: int, stream: int) -> int:

@@ -552,3 +552,65 @@ def test_copies_are_counted_by_path():
     assert stats["d2h direct"]["bytes"] == 80
     assert dm.transfer_stats(reset=True) == stats
     assert dm.transfer_stats() == {}
+
+
+# -- nothing is lost -----------------------------------------------------------------------------------------------------
+
+
+def test_looking_at_the_memory_does_not_stop_its_being_freed():
+    """A program that logs memory_info() in every step keeps no more waiting than one that does not."""
+    waiting = []
+    for _ in range(100):
+        dm.device_array(4096, "u1")
+        waiting.append(dm.memory_info().pending)
+    most = dm.current_device().opened().free_queue.max_count + 2
+    assert max(waiting) <= most * 4096
+
+
+class Raising(Counting):
+    """A resource that gives its blocks back, and raises all the same."""
+
+    def deallocate(self, ptr, nbytes, stream):
+        super().deallocate(ptr, nbytes, stream)
+        raise KeyError(ptr)
+
+
+def test_a_resource_that_raises_does_not_hide_the_error_of_a_copy(monkeypatch):
+    resource = Raising()
+    with dm.use_memory(resource):
+        copies = dm.current_device().opened().copies
+
+        def refused(*arguments):
+            raise dm.LayoutError("the copy's own error")
+
+        monkeypatch.setattr(copies, "upload", refused)
+        with pytest.raises(dm.LayoutError, match="the copy's own error"):
+            dm.to_device(np.arange(3))
+    assert not resource.live
+
+
+@pytest.mark.parametrize("address", [1 << 64, 1 << 70, (1 << 64) - 8])
+def test_a_block_ends_within_the_addresses_that_there_are(address):
+    class Far(Counting):
+        def allocate(self, nbytes, stream):
+            return address
+
+    with dm.use_memory(Far()), pytest.raises(dm.PluginError, match=r"below 2\*\*64"):
+        dm.device_array(64, "u1")
+
+
+def test_running_out_says_how_to_learn_who_holds_most():
+    with dm.use_memory(dm.memory.Statistics(dm.memory.Limit(DriverMemory(), MIB))):
+        kept = dm.device_array(MIB - 4096, "u1")
+        with pytest.raises(dm.OutOfMemory, match=r"Statistics\(owners=True\) names the lines"):
+            dm.device_array(MIB - 4096, "u1")
+        assert kept.nbytes
+
+
+def test_a_stack_of_a_device_that_was_reset_says_so():
+    stack = dm.memory.Statistics(DriverMemory())
+    with dm.use_memory(stack):
+        dm.device_array(3)
+    dm.reset()
+    with pytest.raises(dm.DevmemError, match="reset or closed since"):
+        dm.use_memory(stack)
