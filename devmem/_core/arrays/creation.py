@@ -58,7 +58,7 @@ def upload(opened: OpenDevice, src: npt.NDArray[Any], stream: StreamLike, copy: 
             driver.exit(token)
 
 
-def to_device(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) -> Any:
+def to_device(obj: object, stream: StreamLike, copy: bool, to: object, device: object) -> Any:
     """`devmem.to_device` of a device array, a record or an object that NumPy converts to an ndarray; and with ``to=``."""
     if to is not None:
         return _into(obj, stream, copy, to, device)
@@ -93,7 +93,7 @@ def filled(
     return result
 
 
-def like(ary: Any) -> tuple[Shape, np.dtype[Any], Shape, int]:
+def like(ary: object) -> tuple[Shape, np.dtype[Any], Shape, int]:
     """(shape, dtype, strides, bytes) of an array like this one, contiguous in its order of axes."""
     model = ary if isinstance(ary, DeviceNDArray) else host_array(ary)
     itemsize = model.dtype.itemsize
@@ -105,7 +105,7 @@ def like(ary: Any) -> tuple[Shape, np.dtype[Any], Shape, int]:
     return model.shape, model.dtype, strides, model.size * itemsize
 
 
-def target_of(to: Any, device: Any) -> DeviceNDArray[Any]:
+def target_of(to: object, device: object) -> DeviceNDArray[Any]:
     """The device array that an argument ``to=`` means; ``device``: what is said of where it is."""
     target = to.__devmem_view__() if isinstance(to, DeviceRecord) else to
     if not isinstance(target, DeviceNDArray):
@@ -115,7 +115,7 @@ def target_of(to: Any, device: Any) -> DeviceNDArray[Any]:
     return target
 
 
-def _into(obj: Any, stream: StreamLike, copy: bool, to: Any, device: Any) -> Any:
+def _into(obj: object, stream: StreamLike, copy: bool, to: object, device: object) -> Any:
     target = target_of(to, device)
     view = device_view(obj)
     source = host_array(obj) if view is None else view

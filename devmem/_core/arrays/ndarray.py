@@ -54,8 +54,8 @@ from .views import broadcast, field_of, retyped, squeezed, transposed, without_l
 if TYPE_CHECKING:
     from types import TracebackType
 
-StreamLike = Any
-_new: Any = object.__new__
+StreamLike = object
+_new = object.__new__
 
 
 class DeviceNDArray(ArrayBase[D], Operators):
@@ -189,7 +189,7 @@ class DeviceNDArray(ArrayBase[D], Operators):
 
     # -- elements, and views that may copy -------------------------------------------------------------------------------
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         view = self._selected(key)
         if view.shape or isinstance(key, str) or _asks_for_view(key):
             return view
@@ -198,7 +198,7 @@ class DeviceNDArray(ArrayBase[D], Operators):
         guard("indexing one element")
         return view.copy_to_host()[()]
 
-    def __setitem__(self, key: Any, value: object) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self._assign(self._selected(key), value)
 
     def __iter__(self) -> Iterator[Any]:
@@ -211,7 +211,7 @@ class DeviceNDArray(ArrayBase[D], Operators):
         self.allocation.check()
         return self._same_memory(retyped(self, dtype_of(dtype)))
 
-    def transpose(self, *axes: Any) -> DeviceNDArray[D]:
+    def transpose(self, *axes: object) -> DeviceNDArray[D]:
         """A view with the axes in another order; reversed, if none is given."""
         self.allocation.check()
         return self._same_memory(transposed(self, axes))
@@ -221,7 +221,7 @@ class DeviceNDArray(ArrayBase[D], Operators):
         """The array with its axes reversed, a view."""
         return self.transpose()
 
-    def squeeze(self, axis: Any = None, stream: StreamLike = 0) -> DeviceNDArray[D]:
+    def squeeze(self, axis: object = None, stream: StreamLike = 0) -> DeviceNDArray[D]:
         """A view without axes of length one: all of them, or those named."""
         self.allocation.check()
         view = self._same_memory(squeezed(self, axis))
@@ -244,7 +244,7 @@ class DeviceNDArray(ArrayBase[D], Operators):
         view._stream = self.open_device.streams.stream_of(stream) if stream else None
         return view
 
-    def reshape(self, *newshape: Any, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
+    def reshape(self, *newshape: object, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
         """The elements in another shape: a view where there is one, else a copy on the device.
 
         ``order`` 'C', 'F' or 'A' says in which order elements are counted. ``copy=False`` raises LayoutError instead of copying,
@@ -569,12 +569,12 @@ class DeviceRecord:
         """The device's address of the record."""
         return self._array.ptr
 
-    def copy_to_host(self, ary: Any = None, stream: Any = 0) -> np.void:
+    def copy_to_host(self, ary: Any = None, stream: StreamLike = 0) -> np.void:
         """The record as a NumPy record; ``ary``, an ndarray without axes, is filled if given. Otherwise as for arrays."""
         host = self._array.copy_to_host(ary, stream)
         return cast(np.void, host[()])
 
-    def copy_to_device(self, ary: object, stream: Any = 0) -> None:
+    def copy_to_device(self, ary: object, stream: StreamLike = 0) -> None:
         """Copy a record of the same dtype, of host or device, or a tuple of its fields, into this one."""
         self._array.copy_to_device(assignable(ary, self.dtype) if isinstance(ary, tuple) else ary, stream)
 

@@ -57,7 +57,7 @@ def transposed(view: View, axes: tuple[Any, ...]) -> View:
     return ArrayView(view._ptr, tuple(shape[i] for i in order), view._dtype, tuple(strides[i] for i in order))
 
 
-def squeezed(view: View, axis: Any) -> View:
+def squeezed(view: View, axis: object) -> View:
     """Without axes of length one: all of them, or those named."""
     shape, strides = view._shape, view.strides
     named = range(view.ndim) if axis is None else axis if hasattr(axis, "__iter__") else (axis,)

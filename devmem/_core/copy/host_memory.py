@@ -32,7 +32,7 @@ def host_memory_of(
 
     Unless ``ask``, the driver is left alone: memory that only the driver knows counts as pageable.
     """
-    base: Any = host
+    base: object = host
     while isinstance(base, np.ndarray):
         base = base.base
     allocation = getattr(base, "allocation", None)

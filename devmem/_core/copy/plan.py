@@ -19,6 +19,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy.typing as npt
+
 from ...spi.types import CopyKind
 from ..base.array_view import Strided
 from ..base.layout import span
@@ -93,10 +95,10 @@ class CopyFacts(Protocol):
     def is_capturing(self, stream: Stream) -> bool:
         """Whether a graph is captured on the stream."""
 
-    def memory_of(self, host: Any) -> HostMemory:
+    def memory_of(self, host: npt.NDArray[Any]) -> HostMemory:
         """What a host array's memory is."""
 
-    def is_cut(self, host: Any) -> bool:
+    def is_cut(self, host: npt.NDArray[Any]) -> bool:
         """Whether page-locked memory begins or ends within a host array."""
 
 
@@ -159,7 +161,7 @@ def plan_copy(
     return _upload(dst, src, facts, why) if kind is H2D else _download(dst, src, facts, why, scratch)
 
 
-def against_rows(rows: Rows, facts: CopyFacts, host: Any = None) -> str:
+def against_rows(rows: Rows, facts: CopyFacts, host: npt.NDArray[Any] | None = None) -> str:
     """Why the driver is not to copy rows as they lie between host and device; empty, if it is."""
     if rows.width < WIDE_ROW:
         return NARROW
@@ -180,7 +182,7 @@ def _by_rows(kind: CopyKind, plan: Rows, why: str) -> CopyPlan:
     return CopyPlan(Route.ROWS, f"{kind.value} 2d", ROWS, plan)
 
 
-def _staging(host: Strided, facts: CopyFacts, stream: Stream) -> tuple[bool, str]:
+def _staging(host: npt.NDArray[Any], facts: CopyFacts, stream: Stream) -> tuple[bool, str]:
     """Whether a large copy between host and device goes by way of slots, and why; the first rule that holds decides."""
     if host.itemsize > facts.slot_bytes:
         return False, "elements do not fit into a slot"
@@ -219,13 +221,13 @@ def _scattered(dst: Strided, facts: CopyFacts) -> CopyPlan | None:
     return CopyPlan(Route.SCRATCH, "h2d scratch", SCRATCH, plan)
 
 
-def _upload(dst: Strided, src: Strided, facts: CopyFacts, why: str) -> CopyPlan:
+def _upload(dst: Strided, src: npt.NDArray[Any], facts: CopyFacts, why: str) -> CopyPlan:
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
     reason = "" if _is_run(plan) else against_rows(plan, facts, src)
     return CopyPlan(Route.PACKED, "h2d packed", reason, plan) if reason else _by_rows(H2D, plan, why)
 
 
-def _download(dst: Strided, src: Strided, facts: CopyFacts, why: str, scratch: bool) -> CopyPlan:
+def _download(dst: npt.NDArray[Any], src: Strided, facts: CopyFacts, why: str, scratch: bool) -> CopyPlan:
     packed = unpacking_rows(src.shape, src.strides, src.itemsize)
     low, high = span(src.shape, src.strides, src.itemsize)
     dense = high - low <= DENSE_SPAN * src.nbytes

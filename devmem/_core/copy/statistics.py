@@ -21,6 +21,9 @@ from ..base.device_handle import DeviceHandle
 from .submit import calls
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..base.array_view import ArrayView
     from ..ordering.stream import Stream
     from .rows import Rows
     from .trace import TraceFile
@@ -76,7 +79,7 @@ class CopyStatistics:
         began: float,
         waited: float | None = None,
         why: str = "",
-        array: Any = None,
+        array: ArrayView[Any] | npt.NDArray[Any] | None = None,
         stream: Stream | None = None,
         plan: Rows | None = None,
     ) -> float:
@@ -153,7 +156,7 @@ class CopyStatistics:
         nbytes: int,
         waited: float,
         why: str,
-        array: Any,
+        array: ArrayView[Any] | npt.NDArray[Any] | None,
         stream: Stream | None,
         plan: Rows | None,
     ) -> dict[str, object]:

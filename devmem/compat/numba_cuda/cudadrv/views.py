@@ -64,7 +64,7 @@ class DeviceArrayViews(DeviceNDArrayBase, devmem.DeviceNDArray[Any]):  # type: i
         view = self._view(self._ptr, (self.size,), (self._dtype.itemsize,))
         return self._rebound(view, stream)
 
-    def transpose(self, axes: Any = None) -> Any:
+    def transpose(self, axes: Any = None) -> Any:  # type: ignore[override]  # numba's takes one tuple
         """The transpose as a new array in C order; the array itself if ``axes`` keeps the order.
 
         Raises
