@@ -107,7 +107,7 @@ class Device:
 
         The device can be used again at once. Pinned, mapped and managed host arrays that are still referenced stay readable.
         What it has registered ends. Pages that another device has registered too stay locked, and what the driver keeps for
-        them (on CUDA the primary opened) stays until they are deregistered there.
+        them (on CUDA the primary context) stays until they are deregistered there.
         """
         _close(self, "was reset")
 
@@ -191,14 +191,14 @@ def default_device(backend: str) -> Device:
 
 
 def current_open_device() -> OpenDevice:
-    """The open opened of the current device."""
+    """The open device of the current one."""
     device = current.get() or _default or _find_default()
     opened = device._opened
     return opened if opened is not None and opened.handle.dead is None else device.opened()
 
 
 def open_device_of(device: object) -> OpenDevice:
-    """The open opened of the device that an argument means."""
+    """The open device that an argument means."""
     return current_open_device() if device is None else device_of(device).opened()
 
 
@@ -226,7 +226,7 @@ class Selected(Device):
         current.set(self._before)
 
     def opened(self) -> OpenDevice:
-        """The opened of the one device object."""
+        """The open device of the one device object."""
         return device_at(self.backend, self.ordinal).opened()
 
 

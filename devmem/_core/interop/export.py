@@ -152,7 +152,7 @@ def make_ready(table: StreamTable, stream: int | None, *, now: bool = False) -> 
             return
         for other in list(completions.busy):
             if other is not consumer and not consumer.waits_for(other):
-                completions.order(consumer.handle, other.order_handle())
+                completions.order_behind(consumer.handle, other)
 
 
 def _stream_to_wait_for(allocation: Allocation, table: StreamTable) -> int | None:

@@ -105,7 +105,7 @@ class Allocation:
         if stream is self.home or (self.streams is not None and stream in self.streams):
             return
         if self.unnamed and not stream.waits_for(self.home):
-            self.queue.completions.order(stream.handle, self.home.order_handle())
+            self.queue.completions.order_behind(stream.handle, self.home)
         self._note(stream)
 
     def after_use(self, stream: Stream) -> None:
@@ -143,23 +143,19 @@ class Allocation:
         """Make a stream's later work come after all that devmem enqueued on the block. The device is entered."""
         completions, handle = self.queue.completions, stream.handle
         for other, last_use in self.uses().items():
-            if other is stream:
-                continue
-            if last_use is not None:
+            if last_use is not None and other is not stream:
                 self.device_handle.driver.stream_wait(handle, last_use.handle)
-            elif not stream.waits_for(other):
-                completions.order(handle, other.order_handle())
+            elif other is not stream and not stream.waits_for(other):
+                completions.order_behind(handle, other)
 
     def wait(self) -> None:
         """Wait until all that devmem enqueued on the block is done. The device is entered."""
-        if self.streams is None and self.home is not None and self.home.plain:
-            self.device_handle.driver.stream_synchronize(self.home.handle)
-            return
-        for other, last_use in self.uses().items():
-            if last_use is not None:
-                last_use.synchronize()
-            elif not other.closed:
-                self.device_handle.driver.stream_synchronize(other.order_handle())
+        with self.queue.streams.leases.hold():
+            for other, last_use in self.uses().items():
+                if last_use is not None:
+                    last_use.synchronize()
+                elif not other.closed:
+                    self.device_handle.driver.stream_synchronize(other.order_handle())
 
     def _note(self, stream: Stream) -> None:
         if stream is self.home or (self.streams is not None and stream in self.streams):
@@ -172,17 +168,18 @@ class Allocation:
 
     def _forget_passed(self, streams: dict[Stream, Event | None]) -> None:
         """Let go of streams that have passed, or a block that lives long would keep every stream of its life from dying."""
-        for stream in list(streams):
-            # Taken out before it is asked: another thread that uses the block on it meanwhile puts it in again.
-            last_use = streams.pop(stream, None)
-            try:
-                passed = (
-                    last_use.query() if last_use is not None else stream.closed or (stream.plain and stream.query())
-                )
-            except DevmemError:
-                passed = False
-            if not passed:
-                streams.setdefault(stream, last_use)
+        with self.queue.streams.leases.hold():
+            for stream in list(streams):
+                # Taken out before it is asked: another thread that uses the block on it meanwhile puts it in again.
+                last_use = streams.pop(stream, None)
+                try:
+                    passed = (
+                        last_use.query() if last_use is not None else stream.closed or (stream.plain and stream.query())
+                    )
+                except DevmemError:
+                    passed = False
+                if not passed:
+                    streams.setdefault(stream, last_use)
 
     def free(self) -> None:
         """Give the block back now, in stream order. A second call does nothing.
@@ -223,16 +220,23 @@ class Allocation:
         A heap that takes back only what no stream uses is given it after the host has waited for these streams, but for those in
         ``waited``, which this drain has waited for already.
         """
+        if self.streams is None and self.home.is_default:
+            self._release(waited)
+        else:
+            with self.queue.streams.leases.hold():
+                self._release(waited)
+        return True
+
+    def release_at_close(self) -> None:
+        """Give the block back; the device is idle."""
+        self._give_back(self.home.order_handle())
+
+    def _release(self, waited: set[int]) -> None:
         if not self.heap.ordered:
             self._wait_for_streams(waited)
         elif self.streams is not None:
             self._order_home_behind(self.streams)
         self.freed = True
-        self._give_back(self.home.order_handle())
-        return True
-
-    def release_at_close(self) -> None:
-        """Give the block back; the device is idle."""
         self._give_back(self.home.order_handle())
 
     def _give_back(self, handle: int) -> None:
@@ -247,7 +251,7 @@ class Allocation:
             if last_use is not None:
                 self.device_handle.driver.stream_wait(home, last_use.handle)
             elif not stream.closed:
-                self.queue.completions.order(home, stream.order_handle())
+                self.queue.completions.order_behind(home, stream)
 
     def _wait_for_streams(self, waited: set[int]) -> None:
         handles = {self.home.order_handle(): None}
@@ -332,7 +336,7 @@ class ForeignAllocation(Allocation):
         if ready is None or stream is ready or (self.streams is not None and stream in self.streams):
             return
         if not stream.waits_for(ready):
-            self.queue.completions.order(stream.handle, ready.order_handle())
+            self.queue.completions.order_behind(stream.handle, ready)
         self._note(stream)
 
     def after_use(self, stream: Stream) -> None:
@@ -379,6 +383,7 @@ class ExportedForeign:
     def release(self) -> None:
         """Keep the owner alive until the stream has completed what is on it now. The device is entered."""
         if self.stream is not None:
-            stream = self.stream.ordering_stream()
-            if not self.queue.handle.driver.stream_query(stream.handle):
-                self.queue.completions.keep_until_complete(stream, self.owner)
+            with self.queue.streams.leases.hold():
+                stream = self.stream.ordering_stream()
+                if not self.queue.handle.driver.stream_query(stream.handle):
+                    self.queue.completions.keep_until_complete(stream, self.owner)

@@ -23,6 +23,7 @@ from ...spi.driver import Driver
 from ...spi.errors import DevmemError, UnsupportedError
 from ...toolkit.deferred_errors import FirstError
 from ..base.device_handle import DeviceHandle
+from .leases import HandleLeases
 from .stream import Event, Stream
 
 #: Completed events that are kept for the next use.
@@ -46,6 +47,7 @@ class EventPool:
 
     def __init__(self, owner: HasDriver) -> None:
         self.owner = owner
+        self.leases = HandleLeases()
         #: Every event that exists, so that the close of the device can destroy them.
         self.events: dict[int, None] = {}
         self._spare: list[int] = []
@@ -68,9 +70,8 @@ class EventPool:
             self.destroy(event)
 
     def destroy(self, event: int) -> None:
-        """Destroy an event."""
-        self.events.pop(event, None)
-        self.owner.driver.event_destroy(event)
+        """Destroy an event, which nothing else can find any more."""
+        self.leases.destroy(self._destroy, event)
 
     def drop_spare(self) -> None:
         """Destroy the events that are kept for the next use."""
@@ -86,6 +87,11 @@ class EventPool:
         """Forget every event without calling the driver: the device was closed."""
         self.events.clear()
         self._spare.clear()
+
+    def _destroy(self, event: int) -> None:
+        if event in self.events:  # else the device was closed meanwhile
+            del self.events[event]
+            self.owner.driver.event_destroy(event)
 
     def _take(self) -> int:
         try:
@@ -154,12 +160,13 @@ class CompletionQueue(Generic[K, T]):
     def synchronize(self, keys: Iterable[K] | None = None) -> None:
         """Wait for the events of these streams, or of all."""
         for key in list(self.waiting) if keys is None else keys:
-            with self.lock:
-                events = [event for event, _ in self.waiting.get(key, ())]
-            # All of them: two threads may have entered theirs in another order than they recorded them.
-            for event in events:
-                with suppress(UnsupportedError):  # in a captured graph: nothing tells when it completes
-                    self.events.owner.driver.event_synchronize(event)
+            with self.events.leases.hold():  # another thread may find meanwhile that they have completed
+                with self.lock:
+                    events = [event for event, _ in self.waiting.get(key, ())]
+                # All of them: two threads may have entered theirs in another order than they recorded them.
+                for event in events:
+                    with suppress(UnsupportedError):  # in a captured graph: nothing tells when it completes
+                        self.events.owner.driver.event_synchronize(event)
 
 
 class CompletionTracker:
@@ -227,6 +234,11 @@ class CompletionTracker:
             self.handle.driver.stream_wait(later, event)
         finally:
             self.events.give_back(event)
+
+    def order_behind(self, later: int, earlier: Stream) -> None:
+        """As `order`, behind a stream that another thread may close meanwhile."""
+        with self.events.leases.hold():
+            self.order(later, earlier.order_handle())
 
     def event_behind(self, stream: Stream, *keep: object) -> Event:
         """An event behind everything that is on the stream now. If none can be had, ``keep`` outlives the stream's work."""

@@ -48,8 +48,8 @@ class StreamServices(Protocol):
     def is_busy(self, stream: Stream) -> bool:
         """Whether a copy on the stream still keeps something alive."""
 
-    def forget_stream(self, handle: int) -> None:
-        """Take note that a stream is about to be destroyed."""
+    def destroy_stream(self, handle: int) -> None:
+        """Destroy a stream that does not tell its handle any more."""
 
     def add_event(self, event: int) -> None:
         """Take note of an event, which the close of the device destroys if it is still there."""
@@ -246,7 +246,10 @@ class Stream:
         stream cannot be named from here, but the legacy stream waits for it; a foreign stream may be gone already.
         """
         if self.plain:
-            return self.handle
+            try:
+                return self.handle
+            except ClosedError:  # by another thread, just now
+                return LEGACY_STREAM
         # The handle 2 means another stream in each thread, and a new thread may have the ident of one that is gone.
         if self.external or self.closed or self is not self.services.per_thread:
             return LEGACY_STREAM
@@ -281,11 +284,7 @@ class Stream:
         handle = self.handle
         self.owned = self.plain = self.simple = False
         self.__class__ = ClosedStream
-        try:
-            # While the handle still is this stream's: a pool must not take the next stream with that number for it.
-            self.services.forget_stream(handle)
-        finally:
-            self.device_handle.driver.stream_destroy(handle)
+        self.services.destroy_stream(handle)
 
 
 class ClosedStream(Stream):

@@ -6,8 +6,9 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
-from ...spi.errors import LayoutError
+from ...spi.errors import ClosedError, LayoutError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 from ..base.arguments import priority_of
 from ..base.config import DefaultStream, settings
@@ -26,6 +27,7 @@ class StreamTable:
     def __init__(self, handle: DeviceHandle, completions: CompletionTracker) -> None:
         self.handle = handle
         self.completions = completions
+        self.leases = completions.events.leases
         #: Called with the handle of a stream that is about to be destroyed: memory stacks that keep blocks by stream.
         self.on_destroy: Callable[[int], None] = lambda handle: None
         self.legacy = Stream(self, LEGACY_STREAM)
@@ -121,7 +123,15 @@ class StreamTable:
         """Whether a graph is being captured on a stream of devmem's own; the device is entered."""
         if Capability.CAPTURE not in self.handle.capabilities:
             return False
-        return any(self.handle.capturing(stream.handle) for stream in list(self._streams.values()) if not stream.closed)
+        if not self._handles:
+            return False
+        with self.leases.hold():
+            for reference in self._streams.valuerefs():
+                stream = reference()
+                with suppress(ClosedError):  # by another thread, just now
+                    if stream is not None and self.handle.capturing(stream.handle):
+                        return True
+        return False
 
     # -- for streams and events (`StreamServices`) -----------------------------------------------------------------------
 
@@ -141,11 +151,14 @@ class StreamTable:
         """Whether a copy on the stream still keeps something alive."""
         return self.completions.is_busy(stream)
 
-    def forget_stream(self, handle: int) -> None:
-        """Take note that a stream is about to be destroyed."""
+    def destroy_stream(self, handle: int) -> None:
+        """Destroy a stream of devmem's own; the object that had the handle does not tell it any more."""
         self._streams.pop(handle, None)
-        self._handles.pop(handle, None)
-        self.on_destroy(handle)
+        try:
+            # While the handle still is this stream's: a pool must not take the next stream with that number for it.
+            self.on_destroy(handle)
+        finally:
+            self.leases.destroy(self._destroy, handle)
 
     def add_event(self, event: int) -> None:
         """Take note of an event, which the close of the device destroys if it is still there."""
@@ -162,6 +175,11 @@ class StreamTable:
         found = list(self._handles)
         self._handles.clear()
         return found
+
+    def _destroy(self, handle: int) -> None:
+        if handle in self._handles:  # else the device was closed meanwhile
+            del self._handles[handle]
+            self.handle.driver.stream_destroy(handle)
 
     def _by_handle(self, handle: int) -> Stream:
         if handle == 0:

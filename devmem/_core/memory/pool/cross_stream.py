@@ -143,10 +143,11 @@ class CrossStreamReuse:
         """Whether a stream that can be asked captures a graph: then nothing may be waited for."""
         if not self._captures:
             return False
-        with self.lists:
-            handles = [each.stream for each in self.lists.by_stream.values() if each.handle_valid]
-        # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
-        return any(self.capturing(handle) for handle in (LEGACY_STREAM, *handles))
+        with self._recording:  # so that no handle is forgotten meanwhile
+            with self.lists:
+                handles = [each.stream for each in self.lists.by_stream.values() if each.handle_valid]
+            # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
+            return any(self.capturing(handle) for handle in (LEGACY_STREAM, *handles))
 
     def _handle(self, cache: StreamCache) -> int:
         if cache.thread is None or cache is getattr(self.lists.thread, "cache", None):
