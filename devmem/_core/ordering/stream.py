@@ -171,13 +171,13 @@ class Stream:
             The stream or its device is gone.
         """
         with CurrentDevice(self.device_handle) as driver:
-            driver.stream_synchronize(self.handle)
+            driver.stream_synchronize(self._handle_here())
             self.services.poll()
 
     def query(self) -> bool:
         """Whether all work enqueued on this stream is done; does not wait."""
         with CurrentDevice(self.device_handle) as driver:
-            return bool(driver.stream_query(self.handle))
+            return bool(driver.stream_query(self._handle_here()))
 
     def wait(self, event: Event | Stream) -> None:
         """Make later work on this stream wait for an event, or for what is on another stream now. The host does not wait."""
@@ -190,7 +190,7 @@ class Stream:
             event.synchronize()
             return
         with CurrentDevice(self.device_handle) as driver:
-            driver.stream_wait(self.handle, event.handle)
+            driver.stream_wait(self._handle_here(), event.handle)
 
     def record(self, event: Event | None = None) -> Event:
         """Record an event (a new one without timing, if none is given) behind all work that is on this stream now."""
@@ -218,6 +218,10 @@ class Stream:
         with CurrentDevice(self.device_handle):
             self.services.wait_complete(self)
             self.destroy()
+
+    def _handle_here(self) -> int:
+        """The handle that names the stream on this thread; another thread's default stream is put before this thread's."""
+        return self.handle if self.plain else self.services.stream_of(self).handle
 
     # -- for the queue -------------------------------------------------------------------------------------------------
 

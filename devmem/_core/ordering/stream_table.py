@@ -55,6 +55,8 @@ class StreamTable:
     def stream_of(self, stream: object) -> Stream:
         """The stream that an argument means: 0 or None is the current one, else the default.
 
+        Another thread's default stream means the calling thread's, which is then ordered behind it.
+
         Raises
         ------
         LayoutError
@@ -65,7 +67,7 @@ class StreamTable:
         if stream is None or (type(stream) is int and stream == 0):
             current = current_stream.get()
             if current is not None and current.services is self:
-                return current
+                return self._of_this_thread(current) if current.is_default and not current.plain else current
             return self.shared_default or self.per_thread
         if isinstance(stream, Stream):
             if stream.services is not self:
@@ -75,8 +77,7 @@ class StreamTable:
                     f"{stream!r} cannot order work on {device}: use a stream of that device, made inside "
                     f"`with devmem.device({str(device)!r}):`"
                 )
-            # The handle of a per-thread default stream means the calling thread's stream to every driver.
-            return self.per_thread if stream.is_default and not stream.plain else stream
+            return self._of_this_thread(stream) if stream.is_default and not stream.plain else stream
         if hasattr(stream, "__cuda_stream__"):
             return self.external_stream(stream)
         try:
@@ -175,6 +176,17 @@ class StreamTable:
         found = list(self._handles)
         self._handles.clear()
         return found
+
+    def _of_this_thread(self, stream: Stream) -> Stream:
+        """The calling thread's default stream, whose later work comes after what is on another thread's now.
+
+        Its handle means the calling thread's stream to every driver. The legacy stream waits for the other thread's.
+        """
+        mine = self.per_thread
+        if mine is not stream:
+            with CurrentDevice(self.handle):
+                self.completions.order(mine.handle, LEGACY_STREAM)
+        return mine
 
     def _destroy(self, handle: int) -> None:
         if handle in self._handles:  # else the device was closed meanwhile

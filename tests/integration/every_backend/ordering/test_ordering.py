@@ -56,6 +56,45 @@ def test_an_unnamed_allocation_waits_behind_what_its_memory_was_used_for(device,
     np.testing.assert_array_equal(made.copy_to_host(), np.full(1000, 2.0))
 
 
+def put_on_its_default_stream(pinned):
+    """On a thread: an upload that is held on the thread's own default stream; the stream, the array and the end of the hold."""
+    stream = dm.per_thread_default_stream()
+    held = hold(stream)
+    latch = held.__enter__()
+    return stream, dm.to_device(pinned, stream=stream), latch, held
+
+
+@pytest.mark.parametrize("how", ["bound", "named", "current", "event", "query"])
+def test_the_default_stream_of_another_thread_is_waited_for(in_thread, need, how):
+    need("hold")
+    pinned, out = dm.pinned_array(1000), dm.pinned_array(1000)
+    pinned[:] = 7
+    stream, array, latch, held = in_thread(lambda: put_on_its_default_stream(pinned))
+    mine = dm.per_thread_default_stream()
+    assert mine is not stream
+    try:
+        match how:
+            case "bound":
+                array.copy_to_host(out, stream=array.stream)
+            case "named":
+                array.copy_to_host(out, stream=stream)
+            case "current":
+                with stream:
+                    event = dm.event()
+                    event.record()
+                    assert not event.query()
+            case "event":
+                assert not stream.record().query()
+            case "query":
+                assert not stream.query()
+        assert not mine.query()
+    finally:
+        latch.release()
+        held.__exit__(None, None, None)
+    stream.synchronize()
+    assert how not in ("bound", "named") or (out == 7).all()
+
+
 @pytest.mark.parametrize("verb", ["copy", "overlapping assignment", "upload"])
 def test_memory_used_on_a_foreign_stream_is_not_given_away_early(device, need, foreign, verb):
     need("hold")
