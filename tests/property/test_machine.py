@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
         self.events: list[Any] = []
         self.promises: list[tuple[Array, bytes, Any]] = []  # downloads under way: where to, what, on which stream
         self.registered: list[Array] = []
-        self.deferred = 0
+        self.deferred: list[Any] = []
         self.seed = 0
 
     def teardown(self) -> None:
@@ -232,14 +232,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def enter_deferral(self) -> None:
-        dm.defer_cleanup().__enter__()
-        self.deferred += 1
+        self.deferred.append(dm.defer_cleanup())
+        self.deferred[-1].__enter__()
 
     @precondition(lambda self: self.deferred)
     @rule()
     def leave_deferral(self) -> None:
-        dm.defer_cleanup().__exit__()
-        self.deferred -= 1
+        self.deferred.pop().__exit__(None, None, None)
 
     @rule(name=st.sampled_from(["driver", "stream_ordered", "managed"]))
     def use_memory(self, name: str) -> None:
