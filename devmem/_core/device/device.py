@@ -17,8 +17,9 @@ from ..base import scopes
 from ..base.config import forget, settings
 from ..base.device_handle import CurrentDevice
 from ..lifetime import page_locks
+from ..ordering.completions import leaked
 from .backends import chosen_name, statuses, usable_backend
-from .open_device import OpenDevice
+from .open_device import OpenDevice, close_left_open, left_open
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -272,6 +273,7 @@ def _open(device: Device) -> OpenDevice:
             )
         if _exiting:
             raise ClosedError(f"{device} cannot be opened any more: the interpreter is exiting")
+        close_left_open()
         driver = usable_backend(device.backend).open(device.ordinal)
         try:
             opened = OpenDevice(device, driver)
@@ -297,6 +299,8 @@ def _after_fork_in_child() -> None:
     scopes.deferral.depth = 0  # blocks of threads that do not exist here
     plugins.registry.lock = threading.RLock()
     page_locks.forget_after_fork()
+    leaked.extend(left_open)
+    left_open.clear()
     for device in list(_devices.values()):
         if device._opened is not None and device._opened.handle.dead is None:
             _left_behind.add(device.backend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 from ...spi.driver import Driver
 from ...spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError
@@ -21,6 +22,9 @@ from ..lifetime.page_locks import page_locks_of
 from ..ordering.completions import CompletionTracker
 from ..ordering.stream import Stream
 from ..ordering.stream_table import StreamTable
+
+#: Devices that were closed, whose drivers are not: another library was given memory of them.
+left_open: list[tuple[OpenDevice, Driver]] = []
 
 
 class OpenDevice:
@@ -58,11 +62,15 @@ class OpenDevice:
         self.ring.retry()
         self.ring.release_events()
         self.memory.trim(keep_bytes)
+        close_left_open()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, why: str) -> None:
-        """Wait for the device, free all that came from it, and refuse every later call."""
+        """Wait for the device, free all that came from it, and refuse every later call.
+
+        The driver is closed later, by `close_left_open`, where another library was given memory that is still referenced.
+        """
         if self.handle.dead is not None:
             return
         driver = self.handle.driver
@@ -97,7 +105,8 @@ class OpenDevice:
                     if token is not None:
                         driver.exit(token)
                 finally:
-                    self.page_locks.close_driver(driver)
+                    left_open.append((self, driver))
+                    close_left_open()
 
     def forget_after_fork(self) -> None:
         """Called in the child of a fork: the device is the parent's."""
@@ -125,7 +134,10 @@ class OpenDevice:
         """Destroy every stream and event; the device is idle."""
         driver = self.handle.driver
         with FirstError() as first:
-            streams = [(driver.stream_destroy, handle) for handle in self.streams.take_handles()]
+            handles = self.streams.take_handles()
+            for handle in handles if self.memory.has_lent() else ():  # the stacks live on
+                first.attempt(self.streams.on_destroy, handle)
+            streams = [(driver.stream_destroy, handle) for handle in handles]
             events = [(driver.event_destroy, handle) for handle in list(self.completions.events.events)]
             self.completions.forget()
             for destroy, handle in [*streams, *events]:
@@ -133,3 +145,27 @@ class OpenDevice:
                     destroy(handle)
                 except DevmemError as error:  # the others must still be destroyed
                     first.put(error)
+
+
+def close_left_open() -> None:
+    """Close the drivers of closed devices from which nothing is lent any more.
+
+    Called when a device opens or closes, and by `trim`.
+    """
+    for entry in left_open.copy():
+        opened, driver = entry
+        with suppress(ValueError):  # another thread does
+            left_open.remove(entry)
+            try:
+                if opened.memory.has_lent():
+                    token = driver.enter()
+                    try:
+                        opened.memory.take_back_lent()
+                    finally:
+                        if token is not None:
+                            driver.exit(token)
+            finally:
+                if opened.memory.has_lent():
+                    left_open.append(entry)
+                else:
+                    opened.page_locks.close_driver(driver)

@@ -39,6 +39,7 @@ def exported(
                 else:
                     allocation.hand_to(consumer)
     keep = ExportedForeign(allocation, consumer) if allocation.home is None else allocation
+    allocation.lend()
     if allocation.read_only:
         flags |= READ_ONLY
     device = table.handle.dlpack_device
@@ -83,6 +84,7 @@ def array_interface(view: ArrayView[Any], allocation: Allocation, table: StreamT
         raise AttributeError(
             f"arrays on {table.handle.device} have no __cuda_array_interface__: exchange them by DLPack"
         )
+    allocation.lend()
     dtype, strides = view._dtype, view._strides
     if strides is not None and is_contiguous(view._shape, strides, dtype.itemsize):
         strides = None

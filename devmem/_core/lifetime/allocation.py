@@ -69,7 +69,7 @@ class Allocation:
         # Runs wherever the collector runs: no lock, no driver, no import, no global. The append is atomic, and
         # resurrects the block until the queue has freed it; `__del__` is not called a second time.
         try:
-            if not self.freed and self.ptr and not self.device_handle.dead:
+            if not self.freed and self.ptr and (not self.device_handle.dead or self.ptr in self.heap.lent):
                 self.device_handle.dropped.append(self)
         except AttributeError:
             pass  # never finished __init__
@@ -87,6 +87,11 @@ class Allocation:
             raise LayoutError(
                 "this array is read-only, as the owner of its memory has it: write to a copy of your own, array.copy()"
             )
+
+    def lend(self) -> None:
+        """Take note that another library is given the address: the block outlives the device, as long as this object lives."""
+        if self.ptr:
+            self.heap.lent.add(self.ptr)
 
     def refuse(self) -> NoReturn:
         """Say why the block is gone."""

@@ -217,7 +217,7 @@ class DeviceMemory:
         """Free everything that came from the device, referenced or not; the device is idle and entered.
 
         Memory that the host can see is left alone while anything refers to it: an ndarray cannot be told that its buffer is gone.
-        The driver keeps it readable.
+        The driver keeps it readable. Memory that was lent to another library is left alone too, until `take_back_lent`.
         """
         with FirstError() as first:
 
@@ -227,13 +227,25 @@ class DeviceMemory:
                 except Exception as error:  # the rest must still be given back; a plugin's resource may raise anything
                     first.put(error)
 
-            pending = self.queue.take_all()
+            for item in self.queue.take_all():
+                attempt(item.release_at_close)
             for heap in self.heaps:
                 for ptr, nbytes in list(heap.live.items()) if heap.kind is MemoryKind.DEVICE else ():
-                    attempt(heap.give_back, ptr, nbytes, LEGACY_STREAM)
+                    if ptr not in heap.lent:
+                        attempt(heap.give_back, ptr, nbytes, LEGACY_STREAM)
                 attempt(heap.trim, 0)
-            for item in pending:
-                attempt(item.release_at_close)
+
+    def take_back_lent(self) -> None:
+        """Free what was lent when the device was closed, and has been dropped since; the device is entered."""
+        for item in self.queue.take_all():
+            if isinstance(item, Allocation):
+                item.heap.give_back(item.ptr, item.nbytes, LEGACY_STREAM)  # its stream was destroyed
+        for heap in self.heaps:
+            heap.trim(0)
+
+    def has_lent(self) -> bool:
+        """Whether another library may still use device memory."""
+        return any(heap.lent for heap in self.heaps if heap.kind is MemoryKind.DEVICE)
 
     # -- below ---------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ class Heap:
         "deallocate",
         "device_handle",
         "kind",
+        "lent",
         "live",
         "ordered",
         "resource",
@@ -34,6 +35,8 @@ class Heap:
         self.deallocate = verbs.deallocate
         self.ordered = bool(getattr(resource, "stream_ordered", False))
         self.live: dict[int, int] = {}
+        #: Live addresses that were given to another library, which may use them beyond the close of the device.
+        self.lent: set[int] = set()
         #: How many ``with use_memory()`` blocks are open on it.
         self.scopes = 0
 
@@ -58,5 +61,7 @@ class Heap:
         """Return a block to the resource."""
         # Forgotten before it is freed: the other way round another thread can be given the address in between, and its
         # entry would be erased instead.
+        if self.lent:
+            self.lent.discard(ptr)
         if self.live.pop(ptr, None) is not None:
             self.deallocate(ptr, nbytes, handle)

@@ -1,0 +1,105 @@
+"""Memory that another library was given stays there beyond the device that it came from, until that library lets go of it."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem._core.device.open_device import left_open
+from devmem.memory import DriverMemory, PoolMemory
+
+pytestmark = pytest.mark.usefixtures("tidy")
+
+DATA = np.arange(1000.0)
+
+
+@pytest.fixture
+def left():
+    """The devices that this test has left open. What other tests let leak is not its own."""
+    before = left_open.copy()
+    return lambda: [each for each in left_open if each not in before]
+
+
+@pytest.fixture(autouse=True)
+def addressable(with_settings):
+    """The strict host backend hides its memory from everything but the device that it came from."""
+    with_settings(HOST_STRICT="0")
+
+
+class Consumer:
+    """Another library's array: a capsule that it took, and can hand on."""
+
+    def __init__(self, array):
+        self.device = array.__dlpack_device__()
+        self.capsule = array.__dlpack__(max_version=(1, 0))
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **keywords):
+        return self.capsule
+
+
+@pytest.mark.parametrize("stack", [DriverMemory, PoolMemory])
+@pytest.mark.parametrize("end", [dm.reset, dm.close])
+def test_a_consumer_reads_it_after_the_device_was_closed(left, stack, end):
+    with dm.use_memory(stack()):
+        consumer = Consumer(dm.to_device(DATA))
+        end()
+    found = dm.from_dlpack(consumer)
+    assert len(left()) == 1
+    np.testing.assert_array_equal(found.copy_to_host(), DATA)
+    del found, consumer
+    gc.collect()
+    dm.trim()
+    assert not left()
+
+
+def test_an_array_interface_is_good_as_long_as_its_array_lives(left):
+    if not dm.current_device().info.exchange.array_interface:
+        pytest.skip("arrays have no __cuda_array_interface__ there")
+    array = dm.to_device(DATA)
+    interface = dict(array.__cuda_array_interface__)
+    interface["stream"] = None
+    dm.reset()
+
+    lent = SimpleNamespace(__cuda_array_interface__=interface, owner=array)
+    np.testing.assert_array_equal(dm.as_device_array(lent).copy_to_host(), DATA)
+    assert not left()[0][0].memory.queue.dropped
+    del array, lent
+    gc.collect()
+    dm.trim()
+    assert not left()
+
+
+def test_numpy_reads_it(left):
+    if dm.current_device().info.exchange.device_type != 1:
+        pytest.skip("NumPy reads no memory of this device")
+    array = dm.to_device(DATA)
+    host = np.from_dlpack(array)
+    dm.reset()
+    assert host[3] == 3
+    del array
+    gc.collect()
+    dm.reset()
+    np.testing.assert_array_equal(host, DATA)
+    del host
+    gc.collect()
+    dm.to_device(DATA)
+    assert not left()
+
+
+def test_what_was_let_go_of_before_keeps_nothing(left):
+    consumer = Consumer(dm.to_device(DATA))
+    del consumer
+    gc.collect()
+    freed = dm.to_device(DATA)
+    capsule = freed.__dlpack__()
+    freed.free()
+    dm.reset()
+    assert not left()
+    del capsule
