@@ -7,6 +7,7 @@ from typing import Any
 
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import open_device_of, open_devices
+from .._core.device.open_device import close_left_open
 from .._core.lifetime.device_memory import MemoryScope
 from ..spi.errors import ConfigError, DevmemError, PluginError
 from ..spi.types import MemoryInfo, MemoryKind
@@ -75,6 +76,7 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
     if keep_bytes < 0:
         raise ConfigError(f"trim(keep_bytes={keep_bytes}): what is kept is a number of bytes, from 0 on")
     with FirstError() as first:
+        first.attempt(close_left_open)
         for opened in open_devices() if device is None else [open_device_of(device)]:
             try:
                 with CurrentDevice(opened.handle):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ... import plugins
 from ...spi.driver import Driver
-from ...spi.errors import ClosedError, ConfigError, ForkedError
+from ...spi.errors import ClosedError, ConfigError, DeviceLost, ForkedError
 from ...spi.types import DeviceInfo, MemoryInfo
 from ...toolkit.deferred_errors import FirstError
 from ..base import scopes
@@ -274,7 +274,7 @@ def _open(device: Device) -> OpenDevice:
         if _exiting:
             raise ClosedError(f"{device} cannot be opened any more: the interpreter is exiting")
         close_left_open()
-        driver = usable_backend(device.backend).open(device.ordinal)
+        driver = _open_driver(device)
         try:
             opened = OpenDevice(device, driver)
         except BaseException:
@@ -282,6 +282,19 @@ def _open(device: Device) -> OpenDevice:
             raise
         device._opened = opened
         return opened
+
+
+def _open_driver(device: Device) -> Driver:
+    try:
+        return usable_backend(device.backend).open(device.ordinal)
+    except DeviceLost as error:
+        blocks = sum(opened.memory.lent_blocks() for opened, _ in left_open if opened.device == device)
+        if blocks:
+            error.args = (
+                f"{error}; {blocks} page-locked or managed blocks of it are still referenced, which keeps it from starting "
+                f"afresh: drop those arrays, and use the device again",
+            )
+        raise
 
 
 def _close(device: Device, why: str) -> None:

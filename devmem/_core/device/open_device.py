@@ -23,7 +23,7 @@ from ..ordering.completions import CompletionTracker
 from ..ordering.stream import Stream
 from ..ordering.stream_table import StreamTable
 
-#: Devices that were closed, whose drivers are not: another library was given memory of them.
+#: Devices that were closed, whose drivers are not: the host, or another library, may use memory of them.
 left_open: list[tuple[OpenDevice, Driver]] = []
 
 
@@ -62,14 +62,13 @@ class OpenDevice:
         self.ring.retry()
         self.ring.release_events()
         self.memory.trim(keep_bytes)
-        close_left_open()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, why: str) -> None:
         """Wait for the device, free all that came from it, and refuse every later call.
 
-        The driver is closed later, by `close_left_open`, where another library was given memory that is still referenced.
+        The driver is closed later, by `close_left_open`, where the host or another library may still use memory of the device.
         """
         if self.handle.dead is not None:
             return
@@ -83,7 +82,9 @@ class OpenDevice:
                 self.page_locks.leave(self.handle, lost=True)
             finally:
                 self._end(why)
-                driver.close()
+                self.memory.lose()
+                left_open.append((self, driver))
+                close_left_open()
             return
         with FirstError() as first:
 
@@ -99,6 +100,8 @@ class OpenDevice:
                         first.put(error)
                         if step == driver.synchronize:
                             self._leak_pending()
+                        if isinstance(error, DeviceLost):
+                            self.memory.lose()
             finally:
                 self._end(why)
                 try:
@@ -107,6 +110,21 @@ class OpenDevice:
                 finally:
                     left_open.append((self, driver))
                     close_left_open()
+
+    def take_back_lent(self, driver: Driver) -> None:
+        """Free what has been dropped of the memory that was in use when the device was closed."""
+        try:
+            token = driver.enter()
+        except DeviceLost:
+            self.memory.take_back_lent(lost=True)
+            return
+        try:
+            self.memory.take_back_lent(lost=False)
+        except DeviceLost:
+            self.memory.lose()
+        finally:
+            if token is not None:
+                driver.exit(token)
 
     def forget_after_fork(self) -> None:
         """Called in the child of a fork: the device is the parent's."""
@@ -135,7 +153,7 @@ class OpenDevice:
         driver = self.handle.driver
         with FirstError() as first:
             handles = self.streams.take_handles()
-            for handle in handles if self.memory.has_lent() else ():  # the stacks live on
+            for handle in handles if self.memory.lent_blocks() else ():  # the stacks live on
                 first.attempt(self.streams.on_destroy, handle)
             streams = [(driver.stream_destroy, handle) for handle in handles]
             events = [(driver.event_destroy, handle) for handle in list(self.completions.events.events)]
@@ -148,7 +166,7 @@ class OpenDevice:
 
 
 def close_left_open() -> None:
-    """Close the drivers of closed devices from which nothing is lent any more.
+    """Close the drivers of closed devices whose memory nothing uses any more.
 
     Called when a device opens or closes, and by `trim`.
     """
@@ -157,15 +175,10 @@ def close_left_open() -> None:
         with suppress(ValueError):  # another thread does
             left_open.remove(entry)
             try:
-                if opened.memory.has_lent():
-                    token = driver.enter()
-                    try:
-                        opened.memory.take_back_lent()
-                    finally:
-                        if token is not None:
-                            driver.exit(token)
+                if opened.memory.lent_blocks():
+                    opened.take_back_lent(driver)
             finally:
-                if opened.memory.has_lent():
+                if opened.memory.lent_blocks():
                     left_open.append(entry)
                 else:
                     opened.page_locks.close_driver(driver)

@@ -217,7 +217,7 @@ class DeviceMemory:
         """Free everything that came from the device, referenced or not; the device is idle and entered.
 
         Memory that the host can see is left alone while anything refers to it: an ndarray cannot be told that its buffer is gone.
-        The driver keeps it readable. Memory that was lent to another library is left alone too, until `take_back_lent`.
+        So is memory that was lent to another library. Both are freed by `take_back_lent` when they have been dropped.
         """
         with FirstError() as first:
 
@@ -229,23 +229,44 @@ class DeviceMemory:
 
             for item in self.queue.take_all():
                 attempt(item.release_at_close)
+            self.keep_host_memory()
             for heap in self.heaps:
-                for ptr, nbytes in list(heap.live.items()) if heap.kind is MemoryKind.DEVICE else ():
+                for ptr, nbytes in list(heap.live.items()):
                     if ptr not in heap.lent:
                         attempt(heap.give_back, ptr, nbytes, LEGACY_STREAM)
                 attempt(heap.trim, 0)
 
-    def take_back_lent(self) -> None:
-        """Free what was lent when the device was closed, and has been dropped since; the device is entered."""
+    def keep_host_memory(self) -> None:
+        """Count live memory that the host can see as lent; the device is being closed."""
+        for heap in self.all_heaps():
+            if heap.kind is not MemoryKind.DEVICE:
+                heap.lent.update(heap.live)
+
+    def lose(self) -> None:
+        """Forget all memory of the device, which was lost, except what the host can see."""
+        for heap in self.heaps:
+            if heap.kind is MemoryKind.DEVICE:
+                heap.live.clear()
+                heap.lent.clear()
+        self.keep_host_memory()
+
+    def take_back_lent(self, lost: bool) -> None:
+        """Free what was lent when the device was closed, and has been dropped since.
+
+        The device is entered; it is ``lost`` where it cannot be, and then ends all its memory when its driver is closed.
+        """
         for item in self.queue.take_all():
             if isinstance(item, Allocation):
-                item.heap.give_back(item.ptr, item.nbytes, LEGACY_STREAM)  # its stream was destroyed
-        for heap in self.heaps:
+                if lost:
+                    item.heap.lent.discard(item.ptr)
+                else:
+                    item.heap.give_back(item.ptr, item.nbytes, LEGACY_STREAM)  # its stream was destroyed
+        for heap in self.heaps if not lost else ():
             heap.trim(0)
 
-    def has_lent(self) -> bool:
-        """Whether another library may still use device memory."""
-        return any(heap.lent for heap in self.heaps if heap.kind is MemoryKind.DEVICE)
+    def lent_blocks(self) -> int:
+        """How many blocks the host, or another library, may still use."""
+        return sum(len(heap.lent) for heap in self.all_heaps())
 
     # -- below ---------------------------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class CudaDriver(ComposedDriver):
         """Let go of code, of the pool and of the primary context.
 
         The context is kept while host memory of it is in use: releasing the last reference to it would unmap memory that ndarrays
-        point to.
+        point to. That of a lost device is released: otherwise the device could not be used again.
         """
         expected = () if self.state.errors.lost is None else (BackendError,)  # every call fails on a lost device
         try:
@@ -102,7 +102,7 @@ class CudaDriver(ComposedDriver):
                 self.pool.destroy()
         finally:
             with suppress(*expected):
-                if not self.memory.host_blocks:
+                if expected or not self.memory.host_blocks:
                     self.context.release()
 
 
