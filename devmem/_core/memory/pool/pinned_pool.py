@@ -107,12 +107,8 @@ class PinnedPool(Pool):
         """
         if not ptr:
             return
-        lists, pending = self._lists, PendingChunk(ptr, self._size(nbytes))
-        with lists as writable:
-            if writable:
-                lists.pending[pending] = None
-            else:
-                lists.deferred.append(lambda: lists.pending.setdefault(pending))
+        pending = PendingChunk(ptr, self._size(nbytes))
+        self._lists.change(self._lists.pending.setdefault, pending)
         # The thread's own default stream is another one in each thread.
         key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()
         self._reuse.record(pending, key, stream)

@@ -11,7 +11,6 @@ block when an event behind its last use has completed (`cross_stream`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from ....spi.driver import Driver
 from ....spi.errors import ConfigError, UnsupportedError
@@ -116,11 +115,7 @@ class PoolMemory(Pool):
         try:
             (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes].append(ptr)
         except (LookupError, AttributeError):  # the first block of its size on the stream
-            with self._lists as writable:
-                if writable:
-                    self._lists.file(ptr, nbytes, stream)
-                else:
-                    self._lists.deferred.append(partial(self._lists.file, ptr, nbytes, stream))
+            self._lists.change(self._lists.file, ptr, nbytes, stream)
 
     @property
     def stream_ordered(self) -> bool:
