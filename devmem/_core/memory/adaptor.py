@@ -21,6 +21,8 @@ class Adaptor:
     bound, as ``_allocate`` and ``_deallocate``: an adaptor costs one frame. Zero bytes end here: they never reach the upstream.
     """
 
+    #: Attributes that `repr` shows besides the upstream, where they are not None.
+    _shown: tuple[str, ...] = ()
     _allocate: Callable[[int, int], int]
     _deallocate: Callable[[int, int, int], None]
 
@@ -31,12 +33,9 @@ class Adaptor:
 
     def __repr__(self) -> str:
         # The whole chain, as it is built: Limit(PoolMemory(DriverMemory(host)), max_bytes=4096)
-        facts = "".join(f", {name}={value!r}" for name, value in self._facts().items())
+        values = ((name, getattr(self, name)) for name in self._shown)
+        facts = "".join(f", {name}={value!r}" for name, value in values if value is not None)
         return f"{type(self).__name__}({self.upstream!r}{facts})"
-
-    def _facts(self) -> dict[str, object]:
-        """What `repr` shows besides the upstream."""
-        return {}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_PICKLED.format(name=type(self).__name__))
@@ -58,8 +57,6 @@ class Adaptor:
         """As the upstream does."""
         if ptr:
             self._deallocate(ptr, nbytes, stream)
-
-    # -- what a stack may say of itself --------------------------------------------------------------------------------
 
     @property
     def stream_ordered(self) -> bool:

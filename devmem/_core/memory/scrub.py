@@ -29,6 +29,8 @@ class Scrub(Adaptor):
         What to fill with, 0 to 255.
     """
 
+    _shown = ("byte",)
+
     def __init__(self, upstream: MemoryResource | None = None, byte: int = 0) -> None:
         super().__init__(upstream)
         if not isinstance(byte, int) or not 0 <= byte <= 255:
@@ -38,9 +40,6 @@ class Scrub(Adaptor):
         self.withheld: list[tuple[int, int]] = []
         self._waits = True
         self._access: MemoryAccess
-
-    def _facts(self) -> dict[str, object]:
-        return {"byte": self.byte}
 
     def bind(self, driver: Driver) -> None:
         """Take the device that fills."""

@@ -51,8 +51,6 @@ class Pool(Adaptor, ABC):
             raise DevmemError(f"{self!r} is not bound to a device yet: install it with devmem.use_memory()")
         return self._bound
 
-    # -- what a subclass says ------------------------------------------------------------------------------------------
-
     @abstractmethod
     def _size(self, nbytes: int) -> int:
         """The size of the block that serves a request."""
@@ -79,8 +77,6 @@ class Pool(Adaptor, ABC):
 
     def _deallocate_chunk(self, ptr: int, size: int) -> None:
         self._deallocate(ptr, size, LEGACY_STREAM)
-
-    # -- what is kept --------------------------------------------------------------------------------------------------
 
     @property
     def cached_bytes(self) -> int:
@@ -114,8 +110,6 @@ class Pool(Adaptor, ABC):
     def _cached(self) -> int:
         with self._lists:
             return self._lists.cached
-
-    # -- the steps of a request ----------------------------------------------------------------------------------------
 
     def _miss(self, nbytes: int, stream: int) -> int:
         if nbytes <= 0:

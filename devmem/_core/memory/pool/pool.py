@@ -73,6 +73,8 @@ class PoolMemory(Pool):
     call the driver.
     """
 
+    _shown = ("max_bytes",)
+
     def __init__(self, upstream: MemoryResource | None = None, *, max_bytes: int | str | None = None) -> None:
         super().__init__(upstream, whole_blocks=False)
         self.max_bytes = None if max_bytes is None else check_size(max_bytes)
@@ -86,11 +88,6 @@ class PoolMemory(Pool):
         if self.max_bytes is not None:
             self._limit = bytes_of(self.max_bytes, driver.info.total_bytes)
         super().bind(driver)
-
-    def _facts(self) -> dict[str, object]:
-        return {} if self.max_bytes is None else {"max_bytes": self.max_bytes}
-
-    # -- the two verbs -------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Memory for work on the stream, enqueued from now on; what came back on it before, if that serves.
@@ -122,8 +119,6 @@ class PoolMemory(Pool):
         """True for device memory. What the host can touch comes back only when all streams have passed: the host is on none."""
         return self.kind is MemoryKind.DEVICE
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
-
     @property
     def largest_free_block(self) -> int:
         """Bytes of the largest block that could be handed out, to one stream or another, without asking the upstream."""
@@ -146,8 +141,6 @@ class PoolMemory(Pool):
                 chunks=len(lists.chunks),
                 streams=sum(bool(cache.free.nbytes) for cache in lists.caches()),
             )
-
-    # -- a miss --------------------------------------------------------------------------------------------------------
 
     def _size(self, nbytes: int) -> int:
         return rounded(nbytes)
