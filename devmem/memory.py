@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._core.memory.adaptor import Adaptor
-from ._core.memory.direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory
+from ._core.memory.direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory
 from ._core.memory.failing import FailIf, FailNth, OnOutOfMemory
 from ._core.memory.guard import Guard
 from ._core.memory.limit import Limit
@@ -13,7 +13,6 @@ from ._core.memory.pool.pool import PoolMemory, PoolReport
 from ._core.memory.prefetch import Prefetch
 from ._core.memory.scrub import Scrub
 from ._core.memory.statistics import Owner, Snapshot, Statistics
-from ._core.memory.stream_ordered import StreamOrderedMemory
 from .spi.memory import MemoryResource
 
 __all__ = [

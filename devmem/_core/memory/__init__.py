@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from ...spi.errors import ConfigError, PluginError
 from ...spi.memory import MemoryResource
@@ -10,12 +10,8 @@ from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..base.config import settings
 from ..base.device_handle import CurrentDevice, DeviceHandle
 from .adaptor import kind_of
-from .direct import PLAIN, DriverMemory
+from .direct import PLAIN, DriverMemory, StreamOrderedMemory
 from .foreign import bind_down, check_resource
-from .stream_ordered import StreamOrderedMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Resources that were built of a text, by kind and text: one for each device.
 Named = dict[tuple[MemoryKind, str], MemoryResource]
@@ -72,9 +68,9 @@ def resource_of(
 
 def fresh(text: str, handle: DeviceHandle, kind: MemoryKind = MemoryKind.DEVICE) -> MemoryResource:
     """A stack of its own for a text, not bound yet; see `resource_of`."""
-    return _spelled(
-        text, handle, lambda: _native(handle) if kind is MemoryKind.DEVICE else of_kind(kind, AllocFlags.NONE)
-    )
+    from .stack_spec import build  # and with it every pool and adaptor, a sixth of what `import devmem` took
+
+    return build(text, handle, partial(_native, handle) if kind is MemoryKind.DEVICE else PLAIN[kind])
 
 
 def prepare(resource: MemoryResource, handle: DeviceHandle) -> MemoryResource:
@@ -87,13 +83,11 @@ def prepare(resource: MemoryResource, handle: DeviceHandle) -> MemoryResource:
 def _native(handle: DeviceHandle) -> MemoryResource:
     """What suits a device, as its backend says; else the driver's pool where there is one, else plain memory."""
     plain = StreamOrderedMemory if handle.has(Capability.STREAM_ORDERED) else DriverMemory
-    return _spelled(handle.info.default_memory, handle, plain) if handle.info.default_memory else plain()
+    if not handle.info.default_memory:
+        return plain()
+    from .stack_spec import build  # on first use, as in `fresh`
 
-
-def _spelled(text: str, handle: DeviceHandle, below: Callable[[], MemoryResource]) -> MemoryResource:
-    from .stack_spec import build  # and with it every pool and adaptor, a sixth of what `import devmem` took
-
-    return build(text, handle, below)
+    return build(handle.info.default_memory, handle, plain)
 
 
 def _named_by(variable: str, spelled: str, handle: DeviceHandle, named: Named, kind: MemoryKind) -> MemoryResource:

@@ -10,7 +10,7 @@ from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
-from .direct import NOT_PICKLED, DriverMemory, _unbound
+from .direct import NOT_PICKLED, DriverMemory, already_bound, unbound
 from .foreign import Boundary, bind_down, check_resource, is_ours
 
 
@@ -21,35 +21,29 @@ class Adaptor:
     bound, as ``_allocate`` and ``_deallocate``: an adaptor costs one frame. Zero bytes end here: they never reach the upstream.
     """
 
+    #: Attributes that `repr` shows besides the upstream, where they are not None.
+    _shown: tuple[str, ...] = ()
     _allocate: Callable[[int, int], int]
     _deallocate: Callable[[int, int, int], None]
 
     def __init__(self, upstream: MemoryResource | None = None) -> None:
         self.upstream = DriverMemory() if upstream is None else check_resource(upstream, repr(upstream))
         self.driver: Driver | None = None
-        self._allocate = self._deallocate = _unbound
+        self._allocate = self._deallocate = unbound
 
     def __repr__(self) -> str:
-        # Of the whole chain, as it is built: Limit(PoolMemory(DriverMemory(host)), max_bytes=4096)
-        facts = "".join(f", {name}={value!r}" for name, value in self._facts().items())
+        # The whole chain, as it is built: Limit(PoolMemory(DriverMemory(host)), max_bytes=4096)
+        values = ((name, getattr(self, name)) for name in self._shown)
+        facts = "".join(f", {name}={value!r}" for name, value in values if value is not None)
         return f"{type(self).__name__}({self.upstream!r}{facts})"
-
-    def _facts(self) -> dict[str, object]:
-        """What `repr` shows besides the upstream."""
-        return {}
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_PICKLED.format(name=type(self).__name__))
 
     def bind(self, driver: Driver) -> None:
         """Take the device, and pass it down the chain; a stack serves one device. Again with the same one: nothing."""
-        if self.driver is driver:
+        if already_bound(self, self.driver, driver, "stack"):
             return
-        if self.driver is not None:
-            raise DevmemError(
-                f"{self!r} is bound to a device already, or to one that was reset or closed since: "
-                f"make one stack for each device, and a new one after a reset"
-            )
         bind_down(self.upstream, driver)
         below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream)
         self._allocate, self._deallocate = below.allocate, below.deallocate
@@ -63,8 +57,6 @@ class Adaptor:
         """As the upstream does."""
         if ptr:
             self._deallocate(ptr, nbytes, stream)
-
-    # -- what a stack may say of itself --------------------------------------------------------------------------------
 
     @property
     def stream_ordered(self) -> bool:
@@ -88,15 +80,15 @@ class Adaptor:
 
     def trim(self, keep_bytes: int) -> None:
         """Give kept memory back until at most ``keep_bytes`` are kept."""
-        trim = getattr(self.upstream, "trim", None)
-        if trim is not None:
-            trim(keep_bytes)
+        getattr(self.upstream, "trim", nothing)(keep_bytes)
 
     def forget_stream(self, stream: int) -> None:
         """Take note that an idle stream is about to be destroyed: its handle may mean another one soon."""
-        forget = getattr(self.upstream, "forget_stream", None)
-        if forget is not None:
-            forget(stream)
+        getattr(self.upstream, "forget_stream", nothing)(stream)
+
+
+def nothing(_: int) -> None:
+    """What a resource does that lacks an optional method."""
 
 
 def kind_of(resource: object) -> MemoryKind:
@@ -113,10 +105,9 @@ def kind_of(resource: object) -> MemoryKind:
 def chain(resource: object) -> list[Any]:
     """A resource and all that it stands on, outermost first."""
     found: list[Any] = []
-    each: object | None = resource
-    while each is not None and not any(each is other for other in found):
-        found.append(each)
-        each = getattr(each, "upstream", None)
+    while resource is not None and not any(resource is other for other in found):
+        found.append(resource)
+        resource = getattr(resource, "upstream", None)
     return found
 
 
@@ -152,10 +143,8 @@ def cached_in(stacks: Iterable[object]) -> int:
 
 def largest_free_block(resource: object) -> int | None:
     """Bytes of the largest block that a stack keeps in one piece; None if nothing in it can tell."""
-    known = [
-        each
-        for each in chain(resource)
-        if hasattr(each, "largest_free_block")
-        and getattr(type(each), "largest_free_block", None) is not Adaptor.largest_free_block
-    ]
-    return int(known[0].largest_free_block) if known else None
+    for each in chain(resource):
+        passes_on = getattr(type(each), "largest_free_block", None) is Adaptor.largest_free_block
+        if hasattr(each, "largest_free_block") and not passes_on:
+            return int(each.largest_free_block)
+    return None

@@ -15,9 +15,6 @@ from ...spi.errors import ConfigError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 
-#: What a record may do.
-OPS = ("allocate", "deallocate")
-
 
 class Record(NamedTuple):
     """One line of a trace: ``op`` is "allocate" or "deallocate", ``t`` seconds since the trace began."""
@@ -74,7 +71,7 @@ def read(path: str | Path) -> Iterator[Record]:
                 record = Record(
                     entry["op"], int(entry["address"]), int(entry["nbytes"]), int(entry["stream"]), float(entry["t"])
                 )
-                if record.op not in OPS or record.nbytes < 0:
+                if record.op not in ("allocate", "deallocate") or record.nbytes < 0:
                     raise ValueError(record.op)
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 if not line.endswith(b"\n"):
@@ -93,23 +90,11 @@ def replay(
     stream: Callable[[int], int] = lambda handle: handle,
     after: Callable[[Record], object] | None = None,
 ) -> Replay:
-    """Do what a trace says with a resource that is bound to its device, which is entered.
+    """Do what a trace says, in its order, with a resource that is bound to its device, which is entered.
 
-    Parameters
-    ----------
-    records : iterable of Record
-        The trace; read in one go first, so that reading is not timed.
-    resource : MemoryResource
-        What is asked, in the order of the trace, from this thread.
-    stream : callable, optional
-        What stands for a recorded stream: a handle of another process means nothing here. By default itself.
-    after : callable, optional
-        Called after each call, outside the time that is taken.
-
-    Returns
-    -------
-    Replay
-        The counts. Nothing of the resource is left out when it returns or raises.
+    The trace is read in one go first, so that reading is not timed. ``stream`` gives the stream that stands for a recorded one:
+    a handle of another process means nothing here. ``after`` is called after each call, outside the time that is taken. All
+    blocks are back when this returns or raises.
     """
     result = Replay()
     live: dict[int, tuple[int, int, int]] = {}
@@ -158,18 +143,13 @@ _MEMORY_VERBS = {"alloc": (1, 0), "alloc_async": (1, 0), "free": (-1, 1), "free_
 
 
 class Meter:
-    """A driver that counts what a stack asks of it: give it to ``bind`` in place of the driver.
-
-    Attributes
-    ----------
-    calls, seconds : int and float
-        Calls of the driver's memory verbs that were made, and the time in those that returned.
-    """
+    """A driver that counts what a stack asks of it: give it to ``bind`` in place of the driver."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.calls = self.reserved_bytes = self.peak_reserved_bytes = 0
-        self.seconds = 0.0
+        self.reserved_bytes = self.peak_reserved_bytes = 0
+        #: Calls of the driver's memory verbs that were made, and the time in those that returned.
+        self.calls, self.seconds = 0, 0.0
         # Instance attributes, not __getattr__: from Python 3.12 on a runtime protocol is looked up statically.
         for name in {name for protocol in (Driver, *PROTOCOLS.values()) for name in vars(protocol)}:
             if not name.startswith("_") and hasattr(driver, name):

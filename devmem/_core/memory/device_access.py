@@ -23,7 +23,8 @@ class MemoryAccess:
         self.driver = driver
         #: Memory whose address is the host's: no driver is needed, and no device can order it.
         self.host = kind in (MemoryKind.PINNED, MemoryKind.MAPPED)
-        self._captures = Capability.CAPTURE in driver.info.capabilities and isinstance(driver, SupportsCapture)
+        captures = Capability.CAPTURE in driver.info.capabilities
+        self._capture = driver if captures and isinstance(driver, SupportsCapture) else None
 
     def capturing(self, stream: int) -> bool:
         """Whether a graph is captured on the stream: what is enqueued there is not done now, and waiting for it ends the capture.
@@ -31,7 +32,7 @@ class MemoryAccess:
         Of the legacy stream: whether one is captured on any that it waits for.
         """
         try:
-            return self._captures and bool(self.driver.capturing(stream))  # type: ignore[attr-defined]
+            return self._capture is not None and self._capture.capturing(stream)
         except BackendError:  # the next call of the driver fails too, where it can be dealt with
             return False
 

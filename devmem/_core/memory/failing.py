@@ -31,6 +31,8 @@ class FailNth(Adaptor):
         Makes what is raised out of a message; `OutOfMemory` by default.
     """
 
+    _shown = ("n", "repeat")
+
     def __init__(
         self, upstream: MemoryResource | None = None, n: int = 1, *, repeat: bool = False, error: Failure = OutOfMemory
     ) -> None:
@@ -41,9 +43,6 @@ class FailNth(Adaptor):
         #: Allocations asked for, those that failed too.
         self.calls = 0
         self._lock = threading.RLock()
-
-    def _facts(self) -> dict[str, object]:
-        return {"n": self.n, "repeat": self.repeat}
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Allocate, unless this is the one that fails."""
@@ -63,6 +62,8 @@ class FailIf(Adaptor):
     ``error`` makes what is raised out of a message; `OutOfMemory` by default.
     """
 
+    _shown = ("predicate",)
+
     def __init__(
         self,
         upstream: MemoryResource | None = None,
@@ -72,9 +73,6 @@ class FailIf(Adaptor):
     ) -> None:
         super().__init__(upstream)
         self.predicate, self.error = predicate, error
-
-    def _facts(self) -> dict[str, object]:
-        return {"predicate": self.predicate}
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Allocate, unless the predicate picks it."""
@@ -98,15 +96,14 @@ class OnOutOfMemory(Adaptor):
         waits, trim, ask once more, so it may be called twice). Allocations of its own that fail do not call it again.
     """
 
+    _shown = ("callback",)
+
     def __init__(
         self, upstream: MemoryResource | None = None, callback: Callable[[int], bool] = lambda nbytes: False
     ) -> None:
         super().__init__(upstream)
         self.callback = callback
         self._asking = threading.local()
-
-    def _facts(self) -> dict[str, object]:
-        return {"callback": self.callback}
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Allocate; ask the callback if it does not fit."""

@@ -13,10 +13,14 @@ from ...spi.driver import Driver
 from ...spi.errors import DevmemError, PluginError
 from ...spi.memory import MemoryResource, SupportsBind
 
-#: What each verb must take, positionally.
-VERBS = {"allocate": ("nbytes", "stream"), "deallocate": ("ptr", "nbytes", "stream")}
-#: What each method must take that a resource need not have.
-OPTIONAL = {"bind": ("driver",), "trim": ("keep_bytes",), "forget_stream": ("stream",)}
+#: What each method must take, positionally. A resource need not have the last three.
+METHODS = {
+    "allocate": ("nbytes", "stream"),
+    "deallocate": ("ptr", "nbytes", "stream"),
+    "bind": ("driver",),
+    "trim": ("keep_bytes",),
+    "forget_stream": ("stream",),
+}
 #: What is read, not called.
 FACTS = ("stream_ordered", "cached_bytes", "largest_free_block", "kind")
 
@@ -109,11 +113,9 @@ def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResou
         return found
     origin = origin or package_of(type(found).__module__)
     check_version(found, spelled, origin)
-    for verb, parameters in VERBS.items():
-        _check_verb(getattr(found, verb), f"{spelled}.{verb}", parameters, origin)
-    for name, parameters in OPTIONAL.items():
+    for name, parameters in METHODS.items():
         if hasattr(found, name):
-            _check_verb(getattr(found, name), f"{spelled}.{name}", parameters, origin)
+            _check_method(getattr(found, name), f"{spelled}.{name}", parameters, origin)
     for fact in FACTS:
         value = inspect.getattr_static(found, fact, None)
         if inspect.isfunction(value):
@@ -162,7 +164,7 @@ def where(trace: TracebackType | None, but: Collection[str] = ()) -> str:
     return f", {frames[-1].filename}:{frames[-1].lineno}," if frames else ""
 
 
-def _check_verb(function: object, spelled: str, parameters: tuple[str, ...], origin: str) -> None:
+def _check_method(function: object, spelled: str, parameters: tuple[str, ...], origin: str) -> None:
     if not callable(function):
         raise PluginError(f"{spelled} is not callable (from {origin})")
     try:

@@ -73,6 +73,8 @@ class Guard(Adaptor):
     #: Red zones are read when a block is given back, which waits.
     stream_ordered = False
 
+    _shown = ("redzone", "quarantine_bytes")
+
     def __init__(
         self,
         upstream: MemoryResource | None = None,
@@ -92,9 +94,6 @@ class Guard(Adaptor):
         self._lock = threading.RLock()
         self._waits = True
         self._access: MemoryAccess
-
-    def _facts(self) -> dict[str, object]:
-        return {"redzone": self.redzone, "quarantine_bytes": self.quarantine_bytes}
 
     def bind(self, driver: Driver) -> None:
         """Take the device that fills and reads."""

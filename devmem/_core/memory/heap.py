@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
 from ..base.device_handle import DeviceHandle
-from .adaptor import kept_by
+from .adaptor import kept_by, nothing
 from .foreign import Boundary, is_ours
 
 
@@ -16,23 +18,25 @@ class Heap:
         "__weakref__",
         "allocate",
         "deallocate",
-        "device_handle",
+        "forget_stream",
         "kind",
         "lent",
         "live",
         "ordered",
         "resource",
         "scopes",
+        "trim",
     )
 
     def __init__(self, handle: DeviceHandle, resource: MemoryResource, kind: MemoryKind = MemoryKind.DEVICE) -> None:
-        self.device_handle = handle
         self.resource = resource
         self.kind = kind
         # Bound methods, looked up once: for a plain resource they are the driver's own.
         verbs = resource if is_ours(resource) else Boundary(resource, f" on {handle.device}")
         self.allocate = verbs.allocate
         self.deallocate = verbs.deallocate
+        self.trim: Callable[[int], object] = getattr(resource, "trim", nothing)
+        self.forget_stream: Callable[[int], object] = getattr(resource, "forget_stream", nothing)
         self.ordered = bool(getattr(resource, "stream_ordered", False))
         self.live: dict[int, int] = {}
         #: Live addresses that were given to another library, which may use them beyond the close of the device.
@@ -44,18 +48,6 @@ class Heap:
     def cached_bytes(self) -> int:
         """Bytes that the stack keeps for reuse."""
         return kept_by(self.resource)
-
-    def trim(self, keep_bytes: int) -> None:
-        """Ask the stack to give cached memory back."""
-        trim = getattr(self.resource, "trim", None)
-        if trim is not None:
-            trim(keep_bytes)
-
-    def forget_stream(self, handle: int) -> None:
-        """Tell the stack that a stream is about to be destroyed, if it wants to know."""
-        forget = getattr(self.resource, "forget_stream", None)
-        if forget is not None:
-            forget(handle)
 
     def give_back(self, ptr: int, nbytes: int, handle: int) -> None:
         """Return a block to the resource."""

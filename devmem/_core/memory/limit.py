@@ -25,6 +25,8 @@ class Limit(Adaptor):
         The limit: bytes, ``"4GiB"``, or a share of the device's memory, ``"80%"``.
     """
 
+    _shown = ("max_bytes",)
+
     def __init__(self, upstream: MemoryResource | None = None, max_bytes: int | str = "100%") -> None:
         super().__init__(upstream)
         self.max_bytes = check_size(max_bytes)
@@ -32,9 +34,6 @@ class Limit(Adaptor):
         self.current_bytes = 0
         self._most = 0
         self._lock = threading.RLock()
-
-    def _facts(self) -> dict[str, object]:
-        return {"max_bytes": self.max_bytes}
 
     def bind(self, driver: Driver) -> None:
         """Take the device; a share of its memory becomes a number of bytes."""

@@ -32,15 +32,14 @@ class Log(Adaptor):
         devices or processes take the same text.
     """
 
+    _shown = ("path",)
+
     def __init__(self, upstream: MemoryResource | None = None, path: str | Path = "devmem.log") -> None:
         super().__init__(upstream)
         self.path = os.fspath(path)
         self._file: int | None = None
         self._lock = threading.RLock()
         self._began = 0.0
-
-    def _facts(self) -> dict[str, object]:
-        return {"path": self.path}
 
     def bind(self, driver: Driver) -> None:
         """Open the file; OSError if it cannot be made."""

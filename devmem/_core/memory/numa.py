@@ -80,5 +80,3 @@ def _system_call(number: int, *arguments: object) -> None:
 
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall if sys.platform.startswith("linux") else lambda *_: -1
-if not callable(_syscall):  # pragma: no cover
-    raise ImportError("the C library has no syscall()")

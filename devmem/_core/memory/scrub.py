@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError
 from ...spi.memory import MemoryResource
@@ -31,19 +29,17 @@ class Scrub(Adaptor):
         What to fill with, 0 to 255.
     """
 
+    _shown = ("byte",)
+
     def __init__(self, upstream: MemoryResource | None = None, byte: int = 0) -> None:
         super().__init__(upstream)
         if not isinstance(byte, int) or not 0 <= byte <= 255:
             raise ConfigError(f"memory is filled with a byte from 0 to 255, not with {byte!r}")
         self.byte = byte
-        #: Blocks that could not be filled: address and bytes.
+        #: Blocks that could not be filled: address and bytes. Each step on the list is atomic.
         self.withheld: list[tuple[int, int]] = []
-        self._lock = threading.RLock()
         self._waits = True
         self._access: MemoryAccess
-
-    def _facts(self) -> dict[str, object]:
-        return {"byte": self.byte}
 
     def bind(self, driver: Driver) -> None:
         """Take the device that fills."""
@@ -66,8 +62,7 @@ class Scrub(Adaptor):
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Fill the block, then give it back."""
         if ptr and self._access.capturing(stream):
-            with self._lock:
-                self.withheld.append((ptr, nbytes))
+            self.withheld.append((ptr, nbytes))
         elif ptr:
             self._wipe(ptr, nbytes, stream)
             self._deallocate(ptr, nbytes, stream)
@@ -75,16 +70,15 @@ class Scrub(Adaptor):
     def trim(self, keep_bytes: int) -> None:
         """Give kept memory back; what was withheld is filled first, unless a graph is being captured."""
         try:
-            capturing = bool(self.withheld) and self._access.capturing(LEGACY_STREAM)
-            if self.withheld and not capturing:
+            if self.withheld and not self._access.capturing(LEGACY_STREAM):
                 self._access.driver.synchronize()  # its own stream may be gone, and is not ordered with the one used here
-            while self.withheld and not capturing:
-                with self._lock:
-                    if not self.withheld:  # another thread was faster
+                while self.withheld:
+                    try:
+                        ptr, nbytes = self.withheld.pop()
+                    except IndexError:  # another thread took the last one
                         break
-                    ptr, nbytes = self.withheld.pop()
-                self._wipe(ptr, nbytes, LEGACY_STREAM)
-                self._deallocate(ptr, nbytes, LEGACY_STREAM)
+                    self._wipe(ptr, nbytes, LEGACY_STREAM)
+                    self._deallocate(ptr, nbytes, LEGACY_STREAM)
         finally:
             super().trim(keep_bytes)
 
@@ -94,6 +88,5 @@ class Scrub(Adaptor):
             if self._waits:
                 self._access.driver.stream_synchronize(stream)
         except BaseException:
-            with self._lock:
-                self.withheld.append((ptr, nbytes))
+            self.withheld.append((ptr, nbytes))
             raise

@@ -18,7 +18,7 @@ from ...spi.errors import ConfigError, DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ..base.device_handle import DeviceHandle
 from ..base.plugin_registry import registry
-from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory
+from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory
 from .failing import FailNth
 from .foreign import check_resource, check_version, defined_at, package_of, where
 from .guard import Guard
@@ -30,7 +30,6 @@ from .prefetch import Prefetch
 from .scrub import Scrub
 from .size_text import ALLOWED, ALLOWED_SHARE, check_size, parse_size
 from .statistics import Statistics
-from .stream_ordered import StreamOrderedMemory
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class Part:
-    """What a name means: what is called, with which arguments, and whether it stands over another resource.
-
-    Of those that do, some choose what they stand on by themselves (``bottom``) where nothing else is written.
+    """What a name means: what is called, with which arguments, and whether it stands over another resource; if so, whether it
+    chooses by itself what it stands on (``bottom``) where nothing else is written.
     """
 
     make: Callable[..., MemoryResource]
@@ -105,8 +103,11 @@ def build(text: str, handle: DeviceHandle, below: Callable[[], MemoryResource]) 
 
 def allowed() -> str:
     """What a part of a text may be."""
-    names = ", ".join(sorted({*NAMED, *ADAPTERS, *registry().resources}))
-    return f"one of {names}, or module:attribute; several are separated by commas, the outermost first"
+    return f"one of {', '.join(_names())}, or module:attribute; several are separated by commas, the outermost first"
+
+
+def _names() -> list[str]:
+    return sorted({*NAMED, *ADAPTERS, *registry().resources})
 
 
 def _part(
@@ -132,10 +133,8 @@ def _part(
     broken = registry().failures.get(name)
     if broken is not None and not (colon and _is_module(name)):
         raise PluginError(f"the memory resource {text!r} cannot be had: {broken.message}")
-    if colon and argument and name:
-        return _of_module(text, name, argument.strip(), upstream, handle)
-    if name and _is_module(name):
-        return _of_module(text, name, MANAGER, upstream, handle)
+    if name and (argument or _is_module(name)):
+        return _of_module(text, name, argument.strip() or MANAGER, upstream, handle)
     failed = "; ".join(failure.message for failure in registry().failures.values())
     raise ConfigError(
         f"no memory resource is named {text!r}{_closest(name)}: give {allowed()}"
@@ -151,8 +150,7 @@ def _closest(name: str) -> str:
         return " (it takes a function: build that stack in Python)"
     import difflib  # only for those who made a mistake
 
-    known = [*NAMED, *ADAPTERS, *registry().resources]
-    close = difflib.get_close_matches(name.lower().removesuffix("memory"), known, 1)
+    close = difflib.get_close_matches(name.lower().removesuffix("memory"), _names(), 1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
@@ -230,8 +228,8 @@ def _of_module(
     own = next((name for name, part in NAMED.items() if part.over and part.make is found), None)
     if own is not None:
         raise ConfigError(f"{text!r} is written {own!r} in a stack as text: {_usage(own, NAMED[own])}")
-    if isinstance(found, types.ModuleType) or not (callable(found) or isinstance(found, MemoryResource)):
-        check_resource(None if isinstance(found, types.ModuleType) else found, repr(text), origin)
+    if isinstance(found, types.ModuleType) or (not callable(found) and not isinstance(found, MemoryResource)):
+        return check_resource(None, repr(text), origin)  # which says what is missing
     if isinstance(found, MemoryResource) and not isinstance(found, type):
         if upstream is not None:
             raise ConfigError(f"{text!r} is a resource already, so it is the last: {upstream!r} is written behind it")

@@ -59,7 +59,7 @@ class Statistics(Adaptor):
         super().__init__(upstream)
         self.current_bytes = self.current_count = 0
         self.total_bytes = self.total_count = 0
-        self._scopes = [_Scope(0, 0, 0, 0)]
+        self._scopes = [_Scope(Snapshot(0, 0, 0, 0, 0, 0), 0, 0)]
         self._lock = threading.RLock()
         self._sites: dict[int, tuple[int, Site]] | None = {} if owners else None
 
@@ -82,7 +82,7 @@ class Statistics(Adaptor):
     def push(self) -> None:
         """Begin a scope. It counts what every thread does until its `pop`; scopes nest."""
         with self._lock:
-            self._scopes.append(_Scope(self.current_bytes, self.current_count, self.total_bytes, self.total_count))
+            self._scopes.append(_Scope(self.snapshot(), self.current_bytes, self.current_count))
 
     def pop(self) -> Snapshot:
         """End the innermost scope: what happened since its `push`. DevmemError if none is open."""
@@ -90,15 +90,16 @@ class Statistics(Adaptor):
             if len(self._scopes) == 1:
                 raise DevmemError("pop() ends a scope that push() began, and none is open")
             scope, outer = self._scopes.pop(), self._scopes[-1]
+            began, now = scope.began, self.snapshot()
             outer.peak_bytes = max(outer.peak_bytes, scope.peak_bytes)
             outer.peak_count = max(outer.peak_count, scope.peak_count)
             return Snapshot(
-                self.current_bytes - scope.bytes,
-                scope.peak_bytes - scope.bytes,
-                self.total_bytes - scope.total_bytes,
-                self.current_count - scope.count,
-                scope.peak_count - scope.count,
-                self.total_count - scope.total_count,
+                now.current_bytes - began.current_bytes,
+                scope.peak_bytes - began.current_bytes,
+                now.total_bytes - began.total_bytes,
+                now.current_count - began.current_count,
+                scope.peak_count - began.current_count,
+                now.total_count - began.total_count,
             )
 
     def owners(self, most: int = 10) -> list[Owner]:
@@ -150,15 +151,13 @@ class Statistics(Adaptor):
             raise
 
 
+@dataclass(slots=True)
 class _Scope:
     """The counts when a scope began, and the peaks since, counted from the very beginning."""
 
-    __slots__ = ("bytes", "count", "peak_bytes", "peak_count", "total_bytes", "total_count")
-
-    def __init__(self, nbytes: int, count: int, total_bytes: int, total_count: int) -> None:
-        self.bytes = self.peak_bytes = nbytes
-        self.count = self.peak_count = count
-        self.total_bytes, self.total_count = total_bytes, total_count
+    began: Snapshot
+    peak_bytes: int
+    peak_count: int
 
 
 def _caller() -> Site:

@@ -63,7 +63,7 @@ LATER = [
 ]
 
 #: Of the memory stacks, what a device takes its memory from by default.
-STACK = {"adaptor", "direct", "foreign", "heap", "size_text", "stream_ordered"}
+STACK = {"adaptor", "direct", "foreign", "heap", "size_text"}
 
 PROBE = """
 import json, os, sys, threading

@@ -700,7 +700,6 @@ def test_managed_memory_is_moved_when_it_is_allocated(driver: FaultyDriver) -> N
     "make",
     [
         Statistics,
-        Scrub,
         Limit,
         lambda below: FailNth(below, 100),
         dm.memory.Guard,

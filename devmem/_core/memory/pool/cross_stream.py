@@ -41,18 +41,8 @@ class CrossStreamReuse:
 
     def reclaim_completed(self) -> None:
         """Make blocks idle whose events have completed."""
-        if not self.queue.waiting:
-            return
-        completed = self.queue.completed()
-        if completed:
-            with self.lists as writable:
-                for pending in completed:
-                    if writable:
-                        self.lists.complete(pending)
-                    else:
-                        self.lists.deferred.append(partial(self.lists.complete, pending))
-                if writable:
-                    self.lists.drop_empty_caches()
+        if self.queue.waiting and (completed := self.queue.completed()):
+            self.lists.change(self.lists.complete, completed)
 
     def reclaim(self, stream: int, size: int = 0) -> None:
         """On a miss, reclaim blocks of other streams whose work has completed.
@@ -63,14 +53,13 @@ class CrossStreamReuse:
         self.reclaim_completed()
         lists = self.lists
         with self._recording:
-            made: list[PendingBlocks] = []
             with lists as writable:
-                caches = lists.caches() if writable else []
-                own = lists.cache_of(stream) if writable else None
+                if not writable:
+                    return
+                caches, own = lists.caches(), lists.cache_of(stream)
                 waiting = {each.cache for each in lists.pending}
-                merges = (
-                    not size or bool(lists.idle.nbytes) or any(each.free.nbytes for each in caches if each is not own)
-                )
+                merges = not size or lists.idle.nbytes or any(each.free.nbytes for each in caches if each is not own)
+                made: list[PendingBlocks] = []
                 for cache in caches:
                     asked = cache.handle_valid and cache not in waiting and (merges or cache is not own)
                     if asked and cache.nbytes >= size // WORTH_ASKING and (pending := lists.make_pending(cache)):
@@ -82,9 +71,7 @@ class CrossStreamReuse:
                         self.record_if_possible(pending, found, self._handle(found))
             finally:
                 with lists:
-                    for pending in made:
-                        if not pending.recorded:
-                            lists.undo_pending(pending)
+                    lists.undo_pending(made)
         if made:
             self.reclaim_completed()
 
@@ -127,12 +114,9 @@ class CrossStreamReuse:
             self.driver.synchronize()
         except BaseException:
             with lists:
-                for each in made:
-                    lists.undo_pending(each)
+                lists.undo_pending(made)
             raise
-        with lists:
-            for each in pending:
-                lists.complete(each)
+        lists.change(lists.complete, pending)
         self.reclaim_completed()
 
     def capturing(self, stream: int) -> bool:

@@ -16,6 +16,7 @@ large the next chunk is (`_plan`).
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from functools import partial
 
 from ....spi.driver import Driver
@@ -29,7 +30,7 @@ from .free_lists import Effort, FreeLists
 from .stream_cache import PendingBlocks
 
 
-class Pool(Adaptor):
+class Pool(Adaptor, ABC):
     """Keeps freed blocks of its upstream, and hands them out again."""
 
     def __init__(self, upstream: MemoryResource | None, *, whole_blocks: bool) -> None:
@@ -50,23 +51,21 @@ class Pool(Adaptor):
             raise DevmemError(f"{self!r} is not bound to a device yet: install it with devmem.use_memory()")
         return self._bound
 
-    # -- what a subclass says ------------------------------------------------------------------------------------------
-
+    @abstractmethod
     def _size(self, nbytes: int) -> int:
         """The size of the block that serves a request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
         """A free block, out of what the stream may use now; 0 if none serves."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reclaim(self, nbytes: int, stream: int) -> int:
         """A block, after those were reclaimed whose work has completed; 0 if none serves."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _plan(self, nbytes: int, stream: int) -> tuple[int, int]:
         """The size of the next chunk; and by how many bytes the pool would be over its budget with it."""
-        raise NotImplementedError
 
     def _enter_chunk(self, ptr: int, chunk: int, nbytes: int, stream: int) -> PendingBlocks | None:
         """Enter a new chunk, from whose start the block is cut; its rest, if that has to wait for an event on the stream."""
@@ -79,17 +78,10 @@ class Pool(Adaptor):
     def _deallocate_chunk(self, ptr: int, size: int) -> None:
         self._deallocate(ptr, size, LEGACY_STREAM)
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
-
     @property
     def cached_bytes(self) -> int:
         """Bytes that are free, here and in the upstream; also those that a stream may still use."""
         return self._cached() + super().cached_bytes
-
-    @property
-    def shared_cache(self) -> object:
-        """The pool: its cache is its own."""
-        return self
 
     def trim(self, keep_bytes: int) -> None:
         """Give idle chunks back to the upstream until at most ``keep_bytes`` are kept.
@@ -118,8 +110,6 @@ class Pool(Adaptor):
     def _cached(self) -> int:
         with self._lists:
             return self._lists.cached
-
-    # -- the steps of a request ----------------------------------------------------------------------------------------
 
     def _miss(self, nbytes: int, stream: int) -> int:
         if nbytes <= 0:

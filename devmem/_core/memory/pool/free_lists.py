@@ -7,7 +7,7 @@ can go back to the upstream.
 ``with lists as writable:`` takes the lock. It is never held across a call of the driver or the upstream. The garbage
 collector may run a finalizer in the middle, which comes back to the pool on the same thread. It finds ``writable`` false: it
 must change nothing, and appends what it wants changed to `deferred`, which the outer ``with`` block runs at its end, on the
-same thread. Lists of a `StreamCache` are used without the lock: each step on them is atomic.
+same thread: `change` does that. Lists of a `StreamCache` are used without the lock: each step on them is atomic.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
+from functools import partial
 from operator import itemgetter
 from types import TracebackType
 
@@ -48,33 +49,22 @@ class Effort(IntEnum):
 
 
 class FreeLists:
-    """The chunks of a pool and its free blocks.
+    """The chunks of a pool and its free blocks."""
 
-    Parameters
-    ----------
-    ordered : bool
-        Chunks are made in the order of a stream: what is left of a new one is no other stream's before that has completed.
-    whole_blocks : bool
-        Every block is a chunk: none is cut or merged, and the one that was freed first goes back first.
-
-    Attributes
-    ----------
-    ready : dict
-        By stream and requested size, the blocks to hand out again: all that a hit touches. A list stays the list of its class
-        and stream for good.
-    chunk_bytes, in_transit : int
-        Bytes of all chunks; and bytes that are being taken from the upstream or given back right now.
-    parts_at_peak : int
-        Bytes that were idle in parts of chunks when last nearly as much was live as ever.
-    """
-
-    def __init__(self, *, ordered: bool, whole_blocks: bool = False) -> None:
+    def __init__(self, *, ordered: bool, whole_blocks: bool) -> None:
+        #: Chunks are made in the order of a stream: what is left of a new one is no other stream's before that has completed.
         self.ordered = ordered
+        #: Every block is a chunk: none is cut or merged, and the one that was freed first goes back first.
         self.whole_blocks = whole_blocks
+        #: By stream and requested size, the blocks to hand out again: all that a hit touches. A list is never exchanged.
         self.ready: dict[int, dict[int, list[int]]] = {}
         self.thread = threading.local()
         self.chunks: dict[int, int] = {}
-        self.chunk_bytes = self.in_transit = self.peak_live = self.peak_reserved = self.parts_at_peak = 0
+        #: Bytes of all chunks; and bytes that are being taken from the upstream or given back right now.
+        self.chunk_bytes = self.in_transit = 0
+        self.peak_live = self.peak_reserved = 0
+        #: Bytes that were idle in parts of chunks when last nearly as much was live as ever.
+        self.parts_at_peak = 0
         self.by_stream: dict[int, StreamCache] = {}
         self.by_thread: list[StreamCache] = []
         self.idle = self.new_bins()
@@ -86,22 +76,29 @@ class FreeLists:
     def __enter__(self) -> bool:
         self._lock.acquire()
         self._depth += 1
-        writable = self._depth == 1
-        if writable and self.deferred:
+        if self.deferred:
             self._run_deferred()
-        return writable
+        return self._depth == 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            if self.deferred and self._depth == 1:
+            if self.deferred:
                 self._run_deferred()
         finally:
             self._depth -= 1
             self._lock.release()
 
     def _run_deferred(self) -> None:
-        while self.deferred:
+        while self.deferred and self._depth == 1:
             self.deferred.popleft()()
+
+    def change(self, step: Callable[..., object], *arguments: object) -> None:
+        """Change the lists: now, or at the end of the ``with`` block that this thread is in."""
+        with self as writable:
+            if writable:
+                step(*arguments)
+            else:
+                self.deferred.append(partial(step, *arguments))
 
     # -- bytes and chunks ----------------------------------------------------------------------------------------------
 
@@ -214,9 +211,9 @@ class FreeLists:
         self.ready.pop(stream, None)
         if cache is None:
             return None
-        for each in [each for each in self.pending if each.cache is cache]:
-            if not each.recorded:
-                self.undo_pending(each)
+        own = [each for each in self.pending if each.cache is cache]
+        self.undo_pending(own)
+        for each in own:
             each.cache = None
         made = self.make_pending(cache)
         if made is not None:
@@ -247,16 +244,19 @@ class FreeLists:
         self.pending[made] = None
         return made
 
-    def undo_pending(self, pending: PendingBlocks) -> None:
-        """No event was recorded: the blocks are the stream's again. Without a stream they wait for the device."""
-        if pending.cache is not None and pending in self.pending:
-            del self.pending[pending]
-            pending.move_to(pending.cache.free)
+    def undo_pending(self, made: Iterable[PendingBlocks]) -> None:
+        """Where no event was recorded, the blocks are the stream's again. Without a stream they wait for the device."""
+        for each in made:
+            if not each.recorded and each.cache is not None and each in self.pending:
+                del self.pending[each]
+                each.move_to(each.cache.free)
 
-    def complete(self, pending: PendingBlocks) -> None:
+    def complete(self, completed: Iterable[PendingBlocks]) -> None:
         """Make blocks idle whose event, or whose device, has completed."""
-        self.pending.pop(pending, None)
-        pending.move_to(self.idle)
+        for each in completed:
+            self.pending.pop(each, None)
+            each.move_to(self.idle)
+        self.drop_empty_caches()
 
     # -- allocation ----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from ....spi.types import PER_THREAD_STREAM
 from ..direct import PinnedMemory
 from ..host_limits import host_bytes
 from ..numa import check_node, on_node
-from ..size_text import bytes_of, check_size
+from ..size_text import bytes_of
 from .engine import Pool
 from .free_lists import Effort
 from .size_bins import Fit, rounded
@@ -29,8 +29,6 @@ from .stream_cache import PendingChunk
 
 #: What the driver locks is whole pages.
 PAGE = 4096
-#: The part of the machine's memory that may be page-locked, unless told otherwise.
-SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,7 @@ class PinnedReport:
 class PinnedPool(Pool):
     """Keep page-locked host memory and hand it out again when no copy uses it any more.
 
-    Blocks are kept whole, by exact size class (pages, and at most 1/64 more), so no request takes a multiple of what it asked
-    for.
+    Blocks are kept whole, by exact size class: a request takes whole pages, and at most 1/64 more.
 
     Parameters
     ----------
@@ -67,6 +64,8 @@ class PinnedPool(Pool):
         The node on which new blocks come to lie (Linux).
     """
 
+    _shown = ("max_bytes", "numa_node")
+
     def __init__(
         self,
         upstream: MemoryResource | None = None,
@@ -75,9 +74,7 @@ class PinnedPool(Pool):
         numa_node: int | None = None,
     ) -> None:
         super().__init__(PinnedMemory() if upstream is None else upstream, whole_blocks=True)
-        self.max_bytes = self._limit = (
-            int(SHARE * host_bytes()) if max_bytes is None else bytes_of(check_size(max_bytes), host_bytes())
-        )
+        self.max_bytes = self._limit = bytes_of("50%" if max_bytes is None else max_bytes, host_bytes())
         if self.max_bytes < PAGE:
             raise ConfigError(f"PinnedPool(max_bytes={max_bytes!r}): a pool needs at least one page, {PAGE} bytes")
         if numa_node is not None:
@@ -85,10 +82,6 @@ class PinnedPool(Pool):
         self.numa_node = numa_node
         self._hits = self._misses = self._given_back = 0
         self._seconds = 0.0
-
-    def _facts(self) -> dict[str, object]:
-        node = {} if self.numa_node is None else {"numa_node": self.numa_node}
-        return {"max_bytes": self.max_bytes, **node}
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Pinned memory that no stream uses.
@@ -107,12 +100,8 @@ class PinnedPool(Pool):
         """
         if not ptr:
             return
-        lists, pending = self._lists, PendingChunk(ptr, self._size(nbytes))
-        with lists as writable:
-            if writable:
-                lists.pending[pending] = None
-            else:
-                lists.deferred.append(lambda: lists.pending.setdefault(pending))
+        pending = PendingChunk(ptr, self._size(nbytes))
+        self._lists.change(self._lists.pending.setdefault, pending)
         # The thread's own default stream is another one in each thread.
         key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()
         self._reuse.record(pending, key, stream)
@@ -145,8 +134,6 @@ class PinnedPool(Pool):
                 given_back=self._given_back,
                 driver_seconds=self._seconds,
             )
-
-    # -- a miss --------------------------------------------------------------------------------------------------------
 
     def _size(self, nbytes: int) -> int:
         """Whole pages, and at most 1/64 more."""

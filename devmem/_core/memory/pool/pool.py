@@ -11,7 +11,6 @@ block when an event behind its last use has completed (`cross_stream`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from ....spi.driver import Driver
 from ....spi.errors import ConfigError, UnsupportedError
@@ -74,6 +73,8 @@ class PoolMemory(Pool):
     call the driver.
     """
 
+    _shown = ("max_bytes",)
+
     def __init__(self, upstream: MemoryResource | None = None, *, max_bytes: int | str | None = None) -> None:
         super().__init__(upstream, whole_blocks=False)
         self.max_bytes = None if max_bytes is None else check_size(max_bytes)
@@ -87,11 +88,6 @@ class PoolMemory(Pool):
         if self.max_bytes is not None:
             self._limit = bytes_of(self.max_bytes, driver.info.total_bytes)
         super().bind(driver)
-
-    def _facts(self) -> dict[str, object]:
-        return {} if self.max_bytes is None else {"max_bytes": self.max_bytes}
-
-    # -- the two verbs -------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Memory for work on the stream, enqueued from now on; what came back on it before, if that serves.
@@ -116,18 +112,12 @@ class PoolMemory(Pool):
         try:
             (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes].append(ptr)
         except (LookupError, AttributeError):  # the first block of its size on the stream
-            with self._lists as writable:
-                if writable:
-                    self._lists.file(ptr, nbytes, stream)
-                else:
-                    self._lists.deferred.append(partial(self._lists.file, ptr, nbytes, stream))
+            self._lists.change(self._lists.file, ptr, nbytes, stream)
 
     @property
     def stream_ordered(self) -> bool:
         """True for device memory. What the host can touch comes back only when all streams have passed: the host is on none."""
         return self.kind is MemoryKind.DEVICE
-
-    # -- what is kept --------------------------------------------------------------------------------------------------
 
     @property
     def largest_free_block(self) -> int:
@@ -151,8 +141,6 @@ class PoolMemory(Pool):
                 chunks=len(lists.chunks),
                 streams=sum(bool(cache.free.nbytes) for cache in lists.caches()),
             )
-
-    # -- a miss --------------------------------------------------------------------------------------------------------
 
     def _size(self, nbytes: int) -> int:
         return rounded(nbytes)

@@ -59,10 +59,9 @@ class Bins:
         """Enter a block of a class."""
         found = self.bins.get(number)
         if found is None:
-            self.bins[number] = {start: None}
+            found = self.bins[number] = {}
             self.mask |= 1 << number
-        else:
-            found[start] = None
+        found[start] = None
         self.nbytes += size
 
     def drop(self, number: int, start: int, size: int) -> None:
@@ -96,21 +95,12 @@ class Bins:
 
 
 class FreeSet:
-    """Free blocks of one condition, each merged with its neighbours in the set, but never over the edge of a chunk.
-
-    Attributes
-    ----------
-    chunks : dict
-        The size of every chunk of the pool, by its address.
-    starts, ends : dict
-        The size of each block by its address, in the order of entry; and its address by its end.
-    parts, whole : Bins
-        Blocks that are parts of chunks, and chunks that are free from end to end.
-    """
+    """Free blocks of one condition, each merged with its neighbours in the set, but never over the edge of a chunk."""
 
     __slots__ = ("chunks", "ends", "nbytes", "parts", "starts", "whole")
 
     def __init__(self, chunks: Mapping[int, int]) -> None:
+        #: The size of every chunk of the pool, by its address.
         self.chunks = chunks
         self._clear()
 
@@ -125,18 +115,13 @@ class FreeSet:
 
     def add(self, start: int, size: int) -> None:
         """Put a block in, and merge it with the blocks right before and after it."""
-        chunks, end = self.chunks, start + size
-        if start not in chunks:
-            before = self.ends.get(start)
-            if before is not None:
-                start = before
-                self.remove(before)
-        if end not in chunks:
-            after = self.starts.get(end)
-            if after is not None:
-                self.remove(end)
-                end += after
-        self._insert(start, end - start)
+        if start not in self.chunks and (before := self.ends.get(start)) is not None:
+            size += self.remove(before)
+            start = before
+        end = start + size
+        if end not in self.chunks and end in self.starts:
+            size += self.remove(end)
+        self._insert(start, size)
 
     def take(self, start: int, size: int) -> int:
         """Cut ``size`` bytes off the block that starts there; its address."""
@@ -168,9 +153,12 @@ class FreeSet:
         (self.whole if self.chunks.get(start) == size else self.parts).put(class_of(size), start, size)
 
     def _clear(self) -> None:
+        #: The size of each block by its address, in the order of entry; and its address by its end.
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
-        self.parts, self.whole, self.nbytes = Bins(), Bins(), 0
+        #: Blocks that are parts of chunks, and chunks that are free from end to end.
+        self.parts, self.whole = Bins(), Bins()
+        self.nbytes = 0
 
 
 class Fit(Enum):

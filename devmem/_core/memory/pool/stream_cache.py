@@ -13,25 +13,18 @@ REMEMBERED = 4096
 
 
 class StreamCache:
-    """Blocks that came back on one stream, which that stream may use again at once.
-
-    Attributes
-    ----------
-    handle_valid : bool
-        The handle may be named at any time: blocks have come back on the stream, so `forget_stream` is called before it is
-        destroyed; or it is a default stream. The handle of any other stream is good only during the call that passes it.
-    thread : weakref or None
-        For a thread's own default stream, what dies with the thread.
-    lists, by_request : dict
-        The list of free blocks of each class, by the size of the class, and by each size that was asked for.
-    """
+    """Blocks that came back on one stream, which that stream may use again at once."""
 
     __slots__ = ("__weakref__", "by_request", "free", "handle_valid", "lists", "stream", "thread")
 
     def __init__(self, stream: int, chunks: dict[int, int], thread: weakref.ReferenceType[Token] | None = None) -> None:
         self.stream = stream
+        #: For a thread's own default stream, what dies with the thread.
         self.thread = thread
+        #: The handle may be named at any time: blocks have come back on the stream, so `forget_stream` is called before it is
+        #: destroyed; or it is a default stream. The handle of any other stream is good only during the call that passes it.
         self.handle_valid = stream in (LEGACY_STREAM, PER_THREAD_STREAM)
+        #: The list of free blocks of each class, by each size that was asked for, and by the size of the class.
         self.by_request: dict[int, list[int]] = {}
         self.lists: dict[int, list[int]] = {}
         self.free = SizeBins(chunks)
@@ -76,21 +69,15 @@ class StreamCache:
 
 
 class PendingBlocks:
-    """Free blocks that wait for an event: every stream may use them when it has completed, their own stream before that too.
-
-    Attributes
-    ----------
-    cache : StreamCache or None
-        The stream that may use them before, if there is one.
-    recorded : bool
-        An event is, or is just being, recorded behind them. False: only a wait for the whole device frees them.
-    """
+    """Free blocks that wait for an event: every stream may use them when it has completed, their own stream before that too."""
 
     __slots__ = ("cache", "free", "recorded")
 
     def __init__(self, cache: StreamCache | None, free: SizeBins) -> None:
+        #: The stream that may use them before, if there is one.
         self.cache = cache
         self.free = free
+        #: An event is, or is just being, recorded behind them. False: only a wait for the whole device frees them.
         self.recorded = False
 
     @property
