@@ -1,4 +1,4 @@
-"""A driver that is put together from parts, each with some methods of the contract.
+"""A driver that is put together from parts, each with some methods of the contract, and the facts of its device.
 
 A backend writes a part for each of its own concerns (memory, copies, code) and takes the others from the toolkit. All parts of
 an open device share one `DriverState`. `ComposedDriver` makes the parts' bound methods attributes of the driver: so the flat
@@ -8,18 +8,22 @@ the driver, so there is no reference cycle.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..spi.driver import PROTOCOLS, Driver
-from ..spi.types import DeviceInfo
+from ..spi.types import DeviceInfo, MemoryKind
 from .handles import Handles
-from .relaxed_capture import RelaxedCapture
-from .status_errors import StatusErrors
-from .vendor_functions import VendorFunctions
+from .vendor_functions import RelaxedCapture, StatusErrors, VendorFunctions
 
 #: The methods of the contract and of all its optional protocols.
 CONTRACT = [name for protocol in (Driver, *PROTOCOLS.values()) for name in vars(protocol) if not name.startswith("_")]
+
+#: The advice for managed memory, in the order of the vendors' numbers, which begin at 1.
+ADVICE = tuple(
+    f"{verb}_{what}" for what in ("read_mostly", "preferred_location", "accessed_by") for verb in ("set", "unset")
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,12 @@ class Part:
 
 
 class ComposedDriver:
-    """A driver with the methods of the contract that its parts have; ``close`` is the subclass's."""
+    """A driver with the methods of the contract that its parts have; ``info`` and ``close`` are the subclass's."""
 
-    def __init__(self, state: DriverState, info: DeviceInfo, *parts: Part) -> None:
-        self.state = state
-        self.info = info
+    info: DeviceInfo
+
+    def compose(self, *parts: object) -> None:
+        """Take in the methods of some parts."""
         for part in parts:
             for name in CONTRACT:
                 if hasattr(part, name):
@@ -60,3 +65,23 @@ class ComposedDriver:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+def memory_kinds(facts: Mapping[str, int], *, managed: bool = True) -> frozenset[MemoryKind]:
+    """The kinds of memory that a device has; ``managed``: whether the library has the function that allocates it."""
+    kinds = {MemoryKind.DEVICE, MemoryKind.PINNED}
+    if facts["can_map_host_memory"]:
+        kinds.add(MemoryKind.MAPPED)
+    if facts["managed_memory"] and managed:
+        kinds.add(MemoryKind.MANAGED)
+    return frozenset(kinds)
+
+
+def text(raw: bytes) -> str:
+    """The text in a buffer that ends with a zero."""
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+def typed_facts(facts: Mapping[str, int], counts: frozenset[str]) -> dict[str, int]:
+    """The facts as integers where they count something, else as True or False."""
+    return {name: value if name in counts else bool(value) for name, value in facts.items()}

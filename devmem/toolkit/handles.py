@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, NoReturn, SupportsInt, TypeVar
 
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .status_errors import INVALID_HANDLE
+from .vendor_functions import INVALID_HANDLE
 
 H = TypeVar("H", bound=SupportsInt)
 DEFAULT_STREAMS = (LEGACY_STREAM, PER_THREAD_STREAM)

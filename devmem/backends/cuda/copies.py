@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from cuda.bindings import driver as cu
@@ -11,10 +12,9 @@ from ...spi.errors import BackendError
 from ...spi.types import LEGACY_STREAM, CopyKind
 from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.handles import DEFAULT_STREAMS
-from ...toolkit.status_errors import INVALID_VALUE
 from ...toolkit.streams import Streams
+from ...toolkit.vendor_functions import INVALID_VALUE
 from .binding import code_of
-from .context import PrimaryContext
 
 _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 _ASYNC = {_H2D: "MemcpyHtoDAsync", _D2H: "MemcpyDtoHAsync", _D2D: "MemcpyDtoDAsync"}
@@ -25,9 +25,8 @@ _upload, _download = cu.cuMemcpyHtoD, cu.cuMemcpyDtoH
 class Copies(Part):
     """Copies and fills. Whether host memory is page-locked is not asked, so every asynchronous copy may still touch it."""
 
-    def __init__(self, state: DriverState, context: PrimaryContext, streams: Streams) -> None:
+    def __init__(self, state: DriverState, streams: Streams) -> None:
         super().__init__(state)
-        self._context = context
         self._synchronize = streams.stream_synchronize
         self._end_copy = streams.end_copy
 
@@ -118,16 +117,26 @@ class Copies(Part):
         return kind is not _D2D
 
     def can_access(self, ordinal: int) -> bool:
-        peer = self._functions.DeviceGet(ordinal)
-        return bool(self._functions.DeviceCanAccessPeer(self._context.device, peer))
+        device_of = self._functions.DeviceGet
+        return bool(self._functions.DeviceCanAccessPeer(device_of(self._ordinal), device_of(ordinal)))
 
     def copy_peer(
         self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
     ) -> None:
         on = self._streams[stream]
-        with self._context.of_device(dst_ordinal) as to, self._context.of_device(src_ordinal) as origin:
+        with self._context_of(dst_ordinal) as to, self._context_of(src_ordinal) as origin:
             self._functions.MemcpyPeerAsync(dst, to, src, origin, nbytes, on)
         self._end_copy(stream, _D2D, blocking)
+
+    @contextmanager
+    def _context_of(self, ordinal: int) -> Iterator[Any]:
+        """The primary context of a device that is open, because its memory is being copied."""
+        device = self._functions.DeviceGet(ordinal)
+        primary = self._functions.DevicePrimaryCtxRetain(device)
+        try:
+            yield primary
+        finally:
+            self._functions.DevicePrimaryCtxRelease(device)
 
 
 def _addresses(plan: Any, dst: int, src: int, kind: CopyKind) -> Any:

@@ -10,29 +10,51 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
+from typing import NoReturn
 
 from devmem.spi.driver import PROTOCOLS
 from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, Exchange, MemoryKind
+from devmem.toolkit.driver_parts import ADVICE, ComposedDriver
+from devmem.toolkit.host_functions import this_thread
 
 from .address_space import AddressSpace, refuse_overlap
-from .copy_jobs import Rows, Shape, call_function, copy_rows, fill_words, memmove, memset, read_bytes, read_rows
-from .current_device import CurrentDevice, thread
 from .error_codes import host_error
 from .page_locks import page_locks
 from .stream_engine import SMALL, StreamEngine
-from .streams import Job, Run, Stream, nothing
-
-_ADVICE = frozenset(
-    prefix + word for prefix in ("set_", "unset_") for word in ("read_mostly", "preferred_location", "accessed_by")
+from .streams import (
+    Job,
+    Rows,
+    Run,
+    Shape,
+    Stream,
+    call_function,
+    copy_rows,
+    fill_words,
+    memmove,
+    memset,
+    nothing,
+    read_bytes,
+    read_rows,
 )
+
 _open_drivers: weakref.WeakSet[HostDriver] = weakref.WeakSet()
 
 
-class HostDriver:
+class _Thread(threading.local):
+    """The key of the device that is current on the calling thread; at first of none."""
+
+    key: object = object()
+
+
+thread = _Thread()
+
+
+class HostDriver(ComposedDriver):
     """One open device."""
 
     def __init__(self, ordinal: int, *, strict: bool, devices: int) -> None:
@@ -42,28 +64,15 @@ class HostDriver:
         self._current = current = CurrentDevice(ordinal)
         self._space = AddressSpace(strict)
         self._engine = engine = StreamEngine(current.check, at_exit=self._space.keep_mapped)
-        self._check, self.enter, self.exit = current.check, current.enter, current.exit
-        self._stream, self.stream_create, self.stream_destroy = (
-            engine.stream,
-            engine.stream_create,
-            engine.stream_destroy,
-        )
-        self.stream_synchronize, self.stream_query = engine.stream_synchronize, engine.stream_query
-        self.stream_wait, self.event_create, self.event_destroy = (
-            engine.stream_wait,
-            engine.event_create,
-            engine.event_destroy,
-        )
-        self.event_record, self.event_query = engine.event_record, engine.event_query
-        self.event_synchronize, self.event_elapsed = engine.event_synchronize, engine.event_elapsed
-        self.synchronize, self.hold, self.release = engine.synchronize, engine.hold, engine.release
+        self._check, self._stream = current.check, engine.stream
+        self.compose(current, engine)
         self.info = self._describe()
         _open_drivers.add(self)
 
     def close(self) -> None:
-        if not self._current.closed:
-            self._current.close()
-            self._engine.close()
+        if self._current.key is not None:
+            self._current.key = None  # from now on it is current nowhere
+            self._engine.stop()
             _open_drivers.discard(self)
             self._space.close(in_use=any(not job.done for job in self._engine.foreign))
             self._engine.warn_of_failures()
@@ -125,8 +134,8 @@ class HostDriver:
     def advise(self, ptr: int, nbytes: int, advice: str, to_host: bool) -> None:
         self._check("advise")
         self._space.check_managed("advise", ptr, nbytes)
-        if advice not in _ADVICE:
-            raise host_error("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(_ADVICE))}")
+        if advice not in ADVICE:
+            raise host_error("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(ADVICE))}")
 
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
         self._check("host_register")
@@ -144,11 +153,11 @@ class HostDriver:
 
     def pointer_range(self, ptr: int) -> tuple[int, int] | None:
         self._check("pointer_range")
-        return self._space.block_around(ptr) or next(self._elsewhere(ptr), (None, None))[0]
+        return self._find(ptr)[0]
 
     def pointer_device(self, ptr: int) -> int | None:
         self._check("pointer_device")
-        return self._ordinal if self._space.block_around(ptr) else next(self._elsewhere(ptr), (None, None))[1]
+        return self._find(ptr)[1]
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -292,11 +301,14 @@ class HostDriver:
         blocks = [*self._space.device.live.values(), *self._space.host.live.values()]
         return sum(blocks), len(blocks), len(self._engine.streams) - 1, len(self._engine.events)
 
-    def _elsewhere(self, ptr: int) -> Iterator[tuple[tuple[int, int], int]]:
-        """Yield the block around an address, and the device, for devices that reach it."""
+    def _find(self, ptr: int) -> tuple[tuple[int, int], int] | tuple[None, None]:
+        """Return the block around an address, and a device that reaches it: this one if it does."""
+        if found := self._space.block_around(ptr):
+            return found, self._ordinal
         for device in list(_open_drivers):
             if found := device._space.block_around(ptr):
-                yield found, device._ordinal
+                return found, device._ordinal
+        return None, None
 
     def _describe(self) -> DeviceInfo:
         strict = self._space.strict
@@ -321,3 +333,40 @@ def _find_peer(ordinal: int, ptr: int, nbytes: int) -> tuple[HostDriver, int]:
         raise host_error("copy_peer", "INVALID_DEVICE", f"device {ordinal} is not open")
     found = next((each for each in drivers if each._space.block_around(ptr) is not None), drivers[0])
     return found, found._space.device_side("copy_peer", ptr, nbytes)
+
+
+class CurrentDevice:
+    """Makes one device current. A thread has at most one, between ``enter`` and ``exit``. A closed device has no key."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.key: object = object()
+
+    def enter(self) -> object:
+        if self.key is None:
+            self.refuse("enter")
+        before = thread.key
+        if before is self.key:
+            return None
+        if this_thread.runs_host_function:
+            why = "a kernel, or what else runs for a stream, cannot launch another one, allocate, copy or wait"
+            raise host_error("enter", "NOT_PERMITTED", f"{why}: do that on the host, and give it arrays as arguments")
+        thread.key = self.key
+        return before
+
+    def exit(self, token: object) -> None:
+        if token is not None:
+            thread.key = token
+
+    def check(self, call: str) -> None:
+        """Raise for a driver call unless the device is current on this thread."""
+        if thread.key is not self.key:
+            self.refuse(call)
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raise for a driver call on a device that is not current."""
+        if self.key is None:
+            raise host_error(call, "DEVICE_CLOSED", f"device {self.ordinal} was closed")
+        raise host_error(
+            call, "INVALID_CONTEXT", f"device {self.ordinal} is not current on this thread; enter() it first"
+        )

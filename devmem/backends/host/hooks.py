@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from devmem.spi import SPI_VERSION
 from devmem.spi.driver import Backend, Driver
@@ -45,7 +46,7 @@ class HostBackend:
         """Return a driver with memory and streams of its own."""
         from .driver import HostDriver  # imports numpy and ctypes, which finding the backend must not
 
-        return HostDriver(ordinal, strict=self._strict, devices=self._devices)
+        return cast("Driver", HostDriver(ordinal, strict=self._strict, devices=self._devices))
 
 
 def devmem_backends() -> Sequence[Backend]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from devmem.toolkit.ranges import RangeTable
 
+from .arena import address_of
 from .error_codes import host_error
-from .mapping import address_of
 
 
 @dataclass(slots=True, eq=False)

@@ -159,7 +159,7 @@ class StreamEngine:
         if latch is None:
             raise host_error("release", "INVALID_HANDLE", f"{hold!r} is not a hold, or was released")
         with self.lock:
-            latch.finish()
+            self._finish(latch)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class StreamEngine:
         finally:
             if job is not None:
                 with self.lock:
-                    job.finish()
+                    self._finish(job)
         return True
 
     def start(self, stream: Stream, nbytes: int, run: Run, *args: object) -> None:
@@ -272,18 +272,17 @@ class StreamEngine:
         A wait for the legacy stream is a wait for the blocking streams, and raises their errors.
         """
         with self.lock:
-            for failure in self.failures:
-                at, failed, error = failure
-                every_job = stream is None or (stream is self.legacy and not at.non_blocking)
-                if every_job or (at is stream and failed <= number):
+            for at, (on, failed, _) in enumerate(self.failures):
+                every_job = stream is None or (stream is self.legacy and not on.non_blocking)
+                if every_job or (on is stream and failed <= number):
+                    error = self.failures.pop(at)[2]
                     break
             else:
                 return
-            self.failures.remove(failure)
         try:
             raise error
         finally:
-            del error, failure  # or its traceback and this frame would keep each other, and the caller, alive
+            del error  # or its traceback and this frame would keep each other, and the caller, alive
 
     def warn_of_failures(self) -> None:
         """Give as warnings the errors that no call can raise any more."""
@@ -306,14 +305,14 @@ class StreamEngine:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Begin no more jobs, wait for those that are running, and abandon the rest: no other device waits for them."""
         self.stopping = True
         self.wait_for_running()
         with self.lock:
             for job in _unfinished([*self._holds.values(), *(stream.last for stream in self.pending)]):
                 if job.stream.engine is self:
-                    job.finish(abandoned=True)
+                    self._finish(job, abandoned=True)
             for stream in (*self.streams.values(), *self._per_thread.values()):
                 stream.end()
         _engines.discard(self)
@@ -341,6 +340,15 @@ class StreamEngine:
         job.number = next(_numbers)
         self.pending.add(stream)
         stream.last = job
+
+    def _finish(self, job: Job, abandoned: bool = False) -> None:
+        """Note that the job is done, and let go of all that it refers to; the lock is held."""
+        job.done, job.abandoned, job.seconds = True, abandoned, time.perf_counter()
+        job.run, job.args, job.after, job.function = nothing, (), (), None
+        if job.stream.last is job:
+            self.pending.discard(job.stream)
+        for gate in job.gates:
+            gate.release()
 
     def _refusal(self) -> BaseException:
         if self.lost:
@@ -396,7 +404,7 @@ class StreamEngine:
                     self.failures.append((stream, job.number, error))
             finally:
                 with self.lock:
-                    job.finish()
+                    self._finish(job)
 
     def _add_thread(self, thread: threading.Thread) -> Stream:
         """Make the per-thread stream of a thread, and end those of threads that have ended."""

@@ -9,9 +9,10 @@ from ...spi.errors import BackendError
 from ...spi.types import CopyKind
 from ...toolkit.driver_parts import DriverState, Part
 from ...toolkit.handles import DEFAULT_STREAMS
-from ...toolkit.status_errors import NOT_SUPPORTED
 from ...toolkit.streams import Streams
-from .functions import PEER_ACCESS_ALREADY_ENABLED, Provider
+from ...toolkit.vendor_functions import NOT_SUPPORTED
+from .functions import PEER_ACCESS_ALREADY_ENABLED
+from .providers import Provider
 
 _D2D = CopyKind.D2D
 _KINDS = {CopyKind.H2D: 1, CopyKind.D2H: 2, CopyKind.D2D: 3}
