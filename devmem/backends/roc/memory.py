@@ -15,8 +15,8 @@ from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning
 from ...spi.types import AllocFlags, CopyKind, MemoryKind
 from ...toolkit.driver_parts import ADVICE, DriverState, Part
-from ...toolkit.handles import AddressRanges
 from ...toolkit.memory import MemoryPool
+from ...toolkit.ranges import RangeTable
 from ...toolkit.vendor_functions import INVALID_VALUE
 from .functions import ALREADY_REGISTERED, NOT_REGISTERED
 from .providers import Provider
@@ -29,7 +29,7 @@ HOST = -1
 _ROUNDS, _SIZES = 48, (4 << 10, 192 << 10, 96 << 10)
 _POOL_PROPERTIES = ctypes.c_int * 22
 #: Host memory that is page-locked, through any device: HIP locks it for the whole process, and for all devices.
-page_locked = AddressRanges()
+page_locked = RangeTable[range]()
 
 
 class Memory(Part):
@@ -68,7 +68,7 @@ class Memory(Part):
             wanted |= MAPPED
         ptr = self._relaxed(self._functions.HostMalloc, nbytes, wanted)
         self.host_blocks.add(ptr)
-        page_locked.add(ptr, nbytes)
+        page_locked.add(range(ptr, ptr + nbytes))
         return ptr
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
@@ -102,7 +102,7 @@ class Memory(Part):
 
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
         # Some versions of the runtime take the same range twice, and leak it.
-        if not page_locked.add(ptr, nbytes):
+        if not page_locked.add(range(ptr, ptr + nbytes)):
             why = f"some of the {nbytes} bytes at {ptr:#x} are page-locked already"
             self._errors.refuse("hipHostRegister", ALREADY_REGISTERED, why)
         try:

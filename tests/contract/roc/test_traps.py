@@ -776,7 +776,7 @@ try:
 except BackendError as error:
     state = driver.state
     others = [*state.events, *driver.memory.blocks]
-    said = error.call, page_locked.starts, state.streams.live(), others, state.functions.GetDevice()
+    said = error.call, page_locked.ranges, state.streams.live(), others, state.functions.GetDevice()
 """
     call, locked, streams, others, current = fresh(script)
     assert (call, locked, current) == (what, [], 0)
