@@ -8,12 +8,13 @@ the driver, so there is no reference cycle.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..spi.driver import PROTOCOLS, Driver
-from ..spi.types import DeviceInfo, MemoryKind
+from ..spi.types import CopyKind, DeviceInfo, Extent, MemoryKind
 from .handles import Handles
 from .vendor_functions import RelaxedCapture, StatusErrors, VendorFunctions
 
@@ -48,6 +49,55 @@ class Part:
         self._streams = state.streams
         self._events = state.events
         self._ordinal = state.ordinal
+
+
+class StridedCopies(ABC):
+    """The strided copies of the contract, by one method of the backend's."""
+
+    @abstractmethod
+    def copy_slices(
+        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
+    ) -> bool:
+        """Copy rows of bytes, in slices that are alike. Returns what ``copy`` does.
+
+        ``dst`` and ``src`` are (address, bytes from row to row, rows from slice to slice), ``shape`` is (bytes of a row, rows of
+        a slice, slices); ``call`` is the method of the contract, for errors.
+        """
+
+    def copy_2d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        height: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        to, source, shape = (dst, dst_pitch, height), (src, src_pitch, height), (width, height, 1)
+        return self.copy_slices("copy_2d", to, source, shape, kind, stream, blocking)
+
+    def copy_3d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        dst_rows: int,
+        src: int,
+        src_pitch: int,
+        src_rows: int,
+        width: int,
+        height: int,
+        depth: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        to, source, shape = (dst, dst_pitch, dst_rows), (src, src_pitch, src_rows), (width, height, depth)
+        return self.copy_slices("copy_3d", to, source, shape, kind, stream, blocking)
 
 
 class ComposedDriver:

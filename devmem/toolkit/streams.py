@@ -14,7 +14,6 @@ from typing import Any
 
 from ..spi.driver import SupportsMapped
 from ..spi.errors import BackendError, UnsupportedError
-from ..spi.types import CopyKind
 from .driver_parts import DriverState, Part
 from .vendor_functions import CAPTURE_STATUSES, CAPTURE_UNSUPPORTED, CAPTURED_EVENT
 
@@ -59,13 +58,6 @@ class Streams(Part):
             if error.code in CAPTURE_STATUSES:
                 return True
             raise
-
-    def end_copy(self, stream: int, kind: CopyKind, blocking: bool) -> bool:
-        """What a copy that was enqueued returns, after waiting for it if it is a blocking one."""
-        if blocking:
-            self.stream_synchronize(stream)
-            return False
-        return kind is not CopyKind.D2D
 
 
 class Events(Part):

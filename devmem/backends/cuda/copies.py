@@ -9,8 +9,8 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...spi.types import LEGACY_STREAM, CopyKind
-from ...toolkit.driver_parts import DriverState, Part
+from ...spi.types import LEGACY_STREAM, CopyKind, Extent
+from ...toolkit.driver_parts import DriverState, Part, StridedCopies
 from ...toolkit.handles import DEFAULT_STREAMS
 from ...toolkit.streams import Streams
 from ...toolkit.vendor_functions import INVALID_VALUE
@@ -22,13 +22,12 @@ _ASYNC = {_H2D: "MemcpyHtoDAsync", _D2H: "MemcpyDtoHAsync", _D2D: "MemcpyDtoDAsy
 _upload, _download = cu.cuMemcpyHtoD, cu.cuMemcpyDtoH
 
 
-class Copies(Part):
+class Copies(StridedCopies, Part):
     """Copies and fills. Whether host memory is page-locked is not asked, so every asynchronous copy may still touch it."""
 
     def __init__(self, state: DriverState, streams: Streams) -> None:
         super().__init__(state)
         self._synchronize = streams.stream_synchronize
-        self._end_copy = streams.end_copy
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         if blocking and stream == LEGACY_STREAM and kind is not _D2D:
@@ -53,55 +52,31 @@ class Copies(Part):
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
 
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
+    def copy_slices(
+        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
     ) -> bool:
-        plan = _addresses(cu.CUDA_MEMCPY2D(), dst, src, kind)
-        plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = src_pitch, dst_pitch, width, height
-        try:
-            self._functions.Memcpy2DAsync(plan, self._streams[stream])
-        except BackendError as error:
-            if error.code != INVALID_VALUE or kind is not _D2D:
-                raise
-            # Copies within a device may refuse pitches that cuMemAllocPitch did not choose. This one takes any. It is ordered on
-            # the legacy stream, and within a device does not wait by itself.
+        (to, to_pitch, to_rows), (source, source_pitch, source_rows), (width, height, depth) = dst, src, shape
+        plan = _addresses(cu.CUDA_MEMCPY2D() if depth == 1 else cu.CUDA_MEMCPY3D(), to, source, kind)
+        plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = source_pitch, to_pitch, width, height
+        if depth == 1:
+            try:
+                self._functions.Memcpy2DAsync(plan, self._streams[stream])
+            except BackendError as error:
+                if error.code != INVALID_VALUE or kind is not _D2D:
+                    raise
+                # Copies within a device may refuse pitches that cuMemAllocPitch did not choose. This one takes any. It is ordered
+                # on the legacy stream, and within a device does not wait by itself.
+                self._synchronize(stream)
+                self._functions.Memcpy2DUnaligned(plan)
+                self._synchronize(LEGACY_STREAM)
+                return False
+        else:
+            plan.srcHeight, plan.dstHeight, plan.Depth = source_rows, to_rows, depth
+            self._functions.Memcpy3DAsync(plan, self._streams[stream])
+        if blocking:
             self._synchronize(stream)
-            self._functions.Memcpy2DUnaligned(plan)
-            self._synchronize(LEGACY_STREAM)
             return False
-        return self._end_copy(stream, kind, blocking)
-
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        plan = _addresses(cu.CUDA_MEMCPY3D(), dst, src, kind)
-        plan.srcPitch, plan.srcHeight, plan.dstPitch, plan.dstHeight = src_pitch, src_rows, dst_pitch, dst_rows
-        plan.WidthInBytes, plan.Height, plan.Depth = width, height, depth
-        self._functions.Memcpy3DAsync(plan, self._streams[stream])
-        return self._end_copy(stream, kind, blocking)
+        return kind is not _D2D
 
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
@@ -126,7 +101,8 @@ class Copies(Part):
         on = self._streams[stream]
         with self._context_of(dst_ordinal) as to, self._context_of(src_ordinal) as origin:
             self._functions.MemcpyPeerAsync(dst, to, src, origin, nbytes, on)
-        self._end_copy(stream, _D2D, blocking)
+        if blocking:
+            self._synchronize(stream)
 
     @contextmanager
     def _context_of(self, ordinal: int) -> Iterator[Any]:

@@ -14,33 +14,20 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
+from ctypes import memmove, memset
 from types import MappingProxyType
 from typing import NoReturn
 
 from devmem.spi.driver import PROTOCOLS
-from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, Exchange, MemoryKind
-from devmem.toolkit.driver_parts import ADVICE, ComposedDriver
+from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, Exchange, Extent, MemoryKind
+from devmem.toolkit.driver_parts import ADVICE, ComposedDriver, StridedCopies
 from devmem.toolkit.host_functions import this_thread
 
 from .address_space import AddressSpace, refuse_overlap
 from .error_codes import host_error
 from .page_locks import page_locks
 from .stream_engine import SMALL, StreamEngine
-from .streams import (
-    Job,
-    Rows,
-    Run,
-    Shape,
-    Stream,
-    call_function,
-    copy_rows,
-    fill_words,
-    memmove,
-    memset,
-    nothing,
-    read_bytes,
-    read_rows,
-)
+from .streams import Job, Run, Stream, call_function, copy_rows, fill_words, nothing, read_bytes, read_rows
 
 _open_drivers: weakref.WeakSet[HostDriver] = weakref.WeakSet()
 
@@ -54,7 +41,7 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-class HostDriver(ComposedDriver):
+class HostDriver(ComposedDriver, StridedCopies):
     """One open device."""
 
     def __init__(self, ordinal: int, *, strict: bool, devices: int) -> None:
@@ -153,11 +140,11 @@ class HostDriver(ComposedDriver):
 
     def pointer_range(self, ptr: int) -> tuple[int, int] | None:
         self._check("pointer_range")
-        return self._find(ptr)[0]
+        return self._space.block_around(ptr) or self._elsewhere(ptr)[0]
 
     def pointer_device(self, ptr: int) -> int | None:
         self._check("pointer_device")
-        return self._find(ptr)[1]
+        return self._ordinal if self._space.block_around(ptr) else self._elsewhere(ptr)[1]
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -177,40 +164,27 @@ class HostDriver(ComposedDriver):
         host = source if kind is CopyKind.H2D else to
         return self._start_copy(on, kind, host, nbytes, nbytes, memmove, to, source, nbytes)
 
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
+    def copy_slices(
+        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
     ) -> bool:
-        to, source = (dst, dst_pitch, height * dst_pitch), (src, src_pitch, height * src_pitch)
-        return self._copy_rows("copy_2d", to, source, (width, height, 1), kind, stream, blocking)
-
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        to, source = (dst, dst_pitch, dst_rows * dst_pitch), (src, src_pitch, src_rows * src_pitch)
-        return self._copy_rows("copy_3d", to, source, (width, height, depth), kind, stream, blocking)
+        on, (width, height, depth) = self._stream(stream, call), shape
+        (dst_at, pitch, rows), (src_at, src_pitch, src_rows) = dst, src
+        step, src_step = rows * pitch, src_rows * src_pitch
+        if min(shape) <= 0 or min(pitch, src_pitch) < width or min(rows, src_rows) < height:
+            strides = f"{(pitch, step)}, {(src_pitch, src_step)}"
+            why = f"{depth} slices of {height} rows of {width} bytes, from row to row and slice to slice {strides}"
+            raise host_error(call, "INVALID_VALUE", why)
+        to_slice, source_slice = (height - 1) * pitch + width, (height - 1) * src_pitch + width
+        to_span, source_span = (depth - 1) * step + to_slice, (depth - 1) * src_step + source_slice
+        to, source = self._space.copy_sides(call, dst_at, to_span, src_at, source_span, kind)
+        for at in range(depth) if kind is CopyKind.D2D else ():
+            refuse_overlap(call, to + at * step, to_slice, source + at * src_step, source_slice)
+        nbytes, views = width * height * depth, ((to, pitch, step), (source, src_pitch, src_step), shape)
+        if blocking:
+            self._engine.run_and_wait(on, nbytes, copy_rows, *views)
+            return False
+        host, span = (source, source_span) if kind is CopyKind.H2D else (to, to_span)
+        return self._start_copy(on, kind, host, span, nbytes, copy_rows, *views)
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         on = self._stream(stream, "fill")
@@ -258,26 +232,6 @@ class HostDriver(ComposedDriver):
         # Never on this thread: it may run for as long as it likes.
         engine.enqueue(Job(on, call_function, (function, places), function=function))
 
-    def _copy_rows(
-        self, call: str, dst: Rows, src: Rows, shape: Shape, kind: CopyKind, stream: int, blocking: bool
-    ) -> bool:
-        on, (width, height, depth) = self._stream(stream, call), shape
-        (dst_at, pitch, step), (src_at, src_pitch, src_step) = dst, src
-        if min(shape) <= 0 or min(pitch, src_pitch) < width or step < height * pitch or src_step < height * src_pitch:
-            why = f"{depth} slices of {height} rows of {width} bytes, from row to row and slice to slice {dst[1:]}, {src[1:]}"
-            raise host_error(call, "INVALID_VALUE", why)
-        to_slice, source_slice = (height - 1) * pitch + width, (height - 1) * src_pitch + width
-        to_span, source_span = (depth - 1) * step + to_slice, (depth - 1) * src_step + source_slice
-        to, source = self._space.copy_sides(call, dst_at, to_span, src_at, source_span, kind)
-        for at in range(depth) if kind is CopyKind.D2D else ():
-            refuse_overlap(call, to + at * step, to_slice, source + at * src_step, source_slice)
-        nbytes, rows = width * height * depth, ((to, pitch, step), (source, src_pitch, src_step), shape)
-        if blocking:
-            self._engine.run_and_wait(on, nbytes, copy_rows, *rows)
-            return False
-        host, span = (source, source_span) if kind is CopyKind.H2D else (to, to_span)
-        return self._start_copy(on, kind, host, span, nbytes, copy_rows, *rows)
-
     def _start_copy(
         self, on: Stream, kind: CopyKind, host: int, span: int, nbytes: int, run: Run, *args: object
     ) -> bool:
@@ -301,10 +255,8 @@ class HostDriver(ComposedDriver):
         blocks = [*self._space.device.live.values(), *self._space.host.live.values()]
         return sum(blocks), len(blocks), len(self._engine.streams) - 1, len(self._engine.events)
 
-    def _find(self, ptr: int) -> tuple[tuple[int, int], int] | tuple[None, None]:
-        """Return the block around an address, and a device that reaches it: this one if it does."""
-        if found := self._space.block_around(ptr):
-            return found, self._ordinal
+    def _elsewhere(self, ptr: int) -> tuple[tuple[int, int], int] | tuple[None, None]:
+        """Return the block around an address, and the device, of an open device that reaches it."""
         for device in list(_open_drivers):
             if found := device._space.block_around(ptr):
                 return found, device._ordinal

@@ -1,14 +1,15 @@
 """What a stream engine works on: streams, events, and jobs: copies, fills and host functions.
 
-The functions that jobs call are given addresses that can be touched, never a device's.
+The functions that jobs call are given addresses that can be touched, never a device's. Those of ctypes and NumPy release the
+GIL, so streams run beside each other and beside the caller.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from ctypes import memmove, string_at
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -19,9 +20,6 @@ import numpy.typing as npt
 from devmem.toolkit.host_functions import this_thread
 
 Run = Callable[..., object]
-# ctypes releases the GIL in both, so streams run beside each other and beside the caller.
-memmove, memset = ctypes.memmove, ctypes.memset
-
 #: The address of the first row, the bytes from one row to the next, and from one slice of rows to the next.
 Rows = tuple[int, int, int]
 #: Bytes of a row, rows of a slice, slices.
@@ -109,7 +107,7 @@ def call_function(function: Callable[[Sequence[int]], None], places: Sequence[in
 
 def read_bytes(to: int, source: int, nbytes: int) -> Run:
     """Read the source of a `memmove` now; return what writes it."""
-    return partial(memmove, to, ctypes.string_at(source, nbytes), nbytes)
+    return partial(memmove, to, string_at(source, nbytes), nbytes)
 
 
 def read_rows(to: Rows, source: Rows, shape: Shape) -> Run:
