@@ -189,8 +189,7 @@ class HostDriver(ComposedDriver, StridedCopies):
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         on = self._stream(stream, "fill")
         if width not in (1, 2, 4) or count <= 0 or not 0 <= value < 1 << 8 * width or dst % width:
-            why = f"{count} times the {width}-byte value {value} at {dst:#x}"
-            raise host_error("fill", "INVALID_VALUE", why)
+            raise host_error("fill", "INVALID_VALUE", f"{count} times the {width}-byte value {value} at {dst:#x}")
         to = self._space.device_side("fill", dst, width * count)
         if width == 1:
             self._engine.start(on, count, memset, to, value, count)

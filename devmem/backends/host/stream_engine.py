@@ -164,7 +164,6 @@ class StreamEngine:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def stream(self, handle: int, call: str) -> Stream:
-        """Look a stream up for a driver call."""
         self._check(call)
         stream = self.streams.get(handle)
         if stream is None:
@@ -175,7 +174,6 @@ class StreamEngine:
         return stream
 
     def event(self, handle: int, call: str) -> Event:
-        """Look an event up for a driver call."""
         self._check(call)
         event = self.events.get(handle)
         if event is None:
@@ -291,7 +289,7 @@ class StreamEngine:
             why = f"a function that a stream ran failed, and no call waited for it: {type(error).__name__}: {error}"
             warnings.warn(why, DevmemWarning, stacklevel=3)
 
-    def interrupt(self, job: Job, error: BaseException) -> None:
+    def _interrupt(self, job: Job, error: BaseException) -> None:
         """Interrupt the host functions that a wait for a job waits for; what they were doing becomes a note of the error.
 
         Those that have not begun come first, as they would begin when the one before them ends.
@@ -353,8 +351,9 @@ class StreamEngine:
     def _refusal(self) -> BaseException:
         if self.lost:
             return host_error("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost}")
-        why = "the device was closed, or is a parent process's, or Python is exiting"
-        return host_error("a call", "DEVICE_CLOSED", why)
+        return host_error(
+            "a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's, or Python is exiting"
+        )
 
     # -- waiting, and the streams' threads ---------------------------------------------------------------------------
 
@@ -375,7 +374,7 @@ class StreamEngine:
                 gate = job.gate()
             return gate.acquire(timeout=-1 if deadline == math.inf else max(deadline - time.monotonic(), 0))
         except BaseException as error:
-            self.interrupt(job, error)
+            self._interrupt(job, error)
             raise
 
     def _start_thread(self, stream: Stream) -> None:
@@ -383,8 +382,7 @@ class StreamEngine:
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
-            why = f"cannot start a thread for the stream: {error}"
-            raise host_error("stream", "OPERATING_SYSTEM", why) from error
+            raise host_error("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
         stream.has_thread = True
 
     def _work(self, stream: Stream) -> None:

@@ -101,8 +101,7 @@ class Memory(Part):
         return free, total
 
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
-        # Some versions of the runtime take the same range twice, and leak it.
-        if not page_locked.add(range(ptr, ptr + nbytes)):
+        if not page_locked.add(range(ptr, ptr + nbytes)):  # some runtimes take the same range twice, and leak it
             why = f"some of the {nbytes} bytes at {ptr:#x} are page-locked already"
             self._errors.refuse("hipHostRegister", ALREADY_REGISTERED, why)
         try:
