@@ -18,6 +18,7 @@ from .binding import code_of
 
 _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 _ASYNC = {_H2D: "MemcpyHtoDAsync", _D2H: "MemcpyDtoHAsync", _D2D: "MemcpyDtoDAsync"}
+_ON_HOST, _ON_DEVICE = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
 # Called as they are: a checked call would cost a frame in the verbs that are called most.
 _upload, _download = cu.cuMemcpyHtoD, cu.cuMemcpyDtoH
 
@@ -25,8 +26,9 @@ _upload, _download = cu.cuMemcpyHtoD, cu.cuMemcpyDtoH
 class Copies(StridedCopies, Part):
     """Copies and fills. Whether host memory is page-locked is not asked, so every asynchronous copy may still touch it."""
 
-    def __init__(self, state: DriverState, streams: Streams) -> None:
+    def __init__(self, state: DriverState, device: Any, streams: Streams) -> None:
         super().__init__(state)
+        self._device = device
         self._synchronize = streams.stream_synchronize
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
@@ -56,7 +58,10 @@ class Copies(StridedCopies, Part):
         self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
     ) -> bool:
         (to, to_pitch, to_rows), (source, source_pitch, source_rows), (width, height, depth) = dst, src, shape
-        plan = _addresses(cu.CUDA_MEMCPY2D() if depth == 1 else cu.CUDA_MEMCPY3D(), to, source, kind)
+        plan = cu.CUDA_MEMCPY2D() if depth == 1 else cu.CUDA_MEMCPY3D()
+        for side, address, on_host in (("src", source, kind is _H2D), ("dst", to, kind is _D2H)):
+            setattr(plan, f"{side}MemoryType", _ON_HOST if on_host else _ON_DEVICE)
+            setattr(plan, f"{side}{'Host' if on_host else 'Device'}", address)
         plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = source_pitch, to_pitch, width, height
         if depth == 1:
             try:
@@ -92,8 +97,7 @@ class Copies(StridedCopies, Part):
         return kind is not _D2D
 
     def can_access(self, ordinal: int) -> bool:
-        device_of = self._functions.DeviceGet
-        return bool(self._functions.DeviceCanAccessPeer(device_of(self._ordinal), device_of(ordinal)))
+        return bool(self._functions.DeviceCanAccessPeer(self._device, self._functions.DeviceGet(ordinal)))
 
     def copy_peer(
         self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
@@ -113,12 +117,3 @@ class Copies(StridedCopies, Part):
             yield primary
         finally:
             self._functions.DevicePrimaryCtxRelease(device)
-
-
-def _addresses(plan: Any, dst: int, src: int, kind: CopyKind) -> Any:
-    """Set the two addresses of a strided copy, each with its kind of memory."""
-    host, device = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    for side, address, on_host in (("src", src, kind is _H2D), ("dst", dst, kind is _D2H)):
-        setattr(plan, f"{side}MemoryType", host if on_host else device)
-        setattr(plan, f"{side}{'Host' if on_host else 'Device'}", address)
-    return plan

@@ -97,7 +97,7 @@ class CudaDriver(ComposedDriver):
         self.compose(
             context,
             self.memory,
-            Copies(state, streams),
+            Copies(state, context.device, streams),
             streams,
             Events(state, lambda timing: functions.EventCreate(0 if timing else DISABLE_TIMING)),
             pool,
