@@ -289,7 +289,7 @@ class StreamEngine:
             why = f"a function that a stream ran failed, and no call waited for it: {type(error).__name__}: {error}"
             warnings.warn(why, DevmemWarning, stacklevel=3)
 
-    def _interrupt(self, job: Job, error: BaseException) -> None:
+    def interrupt(self, job: Job, error: BaseException) -> None:
         """Interrupt the host functions that a wait for a job waits for; what they were doing becomes a note of the error.
 
         Those that have not begun come first, as they would begin when the one before them ends.
@@ -374,7 +374,7 @@ class StreamEngine:
                 gate = job.gate()
             return gate.acquire(timeout=-1 if deadline == math.inf else max(deadline - time.monotonic(), 0))
         except BaseException as error:
-            self._interrupt(job, error)
+            self.interrupt(job, error)
             raise
 
     def _start_thread(self, stream: Stream) -> None:
