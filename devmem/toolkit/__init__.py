@@ -1,9 +1,8 @@
 """Parts that backends are built of, and that other layers use too. Third-party backends may import them.
 
-A driver is put together of parts (`driver_parts`); several come from here: `streams`, `memory_pool`, `module_loader`,
-`foreign_memory`, `stream_holds`. Beneath them are a vendor's functions as checked calls (`vendor_functions`,
-`ctypes_functions`), the errors of their statuses (`status_errors`), live handles (`handles`), tables of address ranges
-(`ranges`), calls that no graph capture notices (`relaxed_capture`), and finding the vendor's library (`libraries`).
+A driver is put together of parts (`driver_parts`); several come from here: `streams`, `memory`, `module_loader`. Beneath them
+are a vendor's functions as checked calls (`vendor_functions`, `ctypes_functions`), live handles (`handles`), tables of address
+ranges (`ranges`), and finding the vendor's library (`libraries`).
 `deferred_errors` keeps errors to be raised later, `host_functions` says which threads must not call a driver, and `toolchain`
 compiles C. The package imports `devmem.spi` and the standard library only.
 """

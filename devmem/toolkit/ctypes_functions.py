@@ -12,8 +12,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .status_errors import NOT_READY
-from .vendor_functions import Fail
+from .vendor_functions import NOT_READY, Fail
 
 TYPES: Mapping[str, Any] = {
     "p": ctypes.c_void_p,

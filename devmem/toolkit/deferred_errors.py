@@ -23,19 +23,12 @@ E = TypeVar("E", bound=BaseException)
 class FirstError:
     """Do several things, all of them whatever becomes of each, then raise the first error.
 
-    The end of the ``with`` block raises the first error that was ``put``, or the first that is no `Exception`, such as Ctrl-C. If
-    the block itself raises, that error goes on and the one that was put is dropped.
-
-    ::
+    The end of the ``with`` block raises ``error``: the first error that was ``put``, or the first that is no `Exception`, such as
+    Ctrl-C. If the block itself raises, that error goes on and the one that was put is dropped::
 
         with FirstError() as first:
             for block in blocks:
                 first.attempt(give_back, block)  # the other blocks must still be given back
-
-    Attributes
-    ----------
-    error : BaseException or None
-        What the end of the block would raise now.
     """
 
     __slots__ = ("error",)
@@ -80,7 +73,7 @@ def fresh_copy(error: E) -> E:
     made.args = error.args
     cause, hidden = error.__cause__, error.__suppress_context__
     made.__cause__ = cause if cause is None or cause is error else fresh_copy(cause)
-    made.__suppress_context__ = hidden
+    made.__suppress_context__ = hidden  # setting the cause has set it
     if notes := getattr(error, "__notes__", ()):
         made.__notes__ = [*notes]
     return made

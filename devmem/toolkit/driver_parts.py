@@ -1,4 +1,4 @@
-"""A driver that is put together from parts, each with some methods of the contract.
+"""A driver that is put together from parts, each with some methods of the contract, and the facts of its device.
 
 A backend writes a part for each of its own concerns (memory, copies, code) and takes the others from the toolkit. All parts of
 an open device share one `DriverState`. `ComposedDriver` makes the parts' bound methods attributes of the driver: so the flat
@@ -8,18 +8,23 @@ the driver, so there is no reference cycle.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..spi.driver import PROTOCOLS, Driver
-from ..spi.types import DeviceInfo
+from ..spi.types import CopyKind, DeviceInfo, Extent, MemoryKind
 from .handles import Handles
-from .relaxed_capture import RelaxedCapture
-from .status_errors import StatusErrors
-from .vendor_functions import VendorFunctions
+from .vendor_functions import RelaxedCapture, StatusErrors, VendorFunctions
 
 #: The methods of the contract and of all its optional protocols.
 CONTRACT = [name for protocol in (Driver, *PROTOCOLS.values()) for name in vars(protocol) if not name.startswith("_")]
+
+#: The advice for managed memory, in the order of the vendors' numbers, which begin at 1.
+ADVICE = tuple(
+    f"{verb}_{what}" for what in ("read_mostly", "preferred_location", "accessed_by") for verb in ("set", "unset")
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,62 @@ class Part:
         self._ordinal = state.ordinal
 
 
-class ComposedDriver:
-    """A driver with the methods of the contract that its parts have; ``close`` is the subclass's."""
+class StridedCopies(ABC):
+    """The strided copies of the contract, by one method of the backend's."""
 
-    def __init__(self, state: DriverState, info: DeviceInfo, *parts: Part) -> None:
-        self.state = state
-        self.info = info
+    @abstractmethod
+    def copy_slices(
+        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
+    ) -> bool:
+        """Copy rows of bytes, in slices that are alike. Returns what ``copy`` does.
+
+        ``dst`` and ``src`` are (address, bytes from row to row, rows from slice to slice), ``shape`` is (bytes of a row, rows of
+        a slice, slices); ``call`` is the method of the contract, for errors.
+        """
+
+    def copy_2d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        height: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        to, source, shape = (dst, dst_pitch, height), (src, src_pitch, height), (width, height, 1)
+        return self.copy_slices("copy_2d", to, source, shape, kind, stream, blocking)
+
+    def copy_3d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        dst_rows: int,
+        src: int,
+        src_pitch: int,
+        src_rows: int,
+        width: int,
+        height: int,
+        depth: int,
+        kind: CopyKind,
+        stream: int,
+        *,
+        blocking: bool,
+    ) -> bool:
+        to, source, shape = (dst, dst_pitch, dst_rows), (src, src_pitch, src_rows), (width, height, depth)
+        return self.copy_slices("copy_3d", to, source, shape, kind, stream, blocking)
+
+
+class ComposedDriver:
+    """A driver with the methods of the contract that its parts have; ``info`` and ``close`` are the subclass's."""
+
+    info: DeviceInfo
+
+    def compose(self, *parts: object) -> None:
+        """Take in the methods of some parts."""
         for part in parts:
             for name in CONTRACT:
                 if hasattr(part, name):
@@ -60,3 +115,23 @@ class ComposedDriver:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+def memory_kinds(facts: Mapping[str, int], *, managed: bool = True) -> frozenset[MemoryKind]:
+    """The kinds of memory that a device has; ``managed``: whether the library has the function that allocates it."""
+    kinds = {MemoryKind.DEVICE, MemoryKind.PINNED}
+    if facts["can_map_host_memory"]:
+        kinds.add(MemoryKind.MAPPED)
+    if facts["managed_memory"] and managed:
+        kinds.add(MemoryKind.MANAGED)
+    return frozenset(kinds)
+
+
+def text(raw: bytes) -> str:
+    """The text in a buffer that ends with a zero."""
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+def typed_facts(facts: Mapping[str, int], counts: frozenset[str]) -> dict[str, int]:
+    """The facts as integers where they count something, else as True or False."""
+    return {name: value if name in counts else bool(value) for name, value in facts.items()}

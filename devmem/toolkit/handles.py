@@ -12,12 +12,11 @@ Lookups take no lock; `add` and `take` do.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from typing import Generic, NoReturn, SupportsInt, TypeVar
 
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .status_errors import INVALID_HANDLE
+from .vendor_functions import INVALID_HANDLE
 
 H = TypeVar("H", bound=SupportsInt)
 DEFAULT_STREAMS = (LEGACY_STREAM, PER_THREAD_STREAM)
@@ -82,28 +81,3 @@ class Handles(dict[int, H], Generic[H]):
     def _not_live(self, handle: int) -> NoReturn:
         assert self._refuse is not None
         self._refuse(self._what, INVALID_HANDLE, f"the {self._what} {handle:#x} was destroyed, or never made here")
-
-
-class AddressRanges:
-    """Disjoint ranges of addresses, known by their starts; for use on several threads."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self._ends: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def add(self, start: int, nbytes: int) -> bool:
-        """Take a range in, unless it has a byte of another one; whether it was taken."""
-        with self._lock:
-            at = bisect_left(self.starts, start + nbytes) - 1
-            if at >= 0 and self._ends[self.starts[at]] > start:
-                return False
-            insort(self.starts, start)
-            self._ends[start] = start + nbytes
-            return True
-
-    def remove(self, start: int) -> None:
-        """Forget the range that starts there, if there is one."""
-        with self._lock:
-            if self._ends.pop(start, None) is not None:
-                del self.starts[bisect_left(self.starts, start)]

@@ -13,13 +13,7 @@ from contextlib import contextmanager
 
 
 class HostFunctionThread(threading.local):
-    """The mark of the calling thread; `this_thread` is the only instance.
-
-    Attributes
-    ----------
-    runs_host_function : bool
-        Whether the calling thread runs a host function, or a part of one.
-    """
+    """Whether the calling thread runs a host function, or a part of one; `this_thread` is the only instance."""
 
     runs_host_function = False
 

@@ -1,8 +1,8 @@
 """Compiled code on a device: loading a module, finding its function, and unloading it.
 
-A kernel compiler hands over an image with one function. The loader loads the image as a module, finds the function, and keeps
-both under the function's handle until `ModuleLoader.unload`. It refuses handles that are not live: some vendors' libraries crash
-on them. ``launch`` is the vendor's function for launching; a backend whose launch does more looks ``functions`` up itself.
+The loader loads an image, which has one function, as a module, finds the function, and keeps both under the function's handle
+until `ModuleLoader.unload`. It refuses handles that are not live: some vendors' libraries crash on them. ``launch`` is the name
+of the vendor's function for launching; a backend whose launch does more overrides the method.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..spi.errors import BackendError, UnsupportedError
 from ..spi.types import Extent
 from .driver_parts import DriverState, Part
 from .handles import Handles
-from .status_errors import NOT_SUPPORTED
+from .vendor_functions import NOT_SUPPORTED
 
 
 class ModuleLoader(Part):

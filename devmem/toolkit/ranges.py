@@ -1,66 +1,65 @@
 """A table of address ranges, for code that has to know which pages are locked, or whose memory an address is.
 
-A table never changes: `with_range` and `without` return another one. So code that changes "the table of the process" does it
-under a lock, by replacing one reference; code that only asks needs no lock, and tells by the table's identity whether anything
-has changed since it asked before. A question costs a bisection, a change a copy of the table.
+Any thread may ask and change. A change, which costs a copy of the table, takes a lock and replaces the table; a question costs a
+bisection, takes no lock, and meets the table as it was before a change or as it is after it.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 
 class AddressRange(Protocol):
-    """The addresses from ``start`` up to ``end``, which is not one of them. Both are fixed while it is in a table."""
+    """The addresses from ``start`` up to ``stop``, as in a `range`. Both are fixed while it is in a table."""
 
-    start: int
-    end: int
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
 
 
 R = TypeVar("R", bound=AddressRange)
 
 
 class RangeTable(Generic[R]):
-    """Disjoint ranges, sorted by address."""
+    """Disjoint ranges; those of the moment, sorted by address, are in ``ranges``."""
 
-    __slots__ = ("_starts", "ranges")
+    def __init__(self) -> None:
+        self.ranges: list[R] = []
+        self._table: tuple[list[int], list[R]] = [], self.ranges  # the starts, for bisection, and the ranges
+        self._changing = threading.Lock()
 
-    def __init__(self, ranges: Iterable[R] = ()) -> None:
-        self.ranges = sorted(ranges, key=attrgetter("start"))
-        self._starts = [each.start for each in self.ranges]
+    def add(self, added: R) -> bool:
+        """Take a range in, unless it has an address of another one; whether it was taken."""
+        with self._changing:
+            if self.overlapping(added.start, added.stop):
+                return False
+            starts, ranges = self._table[0].copy(), self._table[1].copy()
+            at = bisect_left(starts, added.start)
+            starts.insert(at, added.start)
+            ranges.insert(at, added)
+            self._table, self.ranges = (starts, ranges), ranges
+            return True
 
-    def with_range(self, added: R) -> RangeTable[R]:
-        """Return a table with one range more, which overlaps none."""
-        return RangeTable([*self.ranges, added])
-
-    def without(self, removed: R) -> RangeTable[R]:
-        """Return a table that lacks a range."""
-        return RangeTable(each for each in self.ranges if each is not removed)
+    def remove(self, start: int) -> None:
+        """Forget the range that starts there, if there is one."""
+        with self._changing:
+            kept = [each for each in self.ranges if each.start != start]
+            self._table, self.ranges = ([each.start for each in kept], kept), kept
 
     def containing(self, low: int, high: int) -> R | None:
         """Return the range that holds all addresses from ``low`` up to ``high``."""
-        at = bisect_right(self._starts, low)
-        return self.ranges[at - 1] if at and high <= self.ranges[at - 1].end else None
+        starts, ranges = self._table
+        at = bisect_right(starts, low)
+        return ranges[at - 1] if at and high <= ranges[at - 1].stop else None
 
     def overlapping(self, low: int, high: int) -> list[R]:
         """Return the ranges with addresses from ``low`` up to ``high``, in order."""
-        first = bisect_right(self._starts, low)
-        if first and self.ranges[first - 1].end > low:
+        starts, ranges = self._table
+        first = bisect_right(starts, low)
+        if first and ranges[first - 1].stop > low:
             first -= 1
-        return self.ranges[first : bisect_left(self._starts, high)]
-
-    def covers(self, low: int, high: int) -> bool:
-        """Return whether every address from ``low`` up to ``high`` lies in some range."""
-        for each in self.overlapping(low, high):
-            if each.start > low:
-                return False
-            low = each.end
-        return low >= high
-
-    def edges(self, low: int, high: int) -> list[int]:
-        """Return where between ``low`` and ``high``, neither included, a range begins or ends."""
-        found = {edge for each in self.overlapping(low, high) for edge in (each.start, each.end)}
-        return sorted(edge for edge in found if low < edge < high)
+        return ranges[first : bisect_left(starts, high)]

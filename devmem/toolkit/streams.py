@@ -1,19 +1,24 @@
 """Streams and events of a vendor whose functions are those of CUDA's driver and of the HIP runtime.
 
-Two parts of a driver (`devmem.toolkit.driver_parts`). Their methods are those of the contract in `devmem.spi.driver`: they
+Parts of a driver (`devmem.toolkit.driver_parts`). Their methods are those of the contract in `devmem.spi.driver`: they
 look handles up and call the vendor's functions. Events are asked and waited for in the relaxed capture mode, because devmem asks
 while it does something else, and must not disturb a capture on another thread.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from ..spi.driver import SupportsMapped
 from ..spi.errors import BackendError, UnsupportedError
-from ..spi.types import CopyKind
 from .driver_parts import DriverState, Part
-from .status_errors import CAPTURE_STATUSES, CAPTURE_UNSUPPORTED, CAPTURED_EVENT
+from .vendor_functions import CAPTURE_STATUSES, CAPTURE_UNSUPPORTED, CAPTURED_EVENT
+
+#: The word of a hold.
+WORD_BYTES = 4
 
 
 class Streams(Part):
@@ -54,13 +59,6 @@ class Streams(Part):
                 return True
             raise
 
-    def end_copy(self, stream: int, kind: CopyKind, blocking: bool) -> bool:
-        """What a copy that was enqueued returns, after waiting for it if it is a blocking one."""
-        if blocking:
-            self.stream_synchronize(stream)
-            return False
-        return kind is not CopyKind.D2D
-
 
 class Events(Part):
     """Events; ``create`` makes the library's object, with or without timing."""
@@ -100,6 +98,43 @@ class Events(Part):
 
     def event_elapsed(self, start: int, end: int) -> float:
         return float(self._functions.EventElapsedTime(self._events[start], self._events[end]))
+
+
+class StreamHolds(Part):
+    """Streams held back by a word of mapped host memory: the latch of `SupportsHold`, for tests and debugging.
+
+    `hold` enqueues a wait for the word to become 1, and `release` stores 1. The stream may not have read it by then, so the word
+    lives until the device is closed, or as long as the process. ``allocate`` and ``free`` are for such words; ``words`` has the
+    addresses of those that are allocated.
+    """
+
+    def __init__(
+        self,
+        state: DriverState,
+        memory: SupportsMapped,
+        allocate: Callable[[], Any],
+        free: Callable[[int], object],
+        *wait_flags: int,
+    ) -> None:
+        super().__init__(state)
+        self._memory, self._allocate, self._free, self._wait_flags = memory, allocate, free, wait_flags
+        self.words: set[int] = set()
+
+    def hold(self, stream: int) -> int:
+        word = int(self._allocate())
+        ctypes.c_uint32.from_address(word).value = 0
+        try:
+            address = self._memory.device_pointer(word)
+            self._functions.StreamWaitValue32(self._streams[stream], address, 1, *self._wait_flags)
+        except BackendError:
+            with suppress(BackendError):  # the error above is the one to be raised
+                self._free(word)
+            raise
+        self.words.add(word)
+        return word
+
+    def release(self, hold: int) -> None:
+        ctypes.c_uint32.from_address(hold).value = 1
 
 
 def _captured(error: BackendError) -> UnsupportedError:

@@ -20,15 +20,8 @@ FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", 
 
 
 def compiler() -> list[str]:
-    """The command of a C compiler: ``$CC``, one on the path, or the one that the package ``ziglang`` brings.
-
-    Raises
-    ------
-    BackendUnavailable
-        There is none; the message says what to install.
-    """
-    chosen = os.environ.get("CC")
-    if chosen:
+    """The command of a C compiler: ``$CC``, one on the path, or that of the package ``ziglang``; else `BackendUnavailable`."""
+    if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
@@ -50,25 +43,10 @@ def shared_library(
 ) -> Path:
     """The shared library of some C files, compiled into the user's cache where that lacks it.
 
-    Each state of the sources and of the command has a folder of its own there.
-
-    Parameters
-    ----------
-    target : str
-        Where in its folder the library lies: ``lib/libone.so``.
-    sources, headers : sequence of Path
-        What is compiled, and what it includes.
-    flags : sequence of str
-        What the compiler is told besides `FLAGS`, behind the sources.
-    links : sequence of str
-        Further names for it, beside it.
-    cache : str
-        Which part of devmem's cache.
-
-    Raises
-    ------
-    BackendUnavailable
-        There is no compiler, or it failed; the message has its output.
+    Each state of the sources and of the command has a folder of its own there. ``target`` is where in that folder the library
+    lies, such as ``lib/libone.so``; ``links`` are further names for it, beside it. ``flags`` come behind the sources, besides
+    `FLAGS`. ``headers`` are what the sources include, ``cache`` the part of devmem's cache. Raises BackendUnavailable where there
+    is no compiler, or it fails; the message then has its output.
     """
     command = [*compiler(), *FLAGS]
     digest = hashlib.sha256(repr((command, target, *flags, *links, platform.machine())).encode())

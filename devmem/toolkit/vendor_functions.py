@@ -1,26 +1,30 @@
-"""A vendor's functions as checked calls: Python values in, outputs back, `BackendError` for a status that is not success.
+"""A vendor's functions as checked calls: Python values in, outputs back, an error for a status that is not success.
 
 `VendorFunctions` binds a function at its first use and keeps it as an attribute, under its name without the vendor's prefix:
 ``functions.StreamSynchronize`` is ``cuStreamSynchronize`` for CUDA and ``hipStreamSynchronize`` for HIP. The vendors' functions
-have mostly the same names and arguments, so a part that is written once (`devmem.toolkit.streams`) serves several vendors.
-
-How a function is bound is the backend's affair. For Python bindings which return tuples ``(status, *outputs)``, as cuda-bindings
-and hip-python do, `checked` and `checked_query` make the call.
+have mostly the same names and arguments, so a part that is written once (`devmem.toolkit.streams`) serves several vendors. The
+backend binds them: by `checked` and `checked_query` where a Python binding returns tuples ``(status, *outputs)``.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
 
-from .status_errors import NOT_READY
+from ..spi.errors import BackendError, DeviceLost, OutOfMemory
 
+#: Statuses that CUDA's driver and AMD's HIP runtime number alike.
+INVALID_VALUE, OUT_OF_MEMORY, INVALID_HANDLE, NOT_FOUND, NOT_READY, NOT_SUPPORTED = 1, 2, 400, 500, 600, 801
+#: A stream or an event cannot be asked: a stream is capturing a graph, or the event was recorded in one.
+CAPTURE_UNSUPPORTED, CAPTURED_EVENT, CAPTURE_STATUSES = 900, 907, range(900, 910)
 #: Called with a function's name and a status that is not success; raises.
 Fail = Callable[[str, int], Any]
 #: Called with what a binding raised instead of returning a status: the status, or raises.
 StatusOf = Callable[[Exception], int]
+#: The vendors' default mode, in which every thread begins, and the relaxed one.
+GLOBAL, RELAXED = 0, 2
 
 
 class VendorFunctions:
@@ -35,6 +39,86 @@ class VendorFunctions:
         call = self._bind(sys.intern(self._prefix + name))
         setattr(self, name, call)
         return call
+
+
+class StatusErrors:
+    """Raise for a status `OutOfMemory`, `DeviceLost` or `BackendError`, with the vendor's name and sentence.
+
+    After the backend's ``sticky`` statuses every later call on the device fails too: the first of these errors is kept in
+    ``lost``, and ``Driver.enter`` raises copies of it (`fresh_copy`) on every thread, without asking the vendor's library.
+
+    ``describe`` gives the vendor's name of a status and its sentence. ``acknowledge`` is called after each failed call: some
+    libraries keep the last status until they are asked for it.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        describe: Callable[[int], tuple[str, str]],
+        sticky: Collection[int],
+        acknowledge: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.lost: DeviceLost | None = None
+        self._backend = backend
+        self._describe = describe
+        self._sticky = sticky
+        self._acknowledge = acknowledge
+
+    def fail(self, call: str, status: int) -> NoReturn:
+        """Raise for a function that returned a status."""
+        self._acknowledge()
+        name, sentence = self._describe(status)
+        message = f"{call} failed with {name} ({status}): {sentence}"
+        kind = OutOfMemory if status == OUT_OF_MEMORY else BackendError
+        if status in self._sticky:
+            message += "; the device is lost for this process: restart it"
+            kind = DeviceLost
+            self.lost = self.lost or DeviceLost(message, backend=self._backend, call=call, code=status, name=name)
+        raise kind(message, backend=self._backend, call=call, code=status, name=name)
+
+    def refuse(self, call: str, status: int, why: str) -> NoReturn:
+        """Raise instead of calling a function with arguments that the vendor's library does not survive."""
+        name, _ = self._describe(status)
+        raise BackendError(f"{call} was not called: {why}", backend=self._backend, call=call, code=status, name=name)
+
+
+class RelaxedCapture:
+    """Calls that go on while another thread of the process captures a graph.
+
+    While any thread captures a graph in the vendors' default mode, no thread of the process may allocate, free or ask for an
+    event: the call fails, and the capture with it. A thread in the relaxed mode is exempt: it says that what it does is no part
+    of a graph. That is true of what a driver does for devmem, so `run` changes the mode of its thread for a call, and changes it
+    back whatever interrupts the call.
+
+    ``exchange`` sets the calling thread's mode and returns (0 or a status, the mode before), or raises BackendError or
+    ValueError; None where the vendor's library has no such modes. ``mode`` gives a mode as ``exchange`` takes it.
+    """
+
+    def __init__(self, exchange: Callable[[Any], tuple[Any, Any]] | None, mode: Callable[[int], Any] = int) -> None:
+        self.exchange = exchange
+        self._default = mode(GLOBAL)
+        self._relaxed = mode(RELAXED)
+
+    def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it in the relaxed mode."""
+        exchange = self.exchange
+        if exchange is None:
+            return call(*arguments)
+        before = self._default  # for an interrupt that comes before the mode is known: every thread begins in this one
+        try:
+            try:
+                status, before = exchange(self._relaxed)
+                if status:
+                    before = None
+            except (BackendError, ValueError):
+                before = None  # the call itself reports what is wrong, and giving memory back has to go on
+            return call(*arguments)
+        finally:
+            if before is not None:
+                try:  # suppress() would cost more than the calls
+                    exchange(before)
+                except (BackendError, ValueError):
+                    pass
 
 
 def checked(

@@ -189,7 +189,7 @@ class Roc:
     unknown = "hipErrorUnknown"
 
     def __init__(self) -> None:
-        [mapped] = importlib.import_module("devmem.backends.roc.library").mapped()
+        [mapped] = importlib.import_module("devmem.backends.roc.runtime").mapped()
         self.library = ctypes.CDLL(mapped)
         self.leave()
 
@@ -235,8 +235,8 @@ class Roc:
         self.library.hipGetLastError()
 
     def patch_give_back(self, patch: pytest.MonkeyPatch) -> None:
-        for module, kind in (("hip_python", "HipPython"), ("ctypes_calls", "CtypesCalls")):
-            provider = getattr(importlib.import_module(f"devmem.backends.roc.{module}"), kind)
+        providers = importlib.import_module("devmem.backends.roc.providers")
+        for provider in (providers.HipPython, providers.CtypesCalls):
             patch.setattr(provider, "bind", self._anyway(provider.bind))
 
     def _anyway(self, bind: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from ...toolkit.status_errors import StatusErrors
-from ...toolkit.vendor_functions import Fail, checked, checked_query, unknown_status
+from ...toolkit.vendor_functions import Fail, StatusErrors, checked, checked_query, unknown_status
 
 #: The driver of the binding's own major version: the binding asks newer functions by names that older drivers lack.
 OLDEST_DRIVER = max(12000, getattr(cu, "CUDA_VERSION", 0) // 1000 * 1000)

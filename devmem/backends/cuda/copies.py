@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...spi.types import LEGACY_STREAM, CopyKind
-from ...toolkit.driver_parts import DriverState, Part
+from ...spi.types import LEGACY_STREAM, CopyKind, Extent
+from ...toolkit.driver_parts import DriverState, Part, StridedCopies
 from ...toolkit.handles import DEFAULT_STREAMS
-from ...toolkit.status_errors import INVALID_VALUE
 from ...toolkit.streams import Streams
+from ...toolkit.vendor_functions import INVALID_VALUE
 from .binding import code_of
-from .context import PrimaryContext
 
 _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 _ASYNC = {_H2D: "MemcpyHtoDAsync", _D2H: "MemcpyDtoHAsync", _D2D: "MemcpyDtoDAsync"}
+_ON_HOST, _ON_DEVICE = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
 # Called as they are: a checked call would cost a frame in the verbs that are called most.
 _upload, _download = cu.cuMemcpyHtoD, cu.cuMemcpyDtoH
 
 
-class Copies(Part):
+class Copies(StridedCopies, Part):
     """Copies and fills. Whether host memory is page-locked is not asked, so every asynchronous copy may still touch it."""
 
-    def __init__(self, state: DriverState, context: PrimaryContext, streams: Streams) -> None:
+    def __init__(self, state: DriverState, device: Any, streams: Streams) -> None:
         super().__init__(state)
-        self._context = context
+        self._device = device
         self._synchronize = streams.stream_synchronize
-        self._end_copy = streams.end_copy
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         if blocking and stream == LEGACY_STREAM and kind is not _D2D:
@@ -54,55 +54,34 @@ class Copies(Part):
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
 
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
+    def copy_slices(
+        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
     ) -> bool:
-        plan = _addresses(cu.CUDA_MEMCPY2D(), dst, src, kind)
-        plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = src_pitch, dst_pitch, width, height
-        try:
-            self._functions.Memcpy2DAsync(plan, self._streams[stream])
-        except BackendError as error:
-            if error.code != INVALID_VALUE or kind is not _D2D:
-                raise
-            # Copies within a device may refuse pitches that cuMemAllocPitch did not choose. This one takes any. It is ordered on
-            # the legacy stream, and within a device does not wait by itself.
+        (to, to_pitch, to_rows), (source, source_pitch, source_rows), (width, height, depth) = dst, src, shape
+        plan = cu.CUDA_MEMCPY2D() if depth == 1 else cu.CUDA_MEMCPY3D()
+        for side, address, on_host in (("src", source, kind is _H2D), ("dst", to, kind is _D2H)):
+            setattr(plan, f"{side}MemoryType", _ON_HOST if on_host else _ON_DEVICE)
+            setattr(plan, f"{side}{'Host' if on_host else 'Device'}", address)
+        plan.srcPitch, plan.dstPitch, plan.WidthInBytes, plan.Height = source_pitch, to_pitch, width, height
+        if depth == 1:
+            try:
+                self._functions.Memcpy2DAsync(plan, self._streams[stream])
+            except BackendError as error:
+                if error.code != INVALID_VALUE or kind is not _D2D:
+                    raise
+                # Copies within a device may refuse pitches that cuMemAllocPitch did not choose. This one takes any. It is ordered
+                # on the legacy stream, and within a device does not wait by itself.
+                self._synchronize(stream)
+                self._functions.Memcpy2DUnaligned(plan)
+                self._synchronize(LEGACY_STREAM)
+                return False
+        else:
+            plan.srcHeight, plan.dstHeight, plan.Depth = source_rows, to_rows, depth
+            self._functions.Memcpy3DAsync(plan, self._streams[stream])
+        if blocking:
             self._synchronize(stream)
-            self._functions.Memcpy2DUnaligned(plan)
-            self._synchronize(LEGACY_STREAM)
             return False
-        return self._end_copy(stream, kind, blocking)
-
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        plan = _addresses(cu.CUDA_MEMCPY3D(), dst, src, kind)
-        plan.srcPitch, plan.srcHeight, plan.dstPitch, plan.dstHeight = src_pitch, src_rows, dst_pitch, dst_rows
-        plan.WidthInBytes, plan.Height, plan.Depth = width, height, depth
-        self._functions.Memcpy3DAsync(plan, self._streams[stream])
-        return self._end_copy(stream, kind, blocking)
+        return kind is not _D2D
 
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
@@ -118,22 +97,23 @@ class Copies(Part):
         return kind is not _D2D
 
     def can_access(self, ordinal: int) -> bool:
-        peer = self._functions.DeviceGet(ordinal)
-        return bool(self._functions.DeviceCanAccessPeer(self._context.device, peer))
+        return bool(self._functions.DeviceCanAccessPeer(self._device, self._functions.DeviceGet(ordinal)))
 
     def copy_peer(
         self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
     ) -> None:
         on = self._streams[stream]
-        with self._context.of_device(dst_ordinal) as to, self._context.of_device(src_ordinal) as origin:
+        with self._context_of(dst_ordinal) as to, self._context_of(src_ordinal) as origin:
             self._functions.MemcpyPeerAsync(dst, to, src, origin, nbytes, on)
-        self._end_copy(stream, _D2D, blocking)
+        if blocking:
+            self._synchronize(stream)
 
-
-def _addresses(plan: Any, dst: int, src: int, kind: CopyKind) -> Any:
-    """Set the two addresses of a strided copy, each with its kind of memory."""
-    host, device = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    for side, address, on_host in (("src", src, kind is _H2D), ("dst", dst, kind is _D2H)):
-        setattr(plan, f"{side}MemoryType", host if on_host else device)
-        setattr(plan, f"{side}{'Host' if on_host else 'Device'}", address)
-    return plan
+    @contextmanager
+    def _context_of(self, ordinal: int) -> Iterator[Any]:
+        """The primary context of a device that is open, because its memory is being copied."""
+        device = self._functions.DeviceGet(ordinal)
+        primary = self._functions.DevicePrimaryCtxRetain(device)
+        try:
+            yield primary
+        finally:
+            self._functions.DevicePrimaryCtxRelease(device)

@@ -9,17 +9,13 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...toolkit.driver_parts import ComposedDriver, DriverState
-from ...toolkit.foreign_memory import ForeignMemory
+from ...toolkit.deferred_errors import fresh_copy
+from ...toolkit.driver_parts import ComposedDriver, DriverState, Part
 from ...toolkit.handles import DEFAULT_STREAMS, Handles
-from ...toolkit.memory_pool import MemoryPool
-from ...toolkit.relaxed_capture import RelaxedCapture
-from ...toolkit.status_errors import StatusErrors
-from ...toolkit.stream_holds import WORD_BYTES, StreamHolds
-from ...toolkit.streams import Events, Streams
-from ...toolkit.vendor_functions import VendorFunctions
-from .binding import STICKY, bind, describe
-from .context import PrimaryContext
+from ...toolkit.memory import ForeignMemory, MemoryPool
+from ...toolkit.streams import WORD_BYTES, Events, StreamHolds, Streams
+from ...toolkit.vendor_functions import RelaxedCapture, StatusErrors, VendorFunctions
+from .binding import STICKY, bind, code_of, describe
 from .copies import Copies
 from .info import device_info
 from .kernels import Kernels
@@ -28,6 +24,42 @@ from .memory import DEVICE_MAP, Memory, ipc_bytes, ipc_handle
 #: CU_EVENT_DISABLE_TIMING, and CU_STREAM_WAIT_VALUE_GEQ.
 DISABLE_TIMING, WAIT_UNTIL_AT_LEAST = 2, 0
 DEVICE_ORDINAL = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+# Called as it is: a checked call would cost a frame in every verb.
+_get_current = cu.cuCtxGetCurrent
+
+
+class PrimaryContext(Part):
+    """The context that all libraries of the process share: retained while the device is open, current during each verb."""
+
+    def __init__(self, state: DriverState) -> None:
+        super().__init__(state)
+        self.device = state.functions.DeviceGet(state.ordinal)
+        self.primary = state.functions.DevicePrimaryCtxRetain(self.device)
+
+    def enter(self) -> Any:
+        if self._errors.lost is not None:
+            raise fresh_copy(self._errors.lost)
+        try:
+            error, current = _get_current()
+        except ValueError as unknown:
+            error, current = code_of(unknown), None
+        if current == self.primary:
+            return None
+        if error:
+            self._errors.fail("cuCtxGetCurrent", int(error))
+        self._functions.CtxSetCurrent(self.primary)
+        return current
+
+    def exit(self, token: Any) -> None:
+        if token is not None:
+            self._functions.CtxSetCurrent(token)
+
+    def synchronize(self) -> None:
+        self._functions.CtxSynchronize()
+
+    def release(self) -> None:
+        """Let go of the context."""
+        self._functions.DevicePrimaryCtxRelease(self.device)
 
 
 class CudaDriver(ComposedDriver):
@@ -61,12 +93,11 @@ class CudaDriver(ComposedDriver):
                 context.release()
             raise
         streams, self.memory, self.kernels = Streams(state), Memory(state, pool), Kernels(state)
-        super().__init__(
-            state,
-            info,
+        self.state, self.info = state, info
+        self.compose(
             context,
             self.memory,
-            Copies(state, context, streams),
+            Copies(state, context.device, streams),
             streams,
             Events(state, lambda timing: functions.EventCreate(0 if timing else DISABLE_TIMING)),
             pool,
@@ -92,10 +123,10 @@ class CudaDriver(ComposedDriver):
         expected = () if self.state.errors.lost is None else (BackendError,)  # every call fails on a lost device
         try:
             with suppress(*expected):
-                if self.kernels.loaded:  # the context may outlive this driver, and so would they
+                if self.kernels.functions:  # the context may outlive this driver, and so would they
                     token = self.enter()
                     try:
-                        for function in list(self.kernels.loaded):
+                        for function in list(self.kernels.functions):
                             self.kernels.unload(function)
                     finally:
                         self.exit(token)

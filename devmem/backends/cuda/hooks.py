@@ -15,7 +15,6 @@ class CudaBackend:
     spi_version = SPI_VERSION
 
     def unavailable(self) -> str | None:
-        """Why CUDA cannot be used here, with what would help; ``None`` if it can."""
         try:
             from .binding import reason
         except ImportError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from ...spi.types import Capability, DeviceInfo, Exchange
-from ...toolkit.device_facts import memory_kinds, text, typed_facts
+from ...toolkit.driver_parts import memory_kinds, text, typed_facts
 from ...toolkit.vendor_functions import VendorFunctions
 
 _A = cu.CUdevice_attribute

@@ -10,7 +10,7 @@ from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
 from ...spi.types import Extent
-from ...toolkit.driver_parts import DriverState, Part
+from ...toolkit.driver_parts import DriverState
 from ...toolkit.module_loader import ModuleLoader
 from ...toolkit.vendor_functions import VendorFunctions
 from .binding import code_of
@@ -23,27 +23,25 @@ _MOST_SHARED = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE
 _launch = cu.cuLaunchKernel
 
 
-class Kernels(Part):
+class Kernels(ModuleLoader):
     """Loaded functions."""
 
     def __init__(self, state: DriverState) -> None:
-        super().__init__(state)
-        self._loader = ModuleLoader(
+        super().__init__(
             state,
             partial(_load_module, state.functions),
             lambda module, name: state.functions.ModuleGetFunction(module, name.encode()),
         )
-        self.loaded, self.load = self._loader.functions, self._loader.load
         #: The most dynamic shared memory that the driver was told of, for each function.
         self._shared: dict[int, int] = {}
         self._shared_lock = threading.Lock()
 
     def unload(self, function: int) -> None:
         self._shared.pop(function, None)
-        self._loader.unload(function)
+        super().unload(function)
 
     def launch(self, function: int, grid: Extent, block: Extent, shared_bytes: int, stream: int, params: int) -> None:
-        known = self.loaded[function]
+        known = self.functions[function]
         if shared_bytes and shared_bytes > self._shared.get(function, 0):
             self._allow_shared(function, shared_bytes)
         try:
@@ -62,7 +60,7 @@ class Kernels(Part):
             if shared_bytes <= self._shared.get(function, 0):
                 return
             try:
-                self._functions.FuncSetAttribute(self.loaded[function], _MOST_SHARED, shared_bytes)
+                self._functions.FuncSetAttribute(self.functions[function], _MOST_SHARED, shared_bytes)
             except BackendError as error:
                 error.add_note(
                     f"{shared_bytes} bytes of dynamic shared memory are more than a block of this function can have here, "

@@ -9,8 +9,7 @@ from cuda.bindings import driver as cu
 
 from ...spi.types import AllocFlags, MemoryKind
 from ...toolkit.driver_parts import DriverState, Part
-from ...toolkit.foreign_memory import IPC_HANDLE_BYTES
-from ...toolkit.memory_pool import MemoryPool
+from ...toolkit.memory import IPC_HANDLE_BYTES, MemoryPool
 from .binding import code_of
 
 #: Flags of cuMemHostAlloc and cuMemHostRegister, and of cuMemAllocManaged.

@@ -97,8 +97,9 @@ class AddressSpace:
             return host
         ptr = host - self.host.mapping.shift if kind is MemoryKind.MAPPED else page_locks.device_pointer(host)
         if not ptr:
-            why = f"{host:#x} is not mapped memory, nor registered as such"
-            raise host_error("device_pointer", "INVALID_VALUE", why)
+            raise host_error(
+                "device_pointer", "INVALID_VALUE", f"{host:#x} is not mapped memory, nor registered as such"
+            )
         return ptr
 
     def copy_sides(
@@ -117,8 +118,7 @@ class AddressSpace:
 
     def device_side(self, call: str, ptr: int, nbytes: int) -> int:
         """Return where bytes that a device reaches can be touched."""
-        at = self.device.resolve(ptr, nbytes)
-        if at:
+        if at := self.device.resolve(ptr, nbytes):
             return at
         if ptr <= 0:
             raise host_error(call, "INVALID_VALUE", f"device address {ptr:#x}")

@@ -13,16 +13,22 @@ memory from within a garbage collection is a bug of the caller. `resolve` and `b
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import re
+import sys
 import threading
 
+import numpy as np
+
 from .error_codes import host_error
-from .mapping import Mapping
 
 CHUNK = 1 << 20
 SLAB_LIMIT = CHUNK // 2  # larger blocks are slabs of their own
 #: Freed slabs of so many bytes give their pages back to the system at once, all others when so many bytes have been freed.
 DISCARD_AT_ONCE, DISCARD_TOGETHER = 32 * CHUNK, 256 * CHUNK
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class Arena:
@@ -39,9 +45,8 @@ class Arena:
         self.end = self.base + self.size
         self.used = 0  # bytes taken from the range, with what rounding up adds
         self.live: dict[int, int] = {}  # address of a block -> bytes, as asked for
-        self._chunks = bytearray(
-            self.size // CHUNK
-        )  # 0: free. Searching bytes is fast, and joins neighbours by itself.
+        # For each chunk 0 if it is free. Searching bytes is fast, and joins neighbours by itself.
+        self._chunks = bytearray(self.size // CHUNK)
         self._slabs: dict[int, _Slab] = {}  # by the index of each of its chunks
         self._with_room: dict[int, dict[_Slab, None]] = {}  # by the size of a slot; the newest is filled first
         self._freed = 0
@@ -150,3 +155,67 @@ def _slot_size(nbytes: int) -> int:
     units = (nbytes + 255) >> 8
     spare = max(units.bit_length() - 3, 0)
     return (-(-units >> spare) << spare) << 8
+
+
+class Mapping:
+    """Sparse memory: ``size`` bytes at ``base``, which can be touched ``shift`` bytes further.
+
+    If they are hidden, one file is mapped twice: at ``base`` no access is allowed, ``shift`` bytes further every access is. Only
+    Linux has this; elsewhere, and if they are not hidden, ``shift`` is 0.
+    """
+
+    def __init__(self, nbytes: int, hidden: bool) -> None:
+        self.size = nbytes
+        try:
+            if hidden and sys.platform == "linux":
+                self._maps = _map_twice(nbytes)
+                advice = "MADV_REMOVE"
+            elif sys.platform == "win32":
+                # Every mapped page is charged against the page file there, so the range cannot be sparse.
+                self.size = min(nbytes, 1 << 32)
+                self._maps = [mmap.mmap(-1, self.size)]
+                advice = ""
+            else:
+                self._maps = [mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)]
+                advice = "MADV_DONTNEED" if sys.platform == "linux" else ""
+        except OSError as error:
+            raise host_error("open", "OPERATING_SYSTEM", f"cannot map {nbytes} bytes: {error}") from error
+        self.base = address_of(self._maps[-1])
+        self.shift = address_of(self._maps[0]) - self.base
+        self.end = self.base + self.size
+        self._advice: int | None = getattr(mmap, advice, None)
+
+    def discard(self, offset: int, nbytes: int) -> None:
+        """Give pages back to the operating system. If it refuses, they stay resident and nothing else changes."""
+        if self._advice is not None:
+            try:
+                self._maps[0].madvise(self._advice, offset, nbytes)
+            except (OSError, ValueError):
+                self._advice = None
+
+    def unmap(self) -> None:
+        """Unmap the bytes. No thread may be using them."""
+        for each in self._maps:
+            each.close()
+
+    def keep(self) -> None:
+        """Let the bytes be mapped until the process ends, beyond the interpreter: a leak instead of a dangling address."""
+        for each in self._maps:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+def _map_twice(nbytes: int) -> list[mmap.mmap]:
+    """Return two mappings of the same memory: one that can be touched, and a hidden one."""
+    file = os.memfd_create("devmem-host")
+    try:
+        os.ftruncate(file, nbytes)
+        protections = mmap.PROT_READ | mmap.PROT_WRITE, 0
+        return [mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED | _NORESERVE, prot=prot) for prot in protections]
+    finally:
+        os.close(file)
+
+
+def address_of(mapping: mmap.mmap) -> int:
+    """Return where a mapping begins."""
+    # By NumPy, because ctypes wants a writable buffer. The array goes at once: while it lives the mapping cannot be closed.
+    return int(np.frombuffer(mapping, np.uint8).ctypes.data)

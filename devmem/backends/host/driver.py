@@ -10,29 +10,38 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from ctypes import memmove, memset
 from types import MappingProxyType
+from typing import NoReturn
 
 from devmem.spi.driver import PROTOCOLS
-from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, Exchange, MemoryKind
+from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, Exchange, Extent, MemoryKind
+from devmem.toolkit.driver_parts import ADVICE, ComposedDriver, StridedCopies
+from devmem.toolkit.host_functions import this_thread
 
 from .address_space import AddressSpace, refuse_overlap
-from .copy_jobs import Rows, Shape, call_function, copy_rows, fill_words, memmove, memset, read_bytes, read_rows
-from .current_device import CurrentDevice, thread
 from .error_codes import host_error
 from .page_locks import page_locks
 from .stream_engine import SMALL, StreamEngine
-from .streams import Job, Run, Stream, nothing
+from .streams import Job, Run, Stream, call_function, copy_rows, fill_words, nothing, read_bytes, read_rows
 
-_ADVICE = frozenset(
-    prefix + word for prefix in ("set_", "unset_") for word in ("read_mostly", "preferred_location", "accessed_by")
-)
 _open_drivers: weakref.WeakSet[HostDriver] = weakref.WeakSet()
 
 
-class HostDriver:
+class _Thread(threading.local):
+    """The key of the device that is current on the calling thread; at first of none."""
+
+    key: object = object()
+
+
+thread = _Thread()
+
+
+class HostDriver(ComposedDriver, StridedCopies):
     """One open device."""
 
     def __init__(self, ordinal: int, *, strict: bool, devices: int) -> None:
@@ -42,28 +51,15 @@ class HostDriver:
         self._current = current = CurrentDevice(ordinal)
         self._space = AddressSpace(strict)
         self._engine = engine = StreamEngine(current.check, at_exit=self._space.keep_mapped)
-        self._check, self.enter, self.exit = current.check, current.enter, current.exit
-        self._stream, self.stream_create, self.stream_destroy = (
-            engine.stream,
-            engine.stream_create,
-            engine.stream_destroy,
-        )
-        self.stream_synchronize, self.stream_query = engine.stream_synchronize, engine.stream_query
-        self.stream_wait, self.event_create, self.event_destroy = (
-            engine.stream_wait,
-            engine.event_create,
-            engine.event_destroy,
-        )
-        self.event_record, self.event_query = engine.event_record, engine.event_query
-        self.event_synchronize, self.event_elapsed = engine.event_synchronize, engine.event_elapsed
-        self.synchronize, self.hold, self.release = engine.synchronize, engine.hold, engine.release
+        self._check, self._stream = current.check, engine.stream
+        self.compose(current, engine)
         self.info = self._describe()
         _open_drivers.add(self)
 
     def close(self) -> None:
-        if not self._current.closed:
-            self._current.close()
-            self._engine.close()
+        if self._current.key is not None:
+            self._current.key = None  # from now on it is current nowhere
+            self._engine.stop()
             _open_drivers.discard(self)
             self._space.close(in_use=any(not job.done for job in self._engine.foreign))
             self._engine.warn_of_failures()
@@ -125,8 +121,8 @@ class HostDriver:
     def advise(self, ptr: int, nbytes: int, advice: str, to_host: bool) -> None:
         self._check("advise")
         self._space.check_managed("advise", ptr, nbytes)
-        if advice not in _ADVICE:
-            raise host_error("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(_ADVICE))}")
+        if advice not in ADVICE:
+            raise host_error("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(ADVICE))}")
 
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
         self._check("host_register")
@@ -144,11 +140,11 @@ class HostDriver:
 
     def pointer_range(self, ptr: int) -> tuple[int, int] | None:
         self._check("pointer_range")
-        return self._space.block_around(ptr) or next(self._elsewhere(ptr), (None, None))[0]
+        return self._space.block_around(ptr) or self._elsewhere(ptr)[0]
 
     def pointer_device(self, ptr: int) -> int | None:
         self._check("pointer_device")
-        return self._ordinal if self._space.block_around(ptr) else next(self._elsewhere(ptr), (None, None))[1]
+        return self._ordinal if self._space.block_around(ptr) else self._elsewhere(ptr)[1]
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -168,46 +164,32 @@ class HostDriver:
         host = source if kind is CopyKind.H2D else to
         return self._start_copy(on, kind, host, nbytes, nbytes, memmove, to, source, nbytes)
 
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
+    def copy_slices(
+        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
     ) -> bool:
-        to, source = (dst, dst_pitch, height * dst_pitch), (src, src_pitch, height * src_pitch)
-        return self._copy_rows("copy_2d", to, source, (width, height, 1), kind, stream, blocking)
-
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        to, source = (dst, dst_pitch, dst_rows * dst_pitch), (src, src_pitch, src_rows * src_pitch)
-        return self._copy_rows("copy_3d", to, source, (width, height, depth), kind, stream, blocking)
+        on, (width, height, depth) = self._stream(stream, call), shape
+        (dst_at, pitch, rows), (src_at, src_pitch, src_rows) = dst, src
+        step, src_step = rows * pitch, src_rows * src_pitch
+        if min(shape) <= 0 or min(pitch, src_pitch) < width or min(rows, src_rows) < height:
+            strides = f"{(pitch, step)}, {(src_pitch, src_step)}"
+            why = f"{depth} slices of {height} rows of {width} bytes, from row to row and slice to slice {strides}"
+            raise host_error(call, "INVALID_VALUE", why)
+        to_slice, source_slice = (height - 1) * pitch + width, (height - 1) * src_pitch + width
+        to_span, source_span = (depth - 1) * step + to_slice, (depth - 1) * src_step + source_slice
+        to, source = self._space.copy_sides(call, dst_at, to_span, src_at, source_span, kind)
+        for at in range(depth) if kind is CopyKind.D2D else ():
+            refuse_overlap(call, to + at * step, to_slice, source + at * src_step, source_slice)
+        nbytes, views = width * height * depth, ((to, pitch, step), (source, src_pitch, src_step), shape)
+        if blocking:
+            self._engine.run_and_wait(on, nbytes, copy_rows, *views)
+            return False
+        host, span = (source, source_span) if kind is CopyKind.H2D else (to, to_span)
+        return self._start_copy(on, kind, host, span, nbytes, copy_rows, *views)
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         on = self._stream(stream, "fill")
         if width not in (1, 2, 4) or count <= 0 or not 0 <= value < 1 << 8 * width or dst % width:
-            why = f"{count} times the {width}-byte value {value} at {dst:#x}"
-            raise host_error("fill", "INVALID_VALUE", why)
+            raise host_error("fill", "INVALID_VALUE", f"{count} times the {width}-byte value {value} at {dst:#x}")
         to = self._space.device_side("fill", dst, width * count)
         if width == 1:
             self._engine.start(on, count, memset, to, value, count)
@@ -249,26 +231,6 @@ class HostDriver:
         # Never on this thread: it may run for as long as it likes.
         engine.enqueue(Job(on, call_function, (function, places), function=function))
 
-    def _copy_rows(
-        self, call: str, dst: Rows, src: Rows, shape: Shape, kind: CopyKind, stream: int, blocking: bool
-    ) -> bool:
-        on, (width, height, depth) = self._stream(stream, call), shape
-        (dst_at, pitch, step), (src_at, src_pitch, src_step) = dst, src
-        if min(shape) <= 0 or min(pitch, src_pitch) < width or step < height * pitch or src_step < height * src_pitch:
-            why = f"{depth} slices of {height} rows of {width} bytes, from row to row and slice to slice {dst[1:]}, {src[1:]}"
-            raise host_error(call, "INVALID_VALUE", why)
-        to_slice, source_slice = (height - 1) * pitch + width, (height - 1) * src_pitch + width
-        to_span, source_span = (depth - 1) * step + to_slice, (depth - 1) * src_step + source_slice
-        to, source = self._space.copy_sides(call, dst_at, to_span, src_at, source_span, kind)
-        for at in range(depth) if kind is CopyKind.D2D else ():
-            refuse_overlap(call, to + at * step, to_slice, source + at * src_step, source_slice)
-        nbytes, rows = width * height * depth, ((to, pitch, step), (source, src_pitch, src_step), shape)
-        if blocking:
-            self._engine.run_and_wait(on, nbytes, copy_rows, *rows)
-            return False
-        host, span = (source, source_span) if kind is CopyKind.H2D else (to, to_span)
-        return self._start_copy(on, kind, host, span, nbytes, copy_rows, *rows)
-
     def _start_copy(
         self, on: Stream, kind: CopyKind, host: int, span: int, nbytes: int, run: Run, *args: object
     ) -> bool:
@@ -292,11 +254,12 @@ class HostDriver:
         blocks = [*self._space.device.live.values(), *self._space.host.live.values()]
         return sum(blocks), len(blocks), len(self._engine.streams) - 1, len(self._engine.events)
 
-    def _elsewhere(self, ptr: int) -> Iterator[tuple[tuple[int, int], int]]:
-        """Yield the block around an address, and the device, for devices that reach it."""
+    def _elsewhere(self, ptr: int) -> tuple[tuple[int, int], int] | tuple[None, None]:
+        """Return the block around an address, and the device, of an open device that reaches it."""
         for device in list(_open_drivers):
             if found := device._space.block_around(ptr):
-                yield found, device._ordinal
+                return found, device._ordinal
+        return None, None
 
     def _describe(self) -> DeviceInfo:
         strict = self._space.strict
@@ -321,3 +284,40 @@ def _find_peer(ordinal: int, ptr: int, nbytes: int) -> tuple[HostDriver, int]:
         raise host_error("copy_peer", "INVALID_DEVICE", f"device {ordinal} is not open")
     found = next((each for each in drivers if each._space.block_around(ptr) is not None), drivers[0])
     return found, found._space.device_side("copy_peer", ptr, nbytes)
+
+
+class CurrentDevice:
+    """Makes one device current. A thread has at most one, between ``enter`` and ``exit``. A closed device has no key."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.key: object = object()
+
+    def enter(self) -> object:
+        if self.key is None:
+            self.refuse("enter")
+        before = thread.key
+        if before is self.key:
+            return None
+        if this_thread.runs_host_function:
+            why = "a kernel, or what else runs for a stream, cannot launch another one, allocate, copy or wait"
+            raise host_error("enter", "NOT_PERMITTED", f"{why}: do that on the host, and give it arrays as arguments")
+        thread.key = self.key
+        return before
+
+    def exit(self, token: object) -> None:
+        if token is not None:
+            thread.key = token
+
+    def check(self, call: str) -> None:
+        """Raise for a driver call unless the device is current on this thread."""
+        if thread.key is not self.key:
+            self.refuse(call)
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raise for a driver call on a device that is not current."""
+        if self.key is None:
+            raise host_error(call, "DEVICE_CLOSED", f"device {self.ordinal} was closed")
+        raise host_error(
+            call, "INVALID_CONTEXT", f"device {self.ordinal} is not current on this thread; enter() it first"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from devmem.spi import SPI_VERSION
 from devmem.spi.driver import Backend, Driver
@@ -34,18 +35,15 @@ class HostBackend:
         self._strict, self._devices = strict, devices
 
     def unavailable(self) -> str | None:
-        """Return None: every machine has memory."""
-        return None
+        return None  # every machine has memory
 
     def device_count(self) -> int:
-        """Return the option ``devices``."""
         return self._devices
 
     def open(self, ordinal: int) -> Driver:
-        """Return a driver with memory and streams of its own."""
         from .driver import HostDriver  # imports numpy and ctypes, which finding the backend must not
 
-        return HostDriver(ordinal, strict=self._strict, devices=self._devices)
+        return cast("Driver", HostDriver(ordinal, strict=self._strict, devices=self._devices))
 
 
 def devmem_backends() -> Sequence[Backend]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from devmem.toolkit.ranges import RangeTable
 
+from .arena import address_of
 from .error_codes import host_error
-from .mapping import address_of
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +22,7 @@ class Window:
     """The addresses of a range for devices; the range is ``shift`` bytes further."""
 
     start: int
-    end: int
+    stop: int
     shift: int = 0
     mapping: mmap.mmap | None = None
 
@@ -32,7 +32,7 @@ class PageLock:
     """Whole pages, and the object that had them locked."""
 
     start: int
-    end: int
+    stop: int
     owner: object
     window: Window | None = None
 
@@ -56,13 +56,13 @@ class PageLockTable:
             lock = PageLock(ptr, ptr + nbytes, owner)
             if mapped:
                 lock.window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
-                self.windows = self.windows.with_range(lock.window)
-            self.locks = self.locks.with_range(lock)
+                self.windows.add(lock.window)
+            self.locks.add(lock)
 
     def find(self, owner: object, ptr: int, nbytes: int) -> PageLock:
         """Return the lock of exactly this range, by this owner."""
         found = self.locks.containing(ptr, ptr + nbytes)
-        if found is None or (found.start, found.end) != (ptr, ptr + nbytes):
+        if found is None or (found.start, found.stop) != (ptr, ptr + nbytes):
             why = f"{nbytes} bytes at {ptr:#x} are not a range that was registered"
         elif found.owner is not owner:
             why = f"{nbytes} bytes at {ptr:#x} were registered by another device"
@@ -89,12 +89,12 @@ class PageLockTable:
     def block_around(self, ptr: int) -> tuple[int, int, int] | None:
         """Return (start, bytes, shift to where they can be touched) of the range that a device's address lies in."""
         window = self.windows.containing(ptr, ptr + 1)
-        return (window.start, window.end - window.start, window.shift) if window is not None else None
+        return (window.start, window.stop - window.start, window.shift) if window is not None else None
 
     def _remove(self, lock: PageLock) -> None:
-        self.locks = self.locks.without(lock)
+        self.locks.remove(lock.start)
         if lock.window is not None:
-            self.windows = self.windows.without(lock.window)
+            self.windows.remove(lock.window.start)
             if lock.window.mapping is not None:
                 lock.window.mapping.close()
 

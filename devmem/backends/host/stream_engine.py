@@ -159,12 +159,11 @@ class StreamEngine:
         if latch is None:
             raise host_error("release", "INVALID_HANDLE", f"{hold!r} is not a hold, or was released")
         with self.lock:
-            latch.finish()
+            self._finish(latch)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def stream(self, handle: int, call: str) -> Stream:
-        """Look a stream up for a driver call."""
         self._check(call)
         stream = self.streams.get(handle)
         if stream is None:
@@ -175,7 +174,6 @@ class StreamEngine:
         return stream
 
     def event(self, handle: int, call: str) -> Event:
-        """Look an event up for a driver call."""
         self._check(call)
         event = self.events.get(handle)
         if event is None:
@@ -200,7 +198,7 @@ class StreamEngine:
         finally:
             if job is not None:
                 with self.lock:
-                    job.finish()
+                    self._finish(job)
         return True
 
     def start(self, stream: Stream, nbytes: int, run: Run, *args: object) -> None:
@@ -272,18 +270,17 @@ class StreamEngine:
         A wait for the legacy stream is a wait for the blocking streams, and raises their errors.
         """
         with self.lock:
-            for failure in self.failures:
-                at, failed, error = failure
-                every_job = stream is None or (stream is self.legacy and not at.non_blocking)
-                if every_job or (at is stream and failed <= number):
+            for at, (on, failed, _) in enumerate(self.failures):
+                every_job = stream is None or (stream is self.legacy and not on.non_blocking)
+                if every_job or (on is stream and failed <= number):
+                    error = self.failures.pop(at)[2]
                     break
             else:
                 return
-            self.failures.remove(failure)
         try:
             raise error
         finally:
-            del error, failure  # or its traceback and this frame would keep each other, and the caller, alive
+            del error  # or its traceback and this frame would keep each other, and the caller, alive
 
     def warn_of_failures(self) -> None:
         """Give as warnings the errors that no call can raise any more."""
@@ -306,14 +303,14 @@ class StreamEngine:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Begin no more jobs, wait for those that are running, and abandon the rest: no other device waits for them."""
         self.stopping = True
         self.wait_for_running()
         with self.lock:
             for job in _unfinished([*self._holds.values(), *(stream.last for stream in self.pending)]):
                 if job.stream.engine is self:
-                    job.finish(abandoned=True)
+                    self._finish(job, abandoned=True)
             for stream in (*self.streams.values(), *self._per_thread.values()):
                 stream.end()
         _engines.discard(self)
@@ -342,11 +339,21 @@ class StreamEngine:
         self.pending.add(stream)
         stream.last = job
 
+    def _finish(self, job: Job, abandoned: bool = False) -> None:
+        """Note that the job is done, and let go of all that it refers to; the lock is held."""
+        job.done, job.abandoned, job.seconds = True, abandoned, time.perf_counter()
+        job.run, job.args, job.after, job.function = nothing, (), (), None
+        if job.stream.last is job:
+            self.pending.discard(job.stream)
+        for gate in job.gates:
+            gate.release()
+
     def _refusal(self) -> BaseException:
         if self.lost:
             return host_error("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost}")
-        why = "the device was closed, or is a parent process's, or Python is exiting"
-        return host_error("a call", "DEVICE_CLOSED", why)
+        return host_error(
+            "a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's, or Python is exiting"
+        )
 
     # -- waiting, and the streams' threads ---------------------------------------------------------------------------
 
@@ -375,8 +382,7 @@ class StreamEngine:
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
-            why = f"cannot start a thread for the stream: {error}"
-            raise host_error("stream", "OPERATING_SYSTEM", why) from error
+            raise host_error("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
         stream.has_thread = True
 
     def _work(self, stream: Stream) -> None:
@@ -396,7 +402,7 @@ class StreamEngine:
                     self.failures.append((stream, job.number, error))
             finally:
                 with self.lock:
-                    job.finish()
+                    self._finish(job)
 
     def _add_thread(self, thread: threading.Thread) -> Stream:
         """Make the per-thread stream of a thread, and end those of threads that have ended."""

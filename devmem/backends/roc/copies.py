@@ -6,12 +6,13 @@ import ctypes
 from collections.abc import Sequence
 
 from ...spi.errors import BackendError
-from ...spi.types import CopyKind
-from ...toolkit.driver_parts import DriverState, Part
+from ...spi.types import CopyKind, Extent
+from ...toolkit.driver_parts import DriverState, Part, StridedCopies
 from ...toolkit.handles import DEFAULT_STREAMS
-from ...toolkit.status_errors import NOT_SUPPORTED
 from ...toolkit.streams import Streams
-from .functions import PEER_ACCESS_ALREADY_ENABLED, Provider
+from ...toolkit.vendor_functions import NOT_SUPPORTED
+from .functions import PEER_ACCESS_ALREADY_ENABLED
+from .providers import Provider
 
 _D2D = CopyKind.D2D
 _KINDS = {CopyKind.H2D: 1, CopyKind.D2H: 2, CopyKind.D2D: 3}
@@ -30,7 +31,7 @@ class Volume(ctypes.Structure):
     )
 
 
-class Copies(Part):
+class Copies(StridedCopies, Part):
     """Copies and fills. Whether host memory is page-locked is not asked, so every asynchronous copy may still touch it.
 
     The runtime finds the direction out by itself. The kind that it is given keeps it from taking a device's address that it does
@@ -40,7 +41,6 @@ class Copies(Part):
     def __init__(self, state: DriverState, streams: Streams, provider: Provider) -> None:
         super().__init__(state)
         self._synchronize = streams.stream_synchronize
-        self._end_copy = streams.end_copy
         self._can_enable_access = provider.has("hipDeviceEnablePeerAccess")
         self._peers = {state.ordinal}  # access to their memory is enabled, or cannot be
         self.kinds = {kind: provider.member("hipMemcpyKind", number) for kind, number in _KINDS.items()}
@@ -61,44 +61,22 @@ class Copies(Part):
             value -= value >> 31 << 32  # a signed word there
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
 
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        height: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
+    def copy_slices(
+        self, call: str, dst: Extent, src: Extent, shape: Extent, kind: CopyKind, stream: int, blocking: bool
     ) -> bool:
-        on = self._streams[stream]
-        self._functions.Memcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, self.kinds[kind], on)
-        return self._end_copy(stream, kind, blocking)
-
-    def copy_3d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        dst_rows: int,
-        src: int,
-        src_pitch: int,
-        src_rows: int,
-        width: int,
-        height: int,
-        depth: int,
-        kind: CopyKind,
-        stream: int,
-        *,
-        blocking: bool,
-    ) -> bool:
-        plan = Volume(extent=(width, height, depth), kind=_KINDS[kind])
-        plan.src[:] = src, src_pitch, src_pitch, src_rows
-        plan.dst[:] = dst, dst_pitch, dst_pitch, dst_rows
-        self._functions.Memcpy3DAsync(ctypes.addressof(plan), self._streams[stream])
-        return self._end_copy(stream, kind, blocking)
+        (to, to_pitch, to_rows), (source, source_pitch, source_rows), (width, height, depth) = dst, src, shape
+        kind_there, on = self.kinds[kind], self._streams[stream]
+        if depth == 1:
+            self._functions.Memcpy2DAsync(to, to_pitch, source, source_pitch, width, height, kind_there, on)
+        else:
+            plan = Volume(extent=shape, kind=_KINDS[kind])
+            plan.src[:] = source, source_pitch, source_pitch, source_rows
+            plan.dst[:] = to, to_pitch, to_pitch, to_rows
+            self._functions.Memcpy3DAsync(ctypes.addressof(plan), on)
+        if blocking:
+            self._synchronize(stream)
+            return False
+        return kind is not _D2D
 
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
@@ -126,7 +104,8 @@ class Copies(Part):
         for other in {dst_ordinal, src_ordinal} - self._peers:
             self._enable_access(other)
         self._functions.MemcpyPeerAsync(dst, dst_ordinal, src, src_ordinal, nbytes, self._streams[stream])
-        self._end_copy(stream, _D2D, blocking)
+        if blocking:
+            self._synchronize(stream)
 
     def _enable_access(self, other: int) -> None:
         """Enable access to another device's memory; without it the same copy passes through the host."""

@@ -13,19 +13,16 @@ from ...spi.errors import DevmemError
 from ...spi.types import LEGACY_STREAM, Capability
 from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ...toolkit.driver_parts import ComposedDriver, DriverState, Part
-from ...toolkit.foreign_memory import ForeignMemory
 from ...toolkit.handles import DEFAULT_STREAMS, Handles
-from ...toolkit.memory_pool import MemoryPool
-from ...toolkit.relaxed_capture import RelaxedCapture
-from ...toolkit.stream_holds import WORD_BYTES, StreamHolds
-from ...toolkit.streams import Events, Streams
+from ...toolkit.memory import ForeignMemory, MemoryPool
+from ...toolkit.module_loader import ModuleLoader
+from ...toolkit.streams import WORD_BYTES, Events, StreamHolds, Streams
+from ...toolkit.vendor_functions import RelaxedCapture
 from .copies import Copies
-from .ctypes_calls import IpcHandle
 from .functions import FUNCTIONS
 from .info import device_info
-from .kernels import kernel_loader
-from .memory import COHERENT, Memory, page_locked
-from .pool_selftest import pool_is_sound
+from .memory import COHERENT, Memory, page_locked, pool_is_sound
+from .providers import IpcHandle
 from .runtime import Runtime
 
 #: Flags of events, all with hipEventReleaseToSystem: what the host finds complete it can read, in memory of either coherence.
@@ -83,7 +80,7 @@ class RocDriver(ComposedDriver):
             partial(found.provider.member, "hipMemPoolAttr"),
             lambda nbytes: ctypes.byref(ctypes.c_uint64(nbytes)),
         )
-        self.memory, self.kernels = Memory(state, self.pool, found.provider), kernel_loader(state)
+        self.memory, self.kernels = Memory(state, self.pool, found.provider), _kernel_loader(state)
         self.copies = Copies(state, streams, found.provider)
         self.holds = StreamHolds(
             state,
@@ -95,9 +92,9 @@ class RocDriver(ComposedDriver):
         )
         token = current.enter()
         try:
-            super().__init__(
-                state,
-                device_info(found, functions, ordinal, cuda_array_interface),
+            self.state = state
+            self.info = device_info(found, functions, ordinal, cuda_array_interface)
+            self.compose(
                 current,
                 self.memory,
                 self.copies,
@@ -158,3 +155,17 @@ def _device_of(attributes: bytes, ptr: int) -> int | None:
     """The device that an address belongs to; None for host memory that the device knows under another address."""
     _, ordinal, address, _ = _POINTER.unpack_from(attributes)
     return ordinal if address == ptr else None
+
+
+def _kernel_loader(state: DriverState) -> ModuleLoader:
+    """The loader of code objects; the runtime takes code and names by address."""
+
+    def load_module(image: bytes) -> int:
+        code = ctypes.create_string_buffer(image)
+        return int(state.functions.ModuleLoadData(ctypes.addressof(code)))
+
+    def find_function(module: int, name: str) -> int:
+        text = ctypes.create_string_buffer(name.encode())
+        return int(state.functions.ModuleGetFunction(module, ctypes.addressof(text)))
+
+    return ModuleLoader(state, load_module, find_function, "ModuleLaunchKernel")

@@ -9,11 +9,6 @@ a Python binding, because of what bindings make of it.
 # Decision: docs/adr/0008-hip-through-three-providers.md
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
-
-from ...toolkit.vendor_functions import Fail
-
 #: What has to be there. A runtime without one of these is too old or is none.
 REQUIRED = {
     "hipGetDeviceCount": "I",
@@ -89,29 +84,8 @@ OPTIONAL = {
 FUNCTIONS = REQUIRED | OPTIONAL
 
 TEXT_BYTES, UUID_BYTES, PROPERTIES_BYTES, POINTER_BYTES = 256, 16, 1472, 32
-#: Statuses, besides those of `devmem.toolkit.status_errors`.
+#: Statuses, besides those of `devmem.toolkit.vendor_functions`.
 NOT_INITIALIZED, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 3, 35, 100, 101
 PEER_ACCESS_ALREADY_ENABLED, ALREADY_REGISTERED, NOT_REGISTERED = 704, 712, 713
 #: After one of these every call on the device fails, as far as is known: the process has to let go of it.
 STICKY = frozenset({4, 214, 700, 702, 709, 710, 719})
-
-
-class Provider(Protocol):
-    """One way to call the runtime. All have the same surface: integers (and bytes, and text) in and out."""
-
-    name: str
-    version: str
-    #: Whether other Python threads stand still during its calls; functions that may wait are then called without it.
-    holds_gil: bool
-
-    def has(self, function: str) -> bool:
-        """Whether the runtime has a function, in a form that can be called."""
-
-    def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
-        """A function that takes the small letters, and gives the capitals: one as it is, several as a tuple."""
-
-    def member(self, enum: str, value: int) -> Any:
-        """A member of an enum as the provider wants it; ValueError if it does not know the number."""
-
-    def describe(self, code: int) -> tuple[str, str]:
-        """The name of a status, and the runtime's sentence on it."""

@@ -25,7 +25,6 @@ class RocBackend:
         self._choices |= {name: bool(options[name]) for name in self._choices if name in options}
 
     def unavailable(self) -> str | None:
-        """Why HIP cannot be used here, with what would help; ``None`` if it can."""
         try:
             from .runtime import reason
 

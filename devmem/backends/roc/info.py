@@ -10,12 +10,10 @@ from typing import Any
 
 from ...spi.errors import BackendError
 from ...spi.types import Capability, DeviceInfo, Exchange
-from ...toolkit.device_facts import memory_kinds, text, typed_facts
-from ...toolkit.status_errors import INVALID_VALUE
-from ...toolkit.vendor_functions import VendorFunctions
+from ...toolkit.driver_parts import memory_kinds, text, typed_facts
+from ...toolkit.vendor_functions import INVALID_VALUE, VendorFunctions
 from .functions import TEXT_BYTES
-from .library import versioned_only
-from .runtime import UPGRADE, Runtime, hidden_devices
+from .runtime import UPGRADE, Runtime, hidden_devices, versioned_only
 
 #: Device attributes, by their numbers: those that count something; all others are yes or no.
 _COUNTS = {

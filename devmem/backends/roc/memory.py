@@ -6,25 +6,30 @@ address inside a registered range. So every live block and range is remembered h
 
 from __future__ import annotations
 
+import ctypes
+import warnings
+from contextlib import ExitStack
 from typing import Any
 
-from ...spi.types import AllocFlags, MemoryKind
-from ...toolkit.driver_parts import DriverState, Part
-from ...toolkit.handles import AddressRanges
-from ...toolkit.memory_pool import MemoryPool
-from ...toolkit.status_errors import INVALID_VALUE
-from .functions import ALREADY_REGISTERED, NOT_REGISTERED, Provider
+from ...spi.driver import Driver
+from ...spi.errors import DevmemError, DevmemWarning
+from ...spi.types import AllocFlags, CopyKind, MemoryKind
+from ...toolkit.driver_parts import ADVICE, DriverState, Part
+from ...toolkit.memory import MemoryPool
+from ...toolkit.ranges import RangeTable
+from ...toolkit.vendor_functions import INVALID_VALUE
+from .functions import ALREADY_REGISTERED, NOT_REGISTERED
+from .providers import Provider
 
 ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 PORTABLE, MAPPED, WRITE_COMBINED, COHERENT, NON_COHERENT = 1, 2, 4, 0x4000_0000, 0x8000_0000
 #: The device number that stands for the host.
 HOST = -1
-_ADVICE = (
-    *("", "set_read_mostly", "unset_read_mostly", "set_preferred_location", "unset_preferred_location"),
-    *("set_accessed_by", "unset_accessed_by"),
-)
+#: The test of a pool, and hipMemPoolProps.
+_ROUNDS, _SIZES = 48, (4 << 10, 192 << 10, 96 << 10)
+_POOL_PROPERTIES = ctypes.c_int * 22
 #: Host memory that is page-locked, through any device: HIP locks it for the whole process, and for all devices.
-page_locked = AddressRanges()
+page_locked = RangeTable[range]()
 
 
 class Memory(Part):
@@ -59,12 +64,11 @@ class Memory(Part):
         wanted |= PORTABLE if flags & AllocFlags.PORTABLE else 0
         wanted |= WRITE_COMBINED if flags & AllocFlags.WRITE_COMBINED else 0
         if kind is MemoryKind.MAPPED and not flags & AllocFlags.COARSE:
-            wanted |= (
-                MAPPED  # host memory always is; together with non-coherent, documents and code disagree on its meaning
-            )
+            # Host memory always is. Together with non-coherent, documents and code disagree on what it means.
+            wanted |= MAPPED
         ptr = self._relaxed(self._functions.HostMalloc, nbytes, wanted)
         self.host_blocks.add(ptr)
-        page_locked.add(ptr, nbytes)
+        page_locked.add(range(ptr, ptr + nbytes))
         return ptr
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
@@ -97,8 +101,7 @@ class Memory(Part):
         return free, total
 
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
-        # Some versions of the runtime take the same range twice, and leak it.
-        if not page_locked.add(ptr, nbytes):
+        if not page_locked.add(range(ptr, ptr + nbytes)):  # some runtimes take the same range twice, and leak it
             why = f"some of the {nbytes} bytes at {ptr:#x} are page-locked already"
             self._errors.refuse("hipHostRegister", ALREADY_REGISTERED, why)
         try:
@@ -124,5 +127,53 @@ class Memory(Part):
         self._functions.MemPrefetchAsync(ptr, nbytes, HOST if to_host else self._ordinal, self._streams[stream])
 
     def advise(self, ptr: int, nbytes: int, advice: str, to_host: bool) -> None:
-        word: Any = self._provider.member("hipMemoryAdvise", _ADVICE.index(advice))
+        word: Any = self._provider.member("hipMemoryAdvise", 1 + ADVICE.index(advice))
         self._functions.MemAdvise(ptr, nbytes, word, HOST if to_host else self._ordinal)
+
+
+def pool_is_sound(driver: Driver, memory: Memory, pool: MemoryPool, ordinal: int) -> bool:
+    """Make the pool, and find out whether it can be trusted: some runtimes hand out memory that they zero afterwards.
+
+    Fill, read back and free blocks of several sizes. Where a byte is wrong, warn, and destroy the pool.
+    """
+    found = ""
+    try:
+        properties = _POOL_PROPERTIES(1, 0, 1, ordinal)  # pinned, no handles to share, on this device
+        pool.create(ctypes.addressof(properties))
+        stream = driver.stream_create(0, True)
+        try:
+            found = next(filter(None, (_round(driver, memory, stream, number) for number in range(_ROUNDS))), "")
+        finally:
+            driver.stream_destroy(stream)
+            pool.pool_trim(0)
+    except DevmemError as error:
+        found = str(error)
+    if found:
+        pool.destroy()
+        warnings.warn(
+            f"DEVMEM_ROC_STREAM_ORDERED=1, but the pool of this HIP runtime cannot be used ({found}): plain memory and devmem's "
+            f"own pool are used instead",
+            DevmemWarning,
+            stacklevel=2,
+        )
+    return not found
+
+
+def _round(driver: Driver, memory: Memory, stream: int, number: int) -> str:
+    """What is wrong, or nothing."""
+    wrong = ""
+    blocks: list[tuple[int, int]] = []
+    with ExitStack() as given_back:
+        for nbytes in _SIZES:
+            blocks.append((memory.alloc_async(nbytes, stream), nbytes))
+            given_back.callback(memory.free_async, *blocks[-1], stream)
+        for at, (ptr, nbytes) in enumerate(blocks):
+            driver.fill(ptr, (number + 85 * at + 1) % 256, 1, nbytes, stream)
+        for at, (ptr, nbytes) in enumerate(blocks):
+            back = (ctypes.c_ubyte * nbytes)()
+            driver.copy(ctypes.addressof(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
+            if bytes(back) != bytes([(number + 85 * at + 1) % 256]) * nbytes:
+                wrong = f"{nbytes} bytes at {ptr:#x} did not hold what was stored"
+    if number % 2:
+        driver.stream_synchronize(stream)
+    return wrong

@@ -1,22 +1,31 @@
-"""Finding out whether there is a HIP runtime to talk to, through what, and what its errors mean."""
+"""Where the HIP runtime is, whether it can be used and through what, and what its errors mean."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...spi.errors import BackendError, BackendUnavailable, DevmemWarning, UnsupportedError
+from ...toolkit import libraries
 from ...toolkit.libraries import Library, LibraryMissing
-from ...toolkit.status_errors import StatusErrors
-from ...toolkit.vendor_functions import VendorFunctions
-from . import library as libraries
-from .ctypes_calls import CtypesCalls
-from .functions import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, REQUIRED, STICKY, Provider
-from .hip_python import HipPython, installed
+from ...toolkit.vendor_functions import StatusErrors, VendorFunctions
+from .functions import INSUFFICIENT_DRIVER, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, REQUIRED, STICKY
+from .providers import CtypesCalls, HipPython, Provider, installed
 
+NAME = "libamdhip64.so"
+#: The unversioned name comes with development packages only.
+NAMES = (NAME, f"{NAME}.7", f"{NAME}.6", f"{NAME}.5")
+DEFAULT_ROOT = "/opt/rocm"
+#: The package that a ROCm installed by pip brings, which says where its libraries are.
+ROCM_SDK = "rocm_sdk"
+#: The HIP runtimes in this process.
+mapped = partial(libraries.mapped, NAME)
 #: In the order in which they are tried.
 PROVIDERS = ("rocm", "hip", "ctypes")
 UPGRADE = "pip install 'devmem-arrays[rocm]'"
@@ -66,7 +75,7 @@ class Runtime:
 
     def warn_of_copies(self) -> None:
         """Warn if the process has two runtimes: memory of one is ordinary host memory to the other."""
-        copies = list(libraries.mapped())
+        copies = list(mapped())
         if len(copies) > 1:
             warnings.warn(
                 f"{len(copies)} HIP runtimes are loaded in this process ({', '.join(copies)}), which do not know each other's "
@@ -97,7 +106,7 @@ def reason(provider: str = "auto", library: str = "") -> str | None:
     said = sentences.get(code) or f"hipGetDeviceCount failed with {found.provider.describe(code)[0]} ({code})"
     hidden = "" if code in (NOT_INITIALIZED, INSUFFICIENT_DRIVER) else hidden_devices()
     there = f"the HIP runtime {found.library.path} is there, but {said}"
-    return "; ".join(filter(None, (there, hidden, libraries.versioned_only(found.library))))
+    return "; ".join(filter(None, (there, hidden, versioned_only(found.library))))
 
 
 def runtime(provider: str = "auto", library: str = "") -> Runtime:
@@ -106,7 +115,7 @@ def runtime(provider: str = "auto", library: str = "") -> Runtime:
         raise BackendUnavailable("HIP was used before this process was forked: start processes with the 'spawn' method")
     with _lock:
         if library not in _libraries:
-            _libraries[library] = libraries.find(library)
+            _libraries[library] = _find(library)
         if (provider, library) not in _found:
             _found[provider, library] = _choose(provider, _libraries[library])
         return _found[provider, library]
@@ -120,6 +129,49 @@ def hidden_devices() -> str:
         return ""
     also = ", which HIP obeys too while HIP_VISIBLE_DEVICES is not set" if "CUDA" in words[-1] else ""
     return f"{' and '.join(words)} may hide devices{also}"
+
+
+def versioned_only(library: Library) -> str:
+    """A remark where the library has no unversioned name, under which other programs look for it; else nothing."""
+    path = Path(library.path)
+    if path.name == NAME or path.with_name(NAME).exists():
+        return ""
+    return (
+        f"the library is there under its versioned name only ({path.name}), as without ROCm's development files: enough for "
+        f"devmem, not for programs that look for {NAME}"
+    )
+
+
+def _find(setting: str = "") -> Library:
+    """Load the runtime, or find the one that is loaded; LibraryMissing where there is none, or it cannot be loaded."""
+    searched: dict[str, None] = {}
+    found = libraries.find(NAME, _candidates(setting), () if setting else NAMES, searched)
+    if found is not None:
+        return found
+    if setting:
+        raise LibraryMissing(
+            f"DEVMEM_ROC_LIBRARY={setting!r} is no file: name the {NAME} of the ROCm that is to be used"
+        )
+    raise LibraryMissing(
+        f"no HIP runtime was found ({NAME}, also .7, .6, .5, in {', '.join(searched)} and on the loader's path): install ROCm "
+        f"(package hip-runtime-amd, or libamdhip64 on Debian and Ubuntu), or set DEVMEM_ROC_LIBRARY or ROCM_PATH"
+    )
+
+
+def _candidates(setting: str) -> Iterator[tuple[str, str]]:
+    if setting:
+        yield setting, "DEVMEM_ROC_LIBRARY"
+        return
+    try:
+        of_package = [os.fspath(path) for path in importlib.import_module(ROCM_SDK).find_libraries("amdhip64")]
+    except Exception:  # not installed, or without a runtime: the package has errors of its own for that
+        of_package = []
+    for path in of_package:
+        yield path, ROCM_SDK
+    roots = {variable: os.environ.get(variable, "") for variable in ("ROCM_PATH", "ROCM_HOME")}
+    for how, root in {**roots, DEFAULT_ROOT: DEFAULT_ROOT}.items():
+        for name in NAMES if root else ():
+            yield str(Path(root, "lib", name)), how
 
 
 def _choose(wanted: str, library: Library) -> Runtime:
@@ -146,10 +198,10 @@ def _through(name: str, library: Library, passed_over: str) -> Runtime:
         return Runtime(library, CtypesCalls(library), passed_over)
     if not installed(name):
         raise ImportError(f"hip-python of that series is not installed: {_INSTALL[name]}")
-    before = set(libraries.mapped())
+    before = set(mapped())
     found = Runtime(library, HipPython(name, library), passed_over)
     found.probe()  # the first call: now the binding loads what it will keep
-    strange = set(libraries.mapped()) - before
+    strange = set(mapped()) - before
     if strange:
         raise BackendUnavailable(
             f"{found.provider.version} loaded {', '.join(strange)} although {library.path} was there"

@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 
 from devmem.backends.roc.functions import FUNCTIONS
-from devmem.backends.roc.hip_python import installed
 from devmem.backends.roc.hooks import RocBackend
+from devmem.backends.roc.providers import installed
 from devmem.spi.errors import BackendError, DevmemWarning, OutOfMemory
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, CopyKind, MemoryKind
 from devmem.testing import emulator
-from devmem.toolkit import memory_pool
+from devmem.toolkit import memory
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = mmap.PAGESIZE
@@ -209,10 +209,8 @@ def test_3_11_pool_attributes_are_64_bits(provider: str) -> None:
     driver: Any = backend_of(provider, stream_ordered=True).open(0)
     stream = driver.stream_create(0, True)
     ptr = driver.alloc_async(5000, stream)
-    assert driver.pool.bytes_of(memory_pool.USED_BYTES) >= 5000
-    assert driver.pool.bytes_of(memory_pool.RELEASE_THRESHOLD) == memory_pool.KEEP_EVERYTHING, (
-        "2**64 - 1 comes back whole"
-    )
+    assert driver.pool.bytes_of(memory.USED_BYTES) >= 5000
+    assert driver.pool.bytes_of(memory.RELEASE_THRESHOLD) == memory.KEEP_EVERYTHING, "2**64 - 1 comes back whole"
     driver.free_async(ptr, 5000, stream)
     driver.close()
 
@@ -295,8 +293,8 @@ def test_3_15_one_copy_of_the_library(name: str, layout: str) -> None:
     script = """
 driver = backend.open(0)
 driver.free(driver.alloc(100, 1), 100, 1)
-from devmem.backends.roc import library
-said = [driver.info.facts["remarks"], driver.info.facts["library"], *library.mapped()]
+from devmem.backends.roc import runtime
+said = [driver.info.facts["remarks"], driver.info.facts["library"], *runtime.mapped()]
 """
     chosen = emulator.environment("roc", layout)
     remarks, path, *mapped = fresh(script, name, **chosen)
@@ -778,7 +776,7 @@ try:
 except BackendError as error:
     state = driver.state
     others = [*state.events, *driver.memory.blocks]
-    said = error.call, page_locked.starts, state.streams.live(), others, state.functions.GetDevice()
+    said = error.call, page_locked.ranges, state.streams.live(), others, state.functions.GetDevice()
 """
     call, locked, streams, others, current = fresh(script)
     assert (call, locked, current) == (what, [], 0)

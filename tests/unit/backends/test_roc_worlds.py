@@ -35,10 +35,9 @@ reason = backend.unavailable()
 assert reason == backend.unavailable(), "asked twice, answered differently"
 found = {{"reason": reason}}
 if reason is None or "lacks" not in reason and "found" not in reason and "is no file" not in reason and "loaded:" not in reason:
-    from devmem.backends.roc.runtime import runtime
-    from devmem.backends.roc import library
+    from devmem.backends.roc.runtime import mapped, runtime
     at = runtime({options!r}.get("provider", "auto"), {options!r}.get("library", ""))
-    found |= dict(path=at.library.path, how=at.library.how, provider=at.provider.name, mapped=list(library.mapped()))
+    found |= dict(path=at.library.path, how=at.library.how, provider=at.provider.name, mapped=list(mapped()))
 print(json.dumps(found))
 """
 

@@ -1,28 +1,98 @@
-"""Calling the runtime through AMD's binding: hip-python 10 (`rocm.bindings.hip`) or 7 (`hip.hip`).
+"""The ways to call the HIP runtime: through ctypes, or through one of AMD's bindings."""
 
-The differences between the two, and between both and C, are known here and nowhere else.
-"""
-
+# Decision: docs/adr/0008-hip-through-three-providers.md
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ...spi.errors import BackendUnavailable, UnsupportedError
+from ...toolkit import ctypes_functions
 from ...toolkit.libraries import Library
+from ...toolkit.memory import IPC_HANDLE_BYTES
 from ...toolkit.vendor_functions import Fail, checked, checked_query, unknown_status
-from .ctypes_calls import CtypesCalls
-from .functions import FUNCTIONS
+from .functions import FUNCTIONS, POINTER_BYTES, PROPERTIES_BYTES, TEXT_BYTES, UUID_BYTES
 
 #: Structs, text and buffers, which each series hands out in a way of its own. Functions that have one are called through ctypes,
 #: in the same library, as those marked ``*`` are; a binding is asked for what is numbers only.
 _SHAPED = frozenset("TDUHhAm*")
 
 
+class Provider(Protocol):
+    """One way to call the runtime. All have the same surface: integers (and bytes, and text) in and out."""
+
+    name: str
+    version: str
+    #: Whether other Python threads stand still during its calls; functions that may wait are then called without it.
+    holds_gil: bool
+
+    def has(self, function: str) -> bool:
+        """Whether the runtime has a function, in a form that can be called."""
+
+    def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
+        """A function that takes the small letters, and gives the capitals: one as it is, several as a tuple."""
+
+    def member(self, enum: str, value: int) -> Any:
+        """A member of an enum as the provider wants it; ValueError if it does not know the number."""
+
+    def describe(self, code: int) -> tuple[str, str]:
+        """The name of a status, and the runtime's sentence on it."""
+
+
+class IpcHandle(ctypes.Structure):
+    """The handle of an allocation, which is given by value."""
+
+    _fields_ = (("reserved", ctypes.c_char * IPC_HANDLE_BYTES),)
+
+
+TYPES = {
+    **ctypes_functions.TYPES,
+    "e": ctypes.c_int,
+    "h": IpcHandle,
+    "T": ctypes.c_char * TEXT_BYTES,
+    "U": ctypes.c_ubyte * UUID_BYTES,
+    "H": ctypes.c_ubyte * IPC_HANDLE_BYTES,
+    "D": ctypes.c_ubyte * PROPERTIES_BYTES,
+    "A": ctypes.c_ubyte * POINTER_BYTES,
+}
+
+
+class CtypesCalls:
+    """The runtime through ctypes: needs no package, releases the GIL, and costs the least."""
+
+    name = "ctypes"
+    version = f"ctypes {getattr(ctypes, '__version__', '')}"
+    holds_gil = False
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def has(self, function: str) -> bool:
+        return self.library.exports(function)
+
+    def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
+        return ctypes_functions.bind(function, self.library.handle, FUNCTIONS[function], fail, TYPES)
+
+    def member(self, enum: str, value: int) -> Any:
+        return value  # C takes any int
+
+    def describe(self, code: int) -> tuple[str, str]:
+        return self._text("hipGetErrorName", code) or str(code), self._text("hipGetErrorString", code)
+
+    def _text(self, function: str, code: int) -> str:
+        ask = self.library.handle[function]
+        ask.restype = ctypes.c_char_p
+        return (ask(ctypes.c_int(code)) or b"").decode(errors="replace")
+
+
 class HipPython:
-    """A binding over the library that was found."""
+    """The runtime through AMD's binding: hip-python 10 (`rocm.bindings.hip`) or 7 (`hip.hip`).
+
+    The differences between the two, and between both and C, are known in this class and its helpers alone.
+    """
 
     def __init__(self, name: str, library: Library) -> None:
         self.name = name
