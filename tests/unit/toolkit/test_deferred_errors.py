@@ -255,7 +255,8 @@ def test_events_of_a_pool_that_cannot_be_destroyed(driver):
     pool = PoolMemory()
     pool.bind(driver)
     events = pool._reuse.events
-    events._spare += [driver.event_create(False) for _ in range(3)]
+    for event in [events.record(LEGACY_STREAM) for _ in range(3)]:
+        events.give_back(event)
     driver.fail_at(1, "event_destroy", repeat=True)
     assert not kept_by(events.drop_spare)
     assert not events._spare
