@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ndarray = np.ndarray
 
 
-def from_dlpack(obj: Any, device: Any, copy: bool | None) -> DeviceNDArray[Any]:
+def from_dlpack(obj: object, device: object, copy: bool | None) -> DeviceNDArray[Any]:
     """The memory that an object exports by DLPack, or a copy of it on the device that was asked for."""
     if isinstance(obj, _ndarray) and type(obj) is not _ndarray:
         view = device_view(obj)
@@ -51,7 +51,7 @@ def _placed(found: DeviceNDArray[Any], wanted: OpenDevice | None, copy: bool | N
     return found.copy() if copy else found
 
 
-def as_device_array(obj: Any) -> DeviceNDArray[Any]:
+def as_device_array(obj: object) -> DeviceNDArray[Any]:
     """A device array of the object's memory, without a copy."""
     view = device_view(obj)
     if view is None and _is_readable(obj):
@@ -64,7 +64,7 @@ def as_device_array(obj: Any) -> DeviceNDArray[Any]:
     return view
 
 
-def is_device_array(obj: Any) -> bool:
+def is_device_array(obj: object) -> bool:
     """Whether an object says that it has memory that the device can use in place."""
     if isinstance(obj, DeviceNDArray):
         return True
@@ -73,7 +73,7 @@ def is_device_array(obj: Any) -> bool:
     return import_.has_device_memory(obj) or _is_readable(obj)
 
 
-def open_ipc_array(handle: Any, shape: Any, dtype: Any, strides: Any) -> DeviceNDArray[Any]:
+def open_ipc_array(handle: ipc.IpcHandle, shape: object, dtype: object, strides: object) -> DeviceNDArray[Any]:
     """A device array in memory of another process."""
     return DeviceNDArray(*ipc.opened(handle, shape, dtype, strides))
 
@@ -87,7 +87,7 @@ def _is_readable(obj: object) -> bool:
     )
 
 
-def _from_host(obj: Any, opened: OpenDevice, copy: bool | None) -> DeviceNDArray[Any]:
+def _from_host(obj: object, opened: OpenDevice, copy: bool | None) -> DeviceNDArray[Any]:
     if copy is False:
         raise BufferError(f"host memory gets to {opened.device} by a copy only, and copy=False")
     return upload(opened, import_.host_tensor(obj), 0, True)

@@ -41,7 +41,7 @@ class HostVisible(DriverArray):
         self._device_base = getattr(obj, "_device_base", 0)
         self._stream = getattr(obj, "_stream", None)
 
-    def __array_wrap__(self, array: npt.NDArray[Any], context: Any = None, return_scalar: bool = False) -> Any:
+    def __array_wrap__(self, array: npt.NDArray[Any], context: object = None, return_scalar: bool = False) -> Any:
         # As of NumPy's own memmap: what was computed is a scalar, or an array that does not keep this memory alive.
         if array is self or not array.shape:
             return array if array is self else array[()]
@@ -86,16 +86,16 @@ class HostVisible(DriverArray):
         return self._open_device.device
 
     def copy_to_host(
-        self, ary: npt.NDArray[Any] | None = None, stream: Any = 0, *, pinned: bool = False
+        self, ary: npt.NDArray[Any] | None = None, stream: object = 0, *, pinned: bool = False
     ) -> npt.NDArray[Any]:
         """Copy the elements, in stream order, into ``ary`` or a new array; as for device arrays."""
         return self._on_device().copy_to_host(ary, stream, pinned=pinned)
 
-    def copy_to_device(self, ary: object, stream: Any = 0) -> None:
+    def copy_to_device(self, ary: object, stream: object = 0) -> None:
         """Copy host or device elements into this array, in stream order; as for device arrays."""
         self._on_device().copy_to_device(ary, stream)
 
-    def split(self, section: int, stream: Any = 0) -> Iterator[npt.NDArray[Any]]:
+    def split(self, section: int, stream: object = 0) -> Iterator[npt.NDArray[Any]]:
         """Views of ``section`` elements each along the first axis, the last one shorter."""
         if section < 1:
             raise LayoutError(f"a section has at least one element, not {section}")
@@ -146,7 +146,7 @@ class ManagedNDArray(HostVisible):
         kind = opened.handle.info.exchange.managed_type
         return kind, 0 if kind == CPU else opened.handle.info.ordinal
 
-    def prefetch(self, to_host: bool = False, stream: Any = 0) -> None:
+    def prefetch(self, to_host: bool = False, stream: object = 0) -> None:
         """Move the pages to the device (or the host) ahead of use, ordered on the stream. A hint.
 
         Raises

@@ -569,7 +569,7 @@ class DeviceRecord:
         """The device's address of the record."""
         return self._array.ptr
 
-    def copy_to_host(self, ary: Any = None, stream: StreamLike = 0) -> np.void:
+    def copy_to_host(self, ary: npt.NDArray[Any] | None = None, stream: StreamLike = 0) -> np.void:
         """The record as a NumPy record; ``ary``, an ndarray without axes, is filled if given. Otherwise as for arrays."""
         host = self._array.copy_to_host(ary, stream)
         return cast(np.void, host[()])

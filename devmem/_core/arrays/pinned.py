@@ -86,7 +86,7 @@ class DriverArray(np.ndarray[Any, Any]):
 
     def _driver_memory(self) -> Allocation | None:
         """The driver's memory that the elements lie in, while its device is open; None if they lie elsewhere."""
-        base: Any = self
+        base: object = self
         while isinstance(base, np.ndarray):
             base = base.base
         found = base.allocation if type(base) is Buffer else None
@@ -99,7 +99,7 @@ class DriverArray(np.ndarray[Any, Any]):
 class PinnedNDArray(DriverArray):
     """A host array in page-locked memory, which copies reach directly; what is computed from it is an ndarray."""
 
-    def __array_wrap__(self, array: npt.NDArray[Any], opened: Any = None, return_scalar: bool = False) -> Any:
+    def __array_wrap__(self, array: npt.NDArray[Any], context: object = None, return_scalar: bool = False) -> Any:
         if array is self or not array.shape:
             return array if array is self else array[()]
         return np.asarray(array)

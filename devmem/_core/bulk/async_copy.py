@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from ...spi.errors import DevmemError, LayoutError
 from ...toolkit.deferred_errors import fresh_copy
@@ -45,7 +46,7 @@ class Transfer:
     __slots__ = ("_download", "_dst", "_error", "_event", "_opened", "_src")
 
     def __init__(
-        self, opened: OpenDevice, src: object, dst: Any, event: Event | None, download: Download | None
+        self, opened: OpenDevice, src: object, dst: object, event: Event | None, download: Download | None
     ) -> None:
         self._opened = opened
         self._src = src
@@ -161,7 +162,7 @@ def _check_seconds(timeout: object) -> None:
         raise ValueError("timeout=nan would never be over: give a number of seconds, or None")
 
 
-def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = False) -> Transfer:
+def copy_async(src: object, dst: object, stream: object, device: object, pinned: bool = False) -> Transfer:
     """Begin a copy; see `devmem.copy_async`."""
     source, target = device_view(src), None if dst is None else device_view(dst)
     if pinned and (source is None or dst is not None):
@@ -176,17 +177,17 @@ def copy_async(src: Any, dst: Any, stream: Any, device: Any, pinned: bool = Fals
         return _new_on_device(src, stream, device)
     _check_device(device, source, "source")
     copy = _to_host(source, dst, stream, pinned)
-    if dst is None and isinstance(src, DeviceRecord):
+    if isinstance(copy._dst, np.ndarray) and dst is None and isinstance(src, DeviceRecord):
         copy._dst = copy._dst[()]  # a record of NumPy, which shares the array's memory
     return copy
 
 
-def _check_device(device: Any, array: DeviceNDArray[Any], side: str) -> None:
+def _check_device(device: object, array: DeviceNDArray[Any], side: str) -> None:
     if device is not None and open_device_of(device) is not array.open_device:
         raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): leave it out")
 
 
-def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
+def _new_on_device(src: object, stream: object, device: object) -> Transfer:
     opened = open_device_of(device)
     chosen = opened.streams.stream_of(stream)
     source = host_array(src)
@@ -198,7 +199,14 @@ def _new_on_device(src: Any, stream: Any, device: Any) -> Transfer:
     return _transfer(opened, chosen, source, DeviceRecord(made) if record else made, None)
 
 
-def _into_device(target: DeviceNDArray[Any], source: Any, src: Any, dst: Any, stream: Any, device: Any) -> Transfer:
+def _into_device(
+    target: DeviceNDArray[Any],
+    source: DeviceNDArray[Any] | None,
+    src: object,
+    dst: object,
+    stream: object,
+    device: object,
+) -> Transfer:
     opened = target.open_device
     _check_device(device, target, "destination")
     origin = host_array(src) if source is None else source
@@ -208,17 +216,17 @@ def _into_device(target: DeviceNDArray[Any], source: Any, src: Any, dst: Any, st
     return _transfer(opened, chosen, origin, dst, None)
 
 
-def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any, pinned: bool) -> Transfer:
+def _to_host(source: DeviceNDArray[Any], dst: object, stream: object, pinned: bool) -> Transfer:
     source.allocation.check()
     opened = source.open_device
     if pinned:
-        target: Any = pinned_like(opened, source.shape, source.dtype, source.strides)
+        target = pinned_like(opened, source.shape, source.dtype, source.strides)
     elif dst is None:
         strides = like_strides(source.shape, source.strides, source.itemsize)
         target = np.ndarray(source.shape, source.dtype, np.empty(source.nbytes, np.uint8), 0, strides)
     else:
         check_destination(dst, source.shape, source.dtype, "copy_async")
-        target = dst
+        target = cast("npt.NDArray[Any]", dst)
     chosen = opened.streams.stream_of(stream if source.stream is None else stream or source.stream)
     with CurrentDevice(opened.handle):
         opened.free_queue.safe_point()
@@ -227,7 +235,7 @@ def _to_host(source: DeviceNDArray[Any], dst: Any, stream: Any, pinned: bool) ->
     return _transfer(opened, chosen, source, target, download)
 
 
-def _transfer(opened: OpenDevice, stream: Stream, src: Any, dst: Any, download: Download | None) -> Transfer:
+def _transfer(opened: OpenDevice, stream: Stream, src: object, dst: object, download: Download | None) -> Transfer:
     with CurrentDevice(opened.handle):
         try:
             event = opened.completions.event_behind(stream, src, dst, download)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise, zip_longest
-from typing import Any, cast
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ Key = tuple[slice, ...]
 HostArray = npt.NDArray[Any]
 
 
-def scatter(array: Any, devices: Any, axis: Any) -> list[DeviceNDArray[Any]]:
+def scatter(array: object, devices: object, axis: SupportsIndex) -> list[DeviceNDArray[Any]]:
     """Pieces of a host array, one on each device; see `devmem.scatter`."""
     if device_view(array) is not None:
         raise TypeError(
@@ -72,7 +72,7 @@ def scatter(array: Any, devices: Any, axis: Any) -> list[DeviceNDArray[Any]]:
     return made
 
 
-def gather(arrays: Any, axis: Any, out: Any, pinned: bool) -> HostArray:
+def gather(arrays: object, axis: SupportsIndex, out: HostArray | None, pinned: bool) -> HostArray:
     """The elements of device arrays in one host array; see `devmem.gather`."""
     views = _device_arrays(arrays)
     first = views[0]
@@ -90,7 +90,7 @@ def gather(arrays: Any, axis: Any, out: Any, pinned: bool) -> HostArray:
         out = pinned_like(first.open_device, shape, first.dtype, None) if pinned else np.empty(shape, first.dtype)
     before: Key = (slice(None),) * along
     _download(views, [out[(*before, slice(start, end))] for start, end in pairwise(ends)])
-    return cast("HostArray", out)
+    return out
 
 
 # -- below -------------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def _parts(array: HostArray, opened: OpenDevice) -> Iterator[Key]:
         yield tuple(key[axis] for axis in range(array.ndim))
 
 
-def _device_list(devices: Any) -> list[Any]:
+def _device_list(devices: object) -> list[Any]:
     if isinstance(devices, (str, bytes)) or not hasattr(devices, "__iter__"):
         raise TypeError(f"scatter() takes a list of devices, not {devices!r}")
     listed = list(devices)
@@ -155,7 +155,7 @@ def _device_list(devices: Any) -> list[Any]:
     return listed
 
 
-def _device_arrays(arrays: Any) -> list[DeviceNDArray[Any]]:
+def _device_arrays(arrays: object) -> list[DeviceNDArray[Any]]:
     if device_view(arrays) is not None or not hasattr(arrays, "__iter__"):
         raise TypeError(f"gather() takes a list of device arrays, not a {type(arrays).__name__}")
     views: list[DeviceNDArray[Any]] = []
@@ -183,7 +183,7 @@ def _check_fits(at: int, view: DeviceNDArray[Any], first: DeviceNDArray[Any], ax
         )
 
 
-def _axis_of(what: str, axis: Any, ndim: int) -> int:
+def _axis_of(what: str, axis: SupportsIndex, ndim: int) -> int:
     number = operator.index(axis)
     if not ndim:
         raise LayoutError(f"{what}: an array without axes cannot be cut, nor be made of pieces")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -166,7 +167,7 @@ def element_strides(shape: Shape, strides: Shape, itemsize: int) -> Shape:
 # -- import ------------------------------------------------------------------------------------------------------------
 
 
-def take(capsule: Any) -> Tensor:
+def take(capsule: object) -> Tensor:
     """Take over the tensor of a capsule, which cannot be taken again.
 
     BufferError if it is not a DLPack capsule, was taken before, or describes an impossible tensor.
@@ -228,7 +229,7 @@ class _Taken:
 
     __slots__ = ("capsule", "deleter", "pointer")
 
-    def __init__(self, pointer: int, deleter: Any, capsule: object) -> None:
+    def __init__(self, pointer: int, deleter: Callable[[int], object] | None, capsule: object) -> None:
         self.pointer = pointer
         self.capsule = capsule
         self.deleter = deleter

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...spi.driver import FullDriver
 from ...spi.errors import ConfigError, LayoutError, UnsupportedError
 from ...spi.types import PER_THREAD_STREAM
 from ..base.config import settings
@@ -79,7 +80,9 @@ def device_of_tensor(obj: Any) -> tuple[int, int]:
         raise BufferError(f"__dlpack_device__ of {_type(obj)} returned {answer!r}, not two integers") from None
 
 
-def by_dlpack(obj: Any, device: tuple[int, int], copy: bool | None = None, opened: OpenDevice | None = None) -> Parts:
+def by_dlpack(
+    obj: object, device: tuple[int, int], copy: bool | None = None, opened: OpenDevice | None = None
+) -> Parts:
     """The memory of an object, made ready for the current stream; BufferError if it cannot be had, or is impossible.
 
     ``device`` is the DLPack device that the object says; ``opened``, where it is known already, the open device.
@@ -109,7 +112,7 @@ def by_dlpack(obj: Any, device: tuple[int, int], copy: bool | None = None, opene
     return opened, allocation, ptr, shape, dtype, strides
 
 
-def host_tensor(obj: Any, copy: bool | None = None) -> npt.NDArray[Any]:
+def host_tensor(obj: object, copy: bool | None = None) -> npt.NDArray[Any]:
     """An ndarray of the host memory that an object exports by DLPack, of any DLPack type; it keeps the memory alive."""
     kind, _ = device_of_tensor(obj)
     ptr, device, (shape, strides, low, nbytes), dtype, flags, owner = take(_capsule_of(obj, None, copy))
@@ -173,7 +176,7 @@ def _interface_of(obj: Any) -> Any:
         return None
 
 
-def _has_names(interface: Any) -> bool:
+def _has_names(interface: dict[str, Any]) -> bool:
     """Whether an interface describes a record with names of fields."""
     try:
         return any(field[0] for field in interface["descr"])
@@ -181,7 +184,7 @@ def _has_names(interface: Any) -> bool:
         return False
 
 
-def _by_interface(obj: Any, interface: Any) -> Parts:
+def _by_interface(obj: object, interface: dict[str, Any]) -> Parts:
     """The memory of an object with this ``__cuda_array_interface__``; the current stream waits for the stream in it."""
     ptr, read_only, dtype, layout, number = _parsed(interface, obj)
     shape, strides, low, nbytes = layout
@@ -198,7 +201,7 @@ def _by_interface(obj: Any, interface: Any) -> Parts:
     return opened, opened.memory.foreign(ptr, nbytes, obj, stream, read_only), ptr, shape, dtype, strides
 
 
-def _parsed(interface: Any, obj: object) -> tuple[int, bool, np.dtype[Any], Layout, object]:
+def _parsed(interface: dict[str, Any], obj: object) -> tuple[int, bool, np.dtype[Any], Layout, object]:
     """Address, whether it is read-only, dtype, layout and stream."""
     try:
         version = operator.index(interface["version"])
@@ -234,7 +237,7 @@ def _dtype_of(typestr: str) -> np.dtype[Any]:
     return _without_objects(np.dtype(typestr))
 
 
-def _with_fields(dtype: np.dtype[Any], descr: Any) -> np.dtype[Any]:
+def _with_fields(dtype: np.dtype[Any], descr: list[tuple[Any, ...]] | None) -> np.dtype[Any]:
     """The record with these fields, if it has the size of the dtype; else the dtype."""
     if not descr:
         return dtype
@@ -295,7 +298,7 @@ def _open_device_of_memory(low: int, nbytes: int, obj: object) -> OpenDevice:
     )
 
 
-def _check_memory(driver: Any, low: int, nbytes: int, obj: object, error: type[Exception]) -> None:
+def _check_memory(driver: FullDriver, low: int, nbytes: int, obj: object, error: type[Exception]) -> None:
     """Raise unless the entered driver knows all of the memory, which may consist of several adjacent allocations."""
     at = low
     while at < low + nbytes:

@@ -96,7 +96,7 @@ class Counted(dict[int, int]):
         self.times[ptr] += 1
         super().__setitem__(ptr, nbytes)
 
-    def pop(self, ptr: int, default: Any = None) -> Any:
+    def pop(self, ptr: int, default: object = None) -> Any:
         """Take one of them back."""
         self.times[ptr] -= 1
         if self.times[ptr] > 0:
@@ -143,7 +143,7 @@ def handle_of(view: ArrayView[Any], allocation: Allocation) -> IpcHandle:
     )
 
 
-def opened(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Any, ...]:
+def opened(handle: IpcHandle, shape: object, dtype: object, strides: object) -> tuple[Any, ...]:
     """Another process's memory, as what a device array is made of; it is let go of like memory of our own.
 
     Raises
@@ -220,7 +220,7 @@ def _are_integers(values: object) -> bool:
     return isinstance(values, tuple) and all(type(each) is int for each in values)
 
 
-def _layout(handle: IpcHandle, shape: Any, dtype: Any, strides: Any) -> tuple[Shape, np.dtype[Any], Shape]:
+def _layout(handle: IpcHandle, shape: object, dtype: object, strides: object) -> tuple[Shape, np.dtype[Any], Shape]:
     if shape is None and dtype is None and strides is None:
         return handle.shape, handle.dtype, handle.strides
     lengths = handle.shape if shape is None else shape

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
+from ...spi.driver import Driver, FullDriver
 from ...spi.errors import ClosedError, DeviceLost, DevmemError, LayoutError
 from ...spi.types import Capability
 from ...toolkit.deferred_errors import FirstError
@@ -49,7 +50,7 @@ class PageLockTable:
         self._edges: list[int] = []
         self.held: dict[DeviceHandle, Held] = {}
         self._completions: dict[DeviceHandle, CompletionTracker] = {}
-        self.closing: list[Any] = []
+        self.closing: list[Driver] = []
         #: Ranges of addresses that copies are touching, each with its thread.
         self._copies: list[tuple[int, int, int]] = []
         self._changed = threading.Condition()
@@ -126,7 +127,7 @@ class PageLockTable:
                 self._show(each for each in self.segments if each.driver is not handle.driver)
         self._let_go(segments, None if lost else handle.driver)
 
-    def close_driver(self, driver: Any) -> None:
+    def close_driver(self, driver: Driver) -> None:
         """Close the driver of a device that has left: now, or when the last run of pages that it locked is let go."""
         with self._changed:
             if any(each.driver is driver for each in self.segments):
@@ -229,7 +230,7 @@ class PageLockTable:
             self._changed.notify_all()
         return covering
 
-    def _let_go(self, segments: Iterable[Segment], entered: Any) -> None:
+    def _let_go(self, segments: Iterable[Segment], entered: object) -> None:
         """Count each down; those without a registration are unlocked by the driver that locked them.
 
         After the copies that touch them, on any device. If those cannot be waited for nothing is unlocked.
@@ -293,7 +294,7 @@ class PageLockTable:
             ):
                 self._changed.wait()
 
-    def _wait_for_copies_of_devices(self, entered: Any) -> None:
+    def _wait_for_copies_of_devices(self, entered: object) -> None:
         """Wait for the copies in flight on every device of the backend: any driver may read locked memory.
 
         ``entered`` is the driver that needs not be entered for it.
@@ -319,7 +320,7 @@ class Segment:
 
     __slots__ = ("arrays", "busy", "count", "driver", "end", "locked", "start")
 
-    def __init__(self, start: int, end: int, driver: Any, arrays: list[object]) -> None:
+    def __init__(self, start: int, end: int, driver: FullDriver, arrays: list[object]) -> None:
         self.start = start
         self.end = end
         #: The arrays that it was locked for. Its pages are theirs, and must not be reused while they are locked,
@@ -337,7 +338,7 @@ class Segment:
         self.driver.host_register(self.start, self.end - self.start, mapped)
         self.locked = True
 
-    def unlock(self, entered: Any) -> None:
+    def unlock(self, entered: object) -> None:
         """Unlock the pages, if they are; ``entered`` is the driver that needs not be entered for it."""
         if not self.locked:
             return

@@ -163,7 +163,7 @@ class Meter:
             raise AttributeError(name)
         return getattr(self.driver, name)
 
-    def _measured(self, verb: Callable[..., Any], sign: int, argument: int, *arguments: Any, **options: Any) -> Any:
+    def _measured(self, verb: Callable[..., Any], sign: int, argument: int, *arguments: int, **options: object) -> Any:
         self.calls += 1
         if sign < 0:
             self.reserved_bytes -= arguments[argument]

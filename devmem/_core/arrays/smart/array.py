@@ -73,9 +73,9 @@ class SmartArray(AsNumpy):
 
     def __init__(
         self,
-        obj: Any = None,
+        obj: object = None,
         copy: bool = True,
-        shape: Any = None,
+        shape: object = None,
         dtype: npt.DTypeLike | None = None,
         order: str | None = None,
         where: str = "host",
@@ -226,7 +226,7 @@ class SmartArray(AsNumpy):
             return self._read("indexing one element")[key]
         return self._through(operator.itemgetter((*parts, Ellipsis)), memory)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         value = value._read("assignment") if isinstance(value, SmartArray) else value
         self._write("assignment")[_plain(key)] = value
 
@@ -235,7 +235,7 @@ class SmartArray(AsNumpy):
             raise TypeError("iteration over an array without axes")
         return (self[i] for i in range(self._shape[0]))
 
-    def transpose(self, *axes: Any) -> SmartArray:
+    def transpose(self, *axes: object) -> SmartArray:
         """A view with the axes in another order, reversed if none is given."""
         return self._through(operator.methodcaller("transpose", *axes))
 
@@ -262,7 +262,7 @@ class SmartArray(AsNumpy):
             return SmartArray(self._read("ravel").ravel("K"))
         return self._shaped(host, host.ravel(letter), letter)
 
-    def squeeze(self, axis: Any = None) -> SmartArray:
+    def squeeze(self, axis: object = None) -> SmartArray:
         """A view without axes of length one: all of them, or those named."""
         return self._through(operator.methodcaller("squeeze", axis))
 
@@ -374,14 +374,14 @@ def _where(where: str) -> Where:
         raise LayoutError(f"an array is on 'host' or on 'gpu', not on {where!r}") from None
 
 
-def _plain(key: Any) -> Any:
+def _plain(key: object) -> Any:
     """An index without SmartArrays in it."""
     if isinstance(key, tuple):
         return tuple(read_only(part, "indexing") for part in key)
     return read_only(key, "indexing")
 
 
-def _basic(key: Any) -> bool:
+def _basic(key: object) -> bool:
     """Whether an index makes a view of both sides."""
     if isinstance(key, str):
         return True

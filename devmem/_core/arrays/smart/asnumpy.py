@@ -131,7 +131,7 @@ class _Method:
     def __repr__(self) -> str:
         return f"<method {self.name!r} of {self.array!r}>"
 
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
+    def __call__(self, *args: object, **keywords: object) -> Any:
         name = self.name
         if name in ("resize", "setflags"):
             raise LayoutError(
@@ -152,7 +152,7 @@ class _Method:
         return owner if writes and result is not None else result
 
 
-def read_only(each: Any, what: str) -> Any:
+def read_only(each: object, what: str) -> Any:
     """An argument as NumPy takes it, where it is only read."""
     return each._read(what) if isinstance(each, AsNumpy) else each
 
@@ -166,6 +166,6 @@ def _ndarrays(each: Any, what: str) -> Any:
     return read_only(each, what)
 
 
-def to_write(each: Any, what: str) -> Any:
+def to_write(each: object, what: str) -> Any:
     """An argument as NumPy takes it, where it is written."""
     return each._write(what) if isinstance(each, AsNumpy) else each

@@ -174,7 +174,7 @@ def sides_of(obj: Any, copy: bool, dtype: np.dtype[Any] | None, order: Any, wher
     return Sides(make(host_array(obj), dtype, order=order), None)
 
 
-def uninitialised(shape: Any, dtype: npt.DTypeLike | None, order: str, where: Where) -> Sides:
+def uninitialised(shape: object, dtype: npt.DTypeLike | None, order: str, where: Where) -> Sides:
     """Memory with nothing in it, on that side."""
     axes: Any = "F" if order == "F" else "C"  # NumPy's functions are typed to take literals
     lengths, kind, strides, nbytes = layout_of(shape, np.float64 if dtype is None else dtype, None, axes)

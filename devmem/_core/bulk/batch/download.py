@@ -41,7 +41,7 @@ _BYTE = np.dtype(np.uint8)
 HostArray = npt.NDArray[Any]
 
 
-def download_many(tree: Tree, stream: Any, pinned: bool) -> Tree:
+def download_many(tree: Tree, stream: object, pinned: bool) -> Tree:
     """The same structure with host arrays; see `devmem.to_host_many`."""
     leaves, _, flat = flatten(tree)
     found = list(leaves)

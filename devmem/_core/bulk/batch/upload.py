@@ -47,7 +47,7 @@ class _Route(IntEnum):
     SINGLE = 2
 
 
-def upload_many(tree: Tree, stream: Any, device: Any) -> Tree:
+def upload_many(tree: Tree, stream: object, device: object) -> Tree:
     """The same structure with device arrays; see `devmem.to_device_many`."""
     opened = open_device_of(device)
     chosen = opened.streams.stream_of(stream)
@@ -213,7 +213,7 @@ def _records(leaves: list[Any], classes: set[type]) -> list[int]:
 
 
 def _device_arrays(
-    tree: Tree, leaves: list[Any], classes: set[type], stream: Any, opened: OpenDevice
+    tree: Tree, leaves: list[Any], classes: set[type], stream: object, opened: OpenDevice
 ) -> dict[int, Any]:
     """The leaves that are device arrays of any library, on this device, by number; any other becomes an ndarray in place."""
     found: dict[int, Any] = {}

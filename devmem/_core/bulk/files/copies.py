@@ -6,7 +6,7 @@ import operator
 import os
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,9 @@ from .disk import OpenFile, naming, open_file, replacing
 from .npy import Elements
 
 
-def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: Any, to: Any) -> DeviceNDArray[Any]:
+def load(
+    path: object, dtype: object, shape: object, offset: SupportsIndex, stream: object, device: object, to: object
+) -> DeviceNDArray[Any]:
     """A device array of what is in a file; see `devmem.load`."""
     target = None if to is None else target_of(to, device)
     opened = open_device_of(device) if target is None else target.open_device
@@ -64,7 +66,7 @@ def load(path: Any, dtype: Any, shape: Any, offset: Any, stream: Any, device: An
     return array if to is None else cast("DeviceNDArray[Any]", to)
 
 
-def save(array: Any, path: Any) -> None:
+def save(array: object, path: object) -> None:
     """Write a device array to a .npy file; see `devmem.save`."""
     source = device_view(array.gpu() if isinstance(array, SmartArray) else array)
     if source is None:
@@ -89,13 +91,13 @@ def save(array: Any, path: Any) -> None:
 # -- below -------------------------------------------------------------------------------------------------------------
 
 
-def _path(path: Any) -> str:
+def _path(path: object) -> str:
     if isinstance(path, (str, bytes, os.PathLike)):
         return os.fsdecode(path)
     raise TypeError(f"a file is given by its path, not as a {type(path).__name__}")
 
 
-def _elements(file: OpenFile, dtype: Any, shape: Any, offset: Any) -> Elements:
+def _elements(file: OpenFile, dtype: object, shape: object, offset: SupportsIndex) -> Elements:
     """What is to be loaded: as the file says, or as the caller does."""
     start = operator.index(offset)
     if not 0 <= start <= file.size():
