@@ -4,6 +4,8 @@ import gc
 import importlib.metadata
 import inspect
 import os
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +79,36 @@ def is_slow(item: pytest.Item) -> bool:
     """Whether a test starts processes, or its file does, or draws examples: then it is not quick."""
     names = vars(getattr(item, "module", None) or pytest).keys()
     return bool({"subprocess", "given"} & names or {"python", "pytester"} & set(getattr(item, "fixturenames", ())))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked so on a thread of its own.
+
+    An exception that a trace function raises in the middle of an ``except`` or ``with`` is left behind as the one that the thread
+    is handling, for good. Every later error of the thread would refer to it.
+    """
+    if pyfuncitem.get_closest_marker("own_thread") is None:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            pyfuncitem.obj(**arguments)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed.pop()
+    return True
+
+
+def pytest_runtest_teardown() -> None:
+    assert sys.exc_info()[1] is None, "the test has left an exception behind: mark it with own_thread"
 
 
 @pytest.fixture

@@ -76,13 +76,13 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
     if keep_bytes < 0:
         raise ConfigError(f"trim(keep_bytes={keep_bytes}): what is kept is a number of bytes, from 0 on")
     with FirstError() as first:
-        first.attempt(close_left_open)
         for opened in open_devices() if device is None else [open_device_of(device)]:
             try:
                 with CurrentDevice(opened.handle):
                     opened.trim(keep_bytes)
             except DevmemError as error:  # one device that is lost must not keep the others' memory
                 first.put(error)
+        first.attempt(close_left_open)  # last: an array of an open device may be what kept memory of a closed one
 
 
 def transfer_stats(reset: bool = False, device: Any = None) -> dict[str, dict[str, Any]]:

@@ -172,6 +172,7 @@ def test_errors_come_out_when_all_are_done(workers, monkeypatch, where):
     assert np.array_equal(there, np.arange(400))
 
 
+@pytest.mark.own_thread
 def test_an_interrupt_waits_for_the_others():
     """At each line that the caller comes by: no slot may be given away while a thread still writes to it."""
     caller, workers, left, interrupted = threading.current_thread(), CopyWorkers(3), 0, 0
@@ -602,6 +603,7 @@ class InterruptAt:
         return kind is KeyboardInterrupt
 
 
+@pytest.mark.own_thread
 @pytest.mark.parametrize("what", ["to_device", "copy_to_host", "trim"])
 def test_no_slot_is_lost_to_an_interrupt(backend, context, what):
     """At each line, wherever the slot is then: being made, taken, filled, put back."""
@@ -668,6 +670,7 @@ def test_slots_are_made_while_the_ring_looks_at_them(backend, context, what):
     assert len(ring.made) == 2
 
 
+@pytest.mark.own_thread
 def test_a_wait_that_is_interrupted_can_be_repeated(backend, context):
     """At each line: no block that a download waits for is lost with its slot."""
     sent = data(SLOTS * SLOT)
