@@ -1,12 +1,11 @@
 """A table of address ranges, for code that has to know which pages are locked, or whose memory an address is.
 
-Any thread may ask and change. A change, which costs a copy of the table, takes a lock and replaces the table; a question costs a
-bisection, takes no lock, and meets the table as it was before a change or as it is after it.
+Any thread may ask and change, and none takes a lock. A change copies the table, and replaces it if it is the same still. A
+question costs a bisection, and meets the table as it was before a change or as it is after it.
 """
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
 from typing import Generic, Protocol, TypeVar
 
@@ -30,25 +29,31 @@ class RangeTable(Generic[R]):
     def __init__(self) -> None:
         self.ranges: list[R] = []
         self._table: tuple[list[int], list[R]] = [], self.ranges  # the starts, for bisection, and the ranges
-        self._changing = threading.Lock()
 
     def add(self, added: R) -> bool:
         """Take a range in, unless it has an address of another one; whether it was taken."""
-        with self._changing:
+        while True:
+            table = self._table
             if self.overlapping(added.start, added.stop):
                 return False
-            starts, ranges = self._table[0].copy(), self._table[1].copy()
+            starts, ranges = table[0].copy(), table[1].copy()
             at = bisect_left(starts, added.start)
             starts.insert(at, added.start)
             ranges.insert(at, added)
-            self._table, self.ranges = (starts, ranges), ranges
-            return True
+            changed = starts, ranges
+            if self._table is table:
+                self._table, self.ranges = changed, ranges
+                return True
 
     def remove(self, start: int) -> None:
         """Forget the range that starts there, if there is one."""
-        with self._changing:
-            kept = [each for each in self.ranges if each.start != start]
-            self._table, self.ranges = ([each.start for each in kept], kept), kept
+        while True:
+            table = self._table
+            kept = [each for each in table[1] if each.start != start]
+            changed = [each.start for each in kept], kept
+            if self._table is table:
+                self._table, self.ranges = changed, kept
+                return
 
     def containing(self, low: int, high: int) -> R | None:
         """Return the range that holds all addresses from ``low`` up to ``high``."""

@@ -13,6 +13,7 @@ driver call for the error, and return addresses that can be touched; those never
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from devmem.spi.types import CopyKind, MemoryKind
 
@@ -29,6 +30,9 @@ class AddressSpace:
         self.device, self.host = Arena(nbytes, strict), Arena(nbytes, strict, touchable=True)
         self.strict = self.device.shift != 0
         self._kinds: dict[int, MemoryKind] = {}  # of the blocks of `host`, by their addresses
+        self.ended: dict[
+            int, MemoryKind
+        ] = {}  # blocks that are neither live nor recycled, because their end was interrupted
         starts = [at for each in (self.device.mapping, self.host.mapping) for at in (each.base, each.base + each.shift)]
         self._lowest, self._highest = min(starts), max(starts) + self.device.size
 
@@ -57,8 +61,19 @@ class AddressSpace:
         if kind is MemoryKind.DEVICE:
             self.device.recycle(ptr)
         else:
-            del self._kinds[ptr]
+            self._kinds.pop(ptr, None)
             self.host.recycle(ptr)
+
+    def recycle_later(self, ptr: int, kind: MemoryKind) -> None:
+        """Take note of a block that was to be freed, where an interrupt came between its end and `recycle`, if it did."""
+        if (self.device if kind is MemoryKind.DEVICE else self.host).is_taken(ptr):
+            self.ended[ptr] = kind
+
+    def recycle_ended(self, ended: Mapping[int, MemoryKind]) -> None:
+        """Recycle blocks that `recycle_later` has noted; what used them has passed since."""
+        for ptr, kind in ended.items():
+            if self.ended.pop(ptr, None):
+                self.recycle(ptr, kind)
 
     def close(self, in_use: bool) -> None:
         """End the device's page locks and unmap its memory.

@@ -7,8 +7,10 @@ operations cost the same with ten live blocks as with a million. One mapping ser
 A block ends in two steps. After `invalidate` no address in it is found, but its bytes stay taken; after `recycle` they can
 become another block. Between the two the owner waits for the work that uses the block.
 
-Any thread may call any method. A lock is held around bookkeeping alone; it is not reentrant, because a finalizer that frees
-memory from within a garbage collection is a bug of the caller. `resolve` and `block_around` take no lock.
+Any thread may call any method. `allocate` and `recycle` take a lock. A stream's thread, for which a caller that has the lock may
+wait, takes none, and leaves chunks that become free to the next caller. A signal's handler, or a finalizer that the garbage
+collector runs, may come between two lines and call the arena again. It finds it whole: a slab is listed before a slot of it is
+free, and what must change together is changed as `devmem.toolkit.one_step` says.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ import os
 import re
 import sys
 import threading
+from functools import partial
 
 import numpy as np
+
+from devmem.toolkit.host_functions import this_thread
+from devmem.toolkit.one_step import consume, prepared
 
 from .error_codes import host_error
 
@@ -43,47 +49,67 @@ class Arena:
         self.size = mapping.size
         self.base, self.shift = (mapping.base + mapping.shift, 0) if touchable else (mapping.base, mapping.shift)
         self.end = self.base + self.size
-        self.used = 0  # bytes taken from the range, with what rounding up adds
         self.live: dict[int, int] = {}  # address of a block -> bytes, as asked for
         # For each chunk 0 if it is free. Searching bytes is fast, and joins neighbours by itself.
         self._chunks = bytearray(self.size // CHUNK)
         self._slabs: dict[int, _Slab] = {}  # by the index of each of its chunks
-        self._with_room: dict[int, dict[_Slab, None]] = {}  # by the size of a slot; the newest is filled first
+        #: By the size of a slot; the newest is filled first. All that have a free slot, and some that have none.
+        self._with_room: dict[int, dict[_Slab, None]] = {}
         self._freed = 0
-        self._lock = threading.Lock()
+        self._empty: list[_Slab] = []  # which streams' threads have emptied
+        self._lock = threading.RLock()
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of a new block of ``nbytes``, a multiple of 256; raise `OutOfMemory`."""
+        step = _slot_size(nbytes) if nbytes <= SLAB_LIMIT else -(-nbytes // CHUNK) * CHUNK
         with self._lock:
-            step = _slot_size(nbytes) if nbytes <= SLAB_LIMIT else -(-nbytes // CHUNK) * CHUNK
-            slabs = self._with_room.get(step)
-            slab = next(reversed(slabs)) if slabs else self._new_slab(step, nbytes)
-            ptr = slab.free.pop()
-            if not slab.free:
-                del self._with_room[step][slab]
-            self.live[ptr] = nbytes
-            self.used += step
-            return ptr
+            while self._empty:
+                self._drop(self._empty.pop())
+            while True:
+                slabs = self._with_room.setdefault(step, {})
+                try:
+                    slab = next(reversed(slabs)) if slabs else None
+                except RuntimeError:  # they have changed meanwhile
+                    continue
+                if slab is None:
+                    slab = self._new_slab(step, nbytes)
+                last = ptr = 0
+                try:
+                    last = slab.free[-1]
+                    ptr = slab.free.pop()
+                    self.live[ptr] = nbytes
+                    return ptr
+                except IndexError:
+                    if not slab.free:
+                        slabs.pop(slab, None)
+                except BaseException:
+                    if ptr or (last not in slab.free and last not in self.live):
+                        self.live.pop(ptr, None)
+                        slab.free.append(ptr or last)
+                    raise
 
     def invalidate(self, ptr: int, nbytes: int) -> bool:
         """End the block: no call finds it from now on, its bytes stay taken. False if there is no such block."""
-        with self._lock:
-            if self.live.get(ptr) != nbytes:
-                return False
-            del self.live[ptr]
-            return True
+        return self.live.get(ptr) == nbytes and self.live.pop(ptr, None) is not None
 
     def recycle(self, ptr: int) -> None:
         """Make the bytes of an invalidated block available again."""
-        with self._lock:
-            slab = self._slabs[(ptr - self.base) // CHUNK]
-            slabs = self._with_room[slab.step]
-            slab.free.append(ptr)
-            slabs[slab] = None
-            self.used -= slab.step
-            # One empty slab of each size stays, or allocating and freeing one small block would build a slab each time.
-            if len(slab.free) == slab.slots and (len(slabs) > 1 or slab.step > SLAB_LIMIT):
-                self._drop(slab)
+        slab = self._slabs[(ptr - self.base) // CHUNK]
+        slabs = self._with_room[slab.step]
+        slabs[slab] = None
+        slab.free.append(ptr)
+        # One empty slab of each size stays, or allocating and freeing one small block would build a slab each time.
+        if len(slab.free) == slab.slots and (len(slabs) > 1 or slab.step > SLAB_LIMIT):
+            if this_thread.runs_host_function:
+                self._empty.append(slab)
+            else:
+                with self._lock:
+                    self._drop(slab)
+
+    @property
+    def used(self) -> int:
+        """Bytes that are taken from the range, with what rounding up adds."""
+        return sum(slab.step * (slab.slots - len(slab.free)) for slab in set(self._slabs.copy().values()))
 
     def resolve(self, ptr: int, nbytes: int) -> int:
         """Return where the bytes at ``ptr`` can be touched; 0 unless all of them lie in one live block."""
@@ -102,40 +128,75 @@ class Arena:
         size = self.live.get(start, 0)
         return (start, size) if ptr < start + size else None
 
+    def is_taken(self, ptr: int) -> bool:
+        """Return whether a block was there that has ended, and was not recycled."""
+        slab = self._slabs.get((ptr - self.base) // CHUNK)
+        return slab is not None and ptr not in self.live and ptr not in slab.free
+
     def overlaps(self, ptr: int, nbytes: int) -> bool:
         """Return whether any of the bytes lies in the range, in a live block or not."""
         return ptr < self.end and ptr + nbytes > self.base
 
     def _new_slab(self, step: int, nbytes: int) -> _Slab:
-        count, free = -(-step // CHUNK), self.size - self.used
-        first = self._chunks.find(bytes(count)) if step <= free else -1
-        if first < 0:
-            for slab in [slab for slabs in self._with_room.values() for slab in slabs if len(slab.free) == slab.slots]:
+        count = -(-step // CHUNK)
+        fits = count <= len(self._chunks)
+        free, taken, slabs = bytes(count * fits), b"\1" * (count * fits), self._with_room[step]
+        for dropped in (False, True) if fits else ():
+            while (first := self._chunks.find(free)) >= 0:
+                slab = _Slab(self.base + first * CHUNK, step)
+                changes = prepared(
+                    [
+                        partial(self._chunks.__setitem__, slice(first, first + count), taken),
+                        partial(self._slabs.update, dict.fromkeys(range(first, first + count), slab)),
+                        partial(slabs.__setitem__, slab, None),
+                    ]
+                )
+                if self._chunks[first : first + count] == free:
+                    consume(changes)
+                    return slab
+            for slab in () if dropped else [slab for each in self._with_room.copy().values() for slab in each.copy()]:
                 self._drop(slab)
-            first = self._chunks.find(bytes(count)) if step <= free else -1
-        if first < 0:
-            raise host_error("alloc", "OUT_OF_MEMORY", f"asked for {nbytes} bytes, {free} of {self.size} are free")
-        slab = _Slab(self.base + first * CHUNK, step)
-        self._chunks[first : first + count] = b"\1" * count
-        self._slabs.update(dict.fromkeys(range(first, first + count), slab))
-        self._with_room.setdefault(step, {})[slab] = None
-        return slab
+        left = self.size - self.used
+        raise host_error("alloc", "OUT_OF_MEMORY", f"asked for {nbytes} bytes, {left} of {self.size} are free")
 
     def _drop(self, slab: _Slab) -> None:
-        """Make the chunks of an empty slab free."""
-        first, count = (slab.base - self.base) // CHUNK, -(-slab.step // CHUNK)
-        del self._with_room[slab.step][slab]
-        for index in range(first, first + count):
-            del self._slabs[index]
-        self._chunks[first : first + count] = bytes(count)
-        if slab.step >= DISCARD_AT_ONCE:
-            self.mapping.discard(first * CHUNK, slab.step)
-        else:
-            self._freed += count * CHUNK
+        """Make the chunks of a slab free, if it is empty."""
+        first, count, slabs = (slab.base - self.base) // CHUNK, -(-slab.step // CHUNK), self._with_room[slab.step]
+        changes = prepared(
+            [
+                slab.free.clear,  # for an allocation that has chosen it, and that this call has interrupted
+                *(partial(self._slabs.pop, index) for index in range(first, first + count)),
+                partial(self._chunks.__setitem__, slice(first, first + count), bytes(count)),
+            ]
+        )
+        listed = slab.free[slab.slots - 1 :] and slabs.pop(slab, slab) is None
+        if not listed:  # it is in use again, or was dropped meanwhile
+            return
+        try:
+            if slab.step >= DISCARD_AT_ONCE:
+                self.mapping.discard(first * CHUNK, slab.step)
+            else:
+                self._freed += count * CHUNK
+            consume(changes)
+        except BaseException:
+            if self._slabs.get(first) is slab:
+                slabs[slab] = None
+            raise
         if self._freed >= DISCARD_TOGETHER:
             self._freed = 0
-            for run in re.finditer(rb"\0+", self._chunks):
-                self.mapping.discard(run.start() * CHUNK, len(run[0]) * CHUNK)
+            for run in re.finditer(rb"\0+", bytes(self._chunks)):
+                self._discard(run.start(), run.end())
+
+    def _discard(self, first: int, end: int) -> None:
+        """Give the pages of free chunks back to the operating system; nothing is made of them meanwhile."""
+        free, taken = bytes(end - first), b"\1" * (end - first)
+        claim = prepared([partial(self._chunks.__setitem__, slice(first, end), taken)])
+        if self._chunks[first:end] == free:
+            consume(claim)
+            try:
+                self.mapping.discard(first * CHUNK, len(free) * CHUNK)
+            finally:
+                self._chunks[first:end] = free
 
 
 class _Slab:

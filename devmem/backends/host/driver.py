@@ -26,8 +26,8 @@ from devmem.toolkit.host_functions import this_thread
 from .address_space import AddressSpace, refuse_overlap
 from .error_codes import host_error
 from .page_locks import page_locks
-from .stream_engine import SMALL, StreamEngine
-from .streams import Job, Run, Stream, call_function, copy_rows, fill_words, nothing, read_bytes, read_rows
+from .stream_engine import StreamEngine
+from .streams import Job, Run, Stream, copy_rows, fill_words, nothing, read_bytes, read_rows
 
 _open_drivers: weakref.WeakSet[HostDriver] = weakref.WeakSet()
 
@@ -82,10 +82,16 @@ class HostDriver(ComposedDriver, StridedCopies):
         if thread.key is not self._current.key:
             self._current.refuse("free")
         if ptr:
-            self._space.invalidate("free", ptr, nbytes, kind)
-            # If the wait is interrupted the bytes stay taken: a leak, but no memory that a copy may still write.
-            self._engine.drain()
-            self._space.recycle(ptr, kind)
+            try:
+                self._space.invalidate("free", ptr, nbytes, kind)
+                ended = self._space.ended.copy()
+                self._engine.drain()
+                self._space.recycle(ptr, kind)
+                if ended:
+                    self._space.recycle_ended(ended)
+            except (KeyboardInterrupt, SystemExit):
+                self._space.recycle_later(ptr, kind)
+                raise
 
     def memory_info(self) -> tuple[int, int]:
         self._check("memory_info")
@@ -99,8 +105,12 @@ class HostDriver(ComposedDriver, StridedCopies):
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None:
         on = self._stream(stream, "free_async")
         if ptr:
-            self._space.invalidate("free_async", ptr, nbytes, MemoryKind.DEVICE)
-            self._engine.start(on, 0, self._space.device.recycle, ptr)
+            try:
+                self._space.invalidate("free_async", ptr, nbytes, MemoryKind.DEVICE)
+                self._engine.start(on, 0, self._space.device.recycle, ptr)
+            except (KeyboardInterrupt, SystemExit):
+                self._space.recycle_later(ptr, MemoryKind.DEVICE)
+                raise
 
     # There is no pool: what was freed is never held.
     def pool_cached(self) -> int:
@@ -209,12 +219,12 @@ class HostDriver(ComposedDriver, StridedCopies):
         there, to = _find_peer(dst_ordinal, dst, nbytes)
         here, source = _find_peer(src_ordinal, src, nbytes)
         refuse_overlap("copy_peer", to, nbytes, source, nbytes)
-        if (blocking or nbytes <= SMALL) and engine.run_if_idle(on, nbytes, memmove, to, source, nbytes):
+        if engine.run_if_idle(on, nbytes, memmove, to, source, nbytes):
             if blocking and engine.failures:
                 engine.raise_failure(on)
             return
-        others = [device._engine for device in (there, here) if device is not self]
-        job = engine.enqueue(Job(on, memmove, (to, source, nbytes)), touches=others)
+        others = [device._engine.foreign for device in (there, here) if device is not self]
+        job = engine.enqueue(Job(on, memmove, (to, source, nbytes), touches=others))
         if blocking:
             engine.wait(job)
 
@@ -229,7 +239,7 @@ class HostDriver(ComposedDriver, StridedCopies):
         if engine.failures:
             engine.raise_failure(on)
         # Never on this thread: it may run for as long as it likes.
-        engine.enqueue(Job(on, call_function, (function, places), function=function))
+        engine.enqueue(Job(on, function, (places,), function=function))
 
     def _start_copy(
         self, on: Stream, kind: CopyKind, host: int, span: int, nbytes: int, run: Run, *args: object

@@ -43,21 +43,21 @@ class PageLockTable:
     def __init__(self) -> None:
         self.locks = RangeTable[PageLock]()
         self.windows = RangeTable[Window]()
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()
 
     def add(self, owner: object, ptr: int, nbytes: int, mapped: bool, hidden: bool) -> None:
         """Lock a range of whole pages; ``hidden``: if it is mapped, devices reach it at addresses that the host cannot."""
         if ptr <= 0 or nbytes <= 0 or ptr % mmap.PAGESIZE or nbytes % mmap.PAGESIZE:
             raise host_error("host_register", "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not whole pages")
         with self._changing:
-            if self.locks.overlapping(ptr, ptr + nbytes):
-                why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
-                raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
             lock = PageLock(ptr, ptr + nbytes, owner)
             if mapped:
                 lock.window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
+            if not self.locks.add(lock):
+                why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
+                raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
+            if lock.window is not None:
                 self.windows.add(lock.window)
-            self.locks.add(lock)
 
     def find(self, owner: object, ptr: int, nbytes: int) -> PageLock:
         """Return the lock of exactly this range, by this owner."""
@@ -92,11 +92,12 @@ class PageLockTable:
         return (window.start, window.stop - window.start, window.shift) if window is not None else None
 
     def _remove(self, lock: PageLock) -> None:
-        self.locks.remove(lock.start)
+        # The lock last: if this is interrupted, it can be removed again.
         if lock.window is not None:
             self.windows.remove(lock.window.start)
             if lock.window.mapping is not None:
                 lock.window.mapping.close()
+        self.locks.remove(lock.start)
 
 
 def _reserve(host: int, nbytes: int) -> Window:

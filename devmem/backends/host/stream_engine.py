@@ -3,12 +3,14 @@
 Every stream has a thread, which starts with the first job that cannot run at once. Callers enqueue jobs; the thread runs them
 one after the other, each when the jobs that it comes after are done. So the legacy stream waits for every blocking stream and
 they for it, a stream for an event, and a stream for a hold, which is a job that never runs. A job only ever waits for jobs that
-were enqueued before it: there is no cycle. A job that has nothing to wait for may run on the calling thread instead, which costs
-less than to wake another.
+were enqueued before it: there is no cycle. A small job that has nothing to wait for runs on the calling thread instead, which
+costs less than to wake another.
 
-One lock guards the streams of all devices, as a stream may wait for an event of another device. No thread holds it while it
-waits, nor while it copies more than `SMALL` bytes. A thread that waits for a job takes a *gate* of it under the lock: a lock of
-its own, which opens when the job is done.
+One lock guards the order of the jobs of all devices, as a stream may wait for an event of another device. Callers alone take it.
+A stream's thread takes none, so a job can always be completed, also while a caller that holds the lock waits: in a signal's
+handler, or in a finalizer that the garbage collector runs. Such code may come between any two lines of the caller, calls the
+engine again, and finds it whole; `_publish` sees that something has come between, and looks anew. An interrupt between any two
+lines leaves a job published whole or not at all. How: see `devmem.toolkit.one_step`.
 
 Jobs of the backend do not fail; if one does, the device is lost. Host functions of the user do: what they raise is kept until
 a call waits for their stream, and raised there. When such a wait is interrupted, so are the functions that it waits for, or an
@@ -27,22 +29,28 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 
 from devmem.spi.errors import DevmemWarning
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from devmem.toolkit.host_functions import this_thread
+from devmem.toolkit.one_step import consume, prepared
 
 from .error_codes import host_error
-from .streams import Event, Job, Run, Stream, nothing
+from .streams import Event, Job, Run, Stream
 
-#: Jobs of up to so many bytes run on the calling thread while the lock is held: cheaper than to claim the stream for them.
-SMALL = 64 * 1024
+#: Jobs of up to so many bytes run on the calling thread, which holds the lock. To wake the stream's thread takes about 20 µs, a
+#: copy of so many bytes 30.
+SMALL = 1 << 20
 #: How long the interpreter's exit waits for jobs that are running, in seconds. Jobs that have not begun never do.
 EXIT_WAIT = 1.0
 
 _numbers = itertools.count(1)  # of jobs
 _handles = itertools.count(0x1000)  # of streams, events and holds; no handle is used twice, on any device
-_lock = threading.Lock()
+_newest = [0]  # the number of the job that was published last
+_lock = threading.RLock()
+_events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()  # of all devices
 _engines: weakref.WeakSet[StreamEngine] = weakref.WeakSet()
 
 
@@ -60,8 +68,8 @@ class StreamEngine:
         self.legacy = Stream(self, non_blocking=False)
         self.streams: dict[int, Stream] = {LEGACY_STREAM: self.legacy}  # by handle, until it is destroyed
         self.events: dict[int, Event] = {}
-        self.pending: set[Stream] = set()  # streams with jobs that are not done
-        self.foreign: list[Job] = []  # jobs on streams of other devices that touch memory of this one
+        self.busy: dict[Stream, Job] = {}  # the last job of each stream that may have jobs that are not done
+        self.foreign: set[Job] = set()  # jobs on streams of other devices that touch memory of this one
         self.failures: list[tuple[Stream, int, BaseException]] = []  # what host functions raised: stream, job
         self.at_exit = at_exit
         self._check = check
@@ -79,66 +87,72 @@ class StreamEngine:
 
     def stream_destroy(self, stream: int) -> None:
         self._check("stream_destroy")
-        destroyed = None if stream == LEGACY_STREAM else self.streams.pop(stream, None)
-        if destroyed is None:
-            raise host_error("stream_destroy", "INVALID_HANDLE", f"{stream!r} is not a stream that was created")
-        with self.lock:
-            destroyed.end()
+        try:
+            destroyed = self.streams[0 if stream == LEGACY_STREAM else stream]
+            destroyed.end(partial(self.streams.pop, stream))
+        except KeyError:
+            why = f"{stream!r} is not a stream that was created"
+            raise host_error("stream_destroy", "INVALID_HANDLE", why) from None
 
     def stream_synchronize(self, stream: int) -> None:
-        self.wait(self.stream(stream, "stream_synchronize").last)
+        on = self.stream(stream, "stream_synchronize")
+        self._await(self.busy.get(on))
+        if self.failures:
+            self.raise_failure(on)
 
     def stream_query(self, stream: int) -> bool:
-        return self.stream(stream, "stream_query").last.done
+        last = self.busy.get(self.stream(stream, "stream_query"))
+        return last is None or last.done
 
     def stream_wait(self, stream: int, event: int) -> None:
         on = self.stream(stream, "stream_wait")
-        found = (engine.events.get(event) for engine in [self, *_engines])
-        job = (next(filter(None, found), None) or self.event(event, "stream_wait")).job
-        if job is not None and not job.done:
-            self.enqueue(Job(on, after=[job]))
+        recorded = _events.get(event) or self.event(event, "stream_wait")
+        if recorded.job is not None and not recorded.job.done:
+            self.enqueue(Job(on, after=[recorded.job]))
 
     def event_create(self, timing: bool) -> int:
         self._check("event_create")
         handle = next(_handles)
-        self.events[handle] = Event(timing)
+        _events[handle] = self.events[handle] = Event(timing)
         return handle
 
     def event_destroy(self, event: int) -> None:
         self.event(event, "event_destroy")
         del self.events[event]
+        _events.pop(event, None)
 
     def event_record(self, event: int, stream: int) -> None:
         on, recorded = self.stream(stream, "event_record"), self.event(event, "event_record")
         with self.lock:
             if self.stopping or self.lost:
                 raise self._refusal()
-            last, idle = on.last, not self.pending or self._idle(on)
-        if idle and recorded.timing:
-            recorded.job = Job(on, number=last.number, done=True, seconds=time.perf_counter())
-        else:
-            recorded.job = last if idle else self.enqueue(Job(on))
+            idle = not self.busy or not self._before(on)
+            job, number, seconds = None, _newest[0], time.perf_counter() if recorded.timing else 0.0
+        if not idle:
+            job = self.enqueue(Job(on))
+            number = job.number
+        recorded.stream, recorded.job, recorded.number, recorded.seconds = on, job, number, seconds
 
     def event_query(self, event: int) -> bool:
-        job = self.event(event, "event_query").job
-        return job is None or job.done
+        return self.event(event, "event_query").done
 
     def event_synchronize(self, event: int) -> None:
-        job = self.event(event, "event_synchronize").job
-        if job is not None:
-            self.wait(job)
+        recorded = self.event(event, "event_synchronize")
+        if recorded.stream is not None:
+            self._await(recorded.job)
+            if self.failures:
+                self.raise_failure(recorded.stream, recorded.number)
 
     def event_elapsed(self, start: int, end: int) -> float:
         seconds = []
         for handle in (start, end):
             event = self.event(handle, "event_elapsed")
-            job = event.job
-            if job is None or not event.timing:
+            if event.stream is None or not event.timing:
                 why = f"event {handle} was not recorded, or not for timing"
                 raise host_error("event_elapsed", "INVALID_HANDLE", why)
-            if not job.done:
+            if not event.done:
                 raise host_error("event_elapsed", "NOT_READY", f"event {handle} is not complete")
-            seconds.append(job.seconds)
+            seconds.append(event.seconds if event.job is None else event.job.seconds)
         return 1000.0 * (seconds[1] - seconds[0])
 
     def synchronize(self) -> None:
@@ -149,17 +163,19 @@ class StreamEngine:
     def hold(self, stream: int) -> int:
         on = self.stream(stream, "hold")
         latch, handle = Job(on), next(_handles)
-        self.enqueue(Job(on, after=[latch]))
         self._holds[handle] = latch
+        try:
+            self.enqueue(Job(on, after=[latch]))
+        except BaseException:
+            latch.abandon(partial(self._holds.pop, handle))
+            raise
         return handle
 
     def release(self, hold: int) -> None:
         self._check("release")
-        latch = self._holds.pop(hold, None)
-        if latch is None:
+        latch = self._holds.get(hold)
+        if latch is None or not latch.abandon(partial(self._holds.pop, hold)):
             raise host_error("release", "INVALID_HANDLE", f"{hold!r} is not a hold, or was released")
-        with self.lock:
-            self._finish(latch)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -181,29 +197,18 @@ class StreamEngine:
         return event
 
     def run_if_idle(self, stream: Stream, nbytes: int, run: Run, *args: object) -> bool:
-        """Run a job on this thread if it has nothing to wait for; else do nothing and return False."""
-        job = None
-        try:
-            with self.lock:
-                if self.stopping or self.lost:
-                    raise self._refusal()
-                if self.pending and not self._idle(stream):
-                    return False
-                if nbytes <= SMALL:
-                    run(*args)
-                    return True
-                job = Job(stream, running=True)
-                self._append(job)
+        """Run a small job on this thread if it has nothing to wait for; else do nothing and return False."""
+        with self.lock:
+            if self.stopping or self.lost:
+                raise self._refusal()
+            if nbytes > SMALL or (self.busy and self._before(stream)):
+                return False
             run(*args)
-        finally:
-            if job is not None:
-                with self.lock:
-                    self._finish(job)
-        return True
+            return True
 
     def start(self, stream: Stream, nbytes: int, run: Run, *args: object) -> None:
         """Run a small job on this thread if it has nothing to wait for; else enqueue it."""
-        if nbytes > SMALL or not self.run_if_idle(stream, nbytes, run, *args):
+        if not self.run_if_idle(stream, nbytes, run, *args):
             self.enqueue(Job(stream, run, args))
 
     def run_and_wait(self, stream: Stream, nbytes: int, run: Run, *args: object) -> None:
@@ -217,34 +222,24 @@ class StreamEngine:
             if self.failures:  # of a function that was still running a moment ago
                 self.raise_failure(stream)
             return
-        job = self.enqueue(Job(stream, run, args))
+        job = Job(stream, run, args)
         try:
-            self._await(job)
+            self._await(self.enqueue(job))
         except BaseException:
-            with self.lock:
-                if not job.running:
-                    job.run, job.args = nothing, ()
-            if job.running and not self.stopping:
+            if not job.withdraw() and job.running and not self.stopping:
                 self._await(job)
             raise
         if self.failures:
             self.raise_failure(stream, job.number)
 
-    def enqueue(self, job: Job, touches: Iterable[StreamEngine] = ()) -> Job:
-        """Give a job to the thread of its stream, and return it.
-
-        ``touches``: engines of other devices whose memory it uses, and which wait for it where they wait for all of their jobs.
-        """
-        stream = job.stream
+    def enqueue(self, job: Job) -> Job:
+        """Give a job to the thread of its stream, and return it."""
         with self.lock:
             if self.stopping or self.lost:
                 raise self._refusal()
-            if not stream.has_thread:
-                self._start_thread(stream)
-            self._append(job)
-            stream.queue.put(job)
-            for engine in touches:
-                engine.foreign.append(job)
+            if job.stream.thread is None:
+                self._start_thread(job.stream)
+            self._publish(job)
         return job
 
     def wait(self, job: Job) -> None:
@@ -255,11 +250,8 @@ class StreamEngine:
 
     def drain(self) -> None:
         """Wait until every job enqueued before is done, on every stream. Raises no error of a host function."""
-        if self.pending or self.foreign:
-            with self.lock:
-                self.foreign = [job for job in self.foreign if not job.done]
-                jobs = [stream.last for stream in self.pending] + self.foreign
-            for job in jobs:
+        if self.busy or self.foreign:
+            for job in (*self.busy.copy().values(), *self.foreign.copy()):
                 self._await(job)
 
     # -- host functions ----------------------------------------------------------------------------------------------
@@ -269,18 +261,18 @@ class StreamEngine:
 
         A wait for the legacy stream is a wait for the blocking streams, and raises their errors.
         """
-        with self.lock:
-            for at, (on, failed, _) in enumerate(self.failures):
-                every_job = stream is None or (stream is self.legacy and not on.non_blocking)
-                if every_job or (on is stream and failed <= number):
-                    error = self.failures.pop(at)[2]
-                    break
-            else:
-                return
-        try:
-            raise error
-        finally:
-            del error  # or its traceback and this frame would keep each other, and the caller, alive
+        for failure in self.failures.copy():
+            on, failed, error = failure
+            every_job = stream is None or (stream is self.legacy and not on.non_blocking)
+            if every_job or (on is stream and failed <= number):
+                try:
+                    self.failures.remove(failure)
+                except ValueError:  # another thread raises it
+                    continue
+                try:
+                    raise error
+                finally:
+                    del failure, error  # or its traceback and this frame would keep each other, and the caller, alive
 
     def warn_of_failures(self) -> None:
         """Give as warnings the errors that no call can raise any more."""
@@ -294,8 +286,7 @@ class StreamEngine:
 
         Those that have not begun come first, as they would begin when the one before them ends.
         """
-        with self.lock:
-            functions = [each.function for each in sorted(_unfinished([job]), key=attrgetter("running"))]
+        functions = [each.function for each in sorted(_unfinished([job]), key=attrgetter("running"))]
         for function in functions:
             end = getattr(function, "interrupt", None)
             if end is not None and (note := end()):
@@ -306,47 +297,53 @@ class StreamEngine:
     def stop(self) -> None:
         """Begin no more jobs, wait for those that are running, and abandon the rest: no other device waits for them."""
         self.stopping = True
-        self.wait_for_running()
-        with self.lock:
-            for job in _unfinished([*self._holds.values(), *(stream.last for stream in self.pending)]):
-                if job.stream.engine is self:
-                    self._finish(job, abandoned=True)
-            for stream in (*self.streams.values(), *self._per_thread.values()):
-                stream.end()
+        with self.lock:  # no caller is about to enqueue a job
+            jobs = self._unfinished()
+        for job in jobs:
+            if not job.abandon():
+                job.wait()
+        for stream in (*self.streams.copy().values(), *self._per_thread.copy().values()):
+            stream.end()
         _engines.discard(self)
 
-    def wait_for_running(self, deadline: float = math.inf) -> bool:
+    def wait_for_running(self, deadline: float) -> bool:
         """Wait for the jobs that are running; return False if one still is at the deadline."""
-        with self.lock:
-            jobs = [job for job in _unfinished(stream.last for stream in self.pending) if job.stream.engine is self]
-        return all(self._reach(job, True, deadline) for job in jobs if job.running)
+        for job in self._unfinished():
+            if job.running:
+                if not job.gate.acquire(timeout=max(deadline - time.monotonic(), 0)):
+                    return False
+                job.gate.release()
+        return True
 
-    def _idle(self, stream: Stream) -> bool:
-        """Return whether a job of the stream would have nothing to wait for; the lock is held."""
-        if stream is self.legacy:
-            return all(other.non_blocking for other in self.pending)
-        return stream.last.done and (stream.non_blocking or self.legacy.last.done)
+    def _unfinished(self) -> list[Job]:
+        jobs = _unfinished([*self._holds.copy().values(), *self.busy.copy().values()])
+        return [job for job in jobs if job.stream.engine is self]
 
-    def _append(self, job: Job) -> None:
-        """Make the job the last of its stream; the lock is held."""
-        stream = job.stream
+    def _before(self, stream: Stream) -> list[Job]:
+        """Return the jobs that are not done and that a job of the stream, enqueued now, comes after."""
         if stream is self.legacy:
-            before = [other.last for other in self.pending if not other.non_blocking]
+            before = [job for on, job in self.busy.copy().items() if not on.non_blocking]
         else:
-            before = [stream.last] if stream.non_blocking else [stream.last, self.legacy.last]
-        job.after = [*job.after, *before]
-        job.number = next(_numbers)
-        self.pending.add(stream)
-        stream.last = job
+            streams = (stream,) if stream.non_blocking else (stream, self.legacy)
+            before = [job for on in streams if (job := self.busy.get(on)) is not None]
+        return [job for job in before if not job.done]
 
-    def _finish(self, job: Job, abandoned: bool = False) -> None:
-        """Note that the job is done, and let go of all that it refers to; the lock is held."""
-        job.done, job.abandoned, job.seconds = True, abandoned, time.perf_counter()
-        job.run, job.args, job.after, job.function = nothing, (), (), None
-        if job.stream.last is job:
-            self.pending.discard(job.stream)
-        for gate in job.gates:
-            gate.release()
+    def _publish(self, job: Job) -> None:
+        """Make the job the last of its stream; the lock is held."""
+        stream, first = job.stream, job.after
+        while True:
+            newest, job.number = _newest[0], next(_numbers)
+            job.after = [*first, *self._before(stream)]
+            changes = prepared(
+                [
+                    partial(_newest.__setitem__, 0, job.number),
+                    partial(self.busy.__setitem__, stream, job),
+                    partial(stream.queue.put, job),
+                    *(partial(jobs.add, job) for jobs in job.touches),
+                ]
+            )
+            if _newest[0] == newest:
+                return consume(changes)
 
     def _refusal(self) -> BaseException:
         if self.lost:
@@ -357,25 +354,18 @@ class StreamEngine:
 
     # -- waiting, and the streams' threads ---------------------------------------------------------------------------
 
-    def _await(self, job: Job) -> None:
+    def _await(self, job: Job | None) -> None:
         """Wait until a job is done; raise if it never will be."""
+        if job is not None and not job.done and not self.stopping:
+            try:
+                job.wait()
+            except BaseException as error:
+                self.interrupt(job, error)
+                raise
         # An abandoned job is done for the streams of other devices, but not for a caller of this one.
-        if not self._reach(job) or self.lost or (job.abandoned and job.stream.engine is self):
+        abandoned = job is not None and (not job.done or (job.abandoned and job.stream.engine is self))
+        if abandoned or self.lost:
             raise self._refusal()
-
-    def _reach(self, job: Job, stopping_too: bool = False, deadline: float = math.inf) -> bool:
-        """Wait until a job is done; False at the deadline, or at once if the engine is stopping."""
-        try:
-            with self.lock:
-                if job.done:
-                    return True
-                if self.stopping and not stopping_too:
-                    return False
-                gate = job.gate()
-            return gate.acquire(timeout=-1 if deadline == math.inf else max(deadline - time.monotonic(), 0))
-        except BaseException as error:
-            self.interrupt(job, error)
-            raise
 
     def _start_thread(self, stream: Stream) -> None:
         thread = threading.Thread(target=self._work, args=(stream,), name="devmem-host-stream", daemon=True)
@@ -383,37 +373,49 @@ class StreamEngine:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
             raise host_error("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
-        stream.has_thread = True
+        if stream.thread is None:
+            stream.thread = thread
 
     def _work(self, stream: Stream) -> None:
+        this_thread.runs_host_function = True
+        if stream.thread is None:
+            stream.thread = threading.current_thread()
         while (job := stream.queue.get()) is not None:
-            for earlier in job.after:
-                self._reach(earlier, stopping_too=True)
-            with self.lock:
-                if self.stopping or job.done:
-                    continue
-                job.running = True
-            try:
-                job.run(*job.args)
-            except BaseException as error:  # no caller on this thread: the next call that waits raises it
-                if job.function is None:
-                    self.lost = repr(error)
-                else:
-                    self.failures.append((stream, job.number, error))
-            finally:
-                with self.lock:
-                    self._finish(job)
+            self._run(job)
+            del job
+
+    def _run(self, job: Job) -> None:
+        for earlier in job.after:
+            earlier.wait()
+        try:
+            run = None if self.stopping else job.work.pop()
+        except IndexError:  # abandoned
+            run = None
+        if run is None:
+            return
+        try:
+            run()
+        except BaseException as error:  # no caller on this thread: the next call that waits raises it
+            if job.function is None:
+                self.lost = repr(error)
+            else:
+                self.failures.append((job.stream, job.number, error))
+        # No call stands between the question and the deletion, so no caller publishes a job between them.
+        if job.stream in self.busy and self.busy[job.stream] is job:
+            del self.busy[job.stream]
+        job.complete()
 
     def _add_thread(self, thread: threading.Thread) -> Stream:
         """Make the per-thread stream of a thread, and end those of threads that have ended."""
-        with self.lock:
-            for ended in [each for each in self._per_thread if not each.is_alive()]:
-                self._per_thread.pop(ended).end()
-            return self._per_thread.setdefault(thread, Stream(self, non_blocking=False))
+        for ended, stream in self._per_thread.copy().items():
+            if not ended.is_alive():
+                self._per_thread.pop(ended, None)
+                stream.end()
+        return self._per_thread.setdefault(thread, Stream(self, non_blocking=False))
 
 
 def _unfinished(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs that are not done among these and all that they come after; the engine's lock is held."""
+    """Return the jobs that are not done among these and all that they come after."""
     found: dict[Job, None] = {}
     left = list(jobs)
     while left:
@@ -441,7 +443,7 @@ def _stop_at_exit() -> None:
 def _forget_parent() -> None:
     """In the child of a fork no stream has a thread, and one may have held the lock: let the parent's engines refuse."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     for engine in list(_engines):
         engine.lock = _lock
         engine.stopping = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from ctypes import memmove, string_at
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from devmem.toolkit.host_functions import this_thread
+from devmem.toolkit.one_step import in_one_step
 
 Run = Callable[..., object]
 #: The address of the first row, the bytes from one row to the next, and from one slice of rows to the next.
@@ -31,59 +32,98 @@ def nothing() -> None:
 
 
 class Stream:
-    """Jobs that run one after the other. Those that its thread runs come through ``queue``, where None ends the thread."""
+    """Jobs that its thread runs one after the other. They come through ``queue``, where None ends the thread."""
 
-    __slots__ = ("engine", "has_thread", "last", "non_blocking", "queue")
+    __slots__ = ("engine", "non_blocking", "queue", "thread")
 
     def __init__(self, engine: object, non_blocking: bool) -> None:
         self.engine = engine
         self.non_blocking = non_blocking
         self.queue: SimpleQueue[Job | None] = SimpleQueue()
-        self.has_thread = False
-        self.last = Job(self, done=True)  # the job that was enqueued last
+        self.thread: threading.Thread | None = None
 
-    def end(self) -> None:
-        """Let the thread end after the jobs that are enqueued, with the engine's lock held."""
-        self.has_thread = False
-        self.queue.put(None)
+    def end(self, *also: Run) -> None:
+        """Let the thread end after the jobs that are enqueued, and make the other calls with it."""
+        last = () if self.thread is None else (partial(setattr, self, "thread", None), partial(self.queue.put, None))
+        in_one_step(*also, *last)
 
 
-@dataclass(slots=True, eq=False)
 class Job:
     """Something to run on a stream once the jobs in ``after`` are done.
 
-    ``function`` is the host function that it calls, if any. An ``abandoned`` job is done, but never ran.
+    ``function`` is the host function that it calls, if any. ``touches`` are the ``foreign`` jobs of other devices whose memory it
+    uses; it is one of them until it is done. ``work`` holds what is to run until a thread takes it out, and only that thread
+    completes the job. An ``abandoned`` job is done, but never ran. ``gate`` is locked until the job is done: a wait passes it.
     """
 
-    stream: Stream
-    run: Run = nothing
-    args: Sequence[object] = ()
-    after: Sequence[Job] = ()
-    function: object = None
-    number: int = 0  # jobs of one stream run in the order of their numbers
-    running: bool = False
-    done: bool = False
-    abandoned: bool = False
-    seconds: float = 0.0  # when it was done
-    gates: tuple[threading.Lock, ...] = ()
+    __slots__ = ("abandoned", "after", "done", "function", "gate", "number", "seconds", "stream", "touches", "work")
 
-    def gate(self) -> threading.Lock:
-        """Return a lock that opens when the job is done. Call it with the engine's lock held; acquire the gate after that.
+    def __init__(
+        self,
+        stream: Stream,
+        run: Run = nothing,
+        args: Sequence[object] = (),
+        after: Sequence[Job] = (),
+        function: object = None,
+        touches: Sequence[set[Job]] = (),
+    ) -> None:
+        self.stream, self.after, self.function, self.touches = stream, after, function, touches
+        self.work: list[Run] = [partial(run, *args)]
+        self.number = 0  # jobs of one stream run in the order of their numbers
+        self.done = self.abandoned = False
+        self.seconds = 0.0  # when it was done
+        self.gate = threading.Lock()
+        self.gate.acquire()
 
-        Not a `threading.Condition`: a wait for one that Ctrl-C interrupts can return without its lock.
-        """
-        gate = threading.Lock()
-        gate.acquire()
-        self.gates = *self.gates, gate
-        return gate
+    @property
+    def running(self) -> bool:
+        """Whether a thread has taken the work, and is not done with it."""
+        return not self.work and not self.done
+
+    def wait(self) -> None:
+        """Wait until the job is done."""
+        with self.gate:
+            pass
+
+    def withdraw(self) -> bool:
+        """Let the job only keep its place in the order. False if its work has begun."""
+        try:
+            self.work[0] = nothing
+        except IndexError:
+            return False
+        return True
+
+    def abandon(self, *also: Run) -> bool:
+        """End the job before it begins, and make the other calls with it. False, and no call, if its work has begun."""
+        try:
+            in_one_step(self.work.pop, *also, partial(setattr, self, "abandoned", True), *self._completion())
+        except IndexError:
+            return False
+        return True
+
+    def complete(self) -> None:
+        """End the job, whose work has run."""
+        self.after, self.function, self.seconds = (), None, time.perf_counter()
+        in_one_step(*self._completion())
+
+    def _completion(self) -> tuple[Run, ...]:
+        let_go = (partial(jobs.discard, self) for jobs in self.touches)
+        return partial(setattr, self, "done", True), *let_go, self.gate.release
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Event:
-    """The job after which it was recorded last."""
+    """What was enqueued last on a stream when the event was recorded: a job, or None if all jobs of the stream were done."""
 
     timing: bool
+    stream: Stream | None = None
     job: Job | None = None
+    number: int = 0  # of the job, or the highest number of the moment
+    seconds: float = 0.0  # when it was recorded, if no job was left
+
+    @property
+    def done(self) -> bool:
+        return self.job is None or self.job.done
 
 
 def copy_rows(to: Rows, source: Rows, shape: Shape) -> None:
@@ -97,12 +137,6 @@ def fill_words(ptr: int, value: int, width: int, count: int) -> None:
     nbytes = width * count
     for at in range(0, nbytes, len(words)):
         memmove(ptr + at, words, min(len(words), nbytes - at))
-
-
-def call_function(function: Callable[[Sequence[int]], None], places: Sequence[int]) -> None:
-    """Call a host function, and mark the thread meanwhile."""
-    with this_thread.running_host_function():
-        function(places)
 
 
 def read_bytes(to: int, source: int, nbytes: int) -> Run:

@@ -492,14 +492,14 @@ def test_close_frees_those_who_wait(driver, monkeypatch):
     driver.hold(LEGACY_STREAM)
     errors = []
     waiting = threading.Event()
-    original = Job.gate
+    original = Job.wait
 
-    def gate(job):
+    def wait_for(job):
         if threading.current_thread().name != "devmem-host-stream":
-            waiting.set()  # the lock is held: close() can only take it once the wait has begun
-        return original(job)
+            waiting.set()
+        original(job)
 
-    monkeypatch.setattr(Job, "gate", gate)
+    monkeypatch.setattr(Job, "wait", wait_for)
 
     def wait():
         try:

@@ -1,0 +1,275 @@
+"""An interrupt, a signal's handler or a finalizer at any point of the host backend: nothing hangs, and nothing is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import functools
+import gc
+import itertools
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from devmem.backends.host import stream_engine
+from devmem.backends.host.hooks import HostBackend
+from devmem.backends.host.page_locks import page_locks
+from devmem.spi.types import LEGACY_STREAM, CopyKind, MemoryKind
+from devmem.toolkit import one_step, ranges
+
+HOST = Path(stream_engine.__file__).parent
+FILES = {str(path) for path in HOST.glob("*.py")} | {one_step.__file__, ranges.__file__}
+BEFORE_A_POINT = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX"}
+N = 4096
+SMALL, LARGE = 8192, 12288
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    monkeypatch.setattr(stream_engine, "SMALL", SMALL)
+    backend = HostBackend()
+    backend.configure({"strict": True, "devices": 1})
+    driver = backend.open(0)
+    yield driver
+    driver.close()
+
+
+@functools.cache
+def points(code: CodeType) -> frozenset[int]:
+    """Offsets before which Python may run a handler: behind calls, where a function begins, and where a loop goes round."""
+    instructions = list(dis.get_instructions(code))
+    behind = {after.offset for each, after in itertools.pairwise(instructions) if each.opname in BEFORE_A_POINT}
+    return frozenset(behind | {each.offset for each in instructions if each.opname.startswith("JUMP_BACKWARD")})
+
+
+class AtPoint:
+    """Does something once, at the n-th point of the host backend that the block comes by on this thread."""
+
+    def __init__(self, number: int, action: Any) -> None:
+        self.left, self.action = number, action
+
+    def __enter__(self) -> AtPoint:
+        self.before = sys.gettrace()
+        sys.settrace(self.at_call)
+        return self
+
+    def at_call(self, frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename not in FILES:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self.at_opcode
+
+    def at_opcode(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "opcode" and frame.f_lasti in points(frame.f_code):
+            self.left -= 1
+            if self.left == 0:
+                self.action()
+        return self.at_opcode
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        sys.settrace(self.before)
+        return kind is KeyboardInterrupt
+
+
+class World:
+    """Memory of each kind, and streams: one at rest, one that is held, so that jobs come after one that has not run."""
+
+    def __init__(self, driver: Any) -> None:
+        driver.enter()
+        self.driver = driver
+        self.stream, self.busy = driver.stream_create(0, True), driver.stream_create(0, False)
+        self.event = driver.event_create(False)
+        self.here = driver.alloc(LARGE, self.stream)
+        self.there = driver.alloc(LARGE, self.stream)
+        self.pinned = driver.alloc(N, self.stream, MemoryKind.PINNED)
+        self.host = ctypes.create_string_buffer(LARGE)
+        self.address = ctypes.addressof(self.host)
+        self.pages = ctypes.create_string_buffer(3 * 4096)
+        self.page = -(-ctypes.addressof(self.pages) // 4096) * 4096
+
+    def behind_a_hold(self, work: Any) -> None:
+        """Do something on a stream that is held; by the end it is not."""
+        held = self.driver.hold(self.busy)
+        try:
+            work()
+        finally:
+            self.driver.release(held)
+
+    def check(self) -> None:
+        """Everything comes to rest, and does what it did before."""
+        driver = self.driver
+        driver.synchronize()
+        for stream in (self.stream, self.busy, LEGACY_STREAM):
+            driver.fill(self.here, 7, 1, LARGE, stream)
+            driver.copy(self.there, self.here, LARGE, CopyKind.D2D, stream, blocking=False)
+            driver.copy(self.address, self.there, LARGE, CopyKind.D2H, stream, blocking=True)
+            assert self.host.raw == b"\7" * LARGE
+            driver.fill(self.there, 0, 1, LARGE, stream)
+            driver.synchronize()
+        driver.event_record(self.event, self.busy)
+        driver.event_synchronize(self.event)
+        driver.free(driver.alloc(N, self.stream), N, self.stream)
+        driver.synchronize()
+
+
+def upload(world: World) -> None:
+    world.driver.copy(world.here, world.address, N, CopyKind.H2D, world.stream, blocking=True)
+
+
+def large_download(world: World) -> None:
+    world.driver.copy(world.address, world.here, LARGE, CopyKind.D2H, world.stream, blocking=True)
+
+
+def enqueue(world: World) -> None:
+    world.driver.copy(world.here, world.pinned, N, CopyKind.H2D, world.stream, blocking=False)
+    world.driver.stream_synchronize(world.stream)
+
+
+def rows(world: World) -> None:
+    places = (world.here, 64, 8), (world.address, 32, 8), (32, 8, 1)
+    world.driver.copy_slices("copy_2d", *places, CopyKind.H2D, world.busy, True)
+
+
+def fill(world: World) -> None:
+    world.driver.fill(world.there, 3, 1, LARGE, LEGACY_STREAM)
+
+
+def behind_a_hold(world: World) -> None:
+    def work() -> None:
+        world.driver.fill(world.there, 3, 1, N, world.busy)
+        world.driver.event_record(world.event, world.busy)
+        world.driver.stream_wait(world.stream, world.event)
+        world.driver.copy(world.there, world.address, N, CopyKind.H2D, LEGACY_STREAM, blocking=False)
+
+    world.behind_a_hold(work)
+
+
+def allocate(world: World) -> None:
+    for nbytes in (N, 3 << 20, 64 << 20):
+        world.driver.free(world.driver.alloc(nbytes, world.stream), nbytes, world.stream)
+
+
+def stream_ordered(world: World) -> None:
+    ptr = world.driver.alloc_async(N, world.stream)
+    world.driver.free_async(ptr, N, world.stream)
+
+
+def streams(world: World) -> None:
+    made = world.driver.stream_create(0, False)
+    world.driver.copy(world.here, world.pinned, N, CopyKind.H2D, made, blocking=False)
+    world.driver.stream_destroy(made)
+
+
+def events(world: World) -> None:
+    made = world.driver.event_create(True)
+    world.driver.event_record(made, world.stream)
+    world.driver.event_destroy(made)
+
+
+def register(world: World) -> None:
+    world.driver.host_register(world.page, 4096, True)
+    world.driver.host_unregister(world.page, 4096)
+
+
+def synchronize(world: World) -> None:
+    world.driver.synchronize()
+
+
+VERBS = [
+    upload,
+    large_download,
+    enqueue,
+    rows,
+    fill,
+    behind_a_hold,
+    allocate,
+    stream_ordered,
+    streams,
+    events,
+    register,
+    synchronize,
+]
+HANDLERS = [enqueue, large_download, behind_a_hold, allocate]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_nothing_hangs_or_is_lost_behind_an_interrupt(driver, verb):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    world = World(driver)
+    verb(world)
+    chunks = sum(driver._space.device._chunks)
+    for point in range(1, 3000):
+        with AtPoint(point, interrupt) as at:
+            verb(world)
+        for held in list(driver._engine._holds):  # the caller of hold() was interrupted before it had the handle
+            driver.release(held)
+        world.check()
+        for lock in page_locks.locks.overlapping(world.page, world.page + 1):
+            driver.host_unregister(lock.start, lock.stop - lock.start)
+        if at.left > 0:
+            break
+    assert point > 3
+    for space in (driver._space.device, driver._space.host):
+        # What was allocated is lost where the caller was interrupted before it had the address; no more is.
+        assert space.used == sum(slab_bytes(space, ptr) for ptr in space.live)
+    verb(world)
+    assert sum(driver._space.device._chunks) <= chunks + 200
+
+
+def slab_bytes(space: Any, ptr: int) -> int:
+    return space._slabs[(ptr - space.base) // (1 << 20)].step
+
+
+@pytest.mark.parametrize(
+    ("verb", "inner"),
+    # To free memory waits for all streams: that never ends while the interrupted code holds one.
+    [each for each in itertools.product(VERBS, HANDLERS) if each != (behind_a_hold, allocate)],
+)
+def test_a_handler_may_call_at_any_point(driver, verb, inner):
+    world, called = World(driver), []
+    other = World(driver)
+
+    def handler() -> None:
+        sys.settrace(None)
+        inner(other)
+        called.append(True)
+
+    for point in range(1, 3000):
+        with AtPoint(point, handler) as at:
+            verb(world)
+        world.check()
+        other.check()
+        if at.left > 0:
+            break
+    assert len(called) == point - 1 > 3
+    driver.synchronize()
+
+
+def test_a_finalizer_may_copy_at_any_point(driver):
+    """As the garbage collector runs it: from within whatever makes an object."""
+    world, other, ran = World(driver), World(driver), []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            enqueue(other)
+            ran.append(True)
+
+    def collect() -> None:
+        Cycle()
+        gc.collect(0)
+
+    for point in range(1, 300):
+        with AtPoint(point, collect) as at:
+            enqueue(world)
+        world.check()
+        if at.left > 0:
+            break
+    assert len(ran) == point - 1
