@@ -99,7 +99,7 @@ class Shim:
         self.backend = backend
         self.path = toolchain.shared_library("torch_shim.so", [SHIM], SHIM_FLAGS)
         self._lent: dict[int, LentBlocks] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Kept for the life of the process, as the C library keeps their addresses.
         self._callbacks = ALLOCATE(self._allocate), FREE(self._free)
         self._library = ctypes.CDLL(str(self.path))
@@ -111,7 +111,7 @@ class Shim:
         """The blocks of one device that are lent to PyTorch."""
         with self._lock:
             if ordinal not in self._lent:
-                self._lent[ordinal] = LentBlocks(device_of(f"{self.backend}:{ordinal}"))
+                self._lent.setdefault(ordinal, LentBlocks(device_of(f"{self.backend}:{ordinal}")))
             return self._lent[ordinal]
 
     def _allocate(self, nbytes: int, ordinal: int, stream: int | None) -> int:
@@ -127,7 +127,7 @@ class Shim:
 
 
 _shim: Shim | None = None
-_shim_lock = threading.Lock()
+_shim_lock = threading.RLock()
 
 
 def pluggable_allocator(device: Any = None) -> Any:

@@ -54,7 +54,7 @@ class FailurePlan:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.injected: list[str] = []  #: names of the methods that failed since `fail_at`, in order
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._count = 0
         self._nth = 0
         self._method: str | None = None
@@ -151,7 +151,7 @@ class FaultyDriver(Injectable):
         self.faults = FailurePlan() if faults is None else faults
         self.mistakes: list[str] = []
         self._info = inner.info if backend is None else dataclasses.replace(inner.info, backend=backend)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._blocks: dict[int, tuple[int, MemoryKind]] = {}
         self._registered: dict[int, int] = {}
         self._streams: set[int] = set()

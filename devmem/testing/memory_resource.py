@@ -32,7 +32,7 @@ class Upstream:
         self.mistakes: list[str] = []
         self.full = False
         self._driver: Driver | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def bind(self, driver: Driver) -> None:
         self.bound += 1

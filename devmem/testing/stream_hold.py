@@ -39,7 +39,7 @@ class StreamHold:
         self._tolerant = tolerant
         self._held: int | None = None
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._timer = threading.Timer(patience, self._expire)
         self._timer.daemon = True
 

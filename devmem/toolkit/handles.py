@@ -45,7 +45,7 @@ class Handles(dict[int, H], Generic[H]):
         self._make, self._refuse, self._what, self._foreign = make, refuse, what, foreign
         self._defaults = frozenset(self)
         self._destroyed: dict[int, None] = {}  # in the order of destruction: older addresses are in use again
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __missing__(self, handle: int) -> H:
         if not self._foreign or handle in self._destroyed:
@@ -71,7 +71,7 @@ class Handles(dict[int, H], Generic[H]):
             if self._foreign:
                 self._destroyed[handle] = None  # first: a lookup on another thread finds it in one of the two
                 if len(self._destroyed) > REMEMBERED:
-                    del self._destroyed[next(iter(self._destroyed))]
+                    self._destroyed.pop(next(iter(self._destroyed.copy())), None)
             return self.pop(handle)
 
     def live(self) -> list[int]:

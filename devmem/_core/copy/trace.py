@@ -21,7 +21,7 @@ from ...spi.errors import ConfigError, DevmemWarning
 if TYPE_CHECKING:
     from pathlib import Path
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _open: TraceFile | None = None
 _forked = False
 
@@ -139,7 +139,7 @@ def _lock_file(fd: int) -> bool:
 def _after_fork_in_child() -> None:
     """Leave the file to the parent."""
     global _open, _forked, _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if _open is not None:
         _forked = True
         _open.close()

@@ -34,7 +34,7 @@ class Kernels(ModuleLoader):
         )
         #: The most dynamic shared memory that the driver was told of, for each function.
         self._shared: dict[int, int] = {}
-        self._shared_lock = threading.Lock()
+        self._shared_lock = threading.RLock()
 
     def unload(self, function: int) -> None:
         self._shared.pop(function, None)

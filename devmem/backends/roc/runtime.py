@@ -34,7 +34,7 @@ _INSTALL = {"rocm": UPGRADE, "hip": "pip install 'hip-python>=7,<8'"}
 #: Kept also where it was of no use: it cannot be unloaded, and would be found as one that another library has loaded.
 _libraries: dict[str, Library] = {}
 _found: dict[tuple[str, str], Runtime] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 #: Whether a parent of this process had called the runtime when it forked: AMD calls the state that is left undefined.
 _inherited = False
 
@@ -211,7 +211,7 @@ def _through(name: str, library: Library, passed_over: str) -> Runtime:
 
 def _after_fork_in_child() -> None:
     global _lock, _inherited
-    _lock, _inherited = threading.Lock(), bool(_found)
+    _lock, _inherited = threading.RLock(), bool(_found)
 
 
 if hasattr(os, "register_at_fork"):

@@ -49,7 +49,7 @@ class Sides:
         self._gpu = gpu
         self._valid = {where for where, side in ((Where.HOST, host), (Where.GPU, gpu)) if side is not None}
         self._version = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def valid(self, where: Where) -> bool:
         """Whether a side is up to date as it is."""

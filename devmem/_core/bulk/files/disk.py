@@ -31,7 +31,7 @@ class OpenFile:
     def __init__(self, raw: FileIO, path: str) -> None:
         self.raw = raw
         self.path = path
-        self._seeking = threading.Lock()
+        self._seeking = threading.RLock()
 
     def size(self) -> int:
         """Bytes of the file; of what is no regular file nothing is known, and it counts as large as can be."""

@@ -125,7 +125,7 @@ class _Job:
         self._steps = deque(steps)
         #: Workers that are at work; the lock is for them alone.
         self._working = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         #: A token of each worker that has stopped.
         self._stopped: SimpleQueue[None] = SimpleQueue()
 

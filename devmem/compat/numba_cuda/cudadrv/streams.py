@@ -27,7 +27,7 @@ _record, _synchronize = devmem.Event.record, devmem.Event.synchronize
 INVALID_HANDLE = 400
 #: The pending callbacks of each stream.
 _callbacks: weakref.WeakKeyDictionary[Stream, deque[Callable[[], None]]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class Stream(devmem.Stream):

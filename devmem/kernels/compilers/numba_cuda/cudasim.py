@@ -12,7 +12,7 @@ from numba.cuda.simulator.kernelapi import FakeCUDAModule
 
 from ...work_items import Dim3, WorkItem, this_thread
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class SimulatedThread:
@@ -52,7 +52,7 @@ class SimulatedThread:
         with _lock:
             arrays = self.launch.shared._allocations
             if place not in arrays:
-                arrays[place] = np.empty(shape, dtype)
+                arrays.setdefault(place, np.empty(shape, dtype))
             return arrays[place]
 
     def local_array(self, shape: Any, dtype: Any) -> Any:

@@ -21,7 +21,7 @@ _COMPARED: dict[Any, frozenset[Any]] = dict.fromkeys(_LIMITS, INTEGRAL)
 _COMBINED = _COMPARED | dict.fromkeys((np.float32, np.float64), REAL)
 
 # Around every atomic operation of every launch: two streams may work on the same array.
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def converted(operation: str, array: object, dtype: np.dtype[Any], operands: tuple[Any, ...]) -> tuple[Any, ...]:

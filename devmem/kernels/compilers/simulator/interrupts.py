@@ -28,7 +28,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.requested = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._running: set[int] = set()
 
     def run_interruptible(self, run: Callable[..., object], *args: object) -> None:

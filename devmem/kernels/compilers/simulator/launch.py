@@ -43,7 +43,7 @@ class SimulatedLaunch(LaunchParameters):
         self._order: Sequence[int] = range(math.prod(grid))
         if simulation.shuffle is not None:
             self._order = random.Random(simulation.shuffle).sample(self._order, len(self._order))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._next = 0
         self._failures: dict[int, BaseException] = {}
         self._interrupts = Interrupts()
