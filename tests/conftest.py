@@ -2,12 +2,14 @@
 
 import gc
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -109,6 +111,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def pytest_runtest_teardown() -> None:
     assert sys.exc_info()[1] is None, "the test has left an exception behind: mark it with own_thread"
+
+
+@pytest.fixture
+def at_point() -> Callable[..., Any]:
+    """``with at_point(number, watched):`` interrupts the block at one point; a third argument is called there instead."""
+    name = "devmem_tests_interrupts"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "helpers" / "interrupts.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    helper = sys.modules[name]
+    return lambda number, watched, action=helper.interrupt: helper.AtPoint(number, action, watched)
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import dis
-import functools
 import gc
 import itertools
 import sys
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -22,7 +20,6 @@ from devmem.toolkit import one_step, ranges
 
 HOST = Path(stream_engine.__file__).parent
 FILES = {str(path) for path in HOST.glob("*.py")} | {one_step.__file__, ranges.__file__}
-BEFORE_A_POINT = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX"}
 N = 4096
 SMALL, LARGE = 8192, 12288
 
@@ -37,41 +34,9 @@ def driver(monkeypatch):
     driver.close()
 
 
-@functools.cache
-def points(code: CodeType) -> frozenset[int]:
-    """Offsets before which Python may run a handler: behind calls, where a function begins, and where a loop goes round."""
-    instructions = list(dis.get_instructions(code))
-    behind = {after.offset for each, after in itertools.pairwise(instructions) if each.opname in BEFORE_A_POINT}
-    return frozenset(behind | {each.offset for each in instructions if each.opname.startswith("JUMP_BACKWARD")})
-
-
-class AtPoint:
-    """Does something once, at the n-th point of the host backend that the block comes by on this thread."""
-
-    def __init__(self, number: int, action: Any) -> None:
-        self.left, self.action = number, action
-
-    def __enter__(self) -> AtPoint:
-        self.before = sys.gettrace()
-        sys.settrace(self.at_call)
-        return self
-
-    def at_call(self, frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename not in FILES:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self.at_opcode
-
-    def at_opcode(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "opcode" and frame.f_lasti in points(frame.f_code):
-            self.left -= 1
-            if self.left == 0:
-                self.action()
-        return self.at_opcode
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        sys.settrace(self.before)
-        return kind is KeyboardInterrupt
+def watched(code: CodeType) -> bool:
+    """Whether it is the host backend's."""
+    return code.co_filename in FILES
 
 
 class World:
@@ -196,15 +161,12 @@ HANDLERS = [enqueue, large_download, behind_a_hold, allocate]
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_nothing_hangs_or_is_lost_behind_an_interrupt(driver, verb):
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
+def test_nothing_hangs_or_is_lost_behind_an_interrupt(driver, verb, at_point):
     world = World(driver)
     verb(world)
     chunks = sum(driver._space.device._chunks)
     for point in range(1, 3000):
-        with AtPoint(point, interrupt) as at:
+        with at_point(point, watched) as at:
             verb(world)
         for held in list(driver._engine._holds):  # the caller of hold() was interrupted before it had the handle
             driver.release(held)
@@ -230,7 +192,7 @@ def slab_bytes(space: Any, ptr: int) -> int:
     # To free memory waits for all streams: that never ends while the interrupted code holds one.
     [each for each in itertools.product(VERBS, HANDLERS) if each != (behind_a_hold, allocate)],
 )
-def test_a_handler_may_call_at_any_point(driver, verb, inner):
+def test_a_handler_may_call_at_any_point(driver, verb, inner, at_point):
     world, called = World(driver), []
     other = World(driver)
 
@@ -240,7 +202,7 @@ def test_a_handler_may_call_at_any_point(driver, verb, inner):
         called.append(True)
 
     for point in range(1, 3000):
-        with AtPoint(point, handler) as at:
+        with at_point(point, watched, handler) as at:
             verb(world)
         world.check()
         other.check()
@@ -250,7 +212,7 @@ def test_a_handler_may_call_at_any_point(driver, verb, inner):
     driver.synchronize()
 
 
-def test_a_finalizer_may_copy_at_any_point(driver):
+def test_a_finalizer_may_copy_at_any_point(driver, at_point):
     """As the garbage collector runs it: from within whatever makes an object."""
     world, other, ran = World(driver), World(driver), []
 
@@ -267,7 +229,7 @@ def test_a_finalizer_may_copy_at_any_point(driver):
         gc.collect(0)
 
     for point in range(1, 300):
-        with AtPoint(point, collect) as at:
+        with at_point(point, watched, collect) as at:
             enqueue(world)
         world.check()
         if at.left > 0:
