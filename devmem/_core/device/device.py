@@ -250,6 +250,7 @@ def close_all() -> None:
                 _close(cast(Device, opened.device), "was closed")
             except Exception as error:  # the other devices must still be closed
                 first.put(error)
+        first.attempt(close_left_open)
         with _lock:
             _default = None
         forget()
@@ -308,7 +309,6 @@ def _close(device: Device, why: str) -> None:
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
-    scopes.deferral.lock = threading.RLock()
     scopes.deferral.depth = 0  # blocks of threads that do not exist here
     plugins.registry.lock = threading.RLock()
     page_locks.forget_after_fork()

@@ -55,6 +55,7 @@ def active(ordinal: int) -> bool:
 @pytest.fixture(autouse=True)
 def cuda() -> Iterator[None]:
     """The backend in use, no device open yet and nothing current; the same again afterwards."""
+    gc.collect()  # host memory in the frames of an earlier test keeps its driver open
     dm.close()
     ok(cu.cuInit(0))
     ok(cu.cuCtxSetCurrent(0))
