@@ -53,7 +53,7 @@ class CrossStreamReuse:
         self.reclaim_completed()
         lists = self.lists
         with self._recording:
-            with lists as writable:
+            with lists.lock, lists as writable:
                 if not writable:
                     return
                 caches, own = lists.caches(), lists.cache_of(stream)
@@ -70,7 +70,7 @@ class CrossStreamReuse:
                     if found is not None:  # else another thread has waited for the device
                         self.record_if_possible(pending, found, self._handle(found))
             finally:
-                with lists:
+                with lists.lock, lists:
                     lists.undo_pending(made)
         if made:
             self.reclaim_completed()
@@ -104,7 +104,7 @@ class CrossStreamReuse:
     def wait_for_device(self) -> None:
         """Make all blocks idle that are free by now, after the whole device has completed."""
         lists = self.lists
-        with lists as writable:
+        with lists.lock, lists as writable:
             if not writable:
                 return
             made = [each for each in map(lists.make_pending, lists.caches()) if each is not None]
@@ -113,7 +113,7 @@ class CrossStreamReuse:
             # The whole device: then no handle has to be named that might not be valid any more.
             self.driver.synchronize()
         except BaseException:
-            with lists:
+            with lists.lock, lists:
                 lists.undo_pending(made)
             raise
         lists.change(lists.complete, pending)

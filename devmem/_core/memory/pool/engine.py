@@ -73,7 +73,8 @@ class Pool(Adaptor, ABC):
         return None
 
     def _allocate_chunk(self, size: int, stream: int) -> int:
-        return self._allocate(size, stream)
+        [ptr] = map(self._allocate, (size,), (stream,))  # no interrupt comes before it is stored
+        return ptr
 
     def _deallocate_chunk(self, ptr: int, size: int) -> None:
         self._deallocate(ptr, size, LEGACY_STREAM)
@@ -95,7 +96,7 @@ class Pool(Adaptor, ABC):
         if (self._cached() > keep_bytes or (keep_nothing and reuse.queue.waiting)) and not reuse.any_capturing():
             reuse.wait_for_device()
             self._release(self._cached() - keep_bytes)
-        with self._lists as writable:
+        with self._lists.lock, self._lists as writable:
             if writable:
                 self._lists.drop_empty_caches()
         if keep_nothing:
@@ -108,7 +109,7 @@ class Pool(Adaptor, ABC):
         self._reuse.forget(stream)
 
     def _cached(self) -> int:
-        with self._lists:
+        with self._lists.lock, self._lists:
             return self._lists.cached
 
     def _miss(self, nbytes: int, stream: int) -> int:
@@ -144,24 +145,28 @@ class Pool(Adaptor, ABC):
 
     def _from_new_chunk(self, chunk: int, nbytes: int, stream: int) -> int:
         lists = self._lists
-        with lists:
+        with lists.lock, lists:
             if lists.reserved + chunk > self._limit:
                 raise OutOfMemory(
                     f"{self!r} is at its limit: {chunk} bytes more on top of {lists.reserved} that it holds, of which "
                     f"{lists.cached} are cached but do not serve; raise max_bytes, or free something"
                 )
             lists.begin_transit(chunk)
+        ptr = 0
         try:
-            ptr = self._allocate_chunk(chunk, stream)
+            [ptr] = map(self._allocate_chunk, (chunk,), (stream,))
+            with lists.lock, lists as writable:
+                if not writable:
+                    lists.deferred.append(partial(self._enter_chunk, ptr, chunk, nbytes, stream))
+                    return ptr
+                rest = self._enter_chunk(ptr, chunk, nbytes, stream)
         except BaseException:
-            with lists:
-                lists.begin_transit(-chunk)
+            if ptr not in lists.chunks:
+                with lists.lock, lists:
+                    lists.begin_transit(-chunk)
+                if ptr:
+                    self._deallocate_chunk(ptr, chunk)
             raise
-        with lists as writable:
-            if not writable:
-                lists.deferred.append(partial(self._enter_chunk, ptr, chunk, nbytes, stream))
-                return ptr
-            rest = self._enter_chunk(ptr, chunk, nbytes, stream)
         if rest is not None:
             # How long this stream will be there is not known, but now it is.
             self._reuse.record_if_possible(rest, stream, stream)
@@ -170,7 +175,7 @@ class Pool(Adaptor, ABC):
     def _release(self, nbytes: int) -> None:
         """Give idle chunks back until they make up so many bytes."""
         lists = self._lists
-        with lists as writable:
+        with lists.lock, lists as writable:
             taken = lists.take_idle_chunks(nbytes) if writable else []
         with FirstError() as first:
             try:
@@ -181,9 +186,9 @@ class Pool(Adaptor, ABC):
                     except Exception as error:  # it is gone nevertheless, and the other chunks are still to go
                         first.put(error)
                     finally:
-                        with lists:
+                        with lists.lock, lists:
                             lists.begin_transit(-size)
             finally:
-                with lists:
+                with lists.lock, lists:
                     for start, size in taken:
                         lists.put_back(start, size)

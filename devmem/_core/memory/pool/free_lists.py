@@ -4,14 +4,15 @@ A pool takes chunks from its upstream. Every free byte of a chunk is in one of t
 (`StreamCache`), behind an event (`PendingBlocks`), or idle, where every stream may use it. Chunks whose every byte is idle
 can go back to the upstream.
 
-``with lists as writable:`` takes the lock. It is never held across a call of the driver or the upstream. The garbage
-collector may run a finalizer in the middle, which comes back to the pool on the same thread. It finds ``writable`` false: it
-must change nothing, and appends what it wants changed to `deferred`, which the outer ``with`` block runs at its end, on the
+``with lists.lock, lists as writable:`` changes them. The lock is never held across a call of the driver or the upstream. A
+finalizer or a signal's handler may run in the middle, and come back to the pool on the same thread. It finds ``writable`` false:
+it must change nothing, and appends what it wants changed to `deferred`, which the outer ``with`` block runs at its end, on the
 same thread: `change` does that. Lists of a `StreamCache` are used without the lock: each step on them is atomic.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from bisect import bisect_left
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from functools import partial
 from operator import itemgetter
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from ....spi.types import PER_THREAD_STREAM
 from .size_bins import SMALL, Fit, FreeSet, SizeBins, rounded
@@ -70,31 +71,40 @@ class FreeLists:
         self.idle = self.new_bins()
         self.pending: dict[PendingBlocks, None] = {}
         self.deferred: deque[Callable[[], object]] = deque()
-        self._lock = threading.RLock()
-        self._depth = 0
+        self.lock = threading.RLock()
+        self._inside: list[FrameType] = []  # the ``with`` blocks that are open, all of the thread that has the lock
 
     def __enter__(self) -> bool:
-        self._lock.acquire()
-        self._depth += 1
+        self._inside.append(sys._getframe(1))
+        if len(self._inside) > 1:
+            self._forget_interrupted()
         if self.deferred:
             self._run_deferred()
-        return self._depth == 1
+        return len(self._inside) == 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             if self.deferred:
                 self._run_deferred()
         finally:
-            self._depth -= 1
-            self._lock.release()
+            self._inside[-1:] = ()
 
     def _run_deferred(self) -> None:
-        while self.deferred and self._depth == 1:
+        while self.deferred and len(self._inside) == 1:
             self.deferred.popleft()()
+
+    def _forget_interrupted(self) -> None:
+        """Forget blocks that an interrupt ended just as they were entered or left."""
+        frame: FrameType | None = sys._getframe(2)
+        active = set()
+        while frame is not None:
+            active.add(frame)
+            frame = frame.f_back
+        self._inside[:-1] = [each for each in self._inside[:-1] if each in active]
 
     def change(self, step: Callable[..., object], *arguments: object) -> None:
         """Change the lists: now, or at the end of the ``with`` block that this thread is in."""
-        with self as writable:
+        with self.lock, self as writable:
             if writable:
                 step(*arguments)
             else:

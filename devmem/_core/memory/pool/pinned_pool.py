@@ -115,13 +115,13 @@ class PinnedPool(Pool):
     def largest_free_block(self) -> int:
         """Bytes of the largest block that is free and that no stream uses."""
         self._reuse.reclaim_completed()
-        with self._lists:
+        with self._lists.lock, self._lists:
             return self._lists.idle.largest
 
     def report(self) -> PinnedReport:
         """What the pool holds, and what it has done so far."""
         lists = self._lists
-        with lists:
+        with lists.lock, lists:
             return PinnedReport(
                 max_bytes=self.max_bytes,
                 reserved_bytes=lists.reserved,
@@ -143,7 +143,7 @@ class PinnedPool(Pool):
         lists = self._lists
         if not lists.idle.large.starts:
             return 0
-        with lists as writable:
+        with lists.lock, lists as writable:
             ptr = lists.idle.cut(self._size(nbytes), Fit.EXACT) if writable else 0
             self._hits += bool(ptr)
         return ptr
@@ -159,12 +159,12 @@ class PinnedPool(Pool):
     def _allocate_chunk(self, size: int, stream: int) -> int:
         with self._timed(), nullcontext() if self.numa_node is None else on_node(self.numa_node):
             ptr = super()._allocate_chunk(size, stream)
-        with self._lists:
+        with self._lists.lock, self._lists:
             self._misses += 1
         return ptr
 
     def _deallocate_chunk(self, ptr: int, size: int) -> None:
-        with self._lists:
+        with self._lists.lock, self._lists:
             self._given_back += 1
         with self._timed():
             super()._deallocate_chunk(ptr, size)
@@ -175,5 +175,5 @@ class PinnedPool(Pool):
         try:
             yield
         finally:
-            with self._lists:
+            with self._lists.lock, self._lists:
                 self._seconds += time.perf_counter() - began

@@ -127,7 +127,7 @@ class PoolMemory(Pool):
     def report(self) -> PoolReport:
         """What the pool holds, and in how many pieces."""
         lists = self._lists
-        with lists as writable:
+        with lists.lock, lists as writable:
             if writable:
                 lists.coalesce()
             bins, cached = lists.all_bins(), lists.cached
@@ -146,7 +146,7 @@ class PoolMemory(Pool):
         return rounded(nbytes)
 
     def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
-        with self._lists as writable:
+        with self._lists.lock, self._lists as writable:
             return self._lists.cut(self._lists.cache_of(stream), nbytes, effort) if writable else 0
 
     def _reclaim(self, nbytes: int, stream: int) -> int:
@@ -163,7 +163,7 @@ class PoolMemory(Pool):
 
     def _plan(self, nbytes: int, stream: int) -> tuple[int, int]:
         lists, size = self._lists, rounded(nbytes)
-        with lists as writable:
+        with lists.lock, lists as writable:
             if writable:
                 lists.coalesce()
             reserved = lists.reserved
@@ -179,13 +179,14 @@ class PoolMemory(Pool):
         return chunk, reserved + chunk - budget
 
     def _enter_chunk(self, ptr: int, chunk: int, nbytes: int, stream: int) -> PendingBlocks | None:
-        super()._enter_chunk(ptr, chunk, nbytes, stream)
         lists, size = self._lists, rounded(nbytes)
-        cache, rest = lists.cache_of(stream), None
+        cache = lists.cache_of(stream)
         cache.list_for(nbytes, size)
+        rest = None if chunk == size or cache.handle_valid else PendingBlocks(cache, SizeBins(lists.chunks))
+        free = (rest or cache).free.of(size)
+        super()._enter_chunk(ptr, chunk, nbytes, stream)
         if chunk > size:
-            if not cache.handle_valid:
-                rest = PendingBlocks(cache, SizeBins(lists.chunks))
+            if rest is not None:
                 lists.pending[rest] = None
-            (rest or cache).free.of(size).add(ptr + size, chunk - size)
+            free.add(ptr + size, chunk - size)
         return rest
