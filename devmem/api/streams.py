@@ -83,14 +83,16 @@ class defer_cleanup:
         self._times = 0
 
     def __enter__(self) -> None:
-        deferral.enter()
-        self._times += 1
+        self._times, deferral.depth = self._times + 1, deferral.depth + 1
 
     def __exit__(self, *_: object) -> None:
         if not self._times:
             raise DevmemError("this defer_cleanup() was left more often than it was entered: leave each block once")
-        self._times -= 1
-        if deferral.leave():
+        self._times, deferral.depth = self._times - 1, deferral.depth - 1
+        if not deferral.depth:
             for opened in open_devices():
                 with CurrentDevice(opened.handle):
                     opened.free_queue.safe_point()
+
+    def __del__(self) -> None:
+        deferral.depth -= getattr(self, "_times", 0)  # an interrupt came before the block was begun, or as it was left

@@ -189,12 +189,14 @@ def take(capsule: object) -> Tensor:
         device, flags = (tensor.device_type, tensor.device_id), tensor.flags
         # Made now, because it may be needed when the interpreter can no longer make it.
         deleter = _callable(tensor.deleter) if tensor.deleter else None
+        taken = _Taken(pointer, capsule)
     except BaseException as error:
         _set_name(capsule, _NAMES[name][0])
         if isinstance(error, ValueError):
             raise BufferError(f"the capsule {error}") from None
         raise
-    return ptr, device, layout, dtype, flags, _Taken(pointer, deleter, capsule)
+    taken.deleter = deleter  # no interrupt comes between this and the end of the `try`
+    return ptr, device, layout, dtype, flags, taken
 
 
 #: Capsules that a thread is renaming, with a mark of the call that does it.
@@ -229,13 +231,13 @@ class _Taken:
 
     __slots__ = ("capsule", "deleter", "pointer")
 
-    def __init__(self, pointer: int, deleter: Callable[[int], object] | None, capsule: object) -> None:
+    def __init__(self, pointer: int, capsule: object) -> None:
+        self.deleter: Callable[[int], object] | None = None
         self.pointer = pointer
         self.capsule = capsule
-        self.deleter = deleter
 
     def __del__(self) -> None:
-        deleter, self.deleter = self.deleter, None
+        deleter, self.deleter = getattr(self, "deleter", None), None
         if deleter is not None and not _is_finalizing():
             deleter(self.pointer)
 

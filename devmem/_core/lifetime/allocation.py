@@ -194,15 +194,15 @@ class Allocation:
         if self.freed:
             return
         self.device_handle.check()
-        self.freed = True
-        if not self.ptr:
-            return
-        if self.streams is not None or not self.home.simple or not self.heap.ordered or deferral.depth:
-            self.queue.release_now(self)
-            return
         driver = self.device_handle.driver
         token = None
         try:
+            self.freed = True
+            if not self.ptr:
+                return
+            if self.streams is not None or not self.home.simple or not self.heap.ordered or deferral.depth:
+                self.queue.release_now(self)
+                return
             token = driver.enter()
             self._give_back(self.home.handle)
         except BaseException:
@@ -245,9 +245,7 @@ class Allocation:
         self._give_back(self.home.order_handle())
 
     def _give_back(self, handle: int) -> None:
-        # From here on the heap's, even if it fails: the address may be another block's before we would look again.
-        ptr, self.ptr = self.ptr, 0
-        self.heap.give_back(ptr, self.nbytes, handle)
+        self.heap.give_back(self, handle)
 
     def _order_home_behind(self, streams: dict[Stream, Event | None]) -> None:
         """Make the home stream wait for every other stream that devmem used the block on."""

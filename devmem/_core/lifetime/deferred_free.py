@@ -107,9 +107,6 @@ class DeferredFreeQueue:
             token = driver.enter()
             if self.is_held() or not item.release(set()):
                 self.put_back([item])
-        except BaseException:
-            self.keep(item)
-            raise
         finally:
             if token is not None:
                 driver.exit(token)
@@ -170,10 +167,11 @@ class DeferredFreeQueue:
 
     def _count_dropped(self) -> None:
         with self._lock:
-            while True:
-                try:
-                    item = self.dropped.popleft()
-                except IndexError:  # asked for, not looked at first: another thread may take the last one in between
-                    return
-                self.pending.append(item)
-                self.pending_bytes += item.nbytes
+            try:
+                # Asked for, not looked at first: another thread may take the last one in between. No interrupt comes between
+                # the iterator and the append.
+                for item in iter(self.dropped.popleft, None):
+                    self.pending.append(item)
+                    self.pending_bytes += item.nbytes
+            except IndexError:
+                return

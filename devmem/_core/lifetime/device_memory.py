@@ -26,7 +26,7 @@ from ..base.device_handle import CurrentDevice, DeviceHandle
 from ..base.scopes import Scope
 from ..memory import default_host_resource, default_resource, of_kind, prepare, resource_of
 from ..memory.adaptor import cached_in, chain
-from ..memory.heap import Heap
+from ..memory.heap import Block, Heap
 from ..ordering.stream import Stream
 from .allocation import Allocation, ForeignAllocation
 from .deferred_free import DeferredFreeQueue
@@ -171,13 +171,22 @@ class DeviceMemory:
         queue = self.queue
         if queue.dropped or queue.completions.busy:
             queue.safe_point()
-        obtain = heap.allocate  # a field, not a method: called as one, it would be looked for in the class each time
+        ptr = 0
         try:
-            ptr = obtain(nbytes, stream.handle)
-        except MemoryError as error:
-            ptr = self._recover(heap, nbytes, stream, error)
-        heap.live[ptr] = nbytes
-        return Allocation(queue, heap, ptr, nbytes, stream, unnamed)
+            try:
+                [ptr] = map(heap.allocate, (nbytes,), (stream.handle,))  # no interrupt comes before it is stored
+            except MemoryError as error:
+                [ptr] = map(self._recover, (heap,), (nbytes,), (stream,), (error,))
+            heap.live[ptr] = nbytes
+            return Allocation(queue, heap, ptr, nbytes, stream, unnamed)
+        except BaseException:
+            # If there was an allocation already, it is among the dropped.
+            if ptr and all(
+                item.ptr != ptr for item in [*queue.dropped, *queue.pending] if isinstance(item, Allocation)
+            ):
+                heap.live[ptr] = nbytes
+                heap.give_back(Block(ptr, nbytes), stream.handle)
+            raise
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -233,7 +242,7 @@ class DeviceMemory:
             for heap in self.heaps:
                 for ptr, nbytes in list(heap.live.items()):
                     if ptr not in heap.lent:
-                        attempt(heap.give_back, ptr, nbytes, LEGACY_STREAM)
+                        attempt(heap.give_back, Block(ptr, nbytes), LEGACY_STREAM)
                 attempt(heap.trim, 0)
 
     def keep_host_memory(self) -> None:
@@ -260,7 +269,7 @@ class DeviceMemory:
                 if lost:
                     item.heap.lent.discard(item.ptr)
                 else:
-                    item.heap.give_back(item.ptr, item.nbytes, LEGACY_STREAM)  # its stream was destroyed
+                    item.heap.give_back(item, LEGACY_STREAM)  # its stream was destroyed
         for heap in self.heaps if not lost else ():
             heap.trim(0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...spi.driver import Driver, SupportsStreamOrdered
@@ -82,9 +83,8 @@ class _OfKind(_Direct):
         self.flags = flags
 
     def _take_verbs(self, driver: Driver) -> None:
-        kind, flags = self.kind, self.flags
-        self.allocate = lambda nbytes, stream: driver.alloc(nbytes, stream, kind, flags)
-        self.deallocate = lambda ptr, nbytes, stream: driver.free(ptr, nbytes, stream, kind)
+        self.allocate = partial(driver.alloc, kind=self.kind, flags=self.flags)
+        self.deallocate = partial(driver.free, kind=self.kind)
 
 
 class PinnedMemory(_OfKind):

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
 from ..base.device_handle import DeviceHandle
 from .adaptor import kept_by, nothing
 from .foreign import Boundary, is_ours
+
+
+class HasAddress(Protocol):
+    """A block, as it is given back."""
+
+    ptr: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Block:
+    """A block that no allocation refers to."""
+
+    ptr: int
+    nbytes: int
 
 
 class Heap:
@@ -49,11 +66,22 @@ class Heap:
         """Bytes that the stack keeps for reuse."""
         return kept_by(self.resource)
 
-    def give_back(self, ptr: int, nbytes: int, handle: int) -> None:
-        """Return a block to the resource."""
-        # Forgotten before it is freed: the other way round another thread can be given the address in between, and its
-        # entry would be erased instead.
+    def give_back(self, block: HasAddress, handle: int) -> None:
+        """Return a block to the resource; its address is 0 from then on. If an interrupt came before, nothing has changed."""
+        ptr = block.ptr
         if self.lent:
             self.lent.discard(ptr)
-        if self.live.pop(ptr, None) is not None:
-            self.deallocate(ptr, nbytes, handle)
+        begun = False
+        try:
+            # Forgotten before it is freed: the other way round another thread can be given the address in between, and its
+            # entry would be erased instead.
+            block.ptr = 0
+            if self.live.pop(ptr, None) is None:
+                return
+            begun = True
+            self.deallocate(ptr, block.nbytes, handle)
+        except BaseException:
+            if not begun:
+                self.live[ptr] = block.nbytes
+                block.ptr = ptr
+            raise

@@ -13,6 +13,7 @@ import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...spi.errors import DevmemError, DevmemWarning
@@ -77,4 +78,5 @@ class Lease:
             leases._destroy_given_up()
 
     def __del__(self) -> None:
-        self._leases._held.pop(self._number, None)  # an interrupt may have come between `with` and its block
+        with suppress(AttributeError):  # never finished __init__
+            self._leases._held.pop(self._number, None)  # an interrupt may have come between `with` and its block
