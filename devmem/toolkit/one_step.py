@@ -10,6 +10,7 @@ If the change depends on a question, the changes are `prepared` first. The quest
 `consume`: ``if self.newest == seen: consume(changes)``. If the answer is no, other code has come between: look again.
 """
 
+# Decision: docs/adr/0014-interrupts-and-handlers-may-come-anywhere.md
 from __future__ import annotations
 
 from collections import deque

@@ -8,6 +8,7 @@ Out of memory is answered in one place (`_recover`): free what was dropped, wait
 free and wait again, give back what every stack caches, try once more; then the error says where the memory is.
 """
 
+# Decision: docs/adr/0014-interrupts-and-handlers-may-come-anywhere.md
 from __future__ import annotations
 
 import gc

@@ -18,6 +18,7 @@ endless one would block the stream for good. A device that closes, an interprete
 jobs, and a call that needs one gets DEVICE_CLOSED.
 """
 
+# Decision: docs/adr/0014-interrupts-and-handlers-may-come-anywhere.md
 from __future__ import annotations
 
 import atexit
