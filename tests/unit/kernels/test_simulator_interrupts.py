@@ -12,6 +12,10 @@ from devmem.kernels.compilers.simulator.interrupts import Interrupted, Interrupt
 from devmem.kernels.compilers.simulator.interrupts import _raise_in as raise_in
 from devmem.spi.types import LEGACY_STREAM
 
+pytestmark = pytest.mark.skipif(
+    sys.gettrace() is not None, reason="Python 3.11 goes on looking for an exception that was raised in a traced thread"
+)
+
 
 class Runner(threading.Thread):
     """A thread that runs something inside, and something else behind it, so many times."""
