@@ -83,7 +83,7 @@ class _OfKind(_Direct):
         self.flags = flags
 
     def _take_verbs(self, driver: Driver) -> None:
-        self.allocate = partial(driver.alloc, kind=self.kind, flags=self.flags)
+        self.allocate = partial(driver.alloc, kind=self.kind, flags=self.flags)  # no line of Python between
         self.deallocate = partial(driver.free, kind=self.kind)
 
 

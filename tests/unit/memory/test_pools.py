@@ -20,7 +20,7 @@ from devmem._core.memory.pool.size_bins import SizeBins
 from devmem.errors import ConfigError, OutOfMemory, UnsupportedError
 from devmem.memory import PinnedMemory, PinnedPool, PoolMemory, StreamOrderedMemory
 from devmem.spi.errors import BackendError
-from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, DeviceInfo, MemoryKind
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, AllocFlags, Capability, CopyKind, DeviceInfo, MemoryKind
 from devmem.testing import StreamHold, hold
 
 MIB = 1 << 20
@@ -73,6 +73,11 @@ class Silent:
     """A driver on which everything has always passed."""
 
     info = DeviceInfo("silent", 0, "silent", "silent", 1 << 40)
+
+    def alloc(self, nbytes: int, stream: int, kind: MemoryKind, flags: AllocFlags) -> int:
+        raise AssertionError("nothing is allocated")
+
+    free = alloc
 
     def __init__(self) -> None:
         self.events = 0

@@ -93,7 +93,7 @@ class CrossStreamReuse:
     def forget(self, stream: int) -> None:
         """Record an event behind the blocks of a stream that is about to be destroyed, and do not name it again."""
         with self._recording:
-            with self.lists as writable:
+            with self.lists.lock, self.lists as writable:
                 if not writable:
                     self.lists.deferred.append(partial(self.lists.forget_stream, stream))
                     return
@@ -128,7 +128,7 @@ class CrossStreamReuse:
         if not self._captures:
             return False
         with self._recording:  # so that no handle is forgotten meanwhile
-            with self.lists:
+            with self.lists.lock, self.lists:
                 handles = [each.stream for each in self.lists.by_stream.values() if each.handle_valid]
             # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
             return any(self.capturing(handle) for handle in (LEGACY_STREAM, *handles))

@@ -117,7 +117,13 @@ class Pool(Adaptor, ABC):
             if nbytes == 0:
                 return 0
             raise LayoutError(f"{self!r} cannot allocate {nbytes} bytes")
-        return self._cut(nbytes, stream, Effort.FIRST) or self._reclaim(nbytes, stream) or self._grow(nbytes, stream)
+        # In this form no interrupt comes between what a step returns and the next line.
+        [ptr] = map(self._cut, (nbytes,), (stream,), (Effort.FIRST,))
+        if not ptr:
+            [ptr] = map(self._reclaim, (nbytes,), (stream,))
+        if not ptr:
+            [ptr] = map(self._grow, (nbytes,), (stream,))
+        return ptr
 
     def _grow(self, nbytes: int, stream: int) -> int:
         chunk, over = self._plan(nbytes, stream)
@@ -125,23 +131,25 @@ class Pool(Adaptor, ABC):
             self._reuse.reclaim(stream)
             # Chunks that would go back without making enough room are better cut.
             effort = Effort.FULL if over <= self._lists.idle.whole else Effort.LAST
-            ptr = self._cut(nbytes, stream, effort)
+            [ptr] = map(self._cut, (nbytes,), (stream,), (effort,))
             if ptr:
                 return ptr
             self._release(over)
         try:
-            return self._from_new_chunk(chunk, nbytes, stream)
+            [ptr] = map(self._from_new_chunk, (chunk,), (nbytes,), (stream,))
+            return ptr
         except MemoryError:
             reusable = self._cached() and not self._reuse.any_capturing()
             if not reusable and self._size(nbytes) >= chunk:
                 raise
         if reusable:
             self._reuse.wait_for_device()
-            ptr = self._cut(nbytes, stream, Effort.LAST)
+            [ptr] = map(self._cut, (nbytes,), (stream,), (Effort.LAST,))
             if ptr:
                 return ptr
             self._release(self._cached())
-        return self._from_new_chunk(self._size(nbytes), nbytes, stream)
+        [ptr] = map(self._from_new_chunk, (self._size(nbytes),), (nbytes,), (stream,))
+        return ptr
 
     def _from_new_chunk(self, chunk: int, nbytes: int, stream: int) -> int:
         lists = self._lists
@@ -160,17 +168,20 @@ class Pool(Adaptor, ABC):
                     lists.deferred.append(partial(self._enter_chunk, ptr, chunk, nbytes, stream))
                     return ptr
                 rest = self._enter_chunk(ptr, chunk, nbytes, stream)
+            if rest is not None:
+                # How long this stream will be there is not known, but now it is.
+                self._reuse.record_if_possible(rest, stream, stream)
+            return ptr
         except BaseException:
-            if ptr not in lists.chunks:
-                with lists.lock, lists:
+            with lists.lock, lists:  # what was half entered is undone by now
+                entered = ptr in lists.chunks
+                if not entered:
                     lists.begin_transit(-chunk)
-                if ptr:
-                    self._deallocate_chunk(ptr, chunk)
+            if entered:
+                self.deallocate(ptr, nbytes, stream)
+            elif ptr:
+                self._deallocate_chunk(ptr, chunk)
             raise
-        if rest is not None:
-            # How long this stream will be there is not known, but now it is.
-            self._reuse.record_if_possible(rest, stream, stream)
-        return ptr
 
     def _release(self, nbytes: int) -> None:
         """Give idle chunks back until they make up so many bytes."""

@@ -7,7 +7,8 @@ can go back to the upstream.
 ``with lists.lock, lists as writable:`` changes them. The lock is never held across a call of the driver or the upstream. A
 finalizer or a signal's handler may run in the middle, and come back to the pool on the same thread. It finds ``writable`` false:
 it must change nothing, and appends what it wants changed to `deferred`, which the outer ``with`` block runs at its end, on the
-same thread: `change` does that. Lists of a `StreamCache` are used without the lock: each step on them is atomic.
+same thread: `change` does that. Lists of a `StreamCache` are used without the lock: each step on them is atomic. What an
+interrupt or an error leaves half done is undone: at the end of the block, or as the next one begins.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import IntEnum
 from functools import partial
 from operator import itemgetter
 from types import FrameType, TracebackType
 
 from ....spi.types import PER_THREAD_STREAM
-from .size_bins import SMALL, Fit, FreeSet, SizeBins, rounded
+from ....toolkit.one_step import in_one_step
+from .size_bins import SMALL, Chunks, Fit, FreeSet, SizeBins, rounded
 from .stream_cache import PendingBlocks, StreamCache, Token
 
 #: Each time so many more streams are known, those that only ever allocated are forgotten: a bound on memory.
@@ -49,6 +52,15 @@ class Effort(IntEnum):
     LAST = 3  #: memory has run out: whatever is free
 
 
+class Change:
+    """One change of the lists."""
+
+    __slots__ = ("undone",)
+
+    def __init__(self) -> None:
+        self.undone = False
+
+
 class FreeLists:
     """The chunks of a pool and its free blocks."""
 
@@ -60,7 +72,7 @@ class FreeLists:
         #: By stream and requested size, the blocks to hand out again: all that a hit touches. A list is never exchanged.
         self.ready: dict[int, dict[int, list[int]]] = {}
         self.thread = threading.local()
-        self.chunks: dict[int, int] = {}
+        self.chunks = Chunks()
         #: Bytes of all chunks; and bytes that are being taken from the upstream or given back right now.
         self.chunk_bytes = self.in_transit = 0
         self.peak_live = self.peak_reserved = 0
@@ -73,29 +85,58 @@ class FreeLists:
         self.deferred: deque[Callable[[], object]] = deque()
         self.lock = threading.RLock()
         self._inside: list[FrameType] = []  # the ``with`` blocks that are open, all of the thread that has the lock
+        self.current = Change()
+        self._complete = True  # the current change
 
     def __enter__(self) -> bool:
         self._inside.append(sys._getframe(1))
         if len(self._inside) > 1:
             self._forget_interrupted()
+            if len(self._inside) > 1:
+                return False
+        if not self._complete:
+            self._undo()
+        self._begin()
         if self.deferred:
             self._run_deferred()
-        return len(self._inside) == 1
+        return True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
+        if len(self._inside) == 1:
+            if kind is not None:
+                self._undo()
             if self.deferred:
                 self._run_deferred()
-        finally:
-            self._inside[-1:] = ()
+            self._complete = True  # what has changed is not undone any more; nothing is called behind this
+        self._inside[-1:] = ()
+
+    def _begin(self) -> None:
+        self._complete = False
+        self.chunks.journal.clear()
+        self.current = Change()
+
+    def _undo(self) -> None:
+        self.current.undone = True
+        self.chunks.undo()
+
+    def take_back(self, change: Change, ptr: int, nbytes: int, stream: int) -> None:
+        """File a block that a change has cut, if the change was not undone: an interrupt came before the block was handed out."""
+        with self.lock, self as writable:
+            if writable and not change.undone:
+                self.file(ptr, nbytes, stream)
 
     def _run_deferred(self) -> None:
-        while self.deferred and len(self._inside) == 1:
-            self.deferred.popleft()()
+        """Make the changes that were deferred, each undone by itself if it is interrupted, and then made again."""
+        while self.deferred:
+            self._complete = True
+            self._begin()
+            step = self.deferred[0]
+            step()
+            in_one_step(self.deferred.popleft, self.chunks.journal.clear)
 
     def _forget_interrupted(self) -> None:
-        """Forget blocks that an interrupt ended just as they were entered or left."""
-        frame: FrameType | None = sys._getframe(2)
+        """Forget blocks that an interrupt ended just as they were entered or left; no frame has one inside another."""
+        frame = sys._getframe(2).f_back
         active = set()
         while frame is not None:
             active.add(frame)
@@ -147,9 +188,21 @@ class FreeLists:
 
     def add_chunk(self, start: int, size: int) -> None:
         """Enter a chunk that was in transit."""
+        self.chunks.journal.append((self._undo_add, start, size))
         self.in_transit -= size
         self.chunks[start] = size
         self.chunk_bytes += size
+
+    def _undo_add(self, start: int, size: int) -> None:
+        if self.chunks.pop(start, None) is not None:
+            self.in_transit += size
+            self.chunk_bytes -= size
+
+    def _undo_take(self, start: int, size: int) -> None:
+        if start not in self.chunks:
+            self.in_transit -= size
+            self.chunks[start] = size
+            self.chunk_bytes += size
 
     def take_idle_chunks(self, nbytes: int) -> list[tuple[int, int]]:
         """Take out idle chunks until they make up so many bytes, and little more; they are in transit from now on."""
@@ -166,6 +219,7 @@ class FreeLists:
             size, start, free = idle.pop(min(enough, len(idle) - 1))
             # Forgotten before it goes back: another thread may be given its address at once, and enter it.
             free.remove(start)
+            self.chunks.journal.append((self._undo_take, start, size))
             del self.chunks[start]
             self.chunk_bytes -= size
             self.in_transit += size
@@ -213,7 +267,9 @@ class FreeLists:
                     if not self.ordered:
                         cache.free.absorb(each.free)
             self.ready[stream] = cache.by_request
-        cache.list_for(nbytes, rounded(nbytes)).append(ptr)
+        blocks = cache.list_for(nbytes, rounded(nbytes))
+        self.chunks.journal.append((_remove, blocks, ptr))
+        blocks.append(ptr)
 
     def forget_stream(self, stream: int) -> PendingBlocks | None:
         """Remove the cache of a stream that is about to be destroyed; its blocks, for which an event is to be recorded."""
@@ -250,21 +306,31 @@ class FreeLists:
         if not cache.free.nbytes:
             return None
         made = PendingBlocks(cache, cache.free)
+        self.chunks.journal.append((setattr, cache, "free", made.free))
         cache.free = self.new_bins()
-        self.pending[made] = None
+        self.add_pending(made)
         return made
+
+    def add_pending(self, made: PendingBlocks) -> None:
+        self.chunks.journal.append((self.pending.pop, made, None))
+        self.pending[made] = None
+
+    def _drop_pending(self, made: PendingBlocks) -> None:
+        if made in self.pending:
+            self.chunks.journal.append((self.pending.setdefault, made))
+            del self.pending[made]
 
     def undo_pending(self, made: Iterable[PendingBlocks]) -> None:
         """Where no event was recorded, the blocks are the stream's again. Without a stream they wait for the device."""
         for each in made:
             if not each.recorded and each.cache is not None and each in self.pending:
-                del self.pending[each]
+                self._drop_pending(each)
                 each.move_to(each.cache.free)
 
     def complete(self, completed: Iterable[PendingBlocks]) -> None:
         """Make blocks idle whose event, or whose device, has completed."""
         for each in completed:
-            self.pending.pop(each, None)
+            self._drop_pending(each)
             each.move_to(self.idle)
         self.drop_empty_caches()
 
@@ -289,7 +355,12 @@ class FreeLists:
                 count = min(BATCH, BATCH_BYTES // size)
                 start = _cut_from(bins, rounded(count * size), Fit.CLOSE)
                 if start:
-                    blocks.extend(range(start + (count - 1) * size, start - 1, -size))
+                    # Other threads may allocate them from then on: that is not undone. The first one would be filed with them.
+                    in_one_step(
+                        partial(blocks.extend, range(start + (count - 1) * size, start - 1, -size)),
+                        self.chunks.journal.clear,
+                        partial(self.chunks.journal.append, (blocks.append, ptr)),
+                    )
         return ptr
 
     def _cut_far(self, bins: list[SizeBins], size: int, effort: Effort) -> int:
@@ -314,6 +385,11 @@ class FreeLists:
         if not ptr and few and whole - size >= LITTLE * self.chunk_bytes:
             ptr = _cut_from(bins, size, Fit.WHOLE)
         return ptr
+
+
+def _remove(blocks: list[int], ptr: int) -> None:
+    with suppress(ValueError):  # it had not come there
+        blocks.remove(ptr)
 
 
 def _cut_from(bins: list[SizeBins], size: int, fit: Fit) -> int:

@@ -100,10 +100,13 @@ class PoolMemory(Pool):
             The stream is capturing a graph, and the pool has nothing to serve it from.
         """
         try:
-            return (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes].pop()
+            blocks: list[int] = (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes]
+            for ptr in iter(blocks.pop, 0):  # no interrupt comes between the list and the caller
+                return ptr
         except (LookupError, AttributeError):
             pass
-        return self._miss(nbytes, stream)
+        [ptr] = map(self._miss, (nbytes,), (stream,))
+        return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Take a block back, for work that is enqueued on the stream from now on. Never waits, and never calls the driver."""
@@ -146,8 +149,17 @@ class PoolMemory(Pool):
         return rounded(nbytes)
 
     def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
-        with self._lists.lock, self._lists as writable:
-            return self._lists.cut(self._lists.cache_of(stream), nbytes, effort) if writable else 0
+        lists, ptr = self._lists, 0
+        try:
+            with lists.lock, lists as writable:
+                change = lists.current
+                if writable:
+                    [ptr] = map(lists.cut, (lists.cache_of(stream),), (nbytes,), (effort,))
+            return ptr
+        except BaseException:
+            if ptr:
+                lists.take_back(change, ptr, nbytes, stream)
+            raise
 
     def _reclaim(self, nbytes: int, stream: int) -> int:
         if not self._reuse.capturing(stream):
@@ -187,6 +199,6 @@ class PoolMemory(Pool):
         super()._enter_chunk(ptr, chunk, nbytes, stream)
         if chunk > size:
             if rest is not None:
-                lists.pending[rest] = None
+                lists.add_pending(rest)
             free.add(ptr + size, chunk - size)
         return rest

@@ -6,13 +6,15 @@ A request is rounded up to a size class: multiples of 512 bytes up to 32 KiB, ab
 kept apart: only they can go back to the upstream. `SizeBins` keeps small and large blocks apart: a small block that lives
 long, cut from the chunk of a large one, would keep all of it from being used or given back.
 
-Nothing here is safe to be used by two threads at once: `FreeLists` holds the lock.
+Nothing here is safe to be used by two threads at once: `FreeLists` holds the lock. Each step first notes in the journal of the
+`Chunks` how it is undone; see there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 
 #: The smallest block, and what every size is a multiple of.
 UNIT = 512
@@ -43,6 +45,29 @@ def class_of(size: int) -> int:
     if bits < _LINEAR_BITS:
         return size // UNIT
     return (bits - _LINEAR_BITS) * CLASSES + (size >> (bits - _BITS))
+
+
+class Chunks(dict[int, int]):
+    """The size of every chunk of a pool, by its address; and the journal of the change that is being made to its free blocks.
+
+    If the change is interrupted, `undo` takes its steps back, the last one first. What is undone is the truth alone: which
+    chunks there are, and the blocks of each set by address. All else about a set is made anew from that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal: list[tuple[Any, ...]] = []  # functions with their arguments
+        self.changed: list[FreeSet] = []
+
+    def undo(self) -> None:
+        """Take back the steps since the journal was empty."""
+        while self.journal:
+            step, *arguments = self.journal[-1]
+            step(*arguments)
+            self.journal.pop()
+        while self.changed:
+            self.changed[-1].renew()
+            self.changed.pop()
 
 
 class Bins:
@@ -81,9 +106,10 @@ class Bins:
         # The blocks of one class differ by 1/64 at most: any will do. Popped and put back, because any other look at the last
         # key of a dict first passes over the keys that were deleted behind it.
         found = self.bins[number + (above & -above).bit_length() - 1]
-        start = found.popitem()[0]
-        found[start] = None
-        return start
+        for start, _ in iter(found.popitem, None):  # no interrupt comes before it is put back
+            found[start] = None
+            return start
+        return 0
 
     def starts(self) -> list[int]:
         """The blocks."""
@@ -99,7 +125,7 @@ class FreeSet:
 
     __slots__ = ("chunks", "ends", "nbytes", "parts", "starts", "whole")
 
-    def __init__(self, chunks: Mapping[int, int]) -> None:
+    def __init__(self, chunks: Chunks) -> None:
         #: The size of every chunk of the pool, by its address.
         self.chunks = chunks
         self._clear()
@@ -132,8 +158,9 @@ class FreeSet:
 
     def remove(self, start: int) -> int:
         """Take a block out; its size."""
-        # Forgotten first: a block is lost, and not in two places, should this be interrupted.
-        size = self.starts.pop(start)
+        size = self.starts[start]
+        self.chunks.journal.append((self._restore, start, size))
+        del self.starts[start]
         self.nbytes -= size
         del self.ends[start + size]
         (self.whole if self.chunks.get(start) == size else self.parts).drop(class_of(size), start, size)
@@ -142,11 +169,31 @@ class FreeSet:
     def absorb(self, other: FreeSet) -> None:
         """Take over all blocks of another set."""
         blocks = other.starts
+        self.chunks.journal.append((other._restore_all, blocks))
         other._clear()
         for start, size in blocks.items():
             self.add(start, size)
 
+    def renew(self) -> None:
+        """Make all that follows from the blocks' addresses and sizes anew."""
+        blocks = self.starts
+        self._clear()
+        for start, size in blocks.items():
+            self._enter(start, size)
+
+    def _restore(self, start: int, size: int) -> None:
+        self.chunks.changed.append(self)
+        self.starts[start] = size
+
+    def _take_back(self, start: int) -> None:
+        self.chunks.changed.append(self)
+        self.starts.pop(start, None)
+
     def _insert(self, start: int, size: int) -> None:
+        self.chunks.journal.append((self._take_back, start))
+        self._enter(start, size)
+
+    def _enter(self, start: int, size: int) -> None:
         self.starts[start] = size
         self.ends[start + size] = start
         self.nbytes += size
@@ -159,6 +206,10 @@ class FreeSet:
         #: Blocks that are parts of chunks, and chunks that are free from end to end.
         self.parts, self.whole = Bins(), Bins()
         self.nbytes = 0
+
+    def _restore_all(self, blocks: dict[int, int]) -> None:
+        self.chunks.changed.append(self)
+        self.starts = blocks
 
 
 class Fit(Enum):
@@ -179,7 +230,7 @@ class SizeBins:
 
     __slots__ = ("_limit", "large", "small")
 
-    def __init__(self, chunks: Mapping[int, int], small: int = SMALL) -> None:
+    def __init__(self, chunks: Chunks, small: int = SMALL) -> None:
         self._limit = small
         self.small = FreeSet(chunks)
         self.large = FreeSet(chunks)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from itertools import compress
 
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .size_bins import SizeBins
+from .size_bins import Chunks, SizeBins
 
 #: How many requested sizes a stream remembers the class of: a bound on memory, not a matter of speed.
 REMEMBERED = 4096
@@ -17,7 +18,7 @@ class StreamCache:
 
     __slots__ = ("__weakref__", "by_request", "free", "handle_valid", "lists", "stream", "thread")
 
-    def __init__(self, stream: int, chunks: dict[int, int], thread: weakref.ReferenceType[Token] | None = None) -> None:
+    def __init__(self, stream: int, chunks: Chunks, thread: weakref.ReferenceType[Token] | None = None) -> None:
         self.stream = stream
         #: For a thread's own default stream, what dies with the thread.
         self.thread = thread
@@ -51,16 +52,14 @@ class StreamCache:
 
     def coalesce(self) -> bool:
         """Move the blocks out of the lists and merge them with their neighbours; False if there were none."""
-        found = False
+        found, journal = False, self.free.small.chunks.journal
         for size in self._filled():
             free, blocks = self.free.of(size), self.lists[size]
-            while blocks:
-                try:
-                    ptr = blocks.pop()
-                except IndexError:  # another thread, which takes no lock for it, has allocated the block
-                    break
-                free.add(ptr, size)
-                found = True
+            with suppress(IndexError):  # none is left; another thread, which takes no lock for it, may allocate blocks
+                for ptr in iter(blocks.pop, None):  # no interrupt comes before the journal has it
+                    journal.append((blocks.append, ptr))
+                    free.add(ptr, size)
+                    found = True
         return found
 
     def _filled(self) -> list[int]:
@@ -88,6 +87,7 @@ class PendingBlocks:
     def move_to(self, free: SizeBins) -> None:
         """Let other bins have the blocks."""
         free.absorb(self.free)
+        free.small.chunks.journal.append((setattr, self, "cache", self.cache))
         self.cache = None
 
 
@@ -108,7 +108,9 @@ class PendingChunk(PendingBlocks):
 
     def move_to(self, free: SizeBins) -> None:
         """Let bins have the chunk."""
-        block, self._block = self._block, None
+        block = self._block
+        free.large.chunks.journal.append((setattr, self, "_block", block))
+        self._block = None
         if block is not None:
             free.large.add(*block)
 
