@@ -52,15 +52,6 @@ class Effort(IntEnum):
     LAST = 3  #: memory has run out: whatever is free
 
 
-class Change:
-    """One change of the lists."""
-
-    __slots__ = ("undone",)
-
-    def __init__(self) -> None:
-        self.undone = False
-
-
 class FreeLists:
     """The chunks of a pool and its free blocks."""
 
@@ -85,15 +76,17 @@ class FreeLists:
         self.deferred: deque[Callable[[], object]] = deque()
         self.lock = threading.RLock()
         self._inside: list[FrameType] = []  # the ``with`` blocks that are open, all of the thread that has the lock
-        self.current = Change()
-        self._complete = True  # the current change
+        self.current = 0  # the number of the change that is made, or was made last
+        self._complete = True  # whether it was
+        self._undone: set[int] = set()
+        self._journal = self.chunks.journal
 
     def __enter__(self) -> bool:
-        self._inside.append(sys._getframe(1))
-        if len(self._inside) > 1:
-            self._forget_interrupted()
-            if len(self._inside) > 1:
-                return False
+        frame = sys._getframe(1)
+        if self._inside and self._is_inside(frame):
+            self._inside.append(frame)
+            return False
+        self._inside.append(frame)
         if not self._complete:
             self._undo()
         self._begin()
@@ -108,22 +101,26 @@ class FreeLists:
             if self.deferred:
                 self._run_deferred()
             self._complete = True  # what has changed is not undone any more; nothing is called behind this
-        self._inside[-1:] = ()
+        del self._inside[-1]
+
+    def _is_inside(self, frame: FrameType) -> bool:
+        """Whether a block is open already, but for those that an interrupt ended just as they were entered or left."""
+        active, outer = set(), frame.f_back  # no frame has one block inside another
+        while outer is not None:
+            active.add(outer)
+            outer = outer.f_back
+        self._inside[:] = [each for each in self._inside if each in active]
+        return bool(self._inside)
 
     def _begin(self) -> None:
         self._complete = False
-        self.chunks.journal.clear()
-        self.current = Change()
+        self.current += 1
+        if self._journal:
+            self._journal.clear()
 
     def _undo(self) -> None:
-        self.current.undone = True
+        self._undone.add(self.current)
         self.chunks.undo()
-
-    def take_back(self, change: Change, ptr: int, nbytes: int, stream: int) -> None:
-        """File a block that a change has cut, if the change was not undone: an interrupt came before the block was handed out."""
-        with self.lock, self as writable:
-            if writable and not change.undone:
-                self.file(ptr, nbytes, stream)
 
     def _run_deferred(self) -> None:
         """Make the changes that were deferred, each undone by itself if it is interrupted, and then made again."""
@@ -132,16 +129,13 @@ class FreeLists:
             self._begin()
             step = self.deferred[0]
             step()
-            in_one_step(self.deferred.popleft, self.chunks.journal.clear)
+            in_one_step(self.deferred.popleft, self._journal.clear)
 
-    def _forget_interrupted(self) -> None:
-        """Forget blocks that an interrupt ended just as they were entered or left; no frame has one inside another."""
-        frame = sys._getframe(2).f_back
-        active = set()
-        while frame is not None:
-            active.add(frame)
-            frame = frame.f_back
-        self._inside[:-1] = [each for each in self._inside[:-1] if each in active]
+    def take_back(self, change: int, ptr: int, nbytes: int, stream: int) -> None:
+        """File a block that a change has cut, if the change was not undone: an interrupt came before the block was handed out."""
+        with self.lock, self as writable:
+            if writable and change not in self._undone:
+                self.file(ptr, nbytes, stream)
 
     def change(self, step: Callable[..., object], *arguments: object) -> None:
         """Change the lists: now, or at the end of the ``with`` block that this thread is in."""
@@ -188,7 +182,7 @@ class FreeLists:
 
     def add_chunk(self, start: int, size: int) -> None:
         """Enter a chunk that was in transit."""
-        self.chunks.journal.append((self._undo_add, start, size))
+        self._journal.append((self._undo_add, start, size))
         self.in_transit -= size
         self.chunks[start] = size
         self.chunk_bytes += size
@@ -219,7 +213,7 @@ class FreeLists:
             size, start, free = idle.pop(min(enough, len(idle) - 1))
             # Forgotten before it goes back: another thread may be given its address at once, and enter it.
             free.remove(start)
-            self.chunks.journal.append((self._undo_take, start, size))
+            self._journal.append((self._undo_take, start, size))
             del self.chunks[start]
             self.chunk_bytes -= size
             self.in_transit += size
@@ -268,7 +262,7 @@ class FreeLists:
                         cache.free.absorb(each.free)
             self.ready[stream] = cache.by_request
         blocks = cache.list_for(nbytes, rounded(nbytes))
-        self.chunks.journal.append((_remove, blocks, ptr))
+        self._journal.append((_remove, blocks, ptr))
         blocks.append(ptr)
 
     def forget_stream(self, stream: int) -> PendingBlocks | None:
@@ -306,18 +300,18 @@ class FreeLists:
         if not cache.free.nbytes:
             return None
         made = PendingBlocks(cache, cache.free)
-        self.chunks.journal.append((setattr, cache, "free", made.free))
+        self._journal.append((setattr, cache, "free", made.free))
         cache.free = self.new_bins()
         self.add_pending(made)
         return made
 
     def add_pending(self, made: PendingBlocks) -> None:
-        self.chunks.journal.append((self.pending.pop, made, None))
+        self._journal.append((self.pending.pop, made, None))
         self.pending[made] = None
 
     def _drop_pending(self, made: PendingBlocks) -> None:
         if made in self.pending:
-            self.chunks.journal.append((self.pending.setdefault, made))
+            self._journal.append((self.pending.setdefault, made))
             del self.pending[made]
 
     def undo_pending(self, made: Iterable[PendingBlocks]) -> None:
@@ -358,8 +352,8 @@ class FreeLists:
                     # Other threads may allocate them from then on: that is not undone. The first one would be filed with them.
                     in_one_step(
                         partial(blocks.extend, range(start + (count - 1) * size, start - 1, -size)),
-                        self.chunks.journal.clear,
-                        partial(self.chunks.journal.append, (blocks.append, ptr)),
+                        self._journal.clear,
+                        partial(self._journal.append, (blocks.append, ptr)),
                     )
         return ptr
 

@@ -68,6 +68,7 @@ class Chunks(dict[int, int]):
         while self.changed:
             self.changed[-1].renew()
             self.changed.pop()
+        self.journal.clear()
 
 
 class Bins:
@@ -123,11 +124,12 @@ class Bins:
 class FreeSet:
     """Free blocks of one condition, each merged with its neighbours in the set, but never over the edge of a chunk."""
 
-    __slots__ = ("chunks", "ends", "nbytes", "parts", "starts", "whole")
+    __slots__ = ("_note", "chunks", "ends", "nbytes", "parts", "starts", "whole")
 
     def __init__(self, chunks: Chunks) -> None:
         #: The size of every chunk of the pool, by its address.
         self.chunks = chunks
+        self._note = chunks.journal.append
         self._clear()
 
     def __len__(self) -> int:
@@ -159,7 +161,7 @@ class FreeSet:
     def remove(self, start: int) -> int:
         """Take a block out; its size."""
         size = self.starts[start]
-        self.chunks.journal.append((self._restore, start, size))
+        self._note((self._restore, start, size))
         del self.starts[start]
         self.nbytes -= size
         del self.ends[start + size]
@@ -169,7 +171,7 @@ class FreeSet:
     def absorb(self, other: FreeSet) -> None:
         """Take over all blocks of another set."""
         blocks = other.starts
-        self.chunks.journal.append((other._restore_all, blocks))
+        self._note((other._restore_all, blocks))
         other._clear()
         for start, size in blocks.items():
             self.add(start, size)
@@ -179,7 +181,7 @@ class FreeSet:
         blocks = self.starts
         self._clear()
         for start, size in blocks.items():
-            self._enter(start, size)
+            self._insert(start, size)
 
     def _restore(self, start: int, size: int) -> None:
         self.chunks.changed.append(self)
@@ -190,10 +192,7 @@ class FreeSet:
         self.starts.pop(start, None)
 
     def _insert(self, start: int, size: int) -> None:
-        self.chunks.journal.append((self._take_back, start))
-        self._enter(start, size)
-
-    def _enter(self, start: int, size: int) -> None:
+        self._note((self._take_back, start))
         self.starts[start] = size
         self.ends[start + size] = start
         self.nbytes += size

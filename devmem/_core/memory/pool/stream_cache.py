@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import suppress
 from itertools import compress
 
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
@@ -55,11 +54,15 @@ class StreamCache:
         found, journal = False, self.free.small.chunks.journal
         for size in self._filled():
             free, blocks = self.free.of(size), self.lists[size]
-            with suppress(IndexError):  # none is left; another thread, which takes no lock for it, may allocate blocks
-                for ptr in iter(blocks.pop, None):  # no interrupt comes before the journal has it
+            try:
+                for ptr in iter(blocks.pop, None) if blocks else ():  # no interrupt comes before the journal has it
                     journal.append((blocks.append, ptr))
                     free.add(ptr, size)
                     found = True
+                    if not blocks:
+                        break
+            except IndexError:  # another thread, which takes no lock for it, has allocated the last one
+                pass
         return found
 
     def _filled(self) -> list[int]:
