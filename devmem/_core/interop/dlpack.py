@@ -174,7 +174,7 @@ def take(capsule: object) -> Tensor:
     """
     if type(capsule) is not _Capsule:
         raise BufferError(f"__dlpack__ returned {capsule!r}, not a DLPack capsule")
-    pointer, name = _claim(capsule)
+    [(pointer, name)] = map(_claim, (capsule,))  # no interrupt comes before it is stored
     tensor: DLManagedTensor | DLManagedTensorVersioned
     try:
         if name == _VERSIONED:
@@ -209,7 +209,7 @@ def _claim(capsule: object) -> tuple[int, bytes]:
     Reading the name and setting it are two steps. ``dict.setdefault`` is atomic and so decides between callers that come at
     once, be they threads or a finalizer that interrupts the two steps.
     """
-    mark = object()
+    mark, renamed = object(), b""
     try:
         if _claims.setdefault(capsule, mark) is not mark:
             raise BufferError("the DLPack capsule was taken by another thread: ask its producer for one for each")
@@ -219,10 +219,15 @@ def _claim(capsule: object) -> tuple[int, bytes]:
                 raise BufferError("the DLPack capsule was taken before: ask its producer for another one")
             raise BufferError(f"a capsule with the name {name.decode(errors='replace')!r} is not DLPack's")
         pointer: int = _get_pointer(capsule, name)
+        renamed = name
         _set_name(capsule, _NAMES[name][1])
         return pointer, name
+    except BaseException:
+        if renamed:  # an interrupt: the capsule has not been taken
+            _set_name(capsule, _NAMES[renamed][0])
+        raise
     finally:
-        if _claims.get(capsule) is mark:
+        if capsule in _claims and _claims[capsule] is mark:
             del _claims[capsule]
 
 

@@ -129,7 +129,11 @@ def in_use(world):
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_nothing_is_lost(verb, at_point, still):
-    dm.use_memory("driver")
+    with dm.use_memory("driver"):
+        look_at(verb, at_point)
+
+
+def look_at(verb, at_point):
     world = World()
     try:
         for _ in range(2):  # what is made only once is there
