@@ -17,7 +17,18 @@ BEFORE_A_POINT = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX"}
 def points(code: CodeType) -> frozenset[int]:
     """Offsets before which Python may run a handler: behind calls, where a function begins, and where a loop goes round."""
     instructions = list(dis.get_instructions(code))
-    behind = {after.offset for each, after in itertools.pairwise(instructions) if each.opname in BEFORE_A_POINT}
+    entries = dis.Bytecode(code).exception_entries
+
+    def handlers(offset: int) -> list[int]:
+        return [each.target for each in entries if each.start <= offset < each.end]
+
+    # The handler runs at the end of the call. Here it is called at the beginning of the next instruction, which is left out where
+    # other handlers of exceptions are in force: behind the last call of a `with` block its end would not be called.
+    behind = {
+        after.offset
+        for each, after in itertools.pairwise(instructions)
+        if each.opname in BEFORE_A_POINT and handlers(each.offset) == handlers(after.offset)
+    }
     return frozenset(behind | {each.offset for each in instructions if each.opname.startswith("JUMP_BACKWARD")})
 
 

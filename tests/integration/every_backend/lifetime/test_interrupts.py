@@ -128,9 +128,10 @@ def in_use(world):
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_nothing_is_lost(verb, at_point, still):
+def test_nothing_is_lost(verb, at_point, still, in_thread):
     with dm.use_memory("driver"):
         look_at(verb, at_point)
+    in_thread(lambda: dm.to_device(DATA).free())  # no lock is left locked
 
 
 def look_at(verb, at_point):
