@@ -31,7 +31,7 @@ EXHAUSTIVE = {"leaks", "failures", "emulated", "gpu_check"}
 #: Folders, and how files begin, whose tests compute, or compile, all the time: tens of seconds where others want the processors
 #: too. They get more of it (in seconds), less than `faulthandler_timeout`.
 BUSY, LONG = {"property", "leaks", "emulated", "emulator"}, 140
-BUSY_FILES = "test_emulator_"
+BUSY_FILES = ("test_emulator_", "test_interrupts")
 
 # No deadline: two slow cores under load are not a bug. Function-scoped fixtures of the leak plugin are meant to span examples.
 settings.register_profile(
