@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md says where things are: each file that it names exists, and each lock is in its table."""
+"""ARCHITECTURE.md says where things are: each file that it names exists."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-LOCK_TABLE = TEXT.partition("\n## Locks\n")[2].partition("\n## ")[0]
 #: Where a path may begin: most are relative to the package; those of a room's paragraph to the room.
 PLACES = [ROOT, ROOT / "devmem", *(path for path in sorted((ROOT / "devmem" / "_core").rglob("*")) if path.is_dir())]
-CODE = {path.relative_to(ROOT / "devmem").as_posix(): path for path in sorted((ROOT / "devmem").rglob("*.py"))}
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w./-]+(?:\.py|\.c|\.md|/))`", TEXT))))
@@ -23,8 +21,3 @@ def test_a_named_file_exists(path):
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"^ *([\w/]+\.py) ", TEXT, flags=re.MULTILINE))))
 def test_a_file_of_the_journey_exists(path):
     assert any((place / path).exists() for place in (ROOT / "devmem", ROOT / "devmem" / "_core"))
-
-
-def test_every_lock_is_in_the_table():
-    makes = [name for name, path in CODE.items() if re.search(r"threading\.(Lock|RLock|Condition)\(", path.read_text())]
-    assert [name for name in makes if f"`{name}`" not in LOCK_TABLE] == []
