@@ -292,14 +292,14 @@ def books() -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(VERBS))
 def test_ten_thousand_times(name: str, things: Things) -> None:
     call = VERBS[name]
-    for _ in range(200):  # caches fill, threads start
-        call(things)
-    settle()
-    things.forget()
-    before = books()
     traced = []
     tracemalloc.start()
     try:
+        for _ in range(1100):  # caches fill, such as that of 1,024 destroyed handles; threads start
+            call(things)
+        settle()
+        things.forget()
+        before = books()
         for _ in range(3):
             for _ in range(200):
                 call(things)
@@ -307,14 +307,14 @@ def test_ten_thousand_times(name: str, things: Things) -> None:
             traced.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    for _ in range(TIMES - 800):
+    for _ in range(TIMES - 1700):
         call(things)
     settle()
     # An array that lives long remembers some of the streams that it was used on, not all.
     assert books()["handles"] <= before["handles"] + 20
     things.forget()
     assert books() == before
-    assert traced[-1] - traced[0] < SLACK
+    assert traced[-1] - traced[0] < 2 * SLACK  # dictionaries from which the oldest entry goes are made anew now and then
 
 
 def test_a_long_loop_on_the_host(things: Things) -> None:

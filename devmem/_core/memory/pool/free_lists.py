@@ -101,6 +101,7 @@ class FreeLists:
             if self.deferred:
                 self._run_deferred()
             self._complete = True  # what has changed is not undone any more; nothing is called behind this
+            del self._journal[:]
         del self._inside[-1]
 
     def _is_inside(self, frame: FrameType) -> bool:
