@@ -314,7 +314,9 @@ def test_ten_thousand_times(name: str, things: Things) -> None:
     assert books()["handles"] <= before["handles"] + 20
     things.forget()
     assert books() == before
-    assert traced[-1] - traced[0] < 2 * SLACK  # dictionaries from which the oldest entry goes are made anew now and then
+    assert (
+        traced[-1] - traced[0] < 2 * SLACK
+    )  # dictionaries from which the oldest entry goes are made anew now and then
 
 
 def test_a_long_loop_on_the_host(things: Things) -> None:
