@@ -37,6 +37,8 @@ BUSY_FILES = ("test_emulator_", "test_interrupts")
 settings.register_profile(
     "devmem", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
+#: The same examples each time: what stands before every change.
+settings.register_profile("gate", settings.get_profile("devmem"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("devmem"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "devmem"))
 # Some of what is drawn are constants in the source of the modules that are imported by then, which depends on the tests that
@@ -63,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folders[0])
         if not EXHAUSTIVE.isdisjoint(folders):
             item.add_marker("exhaustive")
+        if "interrupt" in item.path.stem:
+            item.add_marker("interrupts")
         if not BUSY.isdisjoint(folders) or item.path.name.startswith(BUSY_FILES):
             item.add_marker(pytest.mark.timeout(LONG))
         if is_slow(item):

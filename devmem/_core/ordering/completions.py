@@ -125,36 +125,36 @@ class CompletionQueue(Generic[K, T]):
             self.waiting.setdefault(key, deque()).append((event, payload))
 
     def completed(self) -> list[T]:
-        """Take out the payloads whose events have completed; none while another call, here or on another thread, does so.
+        """Take out the payloads whose events have completed; none where a finalizer re-enters a call on its thread.
 
         A query that fails loses no payload: the next call returns what this one has found.
         """
-        if not self.lock.acquire(blocking=False):
-            return []
-        if self._polling:  # re-entered by a finalizer on this thread
-            self.lock.release()
-            return []
-        self._polling = True
-        try:
-            query = self.events.owner.driver.event_query
-            for key, queue in list(self.waiting.items()):
-                # Events of one stream complete in order: the first that has not ends the search on that stream.
-                while queue:
-                    event, payload = queue[0]
-                    try:
-                        if not query(event):
-                            break
-                        self._completed.append(payload)
-                    except UnsupportedError:  # it was recorded into a captured graph
-                        leaked.append(payload)
-                    queue.popleft()
-                    self.events.give_back(event)
-                if not queue:
-                    self.waiting.pop(key, None)
-            found, self._completed = self._completed, []
-        finally:
-            self._polling = False
-            self.lock.release()
+        with self.lock:
+            if self._polling:
+                return []
+            self._polling = True
+            try:
+                return self._take_completed()
+            finally:
+                self._polling = False
+
+    def _take_completed(self) -> list[T]:
+        query = self.events.owner.driver.event_query
+        for key, queue in list(self.waiting.items()):
+            # Events of one stream complete in order: the first that has not ends the search on that stream.
+            while queue:
+                event, payload = queue[0]
+                try:
+                    if not query(event):
+                        break
+                    self._completed.append(payload)
+                except UnsupportedError:  # it was recorded into a captured graph
+                    leaked.append(payload)
+                queue.popleft()
+                self.events.give_back(event)
+            if not queue:
+                self.waiting.pop(key, None)
+        found, self._completed = self._completed, []
         return found
 
     def synchronize(self, keys: Iterable[K] | None = None) -> None:

@@ -109,7 +109,8 @@ class Arena:
     @property
     def used(self) -> int:
         """Bytes that are taken from the range, with what rounding up adds."""
-        return sum(slab.step * (slab.slots - len(slab.free)) for slab in set(self._slabs.copy().values()))
+        slabs = list(self._slabs.values())  # a finalizer may give memory back meanwhile
+        return sum(slab.step * (slab.slots - len(slab.free)) for slab in set(slabs))
 
     def resolve(self, ptr: int, nbytes: int) -> int:
         """Return where the bytes at ``ptr`` can be touched; 0 unless all of them lie in one live block."""
@@ -154,7 +155,7 @@ class Arena:
                 if self._chunks[first : first + count] == free:
                     consume(changes)
                     return slab
-            for slab in () if dropped else [slab for each in self._with_room.copy().values() for slab in each.copy()]:
+            for slab in () if dropped else [slab for each in list(self._with_room.values()) for slab in each.copy()]:
                 self._drop(slab)
         left = self.size - self.used
         raise host_error("alloc", "OUT_OF_MEMORY", f"asked for {nbytes} bytes, {left} of {self.size} are free")

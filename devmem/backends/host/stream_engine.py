@@ -252,7 +252,7 @@ class StreamEngine:
     def drain(self) -> None:
         """Wait until every job enqueued before is done, on every stream. Raises no error of a host function."""
         if self.busy or self.foreign:
-            for job in (*self.busy.copy().values(), *self.foreign.copy()):
+            for job in (*list(self.busy.values()), *list(self.foreign)):
                 self._await(job)
 
     # -- host functions ----------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class StreamEngine:
         for job in jobs:
             if not job.abandon():
                 job.wait()
-        for stream in (*self.streams.copy().values(), *self._per_thread.copy().values()):
+        for stream in (*list(self.streams.values()), *list(self._per_thread.values())):
             stream.end()
         _engines.discard(self)
 
@@ -317,13 +317,13 @@ class StreamEngine:
         return True
 
     def _unfinished(self) -> list[Job]:
-        jobs = _unfinished([*self._holds.copy().values(), *self.busy.copy().values()])
+        jobs = _unfinished([*list(self._holds.values()), *list(self.busy.values())])
         return [job for job in jobs if job.stream.engine is self]
 
     def _before(self, stream: Stream) -> list[Job]:
         """Return the jobs that are not done and that a job of the stream, enqueued now, comes after."""
         if stream is self.legacy:
-            before = [job for on, job in self.busy.copy().items() if not on.non_blocking]
+            before = [job for on, job in list(self.busy.items()) if not on.non_blocking]
         else:
             streams = (stream,) if stream.non_blocking else (stream, self.legacy)
             before = [job for on in streams if (job := self.busy.get(on)) is not None]
@@ -408,7 +408,7 @@ class StreamEngine:
 
     def _add_thread(self, thread: threading.Thread) -> Stream:
         """Make the per-thread stream of a thread, and end those of threads that have ended."""
-        for ended, stream in self._per_thread.copy().items():
+        for ended, stream in list(self._per_thread.items()):
             if not ended.is_alive():
                 self._per_thread.pop(ended, None)
                 stream.end()

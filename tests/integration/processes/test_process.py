@@ -275,11 +275,11 @@ def test_a_fork_while_another_thread_holds_every_lock(tmp_path: Path) -> None:
     # RLock and Lock are functions in older versions of Python.
     kinds = type(threading.Lock()), type(threading.RLock()), threading.Condition
     gc.collect()
-    locks, seen = [], set()
+    locks, seen = [], {}   # what was seen is kept, or a later object could have its id
     def find(holder, name=""):
         if id(holder) in seen:
             return
-        seen.add(id(holder))
+        seen[id(holder)] = holder
         if isinstance(holder, kinds):
             locks.append((name, holder))
         elif isinstance(holder, dict):
