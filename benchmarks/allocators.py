@@ -2,10 +2,12 @@
 
     python benchmarks/allocators.py                    replay benchmarks/traces, write benchmarks/results/allocators-*.{json,md}
     python benchmarks/allocators.py --quick            fewer rounds; writes no files
+    python benchmarks/allocators.py --only shareable   only hits, many, replays or shareable, into a file of that name
     python benchmarks/allocators.py --record           record the traces again
 
-Three results have targets (exit status 1 if one is missed): the time of a pool hit, the cost of a million live blocks, and the
-peak of reserved bytes over the peak of live bytes, on every trace whose peak exceeds 256 MiB.
+Four results have targets (exit status 1 if one is missed): the time of a pool hit, the cost of a million live blocks, the
+peak of reserved bytes over the peak of live bytes, on every trace whose peak exceeds 256 MiB, and what it costs that other
+processes can open the driver's pool.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from programs import FOLDER, PROGRAMS
 from table import Row, line, markdown
+from timing import interleaved, ratio, spread
 
 import devmem as dm
 from devmem import memory
@@ -48,8 +53,9 @@ SUITE = [
     "lifetime/test_dropped_during_copies.py",
 ]
 UNIT = 512
-#: Limits: the smallest peak that is judged, reserved over live bytes, the time of a hit, the cost of a million live blocks.
-JUDGED_FROM, RESERVE, HIT, MANY = 256 << 20, 1.15, 2.0, 1.3
+#: Limits: the smallest peak that is judged, reserved over live bytes, the time of a hit, the cost of a million live blocks, and
+#: that of memory which can be shared.
+JUDGED_FROM, RESERVE, HIT, MANY, SHAREABLE = 256 << 20, 1.15, 2.0, 1.3, 1.02
 STACKS: dict[str, Callable[[Any], Any]] = {
     "driver": lambda below: below,
     "stream_ordered": lambda below: memory.StreamOrderedMemory(),
@@ -209,7 +215,7 @@ def renumbered(records: Iterable[Record]) -> Iterator[Record]:
     numbers: dict[int, int] = {}
     free: list[int] = []
     streams: dict[int, int] = {LEGACY_STREAM: LEGACY_STREAM, PER_THREAD_STREAM: PER_THREAD_STREAM}
-    for op, address, nbytes, stream, t in records:
+    for op, address, nbytes, stream, t, *_ in records:
         stream = streams.setdefault(stream, len(streams) + 1)
         if op == "allocate":
             number = numbers[address] = free.pop() if free else len(numbers) + 1
@@ -327,8 +333,9 @@ def cost_of_hits(pool: Any, count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def many(place: Place, rounds: int, levels: tuple[int, int]) -> Iterator[Row]:
+def many(place: Place, rounds: int) -> Iterator[Row]:
     """Time of a call by number of live blocks: last in first out, and in random order."""
+    levels = 1_000, 20_000 if rounds == 1 else 1_000_000
     pool = memory.PoolMemory(place.bottom())
     pool.bind(place.driver)
     live: list[int] = []
@@ -388,22 +395,58 @@ def in_order(pool: Any, live: list[int], chance: random.Random | None) -> float:
     return (time.perf_counter() - began) / (2 * count)
 
 
+def shareable(place: Place, rounds: int) -> Iterator[Row]:
+    """The driver's pool, the default memory, made so that other processes can open it, in turns with one made without."""
+    if Capability.POOL_IPC not in place.driver.info.capabilities:
+        return
+    cuda: Any = importlib.import_module("devmem.backends.cuda.driver")
+    handle_types = {"shareable": cuda.FILE_DESCRIPTOR, "plain": type(cuda.FILE_DESCRIPTOR)(0)}
+    host = np.arange(16.0)
+
+    def reopened(name: str) -> None:
+        dm.close()
+        cuda.FILE_DESCRIPTOR = handle_types[name]
+        dm.to_device(host).free()
+
+    uses: dict[str, Callable[[], object]] = {
+        "to_device": lambda: dm.to_device(host),
+        "device_array": lambda: dm.device_array(16),
+    }
+    for verb, once in uses.items():
+        times = interleaved(dict.fromkeys(handle_types, once), 40 * rounds, 0.005, before=reopened)
+        least = {name: spread(found).least * 1e6 for name, found in times.items()}
+        told = f"{least['shareable']:.3f} us, plain {least['plain']:.3f} us; median of the rounds {ratio(*times.values()):.2f}"
+        value = least["shareable"] / least["plain"]
+        row = Row(f"shareable default memory / plain: {verb}, dropped", place.where, value, "x", told, numbers=least)
+        yield row.judged(SHAREABLE, f"{SHAREABLE:g} x")
+    reopened("shareable")
+
+
+PARTS: dict[str, Callable[[Place, int], Iterable[Row]]] = {
+    "hits": hits,
+    "many": many,
+    "replays": replays,
+    "shareable": shareable,
+}
+
+
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def measure(quick: bool) -> list[Row]:
-    """All rows of this process's device."""
+def measure(quick: bool, only: str | None) -> list[Row]:
+    """All rows of this process's device, or those of one part."""
     place = Place()
     rounds = 1 if quick else 5
-    with place.device.entered():
-        return [
-            *hits(place, rounds),
-            *many(place, rounds, (1_000, 20_000 if quick else 1_000_000)),
-            *replays(place, rounds),
-        ]
+    rows: list[Row] = []
+    for name, part in PARTS.items():
+        if only in (None, name):
+            # A part that opens the device anew cannot be inside of it.
+            with nullcontext() if part is shareable else place.device.entered():
+                rows += part(place, rounds)
+    return rows
 
 
-def in_its_place(where: str, quick: bool) -> list[Row]:
+def in_its_place(where: str, arguments: list[str]) -> list[Row]:
     """The rows of a device that another process measured, or one row with the reason why there are none."""
     told = {**os.environ, "DEVMEM_BACKEND": "host", "DEVMEM_HOST_STRICT": "1", "DEVMEM_HOST_DEVICES": "1"}
     if where != "host":
@@ -416,7 +459,7 @@ def in_its_place(where: str, quick: bool) -> list[Row]:
         except (ImportError, OSError) as error:
             return [Row("everything", where, None, "us").skipped(str(error).partition("\n")[0])]
         told |= {**variables, "DEVMEM_BACKEND": "cuda", "DEVMEM_EMULATOR_MODE": "null"}
-    command = [sys.executable, __file__, "--child", *(["--quick"] if quick else [])]
+    command = [sys.executable, __file__, "--child", *arguments]
     run = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
     if run.returncode:
         last = (run.stderr.strip().splitlines() or ["no reason"])[-1]
@@ -429,26 +472,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.record:
         record()
         return 0
     if options.child:
-        print(json.dumps([vars(row) for row in measure(options.quick)]))
+        print(json.dumps([vars(row) for row in measure(options.quick, options.only)]))
         return 0
     short = False
     for where in ("host", "emulated-cuda"):
-        rows = in_its_place(where, options.quick)
+        rows = in_its_place(where, sys.argv[1:])
         for row in rows:
             print(line(row))
         short |= any(row.verdict == "FALLS SHORT" for row in rows)
-        if not options.quick and rows[0].verdict != "skipped":
-            write(where, rows)
+        if not options.quick and rows and rows[0].verdict != "skipped":
+            write(f"{options.only or 'allocators'}-{where}", rows)
     return int(short)
 
 
-def write(where: str, rows: list[Row]) -> None:
+def write(name: str, rows: list[Row]) -> None:
     """The results as JSON and Markdown."""
     about: dict[str, object] = {
         "python": platform.python_version(),
@@ -461,16 +505,16 @@ def write(where: str, rows: list[Row]) -> None:
         "Microseconds per call of the stack, allocations and deallocations alike, minimum of five replays. Peak live is "
         f"counted in units of {UNIT} bytes. The emulated driver runs in null mode: its calls cost nearly "
         "nothing. On a GPU, allocating and freeing are expensive, and the other calls, mostly events, cost about a "
-        "microsecond.",
+        "microsecond. So of shareable memory this shows what devmem does for it, and not what the driver does.",
     ]
-    stem = HERE / "results" / f"allocators-{where}"
+    stem = HERE / "results" / name
     found = {"about": about, "rows": [vars(row) for row in rows]}
     stem.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     sections = {
         "Targets": [row for row in rows if row.verdict],
         "All": [row for row in rows if not row.verdict],
     }
-    text = markdown(f"Memory stacks, {where}", about, notes, sections)
+    text = markdown(f"Memory stacks, {name}", about, notes, sections)
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
 
 

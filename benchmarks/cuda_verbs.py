@@ -3,8 +3,7 @@
 Each takes a `Place` and returns a function without arguments that uses the verb once. Cells of verbs that a library lacks stay
 empty: the bare bindings and cuda.core have no arrays to slice.
 
-The emulated driver returns one address for all memory and one handle for all streams. So no function keeps a stream or an event
-while another is created, and work goes to the legacy default stream.
+Work goes to the legacy default stream.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ ELEMENTS = 16
 DEVMEM = "devmem"
 #: devmem if no other library has left the primary context current, so that devmem makes it current and restores it.
 ALONE = "devmem, none current"
+#: devmem with its own pool above the driver's memory.
+POOLED = "devmem, pool"
 BARE, BARE_POOL = "bare", "bare, pool"
 NUMBA = "numba-cuda"
 CORE = "cuda.core"
@@ -80,7 +81,8 @@ class Place:
         self.core, self.core_device = core, device
 
     def current(self, library: str) -> None:
-        """Make the primary context current, as every library but devmem leaves it, or no context."""
+        """Make the primary context current, as every library but devmem leaves it, or no context; and select devmem's memory."""
+        dm.use_memory("pool" if library == POOLED else "stream_ordered")
         cu.cuCtxSetCurrent(0 if library == ALONE else self.primary)
 
     def cases(self, verb: str) -> dict[str, Once]:
@@ -113,10 +115,22 @@ def verbs() -> list[str]:
 # -- devmem ------------------------------------------------------------------------------------------------------------
 
 
-@case("to_device + free", DEVMEM, ALONE)
+@case("to_device + free", DEVMEM, ALONE, POOLED)
 def _(place: Place) -> Once:
     host = place.host
     return lambda: dm.to_device(host).free()
+
+
+@case("to_device, dropped", DEVMEM, ALONE, POOLED)
+def _(place: Place) -> Once:
+    host = place.host
+    return lambda: dm.to_device(host)
+
+
+@case("to_device(to=)", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    array, host = dm.to_device(place.host), place.host
+    return lambda: dm.to_device(host, to=array)
 
 
 @case("copy_to_host()", DEVMEM, ALONE)
@@ -131,15 +145,32 @@ def _(place: Place) -> Once:
     return lambda: array.copy_to_host(out)
 
 
-@case("device_array + free", DEVMEM, ALONE)
+@case("device_array + free", DEVMEM, ALONE, POOLED)
 def _(place: Place) -> Once:
     return lambda: dm.device_array(ELEMENTS).free()
+
+
+@case("device_array, dropped", DEVMEM, ALONE, POOLED)
+def _(place: Place) -> Once:
+    return lambda: dm.device_array(ELEMENTS)
 
 
 @case("d[3:9]", DEVMEM)
 def _(place: Place) -> Once:
     array = dm.device_array(ELEMENTS)
     return lambda: array[3:9]
+
+
+@case("reshape", DEVMEM)
+def _(place: Place) -> Once:
+    array = dm.device_array(ELEMENTS)
+    return lambda: array.reshape(4, -1)
+
+
+@case("DLPack export + import", DEVMEM)
+def _(place: Place) -> Once:
+    array = dm.device_array(ELEMENTS)
+    return lambda: dm.from_dlpack(array)
 
 
 @case("stream + close", DEVMEM, ALONE)
@@ -159,9 +190,11 @@ def _(place: Place) -> Once:
 
 # -- the bare bindings -------------------------------------------------------------------------------------------------
 #
-# Only the vendor's calls: host arrays go through the buffer protocol, and status codes are not checked.
+# Only the vendor's calls: host arrays go through the buffer protocol, and status codes are not checked. Nothing can be dropped:
+# blocks are freed, as in the other verb.
 
 
+@case("to_device, dropped", BARE)
 @case("to_device + free", BARE)
 def _(place: Place) -> Once:
     host, nbytes = place.host, place.host.nbytes
@@ -175,6 +208,7 @@ def _(place: Place) -> Once:
     return once
 
 
+@case("to_device, dropped", BARE_POOL)
 @case("to_device + free", BARE_POOL)
 def _(place: Place) -> Once:
     host, nbytes, pool, stream = place.host, place.host.nbytes, place.pool, place.legacy
@@ -186,6 +220,13 @@ def _(place: Place) -> Once:
         free(ptr, stream)
 
     return once
+
+
+@case("to_device(to=)", BARE)
+def _(place: Place) -> Once:
+    host, nbytes, copy = place.host, place.host.nbytes, cu.cuMemcpyHtoD
+    _, ptr = cu.cuMemAlloc(nbytes)
+    return lambda: copy(ptr, host, nbytes)
 
 
 @case("copy_to_host()", BARE)
@@ -208,12 +249,14 @@ def _(place: Place) -> Once:
     return lambda: copy(out, ptr, nbytes)
 
 
+@case("device_array, dropped", BARE)
 @case("device_array + free", BARE)
 def _(place: Place) -> Once:
     nbytes, alloc, free = place.host.nbytes, cu.cuMemAlloc, cu.cuMemFree
     return lambda: free(alloc(nbytes)[1])
 
 
+@case("device_array, dropped", BARE_POOL)
 @case("device_array + free", BARE_POOL)
 def _(place: Place) -> Once:
     nbytes, pool, stream = place.host.nbytes, place.pool, place.legacy
@@ -244,6 +287,7 @@ def _(place: Place) -> Once:
 # numba-cuda has no free and no close: it destroys dropped objects eleven at a time, which is part of the measured time.
 
 
+@case("to_device, dropped", NUMBA)
 @case("to_device + free", NUMBA)
 def _(place: Place) -> Once:
     to_device, host = place.numba.to_device, place.host
@@ -262,6 +306,7 @@ def _(place: Place) -> Once:
     return lambda: array.copy_to_host(out)
 
 
+@case("device_array, dropped", NUMBA)
 @case("device_array + free", NUMBA)
 def _(place: Place) -> Once:
     device_array = place.numba.device_array
@@ -292,6 +337,7 @@ def _(place: Place) -> Once:
 # the verbs of the other libraries do. Existing host arrays are wrapped beforehand; a new one is wrapped in the measured time.
 
 
+@case("to_device, dropped", CORE)
 @case("to_device + free", CORE)
 def _(place: Place) -> Once:
     device, stream, nbytes = place.core_device, place.core.LEGACY_DEFAULT_STREAM, place.host.nbytes
@@ -333,6 +379,7 @@ def _(place: Place) -> Once:
     return once
 
 
+@case("device_array, dropped", CORE)
 @case("device_array + free", CORE)
 def _(place: Place) -> Once:
     allocate, stream, nbytes = place.core_device.allocate, place.core.LEGACY_DEFAULT_STREAM, place.host.nbytes

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from live import FREED, MADE, cost_by_live, count_bytes
 from table import Effort, Row
 from timing import interleaved, ratio, spread
 
@@ -31,14 +32,35 @@ TURNS = 3
 USES = 110
 
 #: (verb, library, at most this many times the library's time)
-AT_MOST = [("to_device + free", "bare", 2.5)]
+AT_MOST = [
+    ("to_device + free", "bare", 0.6),
+    ("to_device + free", "cuda.core", 0.6),
+    ("to_device, dropped", "bare", 0.8),
+    ("device_array, dropped", "cuda.core", 0.8),
+    ("device_array + free", "cuda.core", 0.6),
+    ("copy_to_host(out)", "cuda.core", 1.0),
+    ("to_device(to=)", "bare", 0.6),
+]
+#: With devmem's own pool a verb takes at most so many times what it takes with the driver's.
+POOLED, POOL_AT_MOST = "devmem, pool", 1.2
+POOL_VERBS = ("to_device + free", "to_device, dropped", "device_array + free", "device_array, dropped")
+#: (verb, microseconds at most)
+MICROSECONDS = [
+    ("d[3:9]", 0.25),
+    ("reshape", 0.5),
+    ("stream + close", 1.0),
+    ("event + record + close", 1.0),
+    ("DLPack export + import", 1.0),
+]
 #: (verb, library, at least this many times as fast)
 AT_LEAST = [
-    ("to_device + free", "numba-cuda", 20.0),
+    ("to_device + free", "numba-cuda", 100.0),
     ("copy_to_host(out)", "numba-cuda", 3.0),
     ("device_array + free", "numba-cuda", 6.0),
     ("d[3:9]", "numba-cuda", 6.0),
 ]
+#: At most so many bytes for a live array; and how much its cost may grow from few live ones to many.
+BYTES, FLAT, FEW = 250, 1.2, 10
 UPLOAD = "to_device alone"
 #: Driver calls that an upload may make, by kind, and none of any other kind. Calls that make a context current and restore the
 #: previous one are unavoidable; the row shows them separately.
@@ -59,7 +81,15 @@ def rows(effort: Effort, script: Path, environment: Mapping[str, str], about: di
         return
     told = {**environment, **variables, "DEVMEM_BACKEND": "cuda", "DEVMEM_EMULATOR_MODE": "null"}
     told.pop("NUMBA_ENABLE_CUDASIM", None)
-    command = [sys.executable, str(script), "--emulated-child", str(effort.rounds * TURNS), str(effort.seconds)]
+    most = effort.levels[-1]
+    command = [
+        sys.executable,
+        str(script),
+        "--emulated-child",
+        str(effort.rounds * TURNS),
+        str(effort.seconds),
+        str(most),
+    ]
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=told)
     if run.returncode:
         last = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
@@ -94,6 +124,20 @@ def targets(times: Mapping[str, Mapping[str, list[float]]], missing: Mapping[str
             row.detail, row.numbers = f"median of the rounds {median:.2f}", {"least": row.value, "median": median}
         (row.judged if slower else row.judged_at_least)(factor, f"{factor:g} x")
         found.append(row if row.value is not None else row.skipped((missing or {}).get(library, "not measured")))
+    for verb in POOL_VERBS:
+        row = Row(f"{verb}: devmem, pool / devmem", WHERE, None, "x")
+        pooled, ours = times.get(verb, {}).get(POOLED), times.get(verb, {}).get("devmem")
+        if pooled and ours:
+            row.value, median = spread(pooled).least / spread(ours).least, ratio(pooled, ours)
+            row.detail, row.numbers = f"median of the rounds {median:.2f}", {"least": row.value, "median": median}
+        row.judged(POOL_AT_MOST, f"{POOL_AT_MOST:g} x")
+        found.append(row if row.value is not None else row.skipped("not measured"))
+    for verb, most in MICROSECONDS:
+        row = Row(f"{verb}: devmem", WHERE, None, "us")
+        if ours := times.get(verb, {}).get("devmem"):
+            row.value = spread(ours).least * 1e6
+        row.judged(most, f"{most:g} us")
+        found.append(row if row.value is not None else row.skipped("not measured"))
     if not times:
         kept = ", ".join(f"{count} {kind}" for kind, count in ALLOWED.items())
         uploads = (f"driver calls: {UPLOAD}", f"driver calls: {UPLOAD}, none current")
@@ -104,7 +148,7 @@ def targets(times: Mapping[str, Mapping[str, list[float]]], missing: Mapping[str
 # -- in the process of its own -----------------------------------------------------------------------------------------
 
 
-def child(rounds: int, seconds: float) -> None:
+def child(rounds: int, seconds: float, most: float) -> None:
     """Measure in the process with the emulated driver, and print JSON."""
     import cuda_verbs
 
@@ -115,7 +159,19 @@ def child(rounds: int, seconds: float) -> None:
         times[verb] = interleaved(place.cases(verb), rounds, seconds, before=place.current)
         found.append(verb_row(verb, times[verb], place.missing))
     found += [*targets(times, place.missing), *call_rows(place)]
+    place.current(cuda_verbs.DEVMEM)
+    found += live_rows(int(most))
     print(json.dumps({"versions": place.versions, "rows": [asdict(row) for row in found]}))
+
+
+def live_rows(most: int) -> Iterator[Row]:
+    """Bytes of host memory for each of many live arrays, and the cost of the next with few and with that many."""
+    for how, count in count_bytes(most).items():
+        yield Row(f"bytes for each of {most:,} live arrays, {how}", WHERE, count, "B").judged(BYTES, f"{BYTES} B")
+    for what, by_level in cost_by_live([FEW, most], TURNS).items():
+        few, many = (by_level[level].least * 1e6 for level in (FEW, most))
+        row = Row(f"{what}, {most:,} live / {FEW}", WHERE, many / few, "x", f"{few:.2f} us, {many:.2f} us")
+        yield row.judged(FLAT, f"{FLAT} x") if what in (MADE, FREED) else row
 
 
 def verb_row(verb: str, times: Mapping[str, list[float]], missing: Mapping[str, str]) -> Row:

@@ -143,7 +143,14 @@ def allocators(run: Run, step: Step) -> None:
 
 def truth(run: Run, step: Step) -> None:
     """The emulator's assumptions, tested on this driver."""
-    tests(run, step, [ROOT / run.vendor.truth], only_backend=False)
+    tests(run, step, [ROOT / each for each in run.vendor.truth], only_backend=False)
+
+
+def assumptions(run: Run, step: Step) -> None:
+    """The rows of docs/reference/assumptions.md that only a device can answer; each is told by its name."""
+    outcomes = tests(run, step, [ROOT / "tests" / "contract" / "assumptions"], only_backend=False)
+    words = {"passed": "holds", "failed": "DOES NOT HOLD", "skipped": "was not asked"}
+    step.notes += [f"{name.partition('::test_')[2]}: {words.get(how, how)}" for name, how in sorted(outcomes.items())]
 
 
 def memcheck(run: Run, step: Step) -> None:
@@ -217,6 +224,7 @@ STEPS: dict[str, Callable[[Run, Step], None]] = {
     "contract": contract,
     "api": api,
     "truth": truth,
+    "assumptions": assumptions,
     "kernels": kernels,
     "allocators": allocators,
     "memcheck": memcheck,
@@ -227,6 +235,7 @@ TITLES = {
     "contract": "The contract: drivers and memory resources",
     "api": "The API: integration, leaks, property",
     "truth": "The emulator's assumptions",
+    "assumptions": "What is assumed of real drivers",
     "kernels": "Kernels: results, and launch times",
     "allocators": "Other libraries: allocators and arrays",
     "memcheck": "Every verb, under a memory checker if available",

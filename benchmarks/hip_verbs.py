@@ -121,6 +121,12 @@ def _(place: Place) -> Once:
     return lambda: dm.to_device(host).free()
 
 
+@case("to_device, dropped", DEVMEM)
+def _(place: Place) -> Once:
+    host = place.host
+    return lambda: dm.to_device(host)
+
+
 @case("copy_to_host()", DEVMEM)
 def _(place: Place) -> Once:
     array = dm.to_device(place.host)
@@ -163,6 +169,7 @@ def _(place: Place) -> Once:
 
 
 @case("to_device + free", BARE)
+@case("to_device, dropped", BARE)
 def _(place: Place) -> Once:
     host, nbytes, hip = place.host, place.host.nbytes, place.hip
     alloc, copy, free, kind = hip.hipMalloc, hip.hipMemcpy, hip.hipFree, hip.hipMemcpyKind.hipMemcpyHostToDevice
@@ -229,6 +236,7 @@ def _address(array: Any) -> int:
 
 
 @case("to_device + free", BARE_CTYPES)
+@case("to_device, dropped", BARE_CTYPES)
 def _(place: Place) -> Once:
     host, nbytes, library = place.host, place.host.nbytes, place.library
     alloc, copy, free, word, byref = (

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """devmem's overhead: over the host backend, over a driver that does nothing, and next to other libraries on CUDA and ROCm.
 
-    python benchmarks/overhead.py [--quick] [--only host|cuda|rocm] [--json FILE] [--markdown FILE]
+    python benchmarks/overhead.py [--quick] [--only host|cuda|rocm|recording] [--json FILE] [--markdown FILE]
 
 Prints a table, and writes it as JSON. The sections on CUDA and ROCm need no GPU: they run in child processes over emulated
 drivers, in which every call returns at once and does nothing. They need a C compiler. The CUDA section needs cuda-bindings, and
@@ -38,14 +38,19 @@ from timing import interleaved, ratio, spread
 from verbs import CASES, ELEMENTS, Place, verbs
 
 import devmem as dm
+from devmem import _native
 
 ROOT = Path(__file__).resolve().parents[1]
 BACKENDS = ["host", "null"]
 #: A cost counts as constant if it grows by at most this factor from the fewest live arrays to the most.
 FLAT = 1.5
 BYTES_PER_ARRAY = 600
-IMPORT_SECONDS = 0.040
-WHEEL_BYTES = 1_000_000
+IMPORT_SECONDS = 0.030
+WHEEL_BYTES = 1_160_000
+#: Arrays that are uploaded together, and bytes of each; how many times `numpy.concatenate` that may take, the frees included.
+MANY, MANY_BYTES, CONCATENATIONS = 1000, 4 << 10, 2.5
+#: How many dropped blocks are freed together, and seconds in which that happens a few times.
+QUEUED, SECONDS_OF_MANY = 11, 0.03
 #: Driver calls that one use of a verb may make, where there is a target. Each part (the use, the free) enters the device once.
 ALLOWED_CALLS = {
     "to_device + free": {"alloc": 1, "copy": 1, "free": 1, "enter": 2},
@@ -62,16 +67,16 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="a few seconds instead of minutes; fewer arrays, less precise"
     )
-    parser.add_argument("--only", choices=["host", *ON_VENDORS], help="only the host sections, or only one vendor's")
+    parser.add_argument("--only", choices=["host", *ALONE], help="only the host sections, or only one other")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too, as Markdown")
     for vendor in EMULATED_CHILDREN:
-        parser.add_argument(vendor, nargs=2, metavar=("ROUNDS", "SECONDS"), help=argparse.SUPPRESS)
+        parser.add_argument(vendor, nargs="+", help=argparse.SUPPRESS)  # rounds, seconds, most live arrays
     parser.add_argument("--count-bytes", nargs=2, metavar=("BACKEND", "COUNT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore", dm.DevmemWarning)
     for option, measure_child in EMULATED_CHILDREN.items():
         if asked := getattr(options, option[2:].replace("-", "_")):
-            measure_child(int(asked[0]), float(asked[1]))
+            measure_child(int(asked[0]), *map(float, asked[1:]))
             return 0
     if options.count_bytes:
         backend, count = options.count_bytes
@@ -81,7 +86,7 @@ def main() -> int:
     effort = QUICK if options.quick else FULL
     sections: dict[str, list[Row]] = {}
     for section, measure in SECTIONS.items():
-        if options.only and ON_VENDORS.get(options.only, section) != section:
+        if options.only and ALONE.get(options.only, section) != section:
             continue
         if options.only == "host" and section in ON_VENDORS.values():
             continue
@@ -94,7 +99,7 @@ def main() -> int:
     short = [row for row in every if row.verdict == "FALLS SHORT"]
     met = sum(row.verdict == "PASS" for row in every)
     print(f"\n{met} targets met, {len(short)} missed" + "".join(f"\n  {row.what} {row.where}" for row in short))
-    about = {"quick": options.quick, "elements": ELEMENTS, **machine()}
+    about = {"quick": options.quick, "elements": ELEMENTS, "core": _native.why, **machine()}
     if options.json:
         tables = {name: [asdict(row) for row in rows] for name, rows in sections.items()}
         text = json.dumps({"about": about, "sections": tables}, indent=1)
@@ -204,6 +209,57 @@ def memory(effort: Effort) -> Iterator[Row]:
             yield Row(what, backend, count, "B", numbers=found).judged(BYTES_PER_ARRAY, f"{BYTES_PER_ARRAY} B")
 
 
+def recording(effort: Effort) -> Iterator[Row]:
+    """An allocation and its free over a pool, and what it adds to write down who asked for them."""
+    with in_use("host"), tempfile.TemporaryDirectory() as folder:
+        stacks = {
+            "pool": "pool",
+            "statistics": "statistics,pool",
+            "lines of the program": "statistics:owners,pool",
+            "log": f"log:{folder}/plain.log,pool",
+            "log;frames=8": f"log:{folder}/frames.log;frames=8,pool",
+        }
+        running = dict.fromkeys(stacks, lambda: dm.device_array(ELEMENTS).free())
+        times = interleaved(running, effort.rounds, effort.seconds, before=lambda name: dm.use_memory(stacks[name]))
+        found = {name: spread(taken) for name, taken in times.items()}
+        for name, taken in found.items():
+            added = f"adds {(taken.least - found['pool'].least) * 1e6:.2f} us" if name != "pool" else ""
+            detail = " · ".join(filter(None, [f"median {taken.median * 1e6:.2f}", added]))
+            yield Row(f"device_array + free, {name}", "host", taken.least * 1e6, "us", detail)
+        dm.close()  # the device's own stack again
+
+
+def together(effort: Effort) -> Iterator[Row]:
+    """Many small arrays uploaded by one call and dropped, next to the loop, and to joining them on the host alone.
+
+    Each turn goes on until what it has dropped is freed, over and over, on pages that it has used before. The first call after a
+    trim, to which the system has to give pages, is told.
+    """
+    sources = [np.full(MANY_BYTES // 8, float(at)) for at in range(MANY)]
+    what = f"to_device_many of {MANY:,} x {MANY_BYTES >> 10} KiB, dropped"
+    with in_use("host"):
+        running: dict[str, Callable[[], object]] = {
+            "together": lambda: dm.to_device_many(sources),
+            "loop": lambda: [dm.to_device(each) for each in sources],
+            "concatenate": lambda: np.concatenate(sources),
+        }
+
+        def used_before(name: str) -> None:
+            dm.trim()
+            for _ in range(2 * QUEUED):
+                running[name]()
+
+        again = interleaved(running, effort.rounds, SECONDS_OF_MANY, before=used_before)
+        first = interleaved(running, effort.rounds, 0.0, before=lambda _: dm.trim())
+    for how, times in ((what, again), (f"{what}, the first after a trim", first)):
+        found = {name: spread(taken).least * 1e3 for name, taken in times.items()}
+        detail = ", ".join(f"{name} {taken:.2f} ms" for name, taken in found.items())
+        joined = found["together"] / found["concatenate"]
+        row = Row(f"{how} / numpy.concatenate", "host", joined, "x", detail, numbers=found)
+        yield row.judged(CONCATENATIONS, f"{CONCATENATIONS:g} x") if times is again else row
+        yield Row(f"the loop / {how}", "host", found["loop"] / found["together"], "x").judged_at_least(1.0, "1 x")
+
+
 # -- importing and shipping --------------------------------------------------------------------------------------------
 
 
@@ -261,7 +317,12 @@ def on_rocm(effort: Effort) -> Iterator[Row]:
 ON_CUDA = "CUDA, over the emulated driver that does nothing"
 ON_ROCM = "ROCm, over the emulated runtime that does nothing"
 ON_VENDORS = {"cuda": ON_CUDA, "rocm": ON_ROCM}
-EMULATED_CHILDREN = {"--emulated-child": emulated.child, "--emulated-hip-child": emulated_hip.child}
+RECORDING = "Recording allocations, over a pool: minimum of many turns"
+ALONE = {**ON_VENDORS, "recording": RECORDING}
+EMULATED_CHILDREN: dict[str, Callable[..., None]] = {
+    "--emulated-child": emulated.child,
+    "--emulated-hip-child": emulated_hip.child,
+}
 HOST_NOTE = "Measured on the host: no GPU, and no vendor's driver."
 EMULATED_NOTE = (
     "The section on CUDA was measured over the emulated driver in null mode: every driver call returns at "
@@ -274,7 +335,7 @@ EMULATED_NOTE = (
 HIP_NOTE = (
     "The section on ROCm was measured over the emulated HIP runtime in null mode, in one process for each provider. devmem "
     "uses its own pool there, the default on AMD; 'no pool' is plain hipMalloc, as in the bare calls. "
-    "Targets apply to the bindings; devmem through ctypes against bare ctypes is only shown."
+    "Targets compare each provider with the bare calls through the same."
 )
 NOTES = {ON_CUDA: EMULATED_NOTE, ON_ROCM: HIP_NOTE}
 SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
@@ -282,6 +343,8 @@ SECTIONS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "Driver calls for one use": driver_calls,
     "Cost of one more array, by number of live arrays: medians": live_arrays,
     "Host memory of a live array": memory,
+    RECORDING: recording,
+    "Many arrays together": together,
     "Importing": importing,
     "Wheel": wheel,
     ON_CUDA: on_cuda,
@@ -314,9 +377,10 @@ _versions: dict[str, object] = {}
 
 
 def environment() -> dict[str, str]:
-    """The environment of a child process that imports the same devmem."""
+    """The environment of a child process that imports the same devmem, and keeps the modules that it compiles."""
     paths = [str(Path(dm.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def machine() -> dict[str, object]:

@@ -17,14 +17,27 @@ from ._core.base.config import Setting
 from ._core.bulk.async_copy import Transfer
 from ._core.device.backends import BackendStatus
 from ._core.device.device import Device, current_device
-from ._core.interop.ipc import IpcHandle
-from ._core.ordering.stream import Event, Stream
-from .api.arrays import device_array, device_array_like, full, to_device, zeros
+from ._core.ordering.event import Event
+from ._core.ordering.stream import Stream
+from .api.arrays import device_array, device_array_like, pitched_array, to_device
+from .api.creation import (
+    asarray,
+    empty,
+    empty_like,
+    full,
+    full_like,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
 from .api.devices import (
     backends,
     close,
     device,
+    device_count,
     devices,
+    is_available,
     register_backend,
     reset,
     select_device,
@@ -32,7 +45,14 @@ from .api.devices import (
     unregister_backend,
     use_backend,
 )
-from .api.interop import as_device_array, from_dlpack, is_device_array, open_ipc_array
+from .api.interop import (
+    as_device_array,
+    from_dlpack,
+    is_device_array,
+    open_ipc_array,
+    receive_ipc_array,
+    send_ipc_array,
+)
 from .api.memory import memory_info, transfer_stats, trim, use_memory
 from .api.registration import (
     deregister,
@@ -57,7 +77,7 @@ from .api.streams import (
     stream,
     synchronize,
 )
-from .api.transfers import copy_async, gather, scatter, to_device_many, to_host_many
+from .api.transfers import copy_async, copy_pitched, gather, scatter, to_device_many, to_host_many
 from .errors import (
     BackendError,
     BackendUnavailable,
@@ -78,9 +98,17 @@ from .errors import (
 from .spi.types import DeviceInfo, MemoryInfo
 
 if _typing.TYPE_CHECKING:
-    from . import memory
-    from .api.files import load, save
+    from . import memory, spill
+    from ._core.bulk.files import ArrayFile
+    from ._core.bulk.prefetch import Prefetcher
+    from ._core.bulk.transfer_plan import TransferPlan
+    from ._core.interop.ipc import IpcHandle
+    from .api.files import load, load_many, save
     from .api.kernels import In, InOut, Out, kernel
+    from .api.loading import prefetch
+    from .api.managed import discard_managed, prefetch_managed
+    from .api.memory_reports import memory_snapshot, memory_summary
+    from .api.plans import capture
     from .api.simulation import simulator
     from .kernels.names import (
         CLK_GLOBAL_MEM_FENCE,
@@ -116,6 +144,7 @@ __version__ = "0.2.0"
 __all__ = [
     "CLK_GLOBAL_MEM_FENCE",
     "CLK_LOCAL_MEM_FENCE",
+    "ArrayFile",
     "BackendError",
     "BackendStatus",
     "BackendUnavailable",
@@ -142,22 +171,27 @@ __all__ = [
     "OutOfMemory",
     "PinnedNDArray",
     "PluginError",
+    "Prefetcher",
     "Setting",
     "SimulatorError",
     "SmartArray",
     "Stream",
     "Transfer",
     "TransferGuardError",
+    "TransferPlan",
     "UnsupportedError",
     "as_device_array",
+    "asarray",
     "atomic",
     "backends",
     "barrier",
     "blockDim",
     "blockIdx",
+    "capture",
     "close",
     "const",
     "copy_async",
+    "copy_pitched",
     "current_device",
     "default_stream",
     "defer_cleanup",
@@ -165,13 +199,18 @@ __all__ = [
     "device",
     "device_array",
     "device_array_like",
+    "device_count",
     "devices",
+    "discard_managed",
+    "empty",
+    "empty_like",
     "errors",
     "event",
     "event_elapsed_time",
     "external_stream",
     "from_dlpack",
     "full",
+    "full_like",
     "gather",
     "get_global_id",
     "get_global_size",
@@ -183,11 +222,13 @@ __all__ = [
     "grid",
     "gridDim",
     "gridsize",
+    "is_available",
     "is_device_array",
     "kernel",
     "laneid",
     "legacy_default_stream",
     "load",
+    "load_many",
     "local",
     "managed_array",
     "managed_array_like",
@@ -197,20 +238,30 @@ __all__ = [
     "mem_fence",
     "memory",
     "memory_info",
+    "memory_snapshot",
+    "memory_summary",
+    "ones",
+    "ones_like",
     "open_ipc_array",
     "per_thread_default_stream",
     "pinned",
     "pinned_array",
     "pinned_array_like",
+    "pitched_array",
+    "prefetch",
+    "prefetch_managed",
+    "receive_ipc_array",
     "register",
     "register_backend",
     "reset",
     "save",
     "scatter",
     "select_device",
+    "send_ipc_array",
     "settings",
     "shared",
     "simulator",
+    "spill",
     "stream",
     "synchronize",
     "syncthreads",
@@ -226,13 +277,22 @@ __all__ = [
     "warpsize",
     "wavebarrier",
     "zeros",
+    "zeros_like",
 ]
 
 #: Names that not every program uses, by the module that has them. It is imported when the first of them is used, as
-#: `devmem.memory` is: its pools and adaptors, kernels and files take a third of what all of devmem takes to import.
+#: `devmem.memory` and `devmem.spill` are: pools, kernels and files take a third of what all of devmem takes to import.
 _LATER = {
-    ".api.files": "load save",
+    "._core.bulk.files": "ArrayFile",
+    ".api.files": "load load_many save",
+    "._core.bulk.prefetch": "Prefetcher",
+    "._core.interop.ipc": "IpcHandle",
+    "._core.bulk.transfer_plan": "TransferPlan",
+    ".api.plans": "capture",
     ".api.kernels": "In InOut Out kernel",
+    ".api.loading": "prefetch",
+    ".api.managed": "discard_managed prefetch_managed",
+    ".api.memory_reports": "memory_snapshot memory_summary",
     ".api.simulation": "simulator",
     ".kernels.names": (
         "CLK_GLOBAL_MEM_FENCE CLK_LOCAL_MEM_FENCE atomic barrier blockDim blockIdx const get_global_id "
@@ -240,17 +300,47 @@ _LATER = {
         "laneid local mem_fence shared syncthreads threadIdx warpsize wavebarrier"
     ),
 }
+#: What other libraries call what is here.
+_ELSEWHERE = {
+    "array tensor as_tensor from_numpy device_put": "asarray(x) or to_device(x) makes a device array",
+    "asnumpy to_host device_get": "d.copy_to_host() copies an array to the host, to_host_many(tree) many",
+    "empty_pinned zeros_pinned alloc_pinned_memory": "pinned_array(shape, dtype) is page-locked memory of the host",
+    "pin_memory": "pinned_array(shape, dtype) is page-locked memory of the host, pinned(x) locks an array's for a while",
+    "empty_cache free_all_blocks": "trim() gives cached memory back",
+    "mem_get_info memory_allocated memory_reserved max_memory_allocated memory_stats": (
+        "memory_info() and memory_summary() have the bytes"
+    ),
+    "reset_peak_memory_stats": "push() and pop() of a memory.Statistics have the peak between them",
+    "MemoryPool get_default_memory_pool": "use_memory('pool') chooses a pool, memory.PoolMemory is one",
+    "set_allocator": "use_memory(resource) sets the memory stack for a block, DEVMEM_MEMORY_MANAGER for the process",
+    "current_stream": "default_stream(), or the stream of the `with stream:` around the call",
+    "get_device": "current_device(), and d.device of an array",
+    "set_device": "select_device(device)",
+    "get_device_name": "current_device().name",
+    "gpus": "devices() are the devices",
+    "arange linspace eye random rand randn": "make it with NumPy, to_device(numpy.arange(10)): devmem computes nothing",
+    "concatenate cat stack": "gather(arrays) joins on the host; on a device copy_to_device() into parts of an empty() array does",
+    "sum mean max min dot matmul einsum where exp abs": (
+        "devmem computes nothing: use NumPy before to_device(), or a library that computes on the device (from_dlpack)"
+    ),
+    "savez save_file load_file load_npz": "save({name: array}, path) and load(path) take .npz and .safetensors files",
+    "DataLoader": "prefetch(batches) uploads ahead of the work",
+    "ndarray Tensor": "DeviceNDArray is the class of device arrays",
+    "cuda": "every function is in devmem itself, for each vendor; numba.cuda's names are in devmem.compat.numba_cuda",
+    "jit": "kernel is the decorator of kernels",
+}
 _HOMES = {name: module for module, names in _LATER.items() for name in names.split()}
 
 if not _typing.TYPE_CHECKING:  # which would take it that there is every name, misspelt ones too
 
     def __getattr__(name: str) -> object:
-        if name == "memory":
-            return _import_module(".memory", __name__)
+        if name in ("memory", "spill"):
+            return _import_module(f".{name}", __name__)
         if name in _HOMES:
             found = getattr(_import_module(_HOMES[name], __name__), name)
         else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            advice = next((f": {text}" for names, text in _ELSEWHERE.items() if name in names.split()), "")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
         globals()[name] = found
         return found
 

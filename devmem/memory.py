@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ._core.memory.adaptor import Adaptor
-from ._core.memory.direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory
+from ._core.memory.direct import (
+    DriverMemory,
+    ManagedMemory,
+    MappedMemory,
+    PinnedMemory,
+    StreamOrderedMemory,
+    VirtualMemory,
+)
 from ._core.memory.failing import FailIf, FailNth, OnOutOfMemory
 from ._core.memory.guard import Guard
 from ._core.memory.limit import Limit
@@ -38,4 +45,5 @@ __all__ = [
     "Snapshot",
     "Statistics",
     "StreamOrderedMemory",
+    "VirtualMemory",
 ]

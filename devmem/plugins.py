@@ -10,16 +10,16 @@ import importlib
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pluggy
 
 from .spi import SPI_VERSION, hookspecs
-from .spi.driver import Backend, Configurable
-from .spi.errors import DevmemWarning, PluginError
+from .spi.driver import Backend, Configurable, Driver
+from .spi.errors import DevmemError, DevmemWarning, PluginError
 from .spi.files import DirectFiles
 from .spi.kernel import KernelCompiler
 from .spi.memory import ResourceFactory
@@ -48,6 +48,7 @@ BUILT_IN_RESOURCES = (
     "scrub",
     "statistics",
     "stream_ordered",
+    "virtual",
 )
 #: Allocators of other libraries, by their names for `use_memory`. The module here is imported at the first lookup, the library
 #: itself when the resource is bound to a device.
@@ -61,23 +62,66 @@ ADAPTERS = {
 #: when a kernel is first compiled for that backend, the library that compiles when the compiler is used.
 BUILT_IN_COMPILERS = {
     "numba_cuda": ("cuda", "devmem.kernels.compilers.numba_cuda"),
+    "numba_cuda_mlir": ("cuda", "devmem.kernels.compilers.numba_cuda_mlir"),
     "numba_hip": ("roc", "devmem.kernels.compilers.numba_hip"),
     "simulator": ("host", "devmem.kernels.compilers.simulator"),
 }
 #: Direct copies between files and device memory, by backend.
-DIRECT_FILES = {"cuda": "devmem.adapters.kvikio:KvikIO"}
+DIRECT_FILES = {"cuda": "devmem.adapters.kvikio:KvikIO", "host": "devmem.backends.host.files:HostFiles"}
 #: The attribute of a module that is given as a memory resource; not a hook, although it begins like one.
 MANAGER = "devmem_memory_manager"
 #: The backend that is chosen last, with a warning: the lack of a GPU must not go unnoticed.
 LAST_RESORT = "host"
 
 
+#: More devices than any machine has: a plugin's count is believed up to here.
+MAX_DEVICES = 1 << 16
+
+T = TypeVar("T")
+
+
+def ask(call: Callable[..., T], what: str, *arguments: object) -> T:
+    """Call a plugin: what it raises becomes a PluginError, but for what says itself what is wrong, and interrupts."""
+    try:
+        return call(*arguments)
+    except (DevmemError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # a plugin does not end the program
+        raise PluginError(f"{what} raised {type(error).__name__}: {error}{_place(error)}") from error
+
+
 @dataclass(slots=True)
 class LoadedBackend:
-    """A backend and the package that it comes from."""
+    """A backend and the package that it comes from. It is called through these methods, which check its answers."""
 
     backend: Backend
     origin: str
+
+    def __str__(self) -> str:
+        return f"the backend {self.backend.name!r} from {self.origin}"
+
+    def configure(self, options_of: Callable[[Configurable], dict[str, object]]) -> None:
+        """Pass it what is set for it, if it has settings."""
+        if isinstance(self.backend, Configurable):
+            ask(self.backend.configure, f"configure() of {self}", options_of(self.backend))
+
+    def unavailable(self) -> str | None:
+        """Why it cannot be used here; None if it can."""
+        reason: object = ask(self.backend.unavailable, f"unavailable() of {self}")
+        if reason is None or isinstance(reason, str):
+            return reason
+        raise PluginError(f"unavailable() of {self} returned {reason!r}: it returns a reason, a str, or None")
+
+    def device_count(self) -> int:
+        """How many devices it has."""
+        count: object = ask(self.backend.device_count, f"device_count() of {self}")
+        if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= MAX_DEVICES:
+            return count
+        raise PluginError(f"device_count() of {self} returned {count!r}: it returns an int from 0 to {MAX_DEVICES}")
+
+    def open(self, ordinal: int) -> Driver:
+        """Open one of its devices."""
+        return ask(self.backend.open, f"open({ordinal}) of {self}", ordinal)
 
 
 class LoadedCompiler(NamedTuple):
@@ -105,6 +149,7 @@ class Registry:
     failures: dict[str, Failure] = field(default_factory=dict)
     files: dict[str, DirectFiles] = field(default_factory=dict)
     third_parties_loaded: bool = False
+    entries_loaded: list[object] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def configure(self, block: tuple[str, ...]) -> None:
@@ -150,6 +195,10 @@ class Registry:
             found = [each for each in self.compilers.values() if each.compiler.backend == backend]
             return sorted(found, key=lambda each: each.origin != "built in")
 
+    def compiler_names(self) -> list[str]:
+        """The names of all kernel compilers: built-in ones, and those of the plugins that are loaded."""
+        return sorted({*BUILT_IN_COMPILERS, *self.compilers})
+
     def direct_files(self, backend: str) -> DirectFiles | None:
         """The direct copies between files and the memory of a backend's devices; they may be unavailable."""
         with self.lock:
@@ -178,9 +227,11 @@ class Registry:
         PluginError
             The name is taken, or the backend is written for a newer contract or lacks a part of it.
         """
-        _check_backend(backend, origin)
+        ask(_check_backend, f"the backend from {origin}, when it was asked what it is,", backend, origin)
         with self.lock:
             taken = self.backends.get(backend.name)
+            if taken is not None and taken.origin == origin == "built in":
+                return  # a handler or a finalizer that came into this has loaded it
             if taken is not None or (backend.name in BUILT_IN and origin != "built in"):
                 owner = taken.origin if taken else "built in"
                 raise PluginError(
@@ -216,22 +267,30 @@ class Registry:
             return
         import importlib.metadata  # would double the time of `import devmem`
 
-        self.third_parties_loaded = True
-        broken = []
-        for entry in importlib.metadata.entry_points(group=GROUP):
-            origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
-            if entry.name in self.block:
-                continue
-            try:
-                self._load_entry_point(entry, origin)
-            except (Exception, SystemExit) as error:
-                # A broken package must not affect other plugins, nor end the program. The error is recorded, shown by
-                # `devmem info`, and raised if a lookup finds no other plugin.
-                message = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}{_place(error)}"
-                self.failures[entry.name] = Failure(origin, message)
-                broken.append(message)
+        self.third_parties_loaded = True  # before: a plugin may ask for another one while it is imported
+        broken: list[str] = []
+        try:
+            for entry in importlib.metadata.entry_points(group=GROUP):
+                if entry.name not in self.block and entry not in self.entries_loaded:
+                    self._try_entry_point(entry, broken)
+                    self.entries_loaded.append(entry)
+        except BaseException:
+            self.third_parties_loaded = False  # an interrupt: the next lookup goes on here
+            raise
         for message in broken:  # after all are loaded, as a filter may turn the warning into an error
             _warn(message)
+
+    def _try_entry_point(self, entry: importlib.metadata.EntryPoint, broken: list[str]) -> None:
+        """Load one plugin. A broken one must not affect the others, nor end the program: its error is recorded, shown by
+        `devmem info`, and raised if a lookup finds no other plugin.
+        """
+        origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+        try:
+            self._load_entry_point(entry, origin)
+        except (Exception, SystemExit) as error:
+            message = f"plugin {entry.name!r} ({origin}): {type(error).__name__}: {error}{_place(error)}"
+            self.failures[entry.name] = Failure(origin, message)
+            broken.append(message)
 
     def _load_entry_point(self, entry: importlib.metadata.EntryPoint, origin: str) -> None:
         manager = _manager()
@@ -260,6 +319,7 @@ class Registry:
                     f"devmem_memory_resources() returned {resources!r}: it returns a dict, factories by name"
                 )
             for name, factory in resources.items():
+                _check_name("a memory resource", name, origin)
                 built_in = name in BUILT_IN_RESOURCES or name in ADAPTERS
                 owner = "built in" if built_in else self.resources.get(name, ("", ""))[1]
                 if owner:
@@ -277,7 +337,10 @@ class Registry:
                 f"the kernel compiler {compiler!r} from {origin} lacks {', '.join(missing)} (see devmem.spi.kernel)"
             )
         name = compiler.name
+        _check_name("a kernel compiler", name, origin)
         taken = self.compilers.get(name)
+        if taken is not None and taken.origin == origin == "built in":
+            return  # as above
         if taken is not None or (name in BUILT_IN_COMPILERS and origin != "built in"):
             owner = taken.origin if taken else "built in"
             raise PluginError(
@@ -327,6 +390,9 @@ def _check_backend(backend: Backend, origin: str) -> None:
     ]
     if missing:
         raise PluginError(f"the backend {backend!r} from {origin} lacks {', '.join(missing)} (see devmem.spi.driver)")
+    _check_name("a backend", backend.name, origin)
+    if not isinstance(backend.spi_version, int):
+        raise PluginError(f"the backend {backend.name!r} from {origin} has spi_version {backend.spi_version!r}: an int")
     if backend.spi_version > SPI_VERSION:
         raise PluginError(
             f"the backend {backend.name!r} from {origin} is written for contract {backend.spi_version}, this devmem has "
@@ -341,6 +407,11 @@ def _check_backend(backend: Backend, origin: str) -> None:
         _warn(f"the backend {backend.name!r} from {origin} is written for the previous contract: upgrade {origin}")
 
 
+def _check_name(what: str, name: object, origin: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise PluginError(f"{what} from {origin} is named {name!r}: a name is a str, and not empty")
+
+
 def _place(error: BaseException) -> str:
     """The line where a plugin raised an exception, as the end of a phrase; empty if the loader raised it."""
     import traceback  # only where something is wrong
@@ -353,12 +424,6 @@ def _place(error: BaseException) -> str:
 
 def _warn(message: str) -> None:
     warnings.warn(message, DevmemWarning, stacklevel=2)
-
-
-def configure(backend: Backend, options: dict[str, object]) -> None:
-    """Pass a backend the settings with its name."""
-    if options and isinstance(backend, Configurable):
-        backend.configure(options)
 
 
 #: The registry of this process.

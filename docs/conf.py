@@ -26,4 +26,7 @@ suppress_warnings = ["ref.python"]
 nitpick_ignore_regex = [(r"py:.*", r"(?!devmem\b).*")]
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # the theme's own underlines the modules of imports, as if they were links
 html_title = f"devmem {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]

@@ -1,12 +1,16 @@
 """How strong the tests of each room of `devmem/_core` are, measured with sampled mutants: run by ``scripts/mutate``.
 
 First a survey: the tests run once under coverage on each backend, so that each line knows the tests that run it. It is kept in
-``build/mutate`` until the sources or the tests change. Then, for each room, lines are drawn (the seed makes the draw repeatable)
-and one mutation of each: mutmut's operators, and two more that are made here (a condition negated, a call left out). A mutant is
-run in a copy of the tree, against the tests that run its line: those in the room's folders first, then the others, one case of
-each test function before the second case of any, until a test fails or until the tests chosen would take `--seconds`. A line
-that runs on import counts as run by every test that runs any line of its file. A test that fails without the mutant, too, does
-not count.
+``build/mutate`` until the sources or the tests change. Then, for each room, lines are drawn and one mutation of each: mutmut's
+operators, and two more that are made here (a condition negated, a call left out). The draw hangs on the seed and on the text of
+the line alone, so that a change elsewhere leaves it as it is. A mutant is run in a copy of the tree, against the tests that run
+its line: those in the room's folders first, then the others, one case of each test function before the second case of any,
+until a test fails or until the tests chosen would take `--seconds`. A line that runs on import counts as run by every test that
+runs any line of its file; one that no test runs, as run by the tests that start processes. A test that fails, or hangs, without
+the mutant, too, does not count.
+
+Results are kept as they come: ``--again`` goes on where a run was ended, and runs the survivors of a run that has ended.
+``--page`` writes the figures and the survivors as a table, in which the reasons that were written into it by hand stay.
 """
 
 from __future__ import annotations
@@ -39,11 +43,19 @@ CORE = ROOT / "devmem" / "_core"
 KEPT = ROOT / "build" / "mutate"
 #: What is surveyed on each backend. Leaks, documentation and other libraries take minutes and are about other things.
 SURVEYED = {
-    "host": ["tests/unit", "tests/contract", "tests/property", "tests/integration"],
+    "host": ["tests/unit", "tests/contract", "tests/property", "tests/fuzz", "tests/integration"],
     "cuda": ["tests/integration/every_backend"],
 }
 #: Mutants are not made in here: what is said, and what exists for the type checker only.
 SKIPPED = (cst.Annotation, cst.SimpleString, cst.ConcatenatedString, cst.FormattedString, cst.Import, cst.ImportFrom)
+#: A bar in a cell of a table.
+PIPE = "\\|"
+PAGE = """\
+# Mutants
+
+How strong the tests of each room of `devmem/_core` are: `scripts/mutate` changes one sampled line at a time and runs the tests
+that cover it. The script writes this page, and leaves the reasons as they are.
+"""
 COPIED = ("devmem", "tests", "benchmarks", "examples", "docs", "scripts", "pyproject.toml", "README.md", "CHANGELOG.md")
 
 
@@ -56,6 +68,8 @@ class Mutant:
     line: int
     before: str
     after: str
+    #: Which of the equal lines of the file, from 1.
+    nth: int
     source: str = field(repr=False)
     #: The lines whose tests are asked.
     lines: tuple[int, int] = (0, 0)
@@ -65,6 +79,11 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}  {self.before}  ->  {self.after}"
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What it is known by, wherever its line has moved to."""
+        return self.file, self.before, self.after, self.nth
 
 
 def main() -> int:
@@ -81,46 +100,68 @@ def main() -> int:
     parser.add_argument("--backends", default="host,cuda", help="default: host,cuda (cuda is the emulated driver)")
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="survey and run these only, for a quick look")
     parser.add_argument("--json", type=Path, default=KEPT / "mutants.json", help="default: build/mutate/mutants.json")
+    parser.add_argument("--page", type=Path, help="also write the figures and the survivors there, as Markdown")
     parser.add_argument("--list", action="store_true", help="only list the mutants that are drawn")
-    parser.add_argument("--again", action="store_true", help="run only those that the file of --json has as survivors")
+    parser.add_argument("--again", action="store_true", help="run only those that the file of --json has not as killed")
     options = parser.parse_args()
     if unknown := set(options.rooms) - set(rooms):
         parser.error(f"no such room: {', '.join(sorted(unknown))}; there are {', '.join(rooms)}")
     mutants = [mutant for room in options.rooms or rooms for mutant in drawn(room, options.sample, options.seed)]
-    if options.again:
-        kept = {
-            (each["file"], each["line"], each["after"]) for each in read(options.json) if each["status"] != "killed"
-        }
-        mutants = [each for each in mutants if (each.file, each.line, each.after) in kept]
     if options.list:
         print(*mutants, sep="\n")
         return 0
+    if options.again:
+        recall(mutants, options.json)
     surveys = [Survey(each, options.tests or SURVEYED[each]) for each in options.backends.split(",")]
-    run_all(mutants, surveys, options.seconds, options.jobs)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    told = [{key: value for key, value in asdict(each).items() if key != "source"} for each in mutants]
-    options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    report(mutants)
+    for _ in run_all([each for each in mutants if each.status != "killed"], surveys, options.seconds, options.jobs):
+        keep(mutants, options.json)
+    text = report(mutants, reasons(options.page) if options.page else {})
+    print(text)
+    if options.page:
+        options.page.write_text(text, encoding="utf-8")
     return 0
 
 
-def read(path: Path) -> list[dict[str, object]]:
-    """The results of an earlier run."""
-    found: list[dict[str, object]] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
-def report(mutants: list[Mutant]) -> None:
-    """Print each room's share of killed mutants, and the survivors."""
-    for room, group in itertools.groupby(mutants, key=lambda each: each.room):
-        members = list(group)
+def keep(mutants: list[Mutant], path: Path) -> None:
+    """Write what is known of the mutants."""
+    told = [{key: value for key, value in asdict(each).items() if key != "source"} for each in mutants]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def recall(mutants: list[Mutant], path: Path) -> None:
+    """Give the mutants the results that an earlier run has kept."""
+    for each in json.loads(path.read_text(encoding="utf-8")):
+        for mutant in mutants:
+            if mutant.key == (each["file"], each["before"], each["after"], each["nth"]):
+                mutant.status, mutant.tests, mutant.killer = each["status"], each["tests"], each["killer"]
+
+
+def reasons(page: Path) -> dict[tuple[str, str, str], str]:
+    """The reasons that a page gives for survivors, by what its rows say of them before."""
+    rows = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
+    cells = [row[2:-2].split(" | ") for row in rows if row.startswith("| `")]
+    return {(file.partition(":")[0] + "`", before, after): reason for file, before, after, reason in cells}
+
+
+def report(mutants: list[Mutant], known: dict[tuple[str, str, str], str]) -> str:
+    """Each room's share of killed mutants, and the survivors with their reasons, as a page."""
+    lines = [PAGE, "| room | mutants | killed | share |", "|---|--:|--:|--:|"]
+    rooms = {room: list(group) for room, group in itertools.groupby(mutants, key=lambda each: each.room)}
+    for room, members in {**rooms, "all": mutants}.items():
         killed = sum(each.status == "killed" for each in members)
-        print(f"{room:10} {killed:3} of {len(members)} killed ({100 * killed / len(members):.0f} %)")
-        for each in members:
-            if each.status != "killed":
-                print(f"  {each.status} ({each.tests} tests): {each}")
-    killed = sum(each.status == "killed" for each in mutants)
-    print(f"{'all':10} {killed:3} of {len(mutants)} killed ({100 * killed / max(len(mutants), 1):.0f} %)")
+        lines.append(f"| {room} | {len(members)} | {killed} | {100 * killed / max(len(members), 1):.0f} % |")
+    lines += ["", "## Survivors", "", "| line | before | after | why it survives |", "|---|---|---|---|"]
+    for each in mutants:
+        if each.status != "killed":
+            file = each.file.removeprefix("devmem/_core/")
+            before, after = (f"`{text.replace('|', PIPE)}`" for text in (each.before, each.after))
+            why = known.get((f"`{file}`", before, after), "")
+            lines.append(f"| `{file}:{each.line}` | {before} | {after} | {why or 'to be looked at'} |")
+    return "\n".join(lines) + "\n"
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -128,17 +169,17 @@ def report(mutants: list[Mutant]) -> None:
 
 def drawn(room: str, count: int, seed: int) -> list[Mutant]:
     """Mutants of a room: lines are drawn, then one of the mutations of each line."""
-    chance = random.Random(f"{seed} {room}")
-    files = {path: Mutations(path) for path in sorted((CORE / room).rglob("*.py"))}
-    lines = [(path, line) for path, found in files.items() for line in sorted(found.made)]
-    chance.shuffle(lines)
+    files = [Mutations(path) for path in sorted((CORE / room).rglob("*.py"))]
+    lots = [
+        (random.Random(f"{seed} {file.name} {file.text(line)}"), file, line) for file in files for line in file.made
+    ]
     mutants: list[Mutant] = []
-    for path, line in lines:
+    for chance, file, line in sorted(lots, key=lambda lot: lot[0].random()):
         if len(mutants) == count:
             break
-        candidates = files[path].made[line]
+        candidates = file.made[line]
         chance.shuffle(candidates)
-        made = (files[path].mutant(room, *each) for each in candidates)
+        made = (file.mutant(room, *each) for each in candidates)
         mutants += itertools.islice(filter(None, made), 1)
     return sorted(mutants, key=lambda each: (each.file, each.line))
 
@@ -148,7 +189,7 @@ class Mutations(cst.CSTVisitor):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.path = path
+        self.name = path.relative_to(ROOT).as_posix()
         self.code = path.read_text(encoding="utf-8")
         self.made: dict[int, list[tuple[cst.CSTNode, cst.CSTNode, cst.CSTNode]]] = defaultdict(list)
         wrapper = MetadataWrapper(cst.parse_module(self.code), unsafe_skip_copy=True)
@@ -173,20 +214,25 @@ class Mutations(cst.CSTVisitor):
     def _add(self, node: cst.CSTNode, changed: cst.CSTNode, header: cst.CSTNode) -> None:
         self.made[self._positions[node].start.line].append((node, changed, header))
 
+    def text(self, line: int) -> tuple[str, int]:
+        """A line, and which of the equal lines of the file it is."""
+        before = [each.strip() for each in self.code.splitlines()[:line]]
+        return before[-1], before.count(before[-1])
+
     def mutant(self, room: str, node: cst.CSTNode, changed: cst.CSTNode, header: cst.CSTNode) -> Mutant | None:
         """The mutant that a mutation makes; none if it changes nothing or does not compile."""
         source = cst.ensure_type(self._module.deep_replace(node, changed), cst.Module).code
         pairs = zip(self.code.splitlines(), source.splitlines(), strict=False)
         differing = [(at, old.strip(), new.strip()) for at, (old, new) in enumerate(pairs, 1) if old != new]
         try:
-            compile(source, str(self.path), "exec")
+            compile(source, self.name, "exec")
         except SyntaxError:
             return None
         if not differing:
             return None
-        name = self.path.relative_to(ROOT).as_posix()
+        at, before, after = differing[0]
         lines = self._positions[header].start.line, self._positions[header].end.line
-        return Mutant(room, name, *differing[0], source, lines)
+        return Mutant(room, self.name, at, before, after, self.text(at)[1], source, lines)
 
 
 def has_no_behaviour(node: cst.CSTNode) -> bool:
@@ -197,7 +243,9 @@ def has_no_behaviour(node: cst.CSTNode) -> bool:
         return node.func.value in ("TypeVar", "ParamSpec", "NewType", "cast")
     if isinstance(node, cst.Assign):
         target = node.targets[0].target
-        return isinstance(target, cst.Name) and target.value in ("__slots__", "__all__")
+        name = target.value if isinstance(target, cst.Name) else ""
+        is_alias = isinstance(node.value, cst.Name | cst.Subscript) and name[:1].isupper() and not name.isupper()
+        return is_alias or name in ("__slots__", "__all__")
     return isinstance(node, cst.Decorator)
 
 
@@ -228,21 +276,23 @@ class Survey:
         self._files: dict[str, dict[int, list[str]]] = {}
 
     def tests(self, mutant: Mutant, limit: float) -> tuple[list[str], list[str]]:
-        """The tests that run a mutant's line: those of its room, and the others, as many as fit into a number of seconds."""
+        """The tests that run a mutant's line: those of its room, and the others; of each, what fits into half the seconds."""
         path = str(ROOT / mutant.file)
         by_line = self._files.setdefault(path, self._data.contexts_by_lineno(path))
         first, last = mutant.lines
         names = {name for line in range(first, last + 1) for name in by_line.get(line, ())}
         if "" in names:  # it runs on import
             names = {name for contexts in by_line.values() for name in contexts}
-        ours: list[str] = []
-        others: list[str] = []
-        for name in self.in_order(names & self.seconds.keys()):
-            limit -= self.seconds[name]
-            if limit < 0:
-                break
-            (ours if mutant.room in name.partition("::")[0].split("/") else others).append(name)
-        return ours, others
+        names &= self.seconds.keys()
+        if not names:  # perhaps in a process that a test starts, which no survey sees
+            names = {name for name in self.seconds if "/processes/" in name}
+        ours = {name for name in names if mutant.room in name.partition("::")[0].split("/")}
+        return self.chosen(ours, limit / 2), self.chosen(names - ours, limit / 2)
+
+    def chosen(self, names: set[str], limit: float) -> list[str]:
+        """As many of some tests as fit into a number of seconds."""
+        ends = itertools.accumulate(self.seconds[name] for name in self.in_order(names))
+        return [name for name, end in zip(self.in_order(names), ends, strict=True) if end <= limit]
 
     def in_order(self, names: Iterable[str]) -> Iterator[str]:
         """One case of each test function, then the second of each, and so on; the shortest first."""
@@ -264,8 +314,8 @@ def state(paths: list[str]) -> str:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def run_all(mutants: list[Mutant], surveys: list[Survey], seconds: float, jobs: int) -> None:
-    """Run every mutant, each in one of as many copies of the tree as there are jobs."""
+def run_all(mutants: list[Mutant], surveys: list[Survey], seconds: float, jobs: int) -> Iterator[None]:
+    """Run every mutant, each in one of as many copies of the tree as there are jobs; stop after each."""
     with tempfile.TemporaryDirectory(prefix="mutate-") as work:
         copies: Queue[Copy] = Queue()
         for number in range(jobs):
@@ -280,7 +330,7 @@ def run_all(mutants: list[Mutant], surveys: list[Survey], seconds: float, jobs: 
             print(f"{mutant.status:9} {mutant}" + (f"  [{mutant.killer}]" if mutant.killer else ""), flush=True)
 
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(run, mutants))
+            yield from pool.map(run, mutants)
 
 
 class Copy:
@@ -333,12 +383,13 @@ class Copy:
         return self.sound[key]
 
     def failing(self, survey: Survey, names: list[str]) -> str:
-        """The first of some tests that fails, or how their process ended; nothing if all pass."""
+        """The first of some tests that fails, hangs or ends the process, or that process's status; nothing if all pass."""
         chosen, killer = self.root / "chosen.json", self.root / "killer"
         chosen.write_text(json.dumps(names), encoding="utf-8")
         killer.unlink(missing_ok=True)
         files = list(dict.fromkeys(name.partition("::")[0] for name in names))
-        command = [*pytest(survey.backend), "-q", "-x", "--tb=no", "-p", "no:randomly", "-o", "timeout=30", *files]
+        limits = ["-o", f"timeout={30 + 5 * max(survey.seconds[name] for name in names):.0f}"]
+        command = [*pytest(survey.backend), "-q", "-x", "--tb=no", "-p", "no:randomly", *limits, *files]
         settings = environment(self.root, CHOSEN=str(chosen), KILLER=str(killer))
         limit = 120 + 5 * sum(survey.seconds[name] for name in names)
         process = subprocess.Popen(
@@ -353,8 +404,7 @@ class Copy:
             said = process.communicate(timeout=limit)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
-            process.wait()
-            return "(the tests hung)"
+            said = process.communicate()[0].decode(errors="replace")
         if process.returncode == 0:
             return ""
         if process.returncode in (4, 5):

@@ -14,7 +14,7 @@ import pytest
 CHOSEN = os.environ.get("MUTATE_CHOSEN")
 #: Without an ending: the survey writes its coverage beside it (.coverage) and each test's outcome and seconds (.json).
 SURVEY = os.environ.get("MUTATE_SURVEY")
-#: The first test that failed, for the caller.
+#: The test that began last, for the caller: with ``-x``, the one that failed, hung or ended the process.
 KILLER = os.environ.get("MUTATE_KILLER")
 
 if SURVEY:
@@ -41,14 +41,18 @@ if SURVEY:
         Path(f"{SURVEY}.json").write_text(json.dumps(results), encoding="utf-8")
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Say which test begins."""
+    if KILLER:
+        Path(KILLER).write_text(nodeid, encoding="utf-8")
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep the outcome and the seconds of a test, and the first failure."""
+    """Keep the outcome and the seconds of a test."""
     if SURVEY:
         outcome, seconds = results.get(report.nodeid, ("passed", 0.0))
         bad = report.outcome if report.outcome != "passed" else outcome
         results[report.nodeid] = (bad, seconds + report.duration)
-    if KILLER and report.failed and not Path(KILLER).exists():
-        Path(KILLER).write_text(report.nodeid, encoding="utf-8")
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,5 +1,8 @@
 """Settings of the whole suite: the strict host backend, a marker for each folder, bounded property tests."""
 
+import contextlib
+import contextvars
+import ctypes
 import gc
 import importlib.metadata
 import importlib.util
@@ -7,10 +10,11 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import interrupts
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -20,18 +24,24 @@ os.environ.setdefault("DEVMEM_BACKEND", "host")
 os.environ.setdefault("DEVMEM_HOST_STRICT", "1")
 os.environ.setdefault("DEVMEM_HOST_DEVICES", "2")
 
+# Some tests want a process to crash: the core file would hold the memory of its devices, gigabytes that take minutes to write.
+with contextlib.suppress(ImportError):  # Windows
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
 # An installed devmem brings its plugin by entry point; from a bare checkout it is named here, and never twice.
 if not any(entry.name == "devmem" for entry in importlib.metadata.entry_points(group="pytest11")):
     pytest_plugins = ["devmem.testing.plugin"]
 
-FOLDERS = frozenset({"unit", "contract", "property", "integration", "leaks", "docs", "peers"})
+FOLDERS = frozenset({"unit", "contract", "property", "fuzz", "integration", "leaks", "docs", "peers"})
 #: Folders whose tests go through every case there is (each call of the driver fails once, each verb runs ten thousand times), or
 #: run a whole benchmark. `scripts/test` leaves them to `scripts/test --all`.
 EXHAUSTIVE = {"leaks", "failures", "emulated", "gpu_check"}
-#: Folders, and how files begin, whose tests compute, or compile, all the time: tens of seconds where others want the processors
-#: too. They get more of it (in seconds), less than `faulthandler_timeout`.
-BUSY, LONG = {"property", "leaks", "emulated", "emulator"}, 140
-BUSY_FILES = ("test_emulator_", "test_interrupts")
+#: Folders, and how files begin, whose tests compute, or compile, all the time, or start a browser: tens of seconds where others
+#: want the processors too. They get more of it (in seconds), less than `faulthandler_timeout`.
+BUSY, LONG = {"property", "fuzz", "leaks", "emulated", "emulator", "browser"}, 300
+BUSY_FILES = ("test_emulator_", "test_interrupts", "test_schedules")
 
 # No deadline: two slow cores under load are not a bug. Function-scoped fixtures of the leak plugin are meant to span examples.
 settings.register_profile(
@@ -40,6 +50,10 @@ settings.register_profile(
 #: The same examples each time: what stands before every change.
 settings.register_profile("gate", settings.get_profile("devmem"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("devmem"), max_examples=1000)
+#: What `scripts/fuzz` runs again and again: other examples each time, from its seeds.
+settings.register_profile(
+    "campaign", settings.get_profile("devmem"), max_examples=200, database=None, suppress_health_check=list(HealthCheck)
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "devmem"))
 # Some of what is drawn are constants in the source of the modules that are imported by then, which depends on the tests that
 # ran before: none are, or the examples would be others with each order.
@@ -53,6 +67,19 @@ def quick_collections() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_memory() -> Iterator[None]:
+    """Memory that a file's tests have installed for a whole device would serve all later tests, which may wait as it is freed."""
+    yield
+    if (devices := sys.modules.get("devmem._core.device.device")) is None:
+        return
+    left = [each for each in devices.open_devices() if each.memory.heap is not each.memory._installed["device"][0]]
+    told = [f"{each.device}: {each.memory.heap.resource!r}" for each in left]
+    for each in left:
+        each.close("was left with memory that a test has installed")
+    assert told == [], "tests have left memory installed: close the device, or take it back"
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -60,6 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.path.is_relative_to(here):
             continue
+        limit, last = item.get_closest_marker("timeout"), float(item.config.getini("faulthandler_timeout"))
+        if limit is not None and 0 < last <= limit.args[0]:
+            raise pytest.UsageError(f"{item.nodeid} may take {limit.args[0]} s, but the process ends after {last:g} s")
         folders = item.path.relative_to(here).parts[:-1]
         if folders and folders[0] in FOLDERS:
             item.add_marker(folders[0])
@@ -69,6 +99,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("interrupts")
         if not BUSY.isdisjoint(folders) or item.path.name.startswith(BUSY_FILES):
             item.add_marker(pytest.mark.timeout(LONG))
+        races = item.get_closest_marker("races")
+        if races is not None and os.environ.get("DEVMEM_RACES") == "1":
+            item.add_marker(pytest.mark.skip(reason=f"races are looked for: {races.args[0]}"))
         if is_slow(item):
             continue
         if folders[:1] == ("unit",) and "house" not in folders:
@@ -107,7 +140,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except BaseException:  # the time limit: the test ends too, or what it has replaced would meet all later tests
+        for _ in range(50):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+            thread.join(0.1)
+            if not thread.is_alive():
+                raise
+        pytest.exit(f"the thread of {pyfuncitem.nodeid} runs on after its time limit", returncode=3)
     if failed:
         raise failed.pop()
     return True
@@ -117,18 +158,29 @@ def pytest_runtest_teardown() -> None:
     assert sys.exc_info()[1] is None, "the test has left an exception behind: mark it with own_thread"
 
 
+def choices() -> dict[contextvars.ContextVar[Any], Any]:
+    """What devmem's scopes have in force in this thread."""
+    return {scope: value for scope, value in contextvars.copy_context().items() if scope.name.startswith("devmem_")}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """A stream, a device or memory that a test leaves in force would change later tests, in one order and not in another."""
+    before = choices()
+    result = yield
+    left = {scope: value for scope, value in choices().items() if value is not before.get(scope)}
+    for scope in left:
+        scope.set(before.get(scope))
+    assert not left, f"the test has left in force: { {scope.name: value for scope, value in left.items()} }"
+    return result
+
+
 @pytest.fixture
 def at_point() -> Callable[..., Any]:
     """``with at_point(number, watched):`` interrupts the block at one point; a third argument is called there instead."""
-    name = "devmem_tests_interrupts"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "helpers" / "interrupts.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    helper = sys.modules[name]
-    return lambda number, watched, action=helper.interrupt: helper.AtPoint(number, action, watched)
+    return lambda number, watched, action=interrupts.interrupt, again=None: interrupts.AtPoint(
+        number, action, watched, again
+    )
 
 
 @pytest.fixture

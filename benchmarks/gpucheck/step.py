@@ -18,12 +18,13 @@ SCRIPT = ROOT / "benchmarks" / "gpu_report.py"
 TOTAL = 465.0
 SHARES = {
     "contract": 75.0,
-    "api": 85.0,
+    "api": 80.0,
     "truth": 45.0,
+    "assumptions": 15.0,
     "kernels": 35.0,
     "allocators": 40.0,
     "memcheck": 45.0,
-    "bandwidth": 100.0,
+    "bandwidth": 90.0,
     "overhead": 35.0,
 }
 LONGEST_TAIL = 3000

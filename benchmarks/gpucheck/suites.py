@@ -22,8 +22,15 @@ RESTARTS = 8
 QUICK_TESTS = 6
 
 
-def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool, without: Sequence[Path] = ()) -> None:  # noqa: PT028
-    """Run test files and folders under pytest, in as many processes as needed, and count the results."""
+def tests(
+    run: Run,
+    step: Step,
+    paths: list[Path],
+    *,
+    only_backend: bool,
+    without: Sequence[Path] = (),  # noqa: PT028
+) -> dict[str, str]:
+    """Run test files and folders under pytest, in as many processes as needed; count the outcomes, and return them by test."""
     until = time.monotonic() + run.left(step.name)
     seen = Seen()
     ignored = [f"--ignore={path}" for path in without]
@@ -39,6 +46,7 @@ def tests(run: Run, step: Step, paths: list[Path], *, only_backend: bool, withou
         step.status = "failed"
     else:
         step.status = "unfinished" if any(endings) else "passed"
+    return seen.outcomes
 
 
 def pytest_to_the_end(run: Run, step: Step, seen: Seen, args: list[str], until: float, only_backend: bool) -> str:
@@ -136,6 +144,7 @@ def settings_file(run: Run, has_timeout: bool) -> Path:
     # A deprecation in an installed package is not a failure of devmem; warnings about devmem's own errors are.
     later = [f"default::{kind}Warning" for kind in ("Deprecation", "PendingDeprecation", "Future")]
     lines = ["[pytest]", "xfail_strict = true", "addopts ="]
+    lines += ["pythonpath =", *[f"    {ROOT / each}" for each in project["pythonpath"]]]
     lines += ["markers =", *[f"    {marker}" for marker in markers]]
     lines += ["filterwarnings =", *[f"    {each}" for each in [*project.get("filterwarnings", []), *later]]]
     lines += [f"timeout = {PATIENCE}"] if has_timeout else []

@@ -19,7 +19,7 @@ class Vendor:
     look: str
     hooks: str
     suite: str
-    truth: str
+    truth: tuple[str, ...]
     versions: tuple[str, ...]
     tool: Callable[[], dict[str, str]]
     #: Whether the vendor has a memory checker.
@@ -113,7 +113,10 @@ VENDORS = {
         look="check nvidia-smi and CUDA_VISIBLE_DEVICES",
         hooks="devmem.backends.cuda.hooks:CudaBackend",
         suite="tests/contract/drivers/test_cuda.py",
-        truth="tests/contract/emulator/test_truth_cuda.py",
+        truth=(
+            "tests/contract/emulator/test_truth_cuda.py",
+            "tests/contract/emulator/test_truth_cuda_runtime.py",
+        ),
         versions=(
             *("cuda-bindings", "cuda-core", "numba-cuda", "numba", "torch"),
             *("cupy-cuda13x", "cupy-cuda12x", "rmm-cu13", "rmm-cu12"),
@@ -128,7 +131,7 @@ VENDORS = {
         look="check rocminfo, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
         hooks="devmem.backends.roc.hooks:RocBackend",
         suite="tests/contract/drivers/test_roc.py",
-        truth="tests/contract/emulator/test_truth_roc.py",
+        truth=("tests/contract/emulator/test_truth_roc.py",),
         versions=("hip-python", "rocm-bindings-hip", "numba-hip", "cupy-rocm-7-0", "torch"),
         tool=rocm,
         sanitizer=False,

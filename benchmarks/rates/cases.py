@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import numpy as np
+
+import devmem as dm
+from devmem.spill import Store
 
 from .driver import Array
 from .libraries import Devmem, Library
@@ -21,6 +25,7 @@ def cases(effort: Effort, data: Data) -> Iterator[Case]:
         yield from contiguous(4 * KiB, data, "-4KiB")
     yield from many(effort, data)
     yield from contiguous(largest, data, "")
+    yield spilling(largest, data)
     yield from strided(effort, data)
     for nbytes in effort.sizes[1:]:
         if nbytes != 4 * KiB:
@@ -74,6 +79,22 @@ def contiguous(nbytes: int, data: Data, suffix: str) -> Iterator[Case]:
     ]
     for name, title, build in rows:
         yield Case(name + suffix, f"{size} {title}", f"Contiguous, {size}", nbytes, unit, build, name[:3])
+
+
+def spilling(nbytes: int, data: Data) -> Case:
+    """An array comes back to the device from page-locked memory, and another one leaves for there: both are counted."""
+
+    def build(library: Library) -> Task:
+        if not isinstance(library, Devmem):
+            raise NotImplementedError
+        src, store, keys = data.src(nbytes), Store(2 * nbytes), range(4)
+        for key in keys:
+            store[key] = dm.to_device(src)
+        order = cycle(keys)
+        return Task(lambda: store[next(order)], lambda made: same(made.copy_to_host(), src), uses=2)
+
+    title = f"{shown(nbytes)} comes back as another leaves, each way"
+    return Case("spill-swap", title, f"Spilling, {shown(nbytes)}", nbytes, "GB/s", build, "h2d")
 
 
 def device_to_device(nbytes: int, data: Data, suffix: str) -> Case:

@@ -29,6 +29,11 @@ PREDICTED: dict[tuple[str, str], tuple[float, float, str]] = {
         6.8,
         f"{PEERS} 4.2: 1.7-2.7 on 4 KiB pages; up to 6.8 where NumPy's huge pages are granted",
     ),
+    ("spill-swap", "devmem"): (
+        44,
+        57,
+        "two copies of pinned memory, one after the other: the limit, less the store's 0.1 ms",
+    ),
     ("d2d", "devmem"): (
         1400,
         2300,
@@ -57,6 +62,7 @@ PREDICTED: dict[tuple[str, str], tuple[float, float, str]] = {
 ASKED = [
     *[(case, LIMIT, 0.80) for case in ("h2d-new", "h2d-into", "d2h-into")],
     *[(case, peer, 2.0) for case in ("h2d-new", "h2d-into", "d2h-into") for peer in ("CuPy", "PyTorch", "numba-cuda")],
+    ("spill-swap", LIMIT, 0.80),
     ("d2h-new", "numba-cuda", 5.0),
     *[(case, peer, 5.0) for case in ("h2d-many", "d2h-many") for peer in ("CuPy", "PyTorch")],
     *[(f"{case}-4KiB", "CuPy", 1.0) for case in ("h2d-new", "h2d-into", "d2h-new", "d2h-into")],

@@ -12,6 +12,7 @@ import threading
 from types import ModuleType
 from typing import Any, ClassVar
 
+from .._core.memory.direct import already_bound
 from ..spi.driver import Driver
 from ..spi.errors import BackendUnavailable, DevmemError, OutOfMemory, PluginError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
@@ -41,17 +42,17 @@ class ForeignResource:
         return f"{type(self).__name__}({self.driver.info.name if self.driver else 'not bound'})"
 
     def bind(self, driver: Driver) -> None:
-        """Bind the resource to a device, and import the library. A resource serves one device.
+        """Bind the resource to a device, and import the library. A resource serves one device, until that is reset.
 
         Raises
         ------
         BackendUnavailable
             The library is not installed, or cannot be imported.
+        ClosedError
+            The device was reset or closed since the resource was bound to it.
         """
-        if self.driver is driver:
+        if already_bound(self, self.driver, driver, "resource"):
             return
-        if self.driver is not None:
-            raise DevmemError(f"{self!r} is bound to a device already: make one resource for each device")
         self._open(driver)
         self.driver = driver
 

@@ -58,8 +58,11 @@ class TorchMemory(ForeignResource):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that PyTorch has reserved on the device and does not use; 0 for a pluggable allocator."""
-        if not self._own:
+        """Bytes that PyTorch has reserved on the device and does not use; 0 for a pluggable allocator, and for a pool.
+
+        What a pool keeps, PyTorch frees with the pool and not before: a stack that is not used any more must not hold on to it.
+        """
+        if not self._own or self.pool is not None:
             return 0
         return int(self._cuda.memory_reserved(self._ordinal)) - int(self._cuda.memory_allocated(self._ordinal))
 
@@ -69,8 +72,11 @@ class TorchMemory(ForeignResource):
         return self._cuda
 
     def trim(self, keep_bytes: int) -> None:
-        """Free all unused memory in PyTorch's cache, if it exceeds ``keep_bytes``: PyTorch cannot free a part."""
-        if self.cached_bytes > keep_bytes:
+        """Free all unused memory in PyTorch's cache, if it exceeds ``keep_bytes``: PyTorch cannot free a part.
+
+        With a pool always: what dropped pools have left is not counted.
+        """
+        if self._own and (self.pool is not None or self.cached_bytes > keep_bytes):
             self._cuda.empty_cache()
 
     def _open(self, driver: Driver) -> None:
@@ -103,6 +109,8 @@ class Shim:
         # Kept for the life of the process, as the C library keeps their addresses.
         self._callbacks = ALLOCATE(self._allocate), FREE(self._free)
         self._library = ctypes.CDLL(str(self.path))
+        self._library.devmem_refuse.argtypes = [ctypes.c_char_p, ctypes.c_int]
+        self._library.devmem_refuse.restype = None
         self._library.devmem_connect(*self._callbacks)
         # Disconnected before the interpreter shuts down. Memory that PyTorch frees later is freed with the process.
         atexit.register(self._library.devmem_disconnect)
@@ -118,8 +126,10 @@ class Shim:
         try:
             return self.lent(ordinal).lend(nbytes, stream or 0)
         except Exception as error:
-            # No Python exception passes through C: the library throws std::bad_alloc for a null pointer; this warns why.
-            warn(f"PyTorch asked devmem for {nbytes} bytes on {self.backend}:{ordinal}: {error}")
+            # No Python exception passes through C: the library throws PyTorch's own for a null pointer.
+            why = f"PyTorch asked devmem for {nbytes} bytes on {self.backend}:{ordinal}: {error}"
+            self._library.devmem_refuse(why.encode(), isinstance(error, MemoryError))
+            warn(why)
             return 0
 
     def _free(self, ptr: int | None, nbytes: int, ordinal: int, stream: int | None) -> None:
@@ -134,8 +144,8 @@ def pluggable_allocator(device: Any = None) -> Any:
     """Make a ``torch.cuda.memory.CUDAPluggableAllocator`` that allocates from devmem's memory stacks.
 
     Install it with ``torch.cuda.memory.change_current_allocator(...)`` before PyTorch allocates anything on a device. Each device
-    of the backend uses its own stack. When memory runs out, PyTorch raises its error for a failed allocation, and a DevmemWarning
-    gives the reason.
+    of the backend uses its own stack. When memory runs out, PyTorch raises ``torch.OutOfMemoryError`` with devmem's message (a
+    RuntimeError about ``std::bad_alloc`` in builds from which it cannot be thrown); a DevmemWarning gives the reason too.
 
     Parameters
     ----------

@@ -1,19 +1,57 @@
-"""Making device arrays."""
+"""Making device arrays, by the names that Numba has for it, and pitched ones."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from .._core.arrays.creation import empty, filled, like, upload
+from .._core.arrays.creation import empty as empty_array
+from .._core.arrays.creation import like, upload
 from .._core.arrays.creation import to_device as _to_device
-from .._core.arrays.ndarray import DeviceNDArray
+from .._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from .._core.arrays.pinned import PinnedNDArray
 from .._core.base.arguments import layout_of
+from .._core.bulk.pitched import pitched_array as _pitched_array
 from .._core.device.device import current_open_device, open_device_of
+from .._native import core
+
+#: A type of elements, what says one, and an array of them. A dtype as text says nothing to a type checker.
+S = TypeVar("S", bound=np.generic)
+T = TypeVar("T")
+ElementType = type[S] | np.dtype[S]
+S_co = TypeVar("S_co", bound=np.generic, covariant=True)
+
+
+class ArrayOf(Protocol[S_co]):
+    """What has elements of a type: arrays of NumPy's, and of devmem's."""
+
+    @property
+    def dtype(self) -> np.dtype[S_co]: ...
+
+
+@overload
+def to_device(
+    obj: np.void | DeviceRecord, stream: Any = 0, copy: bool = True, to: None = None, *, device: Any = None
+) -> DeviceRecord: ...
+
+
+@overload
+def to_device(
+    obj: ArrayOf[S], stream: Any = 0, copy: bool = True, to: None = None, *, device: Any = None
+) -> DeviceNDArray[S]: ...
+
+
+@overload
+def to_device(obj: Any, stream: Any = 0, copy: bool = True, *, to: T, device: Any = None) -> T: ...
+
+
+@overload
+def to_device(
+    obj: Any, stream: Any = 0, copy: bool = True, to: None = None, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
 
 
 def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, device: Any = None) -> Any:
@@ -27,10 +65,11 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, d
         record (``np.void``) gives a `DeviceRecord`.
     stream : stream, optional
         0 or None, a `Stream`, its int handle, or an object with ``__cuda_stream__``. Given, the copy is ordered on it and may
-        still run on return; both sides are kept alive until it is done, and the result is bound to it. Not given, the copy is
-        complete on return.
+        still run on return; both sides are kept alive until it is done, and the result is bound to it. A pageable source has been
+        read by then, a page-locked one has not ("What pageable memory does"). Not given, the copy is complete on return.
     copy : bool
-        False forbids an extra copy *on the host* on the way.
+        False forbids an extra copy *on the host* on the way. A device that takes the host's addresses (`DeviceInfo.coherence`)
+        then uses the memory of a host array in place: both see what either writes, and the array keeps the host's alive.
     to : DeviceNDArray, optional
         Copy into this array, of the same shape and dtype, and return it.
     device : Device, int or str, optional
@@ -51,10 +90,38 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, d
         It does not fit.
     BackendError
         The driver refused; nothing is left allocated.
+
+    Examples
+    --------
+    >>> d = dm.to_device(np.arange(6).reshape(2, 3))
+    >>> d.shape, d.device
+    ((2, 3), <device host:0: ...>)
+    >>> d[1].copy_to_host()
+    array([3, 4, 5])
     """
+    if core is not None and (made := core.upload(obj, stream, copy, to, device)) is not None:
+        return made
     if (type(obj) is ndarray or type(obj) is PinnedNDArray) and to is None:
         return upload(current_open_device() if device is None else open_device_of(device), obj, stream, copy)
     return _to_device(obj, stream, copy, to, device)
+
+
+@overload
+def device_array(
+    shape: Any, dtype: type[np.float64] = np.float64, strides: Any = None, order: str = "C", stream: Any = 0
+) -> DeviceNDArray[np.float64]: ...
+
+
+@overload
+def device_array(
+    shape: Any, dtype: ElementType[S], strides: Any = None, order: str = "C", stream: Any = 0
+) -> DeviceNDArray[S]: ...
+
+
+@overload
+def device_array(
+    shape: Any, dtype: npt.DTypeLike, strides: Any = None, order: str = "C", stream: Any = 0
+) -> DeviceNDArray[Any]: ...
 
 
 def device_array(
@@ -81,33 +148,74 @@ def device_array(
         A negative length, an impossible layout, Python objects.
     OutOfMemory
         It does not fit.
+
+    Examples
+    --------
+    >>> d = dm.device_array((2, 3), np.float32)
+    >>> d.fill(1)
+    >>> d.nbytes
+    24
     """
+    if core is not None and (vector := core.vector(shape, dtype, strides, order, stream)) is not None:
+        quick: DeviceNDArray[Any] = vector
+        return quick
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
-    packed = strides is None and order == "C"
-    return empty(current_open_device(), lengths, kind, None if packed else steps, nbytes, stream)
+    packed = None if strides is None and order == "C" else steps
+    if core is not None and (made := core.allocate(lengths, kind, packed, nbytes, stream)) is not None:
+        array: DeviceNDArray[Any] = made
+        return array
+    return empty_array(current_open_device(), lengths, kind, packed, nbytes, stream)
+
+
+@overload
+def device_array_like(ary: ArrayOf[S], stream: Any = 0) -> DeviceNDArray[S]: ...
+
+
+@overload
+def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]: ...
 
 
 def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]:
-    """Allocate an uninitialised device array with the shape, dtype and order of axes of an array, without its gaps."""
+    """Allocate an uninitialised device array with the shape, dtype and order of axes of an array, without its gaps.
+
+    Examples
+    --------
+    >>> dm.device_array_like(np.zeros((2, 3), "f4"))
+    <DeviceNDArray shape=(2, 3) dtype=float32 on host:0>
+    """
     shape, dtype, strides, nbytes = like(ary)
-    return empty(current_open_device(), shape, dtype, strides, nbytes, stream)
+    return empty_array(current_open_device(), shape, dtype, strides, nbytes, stream)
 
 
-def zeros(shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0) -> DeviceNDArray[Any]:
-    """A device array of zeros; otherwise as `device_array`."""
-    lengths, kind, steps, nbytes = layout_of(shape, dtype, None, order)
-    nothing = np.zeros((), kind)  # not 0, which for text would be "0"
-    return filled(current_open_device(), lengths, kind, None if order == "C" else steps, nbytes, nothing, stream)
-
-
-def full(
-    shape: Any, fill_value: Any, dtype: npt.DTypeLike | None = None, order: str = "C", stream: Any = 0
+def pitched_array(
+    shape: Any, dtype: npt.DTypeLike = np.float64, *, pitch: int | None = None, stream: Any = 0, device: Any = None
 ) -> DeviceNDArray[Any]:
-    """A device array of one value, of the value's own dtype if none is given; otherwise as `device_array`."""
-    wanted = np.asarray(fill_value).dtype if dtype is None else dtype
-    lengths, kind, steps, nbytes = layout_of(shape, wanted, None, order)
-    value = np.array(fill_value, kind)  # the dtype was named: NumPy converts to it
-    return filled(current_open_device(), lengths, kind, None if order == "C" else steps, nbytes, value, stream)
+    """Allocate an uninitialised device array whose rows begin a pitch apart, as vendors' pitched allocations do.
+
+    Parameters
+    ----------
+    shape, dtype, stream
+        As for `device_array`; two axes or more. Rows are along the last one.
+    pitch : int, optional
+        Bytes from row to row, at least those of a row; a row rounded up to the device's alignment, if not given, so that every
+        row begins at a multiple of it. ``strides[-2]`` of the result.
+    device : Device, int or str, optional
+        Where: ``"cuda:1"``; the current device, if not given.
+
+    Raises
+    ------
+    LayoutError
+        Fewer than two axes, or a pitch that is smaller than a row.
+    OutOfMemory
+        It does not fit.
+
+    Examples
+    --------
+    >>> d = dm.pitched_array((4, 5), np.float32)
+    >>> d.strides[0] >= 5 * 4, d.strides[1]
+    (True, 4)
+    """
+    return _pitched_array(open_device_of(device), shape, dtype, pitch, stream)
 
 
-__all__ = ["device_array", "device_array_like", "full", "to_device", "zeros"]
+__all__ = ["device_array", "device_array_like", "pitched_array", "to_device"]

@@ -8,31 +8,89 @@ from .._core.base.config import Setting, describe
 from .._core.base.config import settings as _settings
 from .._core.base.plugin_registry import registry
 from .._core.base.scopes import Scope, choose
-from .._core.device.backends import BackendStatus, statuses
-from .._core.device.device import Device, close_all, current, default_device, device_at, device_of, select
+from .._core.device.backends import BackendStatus, statuses, usable_backend
+from .._core.device.device import (
+    Device,
+    close_all,
+    current,
+    current_device,
+    default_device,
+    device_at,
+    device_of,
+    select,
+)
+from ..plugins import LAST_RESORT
 from ..spi.driver import Backend
 
 
 def backends() -> list[BackendStatus]:
-    """Every backend with its state: whether it can be used here, else why not and what would help. Opens no device."""
+    """Every backend with its state: whether it can be used here, else why not and what would help. Opens no device.
+
+    Examples
+    --------
+    >>> [status.name for status in dm.backends() if status.usable]
+    ['host']
+    """
     return statuses()
 
 
 def devices() -> list[Device]:
-    """All devices of all backends that can be used here, in order of preference."""
+    """All devices of all backends that can be used here, in order of preference.
+
+    Examples
+    --------
+    >>> dm.devices()
+    [<device host:0...>, <device host:1...>]
+    """
     return [device_at(status.name, i) for status in statuses() if status.usable for i in range(status.devices)]
+
+
+def is_available(backend: str | None = None) -> bool:
+    """Whether a backend can be used here; without a name, whether any is that has an accelerator: any but the host's.
+
+    Examples
+    --------
+    >>> dm.is_available("host")
+    True
+    """
+    usable = [status.name for status in statuses() if status.usable]
+    return backend in usable if backend is not None else any(name != LAST_RESORT for name in usable)
+
+
+def device_count(backend: str | None = None) -> int:
+    """How many devices a backend has; without a name, the current one, whose devices ``devmem.device(0)`` and so on are.
+
+    Examples
+    --------
+    >>> dm.device_count("host")
+    2
+    """
+    return usable_backend(current_device().backend if backend is None else backend).device_count()
 
 
 def device(what: Any = None) -> Device:
     """Look up a device: ``"cuda:1"``, ``"cuda"``, an ordinal of the current backend, or nothing for the current one.
 
     In ``with devmem.device("cuda:1"):`` it is the current device of this thread or task.
+
+    Examples
+    --------
+    >>> with dm.device("host:1"):
+    ...     dm.zeros(3).device
+    <device host:1...>
     """
     return device_of(what)
 
 
 def select_device(what: Any) -> Device:
-    """Make a device current for this thread or task from now on, or in ``with`` until the end of the block."""
+    """Make a device current for this thread or task from now on, or in ``with`` until the end of the block.
+
+    Examples
+    --------
+    >>> with dm.select_device(1):
+    ...     dm.current_device()
+    <device host:1...>
+    """
     return select(what)
 
 
@@ -45,6 +103,12 @@ def use_backend(name: str) -> Scope[str]:
         It cannot be used here; the message says why and what would help.
     ConfigError
         No plugin supplies a backend of that name.
+
+    Examples
+    --------
+    >>> with dm.use_backend("host"):
+    ...     dm.current_device().backend
+    'host'
     """
     return Scope(name, choose(current, default_device(name)))
 
@@ -59,19 +123,47 @@ def chosen_backend() -> str | None:
 
 
 def register_backend(backend: Backend) -> None:
-    """Add a backend by hand, as an installed plugin would; for tests, and for trying one out."""
+    """Add a backend by hand, as an installed plugin would; for tests, and for trying one out.
+
+    Examples
+    --------
+    >>> from devmem.backends.host.hooks import HostBackend
+    >>> class Mine(HostBackend):
+    ...     name = "mine"
+    >>> dm.register_backend(Mine())
+    >>> dm.device_count("mine")
+    1
+    >>> dm.unregister_backend("mine")
+    """
     registry().add_backend(backend, "register_backend()")
 
 
 def unregister_backend(name: str) -> None:
-    """Take back `register_backend`, after closing what is open of it."""
+    """Take back `register_backend`, after closing what is open of it.
+
+    Examples
+    --------
+    >>> from devmem.backends.host.hooks import HostBackend
+    >>> class Mine(HostBackend):
+    ...     name = "mine"
+    >>> dm.register_backend(Mine())
+    >>> dm.unregister_backend("mine")
+    >>> dm.is_available("mine")
+    False
+    """
     for each in [d for d in devices() if d.backend == name]:
         each.reset()
     registry().remove_backend(name)
 
 
 def settings() -> list[Setting]:
-    """Every setting as it stands: its variable, value, and where the value came from."""
+    """Every setting as it stands: its variable, value, and where the value came from.
+
+    Examples
+    --------
+    >>> [setting.source for setting in dm.settings() if setting.name == "DEVMEM_TRANSFER_GUARD"]
+    ['default']
+    """
     return describe()
 
 
@@ -79,13 +171,37 @@ def close() -> None:
     """Close every open device of every backend, after waiting for it; handles raise ClosedError from then on.
 
     The next use opens afresh, and reads the settings again.
+
+    Raises
+    ------
+    DevmemError
+        A signal's handler, or a finalizer, called this in the middle of another call on a device, on the same thread. The other
+        devices are closed even so.
+
+    Examples
+    --------
+    >>> d = dm.zeros(3)
+    >>> dm.close()
+    >>> d.copy_to_host()
+    Traceback (most recent call last):
+        ...
+    devmem.ClosedError: ...
+    >>> dm.zeros(3).copy_to_host()          # the device is opened anew
+    array([0., 0., 0.])
     """
     close_all()
 
 
 def reset(device: Any = None) -> None:
-    """Free all that devmem has on a device (the current one, if none is named) and close it.
+    """Free all that devmem has on a device (the current one, if none is named) and close it, as `Device.reset` says.
 
-    Handles made before raise ClosedError; the device can be used again at once.
+    Examples
+    --------
+    >>> d = dm.zeros(3)
+    >>> dm.reset()
+    >>> d.copy_to_host()
+    Traceback (most recent call last):
+        ...
+    devmem.ClosedError: ...
     """
     device_of(device).reset()

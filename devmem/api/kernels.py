@@ -6,10 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from ..kernels.arguments import In, InOut, Out
+from ..kernels.code import compilers_of, why_unavailable
 from ..kernels.functions import DeviceFunction
 from ..kernels.kernel import Kernel
 
 __all__ = ["In", "InOut", "Out", "kernel"]
+
+
+def kernel_compilers(backend: str) -> dict[str, str | None]:
+    """The kernel compilers of a backend by name, in the order in which they are asked: why each cannot be used, or None."""
+    return {compiler.name: why_unavailable(compiler) for compiler in compilers_of(backend)}
 
 
 @overload
@@ -32,7 +38,8 @@ def kernel(first: Any = None, /, *, device: bool = False, **options: object) -> 
         It is no kernel, but a function that kernels call.
     **options
         What the compiler is told besides: ``fastmath``, ``debug``, ``lineinfo``, ``opt``; numba-cuda takes ``launch_bounds`` too.
-        What none of these is a TypeError at the first launch. In the simulator they change nothing.
+        What none of these is a TypeError at the first launch. With ``debug=True`` a division by zero raises a ZeroDivisionError
+        in the simulator, as with numba-cuda, and otherwise gives inf, nan or 0; the other options change nothing there.
 
     Returns
     -------
@@ -47,6 +54,18 @@ def kernel(first: Any = None, /, *, device: bool = False, **options: object) -> 
         What is decorated is no function, or one of ``*arguments`` or of arguments by name alone; or a signature is no text.
     UnsupportedError
         Raised by a launch: no compiler is installed for the device; the message has the command that installs it.
+
+    Examples
+    --------
+    >>> @dm.kernel
+    ... def double(x):
+    ...     i = dm.grid(1)
+    ...     if i < x.size:
+    ...         x[i] *= 2
+    >>> d = dm.to_device(np.arange(4))
+    >>> double.forall(d.size)(d)
+    >>> d.copy_to_host()
+    array([0, 2, 4, 6])
     """
     if callable(first):
         return _made(first, (), device, options)

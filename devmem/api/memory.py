@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 from .._core.base.device_handle import CurrentDevice
-from .._core.device.device import open_device_of, open_devices
+from .._core.copy.statistics import TransferStats
+from .._core.device.device import check_not_left_behind, open_device_of, open_devices
 from .._core.device.open_device import close_left_open
 from .._core.lifetime.device_memory import MemoryScope
-from ..spi.errors import ConfigError, DevmemError, PluginError
+from ..spi.errors import ConfigError, PluginError
 from ..spi.types import MemoryInfo, MemoryKind
 from ..toolkit.deferred_errors import FirstError
 
@@ -19,6 +21,12 @@ def memory_info(device: Any = None) -> MemoryInfo:
 
     ``free`` and ``total`` are the driver's; ``live`` is what devmem handed out, ``pending`` what was dropped and waits in the
     queue, ``cached`` what the memory stack keeps for reuse.
+
+    Examples
+    --------
+    >>> d = dm.zeros(1000)
+    >>> dm.memory_info().live >= d.nbytes
+    True
     """
     return open_device_of(device).memory.memory_info()
 
@@ -46,8 +54,20 @@ def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> Me
         No resource has that name, it does not take these arguments, or its memory is of another kind.
     PluginError
         The object is not a resource, or cannot be loaded.
+    ClosedError
+        The object was in use on the device before that was reset or closed: make a new one.
+    DevmemError
+        The object is in use on another device.
     UnsupportedError
         The device has no such memory, or cannot do what the resource needs.
+
+    Examples
+    --------
+    >>> with dm.use_memory("limit:1MiB,pool"):
+    ...     dm.empty(1 << 20)
+    Traceback (most recent call last):
+        ...
+    devmem.OutOfMemory: ...
     """
     opened = open_device_of(device)
     try:
@@ -67,7 +87,16 @@ def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> Me
 def trim(keep_bytes: int = 0, device: Any = None) -> None:
     """Free what waits in the queue, then give cached memory back to the driver until at most ``keep_bytes`` are kept.
 
-    Of every open device, unless one is named. Frees nothing inside ``defer_cleanup()``.
+    Of every open device, unless one is named. Frees nothing inside ``defer_cleanup()``. What still runs is waited for only where
+    freeing waits anyway: by a pool, which keeps blocks, and by memory without a stream's order.
+
+    Examples
+    --------
+    >>> d = dm.zeros(1000)
+    >>> del d
+    >>> dm.trim()                               # what was dropped is freed, what is cached goes back
+    >>> dm.memory_info().pending
+    0
     """
     try:
         keep_bytes = operator.index(keep_bytes)
@@ -75,17 +104,21 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
         raise TypeError(f"trim(keep_bytes={keep_bytes!r}): what is kept is a whole number of bytes") from None
     if keep_bytes < 0:
         raise ConfigError(f"trim(keep_bytes={keep_bytes}): what is kept is a number of bytes, from 0 on")
+    keep_bytes = min(keep_bytes, sys.maxsize)  # drivers count in 64 bits
+    chosen = open_devices() if device is None else [open_device_of(device)]
+    if not chosen:
+        check_not_left_behind()
     with FirstError() as first:
-        for opened in open_devices() if device is None else [open_device_of(device)]:
+        for opened in chosen:
             try:
                 with CurrentDevice(opened.handle):
                     opened.trim(keep_bytes)
-            except DevmemError as error:  # one device that is lost must not keep the others' memory
+            except Exception as error:  # one that is lost, or whose plugin fails, must not keep the others' memory
                 first.put(error)
         first.attempt(close_left_open)  # last: an array of an open device may be what kept memory of a closed one
 
 
-def transfer_stats(reset: bool = False, device: Any = None) -> dict[str, dict[str, Any]]:
+def transfer_stats(reset: bool = False, device: Any = None) -> TransferStats:
     """Count what was copied on a device since it was opened, or since the last ``reset``, by path.
 
     Parameters
@@ -97,12 +130,20 @@ def transfer_stats(reset: bool = False, device: Any = None) -> dict[str, dict[st
 
     Returns
     -------
-    dict
-        ``{"h2d direct": {"copies": 3, "bytes": 384, "seconds": 2.1e-05, "waited_seconds": 0.0}}``, of the paths that were taken.
+    TransferStats
+        ``{"h2d direct": {"copies": 3, "bytes": 384, "seconds": 2.1e-05, "waited_seconds": 0.0}}``, of the paths that were taken;
+        a dict, which prints as a table.
         Each copy is counted once, however many parts it was done in, so the bytes of all paths are the bytes that were moved.
         ``seconds`` is what the calls took on the host: with a stream named, until the copy was enqueued. Of direct copies of
         less than 1 MiB the first sixteen of every 4096 are timed, and their mean stands for the others. ``waited_seconds``
         is the part that the host stood still for slots of the ring and for streams; where the driver's own call waits, that
         cannot be told apart.
+
+    Examples
+    --------
+    >>> before = dm.transfer_stats(reset=True)
+    >>> d = dm.to_device(np.zeros(1000))
+    >>> sum(path["bytes"] for path in dm.transfer_stats().values())
+    8000
     """
     return open_device_of(device).statistics.take(reset)

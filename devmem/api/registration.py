@@ -44,6 +44,13 @@ def pinned_array(
     -------
     PinnedNDArray
         An ndarray; its memory is given back when the last view of it is dropped, after copies that use it.
+
+    Examples
+    --------
+    >>> a = dm.pinned_array(3)
+    >>> a[...] = 1                              # an ndarray
+    >>> dm.to_device(a).copy_to_host()
+    array([1., 1., 1.])
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
     flags = alloc_flags(portable, wc, coherence)
@@ -53,7 +60,13 @@ def pinned_array(
 
 
 def pinned_array_like(ary: Any, *, portable: bool = False, wc: bool = False, coherence: str = "fine") -> PinnedNDArray:
-    """Allocate a `pinned_array` with the shape, dtype and order of axes of an array."""
+    """Allocate a `pinned_array` with the shape, dtype and order of axes of an array.
+
+    Examples
+    --------
+    >>> dm.pinned_array_like(np.zeros((2, 3), "f4")).shape
+    (2, 3)
+    """
     shape, dtype, strides, nbytes = like(ary)
     flags = alloc_flags(portable, wc, coherence)
     array = host_visible(current_open_device(), MemoryKind.PINNED, shape, dtype, strides, nbytes, flags)
@@ -81,6 +94,13 @@ def mapped_array(
     -------
     MappedNDArray
         An ndarray; ``.ptr`` is the device's address, right in every slice.
+
+    Examples
+    --------
+    >>> a = dm.mapped_array(3)
+    >>> a[...] = 1                              # the device sees it at a.ptr
+    >>> dm.as_device_array(a).copy_to_host()
+    array([1., 1., 1.])
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
     return _mapped(lengths, kind, steps, nbytes, stream, alloc_flags(portable, wc, coherence))
@@ -89,7 +109,13 @@ def mapped_array(
 def mapped_array_like(
     ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False, *, coherence: str = "fine"
 ) -> MappedNDArray:
-    """Allocate a `mapped_array` with the shape, dtype and order of axes of an array."""
+    """Allocate a `mapped_array` with the shape, dtype and order of axes of an array.
+
+    Examples
+    --------
+    >>> dm.mapped_array_like(np.zeros((2, 3), "f4")).shape
+    (2, 3)
+    """
     shape, dtype, strides, nbytes = like(ary)
     return _mapped(shape, dtype, strides, nbytes, stream, alloc_flags(portable, wc, coherence))
 
@@ -105,13 +131,26 @@ def managed_array(
     """Allocate an uninitialised ndarray in managed memory: one address for host and device.
 
     ``attach_global=False`` attaches it to the host until work uses it. Synchronize before the host reads what the device wrote.
+
+    Examples
+    --------
+    >>> a = dm.managed_array(3)
+    >>> a[...] = 1
+    >>> dm.as_device_array(a).copy_to_host()
+    array([1., 1., 1.])
     """
     lengths, kind, steps, nbytes = layout_of(shape, dtype, strides, order)
     return _managed(lengths, kind, steps, nbytes, stream, attach_global)
 
 
 def managed_array_like(ary: Any, stream: Any = 0, attach_global: bool = True) -> ManagedNDArray:
-    """Allocate a `managed_array` with the shape, dtype and order of axes of an array."""
+    """Allocate a `managed_array` with the shape, dtype and order of axes of an array.
+
+    Examples
+    --------
+    >>> dm.managed_array_like(np.zeros((2, 3), "f4")).shape
+    (2, 3)
+    """
     shape, dtype, strides, nbytes = like(ary)
     return _managed(shape, dtype, strides, nbytes, stream, attach_global)
 
@@ -120,9 +159,17 @@ def pinned(*arrays: npt.NDArray[Any]) -> Registration:
     """Page-lock ndarrays that exist, until the end of a ``with`` block.
 
     Leaving it waits for copies that use them, then unlocks at once. Arrays may overlap, or be pinned already: that is counted.
+
+    Examples
+    --------
+    >>> a = np.arange(3.0)
+    >>> with dm.pinned(a):
+    ...     d = dm.to_device(a, stream=dm.Stream())    # reads the memory of a itself
+    >>> d.copy_to_host()
+    array([0., 1., 2.])
     """
     opened = current_open_device()
-    return Registration(opened.handle, opened.page_locks, tuple(map(pinnable, arrays)))
+    return Registration(opened.handle, opened.page_locks, tuple(map(pinnable, arrays)), scoped=True)
 
 
 def register(*arrays: npt.NDArray[Any]) -> Registration:
@@ -136,6 +183,13 @@ def register(*arrays: npt.NDArray[Any]) -> Registration:
         The device cannot page-lock memory that it did not allocate.
     BackendError
         The driver refused; none of the arrays is registered then.
+
+    Examples
+    --------
+    >>> a = np.arange(3.0)
+    >>> with dm.register(a):
+    ...     dm.to_device(a).copy_to_host()
+    array([0., 1., 2.])
     """
     opened = current_open_device()
     return Registration(opened.handle, opened.page_locks, tuple(map(pinnable, arrays)))
@@ -150,6 +204,12 @@ def deregister(*arrays: npt.NDArray[Any]) -> None:
         An array is not registered; nothing is touched.
     BackendError
         The wait failed, and nothing was touched; or the driver complained when it let go, which it has then done.
+
+    Examples
+    --------
+    >>> a = np.arange(3.0)
+    >>> registration = dm.register(a)
+    >>> dm.deregister(a)
     """
     opened = current_open_device()
     checked = list(map(pinnable, arrays))
@@ -162,6 +222,14 @@ def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:
 
     The block gets their device views: one array, or a list of several. At its end, after the work that uses them, they raise
     ClosedError.
+
+    Examples
+    --------
+    >>> a = np.arange(3.0)
+    >>> with dm.mapped(a) as d:
+    ...     d[0] = 7                            # written in place
+    >>> a
+    array([7., 1., 2.])
     """
     opened = current_open_device()
     chosen = opened.streams.stream_of(stream) if stream else None

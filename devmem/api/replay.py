@@ -1,22 +1,41 @@
-"""A trace of allocations, done again: what ``devmem replay`` does."""
+"""Replay a trace of allocations on a memory stack: what ``devmem replay`` does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import open_device_of
-from .._core.memory import allocation_log, fresh
-from .._core.memory.foreign import Boundary, bind_down, is_ours
+from .._core.memory import allocation_log, fresh, stack_spec
+from .._core.memory.foreign import Boundary, is_ours, tell
 from ..spi.memory import SupportsTrim
 
 
-def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]:
-    """Do with a stack what a trace says that was written by `devmem.memory.Log`, and tell what it cost.
+def allocations(log: str | Path) -> Iterator[allocation_log.Record]:
+    """The records of a file that `devmem.memory.Log` wrote, in order.
 
-    The stack is a fresh one, with nothing in it; streams of the trace are stood for by streams of the device.
+    Raises
+    ------
+    ConfigError
+        A line of the file is no record.
+    OSError
+        The file cannot be read.
+    """
+    return allocation_log.read(log)
+
+
+def stack_parts() -> list[str]:
+    """The names of the parts that a stack as text may have."""
+    return stack_spec.names()
+
+
+def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]:
+    """Replay a trace that `devmem.memory.Log` wrote on a memory stack, and measure what the stack costs.
+
+    The stack is a new one that keeps nothing yet. Each stream of the trace is replaced by a stream of the device.
 
     Parameters
     ----------
@@ -47,7 +66,7 @@ def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]
     with CurrentDevice(opened.handle) as driver, ExitStack() as after:
         meter, streams = allocation_log.Meter(driver), allocation_log.Streams(driver)
         after.callback(streams.close)
-        bind_down(stack, meter)
+        tell(stack, "bind", meter)
         if isinstance(stack, SupportsTrim):
             after.callback(stack.trim, 0)
         after.callback(driver.synchronize)

@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
+import numpy as np
 import numpy.typing as npt
 
 from .._core.arrays.ndarray import DeviceNDArray
-from .._core.bulk import async_copy, batch
+from .._core.bulk import async_copy, batch, pitched
 from .._core.bulk import scatter as pieces
 from .._core.bulk.async_copy import Transfer
 
+S = TypeVar("S", bound=np.generic)
+U = TypeVar("U", bound=np.generic)
+K = TypeVar("K")
+T = TypeVar("T")
 
-def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = None, pinned: bool = False) -> Transfer:
+
+@overload
+def copy_async(
+    src: npt.NDArray[S], dst: None = None, *, stream: Any = None, device: Any = None, pinned: bool = False
+) -> Transfer[DeviceNDArray[S]]: ...
+
+
+@overload
+def copy_async(
+    src: DeviceNDArray[S], dst: None = None, *, stream: Any = None, device: Any = None, pinned: bool = False
+) -> Transfer[npt.NDArray[S]]: ...
+
+
+@overload
+def copy_async(src: Any, dst: T, *, stream: Any = None, device: Any = None, pinned: bool = False) -> Transfer[T]: ...
+
+
+@overload
+def copy_async(
+    src: Any, dst: None = None, *, stream: Any = None, device: Any = None, pinned: bool = False
+) -> Transfer[Any]: ...
+
+
+def copy_async(
+    src: Any, dst: Any = None, *, stream: Any = None, device: Any = None, pinned: bool = False
+) -> Transfer[Any]:
     """Begin a copy between host and device, or on a device, and return at once a handle that owns both sides.
 
     Parameters
     ----------
     src : array_like or DeviceNDArray
-        What to copy. Of pageable memory a large part may still be read by the call itself; it is never read after the call.
-        Page-locked memory must not be changed before the copy is done.
+        What to copy. Pageable memory has been read when the call returns; page-locked memory, and memory of another device, must
+        not be changed before the copy is done.
     dst : ndarray or DeviceNDArray, optional
         Where to: same shape and dtype. Not given: a new array on the other side, in the source's order of axes.
     stream : stream, optional
@@ -35,8 +65,9 @@ def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = N
     Transfer
         ``wait``, ``result``, ``done``; it can be awaited, and used in ``with``. Dropping it is safe: both sides live until the
         stream has passed the copy. A new host array is seen through ``result`` only. The call returns when all is enqueued,
-        so later work on the stream comes after. A large download into pageable memory is written by the thread that waits; if it
-        is dropped before, what its destination holds is undefined.
+        so later work on the stream comes after, and waits for no stream (but between devices of two backends). A pageable
+        destination is written by the thread that
+        waits, or asks ``done``; if the transfer is dropped before, what it holds is undefined.
 
     Raises
     ------
@@ -46,8 +77,45 @@ def copy_async(src: Any, dst: Any = None, *, stream: Any = None, device: Any = N
         Both sides are on the host.
     BackendError
         Nothing could be enqueued. What the driver says later is raised by ``wait`` and ``result``.
+
+    Examples
+    --------
+    >>> upload = dm.copy_async(np.arange(3))
+    >>> d = upload.result()                     # waits
+    >>> dm.copy_async(d).result()
+    array([0, 1, 2])
     """
     return async_copy.copy_async(src, dst, stream, device, pinned)
+
+
+@overload
+def to_device_many(tree: npt.NDArray[S], stream: Any = 0, *, device: Any = None) -> DeviceNDArray[S]: ...
+
+
+@overload
+def to_device_many(tree: list[npt.NDArray[S]], stream: Any = 0, *, device: Any = None) -> list[DeviceNDArray[S]]: ...
+
+
+@overload
+def to_device_many(
+    tree: tuple[npt.NDArray[S], npt.NDArray[U]], stream: Any = 0, *, device: Any = None
+) -> tuple[DeviceNDArray[S], DeviceNDArray[U]]: ...
+
+
+@overload
+def to_device_many(
+    tree: tuple[npt.NDArray[S], ...], stream: Any = 0, *, device: Any = None
+) -> tuple[DeviceNDArray[S], ...]: ...
+
+
+@overload
+def to_device_many(
+    tree: dict[K, npt.NDArray[S]], stream: Any = 0, *, device: Any = None
+) -> dict[K, DeviceNDArray[S]]: ...
+
+
+@overload
+def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any: ...
 
 
 def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:
@@ -76,8 +144,44 @@ def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:
         Nothing was copied.
     OutOfMemory, BackendError
         As `to_device`; no array is made. A note on the error tells which leaves were being copied.
+
+    Examples
+    --------
+    >>> weights = dm.to_device_many({"w": np.ones((2, 2)), "b": [np.zeros(2), np.zeros(3)]})
+    >>> weights["b"][1].shape
+    (3,)
     """
     return batch.upload_many(tree, stream, device)
+
+
+@overload
+def to_host_many(tree: DeviceNDArray[S], stream: Any = 0, *, pinned: bool = False) -> npt.NDArray[S]: ...
+
+
+@overload
+def to_host_many(tree: list[DeviceNDArray[S]], stream: Any = 0, *, pinned: bool = False) -> list[npt.NDArray[S]]: ...
+
+
+@overload
+def to_host_many(
+    tree: tuple[DeviceNDArray[S], DeviceNDArray[U]], stream: Any = 0, *, pinned: bool = False
+) -> tuple[npt.NDArray[S], npt.NDArray[U]]: ...
+
+
+@overload
+def to_host_many(
+    tree: tuple[DeviceNDArray[S], ...], stream: Any = 0, *, pinned: bool = False
+) -> tuple[npt.NDArray[S], ...]: ...
+
+
+@overload
+def to_host_many(
+    tree: dict[K, DeviceNDArray[S]], stream: Any = 0, *, pinned: bool = False
+) -> dict[K, npt.NDArray[S]]: ...
+
+
+@overload
+def to_host_many(tree: Any, stream: Any = 0, *, pinned: bool = False) -> Any: ...
 
 
 def to_host_many(tree: Any, stream: Any = 0, *, pinned: bool = False) -> Any:
@@ -109,8 +213,67 @@ def to_host_many(tree: Any, stream: Any = 0, *, pinned: bool = False) -> Any:
         There is no page-locked memory left.
     LayoutError
         A container is within itself.
+
+    Examples
+    --------
+    >>> dm.to_host_many([dm.ones(2), dm.zeros(3)])
+    [array([1., 1.]), array([0., 0., 0.])]
     """
     return batch.download_many(tree, stream, pinned)
+
+
+def copy_pitched(
+    dst: Any,
+    src: Any,
+    width: int,
+    height: int,
+    depth: int = 1,
+    *,
+    dst_pitch: int | None = None,
+    src_pitch: int | None = None,
+    dst_rows: int | None = None,
+    src_rows: int | None = None,
+    dst_offset: int = 0,
+    src_offset: int = 0,
+    stream: Any = 0,
+) -> None:
+    """Copy rows of bytes that lie a pitch apart, as vendors' two- and three-dimensional copies do.
+
+    It copies between a device and the host, on a device, and between devices. Each side is the bytes from its array's first
+    element to its last. By elements, `DeviceNDArray.copy_to_device` of views does the same.
+
+    Parameters
+    ----------
+    dst, src : DeviceNDArray or ndarray
+        One of them at least on a device; a host array is C-contiguous.
+    width, height, depth : int
+        Bytes of a row, rows of a slice, slices.
+    dst_pitch, src_pitch : int, optional
+        Bytes from row to row, ``width`` or more; ``width``, if not given.
+    dst_rows, src_rows : int, optional
+        Rows from slice to slice, ``height`` or more; ``height``, if not given.
+    dst_offset, src_offset : int
+        The byte where the first row begins.
+    stream : stream, optional
+        As for `to_device`: given, the copy may still run on return, and both sides are kept alive until it is done.
+
+    Raises
+    ------
+    LayoutError
+        A row lies outside of its array, or rows overlap: nothing was copied.
+    TypeError
+        Both sides are on the host.
+
+    Examples
+    --------
+    >>> image = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    >>> d = dm.zeros(6, np.uint8)
+    >>> dm.copy_pitched(d, image, width=2, height=3, src_pitch=4)     # the first two columns
+    >>> d.copy_to_host()
+    array([0, 1, 4, 5, 8, 9], dtype=uint8)
+    """
+    shape, to = (depth, height, width), (dst_offset, dst_pitch, dst_rows)
+    pitched.copy_pitched(dst, src, shape, to, (src_offset, src_pitch, src_rows), stream)
 
 
 def scatter(array: Any, devices: Any, axis: int = 0) -> list[DeviceNDArray[Any]]:
@@ -137,6 +300,12 @@ def scatter(array: Any, devices: Any, axis: int = 0) -> list[DeviceNDArray[Any]]
         The array has no such axis or holds Python objects; there are no devices.
     OutOfMemory, BackendError
         A piece does not fit, or a driver refused; a note on the error tells which. Nothing is left allocated.
+
+    Examples
+    --------
+    >>> pieces = dm.scatter(np.arange(5), ["host:0", "host:1"])
+    >>> [(str(piece.device), piece.size) for piece in pieces]
+    [('host:0', 3), ('host:1', 2)]
     """
     return pieces.scatter(array, devices, axis)
 
@@ -170,5 +339,10 @@ def gather(
         There is no page-locked memory left.
     BackendError, ClosedError
         A driver refused, or an array is gone; a note on the error tells which. What ``out`` holds is undefined.
+
+    Examples
+    --------
+    >>> dm.gather(dm.scatter(np.arange(5), ["host:0", "host:1"]))
+    array([0, 1, 2, 3, 4])
     """
     return pieces.gather(arrays, axis, out, pinned)

@@ -11,14 +11,15 @@ import click
 
 import devmem
 
+from ..toolkit.sizes import size_text
 from . import plot
 from .bench_cases import CASES, Direction
 from .bench_runner import QUICK_SIZES, SIZES, Bench, Measurement
 from .doctor import WITHOUT_GPU
 from .emulate import is_emulated
 from .info import versions
-from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, json_text, print_table, progress, size
-from .roundtrip import choose
+from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, example, json_text, print_table, progress
+from .roundtrip import backend_option, choose, device_option
 
 #: The exit code of a shell for a command that Ctrl-C ended.
 INTERRUPTED = 130
@@ -32,11 +33,11 @@ TITLES = {
 PERCENT_COLUMN = "% of pinned limit"
 
 
-@click.command()
+@click.command(epilog=example("devmem bench --quick --plot rates.png"))
 @click.option("--quick", is_flag=True, help="Fewer and smaller arrays, in a few seconds.")
 @click.option("--seconds", type=click.FloatRange(min=0), help="How long to measure, about.  [default: 60; quick: 8]")
-@click.option("--backend", help="Backend to use, instead of DEVMEM_BACKEND or the first usable one.")
-@click.option("--device", help="Device to use, as shown by `devmem info`: host:0.")
+@backend_option
+@device_option
 @click.option(
     "--json",
     "as_json",
@@ -152,7 +153,7 @@ def _number(rate: float) -> str:
 
 
 def _size_label(nbytes: int) -> str:
-    return size(nbytes).replace(".0 ", " ")
+    return size_text(nbytes).replace(".0 ", " ")
 
 
 def _write(measured: Bench, notes: list[str], warnings: list[str], as_json: str | None, picture: Path | None) -> bool:

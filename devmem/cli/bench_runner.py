@@ -11,8 +11,8 @@ from pathlib import Path
 
 import devmem
 
+from ..toolkit.sizes import size_text
 from .bench_cases import CASES, LIMIT_CASE, PAGE_LOCKED, BenchArrays, BenchCase, CopyTask, Direction, GiB, KiB, MiB
-from .output import size
 
 #: Powers of four, from 4 KiB to 1 GiB.
 SIZES = tuple(4 * KiB << 2 * at for at in range(10))
@@ -129,7 +129,7 @@ class Bench:
         for nbytes in sorted(sizes):
             lacking = self._lacking(nbytes)
             if lacking:
-                self.notes.append(f"{size(nbytes)}: left out, it takes {lacking}")
+                self.notes.append(f"{size_text(nbytes)}: left out, it takes {lacking}")
             else:
                 fitting.append(nbytes)
         return fitting
@@ -141,7 +141,7 @@ class Bench:
             (BenchArrays.ON_HOST * nbytes, free_on_host(), "on the host"),
         ):
             if need > USABLE_SHARE * free:
-                return f"{size(need)} {where}, where {size(free)} are free"
+                return f"{size_text(need)} {where}, where {size_text(free)} are free"
         return ""
 
     def _one_size(self, nbytes: int, seconds: float) -> None:
@@ -160,7 +160,7 @@ class Bench:
                 expected = self._expected_seconds(case, nbytes)
                 if expected > longest:
                     self.notes.append(
-                        f"{case.direction} {case.name}, {size(nbytes)}: left out, it may take {expected:.1f} s"
+                        f"{case.direction} {case.name}, {size_text(nbytes)}: left out, it may take {expected:.1f} s"
                     )
                     continue
                 with self._errors_noted(case, nbytes):
@@ -210,7 +210,7 @@ class Bench:
             raise
         except (devmem.DevmemError, MemoryError) as error:
             self.failed |= not isinstance(error, devmem.UnsupportedError | MemoryError)
-            self.notes.append(f"{case.direction} {case.name}, {size(nbytes)}: {error or 'out of memory'}")
+            self.notes.append(f"{case.direction} {case.name}, {size_text(nbytes)}: {error or 'out of memory'}")
 
 
 def time_copy(task: CopyTask, repeats: int) -> float:

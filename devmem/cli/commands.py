@@ -7,12 +7,14 @@ import click
 import devmem
 
 from .bench import bench
+from .completion import completion
 from .doctor import doctor
 from .emulate import emulate
 from .info import info
 from .migrate import migrate
 from .replay import replay
 from .roundtrip import roundtrip
+from .view import view
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,5 +23,5 @@ def commands() -> None:
     """Move arrays between host and accelerator memory, and find out why that fails."""
 
 
-for command in (info, doctor, roundtrip, bench, emulate, replay, migrate):
+for command in (info, doctor, roundtrip, bench, emulate, replay, view, migrate, completion):
     commands.add_command(command)

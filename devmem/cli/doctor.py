@@ -4,49 +4,40 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import StrEnum
 
 import click
 import numpy as np
 
 import devmem
 
+from .. import _native
+from ..api.kernels import kernel_compilers
 from .bitwise_compare import first_difference
+from .checks import Check, Verdict
 from .emulate import is_emulated
 from .info import Report, collect
-from .output import FAILED, OK, collected_warnings, print_json, print_table
+from .limits import device_limits, system_limits
+from .output import FAILED, OK, collected_warnings, example, print_json, print_table
 
 #: The backend that needs no hardware.
 WITHOUT_GPU = "host"
 #: The setting that lists plugins to leave out, and its value that stands for all plugins.
 BLOCKED, EVERY_PLUGIN = "DEVMEM_BLOCK_PLUGINS", "*"
+#: What each kernel compiler needs, and what it compiles and links with.
+KERNEL_PACKAGES = {
+    "simulator": ("greenlet", "numba"),
+    "numba_cuda": ("numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"),
+    "numba_cuda_mlir": ("numba-cuda-mlir", "cuda-core", "nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"),
+    "numba_hip": ("numba-hip",),
+}
 #: The array of the round trip: its strides make it go through packing.
 SAMPLE = np.arange(4096, dtype=np.uint16)[::-3]
 
 
-class Verdict(StrEnum):
-    """The result of a check: ``info`` states a fact, ``warn`` is worth a look, ``fail`` has to be fixed."""
-
-    OK = "ok"
-    INFO = "info"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of one check, with advice."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
-
-
-@click.command()
+@click.command(epilog=example("DEVMEM_BACKEND=cuda devmem doctor"))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
@@ -71,6 +62,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
 def examine(report: Report) -> Iterator[Check]:
     """All checks, from the most basic to a transfer that depends on all of them."""
     yield Check("devmem", Verdict.OK, ", ".join(f"{name} {version}" for name, version in report.versions.items()))
+    yield _core()
     yield from _settings(report)
     for problem in report.problems:
         yield Check("problem", Verdict.FAIL, problem, "fix this first: it may hide further problems")
@@ -81,11 +73,24 @@ def examine(report: Report) -> Iterator[Check]:
     yield from _backends(report)
     yield from _devices(report)
     yield _choice(report)
+    yield from _kernels(report)
     yield from _compilers()
+    yield from system_limits()
+    yield from device_limits(report.devices)
     moved = _transfer()
     yield moved
     if moved.verdict is Verdict.OK:
         yield _pinned()
+
+
+def _core() -> Check:
+    """Which core runs: the compiled one, or Python."""
+    if _native.core is not None or _native.VARIABLE in os.environ:
+        return Check("core", Verdict.OK, _native.why)
+    advice = (
+        "nothing has to be done: small calls take longer; to build it, install a C compiler and reinstall devmem-arrays"
+    )
+    return Check("core", Verdict.INFO, _native.why, advice)
 
 
 def _settings(report: Report) -> Iterator[Check]:
@@ -181,6 +186,31 @@ def _compilers() -> Iterator[Check]:
             f"which numba-hip needs, and NVIDIA's cuda-bindings overwrite each other's files",
             "devmem-arrays[cuda-kernels] and devmem-arrays[rocm-kernels] cannot share an environment: make a new one for each",
         )
+
+
+def _kernels(report: Report) -> Iterator[Check]:
+    """For each usable backend, which compiler takes its kernels, with the versions of what it needs; or how to install one."""
+    for status in report.backends:
+        if not status.usable:
+            continue
+        reasons = kernel_compilers(status.name)
+        usable = next((name for name, reason in reasons.items() if reason is None), None)
+        name = f"kernels: {status.name}"
+        if usable is not None:
+            found = (_version(each) for each in KERNEL_PACKAGES.get(usable, ()))
+            yield Check(name, Verdict.OK, ", ".join([usable, *filter(None, found)]))
+        else:
+            yield Check(
+                name, Verdict.INFO, "; ".join(f"{each}: {why}" for each, why in reasons.items()) or "no compiler"
+            )
+
+
+def _version(package: str) -> str | None:
+    """An installed package with its version."""
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _chosen(report: Report) -> str:

@@ -17,12 +17,24 @@ from typing import Any
 import libcst as cst
 from libcst import metadata
 
-from .migration_rules import TARGETS, VARIABLES, devmem_name, is_module, is_provided, target_of
+from .kernel_refusals import refusals
+from .migration_rules import (
+    SUCCESSOR,
+    TARGETS,
+    VARIABLES,
+    Finding,
+    devmem_name,
+    is_module,
+    is_provided,
+    numba_name,
+    target_of,
+)
 from .name_resolution import ForeignNames, dotted, plain_names
-from .usage_scan import DEVMEM_NAMES, Finding, NumbaUse, UsageScan
+from .relevant_statements import hide_irrelevant
+from .usage_scan import DEVMEM_NAMES, NumbaUse, UsageScan
 
 #: Only sources that match both are parsed, which takes seconds for a long module.
-NUMBA_BYTES = re.compile(rb"\bnumba(_cuda|_roc)?\b|NUMBA_")
+NUMBA_BYTES = re.compile(rb"\bnumba(_cuda|_roc|_cuda_mlir)?\b|NUMBA_")
 MENTIONS_TARGET = re.compile(rb"\b(?:" + "|".join((*TARGETS, *DEVMEM_NAMES, *VARIABLES)).encode() + rb")\b|import\s*\*")
 
 
@@ -55,18 +67,21 @@ def rewrite(source: bytes, others: ForeignNames | None = None) -> Rewritten:
     if others is None and not mentions_numba(source):
         return Rewritten(source, source)
     mark = b"\xef\xbb\xbf" if source.startswith(b"\xef\xbb\xbf") else b""
+    names = others or ForeignNames()
     try:
-        module = _parsed(source[len(mark) :])
+        module, code = _parsed(source[len(mark) :], names)
         wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
-        uses = UsageScan(others or ForeignNames())
+        uses = UsageScan(names)
         wrapper.visit(uses)
-        changed = wrapper.module.visit(ImportRewriter(uses))
+        changed = wrapper.module.visit(ImportRewriter(uses)).code if uses.to_rewrite() else code
+        found = uses.findings(wrapper) | set(refusals(source[len(mark) :], uses.kernels))
     except RecursionError as error:
         raise Unparsable(TOO_DEEP) from error
-    findings = sorted(uses.findings, key=lambda each: (each.line, each.name))
-    if changed.code == module.code:
+    findings = sorted(found, key=lambda each: (each.line, each.name))
+    if changed == code:
         return Rewritten(source, source, findings)
-    return Rewritten(source, mark + _merge_into_source(source[len(mark) :], module, changed), findings)
+    merged = _merge_into_source(source[len(mark) :].decode(module.encoding), code, changed)
+    return Rewritten(source, mark + merged.encode(module.encoding), findings)
 
 
 def mentions_numba(source: bytes) -> bool:
@@ -74,13 +89,18 @@ def mentions_numba(source: bytes) -> bool:
     return bool(NUMBA_BYTES.search(source) and MENTIONS_TARGET.search(source))
 
 
-def _parsed(source: bytes) -> cst.Module:
-    """The syntax tree. Python's own parser runs first: it refuses nesting so deep that libcst would crash the process."""
+def _parsed(source: bytes, others: ForeignNames) -> tuple[cst.Module, str]:
+    """The syntax tree of what can concern numba, and its code.
+
+    Python's own parser runs first: it refuses nesting so deep that libcst would crash the process.
+    """
     refusal = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escapes in the user's source
-            ast.parse(source)
+            tree = ast.parse(source)
+        if not others.star_modules and others.words is not None:
+            source = hide_irrelevant(source, tree, others.words)
     except (RecursionError, MemoryError) as error:
         raise Unparsable(TOO_DEEP) from error
     except (SyntaxError, ValueError) as error:  # perhaps syntax of a newer Python
@@ -89,14 +109,15 @@ def _parsed(source: bytes) -> cst.Module:
         refusal = error.with_traceback(None)
     try:
         module = cst.parse_module(source)
-        module.code.encode(module.encoding)
+        code = module.code
+        code.encode(module.encoding)
     except cst.ParserSyntaxError as error:
         why = refusal.msg if isinstance(refusal, SyntaxError) else error.message
         line = getattr(refusal, "lineno", None) or error.raw_line
         raise Unparsable(f"line {line}: {why}") from error
     except (UnicodeError, LookupError, SyntaxError) as error:
         raise Unparsable(str(error)) from error
-    return module
+    return module, code
 
 
 class ImportRewriter(cst.CSTTransformer):
@@ -105,6 +126,17 @@ class ImportRewriter(cst.CSTTransformer):
     def __init__(self, uses: UsageScan) -> None:
         super().__init__()
         self.uses = uses
+        self.to_rewrite = uses.to_rewrite()
+
+    def on_visit_attribute(self, node: cst.CSTNode, attribute: str) -> None:
+        """Do nothing, fast."""
+
+    def on_leave_attribute(self, original_node: cst.CSTNode, attribute: str) -> None:
+        """Do nothing, fast."""
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Pass over what has neither imports nor expressions to replace in it."""
+        return node in self.to_rewrite
 
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
         """Replace ``numba.cuda`` by its new name."""
@@ -154,6 +186,8 @@ class ImportRewriter(cst.CSTTransformer):
         names = plain_names(node)
         for alias in node.names:
             name = dotted(alias.name)
+            if alias.asname is not None:
+                name = numba_name(name)
             target = target_of(name)
             if target and alias.asname is not None and is_provided(name):
                 package, _, last = devmem_name(name).rpartition(".")
@@ -175,12 +209,18 @@ class ImportRewriter(cst.CSTTransformer):
         """``from numba import cuda, njit``, ``from numba.cuda import to_device``, ``from numba.cuda.cudadrv import driver``."""
         if node.module is None or node.relative or isinstance(node.names, cst.ImportStar):
             return None
-        module = dotted(node.module)
+        module = numba_name(dotted(node.module))
+        if module == SUCCESSOR:
+            moves = [dotted(alias.name) == "cuda" for alias in node.names]
+            return self._moved(node, "numba", moves) if any(moves) else None
         if module != "numba" and not (target_of(module) and is_module(module)):
             return None
         moves = [_is_provided_target(f"{module}.{dotted(alias.name)}") for alias in node.names]
-        if not any(moves):
-            return None
+        return self._moved(node, module, moves) if any(moves) else None
+
+    def _moved(self, node: cst.ImportFrom, module: str, moves: Sequence[bool]) -> list[cst.BaseSmallStatement]:
+        """The statements for the names that stay and for those that move."""
+        assert not isinstance(node.names, cst.ImportStar)
         kept = [alias for alias, moving in zip(node.names, moves, strict=True) if not moving]
         made: list[cst.BaseSmallStatement] = [_keep_aliases(node, kept)] if kept else []
         if module != "numba":
@@ -212,16 +252,16 @@ def lines(text: str) -> list[str]:
     return re.findall(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+", text)
 
 
-def _merge_into_source(source: bytes, module: cst.Module, changed: cst.Module) -> bytes:
+def _merge_into_source(source: str, code: str, changed: str) -> str:
     """The source with the changed lines replaced. All others stay as they were: libcst loses form feeds, for example."""
-    own, before, after = (lines(each) for each in (source.decode(module.encoding), module.code, changed.code))
+    own, before, after = (lines(each) for each in (source, code, changed))
     if len(own) != len(before):
         raise Unparsable("libcst would change lines that need no change")
     made: list[str] = []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for what, first, last, start, end in matcher.get_opcodes():
         made += own[first:last] if what == "equal" else after[start:end]
-    return "".join(made).encode(module.encoding)
+    return "".join(made)
 
 
 def _is_provided_target(name: str) -> bool:

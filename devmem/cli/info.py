@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -12,7 +12,10 @@ import click
 
 import devmem
 
-from .output import OK, UNUSABLE, collected_warnings, complain, print_json, print_table, size
+from .. import _native
+from ..api.kernels import kernel_compilers
+from ..toolkit.sizes import size_text
+from .output import OK, UNUSABLE, collected_warnings, complain, example, print_json, print_table
 
 #: The distributions whose versions matter for bug reports.
 DISTRIBUTIONS = (
@@ -22,6 +25,7 @@ DISTRIBUTIONS = (
     "hip-python",
     "rocm-bindings-hip",
     "numba-cuda",
+    "numba-cuda-mlir",
     "numba-hip",
 )
 
@@ -36,6 +40,7 @@ class Report:
     settings: list[devmem.Setting] = field(default_factory=list)
     backends: list[devmem.BackendStatus] = field(default_factory=list)
     devices: list[dict[str, object]] = field(default_factory=list)
+    compilers: list[dict[str, object]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -46,6 +51,7 @@ def collect() -> Report:
     with collected_warnings() as report.warnings:
         report.settings = _ask(devmem.settings, [], report.problems)
         report.backends = _ask(devmem.backends, [], report.problems)
+        report.compilers = _ask(lambda: list(_compilers(report.backends)), [], report.problems)
         report.devices = _ask(lambda: [_describe(device) for device in devmem.devices()], [], report.problems)
     return report
 
@@ -53,6 +59,7 @@ def collect() -> Report:
 def versions() -> dict[str, str]:
     """Versions of Python, devmem and the its dependencies; those not installed are left out."""
     found = {"python": platform.python_version(), "platform": platform.platform(), "devmem": devmem.__version__}
+    found["core"] = _native.why
     for name in DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)
@@ -61,11 +68,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-@click.command()
+@click.command(epilog=example("devmem info --all"))
+@click.option("--all", "everything", is_flag=True, help="Show settings that are at their defaults, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.pass_context
-def info(context: click.Context, as_json: bool) -> None:
-    """Show backends, devices, settings and versions.
+def info(context: click.Context, everything: bool, as_json: bool) -> None:
+    """Show backends, devices, the settings that differ from their defaults, and versions.
 
     A backend that is not usable is shown with the reason and the command that would fix it. Exit code 2: a query failed, because
     a setting is wrong for example; the rest is shown all the same.
@@ -74,13 +82,13 @@ def info(context: click.Context, as_json: bool) -> None:
     if as_json:
         print_json(vars(report))
     else:
-        _show(report)
+        _show(report, everything)
     for problem in report.problems:
         complain(problem)
     context.exit(UNUSABLE if report.problems else OK)
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, everything: bool) -> None:
     print_table(
         ("backend", "usable", "devices", "origin", "reason"),
         ((b.name, "yes" if b.usable else "no", b.devices, b.origin, b.reason or "") for b in report.backends),
@@ -88,7 +96,7 @@ def _show(report: Report) -> None:
         right="devices",
     )
     print_table(
-        ("device", "name", "arch", "memory", "free", "can"),
+        ("device", "name", "arch", "memory", "free", "pinned", "can"),
         (
             (
                 d["device"],
@@ -96,6 +104,7 @@ def _show(report: Report) -> None:
                 d["arch"],
                 _size(d["total_bytes"]),
                 _size(d["free_bytes"]),
+                _node(d["facts"]),
                 _join(d["capabilities"]),
             )
             for d in report.devices
@@ -104,13 +113,33 @@ def _show(report: Report) -> None:
         right="memory,free",
     )
     print_table(
-        ("setting", "value", "from", "allowed", "meaning"),
-        ((s.name, _value(s.value), s.source, s.allowed, s.help) for s in report.settings),
-        title="Settings",
+        ("compiler", "backend", "takes kernels", "reason"),
+        ((c["name"], c["backend"], "yes" if c["used"] else "no", c["reason"] or "") for c in report.compilers),
+        title="Kernel compilers",
     )
+    settings = [s for s in report.settings if everything or s.source != "default"]
+    defaults = len(report.settings) - len(settings)
+    if settings:
+        print_table(
+            ("setting", "value", "from", "allowed", "meaning"),
+            ((s.name, _value(s.value), s.source, s.allowed, s.help) for s in settings),
+            title="Settings",
+        )
+    if defaults:
+        print(f"{defaults} settings are at their defaults: devmem info --all shows them.\n")
     print_table(("what", "version"), report.versions.items(), title="Versions")
     for message in report.warnings:
         print(f"warning: {message}")
+
+
+def _compilers(backends: list[devmem.BackendStatus]) -> Iterator[dict[str, object]]:
+    """The kernel compilers of the usable backends; the first usable one of a backend takes its kernels."""
+    for backend in backends:
+        found = kernel_compilers(backend.name) if backend.usable else {}
+        used = next((name for name, reason in found.items() if reason is None), None)
+        for name, reason in found.items():
+            other = f"{used} comes first: DEVMEM_KERNEL_COMPILER={name} chooses this one" if name != used else None
+            yield {"name": name, "backend": backend.name, "used": name == used, "reason": reason or other}
 
 
 def _describe(device: devmem.Device) -> dict[str, object]:
@@ -144,7 +173,13 @@ def _ask(question: Callable[[], T], otherwise: T, problems: list[str]) -> T:
 
 
 def _size(nbytes: object) -> str:
-    return size(nbytes) if isinstance(nbytes, int) else ""
+    return size_text(nbytes) if isinstance(nbytes, int) else ""
+
+
+def _node(facts: object) -> str:
+    """Where page-locked memory lies, if it is on one node of several."""
+    node = facts.get("pinned_node", -1) if isinstance(facts, dict) else -1
+    return f"node {node}" if isinstance(node, int) and node >= 0 else ""
 
 
 def _join(names: object) -> str:

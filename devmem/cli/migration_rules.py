@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 import warnings
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import ModuleType
@@ -28,6 +29,9 @@ TARGETS = {
 DEVMEM_NAMES = {
     f"{package}.{name}": f"numba.{target}" for target, (package, name) in TARGETS.items() if target != "hsa"
 }
+#: The successor of numba-cuda has the same names.
+SUCCESSOR = "numba_cuda_mlir"
+OTHER_NAMES = DEVMEM_NAMES | {f"{SUCCESSOR}.cuda": "numba.cuda"}
 
 
 class FindingKind(StrEnum):
@@ -38,6 +42,22 @@ class FindingKind(StrEnum):
     NUMBA = "numba"  #: stays in numba, which the program still needs
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: a name, where it stands, and what the user has to know about it."""
+
+    line: int
+    name: str
+    what: str
+    kind: FindingKind = FindingKind.LOOK
+    #: Who refuses it in a kernel: `EVERYWHERE`, or some of them.
+    refused_by: tuple[str, ...] = ()
+
+
+#: Who runs or compiles kernels.
+EVERYWHERE = SIMULATOR, CUDA, ROCM = "the simulator", "CUDA", "ROCm"
+
+
 class Verdict(NamedTuple):
     """What to report of a name; ``provided``: devmem has it, so imports of it move."""
 
@@ -45,6 +65,7 @@ class Verdict(NamedTuple):
     name: str
     what: str
     provided: bool = True
+    refused_by: tuple[str, ...] = ()
 
 
 class Keyword(NamedTuple):
@@ -59,7 +80,9 @@ class Keyword(NamedTuple):
 
 MISSING = "is not in devmem: keep numba for it, or do it another way"
 ON_CUDA = "is provided by numba-cuda: it works on CUDA alone"
+NOT_ON_ROCM = "works on CUDA and in the simulator, and not on ROCm"
 OTHER_ACCESS = "is reached in a way that migrate does not change: import the drop-in there"
+OTHER_IMPORT = "is imported in a way that migrate does not change: write from numba_cuda_mlir import cuda"
 COMPUTED = "looks up a name that is computed at run time: check that devmem has it"
 NO_BOUNDSCHECK = "is refused: run on the host backend, whose simulator reports stray indices"
 WRITE_KERNEL = "is not in devmem: write a kernel, with jit of the drop-in"
@@ -104,6 +127,7 @@ NUMBA_ONLY_PLUGIN = "works with Numba's own contexts only, and the drop-in refus
 
 #: The decorators that make kernels.
 KERNEL_DECORATORS = ("numba.cuda.jit", "numba.roc.jit")
+KERNEL_MAKERS = frozenset((*KERNEL_DECORATORS, "devmem.kernel"))
 
 #: Numba's types, which kernels can replace by NumPy's.
 TYPES = re.compile(r"(u?int|float|complex)\d+|u?int[pc]|boolean|b1|[iufc]\d+|void|types")
@@ -121,6 +145,15 @@ KEYWORDS = (
     Keyword(("numba.vectorize", "numba.guvectorize"), "target", ("cuda",), FindingKind.CUDA, ON_CUDA),
     Keyword(("numba.vectorize", "numba.guvectorize"), "target", ("roc", "hsa", "gpu"), FindingKind.LOOK, WRITE_KERNEL),
     Keyword(("numba.jit",), "target", ("cuda", "roc", "hsa", "gpu"), FindingKind.LOOK, WRITE_KERNEL),
+)
+
+#: Names outside the targets that have rules, or hold names that have.
+WITH_RULES = (
+    *OTHER_NAMES,
+    *KERNEL_MAKERS,
+    *PLUGINS,
+    *(function for rule in KEYWORDS for function in rule.functions),
+    *(f"numba.{each}" for each in ("config", "core.config", "errors", "core.errors")),
 )
 
 
@@ -173,9 +206,16 @@ def devmem_name(name: str) -> str:
     return ".".join(TARGETS[target.removeprefix("numba.")]) + name.removeprefix(target)
 
 
+def may_be_reported(name: str) -> bool:
+    """Whether a name, or a name below it, moves or has a rule here: ``numba.core``, which holds numba's settings."""
+    if target_of(numba_name(name)) or setting(name) is not None:
+        return True
+    return any(each == name or each.startswith(f"{name}.") for each in WITH_RULES)
+
+
 def numba_name(name: str) -> str:
-    """Numba's name for a name of a drop-in; any other name unchanged."""
-    for mine, target in DEVMEM_NAMES.items():
+    """Numba's name for a name of a drop-in, or of numba-cuda's successor; any other name unchanged."""
+    for mine, target in OTHER_NAMES.items():
         if name == mine or name.startswith(f"{mine}."):
             return target + name.removeprefix(mine)
     return name
@@ -257,8 +297,13 @@ def _offered(name: str) -> Verdict | None:
     found = _module(path)
     for part in name.removeprefix(path).split(".")[1:]:
         holder, path = found, f"{path}.{part}"
+        if part in getattr(holder, "NOT_ON_ROCM", ()):
+            return Verdict(FindingKind.CUDA, path, f"{NOT_ON_ROCM}; {portable_advice(part)}", refused_by=(ROCM,))
+        if part in getattr(holder, "SIMULATOR_ONLY", ()):
+            told = f"works in the simulator alone: {holder.SIMULATOR_ONLY[part]}"
+            return Verdict(FindingKind.LOOK, path, told, refused_by=(CUDA, ROCM))
         if part in getattr(holder, "COMPILER_ONLY", ()):
-            return Verdict(FindingKind.CUDA, path, f"{ON_CUDA}; {portable_advice(part)}")
+            return Verdict(FindingKind.CUDA, path, f"{ON_CUDA}; {portable_advice(part)}", refused_by=(SIMULATOR, ROCM))
         if part in getattr(holder, "__all__", ()) and part not in vars(holder):
             return None  # a lazy attribute, which need not be created here
         try:

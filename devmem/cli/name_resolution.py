@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import libcst as cst
@@ -10,34 +12,67 @@ from libcst import metadata
 
 from .migration_rules import numba_name
 
+#: All kinds of nodes, and those of white space.
+_KINDS = tuple(each for each in vars(cst).values() if isinstance(each, type) and issubclass(each, cst.CSTNode))
+_WHITE_SPACE = frozenset(
+    (cst.Comment, cst.EmptyLine, cst.Newline, cst.ParenthesizedWhitespace, cst.SimpleWhitespace, cst.TrailingWhitespace)
+)
 IMPORTERS = frozenset({"importlib.import_module", "builtins.__import__"})
 
 
 class ForeignNames:
     """Numba's names that a module imports by way of other modules; by default none."""
 
-    def __init__(self, lookup: Callable[[str], set[str]] = lambda name: set(), stars: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        lookup: Callable[[str], set[str]] = lambda name: set(),
+        stars: Iterable[str] = (),
+        words: frozenset[str] | None = frozenset(),
+    ) -> None:
         #: Resolves a full name to numba's: ``.gpu.cuda`` to ``numba.cuda``.
         self.lookup = lookup
         #: The modules of the star imports.
         self.star_modules = tuple(stars)
+        #: What other modules call names of numba; None: not known.
+        self.words = words
 
 
 class NameResolver(cst.CSTVisitor):
     """A visitor that resolves expressions to dotted names: ``cu.to_device`` to ``numba.cuda.to_device``."""
 
-    METADATA_DEPENDENCIES = (
-        metadata.ScopeProvider,
-        metadata.QualifiedNameProvider,
-        metadata.ParentNodeProvider,
-        metadata.PositionProvider,
-    )
+    # Not those of parents, full names and positions: libcst takes seconds to compute them for all nodes of long modules.
+    METADATA_DEPENDENCIES = (metadata.ScopeProvider,)
 
     def __init__(self, others: ForeignNames) -> None:
         super().__init__()
         self._others = others
         self._followed: set[cst.CSTNode] = set()
         self._members: dict[cst.CSTNode, ClassAttributes] = {}
+        self._parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._visits = {kind: getattr(self, f"visit_{kind.__name__}", None) for kind in _KINDS}
+        self._leaves = {kind: getattr(self, f"leave_{kind.__name__}", None) for kind in _KINDS}
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Call the method for a node; white space is passed over."""
+        kind = type(node)
+        if kind is cst.Module:
+            self._parents = parents_below(node)
+        elif kind in _WHITE_SPACE:
+            return False
+        visit = self._visits.get(kind)
+        return visit is None or visit(node) is not False
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        """Call the method for a node."""
+        leave = self._leaves.get(type(original_node))
+        if leave is not None:
+            leave(original_node)
+
+    def on_visit_attribute(self, node: cst.CSTNode, attribute: str) -> None:
+        """Do nothing, fast."""
+
+    def on_leave_attribute(self, original_node: cst.CSTNode, attribute: str) -> None:
+        """Do nothing, fast."""
 
     def full_names(self, node: cst.CSTNode | None) -> set[str]:
         """The names that an expression resolves to: by an import, an assigned variable, or the string of a lookup."""
@@ -88,7 +123,7 @@ class NameResolver(cst.CSTVisitor):
 
     def parent(self, node: cst.CSTNode | None) -> cst.CSTNode | None:
         """The node around a node."""
-        return None if node is None else self.get_metadata(metadata.ParentNodeProvider, node, None)
+        return None if node is None else self._parents.get(node)
 
     def _assigned_value(self, node: cst.Name) -> set[str]:
         """The full names of the value of a variable that is assigned exactly once."""
@@ -143,7 +178,8 @@ class NameResolver(cst.CSTVisitor):
         return set()
 
     def _qualified_names(self, node: cst.CSTNode, source: metadata.QualifiedNameSource) -> set[str]:
-        found: Iterable[Any] = self.get_metadata(metadata.QualifiedNameProvider, node, ())
+        scope = self.get_metadata(metadata.ScopeProvider, node, None)
+        found: Iterable[Any] = scope.get_qualified_names_for(node) if scope is not None else ()
         return {each.name for each in found if each.source is source}
 
 
@@ -184,6 +220,27 @@ class ClassAttributes(cst.CSTVisitor):
                     self.values.setdefault(name, []).append(node.value)
                 case cst.Attribute(value=cst.Name(value="self" | "cls"), attr=cst.Name(value=name)):
                     self.values.setdefault(name, []).append(node.value)
+
+
+def parents_below(root: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
+    """The node around each node below a root, but for white space."""
+    found: dict[cst.CSTNode, cst.CSTNode] = {}
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        for name in _fields(type(node)):
+            value = getattr(node, name)
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, cst.CSTNode) and type(each) not in _WHITE_SPACE:
+                    found[each] = node
+                    waiting.append(each)
+    return found
+
+
+@cache
+def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    """The names of the fields of a kind of nodes."""
+    return tuple(each.name for each in dataclasses.fields(kind))
 
 
 def dotted(node: cst.BaseExpression) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import IO, TextIO
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +26,8 @@ OK, FAILED, UNUSABLE = 0, 1, 2
 WIDE = 240
 #: Text columns narrower than this are unreadable: a table that would need them is printed as lines instead.
 READABLE = 16
+#: Words of at most so many characters, names and stacks for the most part, are never broken. Longer ones, paths say, may be.
+NAME = 44
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "MISMATCH": "bold red", "error": "red", "yes": "green"}
 
@@ -47,17 +49,21 @@ def print_table(
 ) -> None:
     """Print rows under columns; those named in ``right`` (comma separated) are numbers. Text is never markup.
 
-    A narrow terminal folds text, but not numbers. If text columns become too narrow, ``optional`` columns are left out in
-    their order, which the output says; if that does not suffice, each row is printed as lines of a name and a value.
+    A narrow terminal folds text between words, but not numbers. If text columns become too narrow, ``optional`` columns are
+    left out in their order, which the output says; if that does not suffice, each row is printed as lines of a name and a value.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numbers = set(right.split(","))
     out = console()
 
+    least = [
+        widths[at] if columns[at] in numbers else max(min(widths[at], READABLE), *map(_longest_name, column))
+        for at, column in enumerate(zip(columns, *cells, strict=True))
+    ]
+
     def fits(shown: Sequence[int]) -> bool:
-        least = [widths[at] if columns[at] in numbers else min(widths[at], READABLE) for at in shown]
-        return sum(least) + 3 * len(least) + 1 <= out.width
+        return sum(least[at] for at in shown) + 3 * len(shown) + 1 <= out.width
 
     shown, dropped = list(range(len(columns))), list[str]()
     for name in optional:
@@ -68,9 +74,11 @@ def print_table(
         _print_rows(out, columns, cells, title)
         return
     table = Table(title=title or None, title_justify="left", title_style="bold")
-    for at in shown:
+    room = out.width - 3 * len(shown) - 1
+    for at, width in zip(shown, _fitted([least[at] for at in shown], [widths[at] for at in shown], room), strict=True):
         number = columns[at] in numbers
-        table.add_column(columns[at], justify="right" if number else "left", overflow="fold", no_wrap=number)
+        side: JustifyMethod = "right" if number else "left"
+        table.add_column(columns[at], justify=side, overflow="fold", no_wrap=number, width=width)
     for row in cells:
         table.add_row(*(_styled(row[at]) for at in shown))
     out.print(table)
@@ -79,10 +87,17 @@ def print_table(
 
 
 def _print_rows(out: Console, columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
-    """Print each row as lines of a name and a value, without empty values."""
+    """Print each row as lines of a name and a value, without empty values; side by side where that breaks no name."""
     if title:
         out.print(Text(title, style="bold"), overflow="fold")
+    room = out.width - max(map(len, columns)) - 1
     for row in cells:
+        if any(_longest_name(cell) > room for cell in row):
+            for column, cell in zip(columns, row, strict=True):
+                if cell:
+                    out.print(Text.assemble((column, "dim"), " ", _styled(cell)), overflow="fold")
+            out.print()
+            continue
         lines = Table.grid(padding=(0, 1))
         lines.add_column(no_wrap=True)
         lines.add_column(overflow="fold")
@@ -93,8 +108,27 @@ def _print_rows(out: Console, columns: Sequence[str], cells: Sequence[Sequence[s
         out.print()
 
 
+def _fitted(least: list[int], most: list[int], room: int) -> list[int]:
+    """Widths of columns between the least and what each would take, which share the room."""
+    found, left = list(least), room - sum(least)
+    while left > 0 and (short := [at for at, width in enumerate(found) if width < most[at]]):
+        for at in short:
+            more = min(max(left // len(short), 1), most[at] - found[at], left)
+            found[at], left = found[at] + more, left - more
+    return found
+
+
+def _longest_name(cell: str) -> int:
+    return max((len(word) for word in cell.split() if len(word) <= NAME), default=0)
+
+
 def _styled(cell: str) -> Text:
     return Text(cell, style=STYLES.get(cell, ""))
+
+
+def example(*lines: str) -> str:
+    """What stands below the options in ``--help``: commands, each on a line of its own."""
+    return "\b\nExample:\n" + "\n".join(f"  $ {line}" for line in lines)
 
 
 def print_json(document: Mapping[str, object]) -> None:
@@ -147,16 +181,6 @@ def progress(what: str, steps: int) -> Iterator[Callable[[], object]]:
     with Progress(console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(what, total=steps)
         yield lambda: bar.advance(task)
-
-
-def size(nbytes: int) -> str:
-    """A number of bytes as text, in units of 1024."""
-    amount = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
 
 
 def _plain(value: object) -> object:

@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from ..toolkit.sizes import size_text
 from .bench_cases import Direction
 from .bench_runner import Bench, Measurement
-from .output import size
 
 TITLES = {
     Direction.UPLOAD: "Host to device",
@@ -61,7 +61,7 @@ def _draw(axes: Any, bench: Bench, direction: Direction) -> None:
     axes.set_ylabel("GB/s")
     if sizes:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted(sizes), [size(nbytes).replace(".0 ", " ") for nbytes in sorted(sizes)], rotation=60)
+        axes.set_xticks(sorted(sizes), [size_text(nbytes).replace(".0 ", " ") for nbytes in sorted(sizes)], rotation=60)
         # Rates grow a hundredfold from 4 KiB to 1 GiB: on a linear scale all small sizes would lie at the bottom.
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from .migration_rules import numba_name
+from .import_bindings import bindings
+from .migration_rules import may_be_reported, numba_name
 
 #: Statements whose bodies belong to the module's scope: `if` of a version, `try` of an import.
 BLOCKS = (ast.If, ast.Try, ast.TryStar, ast.With)
@@ -36,7 +38,9 @@ class Module:
 class ReexportIndex:
     """Resolves names of modules among some files to names of numba's; a module is parsed at its first lookup."""
 
-    def __init__(self, paths: Iterable[Path] = ()) -> None:
+    def __init__(self, paths: Iterable[Path] = (), related: Container[Path] | None = None) -> None:
+        #: The files that may import names of numba's; None: any.
+        self._related = related
         # A module comes after its stub, and so replaces it in the dicts below.
         self._locations = {
             path: locate_module(path) for path in sorted(paths, key=lambda path: path.suffix, reverse=True)
@@ -55,12 +59,35 @@ class ReexportIndex:
         """
         return {each for each in self._resolved(self._place(path), name) if each != name}
 
+    @cached_property
+    def words(self) -> frozenset[str] | None:
+        """What the modules call names of numba that have rules: the last parts of what `lookup` resolves to those.
+
+        None: any word may be one, as a module imports all names of numba's.
+        """
+        modules = [
+            self._module(place)
+            for path, place in self._locations.items()
+            if self._related is None or path in self._related
+        ]
+        if any(may_be_reported(star) for module in modules for star in module.stars):
+            return None
+        bound = [(name, given) for each in modules for name, all_given in each.names.items() for given in all_given]
+        found: set[str] = set()
+        new = {name for name, given in bound if may_be_reported(given)}
+        while new - found:
+            found |= new
+            new = {name for name, given in bound if given.rpartition(".")[2] in found}
+        return frozenset(found)
+
     def stars(self, path: Path) -> list[str]:
         """The modules of a file's star imports."""
         return self._module(self._place(path)).stars
 
     def imports_numba_names(self, path: Path) -> bool:
         """Whether a file imports, from another file, a name that may be numba's."""
+        if self._related is not None and path not in self._related:
+            return False
         module = self._module(self._place(path))
         return module.tree is not None and any(
             any(self._resolved(module.place, name) or self._reexports(module, name)) for name in _imported(module.tree)
@@ -143,7 +170,7 @@ def _collect(module: Module, body: list[ast.stmt]) -> None:
     for statement in body:
         match statement:
             case ast.Import() | ast.ImportFrom():
-                for name, given in _bindings(statement):
+                for name, given in bindings(statement):
                     if name == "*":
                         module.stars.append(given)
                     else:
@@ -159,28 +186,13 @@ def _collect(module: Module, body: list[ast.stmt]) -> None:
                     _collect(module, each)
 
 
-def _bindings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
-    """The names that an import statement binds, with the full names of what they are bound to."""
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            first = alias.name.partition(".")[0]
-            yield (alias.asname, alias.name) if alias.asname else (first, first)
-        return
-    whole = "." * node.level + (node.module or "")
-    for alias in node.names:
-        if alias.name == "*":
-            yield "*", whole
-        else:
-            yield alias.asname or alias.name, f"{whole}{'' if whole.endswith('.') else '.'}{alias.name}"
-
-
 def _imported(tree: ast.Module) -> Iterator[str]:
     """The full names of all imports in a file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (given for _, given in _bindings(node))
+            yield from (given for _, given in bindings(node))
 
 
 def _absolute_parts(module: Module, name: str) -> tuple[str, ...]:

@@ -10,15 +10,30 @@ import click
 import devmem
 
 from ..api.replay import replay as replay_log
-from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, print_json, print_table, size
-from .roundtrip import choose
+from ..api.replay import stack_parts
+from ..toolkit.sizes import size_text
+from .completion import completes
+from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, example, print_json, print_table
+from .roundtrip import backend_option, choose, device_option
 
 
-@click.command()
+@click.command(
+    epilog=example(
+        "DEVMEM_MEMORY_MANAGER=log:run.log,pool python program.py",
+        "devmem replay run.log --memory driver --memory pool",
+    )
+)
 @click.argument("log", type=click.Path(path_type=Path))
-@click.option("--memory", "stacks", multiple=True, required=True, help="Stack, as for use_memory(); again for more.")
-@click.option("--backend", help="Backend to use, instead of DEVMEM_BACKEND or the first usable one.")
-@click.option("--device", help="Device to use, as shown by `devmem info`: host:0.")
+@click.option(
+    "--memory",
+    "stacks",
+    multiple=True,
+    required=True,
+    shell_complete=completes(stack_parts, ","),
+    help="Stack, as for use_memory(); again for more.",
+)
+@backend_option
+@device_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
 def replay(
@@ -85,8 +100,8 @@ def _show(results: list[dict[str, Any]]) -> None:
             f"{each['us_per_call']:.2f}",
             each["driver_calls"],
             f"{1000 * each['driver_seconds']:.2f}",
-            size(each["peak_live_bytes"]),
-            size(each["peak_reserved_bytes"]),
+            size_text(each["peak_live_bytes"]),
+            size_text(each["peak_reserved_bytes"]),
             f"{each['ratio']:.3f}",
             each["failed"],
         ]

@@ -18,7 +18,8 @@ import devmem
 
 from .array_files import Source, Unreadable, sources
 from .bitwise_compare import first_difference
-from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, print_json, print_table, progress
+from .completion import completes
+from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, example, print_json, print_table, progress
 from .sample_arrays import samples
 
 Array = NDArray[Any]
@@ -54,10 +55,22 @@ class Row:
         return self.verdict is not Verdict.ERROR
 
 
-@click.command()
+backend_option = click.option(
+    "--backend",
+    shell_complete=completes(lambda: [status.name for status in devmem.backends()]),
+    help="Backend to use, instead of DEVMEM_BACKEND or the first usable one.",
+)
+device_option = click.option(
+    "--device",
+    shell_complete=completes(lambda: map(str, devmem.devices())),
+    help="Device to use, as shown by `devmem info`: host:0.",
+)
+
+
+@click.command(epilog=example("devmem roundtrip weights.npy --repeat 5"))
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.npy|FILE.npz ...]")
-@click.option("--backend", help="Backend to use, instead of DEVMEM_BACKEND or the first usable one.")
-@click.option("--device", help="Device to use, as shown by `devmem info`: host:0.")
+@backend_option
+@device_option
 @click.option("--repeat", default=1, type=click.IntRange(min=1), help="Move each array so often; the fastest counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import libcst as cst
 from libcst import metadata
 
 from . import migration_rules
-from .migration_rules import TARGETS, FindingKind, numba_name, target_of
+from .migration_rules import TARGETS, Finding, FindingKind, numba_name, target_of
 from .name_resolution import (
     IMPORTERS,
     ForeignNames,
@@ -23,16 +22,6 @@ from .name_resolution import (
 
 #: The names that rewritten imports bind; a program may use them for something else already.
 DEVMEM_NAMES = frozenset(name for _, name in TARGETS.values())
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report: a name, where it stands, and what the user has to know about it."""
-
-    line: int
-    name: str
-    what: str
-    kind: FindingKind = FindingKind.LOOK
 
 
 class NumbaUse(NamedTuple):
@@ -52,8 +41,11 @@ class UsageScan(NameResolver):
         #: Expressions such as ``numba.cuda``, with the name of their target.
         self.target_expressions: dict[cst.CSTNode, str] = {}
         self.names_in_use: set[str] = set()
-        self.findings: set[Finding] = set()
+        #: The functions that become kernels, or functions that kernels call.
+        self.kernels: list[cst.FunctionDef] = []
+        self._found: set[tuple[cst.CSTNode, str, str, FindingKind, tuple[str, ...]]] = set()
         self._importing = False
+        self._imports: list[cst.CSTNode] = []
         self._any_moved = False
         self._kept_names: dict[cst.CSTNode, set[str]] = {}
         self._settings: list[tuple[cst.CSTNode, str, str]] = []
@@ -63,12 +55,14 @@ class UsageScan(NameResolver):
     def visit_Import(self, node: cst.Import) -> None:
         """Check the imported names; names inside the statement are no uses."""
         self._importing = True
+        self._imports.append(node)
         for alias in node.names:
             self._import(node, alias, dotted(alias.name))
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
         """The same for ``from``."""
         self._importing = True
+        self._imports.append(node)
         module = dotted(node.module) if node.module is not None and not node.relative else ""
         if isinstance(node.names, cst.ImportStar):
             if module == "numba" or target_of(module):
@@ -102,6 +96,8 @@ class UsageScan(NameResolver):
         message = migration_rules.plugin(name)
         if message:
             self._add(alias, name, message)
+        if name.startswith("numba_cuda_mlir.cuda") and isinstance(node, cst.Import) and alias.asname is None:
+            self._add(alias, name, migration_rules.OTHER_IMPORT)
         if target_of(numba_name(name)):
             self._any_moved |= migration_rules.is_provided(numba_name(name))
         elif name.startswith("numba."):
@@ -142,6 +138,13 @@ class UsageScan(NameResolver):
             device = "device" in given and not is_empty_literal(given["device"])
             for verdict in migration_rules.member(numba_name(decorator), node.attr.value, device):
                 self._add(node, dotted(node), verdict)
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        """Note kernels, and the functions for them."""
+        for each in node.decorators:
+            called = each.decorator.func if isinstance(each.decorator, cst.Call) else each.decorator
+            if {numba_name(name) for name in self.full_names(called)} & migration_rules.KERNEL_MAKERS:
+                self.kernels.append(node)
 
     def visit_Call(self, node: cst.Call) -> None:
         """Check names given as strings (``getattr``, ``import_module``), and arguments that devmem does not support."""
@@ -214,8 +217,32 @@ class UsageScan(NameResolver):
 
     def _add_verdicts(self, node: cst.CSTNode, name: str) -> None:
         for verdict in migration_rules.verdicts_on(name):
-            self._add(node, verdict.name, verdict.what, verdict.kind)
+            self._add(node, verdict.name, verdict.what, verdict.kind, verdict.refused_by)
 
-    def _add(self, node: cst.CSTNode, name: str, what: str, kind: FindingKind = FindingKind.LOOK) -> None:
-        position = self.get_metadata(metadata.PositionProvider, node)
-        self.findings.add(Finding(position.start.line, name, what, kind))
+    def _add(
+        self,
+        node: cst.CSTNode,
+        name: str,
+        what: str,
+        kind: FindingKind = FindingKind.LOOK,
+        refused_by: tuple[str, ...] = (),
+    ) -> None:
+        self._found.add((node, name, what, kind, refused_by))
+
+    def to_rewrite(self) -> set[cst.CSTNode]:
+        """The imports, the expressions that name a target, and the nodes around them."""
+        found: set[cst.CSTNode] = set()
+        for each in (*self._imports, *self.target_expressions):
+            node: cst.CSTNode | None = each
+            while node is not None and node not in found:
+                found.add(node)
+                node = self.parent(node)
+        return found
+
+    def findings(self, wrapper: metadata.MetadataWrapper) -> set[Finding]:
+        """What was found, with the lines, which are computed for the whole module."""
+        lines = wrapper.resolve(metadata.PositionProvider) if self._found else {}
+        return {
+            Finding(lines[node].start.line, name, what, kind, refused_by)
+            for node, name, what, kind, refused_by in self._found
+        }

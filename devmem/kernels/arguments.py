@@ -21,6 +21,7 @@ from ..toolkit.deferred_errors import FirstError
 from .code import argument
 from .functions import KernelFunction
 from .read_only import only_read
+from .tuples import tuple_like
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -54,6 +55,18 @@ class In(Hint):
     """A host array that a kernel only reads: it is uploaded before the launch, and not copied back. It may be read-only.
 
     Writes of a kernel to it are lost; the simulator reports them.
+
+    Examples
+    --------
+    >>> @dm.kernel
+    ... def double(x, y):
+    ...     i = dm.grid(1)
+    ...     if i < x.size:
+    ...         y[i] = 2 * x[i]
+    >>> x, y = np.arange(3), np.empty(3, np.int64)
+    >>> double.forall(3)(dm.In(x), dm.Out(y))
+    >>> y
+    array([0, 2, 4])
     """
 
     __slots__ = ()
@@ -64,6 +77,18 @@ class Out(Hint):
     """A host array that a kernel writes in full: it is copied back after the launch, and not uploaded before.
 
     A SmartArray's device side is not updated before, and its host side stays the newest if the launch fails.
+
+    Examples
+    --------
+    >>> @dm.kernel
+    ... def count(y):
+    ...     i = dm.grid(1)
+    ...     if i < y.size:
+    ...         y[i] = i
+    >>> y = np.empty(3, np.int64)
+    >>> count.forall(3)(dm.Out(y))
+    >>> y
+    array([0, 1, 2])
     """
 
     __slots__ = ()
@@ -71,7 +96,20 @@ class Out(Hint):
 
 
 class InOut(Hint):
-    """A host array that a kernel reads and writes: uploaded before the launch, copied back after, without a warning."""
+    """A host array that a kernel reads and writes: uploaded before the launch, copied back after, without a warning.
+
+    Examples
+    --------
+    >>> @dm.kernel
+    ... def double(x):
+    ...     i = dm.grid(1)
+    ...     if i < x.size:
+    ...         x[i] *= 2
+    >>> x = np.arange(3)
+    >>> double.forall(3)(dm.InOut(x))
+    >>> x
+    array([0, 2, 4])
+    """
 
     __slots__ = ()
 
@@ -82,7 +120,17 @@ class LaunchArguments:
     The constructor only checks: nothing was copied if it raises. `upload` copies host arrays to the device, `fetch` copies back.
     """
 
-    __slots__ = ("arguments", "arrays", "copies", "kernel", "only_read", "open_device", "overwritten", "smart")
+    __slots__ = (
+        "arguments",
+        "arrays",
+        "copies",
+        "implicit",
+        "kernel",
+        "only_read",
+        "open_device",
+        "overwritten",
+        "smart",
+    )
 
     def __init__(self, kernel: KernelFunction, given: tuple[Any, ...]) -> None:
         self.kernel = kernel
@@ -96,7 +144,8 @@ class LaunchArguments:
         self.overwritten: list[SmartArray] = []
         self.only_read = frozenset(place for place, each in enumerate(given) if isinstance(each, In))
         self.open_device: OpenDevice | None = None
-        implicit = None
+        #: The first host array that is copied without a hint.
+        self.implicit: HostArgument | None = None
         smart = []
         for place, each in enumerate(given):
             hint, value = (each, each.value) if isinstance(each, Hint) else (None, each)
@@ -105,14 +154,12 @@ class LaunchArguments:
             except (DevmemError, TypeError) as error:
                 name_argument(error, kernel, place)
                 raise
-            if isinstance(found, HostArgument):
-                implicit = implicit or (found if hint is None else None)
-            elif isinstance(found, SmartArray):
+            if isinstance(found, SmartArray):
                 smart.append((_only_written(hint), place, found))
             self.arguments.append(found)
         self._check_overlaps()
-        if implicit is not None:
-            _report_implicit(implicit)
+        if self.implicit is not None:
+            _report_implicit(self.implicit)
         # After all checks, as these may copy. Overwritten ones come last: nothing is then copied to them.
         for _, place, each in sorted(smart, key=operator.itemgetter(0)):
             try:
@@ -129,7 +176,7 @@ class LaunchArguments:
         except BaseException:
             self.discard()
             raise
-        self.arguments = [each.argument() if isinstance(each, HostArgument) else each for each in self.arguments]
+        self.arguments = [_on_device(each) for each in self.arguments]
 
     def for_compiler(self) -> tuple[Any, ...]:
         """The arguments as the compiler sees them, once all are on the device."""
@@ -170,8 +217,13 @@ class LaunchArguments:
             return value
         if isinstance(value, np.void) and value.dtype.fields is not None:
             return self._copy(value, hint, place)
-        if isinstance(value, np.generic | bool | int | float | complex | tuple) and hint is None:
+        if isinstance(value, np.generic | bool | int | float | complex) and hint is None:
             return value
+        if isinstance(value, tuple) and hint is None:
+            items = [self._look(each, None, place) for each in value]
+            if any(isinstance(each, SmartArray) for each in items):
+                raise TypeError("a tuple with a SmartArray is no argument for a kernel: pass that by itself")
+            return value if all(map(operator.is_, items, value)) else tuple_like(value, items)
         view = device_view(value)
         if view is not None:
             return self._on_device(view)
@@ -207,6 +259,8 @@ class LaunchArguments:
         copy = HostArgument(value, self.kernel, place)
         copy = self.copies.setdefault(copy.memory(), copy)
         copy.want(hint)
+        if hint is None and self.implicit is None:
+            self.implicit = copy
         return copy
 
     def _check_overlaps(self) -> None:
@@ -302,6 +356,15 @@ def two_devices_error(opened: OpenDevice, array: DeviceNDArray[Any]) -> LayoutEr
         f"a kernel runs on one device, and this array is on {array.device}, those before it on {opened.device}: copy it "
         f"there, devmem.to_device(array, device={str(opened.device)!r})"
     )
+
+
+def _on_device(found: Any) -> Any:
+    """An argument once host arrays are uploaded; those in tuples, too."""
+    if isinstance(found, HostArgument):
+        return found.argument()
+    if isinstance(found, tuple):
+        return tuple_like(found, [_on_device(each) for each in found])
+    return found
 
 
 def _only_written(given: object) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from .._core.base.config import settings
+from .._core.base.outer_lock import OuterLock
 from .._core.base.plugin_registry import registry
-from ..spi.errors import UnsupportedError
+from ..spi.errors import ConfigError, UnsupportedError
 from ..spi.kernel import CompiledKernel, KernelCompiler
 from ..spi.types import Capability
 from .functions import KernelFunction, counted
@@ -30,6 +33,8 @@ class CompiledCode:
 
     #: The bytes that it counts for in the queue.
     nbytes = 0
+    #: Unloading waits for the device.
+    may_wait = True
 
     def __init__(self, opened: OpenDevice, compiled: CompiledKernel) -> None:
         self.open_device = opened
@@ -74,7 +79,7 @@ class CompiledCodes:
         #: By the device and what a launch knows of its arguments without the compiler.
         self.by_key: dict[tuple[Any, ...], CompiledCode] = {}
         self.by_types: dict[tuple[OpenDevice, Types], CompiledCode] = {}
-        self.compiling = threading.RLock()
+        self.compiling = OuterLock("a kernel, which another thread compiles,")
 
     def for_arguments(
         self, opened: OpenDevice, key: tuple[Any, ...], arguments: Sequence[object], stream: Stream
@@ -143,14 +148,13 @@ class CompiledCodes:
         return code
 
     def _declared(self, compiler: KernelCompiler, given: Types) -> Types:
-        """The types of the signature that equals these types, else of the first one that accepts them."""
+        """The types of the signature that equals these types, else of the one that loses least of them; the first of several."""
         declared = [self.types_of(compiler, each) for each in self.kernel.signatures]
         for types in declared:
             if types == given:
                 return types
-        for types in declared:
-            if compiler.fits(types, given):
-                return types
+        if fitting := [types for types in declared if compiler.fits(types, given)]:
+            return min(fitting, key=lambda types: _losses(types, given))
         mismatches = [
             f"argument {place}, {name!r}, is {_type_text(compiler, one)}, where {signature} has {_type_text(compiler, other)}"
             for signature, types in zip(self.kernel.signatures, declared, strict=True)
@@ -170,6 +174,21 @@ class CompiledCodes:
             self.by_types.pop(types, None)
 
 
+def _losses(declared: Types, given: Types) -> tuple[int, int]:
+    """How many arguments are converted to a type that does not hold all their values, and how many are converted at all."""
+    pairs = [(one, other) for one, other in zip(declared, given, strict=True) if one != other]
+    lossy = sum(not np.can_cast(_dtype_of(other), _dtype_of(one)) for one, other in pairs)
+    return lossy, len(pairs)
+
+
+def _dtype_of(kind: Hashable) -> np.dtype[Any]:
+    """NumPy's type of a number, by the name that it has in signatures; of objects for all that is no number."""
+    try:
+        return np.dtype(str(kind))
+    except TypeError:
+        return np.dtype(object)
+
+
 def compiler_for(opened: OpenDevice) -> KernelCompiler:
     """The first usable compiler for a device's backend.
 
@@ -179,21 +198,40 @@ def compiler_for(opened: OpenDevice) -> KernelCompiler:
         None is usable; the message says why for each, with the command that installs it.
     """
     backend = opened.handle.info.backend
-    plugins = registry()
-    found = plugins.compilers_for(backend)
     reasons = []
-    for each in found:
-        try:
-            reason = each.compiler.unavailable()
-        except Exception as error:  # a broken plugin must not disable the other compilers
-            reason = f"unavailable() raised {type(error).__name__}: {error}"
+    for compiler in compilers_of(backend):
+        reason = why_unavailable(compiler)
         if reason is None:
-            return each.compiler
-        reasons.append(f"{each.compiler.name}: {reason}")
-    reasons += plugins.compiler_failures(backend)
+            return compiler
+        reasons.append(f"{compiler.name}: {reason}")
+    reasons += registry().compiler_failures(backend)
     raise UnsupportedError(
         f"no kernel compiler can be used for {opened.device} ({'; '.join(reasons) or 'none is installed for its backend'})"
     )
+
+
+def compilers_of(backend: str) -> list[KernelCompiler]:
+    """The compilers for a backend, the first usable of which takes its kernels; the one that DEVMEM_KERNEL_COMPILER names alone.
+
+    Raises
+    ------
+    ConfigError
+        DEVMEM_KERNEL_COMPILER names no compiler of any backend.
+    """
+    found = [each.compiler for each in registry().compilers_for(backend)]
+    wanted = settings().kernel_compiler
+    chosen = [each for each in found if each.name == wanted]
+    if wanted and not chosen and wanted not in (known := registry().compiler_names()):
+        raise ConfigError(f"DEVMEM_KERNEL_COMPILER is {wanted!r}, and no such compiler is known: {', '.join(known)}")
+    return chosen or found
+
+
+def why_unavailable(compiler: KernelCompiler) -> str | None:
+    """Why a compiler cannot be used; None if it can."""
+    try:
+        return compiler.unavailable()
+    except (Exception, SystemExit) as error:  # a broken plugin must not disable the other compilers
+        return f"unavailable() raised {type(error).__name__}: {error}"
 
 
 def argument(kernel: KernelFunction, place: int) -> str:

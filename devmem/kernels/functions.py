@@ -151,6 +151,28 @@ class DeviceFunction(Decorated):
         return self.function(*arguments, **named)
 
 
+class CudaFunction:
+    """A function for kernels that only CUDA has, by its name in numba.cuda: ``popc``, ``libdevice.sqrt``."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __repr__(self) -> str:
+        return f"<function numba.cuda.{self.__name__}, for kernels>"
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compute it in a kernel that runs in Python; UnsupportedError on the host."""
+        item = running_item()
+        if item is None:
+            raise UnsupportedError(f"{self.__name__} belongs in a kernel, and does not work on the host")
+        return item.call(self.__name__, arguments)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """The type that numba looks up for every global; AttributeError if no compiler for CUDA is imported."""
+        return extensions.type_of(self)
+
+
 def _positional_signature(function: Function) -> inspect.Signature:
     """The signature of a function whose arguments are all positional: a device takes no others."""
     found = inspect.signature(function)

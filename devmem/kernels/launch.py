@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -12,7 +13,7 @@ from .._core.device.device import open_device_of
 from .._core.lifetime.allocation import StreamUse
 from .._core.ordering.stream import Stream
 from ..spi.errors import BackendError, DevmemError, LayoutError, UnsupportedError
-from ..spi.types import Capability, Extent
+from ..spi.types import Extent
 from .arguments import PLAIN_SCALARS, LaunchArguments, name_argument, two_devices_error
 from .array_layout import order_and_alignment
 from .code import CompiledCodes, compiler_for, type_of
@@ -128,14 +129,21 @@ class Launch(ConfiguredKernel):
         key[0] = opened
         codes = self.codes
         found = codes.by_key.get(looked_up := tuple(key))
-        driver = opened.handle.driver
-        token = driver.enter()
+        handle, me, token = opened.handle, get_ident(), None
         try:
+            handle.callers.append(me)
+            entry = handle.entry
+            token = entry.enter()
             if found is None:
                 found = codes.for_arguments(opened, looked_up, arguments, stream)
             if opened.handle.dropped or opened.completions.busy:
                 opened.free_queue.safe_point()
             launch = found.compiled.launch
+            if stream.recorder is not None:
+                with StreamUse(stream, *allocations):
+                    given = self.grid, self.block, self.shared_bytes
+                    stream.recorder.launch(lambda on: launch(*given, on, arguments))
+                return
             for each in allocations:
                 if each.home is not stream or stream.external:
                     break
@@ -148,8 +156,9 @@ class Launch(ConfiguredKernel):
             error.add_note(self._described())
             raise
         finally:
+            handle.callers.remove(me)
             if token is not None:
-                driver.exit(token)
+                entry.exit(token)
 
     def _launch_mixed(self, given: tuple[Any, ...]) -> None:
         """Launch with arguments that are not all device arrays of devmem and plain scalars."""
@@ -166,7 +175,7 @@ class Launch(ConfiguredKernel):
         compiler_for(opened)  # raises before anything moves
         stream = self._stream_of(opened, bound)
         with CurrentDevice(opened.handle) as driver:
-            _check_not_captured(stream, opened)
+            _check_not_captured(stream)
             brought.upload(opened, stream)
             try:
                 self._launch_brought(opened, brought, stream)
@@ -264,9 +273,9 @@ def _order(array: DeviceNDArray[Any]) -> str:
     return order if aligned else f"{order}, not aligned"
 
 
-def _check_not_captured(stream: Stream, opened: OpenDevice) -> None:
+def _check_not_captured(stream: Stream) -> None:
     """Refuse host arrays while a graph is captured: its replays would use memory of the first launch. The device is current."""
-    if Capability.CAPTURE in opened.handle.capabilities and opened.handle.driver.capturing(stream.handle):
+    if stream.is_capturing():
         raise UnsupportedError(
             f"{stream!r} is capturing a graph, and host arrays are copied to the device for a single launch: copy them with "
             f"devmem.to_device() before the capture begins"

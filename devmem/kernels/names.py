@@ -64,10 +64,6 @@ PUBLIC = (
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-#: Advice for names that other libraries have.
-_HINTS = {"sub": "; atomic.add(ary, idx, -val) subtracts"}
-
-
 class KernelName:
     """An object that compilers recognise by its identity."""
 
@@ -83,9 +79,7 @@ class KernelName:
 
     def __getattr__(self, name: str) -> Any:
         has = ", ".join(each for each in dir(type(self)) if not each.startswith("_")) or "no attributes"
-        raise AttributeError(
-            f"devmem.{self.__dict__.get('name')} has no {name!r}: there is {has}{_HINTS.get(name, '')}"
-        )
+        raise AttributeError(f"devmem.{self.__dict__.get('name')} has no {name!r}: there is {has}")
 
     @property
     def _numba_type_(self) -> Any:
@@ -127,6 +121,30 @@ class Atomic(KernelName):
         """``ary[idx] += val``."""
         return require_item("atomic.add").atomic("add", ary, idx, val)
 
+    def sub(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] -= val``."""
+        return require_item("atomic.sub").atomic("sub", ary, idx, val)
+
+    def and_(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] &= val``; integers only, as `or_` and `xor`."""
+        return require_item("atomic.and_").atomic("and_", ary, idx, val)
+
+    def or_(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] |= val``."""
+        return require_item("atomic.or_").atomic("or_", ary, idx, val)
+
+    def xor(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] ^= val``."""
+        return require_item("atomic.xor").atomic("xor", ary, idx, val)
+
+    def inc(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] = 0 if ary[idx] >= val else ary[idx] + 1``; unsigned integers only, as `dec`."""
+        return require_item("atomic.inc").atomic("inc", ary, idx, val)
+
+    def dec(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] = val if ary[idx] == 0 or ary[idx] > val else ary[idx] - 1``."""
+        return require_item("atomic.dec").atomic("dec", ary, idx, val)
+
     def max(self, ary: Any, idx: Any, val: Any) -> Any:
         """``ary[idx] = max(ary[idx], val)``."""
         return require_item("atomic.max").atomic("max", ary, idx, val)
@@ -135,6 +153,14 @@ class Atomic(KernelName):
         """``ary[idx] = min(ary[idx], val)``."""
         return require_item("atomic.min").atomic("min", ary, idx, val)
 
+    def nanmax(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] = max(ary[idx], val)``, where a NaN is less than every number."""
+        return require_item("atomic.nanmax").atomic("nanmax", ary, idx, val)
+
+    def nanmin(self, ary: Any, idx: Any, val: Any) -> Any:
+        """``ary[idx] = min(ary[idx], val)``, where a NaN is greater than every number."""
+        return require_item("atomic.nanmin").atomic("nanmin", ary, idx, val)
+
     def exch(self, ary: Any, idx: Any, val: Any) -> Any:
         """``ary[idx] = val``."""
         return require_item("atomic.exch").atomic("exch", ary, idx, val)
@@ -142,6 +168,10 @@ class Atomic(KernelName):
     def cas(self, ary: Any, idx: Any, old: Any, new: Any) -> Any:
         """``ary[idx] = new`` if ``ary[idx] == old``."""
         return require_item("atomic.cas").atomic("cas", ary, idx, old, new)
+
+    def compare_and_swap(self, ary: Any, old: Any, val: Any) -> Any:
+        """``ary[0] = val`` if ``ary[0] == old``; for an array with one axis."""
+        return require_item("atomic.compare_and_swap").atomic("cas", ary, 0, old, val)
 
 
 # -- where a thread is -------------------------------------------------------------------------------------------------
@@ -153,6 +183,10 @@ class Position(KernelName):
     def __init__(self, name: str, part: str, doc: str) -> None:
         super().__init__(name, doc)
         self.part = part
+
+    def __str__(self) -> str:
+        item = running_item()
+        return repr(self) if item is None else str(tuple(getattr(item, self.part)))
 
     @property
     def x(self) -> int:
@@ -336,6 +370,23 @@ def wavebarrier(self: BuiltinFunction) -> None:
 def mem_fence(self: BuiltinFunction, scope: int = CLK_GLOBAL_MEM_FENCE) -> None:
     """Make the thread's earlier writes visible, to its block or to the device, before its later ones; it does not wait."""
     require_item("mem_fence").fence(scope)
+
+
+class GridGroup:
+    """All threads of the grid. Made by `this_grid`."""
+
+    __slots__ = ()
+
+    def sync(self) -> None:
+        """Wait for all threads of the grid; their earlier writes are visible to all of them afterwards."""
+        require_item("this_grid().sync").grid_barrier()
+
+
+@_function
+def this_grid(self: BuiltinFunction) -> GridGroup:
+    """The group of all threads of the grid. Only the simulator has it: compilers would have to link code for it."""
+    require_item("this_grid")
+    return GridGroup()
 
 
 def _axes(ndim: int) -> range:

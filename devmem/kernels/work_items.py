@@ -37,12 +37,19 @@ class WorkItem(Protocol):
     work_dim: int  #: how many dimensions the launch's grid was given with
     lane: int  #: its index in its warp or wavefront
     wave_size: int
+    debug: bool  #: the kernel has ``debug=True``: a division by zero raises
 
     def barrier(self, scope: int) -> None:
         """Wait for all work-items of the block."""
 
     def wave_barrier(self) -> None:
         """Wait for all work-items of the warp or wavefront."""
+
+    def grid_barrier(self) -> None:
+        """Wait for all work-items of the grid."""
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a function that numba.cuda has and devmem has no name for; KeyError if the runner has none of that name."""
 
     def fence(self, scope: int) -> None:
         """Make its earlier writes visible to other threads before its later ones."""
@@ -57,7 +64,7 @@ class WorkItem(Protocol):
         """A host array as a constant."""
 
     def atomic(self, operation: str, ary: Any, index: Any, *operands: Any) -> Any:
-        """``add``, ``max``, ``min``, ``exch`` (one operand) or ``cas`` (expected, new); returns the old value."""
+        """An operation of `devmem.atomic` by its name, with one operand, or two for ``cas`` (expected, new); the old value."""
 
 
 class ThisThread(threading.local):

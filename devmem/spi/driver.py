@@ -7,7 +7,8 @@ backend. What it must do is tell the truth about order and about when the host s
 The rules that hold for every call of a driver:
 
 * It is made between ``enter()`` and ``exit(token)`` of the same driver on the same thread; only ``info`` and ``close`` are not.
-* ``stream`` is ``LEGACY_STREAM``, ``PER_THREAD_STREAM``, a handle of ``stream_create``, or a handle that the user vouched for.
+* ``stream`` is ``LEGACY_STREAM``, ``PER_THREAD_STREAM``, a handle of ``stream_create``, or a handle of another library's stream.
+  A runtime that has no such default streams gets them from `devmem.toolkit.default_streams`.
 * Sizes are positive, addresses non-zero: empty copies never arrive. The memory verbs alone take zero bytes, because they serve
   as a resource as they are: ``alloc`` and ``alloc_async`` return 0 for them, ``free`` and ``free_async`` do nothing with 0.
 * It fails by raising `devmem.spi.errors.BackendError` or one of its children, with the vendor's call, code and name,
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from .types import AllocFlags, Capability, CopyKind, DeviceInfo, Extent, MemoryKind
+from .types import AllocFlags, Box, Capability, CopyKind, DeviceInfo, Extent, MemoryKind, Place
 
 
 class Backend(Protocol):
@@ -44,10 +45,22 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Configurable(Protocol):
-    """A backend with settings: ``DEVMEM_HOST_STRICT`` reaches the backend ``host`` as ``{"strict": True}``."""
+class Configurable(Backend, Protocol):
+    """A backend with settings: ``DEVMEM_POCL_FAST=1`` reaches the backend ``pocl`` as ``{"fast": "1"}``.
 
-    def configure(self, options: Mapping[str, object]) -> None: ...
+    ``options`` has the names that it knows, in lower case, and for each what it allows and means, for ``devmem info``:
+    ``{"fast": "0 | 1: skip the checks"}``. devmem warns of variables with the backend's name that are none of these.
+    """
+
+    @property
+    def options(self) -> Mapping[str, str]: ...
+
+    def configure(self, options: Mapping[str, object]) -> None:
+        """Take what is set, as text, before the backend is asked for anything.
+
+        ConfigError for a name that ``options`` lacks, for a value of another type, and for one that is not allowed; then
+        nothing has changed. `devmem.toolkit.settings` checks names and types.
+        """
 
 
 class Driver(Protocol):
@@ -71,20 +84,27 @@ class Driver(Protocol):
     def alloc(
         self, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE, flags: AllocFlags = AllocFlags.NONE
     ) -> int:
-        """Allocate; usable at once from every stream. Addresses are aligned to at least 256 bytes.
+        """Allocate; usable at once from every stream. Addresses are multiples of ``info.alignment``.
 
         For host kinds the address is the host's. Raises `OutOfMemory`.
         """
 
     def free(self, ptr: int, nbytes: int, stream: int, kind: MemoryKind = MemoryKind.DEVICE) -> None:
-        """Give back what ``alloc`` returned. May wait for the device; work enqueued before on any stream stays valid."""
+        """Give back what ``alloc`` returned; the memory may be given out again at once.
+
+        devmem calls it when all work that it enqueued on the block is done, and it has waited for that. The driver need not wait,
+        and may: for the whole device, as vendors do.
+        """
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
         """Copy bytes, ordered on the stream.
 
         With ``blocking`` the copy is complete on return. Returns True if the host side may still be touched after the
-        call has returned: never for a blocking copy or within the device. A copy of pinned memory that is not blocking
-        does not wait for the stream. Managed memory counts as device memory. Overlapping device ranges are the caller's
+        call has returned: for page-locked memory alone, and never for a blocking copy or within the device. Pageable memory
+        has been read, or written, on return, for which the call may wait for the stream; a copy of page-locked memory that is
+        not blocking does not wait. What a driver keeps of pageable sources it keeps of each copy until the stream has passed it,
+        whatever other threads enqueue meanwhile. While a graph is captured on the stream the result tells nothing, as the graph
+        copies whenever it is launched. Managed memory counts as device memory. Overlapping device ranges are the caller's
         mistake.
         """
 
@@ -122,7 +142,7 @@ class Driver(Protocol):
         """True when the captured work is done, or nothing was ever captured.
 
         False also where it may not be asked just now, as some other library captures a graph. UnsupportedError where the event
-        was recorded while its stream was capturing one: it tells of nothing that is done.
+        was recorded while its stream was capturing one: such an event says nothing of completed work.
         """
 
     def event_synchronize(self, event: int) -> None:
@@ -138,6 +158,10 @@ class Driver(Protocol):
         """Let go of the device. What was not freed by then is the driver's to drop; every later call is a mistake."""
 
 
+#: The names that every driver has: a driver that lacks one is refused when its device opens.
+REQUIRED = tuple(name for name in vars(Driver) if not name.startswith("_"))
+
+
 # -- what a device may be able to do beyond that -----------------------------------------------------------------------
 
 
@@ -151,6 +175,11 @@ class SupportsStreamOrdered(Protocol):
 
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None: ...
 
+
+@runtime_checkable
+class SupportsPoolControl(Protocol):
+    """Say and bound what the pool of `SupportsStreamOrdered` keeps."""
+
     def pool_cached(self) -> int:
         """Bytes that the driver's pool holds and that are not in use."""
 
@@ -162,6 +191,28 @@ class SupportsStreamOrdered(Protocol):
 
         Until this is called it holds all that it has. What it gives back then it may have to ask the system for again.
         """
+
+
+@runtime_checkable
+class SupportsSharedPool(Protocol):
+    """Allocation from the pool that is the device's current one for all libraries of the process."""
+
+    def alloc_shared(self, nbytes: int, stream: int) -> int:
+        """As ``alloc_async`` of `SupportsStreamOrdered`, from that pool; ``free_async`` takes it back."""
+
+
+@runtime_checkable
+class SupportsDecompressPool(Protocol):
+    """Allocation from a pool whose memory the device's decompression engine reads and writes.
+
+    It is a second pool of the driver's; the methods of `SupportsPoolControl` are for both.
+    """
+
+    def pool_decompressible(self) -> None:
+        """Make that pool, if there is none yet; it is there until ``close``."""
+
+    def alloc_decompressible(self, nbytes: int, stream: int) -> int:
+        """As ``alloc_async`` of `SupportsStreamOrdered`, from that pool; ``free_async`` takes it back."""
 
 
 @runtime_checkable
@@ -216,7 +267,23 @@ class SupportsBatchCopy(Protocol):
 
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
-    ) -> bool: ...
+    ) -> bool:
+        """As many ``copy`` that are not blocking, on a stream that ``stream_create`` made; the default streams are never given.
+
+        Memory of the host is page-locked, or else may be read after the call, too. UnsupportedError, with nothing enqueued, where
+        the device's driver turns out to have no such call: then ``copy`` is called for each.
+        """
+
+
+@runtime_checkable
+class SupportsVolumeBatch(Protocol):
+    """Many copies of rows and slices in one driver call."""
+
+    def copy_3d_batch(self, boxes: Sequence[Box], kind: CopyKind, stream: int) -> bool:
+        """As many ``copy_3d`` that are not blocking, on a stream that ``stream_create`` made; as ``copy_batch`` otherwise.
+
+        A box of one slice, or of one row, is allowed; boxes of one call have no byte of their destinations in common.
+        """
 
 
 @runtime_checkable
@@ -252,6 +319,24 @@ class SupportsManaged(Protocol):
 
 
 @runtime_checkable
+class SupportsManagedPlaces(Protocol):
+    """Hints for many ranges of managed memory, and for places other than this device and the host as a whole.
+
+    ``stream`` is one that ``stream_create`` made; the default streams are never given. UnsupportedError, with nothing enqueued,
+    where the vendor's library has no such call for a place.
+    """
+
+    def prefetch_to(self, ptrs: Sequence[int], sizes: Sequence[int], to: Place, stream: int, *, discard: bool) -> None:
+        """Move ranges, in any order. With ``discard`` their bytes need not be moved: they are undefined afterwards."""
+
+    def discard(self, ptrs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
+        """Say that the bytes of ranges are not needed: they are undefined until they are written. UnsupportedError as above."""
+
+    def advise_for(self, ptr: int, nbytes: int, advice: str, to: Place) -> None:
+        """As ``advise`` of `SupportsManaged`, for any place."""
+
+
+@runtime_checkable
 class SupportsPeer(Protocol):
     """Copies between devices of one backend that do not pass through the host."""
 
@@ -259,7 +344,28 @@ class SupportsPeer(Protocol):
 
     def copy_peer(
         self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
-    ) -> None: ...
+    ) -> None:
+        """Copy bytes, ordered on a stream of this device. With ``blocking`` the copy is complete on return."""
+
+
+@runtime_checkable
+class SupportsPeerAccess(Protocol):
+    """Allowing and forbidding a device to reach another's memory by itself."""
+
+    def peer_access(self, ordinal: int, enabled: bool) -> None:
+        """Let work of this device reach the memory of another one, which is open and which it can access; or no more.
+
+        Nothing is enqueued between the two, and either may be asked for twice. Once it was forbidden, ``copy_peer`` does not
+        allow it again by itself.
+        """
+
+
+@runtime_checkable
+class SupportsPeerEvents(Protocol):
+    """Order between streams of two devices of one backend, for which the host does not wait."""
+
+    def stream_wait_peer(self, stream: int, event: int, ordinal: int) -> None:
+        """As ``stream_wait``, for an event of another device: the open one with this ordinal, which is not current."""
 
 
 @runtime_checkable
@@ -274,10 +380,81 @@ class SupportsIpc(Protocol):
 
 
 @runtime_checkable
+class SupportsPoolIpc(Protocol):
+    """Sharing memory of ``alloc_async`` with another process: a file descriptor opens the pool, and data name a block of it."""
+
+    def pool_descriptor(self) -> int:
+        """A new file descriptor of the driver's own pool, which the caller closes. It may be sent over a Unix socket."""
+
+    def pool_export(self, ptr: int) -> bytes:
+        """What names a live block, by its first address, to a process that has a descriptor of its pool."""
+
+    def pool_open(self, descriptor: int, data: bytes) -> int:
+        """The address of another process's block here; ``descriptor`` stays the caller's. A block is opened once at a time."""
+
+    def pool_close(self, ptr: int) -> None:
+        """Let go of what ``pool_open`` returned; every stream has passed it. A second call, behind an interrupt, does nothing."""
+
+
+@runtime_checkable
+class SupportsVirtual(Protocol):
+    """Virtual memory: physical memory that is mapped here and, by a handle, in other processes."""
+
+    def virtual_alloc(self, nbytes: int, stream: int, fabric: bool = False) -> int:
+        """Memory of at least so many bytes; 0 for none. ``fabric``: for other machines too, else for processes of this one.
+
+        It is there at once, and for as long as any process has it mapped or has a handle of it.
+        """
+
+    def virtual_free(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Give back what ``virtual_alloc`` or ``virtual_open`` returned; every stream has passed it."""
+
+    def virtual_range(self, ptr: int) -> tuple[int, int] | None:
+        """(address, bytes) of the virtual memory around an address; None if it is in none."""
+
+    def virtual_share(self, ptr: int) -> int | bytes:
+        """A new file descriptor of the memory around an address, which the caller closes; or the bytes of its fabric handle."""
+
+    def virtual_open(self, given: int | bytes, nbytes: int) -> int:
+        """Map so many bytes, all that it has, of what another process's ``virtual_share`` returned.
+
+        A file descriptor stays the caller's. Opened again it has another address. LayoutError if it is of another device.
+        """
+
+
+@runtime_checkable
 class SupportsCapture(Protocol):
     """Streams can record a graph instead of running."""
 
     def capturing(self, stream: int) -> bool: ...
+
+
+@runtime_checkable
+class SupportsGraphs(Protocol):
+    """Work that is recorded once, and enqueued by one call as often as is wanted."""
+
+    def graph_create(self, calls: Sequence[GraphCall], stream: int) -> int:
+        """A graph of what these calls enqueue, one after the other: each is given a driver and the stream that it is to name.
+
+        That is ``stream``, which does not block, and which nothing else is given: what is recorded is recorded there.
+
+        The calls are ``copy`` that is not blocking, the copies of rows, ``fill``, ``launch``, ``launch_host_function`` and the
+        two below. Nothing runs now, and nothing of the host is read or written: sources and destinations on the host are
+        page-locked, and stay in use as long as the graph is. The first call that cannot be recorded raises, and then no graph was
+        made. No other stream and no other thread notices.
+        """
+
+    def graph_record_event(self, event: int, stream: int) -> None:
+        """``event_record`` that takes place whenever the graph runs; for the calls of ``graph_create`` alone."""
+
+    def graph_wait_event(self, stream: int, event: int) -> None:
+        """``stream_wait`` for what the event captured last when the graph runs; for the calls of ``graph_create`` alone."""
+
+    def graph_launch(self, graph: int, stream: int) -> None:
+        """Enqueue the graph's work, in its order, on a stream of ``stream_create``. Later work there comes after all of it."""
+
+    def graph_destroy(self, graph: int) -> None:
+        """Give back what ``graph_create`` made. Nothing of it is enqueued or runs any more."""
 
 
 @runtime_checkable
@@ -290,10 +467,20 @@ class SupportsLaunch(Protocol):
     def unload(self, function: int) -> None:
         """Give back what ``load`` took. Nothing of it is enqueued or runs any more."""
 
-    def launch(self, function: int, grid: Extent, block: Extent, shared_bytes: int, stream: int, params: int) -> None:
+    def launch(
+        self,
+        function: int,
+        grid: Extent,
+        block: Extent,
+        shared_bytes: int,
+        stream: int,
+        params: int,
+        sizes: Sequence[int],
+    ) -> None:
         """Enqueue a loaded function.
 
-        ``params`` is the address of an array of the arguments' addresses; the call reads all of them before it returns.
+        ``params`` is the address of an array of the arguments' addresses, ``sizes`` has the bytes of each; the call reads all of
+        them before it returns.
         """
 
 
@@ -346,44 +533,110 @@ class SupportsPointerInfo(Protocol):
         """The ordinal of the device whose memory it is, or that made it; None where there is none."""
 
 
+@runtime_checkable
+class SupportsForeignStreams(Protocol):
+    """Streams that another library made, by the vendor's own objects."""
+
+    def stream_from(self, stream: object) -> int:
+        """The handle of a stream of this device: of the vendor's object, or of a number that a user says is one.
+
+        TypeError for what is no stream at all, BackendError for a number that is none. devmem never destroys such a stream; its
+        handle differs from those of ``stream_create`` that are live.
+        """
+
+
+@runtime_checkable
+class SupportsStreamOrigin(Protocol):
+    """Saying where a stream of another library comes from."""
+
+    def stream_refusal(self, stream: int) -> str:
+        """Why no work of this device can be ordered on a stream, as a sentence's end; "" where it can.
+
+        BackendError where the vendor finds that it is no live stream of its own. A vendor that does not check handles does not
+        offer this.
+        """
+
+
+class TellsWhatIsOut(Protocol):
+    """A driver that knows, whatever interrupted a call, whether the vendor's library was reached.
+
+    Not a capability: of a driver without it, and of resources without such a method, devmem takes it that an interrupted call
+    which gives something back has done so, because a leak is preferred to an address in use twice.
+    """
+
+    def is_out(self, ptr: int) -> bool:
+        """Whether the very int that was handed out, or registered, is still out: not an equal one that was handed out since.
+
+        Also asked of the handles of streams and events.
+        """
+
+
 #: The protocol behind each capability; a device that declares one without its methods is refused when it opens.
 PROTOCOLS: Mapping[Capability, type] = {
     Capability.STREAM_ORDERED: SupportsStreamOrdered,
+    Capability.POOL_CONTROL: SupportsPoolControl,
+    Capability.SHARED_POOL: SupportsSharedPool,
+    Capability.DECOMPRESS_POOL: SupportsDecompressPool,
     Capability.STRIDED_COPY: SupportsStridedCopy,
     Capability.VOLUME_COPY: SupportsVolumeCopy,
     Capability.BATCH_COPY: SupportsBatchCopy,
+    Capability.VOLUME_BATCH: SupportsVolumeBatch,
     Capability.HOST_REGISTER: SupportsHostRegister,
     Capability.MAPPED: SupportsMapped,
     Capability.MANAGED: SupportsManaged,
+    Capability.MANAGED_PLACES: SupportsManagedPlaces,
     Capability.PEER: SupportsPeer,
+    Capability.PEER_ACCESS: SupportsPeerAccess,
+    Capability.PEER_EVENTS: SupportsPeerEvents,
     Capability.IPC: SupportsIpc,
+    Capability.POOL_IPC: SupportsPoolIpc,
+    Capability.VIRTUAL: SupportsVirtual,
     Capability.CAPTURE: SupportsCapture,
+    Capability.GRAPHS: SupportsGraphs,
     Capability.LAUNCH: SupportsLaunch,
     Capability.HOST_FUNCTION: SupportsHostFunction,
     Capability.HOLD: SupportsHold,
     Capability.POINTER_INFO: SupportsPointerInfo,
+    Capability.FOREIGN_STREAMS: SupportsForeignStreams,
+    Capability.STREAM_ORIGIN: SupportsStreamOrigin,
 }
 
 
 class FullDriver(
     Driver,
     SupportsStreamOrdered,
+    SupportsPoolControl,
+    SupportsSharedPool,
+    SupportsDecompressPool,
     SupportsStridedCopy,
     SupportsVolumeCopy,
     SupportsBatchCopy,
+    SupportsVolumeBatch,
     SupportsHostRegister,
     SupportsMapped,
     SupportsManaged,
+    SupportsManagedPlaces,
     SupportsPeer,
+    SupportsPeerAccess,
+    SupportsPeerEvents,
     SupportsIpc,
+    SupportsPoolIpc,
+    SupportsVirtual,
     SupportsCapture,
+    SupportsGraphs,
     SupportsLaunch,
     SupportsHostFunction,
     SupportsHold,
     SupportsPointerInfo,
+    SupportsForeignStreams,
+    SupportsStreamOrigin,
     Protocol,
 ):
     """Every method of the contract, as devmem's core sees a driver.
 
     A method of a ``Supports...`` protocol exists only where the device declares the capability: the core asks before it calls.
     """
+
+
+#: What `SupportsGraphs` records: given the driver and a stream, it enqueues one piece of work there.
+GraphCall = Callable[[FullDriver, int], object]

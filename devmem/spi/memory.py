@@ -18,6 +18,16 @@ class MemoryResource(Protocol):
 
     A resource whose ``stream_ordered`` is true promises that ``deallocate`` neither waits nor lets the memory reach another
     stream before ``stream`` has passed. Of any other, devmem asks only after every stream has passed the memory.
+
+    Examples
+    --------
+    >>> class NoWayBack:
+    ...     def allocate(self, nbytes, stream):
+    ...         return 0
+    >>> isinstance(dm.memory.PoolMemory(), dm.memory.MemoryResource)
+    True
+    >>> isinstance(NoWayBack(), dm.memory.MemoryResource)
+    False
     """
 
     def allocate(self, nbytes: int, stream: int) -> int: ...

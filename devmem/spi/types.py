@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
@@ -49,29 +50,104 @@ class Capability(StrEnum):
     """What a device can do beyond the contract; each stands for the protocol of `driver` with the same name."""
 
     STREAM_ORDERED = "stream_ordered"
+    POOL_CONTROL = "pool_control"
+    SHARED_POOL = "shared_pool"
+    DECOMPRESS_POOL = "decompress_pool"
     STRIDED_COPY = "strided_copy"
     VOLUME_COPY = "volume_copy"
     BATCH_COPY = "batch_copy"
+    VOLUME_BATCH = "volume_batch"
     HOST_REGISTER = "host_register"
     MAPPED = "mapped"
     MANAGED = "managed"
+    MANAGED_PLACES = "managed_places"
     PEER = "peer"
+    PEER_ACCESS = "peer_access"
+    PEER_EVENTS = "peer_events"
     IPC = "ipc"
+    POOL_IPC = "pool_ipc"
+    VIRTUAL = "virtual"
     CAPTURE = "capture"
+    GRAPHS = "graphs"
     LAUNCH = "launch"
     HOST_FUNCTION = "host_function"
     HOLD = "hold"
     POINTER_INFO = "pointer_info"
+    FOREIGN_STREAMS = "foreign_streams"
+    STREAM_ORIGIN = "stream_origin"
+
+
+class Box(NamedTuple):
+    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes, as ``copy_3d`` takes it: slices begin ``rows`` pitches
+    apart.
+
+    Examples
+    --------
+    >>> from devmem.spi.types import Box
+    >>> Box(dst=4096, dst_pitch=512, dst_rows=2, src=8192, src_pitch=100, src_rows=2, width=100, height=2, depth=1).nbytes
+    200
+    """
+
+    dst: int
+    dst_pitch: int
+    dst_rows: int
+    src: int
+    src_pitch: int
+    src_rows: int
+    width: int
+    height: int
+    depth: int
+
+    @property
+    def nbytes(self) -> int:
+        """What it copies."""
+        return self.width * self.height * self.depth
+
+
+class PlaceKind(StrEnum):
+    """What managed memory may be moved to."""
+
+    DEVICE = "device"  #: a device of the backend, by its ordinal
+    HOST = "host"  #: the host
+    NUMA_NODE = "numa_node"  #: one NUMA node of the host, by the system's number
+
+
+class Place(NamedTuple):
+    """Where managed memory is to be.
+
+    Examples
+    --------
+    >>> from devmem.spi.types import Place, PlaceKind
+    >>> Place(PlaceKind.NUMA_NODE, 1).number
+    1
+    """
+
+    kind: PlaceKind
+    number: int = 0
 
 
 class MemoryInfo(NamedTuple):
-    """What :func:`devmem.memory_info` reports, in bytes."""
+    """What :func:`devmem.memory_info` reports, in bytes.
+
+    Examples
+    --------
+    >>> info = dm.memory_info()
+    >>> info.free <= info.total
+    True
+    """
 
     free: int  #: as the driver says
     total: int  #: as the driver says
     live: int  #: handed out by devmem and still referenced
     pending: int  #: dropped by the user, waiting in the queue
     cached: int  #: held by the memory stack for reuse
+
+    def __repr__(self) -> str:
+        return f"MemoryInfo({', '.join(f'{name}={nbytes:,} bytes' for name, nbytes in self._asdict().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = (f"<tr><td>{name}</td><td>{nbytes:,} bytes</td></tr>" for name, nbytes in self._asdict().items())
+        return f"<table>{''.join(rows)}</table>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +156,10 @@ class Exchange:
 
     ``device_type``, ``host_type`` and ``managed_type`` are DLPack's numbers for memory of the device, for page-locked and for
     managed memory. ``streams`` is what a consumer's small numbers mean, by our handles: CUDA says ``{1: 1, 2: 2}``, HIP
-    ``{0: 1}``; numbers greater than 2 are handles. None where other libraries have no streams: they are given memory that is
-    ready.
-    ``array_interface``: arrays say ``__cuda_array_interface__``.
+    ``{0: 1}``; greater numbers are the addresses of streams, which are our handles too. None where other libraries do not name
+    streams by numbers: they are given memory that is ready, and a number is no stream unless the driver has ``stream_from``.
+    ``array_interface``: arrays say ``__cuda_array_interface__``. ``cuda_stream``: streams say ``__cuda_stream__``. Both are for
+    devices whose addresses and handles mean something to libraries of CUDA's.
     """
 
     device_type: int = 12
@@ -90,6 +167,7 @@ class Exchange:
     managed_type: int = 1
     streams: Mapping[int, int] | None = None
     array_interface: bool = False
+    cuda_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +175,24 @@ class DeviceInfo:
     """What a device is; fixed from the moment it is opened.
 
     ``uuid`` identifies the physical device across processes and orderings, ``pci_id`` its slot (empty where there is
-    none). ``stream_priorities`` is (least, greatest): smaller numbers run first, and (0, 0) means no priorities.
+    none). ``alignment``: every address that it allocates is a multiple of it; a power of two, at least 64.
+    ``stream_priorities`` is (least, greatest): smaller numbers run first, and (0, 0) means no priorities.
     ``default_memory`` is the memory stack that suits the device, as text (``pool``); empty: devmem chooses.
     ``exchange``: how other libraries know its memory and streams.
     ``strided_pitch_multiple``: strided copies between host and device are worth having for pitches that are multiples of it;
-    copies with other pitches are correct but slow.
+    copies with other pitches are correct but slow. ``max_pitch``: the largest pitch that strided copies take.
     ``staging_threshold``: bytes from which a copy of pageable host memory is faster by way of page-locked memory; 0: none is.
+    ``shares_stream_ordered``: ``ipc_export`` takes blocks of ``alloc_async`` too, which most drivers refuse.
+    Some have ``pool_export`` instead.
+    ``coherence``: by what the device takes any address of the host's memory, page-locked or not, in kernels, copies and fills:
+    ``"ATS"``, the host's page tables; ``"HMM"``, its own, which follow those; ``"host"``, it is the host. Empty: it does not.
     ``facts`` is everything else worth printing, by name; of these `devmem doctor` warns of ``notes`` and tells ``remarks``.
+
+    Examples
+    --------
+    >>> info = dm.current_device().info
+    >>> info.backend, info.ordinal, info.alignment
+    ('host', 0, 256)
     """
 
     backend: str
@@ -113,12 +202,39 @@ class DeviceInfo:
     total_bytes: int
     arch: str = ""
     warp_size: int = 1
+    alignment: int = 256
     pci_id: str = ""
     memory_kinds: frozenset[MemoryKind] = frozenset({MemoryKind.DEVICE})
     capabilities: frozenset[Capability] = frozenset()
     stream_priorities: tuple[int, int] = (0, 0)
     default_memory: str = ""
     strided_pitch_multiple: int = 1
+    max_pitch: int = sys.maxsize
     staging_threshold: int = 0
+    shares_stream_ordered: bool = False
+    coherence: str = ""
     exchange: Exchange = Exchange()
     facts: Mapping[str, str | int | float | bool] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.shown().items())
+
+    def shown(self) -> dict[str, str]:
+        """What people want to know of the device, with units, by name; without the numbers that only machinery needs."""
+        least, greatest = self.stream_priorities
+        facts = {
+            "device": f"{self.backend}:{self.ordinal}",
+            "name": self.name,
+            "memory": f"{self.total_bytes:,} bytes",
+            "architecture": self.arch,
+            "threads of a warp": str(self.warp_size),
+            "alignment of addresses": f"{self.alignment} bytes",
+            "memory of the host in place": self.coherence,
+            "PCI slot": self.pci_id,
+            "UUID": self.uuid,
+            "kinds of memory": ", ".join(sorted(self.memory_kinds)),
+            "capabilities": ", ".join(sorted(self.capabilities)),
+            "priorities of streams": f"{greatest} (first) to {least} (last)" if least != greatest else "",
+            **{name: str(value) for name, value in self.facts.items()},
+        }
+        return {name: value for name, value in facts.items() if value}

@@ -7,8 +7,10 @@ import pytest
 
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind
 
-from .driver_fixture import ConformanceSuite, DriverFixture, address, flip, pattern, same
+from .driver_fixture import THREADS, ConformanceSuite, DriverFixture, address, flip, pattern, same
 
+#: What only page-locked memory may be.
+READ = "pageable memory was read, or written, before the call returned: it is not still touched"
 SIZES = (1, 2, 3, 7, 255, 256, 257, 4095, 4096, 65_536, 65_537, 1 << 20, (4 << 20) + 5)
 
 
@@ -16,7 +18,7 @@ class CopyChecks(ConformanceSuite):
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_round_trip(self, fixture: DriverFixture, nbytes: int) -> None:
+    def test_round_trip_keeps_every_byte(self, fixture: DriverFixture, nbytes: int) -> None:
         data, back = pattern(nbytes), np.zeros(nbytes, np.uint8)
         ptr, stream = fixture.alloc(nbytes), fixture.stream()
         fixture.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=True)
@@ -44,8 +46,16 @@ class CopyChecks(ConformanceSuite):
         fixture.driver.stream_synchronize(stream)
         assert same(back, source)
 
+    def test_large_copies_keep_every_byte(self, fixture: DriverFixture) -> None:
+        """Larger than the memory by way of which a driver may copy pageable memory, and no multiple of it."""
+        data = pattern((33 << 20) + 5)
+        ptr, back, stream = fixture.alloc(data.size), np.zeros_like(data), fixture.stream()
+        fixture.driver.copy(ptr, address(data), data.size, CopyKind.H2D, stream, blocking=False)
+        fixture.driver.copy(address(back), ptr, data.size, CopyKind.D2H, stream, blocking=True)
+        assert same(back, data)
+
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_device_to_device(self, fixture: DriverFixture, nbytes: int) -> None:
+    def test_device_to_device_keeps_every_byte(self, fixture: DriverFixture, nbytes: int) -> None:
         data = pattern(nbytes)
         source, ptr = fixture.alloc_with(data), fixture.alloc_with(flip(data))
         fixture.driver.copy(ptr, source, nbytes, CopyKind.D2D, fixture.unheld_stream, blocking=True)
@@ -63,7 +73,9 @@ class CopyChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("kind", list(CopyKind))
     @pytest.mark.parametrize(("to", "start", "nbytes"), [(0, 1, 1), (1, 0, 4095), (13, 7, 100), (4097, 255, 9001)])
-    def test_inside_of_blocks(self, fixture: DriverFixture, kind: CopyKind, to: int, start: int, nbytes: int) -> None:
+    def test_copies_inside_of_blocks_touch_nothing_else(
+        self, fixture: DriverFixture, kind: CopyKind, to: int, start: int, nbytes: int
+    ) -> None:
         """Interior addresses, unaligned on both sides; the bytes around the copy do not change."""
         room = 20_000
         source, before = pattern(room, 1), pattern(room, 2)
@@ -179,14 +191,36 @@ class CopyChecks(ConformanceSuite):
             fixture.driver.stream_synchronize(stream)
         assert same(back, data)
 
+    @pytest.mark.parametrize("kind", [CopyKind.H2D, CopyKind.D2H])
+    def test_addresses_inside_of_pinned_memory_are_pinned(self, fixture: DriverFixture, kind: CopyKind) -> None:
+        """The result tells the truth about them: False says that the host side is not touched any more."""
+        host, stream, data = fixture.pinned(8192), fixture.stream(), pattern(4000)
+        part, before = host[100:4100], flip(data, 0x55)
+        upload = kind is CopyKind.H2D
+        ptr = fixture.alloc_with(before if upload else data)
+        part[:] = data if upload else before
+        dst, src = (ptr, address(part)) if upload else (address(part), ptr)
+        with fixture.hold(stream) as hold:
+            running = fixture.driver.copy(dst, src, 4000, kind, stream, blocking=False)
+            assert same(fixture.read(ptr, 4000) if upload else part, before), "the copy did not wait for its stream"
+            if upload:
+                part[:] = flip(data)
+            hold.release()
+            fixture.driver.stream_synchronize(stream)
+        if not upload:
+            assert running is True, "the host side was written after the call"
+            assert same(part, data)
+        elif not running:
+            assert same(fixture.read(ptr, 4000), data), "the driver read the source after it returned False"
+
     @pytest.mark.parametrize("nbytes", [1, 4096, 65_537, 4 << 20])
-    def test_pageable_source_may_change_after_false(self, fixture: DriverFixture, nbytes: int) -> None:
+    def test_pageable_source_has_been_read_on_return(self, fixture: DriverFixture, nbytes: int) -> None:
         data, stream = pattern(nbytes), fixture.stream()
         expected = data.copy()
         ptr = fixture.alloc_with(flip(data, 0x55))
         running = fixture.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
-        if not running:
-            data[:] = flip(expected)
+        data[:] = flip(expected)
+        assert running is False, READ
         fixture.driver.stream_synchronize(stream)
         assert same(fixture.read(ptr, nbytes), expected)
 
@@ -198,8 +232,8 @@ class CopyChecks(ConformanceSuite):
         # A vendor may wait for the stream before it stages pageable memory; the hold then expires, which is allowed.
         with fixture.hold(stream, patience=0.5, tolerant=True) as hold:
             running = fixture.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
-            if not running:
-                data[:] = flip(expected)
+            data[:] = flip(expected)
+            assert running is False, READ
             seen = fixture.read(ptr, nbytes)  # read before `expired` is checked
             if not hold.expired:
                 assert same(seen, flip(expected, 0x55)), "the copy did not wait for its stream"
@@ -207,15 +241,34 @@ class CopyChecks(ConformanceSuite):
             fixture.driver.stream_synchronize(stream)
         assert same(fixture.read(ptr, nbytes), expected)
 
+    def test_pageable_sources_of_threads_are_kept_apart_on_a_held_stream(self, fixture: DriverFixture) -> None:
+        """A driver that keeps copies of them keeps each until the stream has passed it, whatever other threads enqueue."""
+        stream, turns, nbytes = fixture.stream(), 150, 64
+        blocks = [fixture.alloc(turns * nbytes) for _ in range(THREADS)]
+
+        sources = [pattern(turns * nbytes, seed=number) for number in range(THREADS)]
+
+        def work(number: int) -> None:
+            for at in range(0, turns * nbytes, nbytes):
+                data = sources[number][at : at + nbytes].copy()
+                fixture.driver.copy(blocks[number] + at, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
+                data[:] = flip(data)
+
+        with fixture.hold(stream, patience=0.5, tolerant=True):
+            fixture.run_in_threads(THREADS, work)
+        fixture.driver.stream_synchronize(stream)
+        for data, ptr in zip(sources, blocks, strict=True):
+            assert same(fixture.read(ptr, turns * nbytes), data)
+
     @pytest.mark.parametrize("nbytes", [1, 4096, 65_537, 4 << 20])
-    def test_pageable_destination_is_complete_after_false(self, fixture: DriverFixture, nbytes: int) -> None:
+    def test_pageable_destination_is_complete_on_return(self, fixture: DriverFixture, nbytes: int) -> None:
         data, stream = pattern(nbytes), fixture.stream()
         source, back = fixture.alloc_with(data), np.zeros(nbytes, np.uint8)
         ptr = fixture.alloc(nbytes)
         fixture.driver.copy(ptr, source, nbytes, CopyKind.D2D, stream, blocking=False)
-        if fixture.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False):
-            fixture.driver.stream_synchronize(stream)
+        running = fixture.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=False)
         assert same(back, data)
+        assert running is False, READ
 
     def test_device_to_device_has_no_host_side(self, fixture: DriverFixture) -> None:
         source, ptr = fixture.alloc_with(pattern(1000)), fixture.alloc(1000)
@@ -225,7 +278,7 @@ class CopyChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("width", [1, 2, 4])
     @pytest.mark.parametrize("count", [1, 2, 3, 255, 1000, 65_537, 1 << 20])
-    def test_fill(self, fixture: DriverFixture, width: int, count: int) -> None:
+    def test_fill_stores_the_value_as_often_as_asked(self, fixture: DriverFixture, width: int, count: int) -> None:
         value = {1: 0x9C, 2: 0x9C01, 4: 0x9C01_02FE}[width]
         ptr = fixture.alloc(width * count)
         fixture.driver.fill(ptr, value, width, count, fixture.unheld_stream)
@@ -234,7 +287,7 @@ class CopyChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("width", [1, 2, 4])
     @pytest.mark.parametrize("extreme", ["zero", "one", "largest"])
-    def test_fill_value(self, fixture: DriverFixture, width: int, extreme: str) -> None:
+    def test_fill_stores_every_bit_of_the_value(self, fixture: DriverFixture, width: int, extreme: str) -> None:
         value = {"zero": 0, "one": 1, "largest": 256**width - 1}[extreme]
         ptr = fixture.alloc_with(pattern(400))
         fixture.driver.fill(ptr, value, width, 400 // width, fixture.unheld_stream)

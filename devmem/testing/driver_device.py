@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from devmem.spi import SPI_VERSION
-from devmem.spi.driver import PROTOCOLS
-from devmem.spi.errors import DevmemError
-from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind, MemoryKind
+from devmem.spi.driver import PROTOCOLS, REQUIRED, Configurable
+from devmem.spi.errors import ConfigError, DevmemError
+from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, DeviceInfo, MemoryKind
 
-from .driver_fixture import ConformanceSuite, DriverFixture, address, pattern, same
+from .driver_fixture import THREADS, ConformanceSuite, DriverFixture, address, pattern, same
 from .stream_hold import entered
-
-THREADS = 8
 
 
 class DeviceChecks(ConformanceSuite):
@@ -27,9 +25,52 @@ class DeviceChecks(ConformanceSuite):
         assert fixture.backend.name == fixture.backend.name.strip().lower()
         assert 1 <= fixture.backend.spi_version <= SPI_VERSION
 
+    def test_settings_have_names_in_lower_case_and_say_what_they_mean(self, fixture: DriverFixture) -> None:
+        backend = fixture.backend
+        if not isinstance(backend, Configurable):
+            pytest.skip("the backend has no settings")
+        for name, meaning in backend.options.items():
+            assert isinstance(name, str) and isinstance(meaning, str), f"options: {name!r}: {meaning!r}"
+            assert name and name == name.strip().lower(), f"options has {name!r}: names are in lower case"
+
+    def test_backend_can_be_used_with_nothing_set(self) -> None:
+        """Where nothing is set, ``configure`` is called with an empty mapping."""
+        backend = self.make_backend()
+        if not isinstance(backend, Configurable):
+            pytest.skip("the backend has no settings")
+        try:
+            backend.configure({})
+        except Exception as error:  # of any kind: a KeyError is the likeliest
+            pytest.fail(f"configure({{}}) raised {error!r}")
+
+    @pytest.mark.parametrize("wrong", ["name", "type"])
+    def test_a_setting_of_unknown_name_or_wrong_type_is_refused(self, fixture: DriverFixture, wrong: str) -> None:
+        """By ConfigError, and nothing has changed."""
+        backend = fixture.backend
+        if not isinstance(backend, Configurable):
+            pytest.skip("the backend has no settings")
+        before = backend.device_count()
+        for name in ["no_such_setting"] if wrong == "name" else backend.options:
+            with pytest.raises(ConfigError):
+                backend.configure({name: "1" if wrong == "name" else object()})
+            assert backend.unavailable() is None
+            assert backend.device_count() == before
+
     def test_backend_counts_its_devices(self, fixture: DriverFixture) -> None:
         assert fixture.backend.unavailable() is None
         assert fixture.backend.device_count() > self.ordinal
+
+    def test_every_device_that_is_counted_opens(self, fixture: DriverFixture) -> None:
+        for ordinal in range(fixture.backend.device_count()):
+            if ordinal != self.ordinal:
+                try:
+                    driver = fixture.backend.open(ordinal)
+                except DevmemError as error:
+                    pytest.fail(
+                        f"device_count() is {fixture.backend.device_count()}, but open({ordinal}) raised: {error}"
+                    )
+                assert driver.info.ordinal == ordinal
+                driver.close()
 
     def test_backend_refuses_a_device_it_does_not_have(self, fixture: DriverFixture) -> None:
         fixture.need_strict()
@@ -59,10 +100,12 @@ class DeviceChecks(ConformanceSuite):
 
     def test_info_is_complete(self, fixture: DriverFixture) -> None:
         info = fixture.driver.info
-        assert info.backend == fixture.backend.name
+        assert isinstance(info, DeviceInfo)
+        assert info.backend == fixture.backend.name, "info.backend must be the backend's name"
         assert info.ordinal == self.ordinal
         assert info.name and info.uuid
         assert info.total_bytes > 0 and info.warp_size >= 1
+        assert info.alignment >= 64 and info.alignment & (info.alignment - 1) == 0
         assert MemoryKind.DEVICE in info.memory_kinds
         assert all(isinstance(kind, MemoryKind) for kind in info.memory_kinds)
         assert all(isinstance(value, str | int | float | bool) for value in info.facts.values())
@@ -83,6 +126,24 @@ class DeviceChecks(ConformanceSuite):
         assert other.driver.info.uuid != fixture.driver.info.uuid
         assert other.driver.info.ordinal != fixture.driver.info.ordinal
 
+    def test_driver_has_every_method(self, fixture: DriverFixture) -> None:
+        missing = [name for name in REQUIRED if not hasattr(fixture.driver, name)]
+        assert not missing, f"methods of devmem.spi.driver.Driver that the driver lacks: {', '.join(missing)}"
+
+    def test_declared_capabilities_are_known(self, fixture: DriverFixture) -> None:
+        unknown = fixture.driver.info.capabilities - set(Capability)
+        assert not unknown, f"not in devmem.spi.types.Capability: {sorted(unknown)}"
+
+    def test_numbers_of_default_streams_name_default_streams(self, fixture: DriverFixture) -> None:
+        """In ``Exchange.streams``: numbers greater than 2 are handles, and no two default streams have one number."""
+        streams = fixture.driver.info.exchange.streams
+        for number, handle in (streams or {}).items():
+            assert 0 <= number <= 2, f"{number} is no default stream's number"
+            assert handle in (LEGACY_STREAM, PER_THREAD_STREAM), (
+                f"{number} stands for {handle}, which is no default stream"
+            )
+        assert streams is None or len(set(streams.values())) == len(streams)
+
     @pytest.mark.parametrize("capability", list(Capability))
     def test_declared_capability_has_its_methods(self, fixture: DriverFixture, capability: Capability) -> None:
         fixture.need(capability)
@@ -93,6 +154,7 @@ class DeviceChecks(ConformanceSuite):
         assert (MemoryKind.MAPPED in info.memory_kinds) <= (Capability.MAPPED in info.capabilities), (
             "mapped memory is of no use to the device without device_pointer()"
         )
+        assert (Capability.POOL_CONTROL in info.capabilities) <= (Capability.STREAM_ORDERED in info.capabilities)
         assert (Capability.MANAGED in info.capabilities) <= (MemoryKind.MANAGED in info.memory_kinds)
 
     # -- enter and exit ------------------------------------------------------------------------------------------------

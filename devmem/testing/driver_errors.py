@@ -34,7 +34,7 @@ class ErrorChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("call", ["synchronize", "query", "copy", "fill", "record", "wait", "destroy"])
     @pytest.mark.parametrize("gone", [True, False], ids=["destroyed", "never made"])
-    def test_unknown_stream(self, fixture: DriverFixture, call: str, gone: bool) -> None:
+    def test_a_stream_unknown_or_destroyed_is_refused(self, fixture: DriverFixture, call: str, gone: bool) -> None:
         fixture.need_strict(self.checks_handles)
         driver, ptr, event, data = fixture.driver, fixture.alloc(100), fixture.event(), pattern(100)
         stream = driver.stream_create(0, True) if gone else BAD_POINTER
@@ -56,7 +56,7 @@ class ErrorChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("call", ["synchronize", "query", "record", "wait", "destroy", "elapsed"])
     @pytest.mark.parametrize("gone", [True, False], ids=["destroyed", "never made"])
-    def test_unknown_event(self, fixture: DriverFixture, call: str, gone: bool) -> None:
+    def test_an_event_unknown_or_destroyed_is_refused(self, fixture: DriverFixture, call: str, gone: bool) -> None:
         fixture.need_strict(self.checks_handles)
         driver, good, stream = fixture.driver, fixture.event(timing=True), fixture.stream()
         driver.event_record(good, stream)
@@ -74,8 +74,22 @@ class ErrorChecks(ConformanceSuite):
         with self.refused(fixture):
             calls[call]()
 
+    def test_errors_have_the_call_and_the_code(self, fixture: DriverFixture) -> None:
+        """And the backend's name and the code's; an error of a free as much as one of an allocation."""
+        fixture.need_strict()
+        ptr = fixture.driver.alloc(1000, LEGACY_STREAM)
+        fixture.driver.free(ptr, 1000, LEGACY_STREAM)
+        wrong: list[Callable[[], object]] = [
+            lambda: fixture.driver.free(ptr, 1000, LEGACY_STREAM),
+            lambda: fixture.driver.alloc(fixture.driver.memory_info()[1] + (1 << 20), LEGACY_STREAM),
+        ]
+        for call in wrong:
+            with pytest.raises(BackendError) as caught:
+                call()
+            check_error(caught.value, fixture)
+
     @pytest.mark.parametrize("kind", list(MemoryKind))
-    def test_free_twice(self, fixture: DriverFixture, kind: MemoryKind) -> None:
+    def test_freeing_twice_is_refused(self, fixture: DriverFixture, kind: MemoryKind) -> None:
         fixture.need_strict()
         fixture.need_kind(kind)
         ptr = fixture.driver.alloc(1000, LEGACY_STREAM, kind)
@@ -97,7 +111,8 @@ class ErrorChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("kind", list(CopyKind))
     @pytest.mark.parametrize("wrong", ["freed", "never allocated", "too long"])
-    def test_copy_of_bad_addresses(self, fixture: DriverFixture, kind: CopyKind, wrong: str) -> None:
+    @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "not blocking"])
+    def test_copy_of_bad_addresses(self, fixture: DriverFixture, kind: CopyKind, wrong: str, blocking: bool) -> None:
         fixture.need_strict(self.checks_addresses)
         host, other = np.zeros(100_000, np.uint8), fixture.alloc(100_000)
         if wrong == "freed":  # last, or the next allocation may be at the same address
@@ -111,7 +126,7 @@ class ErrorChecks(ConformanceSuite):
             CopyKind.D2D: (other, bad),
         }[kind]
         with self.refused(fixture):
-            fixture.driver.copy(dst, src, 100_000, kind, fixture.unheld_stream, blocking=True)
+            fixture.driver.copy(dst, src, 100_000, kind, fixture.unheld_stream, blocking=blocking)
         assert not host.any()
 
     @pytest.mark.parametrize("wrong", ["freed", "never allocated", "too long"])

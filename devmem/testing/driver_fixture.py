@@ -7,7 +7,10 @@ A fixture is used on the thread of the test; `DriverFixture.run_in_thread` makes
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,12 +21,15 @@ from numpy.typing import NDArray
 from devmem.spi.driver import Backend, Driver
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, CopyKind, MemoryKind
 
+from .plugin import STANDARD_ERROR
 from .stream_hold import StreamHold, entered
 
 Bytes = NDArray[np.uint8]
 
 #: Seconds after which a call counts as one that never returns.
 RETURN_TIMEOUT = 60.0
+#: Threads of the tests that call a driver from several at once.
+THREADS = 8
 
 
 #: Every kind of stream: created non-blocking, created blocking, and the two default streams.
@@ -40,6 +46,8 @@ class ConformanceSuite:
     grace = 0.05
     #: The device under test.
     ordinal = 0
+    #: Seconds after which a test counts as stuck: the process then ends, with the stacks of all threads on standard error.
+    stuck_after = 300.0
     #: Exceptions from ``strict`` for handles and addresses, for drivers that abort the process on some wrong calls.
     #: None: as ``strict`` says.
     checks_handles: bool | None = None
@@ -56,6 +64,15 @@ class ConformanceSuite:
     def current(self) -> object:
         """Ask the vendor's library which device is current on this thread. NotImplemented (the default): not possible."""
         return NotImplemented
+
+    def kernel(self, driver: Driver) -> tuple[bytes, str] | None:
+        """Code for ``launch``: an image and the name of its function, which `DriverTests` describes. None: there is none."""
+        return None
+
+    @contextmanager
+    def foreign_stream(self, driver: Driver) -> Iterator[tuple[object, Callable[[], object]] | None]:
+        """A stream of another library, and that library's wait for it; see `DriverTests`. None: there is none."""
+        yield None
 
     @contextmanager
     def opened(self) -> Iterator[DriverFixture]:
@@ -77,6 +94,13 @@ class ConformanceSuite:
     def wrap(self, driver: Driver) -> Driver:
         """Return the driver that the tests use in place of this one, a `FaultyDriver` for example."""
         return driver
+
+    @pytest.fixture(autouse=True)
+    def watchdog(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        """End the process with all stacks if the test is stuck, even where a call of the driver keeps the GIL."""
+        faulthandler.dump_traceback_later(self.stuck_after, exit=True, file=request.config.stash.get(STANDARD_ERROR, 2))
+        yield
+        faulthandler.cancel_dump_traceback_later()
 
     @pytest.fixture
     def fixture(self) -> Iterator[DriverFixture]:
@@ -275,7 +299,9 @@ class DeviceThread(threading.Thread):
 
     def finish(self) -> None:
         self.join(RETURN_TIMEOUT)
-        assert not self.is_alive(), f"a call did not return within {RETURN_TIMEOUT} s"
+        if self.is_alive():
+            stack = "".join(traceback.format_stack(sys._current_frames()[self.ident]))  # type: ignore[index]
+            pytest.fail(f"a call did not return within {RETURN_TIMEOUT} s:\n{stack}")
         error, self._error = self._error, None
         if error is not None:
             try:

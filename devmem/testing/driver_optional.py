@@ -7,9 +7,18 @@ import itertools
 import numpy as np
 import pytest
 
-from devmem.spi.driver import SupportsBatchCopy, SupportsStreamOrdered, SupportsStridedCopy, SupportsVolumeCopy
+from devmem.spi.driver import (
+    SupportsBatchCopy,
+    SupportsDecompressPool,
+    SupportsPoolControl,
+    SupportsSharedPool,
+    SupportsStreamOrdered,
+    SupportsStridedCopy,
+    SupportsVolumeBatch,
+    SupportsVolumeCopy,
+)
 from devmem.spi.errors import OutOfMemory
-from devmem.spi.types import Capability, CopyKind
+from devmem.spi.types import LEGACY_STREAM, Box, Capability, CopyKind
 
 from .driver_fixture import STREAM_KINDS, Bytes, ConformanceSuite, DriverFixture, address, flip, pattern, same
 from .driver_memory import TOO_LARGE, check_error
@@ -28,11 +37,47 @@ class StreamOrderedChecks(ConformanceSuite):
         for nbytes in (1, 1000, 65_537, 1 << 20):
             data, back = pattern(nbytes), np.zeros(nbytes, np.uint8)
             ptr = memory.alloc_async(nbytes, stream)
-            assert ptr and ptr % 256 == 0
             fixture.driver.copy(ptr, address(data), nbytes, CopyKind.H2D, stream, blocking=False)
             fixture.driver.copy(address(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
             memory.free_async(ptr, nbytes, stream)
             assert same(back, data)
+
+    @pytest.mark.parametrize("pool", [Capability.SHARED_POOL, Capability.DECOMPRESS_POOL])
+    def test_memory_of_another_pool_is_usable_on_its_stream(self, fixture: DriverFixture, pool: Capability) -> None:
+        fixture.need(pool)
+        memory, driver, stream, data = self.ordered(fixture), fixture.driver, fixture.stream(), pattern(10_000)
+        if pool is Capability.DECOMPRESS_POOL:
+            assert isinstance(driver, SupportsDecompressPool)
+            driver.pool_decompressible()
+            driver.pool_decompressible()
+            alloc = driver.alloc_decompressible
+        else:
+            assert isinstance(driver, SupportsSharedPool)
+            alloc = driver.alloc_shared
+        assert alloc(0, stream) == 0
+        blocks = [alloc(10_000, stream) for _ in range(4)]
+        for ptr in blocks:
+            assert ptr % fixture.driver.info.alignment == 0
+            fixture.driver.copy(ptr, address(data), 10_000, CopyKind.H2D, stream, blocking=False)
+        driver.stream_synchronize(stream)
+        for ptr in blocks:
+            assert same(fixture.read(ptr, 10_000), data)
+            memory.free_async(ptr, 10_000, stream)
+        with pytest.raises(OutOfMemory) as caught:
+            alloc(TOO_LARGE, stream)
+        check_error(caught.value, fixture)
+
+    def test_alloc_async_is_aligned(self, fixture: DriverFixture) -> None:
+        memory, stream = self.ordered(fixture), fixture.stream()
+        for nbytes in (1, 3, 257, 4097, 65_537, (3 << 20) + 1):
+            ptr = memory.alloc_async(nbytes, stream)
+            memory.free_async(ptr, nbytes, stream)
+            assert ptr > 0 and ptr % fixture.driver.info.alignment == 0, f"{ptr:#x} for {nbytes} bytes"
+
+    def test_alloc_async_of_zero_bytes_has_no_address(self, fixture: DriverFixture) -> None:
+        memory = self.ordered(fixture)
+        assert memory.alloc_async(0, LEGACY_STREAM) == 0
+        memory.free_async(0, 0, LEGACY_STREAM)
 
     def test_alloc_async_gives_distinct_memory(self, fixture: DriverFixture) -> None:
         memory, stream = self.ordered(fixture), fixture.stream()
@@ -51,27 +96,26 @@ class StreamOrderedChecks(ConformanceSuite):
 
     def test_alloc_async_and_free_async_do_not_wait(self, fixture: DriverFixture) -> None:
         memory, stream, driver = self.ordered(fixture), fixture.stream(), fixture.driver
-        source, back = fixture.pinned(10_000), fixture.pinned(10_000)
-        source[:], back[:] = pattern(10_000), 0
+        data = pattern(10_000)
+        source, back = fixture.alloc_with(data), fixture.alloc_with(flip(data))
         with fixture.hold(stream) as hold:
             ptr = memory.alloc_async(10_000, stream)
-            driver.copy(ptr, address(source), 10_000, CopyKind.H2D, stream, blocking=False)
-            driver.copy(address(back), ptr, 10_000, CopyKind.D2H, stream, blocking=False)
+            driver.copy(ptr, source, 10_000, CopyKind.D2D, stream, blocking=False)
+            driver.copy(back, ptr, 10_000, CopyKind.D2D, stream, blocking=False)
             memory.free_async(ptr, 10_000, stream)
             assert not hold.expired, "alloc_async or free_async waited"
             hold.release()
             driver.stream_synchronize(stream)
-        assert same(back, source), "work enqueued before free_async keeps its memory"
+        assert same(fixture.read(back, 10_000), data), "work enqueued before free_async keeps its memory"
 
     def test_freed_memory_reaches_no_other_stream_early(self, fixture: DriverFixture) -> None:
         memory, held, other, driver = self.ordered(fixture), fixture.stream(), fixture.stream(), fixture.driver
-        data, back = pattern(100_000), fixture.pinned(100_000)
-        back[:] = 0
+        data, back = pattern(100_000), fixture.alloc(100_000)
         ptr = memory.alloc_async(data.size, held)
         driver.copy(ptr, address(data), data.size, CopyKind.H2D, held, blocking=True)
         # A pool may reuse the block at once and make the other stream wait for this one; then the hold expires.
         with fixture.hold(held, patience=1.0, tolerant=True) as hold:
-            driver.copy(address(back), ptr, data.size, CopyKind.D2H, held, blocking=False)
+            driver.copy(back, ptr, data.size, CopyKind.D2D, held, blocking=False)
             memory.free_async(ptr, data.size, held)
             blocks = [memory.alloc_async(data.size, other) for _ in range(4)]
             for block in blocks:
@@ -80,7 +124,9 @@ class StreamOrderedChecks(ConformanceSuite):
             driver.stream_synchronize(other)
             hold.release()
             driver.stream_synchronize(held)
-        assert same(back, data), "memory was reused before the stream had passed its free_async"
+        assert same(fixture.read(back, data.size), data), (
+            "memory was reused before the stream had passed its free_async"
+        )
 
     def test_freed_on_another_stream_that_waited(self, fixture: DriverFixture) -> None:
         memory, one, two, event = self.ordered(fixture), fixture.stream(), fixture.stream(), fixture.event()
@@ -94,30 +140,36 @@ class StreamOrderedChecks(ConformanceSuite):
         fixture.driver.stream_synchronize(two)
         assert same(back, np.full(1000, 0x5A, np.uint8))
 
+    def pool(self, fixture: DriverFixture) -> SupportsPoolControl:
+        fixture.need(Capability.POOL_CONTROL)
+        assert isinstance(fixture.driver, SupportsPoolControl)
+        return fixture.driver
+
     def test_pool_is_trimmed(self, fixture: DriverFixture) -> None:
-        memory, stream = self.ordered(fixture), fixture.stream()
+        memory, pool, stream = self.ordered(fixture), self.pool(fixture), fixture.stream()
         blocks = [memory.alloc_async(1 << 20, stream) for _ in range(8)]
         kept, data = blocks.pop(), pattern(1 << 20)
         fixture.driver.copy(kept, address(data), data.size, CopyKind.H2D, stream, blocking=True)
         for ptr in blocks:
             memory.free_async(ptr, 1 << 20, stream)
         fixture.driver.stream_synchronize(stream)
-        assert memory.pool_cached() >= 0
+        assert pool.pool_cached() >= 0
         cached = []
         for keep in (2 << 20, (1 << 20) - 1, 1, 0):  # also less than one block, which the driver has to release whole
-            memory.pool_trim(keep)
-            cached.append(memory.pool_cached())
+            pool.pool_trim(keep)
+            cached.append(pool.pool_cached())
             assert cached[-1] <= keep or not self.strict
         assert min(cached) >= 0
         assert cached == sorted(cached, reverse=True)
         assert same(fixture.read(kept, 1 << 20), data), "trimming took memory that is in use"
         memory.free_async(kept, 1 << 20, stream)
         fixture.driver.stream_synchronize(stream)
-        memory.pool_trim(0)
+        pool.pool_trim(0)
 
     @pytest.mark.parametrize("wait", ["stream", "device"])
     def test_waiting_releases_what_is_over_the_threshold(self, fixture: DriverFixture, wait: str) -> None:
-        memory, stream, driver = self.ordered(fixture), fixture.stream(), fixture.driver
+        memory, pool, stream = self.ordered(fixture), self.pool(fixture), fixture.stream()
+        driver = fixture.driver
         kept, data = memory.alloc_async(1 << 20, stream), pattern(1 << 20)
         driver.copy(kept, address(data), data.size, CopyKind.H2D, stream, blocking=True)
 
@@ -127,30 +179,30 @@ class StreamOrderedChecks(ConformanceSuite):
                 memory.free_async(ptr, 1 << 20, stream)
             for _ in range(2):  # the first wait may find the frees not done yet
                 driver.stream_synchronize(stream) if wait == "stream" else driver.synchronize()
-            return memory.pool_cached()
+            return pool.pool_cached()
 
-        memory.pool_threshold((1 << 64) - 1)
+        pool.pool_threshold((1 << 64) - 1)
         everything = held()
-        memory.pool_threshold(0)
+        pool.pool_threshold(0)
         nothing = held()
         assert 0 <= nothing <= everything
         if self.strict:
             assert nothing == 0
-        memory.pool_threshold((1 << 64) - 1)
+        pool.pool_threshold((1 << 64) - 1)
         assert held() == everything or not self.strict
         assert same(fixture.read(kept, 1 << 20), data), "memory that is in use was released"
         memory.free_async(kept, 1 << 20, stream)
         driver.stream_synchronize(stream)
-        memory.pool_trim(0)
+        pool.pool_trim(0)
 
     def test_all_memory_is_released(self, fixture: DriverFixture) -> None:
         fixture.need_strict()
-        memory, stream = self.ordered(fixture), fixture.stream()
+        memory, pool, stream = self.ordered(fixture), self.pool(fixture), fixture.stream()
         before, _ = fixture.driver.memory_info()
         for _ in range(50):
             memory.free_async(memory.alloc_async(1 << 20, stream), 1 << 20, stream)
         fixture.driver.stream_synchronize(stream)
-        memory.pool_trim(0)
+        pool.pool_trim(0)
         assert fixture.driver.memory_info()[0] == before
 
 
@@ -179,7 +231,7 @@ class StridedChecks(ConformanceSuite):
             (10, 1, 5000, 12),
         ],
     )
-    def test_copy_2d(
+    def test_copy_2d_keeps_to_its_rows_and_pitches(
         self, fixture: DriverFixture, kind: CopyKind, width: int, height: int, dst_pitch: int, src_pitch: int
     ) -> None:
         """Any pitch, narrow and wide rows, three directions; bytes between the rows do not change."""
@@ -214,17 +266,17 @@ class StridedChecks(ConformanceSuite):
         assert same(fixture.read(ptr, 6400) if kind is CopyKind.H2D else host, data)
 
     @pytest.mark.parametrize("kind", [CopyKind.H2D, CopyKind.D2H])
-    def test_copy_2d_reports_pageable_memory_in_use(self, fixture: DriverFixture, kind: CopyKind) -> None:
+    def test_copy_2d_is_done_with_pageable_memory_on_return(self, fixture: DriverFixture, kind: CopyKind) -> None:
         copy, stream, data = self.strided(fixture).copy_2d, fixture.stream(), pattern(100 * 999)
         ptr = fixture.alloc_with(data if kind is CopyKind.D2H else flip(data, 0x55))
         host = data.copy() if kind is CopyKind.H2D else np.zeros_like(data)
         dst, src = (ptr, address(host)) if kind is CopyKind.H2D else (address(host), ptr)
         running = copy(dst, 100, src, 100, 100, 999, kind, stream, blocking=False)
-        if kind is CopyKind.H2D and not running:
+        if kind is CopyKind.H2D:
             host[:] = 0
-        if kind is CopyKind.H2D or running:
             fixture.driver.stream_synchronize(stream)
         assert same(fixture.read(ptr, data.size) if kind is CopyKind.H2D else host, data)
+        assert running is False
 
 
 class VolumeChecks(ConformanceSuite):
@@ -244,7 +296,7 @@ class VolumeChecks(ConformanceSuite):
             (4095, 10, 5, 5001, 11, 8192, 12),
         ],
     )
-    def test_copy_3d(
+    def test_copy_3d_keeps_to_its_rows_and_slices(
         self,
         fixture: DriverFixture,
         kind: CopyKind,
@@ -297,7 +349,7 @@ class VolumeChecks(ConformanceSuite):
 
 class BatchChecks(ConformanceSuite):
     @pytest.mark.parametrize("kind", list(CopyKind))
-    def test_copy_batch(self, fixture: DriverFixture, kind: CopyKind) -> None:
+    def test_copy_batch_makes_every_copy(self, fixture: DriverFixture, kind: CopyKind) -> None:
         copy, stream = self.batch(fixture).copy_batch, fixture.stream()
         sizes = [1, 3, 256, 4096, 65_537, 1 << 20, 7]
         data = [pattern(nbytes, seed=n) for n, nbytes in enumerate(sizes)]
@@ -318,7 +370,9 @@ class BatchChecks(ConformanceSuite):
 
     def test_copy_batch_takes_any_sequence_and_one_copy(self, fixture: DriverFixture) -> None:
         copy, data, ptr = self.batch(fixture).copy_batch, pattern(100), fixture.alloc(100)
-        copy((ptr,), (address(data),), (100,), CopyKind.H2D, fixture.unheld_stream)
+        stream = fixture.stream()
+        copy((ptr,), (address(data),), (100,), CopyKind.H2D, stream)
+        fixture.driver.stream_synchronize(stream)
         assert same(fixture.read(ptr, 100), data)
 
     def test_copy_batch_is_ordered_on_its_stream(self, fixture: DriverFixture) -> None:
@@ -340,6 +394,36 @@ class BatchChecks(ConformanceSuite):
     def batch(self, fixture: DriverFixture) -> SupportsBatchCopy:
         fixture.need(Capability.BATCH_COPY)
         assert isinstance(fixture.driver, SupportsBatchCopy)
+        return fixture.driver
+
+
+class VolumeBatchChecks(ConformanceSuite):
+    @pytest.mark.parametrize("kind", list(CopyKind))
+    def test_copy_3d_batch_makes_every_copy(self, fixture: DriverFixture, kind: CopyKind) -> None:
+        """Rows, slices and single runs in one call; bytes between them do not change."""
+        copy, stream = self.boxes(fixture).copy_3d_batch, fixture.stream()
+        # Width, height and depth; pitch and rows of the destination, pitch and rows of the source.
+        shapes = [(100, 7, 1, 101, 7, 200, 7), (64, 3, 4, 64, 5, 96, 3), (1000, 1, 1, 1000, 1, 1000, 1)]
+        made = []
+        for n, (width, height, depth, to, to_rows, pitch, src_rows) in enumerate(shapes):
+            source = pattern(pitch * src_rows * depth, seed=n)
+            before = flip(pattern(to * to_rows * depth, seed=n + 9))
+            expected, got = before.copy(), before.copy()
+            for at in range(depth):
+                there, here = expected[at * to_rows * to :], source[at * src_rows * pitch :]
+                rows(there, to, width, height)[:] = rows(here, pitch, width, height)
+            origin = address(source) if kind is CopyKind.H2D else fixture.alloc_with(source)
+            target = address(got) if kind is CopyKind.D2H else fixture.alloc_with(before)
+            box = Box(target, to, to_rows, origin, pitch, src_rows, width, height, depth)
+            made.append((box, expected, got, source))
+        assert isinstance(copy([box for box, *_ in made], kind, stream), bool)
+        fixture.driver.stream_synchronize(stream)
+        for box, expected, got, _ in made:
+            assert same(got if kind is CopyKind.D2H else fixture.read(box.dst, expected.size), expected)
+
+    def boxes(self, fixture: DriverFixture) -> SupportsVolumeBatch:
+        fixture.need(Capability.VOLUME_BATCH)
+        assert isinstance(fixture.driver, SupportsVolumeBatch)
         return fixture.driver
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,11 +14,18 @@ from devmem.spi.driver import (
     SupportsHostRegister,
     SupportsIpc,
     SupportsManaged,
+    SupportsManagedPlaces,
     SupportsMapped,
     SupportsPeer,
+    SupportsPeerAccess,
+    SupportsPeerEvents,
+    SupportsPointerInfo,
+    SupportsPoolIpc,
+    SupportsStreamOrdered,
+    SupportsVirtual,
 )
-from devmem.spi.errors import BackendError
-from devmem.spi.types import Capability, CopyKind, MemoryKind
+from devmem.spi.errors import BackendError, LayoutError, UnsupportedError
+from devmem.spi.types import Capability, CopyKind, MemoryKind, Place, PlaceKind
 
 from .driver_fixture import Bytes, ConformanceSuite, DriverFixture, address, flip, pattern, same, view
 from .driver_memory import check_error
@@ -185,6 +193,46 @@ class ManagedChecks(ConformanceSuite):
         fixture.driver.synchronize()
         assert same(host, data)
 
+    @pytest.mark.parametrize("kind", list(PlaceKind))
+    def test_hints_for_places_do_not_change_bytes(self, fixture: DriverFixture, kind: PlaceKind) -> None:
+        driver, stream, to = self.places(fixture), fixture.stream(), Place(kind)
+        if kind is PlaceKind.DEVICE:
+            to = Place(kind, fixture.driver.info.ordinal)
+        ptr, data = fixture.alloc(1 << 20, MemoryKind.MANAGED), pattern(1 << 20)
+        host = view(ptr, 1 << 20)
+        host[:] = data
+        try:
+            driver.prefetch_to([ptr, ptr + 65_536], [65_536, 4096], to, stream, discard=False)
+            driver.advise_for(ptr, 1 << 20, "set_preferred_location", to)
+            driver.advise_for(ptr, 1 << 20, "unset_preferred_location", to)
+        except UnsupportedError:
+            assert kind is PlaceKind.NUMA_NODE
+        fixture.driver.synchronize()
+        assert same(host, data)
+
+    @pytest.mark.parametrize("moved", [False, True])
+    def test_discarded_memory_is_written_again_and_no_other_changes(self, fixture: DriverFixture, moved: bool) -> None:
+        driver, stream = self.places(fixture), fixture.stream()
+        ptr, data = fixture.alloc(1 << 20, MemoryKind.MANAGED), pattern(1 << 20)
+        host = view(ptr, 1 << 20)
+        host[:] = data
+        try:
+            if moved:
+                driver.prefetch_to([ptr], [65_536], Place(PlaceKind.HOST), stream, discard=True)
+            else:
+                driver.discard([ptr], [65_536], stream)
+        except UnsupportedError as lacking:
+            pytest.skip(str(lacking))
+        fixture.driver.fill(ptr, 7, 1, 65_536, stream)
+        fixture.driver.stream_synchronize(stream)
+        assert same(host[:65_536], np.full(65_536, 7, np.uint8))
+        assert same(host[65_536:], data[65_536:])
+
+    def places(self, fixture: DriverFixture) -> SupportsManagedPlaces:
+        fixture.need(Capability.MANAGED_PLACES)
+        assert isinstance(fixture.driver, SupportsManagedPlaces)
+        return fixture.driver
+
 
 class PeerAndIpcChecks(ConformanceSuite):
     """Copies between devices, and handles for other processes."""
@@ -196,7 +244,7 @@ class PeerAndIpcChecks(ConformanceSuite):
 
     @pytest.mark.parametrize("outwards", [True, False])
     @pytest.mark.parametrize("blocking", [True, False])
-    def test_copy_peer(self, fixture: DriverFixture, outwards: bool, blocking: bool) -> None:
+    def test_copy_peer_reaches_the_other_device(self, fixture: DriverFixture, outwards: bool, blocking: bool) -> None:
         fixture.need(Capability.PEER)
         other = fixture.other_device()
         assert isinstance(fixture.driver, SupportsPeer)
@@ -208,10 +256,10 @@ class PeerAndIpcChecks(ConformanceSuite):
         with entered(other.driver):
             far = other.alloc_with(other_data)
         dst, src = ((far, there), (ptr, here)) if outwards else ((ptr, here), (far, there))
-        fixture.driver.copy_peer(
-            dst[0] + 100, dst[1], src[0] + 3, src[1], 60_000, fixture.unheld_stream, blocking=blocking
-        )
-        fixture.driver.stream_synchronize(fixture.unheld_stream)
+        stream = fixture.stream()  # no read of this test waits for it
+        fixture.driver.copy_peer(dst[0] + 100, dst[1], src[0] + 3, src[1], 60_000, stream, blocking=blocking)
+        if not blocking:
+            fixture.driver.stream_synchronize(stream)
         if outwards:
             other_data[100:60_100] = own_data[3:60_003]
         else:
@@ -238,6 +286,69 @@ class PeerAndIpcChecks(ConformanceSuite):
             fixture.driver.stream_synchronize(stream)
         assert same(fixture.read(ptr, 1000), data)
 
+    @pytest.mark.parametrize("outwards", [True, False])
+    def test_blocking_copy_peer_waits_for_earlier_work(self, fixture: DriverFixture, outwards: bool) -> None:
+        fixture.need(Capability.PEER)
+        other, driver, stream = fixture.other_device(), fixture.driver, fixture.stream()
+        assert isinstance(driver, SupportsPeer)
+        here, there = driver.info.ordinal, other.driver.info.ordinal
+        if not driver.can_access(there):
+            pytest.skip(f"device {here} has no path to device {there}")
+        data = pattern(1000)
+        ptr = fixture.alloc_with(data if outwards else flip(data))
+        with entered(other.driver):
+            far = other.alloc_with(flip(data) if outwards else data)
+        sides = (far, there, ptr, here) if outwards else (ptr, here, far, there)
+        with fixture.hold(stream) as hold:
+            copying = fixture.run_in_thread(lambda: driver.copy_peer(*sides, 1000, stream, blocking=True))
+            assert not copying.done.wait(self.grace), "a blocking copy_peer returned while its stream was held"
+            hold.release()
+            copying.finish()
+        if outwards:
+            with entered(other.driver):
+                assert same(other.read(far, 1000), data)
+        else:
+            assert same(fixture.read(ptr, 1000), data)
+
+    def test_a_stream_waits_for_an_event_of_another_device(self, fixture: DriverFixture) -> None:
+        """The host does not, and the event may be recorded again meanwhile."""
+        fixture.need(Capability.PEER_EVENTS)
+        other, driver = fixture.other_device(), fixture.driver
+        assert isinstance(driver, SupportsPeerEvents)
+        stream, ptr = fixture.stream(), fixture.alloc_with(pattern(1000))
+        with entered(other.driver):
+            far, event = other.stream(), other.event()
+            hold = other.hold(far)
+        with hold:
+            with entered(other.driver):
+                other.driver.event_record(event, far)
+            driver.stream_wait_peer(stream, event, other.driver.info.ordinal)
+            with entered(other.driver):
+                other.driver.event_record(event, other.unheld_stream)
+            driver.fill(ptr, 7, 1, 1000, stream)
+            assert fixture.stays_pending(stream)
+            assert same(fixture.read(ptr, 1000), pattern(1000))
+            hold.release()
+            driver.stream_synchronize(stream)
+        assert same(fixture.read(ptr, 1000), np.full(1000, 7, np.uint8))
+
+    def test_peer_access_is_switched_on_and_off(self, fixture: DriverFixture) -> None:
+        """Either may be asked for twice, and a copy works after both."""
+        fixture.need(Capability.PEER, Capability.PEER_ACCESS)
+        other, driver = fixture.other_device(), fixture.driver
+        assert isinstance(driver, SupportsPeer)
+        assert isinstance(driver, SupportsPeerAccess)
+        here, there = driver.info.ordinal, other.driver.info.ordinal
+        if not driver.can_access(there):
+            pytest.skip(f"device {here} has no path to device {there}")
+        with entered(other.driver):
+            far = other.alloc_with(pattern(1000, 1))
+        for enabled in (True, True, False, False, True):
+            driver.peer_access(there, enabled)
+            ptr = fixture.alloc_with(pattern(1000))
+            driver.copy_peer(ptr, here, far, there, 1000, fixture.unheld_stream, blocking=True)
+            assert same(fixture.read(ptr, 1000), pattern(1000, 1)), f"after peer_access({there}, {enabled})"
+
     def test_ipc_handles_are_bytes(self, fixture: DriverFixture) -> None:
         """Opening a handle needs another process, which this suite does not start."""
         fixture.need(Capability.IPC)
@@ -248,6 +359,108 @@ class PeerAndIpcChecks(ConformanceSuite):
         assert all(isinstance(handle, bytes) and handle for handle in handles)
         assert handles[0] != handles[1]
         assert same(fixture.read(one, 10_000), data)
+
+    def test_the_descriptor_of_a_pool_is_the_callers(self, fixture: DriverFixture) -> None:
+        """Opening needs another process. Each call makes a descriptor, which may be closed; blocks differ in their data."""
+        fixture.need(Capability.POOL_IPC)
+        driver, stream = fixture.driver, fixture.stream()
+        assert isinstance(driver, SupportsPoolIpc)
+        assert isinstance(driver, SupportsStreamOrdered)
+        blocks = [driver.alloc_async(10_000, stream) for _ in range(2)]
+        try:
+            descriptors = [driver.pool_descriptor() for _ in range(2)]
+            assert descriptors[0] != descriptors[1]
+            for each in descriptors:
+                os.fstat(each)
+                os.close(each)
+            data = [driver.pool_export(ptr) for ptr in blocks]
+            assert all(isinstance(each, bytes) and each for each in data)
+            assert data[0] != data[1]
+            assert data[0] == driver.pool_export(blocks[0])
+        finally:
+            for ptr in blocks:
+                driver.free_async(ptr, 10_000, stream)
+        os.close(driver.pool_descriptor())
+
+    def test_virtual_memory_is_there_as_long_as_it_is_mapped(self, fixture: DriverFixture) -> None:
+        """It is opened by this process here: the same bytes at another address. Each descriptor may be closed."""
+        fixture.need(Capability.VIRTUAL)
+        driver, stream = fixture.driver, fixture.stream()
+        assert isinstance(driver, SupportsVirtual)
+        assert driver.virtual_alloc(0, stream) == 0
+        ptr, data = driver.virtual_alloc(10_000, stream), pattern(10_000)
+        try:
+            found = driver.virtual_range(ptr + 9_999)
+            assert found is not None and found[0] == ptr and found[1] >= 10_000
+            fixture.write(ptr, data)
+            descriptors = [driver.virtual_share(ptr) for _ in range(2)]
+            assert all(isinstance(each, int) for each in descriptors) and descriptors[0] != descriptors[1]
+            other = driver.virtual_open(descriptors[0], found[1])
+            for each in descriptors:
+                os.close(int(each))
+        finally:
+            driver.virtual_free(ptr, 10_000, stream)
+        try:
+            assert other != ptr
+            assert same(fixture.read(other, 10_000), data)
+        finally:
+            driver.virtual_free(other, found[1], stream)
+        assert driver.virtual_range(ptr) is None and driver.virtual_range(other) is None
+
+    def test_virtual_memory_that_was_not_shared_is_not_opened(self, fixture: DriverFixture) -> None:
+        """Neither another file, nor more bytes than there are, nor a fabric handle that is none; and nothing is left behind."""
+        fixture.need(Capability.VIRTUAL)
+        driver, stream = fixture.driver, fixture.stream()
+        assert isinstance(driver, SupportsVirtual)
+        ptr = driver.virtual_alloc(10_000, stream)
+        found, descriptor = driver.virtual_range(ptr), int(driver.virtual_share(ptr))
+        assert found is not None
+        unrelated = os.open(os.devnull, os.O_RDWR)
+        try:
+            for given, nbytes in ((unrelated, found[1]), (descriptor, 2 * found[1]), (bytes(64), found[1])):
+                with pytest.raises(BackendError) as caught:
+                    driver.virtual_open(given, nbytes)
+                check_error(caught.value, fixture)
+            with pytest.raises(LayoutError, match="64 bytes"):
+                driver.virtual_open(b"short", found[1])
+            for wrong in (ptr + 512, 4096):
+                with pytest.raises(BackendError):
+                    driver.virtual_free(wrong, 10_000, stream)
+        finally:
+            os.close(unrelated)
+            os.close(descriptor)
+            driver.virtual_free(ptr, 10_000, stream)
+
+
+class PointerChecks(ConformanceSuite):
+    """What the driver knows of an address."""
+
+    def test_pointer_range_is_the_allocation_around_an_address(self, fixture: DriverFixture) -> None:
+        driver, ptr = self.knowing(fixture), fixture.alloc(10_000)
+        for at in (0, 1, 9_999):
+            found = driver.pointer_range(ptr + at)
+            assert found is not None, f"{at} bytes into an allocation"
+            start, nbytes = found
+            assert start <= ptr and ptr + 10_000 <= start + nbytes
+        assert found == driver.pointer_range(ptr), "every address of an allocation has one range"
+
+    def test_pointer_device_is_the_one_that_allocated(self, fixture: DriverFixture) -> None:
+        driver, ptr = self.knowing(fixture), fixture.alloc(10_000)
+        assert driver.pointer_device(ptr) == driver.pointer_device(ptr + 9_999) == fixture.driver.info.ordinal
+
+    def test_pageable_memory_is_no_devices(self, fixture: DriverFixture) -> None:
+        host = pattern(10_000)
+        assert self.knowing(fixture).pointer_device(address(host)) is None
+
+    def test_freed_memory_is_in_no_allocation(self, fixture: DriverFixture) -> None:
+        driver, ptr = self.knowing(fixture), fixture.alloc(8 << 20)
+        fixture.free(ptr)
+        assert driver.pointer_range(ptr + (7 << 20)) is None
+
+    def knowing(self, fixture: DriverFixture) -> SupportsPointerInfo:
+        fixture.need(Capability.POINTER_INFO)
+        assert isinstance(fixture.driver, SupportsPointerInfo)
+        return fixture.driver
 
 
 def whole_pages(pages: int) -> Bytes:

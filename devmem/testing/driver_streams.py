@@ -12,21 +12,22 @@ from .driver_fixture import STREAM_KINDS, Bytes, ConformanceSuite, DriverFixture
 
 
 class Upload:
-    """A copy of page-locked bytes to device memory with other contents, so that a test can see whether it ran."""
+    """A copy to device memory with other contents, so that a test can see whether it ran.
+
+    It does not wait for its stream: its source is page-locked, or device memory where the device has no page-locked memory.
+    """
 
     def __init__(self, fixture: DriverFixture, nbytes: int = 1000, seed: int = 0) -> None:
         self.fixture = fixture
-        # A driver that cannot hold a stream may be given pageable memory: no test has to see the copy pending.
-        pageable = not {Capability.HOLD, MemoryKind.PINNED} & {
-            *fixture.driver.info.capabilities,
-            *fixture.driver.info.memory_kinds,
-        }
-        self.data: Bytes = np.empty(nbytes, np.uint8) if pageable else fixture.pinned(nbytes)
+        pinned = MemoryKind.PINNED in fixture.driver.info.memory_kinds
+        self.data: Bytes = fixture.pinned(nbytes) if pinned else np.empty(nbytes, np.uint8)
         self.data[:] = pattern(nbytes, seed)
+        self.source = address(self.data) if pinned else fixture.alloc_with(self.data)
+        self.kind = CopyKind.H2D if pinned else CopyKind.D2D
         self.ptr = fixture.alloc_with(flip(self.data))
 
     def enqueue(self, stream: int) -> None:
-        self.fixture.driver.copy(self.ptr, address(self.data), self.data.size, CopyKind.H2D, stream, blocking=False)
+        self.fixture.driver.copy(self.ptr, self.source, self.data.size, self.kind, stream, blocking=False)
 
     @property
     def arrived(self) -> bool:
@@ -71,7 +72,7 @@ class StreamChecks(ConformanceSuite):
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("which", STREAM_KINDS)
-    def test_query_and_synchronize(self, fixture: DriverFixture, which: str) -> None:
+    def test_held_work_is_pending_until_it_is_released(self, fixture: DriverFixture, which: str) -> None:
         driver, upload = fixture.driver, Upload(fixture)
         stream = fixture.stream_of_kind(which)
         with fixture.hold(stream) as hold:
@@ -93,8 +94,9 @@ class StreamChecks(ConformanceSuite):
         assert all(fixture.driver.stream_query(stream) for stream in streams)
         assert all(upload.arrived for upload in uploads)
 
-    def test_device_synchronize_waits_for_a_held_stream(self, fixture: DriverFixture) -> None:
-        stream, upload = fixture.stream(), Upload(fixture)
+    @pytest.mark.parametrize("which", STREAM_KINDS)
+    def test_device_synchronize_waits_for_a_held_stream(self, fixture: DriverFixture, which: str) -> None:
+        stream, upload = fixture.stream_of_kind(which), Upload(fixture)
         with fixture.hold(stream) as hold:
             upload.enqueue(stream)
             waiting = fixture.run_in_thread(fixture.driver.synchronize)
@@ -102,6 +104,16 @@ class StreamChecks(ConformanceSuite):
             hold.release()
             waiting.finish()
         assert upload.arrived
+
+    def test_device_synchronize_waits_for_a_fill(self, fixture: DriverFixture) -> None:
+        stream, ptr = fixture.stream(), fixture.alloc_with(pattern(100))
+        with fixture.hold(stream) as hold:
+            fixture.driver.fill(ptr, 1, 1, 100, stream)
+            waiting = fixture.run_in_thread(fixture.driver.synchronize)
+            assert not waiting.done.wait(self.grace), "returned while a fill was pending"
+            hold.release()
+            waiting.finish()
+        assert same(fixture.read(ptr, 100), np.ones(100, np.uint8))
 
     # -- order ---------------------------------------------------------------------------------------------------------
 
@@ -137,6 +149,21 @@ class StreamChecks(ConformanceSuite):
         assert same(back, first.data)
         assert same(fixture.read(first.ptr, 1000), np.full(1000, 7, np.uint8))
         assert last.arrived
+
+    @pytest.mark.parametrize("nbytes", [4, 64])
+    def test_small_work_waits_for_its_stream(self, fixture: DriverFixture, nbytes: int) -> None:
+        """A driver may have another way for a few bytes; it does not lead past the stream."""
+        stream, data = fixture.stream(), pattern(64)
+        filled, copied = fixture.alloc_with(data), fixture.alloc_with(flip(data))
+        with fixture.hold(stream) as hold:
+            fixture.driver.copy(copied, filled, nbytes, CopyKind.D2D, stream, blocking=False)
+            fixture.driver.fill(filled, 7, 1, nbytes, stream)
+            assert fixture.stays_pending(stream)
+            assert same(fixture.read(copied, 64), flip(data)) and same(fixture.read(filled, 64), data)
+            hold.release()
+            fixture.driver.stream_synchronize(stream)
+        assert same(fixture.read(copied, nbytes), data[:nbytes])
+        assert same(fixture.read(filled, nbytes), np.full(nbytes, 7, np.uint8))
 
     def test_streams_are_independent(self, fixture: DriverFixture) -> None:
         held, free = fixture.stream(), fixture.stream()
@@ -176,9 +203,12 @@ class StreamChecks(ConformanceSuite):
     # -- the default streams -------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
-        ("earlier", "later"), [("blocking", "legacy"), ("legacy", "blocking"), ("legacy", "per-thread")]
+        ("earlier", "later"),
+        [("blocking", "legacy"), ("legacy", "blocking"), ("legacy", "per-thread"), ("per-thread", "legacy")],
     )
-    def test_implied_waits(self, fixture: DriverFixture, earlier: str, later: str) -> None:
+    def test_legacy_and_blocking_streams_wait_for_each_other(
+        self, fixture: DriverFixture, earlier: str, later: str
+    ) -> None:
         """The legacy stream and the blocking streams, the per-thread streams among them, wait for each other."""
         first, second = fixture.stream_of_kind(earlier), fixture.stream_of_kind(later)
         early, late = Upload(fixture, seed=1), Upload(fixture, seed=2)
@@ -191,8 +221,22 @@ class StreamChecks(ConformanceSuite):
             fixture.driver.stream_synchronize(second)
             assert early.arrived and late.arrived
 
+    def test_legacy_stream_waits_for_every_blocking_stream(self, fixture: DriverFixture) -> None:
+        """For one that is neither the oldest nor the newest, with work on the others too."""
+        streams = [fixture.stream(non_blocking=False) for _ in range(3)]
+        uploads, late = [Upload(fixture, seed=n) for n in range(3)], Upload(fixture, seed=3)
+        with fixture.hold(streams[1]) as hold:
+            for upload, stream in zip(uploads, streams, strict=True):
+                upload.enqueue(stream)
+            late.enqueue(LEGACY_STREAM)
+            assert fixture.stays_pending(LEGACY_STREAM)
+            assert not late.arrived
+            hold.release()
+            fixture.driver.stream_synchronize(LEGACY_STREAM)
+        assert late.arrived and all(upload.arrived for upload in uploads)
+
     @pytest.mark.parametrize(("held", "free"), [("legacy", "created"), ("created", "legacy"), ("blocking", "blocking")])
-    def test_no_implied_wait(self, fixture: DriverFixture, held: str, free: str) -> None:
+    def test_other_streams_do_not_wait_for_each_other(self, fixture: DriverFixture, held: str, free: str) -> None:
         """Neither between a non-blocking stream and the legacy stream, nor between two blocking streams."""
         first, second = fixture.stream_of_kind(held), fixture.stream_of_kind(free)
         waiting, going = Upload(fixture, seed=1), Upload(fixture, seed=2)
@@ -241,6 +285,18 @@ class StreamChecks(ConformanceSuite):
                 assert seen == (False, False)
             hold.release()
             fixture.driver.event_synchronize(done)
+        assert upload.arrived
+
+    def test_device_synchronize_waits_for_a_destroyed_stream(self, fixture: DriverFixture) -> None:
+        stream, upload = fixture.stream(), Upload(fixture)
+        with fixture.hold(stream, patience=1.0, tolerant=True) as hold:  # destroying may wait, on some vendors
+            upload.enqueue(stream)
+            fixture.destroy_stream(stream)
+            waiting = fixture.run_in_thread(fixture.driver.synchronize)
+            early = waiting.done.wait(self.grace) and not hold.expired
+            hold.release()
+            waiting.finish()
+        assert not early, "returned while work of the destroyed stream was pending"
         assert upload.arrived
 
     def test_device_synchronize_covers_destroyed_streams(self, fixture: DriverFixture) -> None:

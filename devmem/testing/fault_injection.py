@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from devmem.spi.driver import PROTOCOLS, Backend, Configurable, Driver
 from devmem.spi.errors import BackendError, DevmemError, DevmemWarning, OutOfMemory
 from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, MemoryKind
+from devmem.toolkit.settings import checked
 
 #: What an injected failure raises: an error, or a function that makes one from the method's name.
 Failure = BaseException | Callable[[str], BaseException]
@@ -31,6 +32,7 @@ RELEASING = frozenset(
         "exit",
         "free",
         "free_async",
+        "graph_destroy",
         "host_unregister",
         "ipc_close",
         "release",
@@ -94,7 +96,11 @@ class FailurePlan:
             self.injected.append(method)
             failure = self._failure
         if failure is None:
-            kind = OutOfMemory if method in ("alloc", "alloc_async") else BackendError
+            kind = (
+                OutOfMemory
+                if method in ("alloc", "alloc_async", "alloc_shared", "alloc_decompressible")
+                else BackendError
+            )
             return kind(f"injected failure of {method}", backend=backend, call=method, code=-1, name="INJECTED")
         return failure if isinstance(failure, BaseException) else failure(method)
 
@@ -275,11 +281,17 @@ class FaultyDriver(Injectable):
 
     # -- optional methods that change what is live; the others call `_call` directly -----------------------------------
 
-    def _alloc_async(self, nbytes: int, stream: int) -> int:
-        ptr = cast(int, self._call("alloc_async", nbytes, stream))
+    def _alloc_async(self, nbytes: int, stream: int, method: str = "alloc_async") -> int:
+        ptr = cast(int, self._call(method, nbytes, stream))
         with self._lock:
             self._blocks[ptr] = (nbytes, MemoryKind.DEVICE)
         return ptr
+
+    def _alloc_shared(self, nbytes: int, stream: int) -> int:
+        return self._alloc_async(nbytes, stream, "alloc_shared")
+
+    def _alloc_decompressible(self, nbytes: int, stream: int) -> int:
+        return self._alloc_async(nbytes, stream, "alloc_decompressible")
 
     def _free_async(self, ptr: int, nbytes: int, stream: int) -> None:
         self._forget("free_async", ptr, nbytes, MemoryKind.DEVICE)
@@ -339,6 +351,7 @@ class FaultyBackend(Injectable):
         self.name = name
         self.inner = inner
         self.spi_version = inner.spi_version
+        self.options = inner.options if isinstance(inner, Configurable) else {}
         self.faults = FailurePlan()
         self.drivers: dict[int, FaultyDriver] = {}
 
@@ -351,6 +364,8 @@ class FaultyBackend(Injectable):
     def configure(self, options: Mapping[str, object]) -> None:
         if isinstance(self.inner, Configurable):
             self.inner.configure(options)
+        else:
+            checked(self.name, options, {})
 
     def open(self, ordinal: int) -> Driver:
         failure = self.faults.failure("open", self.name)

@@ -17,6 +17,9 @@ import pytest
 if TYPE_CHECKING:
     from .stream_hold import HasHandle, StreamHold
 
+#: A file descriptor of standard error that pytest's capturing leaves alone: for stacks, as the process ends.
+STANDARD_ERROR = pytest.StashKey[int]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("devmem")
@@ -39,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    copy = config.stash[STANDARD_ERROR] = os.dup(2)  # while nothing is captured yet
+    config.add_cleanup(lambda: os.close(copy))
     names = config.getoption("--devmem-emulate")
     if not names:
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from typing import Any
 
 from .vendor_functions import NOT_READY, Fail
@@ -29,13 +30,18 @@ TYPES: Mapping[str, Any] = {
 
 
 def bind(
-    name: str, library: ctypes.CDLL, spec: str, fail: Fail, types: Mapping[str, Any] = TYPES
+    name: str, library: ctypes.CDLL, spec: str, fail: Fail, types: Mapping[str, Any] = TYPES, recorded: bool = False
 ) -> Callable[..., Any]:
-    """A function that takes the small letters and returns the capitals: none, one, or a tuple."""
+    """A function that takes the small letters and returns the capitals: none, one, or a tuple.
+
+    In the ``recorded`` form it is as `devmem.toolkit.vendor_functions.recorded` says; it has at most one output.
+    """
     letters = "".join(filter(str.isalpha, spec))
     raw = library[name]  # a new object each time, so its types are this call's alone
     raw.argtypes = [ctypes.c_void_p if letter.isupper() or letter == "m" else types[letter] for letter in letters]
     outputs = [types[letter] if letter.isupper() else None for letter in letters]
+    if recorded:
+        return _recorded(name, raw, fail, outputs)
     if spec.endswith("?"):
         return _query(name, raw, fail)
     if letters == "m":
@@ -86,6 +92,25 @@ def _one_result(name: str, raw: Any, fail: Fail, kind: Any) -> Callable[..., Any
         if code:
             fail(name, code)
         return output.value
+
+    return call
+
+
+def _recorded(name: str, raw: Any, fail: Fail, outputs: list[Any]) -> Callable[..., None]:
+    byref = ctypes.byref
+    at = next((at for at, kind in enumerate(outputs) if kind), 0)
+    kind: Any = outputs[at] if outputs else None
+
+    def call(record: list[Any], *arguments: Any) -> None:
+        output, codes = kind and kind(), list[int]()
+        given = (*arguments[:at], byref(output), *arguments[at:]) if kind else arguments
+        try:
+            codes += starmap(raw, (given,))  # stored before an interrupt can come
+            if codes[0]:
+                fail(name, codes[0])
+        finally:
+            if codes == [0]:
+                record.append(output.value if kind else arguments[0])
 
     return call
 

@@ -12,8 +12,6 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from ..spi.errors import DevmemError
-
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -42,10 +40,10 @@ class FirstError:
             self.error = error
 
     def attempt(self, call: Callable[..., object], *arguments: object) -> None:
-        """Make a call; keep the DevmemError that it raises."""
+        """Make a call; keep the exception that it raises, which of a plugin's code may be any."""
         try:
             call(*arguments)
-        except DevmemError as error:
+        except Exception as error:
             self.put(error)
 
     def __enter__(self) -> FirstError:

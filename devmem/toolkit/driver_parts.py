@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..spi.driver import PROTOCOLS, Driver
+from ..spi.driver import PROTOCOLS, Driver, TellsWhatIsOut
 from ..spi.types import CopyKind, DeviceInfo, Extent, MemoryKind
 from .handles import Handles
 from .vendor_functions import RelaxedCapture, StatusErrors, VendorFunctions
 
 #: The methods of the contract and of all its optional protocols.
-CONTRACT = [name for protocol in (Driver, *PROTOCOLS.values()) for name in vars(protocol) if not name.startswith("_")]
+CONTRACT = [
+    name
+    for protocol in (Driver, TellsWhatIsOut, *PROTOCOLS.values())
+    for name in vars(protocol)
+    if not name.startswith("_")
+]
 
 #: The advice for managed memory, in the order of the vendors' numbers, which begin at 1.
 ADVICE = tuple(
@@ -37,6 +42,7 @@ class DriverState:
     relaxed_capture: RelaxedCapture
     streams: Handles[Any]
     events: Handles[Any]
+    graphs: dict[int, Any] = field(default_factory=dict)
 
 
 class Part:
@@ -44,10 +50,12 @@ class Part:
 
     def __init__(self, state: DriverState) -> None:
         self._functions = state.functions
+        self._recorded = state.functions.recorded
         self._errors = state.errors
         self._relaxed = state.relaxed_capture.run
         self._streams = state.streams
         self._events = state.events
+        self._graphs = state.graphs
         self._ordinal = state.ordinal
 
 
@@ -125,6 +133,13 @@ def memory_kinds(facts: Mapping[str, int], *, managed: bool = True) -> frozenset
     if facts["managed_memory"] and managed:
         kinds.add(MemoryKind.MANAGED)
     return frozenset(kinds)
+
+
+def coherence(facts: Mapping[str, int]) -> str:
+    """`DeviceInfo.coherence`, by the vendors' attributes."""
+    if not facts["pageable_memory_access"]:
+        return ""
+    return "ATS" if facts["host_page_tables"] else "HMM"
 
 
 def text(raw: bytes) -> str:

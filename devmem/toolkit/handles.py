@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Generic, NoReturn, SupportsInt, TypeVar
+from typing import Any, Generic, NoReturn, SupportsInt, TypeVar
 
+from ..spi.errors import DevmemError
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from .vendor_functions import INVALID_HANDLE
 
@@ -22,6 +23,10 @@ H = TypeVar("H", bound=SupportsInt)
 DEFAULT_STREAMS = (LEGACY_STREAM, PER_THREAD_STREAM)
 #: Destroyed handles that a table remembers, so that a program that makes millions of streams does not fill its memory.
 REMEMBERED = 1024
+
+
+def _nothing() -> None:
+    pass
 
 
 class Handles(dict[int, H], Generic[H]):
@@ -41,11 +46,27 @@ class Handles(dict[int, H], Generic[H]):
         foreign: bool = True,
     ) -> None:
         super().__init__({handle: make(handle) for handle in defaults})
-        self.unordered = False
+        self._unordered = False
+        self._tell_unordered: Callable[[], None] = _nothing
         self._make, self._refuse, self._what, self._foreign = make, refuse, what, foreign
         self._defaults = frozenset(self)
         self._destroyed: dict[int, None] = {}  # in the order of destruction: older addresses are in use again
         self._lock = threading.RLock()
+
+    @property
+    def unordered(self) -> bool:
+        """Whether a stream was seen that may not be ordered with the legacy stream."""
+        return self._unordered
+
+    @unordered.setter
+    def unordered(self, seen: bool) -> None:
+        self._unordered = seen
+        if seen:
+            self._tell_unordered()
+
+    def on_unordered(self, call: Callable[[], None]) -> None:
+        """Call it when such a stream is seen."""
+        self._tell_unordered = call
 
     def __missing__(self, handle: int) -> H:
         if not self._foreign or handle in self._destroyed:
@@ -53,9 +74,42 @@ class Handles(dict[int, H], Generic[H]):
         self.unordered = True
         return self._make(handle)
 
-    def add(self, made: H) -> int:
-        """Take a new object in; its handle, which may be one that was destroyed before."""
-        handle = int(made)
+    def unknown(self, handle: int) -> H:
+        """The library's object for a handle of another table."""
+        return self._make(handle)
+
+    def make(self, destroy: Callable[[int], object], create: Callable[..., object], *arguments: object) -> int:
+        """Let ``create(record, *arguments)`` make an object, and take it in; if an interrupt comes before, it is destroyed."""
+        made: list[Any] = []
+        try:
+            create(made, *arguments)
+            return self.add(self._make(int(made[0])))
+        except BaseException:
+            for each in map(int, made):
+                self.pop(each, None)
+                destroy(each)
+            raise
+
+    def end(self, handle: int, destroy: Callable[..., object]) -> None:
+        """Take an object out, and let ``destroy(record, object)`` destroy it; if an interrupt comes before, it stays."""
+        known = self.get(handle)
+        destroyed: list[object] = []
+        try:
+            destroy(destroyed, self.take(handle))
+        except DevmemError:
+            raise
+        except BaseException:
+            if known is not None and not destroyed:
+                self.add(known, handle)
+            raise
+
+    def holds(self, handle: int) -> bool:
+        """Whether this very handle is live, and not one that has got the same number since."""
+        return any(each is handle for each in list(self))
+
+    def add(self, made: H, handle: int | None = None) -> int:
+        """Take a new object in, or one back; its handle, whose number may be that of one that was destroyed before."""
+        handle = int(made) if handle is None else handle
         with self._lock:
             self[handle] = made
             self._destroyed.pop(handle, None)
@@ -71,7 +125,7 @@ class Handles(dict[int, H], Generic[H]):
             if self._foreign:
                 self._destroyed[handle] = None  # first: a lookup on another thread finds it in one of the two
                 if len(self._destroyed) > REMEMBERED:
-                    self._destroyed.pop(next(iter(self._destroyed.copy())), None)
+                    self._destroyed.pop(next(iter(list(self._destroyed))), None)
             return self.pop(handle)
 
     def live(self) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-MAPS = Path("/proc/self/maps")
+from .mappings import mappings
 
 
 class LibraryMissing(LookupError):
@@ -58,13 +58,8 @@ def find(
 
 def mapped(name: str) -> Iterator[str]:
     """The files in this process whose names begin with ``name``, each file once, in the order of their addresses."""
-    try:
-        lines = MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:  # not Linux
-        return
     seen = set()
-    for line in lines:
-        fields = line.split(maxsplit=5)
+    for fields in mappings():
         # Device and inode follow the permissions: one file may have several names.
         if len(fields) == 6 and fields[5].rpartition("/")[2].startswith(name) and (fields[3], fields[4]) not in seen:
             seen.add((fields[3], fields[4]))

@@ -2,19 +2,92 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from ..spi.errors import BackendError, LayoutError
+from ..spi.errors import BackendError, DevmemError, LayoutError
+from .deferred_errors import FirstError
 from .driver_parts import DriverState, Part
-from .vendor_functions import INVALID_VALUE, NOT_FOUND
+from .vendor_functions import INVALID_VALUE, NOT_FOUND, VendorFunctions
 
 KEEP_EVERYTHING = (1 << 64) - 1
 #: Attributes of a pool, as CUDA and HIP number them.
 RELEASE_THRESHOLD, RESERVED_BYTES, USED_BYTES = 4, 5, 7
 IPC_HANDLE_BYTES = 64
+#: The type of handle that is a file descriptor, and access for reading and writing, as CUDA and HIP number them.
+POSIX_FILE, READ_AND_WRITE = 1, 3
 #: The only flag of opening a handle: access between devices is enabled when it is needed.
 LAZY_PEER_ACCESS = 1
+
+
+class Holdings(Part):
+    """Memory that a device has allocated or locked and not released. The tables are right whatever interrupts a call.
+
+    An address is kept as the very int that the caller has. One that was given back, and given out again, is another object.
+    """
+
+    def __init__(self, state: DriverState) -> None:
+        super().__init__(state)
+        self._tables: list[dict[int, int]] = []
+
+    def table(self) -> dict[int, int]:
+        """A table of addresses, for one kind of memory."""
+        self._tables.append({})
+        return self._tables[-1]
+
+    def is_out(self, ptr: int) -> bool:
+        """Whether this very address, or this handle, is out. Asked when an interrupt has come while it was given back."""
+        is_handle = self._streams.holds(ptr) or self._events.holds(ptr) or ptr in self._graphs
+        return is_handle or any(table.get(ptr) is ptr for table in self._tables)
+
+    def _take(
+        self, table: dict[int, int], give_back: Callable[[int], object], make: Callable[..., object], *arguments: Any
+    ) -> int:
+        """Allocate or lock, enter the address, and return it; an interrupt before the return releases the memory."""
+        made: list[Any] = []
+        try:
+            make(made, *arguments)
+            [ptr] = map(int, made)
+            table[ptr] = ptr
+            return ptr
+        except BaseException:
+            for each in map(int, made):
+                table.pop(each, None)
+                give_back(each)
+            raise
+
+    def _give(self, table: dict[int, int], ptr: int, end: Callable[..., object], *arguments: Any) -> None:
+        """Release an address; an interrupt before the driver has done it leaves the address in the table."""
+        ended: list[Any] = []
+        try:
+            table.pop(ptr, None)  # first: another thread may be given the address at once
+            end(ended, ptr, *arguments)
+        except DevmemError:
+            raise
+        except BaseException:
+            if not ended:
+                table[ptr] = ptr
+            raise
+
+
+def end_all(recorded: VendorFunctions, left: dict[str, tuple[Any, ...]]) -> None:
+    """Call the functions that end something, with their arguments, and take out of ``left`` what has ended.
+
+    What fails is not tried again: it may have ended. The first error is raised when all have been called. An interrupt leaves
+    the rest, for a second call.
+    """
+    with FirstError() as first:
+        for end, arguments in list(left.items()):
+            ended: list[Any] = []
+            try:
+                getattr(recorded, end)(ended, *arguments)
+            except Exception as error:
+                ended.append(end)
+                first.put(error)
+            finally:
+                if ended:
+                    del left[end]
 
 
 class MemoryPool(Part):
@@ -25,45 +98,138 @@ class MemoryPool(Part):
     zero, every synchronization gives the unused memory back, which costs milliseconds a gigabyte at the next allocation.
 
     ``handle`` is the vendor's, or None before `create` and after `destroy`. The backend's ``alloc_async`` and ``free_async`` read
-    it; they are called most. ``attribute`` makes the vendor's attribute from its number, ``threshold`` a number of bytes.
+    it; they are called most. ``attribute`` makes the vendor's attribute from its number, ``threshold`` a number of bytes,
+    ``pool`` the handle.
     """
 
     def __init__(
-        self, state: DriverState, attribute: Callable[[int], Any], threshold: Callable[[int], Any] = int
+        self,
+        state: DriverState,
+        attribute: Callable[[int], Any],
+        threshold: Callable[[int], Any] = int,
+        pool: Callable[[int], Any] = int,
     ) -> None:
         super().__init__(state)
-        self._attribute = attribute
-        self._threshold = threshold
+        self._attribute, self._threshold, self._pool = attribute, threshold, pool
         self.handle: Any = None
+        #: A second pool, for memory that the device's decompression engine uses.
+        self.decompressible: Any = None
+        self._kept = KEEP_EVERYTHING
 
-    def create(self, properties: Any) -> None:
-        """Make the pool; ``properties`` as the vendor's function takes them."""
-        self.handle = self._functions.MemPoolCreate(properties)
-        self.pool_threshold(KEEP_EVERYTHING)
+    def create(self, properties: Any, name: str = "handle") -> None:
+        """Make a pool; ``properties`` as the vendor's function takes them."""
+        made: list[Any] = []
+        try:
+            self._recorded.MemPoolCreate(made, properties)
+        finally:
+            setattr(self, name, next(map(self._pool, map(int, made)), None))
+        self.pool_threshold(self._kept)
 
     def destroy(self) -> None:
-        """Destroy the pool, if there is one."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            self._functions.MemPoolDestroy(handle)
+        """Destroy the pools, if there are any."""
+        handles, self.handle, self.decompressible = self._handles(), None, None
+        with FirstError() as first:
+            for handle in handles:
+                first.attempt(self._functions.MemPoolDestroy, handle)  # if one fails, the other is still to go
 
     def pool_cached(self) -> int:
-        return self.bytes_of(RESERVED_BYTES) - self.bytes_of(USED_BYTES)
+        return sum(map(self._cached, self._handles()))
 
     def pool_trim(self, keep_bytes: int) -> None:
-        used = self.bytes_of(USED_BYTES)  # the vendors count memory in use among what is kept
-        self._relaxed(self._functions.MemPoolTrimTo, self.handle, used + keep_bytes)
-        # The pool keeps at least that, in pieces of its own size. If it kept more, keep nothing instead.
-        if keep_bytes and self.pool_cached() > keep_bytes:
-            self._relaxed(self._functions.MemPoolTrimTo, self.handle, used)
+        for handle in self._handles():
+            used = self.bytes_of(handle, USED_BYTES)  # the vendors count memory in use among what is kept
+            self._relaxed(self._functions.MemPoolTrimTo, handle, min(used + keep_bytes, KEEP_EVERYTHING))
+            # The pool keeps at least that, in pieces of its own size. If it kept more, keep nothing instead.
+            if keep_bytes and self._cached(handle) > keep_bytes:
+                self._relaxed(self._functions.MemPoolTrimTo, handle, used)
+            if self.decompressible is not None:
+                keep_bytes = max(keep_bytes - self._cached(handle), 0)
 
     def pool_threshold(self, nbytes: int) -> None:
-        attribute = self._attribute(RELEASE_THRESHOLD)
-        self._relaxed(self._functions.MemPoolSetAttribute, self.handle, attribute, self._threshold(nbytes))
+        self._kept = nbytes
+        for handle in self._handles():
+            threshold = self._attribute(RELEASE_THRESHOLD), self._threshold(nbytes)
+            self._relaxed(self._functions.MemPoolSetAttribute, handle, *threshold)
 
-    def bytes_of(self, attribute: int) -> int:
-        """An attribute of the pool that counts bytes."""
-        return int(self._relaxed(self._functions.MemPoolGetAttribute, self.handle, self._attribute(attribute)))
+    def _handles(self) -> list[Any]:
+        return [each for each in (self.handle, self.decompressible) if each is not None]
+
+    def _cached(self, handle: Any) -> int:
+        return self.bytes_of(handle, RESERVED_BYTES) - self.bytes_of(handle, USED_BYTES)
+
+    def bytes_of(self, handle: Any, attribute: int) -> int:
+        """An attribute of a pool that counts bytes."""
+        return int(self._relaxed(self._functions.MemPoolGetAttribute, handle, self._attribute(attribute)))
+
+
+class PoolSharing(Part):
+    """Memory of a device's own pool for other processes, by a file descriptor of the pool.
+
+    Each opened block has its imported pool to itself, which is destroyed behind it: the vendors do not say that a pool may go
+    first. ``to_bytes`` and ``from_bytes`` convert the data of a pointer from and to what the vendor's functions take, ``kind`` is
+    the type of handle, ``grant`` gives this device access to an imported pool, ``free`` is the vendor's function that frees an
+    imported pointer.
+    """
+
+    def __init__(
+        self,
+        state: DriverState,
+        pool: MemoryPool,
+        to_bytes: Callable[[Any], bytes],
+        from_bytes: Callable[[bytes], Any],
+        kind: Any,
+        grant: Callable[[Any], object],
+        free: str,
+    ) -> None:
+        super().__init__(state)
+        self._pool, self._kind, self._grant, self._free = pool, kind, grant, free
+        self._to_bytes, self._from_bytes = to_bytes, from_bytes
+        #: By the address of an opened block: what ends it, and then the pool that it was imported from.
+        self.imported: dict[int, dict[str, tuple[Any, ...]]] = {}
+
+    def pool_descriptor(self) -> int:
+        made: list[Any] = []
+        try:
+            self._recorded.MemPoolExportToShareableHandle(made, self._pool.handle, self._kind, 0)
+            [descriptor] = map(int, made)
+            return descriptor
+        except BaseException:
+            for each in map(int, made):
+                os.close(each)
+            raise
+
+    def pool_export(self, ptr: int) -> bytes:
+        return self._to_bytes(self._functions.MemPoolExportPointer(ptr))
+
+    def pool_open(self, descriptor: int, data: bytes) -> int:
+        if len(data) != IPC_HANDLE_BYTES:
+            raise LayoutError(
+                f"the data of a shared block have {IPC_HANDLE_BYTES} bytes, not {len(data)}: give them as exported"
+            )
+        pools: list[Any] = []
+        made: list[Any] = []
+        try:
+            self._recorded.MemPoolImportFromShareableHandle(pools, descriptor, self._kind, 0)
+            [pool] = pools
+            self._grant(pool)
+            self._recorded.MemPoolImportPointer(made, pool, self._from_bytes(data))
+            [ptr] = map(int, made)
+            self.imported[ptr] = {self._free: (ptr,), "MemPoolDestroy": (pool,)}
+            return ptr
+        except BaseException:
+            for each in map(int, made):
+                self.imported.pop(each, None)
+                getattr(self._functions, self._free)(each)
+            for each in pools:
+                self._functions.MemPoolDestroy(each)
+            raise
+
+    def pool_close(self, ptr: int) -> None:
+        try:
+            end_all(self._recorded, self.imported.get(ptr, {}))
+        finally:
+            if not self.imported.get(ptr):
+                self.imported.pop(ptr, None)
 
 
 class ForeignMemory(Part):
@@ -98,10 +264,26 @@ class ForeignMemory(Part):
     def ipc_open(self, handle: bytes) -> int:
         if len(handle) != IPC_HANDLE_BYTES:
             raise LayoutError(f"an IPC handle has {IPC_HANDLE_BYTES} bytes, not {len(handle)}: give it as exported")
-        return int(self._functions.IpcOpenMemHandle(self._from_bytes(handle), LAZY_PEER_ACCESS))
+        made: list[Any] = []
+        try:
+            self._recorded.IpcOpenMemHandle(made, self._from_bytes(handle), LAZY_PEER_ACCESS)
+            [ptr] = map(int, made)
+            return ptr
+        except BaseException:
+            for each in map(int, made):
+                self.ipc_close(each)
+            raise
 
     def ipc_close(self, ptr: int) -> None:
-        self._functions.IpcCloseMemHandle(ptr)
+        ended: list[Any] = []
+        try:
+            self._recorded.IpcCloseMemHandle(ended, ptr)
+        except BaseException as error:
+            if not ended and not isinstance(
+                error, Exception
+            ):  # interrupted before it: no table tells that it is still open
+                self._functions.IpcCloseMemHandle(ptr)
+            raise
 
     def pointer_range(self, ptr: int) -> tuple[int, int] | None:
         try:

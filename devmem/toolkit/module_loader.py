@@ -7,11 +7,12 @@ of the vendor's function for launching; a backend whose launch does more overrid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..spi.errors import BackendError, UnsupportedError
+from ..spi.errors import BackendError, LayoutError, UnsupportedError
 from ..spi.types import Extent
 from .driver_parts import DriverState, Part
 from .handles import Handles
@@ -19,41 +20,59 @@ from .vendor_functions import NOT_SUPPORTED
 
 
 class ModuleLoader(Part):
-    """Loaded functions; ``load_module`` takes an image, ``find_function`` a module and the name of its function."""
+    """Loaded functions; ``load_module`` takes a list for the module and an image, ``find_function`` a module and a name.
+
+    ``most_threads``: how many the runtime takes along one axis of a grid.
+    """
 
     def __init__(
         self,
         state: DriverState,
-        load_module: Callable[[bytes], Any],
+        load_module: Callable[[list[Any], bytes], object],
         find_function: Callable[[Any, str], Any],
         launch: str = "LaunchKernel",
+        most_threads: float = math.inf,
     ) -> None:
         super().__init__(state)
+        self._most_threads = most_threads
         self._load_module, self._find_function, self._launch = load_module, find_function, launch
         self._modules: dict[int, Any] = {}
         self.functions: Handles[Any] = Handles(int, refuse=state.errors.refuse, what="function", foreign=False)
 
     def load(self, image: bytes, name: str) -> int:
+        made: list[Any] = []
         try:
-            module = self._load_module(image)
-        except BackendError as error:
-            if error.code != NOT_SUPPORTED:
+            self._load_module(made, image)
+            found = self._find_function(made[0], name)
+            [self._modules[int(found)]] = made
+            return self.functions.add(found)
+        except BaseException as error:
+            for module in made:
+                with suppress(BackendError):  # the error above is the one to be raised
+                    self._functions.ModuleUnload(module)
+            if made or not isinstance(error, BackendError) or error.code != NOT_SUPPORTED:
                 raise
             raise UnsupportedError(
                 f"this driver loads no kernels, as the emulated one of `devmem emulate` does not: {error}; without a GPU, "
                 f"kernels run in the simulator, DEVMEM_BACKEND=host"
             ) from error
-        try:
-            function = self.functions.add(self._find_function(module, name))
-        except BaseException:
-            with suppress(BackendError):  # the error above is the one to be raised
-                self._functions.ModuleUnload(module)
-            raise
-        self._modules[function] = module
-        return function
 
-    def launch(self, function: int, grid: Extent, block: Extent, shared_bytes: int, stream: int, params: int) -> None:
+    def launch(
+        self,
+        function: int,
+        grid: Extent,
+        block: Extent,
+        shared_bytes: int,
+        stream: int,
+        params: int,
+        sizes: Sequence[int],
+    ) -> None:
         known, on = self.functions[function], self._streams[stream]
+        if max(grid[0] * block[0], grid[1] * block[1], grid[2] * block[2]) > self._most_threads:
+            raise LayoutError(
+                f"a grid of {grid} blocks of {block} threads: this runtime takes at most {self._most_threads} threads along an "
+                f"axis; launch fewer blocks, and let each thread do more"
+            )
         getattr(self._functions, self._launch)(known, *grid, *block, shared_bytes, on, params, 0)
 
     def unload(self, function: int) -> None:

@@ -7,7 +7,11 @@ question costs a bisection, and meets the table as it was before a change or as 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from functools import partial
 from typing import Generic, Protocol, TypeVar
+
+from .one_step import Change
 
 
 class AddressRange(Protocol):
@@ -24,47 +28,78 @@ R = TypeVar("R", bound=AddressRange)
 
 
 class RangeTable(Generic[R]):
-    """Disjoint ranges; those of the moment, sorted by address, are in ``ranges``."""
+    """Disjoint ranges; those of the moment, sorted by address, are in ``ranges``.
+
+    ``table`` has them with their starts, for bisection. It is replaced at each change, and tells by its identity whether there
+    was one.
+    """
 
     def __init__(self) -> None:
-        self.ranges: list[R] = []
-        self._table: tuple[list[int], list[R]] = [], self.ranges  # the starts, for bisection, and the ranges
+        self.table: tuple[list[int], list[R]] = [], []
+
+    @property
+    def ranges(self) -> list[R]:
+        """The ranges, by address."""
+        return self.table[1]
 
     def add(self, added: R) -> bool:
         """Take a range in, unless it has an address of another one; whether it was taken."""
         while True:
-            table = self._table
+            table = self.table
             if self.overlapping(added.start, added.stop):
                 return False
-            starts, ranges = table[0].copy(), table[1].copy()
-            at = bisect_left(starts, added.start)
-            starts.insert(at, added.start)
-            ranges.insert(at, added)
-            changed = starts, ranges
-            if self._table is table:
-                self._table, self.ranges = changed, ranges
+            changed = _with(table, added)
+            if self.table is table:
+                self.table = changed
                 return True
 
     def remove(self, start: int) -> None:
         """Forget the range that starts there, if there is one."""
+        self._keep(lambda each: each.start != start)
+
+    def discard(self, added: R) -> None:
+        """Forget this very range, if it was taken in."""
+        self._keep(lambda each: each is not added)
+
+    def _keep(self, stays: Callable[[R], bool]) -> None:
         while True:
-            table = self._table
-            kept = [each for each in table[1] if each.start != start]
-            changed = [each.start for each in kept], kept
-            if self._table is table:
-                self._table, self.ranges = changed, kept
+            table = self.table
+            changed = _filtered(table, stays)
+            if self.table is table:
+                self.table = changed
                 return
+
+    def adding(self, added: R) -> Change:
+        """The change that takes a range in, to be made in one step with others if ``table`` is the same still."""
+        return partial(setattr, self, "table", _with(self.table, added))
+
+    def discarding(self, gone: R) -> Change:
+        """The change that forgets this very range, likewise."""
+        return partial(setattr, self, "table", _filtered(self.table, lambda each: each is not gone))
 
     def containing(self, low: int, high: int) -> R | None:
         """Return the range that holds all addresses from ``low`` up to ``high``."""
-        starts, ranges = self._table
+        starts, ranges = self.table
         at = bisect_right(starts, low)
         return ranges[at - 1] if at and high <= ranges[at - 1].stop else None
 
     def overlapping(self, low: int, high: int) -> list[R]:
         """Return the ranges with addresses from ``low`` up to ``high``, in order."""
-        starts, ranges = self._table
+        starts, ranges = self.table
         first = bisect_right(starts, low)
         if first and ranges[first - 1].stop > low:
             first -= 1
         return ranges[first : bisect_left(starts, high)]
+
+
+def _with(table: tuple[list[int], list[R]], added: R) -> tuple[list[int], list[R]]:
+    starts, ranges = list(table[0]), list(table[1])
+    at = bisect_left(starts, added.start)
+    starts.insert(at, added.start)
+    ranges.insert(at, added)
+    return starts, ranges
+
+
+def _filtered(table: tuple[list[int], list[R]], stays: Callable[[R], bool]) -> tuple[list[int], list[R]]:
+    kept = [each for each in table[1] if stays(each)]
+    return [each.start for each in kept], kept

@@ -29,8 +29,9 @@ class Streams(Part):
         self._synchronizes_before_destroy = synchronizes_before_destroy
 
     def stream_create(self, priority: int, non_blocking: bool) -> int:
-        made = self._streams.add(self._functions.StreamCreateWithPriority(int(non_blocking), priority))
-        self._streams.unordered |= non_blocking
+        self._streams.unordered |= non_blocking  # first, for a copy on another thread
+        create, destroy = self._recorded.StreamCreateWithPriority, self._functions.StreamDestroy
+        [made] = map(self._streams.make, (destroy,), (create,), (int(non_blocking),), (priority,))
         return made
 
     def stream_destroy(self, stream: int) -> None:
@@ -38,7 +39,7 @@ class Streams(Part):
             if self._synchronizes_before_destroy:
                 self.stream_synchronize(stream)
         finally:  # the caller has let go of it, whatever the wait raises
-            self._functions.StreamDestroy(self._streams.take(stream))
+            self._streams.end(stream, self._recorded.StreamDestroy)
 
     def stream_synchronize(self, stream: int) -> None:
         self._functions.StreamSynchronize(self._streams[stream])
@@ -49,6 +50,10 @@ class Streams(Part):
 
     def stream_wait(self, stream: int, event: int) -> None:
         self._functions.StreamWaitEvent(self._streams[stream], self._events[event], 0)
+
+    def stream_wait_peer(self, stream: int, event: int, ordinal: int) -> None:
+        # The vendors take events of every device; the table of that device's driver is the one to know the handle.
+        self._functions.StreamWaitEvent(self._streams[stream], self._events.unknown(event), 0)
 
     def capturing(self, stream: int) -> bool:
         """Whether the stream captures a graph, or cannot be asked because another one does."""
@@ -61,17 +66,19 @@ class Streams(Part):
 
 
 class Events(Part):
-    """Events; ``create`` makes the library's object, with or without timing."""
+    """Events; ``create`` is the name of the function that makes one, ``flags`` are those without and with timing."""
 
-    def __init__(self, state: DriverState, create: Callable[[bool], Any]) -> None:
+    def __init__(self, state: DriverState, create: str, flags: tuple[int, int]) -> None:
         super().__init__(state)
-        self._create = create
+        self._create, self._flags = create, flags
 
     def event_create(self, timing: bool) -> int:
-        return self._events.add(self._create(timing))
+        create, destroy = getattr(self._recorded, self._create), self._functions.EventDestroy
+        [made] = map(self._events.make, (destroy,), (create,), (self._flags[timing],))
+        return made
 
     def event_destroy(self, event: int) -> None:
-        self._functions.EventDestroy(self._events.take(event))
+        self._events.end(event, self._recorded.EventDestroy)
 
     def event_record(self, event: int, stream: int) -> None:
         self._functions.EventRecord(self._events[event], self._streams[stream])
@@ -112,7 +119,7 @@ class StreamHolds(Part):
         self,
         state: DriverState,
         memory: SupportsMapped,
-        allocate: Callable[[], Any],
+        allocate: Callable[[list[Any]], object],
         free: Callable[[int], object],
         *wait_flags: int,
     ) -> None:
@@ -121,17 +128,25 @@ class StreamHolds(Part):
         self.words: set[int] = set()
 
     def hold(self, stream: int) -> int:
-        word = int(self._allocate())
-        ctypes.c_uint32.from_address(word).value = 0
+        made: list[Any] = []
+        waiting: list[Any] = []
         try:
+            self._allocate(made)
+            [word] = map(int, made)
+            ctypes.c_uint32.from_address(word).value = 0
             address = self._memory.device_pointer(word)
-            self._functions.StreamWaitValue32(self._streams[stream], address, 1, *self._wait_flags)
-        except BackendError:
-            with suppress(BackendError):  # the error above is the one to be raised
-                self._free(word)
+            self._recorded.StreamWaitValue32(waiting, self._streams[stream], address, 1, *self._wait_flags)
+            self.words.add(word)
+            return word
+        except BaseException:
+            for each in map(int, made):
+                if waiting:  # the stream reads the word at any time from now
+                    self.words.add(each)
+                    self.release(each)
+                else:
+                    with suppress(BackendError):  # the error above is the one to be raised
+                        self._free(each)
             raise
-        self.words.add(word)
-        return word
 
     def release(self, hold: int) -> None:
         ctypes.c_uint32.from_address(hold).value = 1

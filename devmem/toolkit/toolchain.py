@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..spi.errors import BackendUnavailable
@@ -52,30 +53,36 @@ def shared_library(
     digest = hashlib.sha256(repr((command, target, *flags, *links, platform.machine())).encode())
     for path in (*sources, *headers):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "devmem" / cache
-    folder = base / digest.hexdigest()[:20]
+    folder = cache_folder(cache) / digest.hexdigest()[:20]
     if not (folder / target).exists():
-        try:
-            _compile([*command, *map(str, sources), *flags], folder, target, links)
-        except OSError as error:
-            raise BackendUnavailable(f"{target} cannot be built with {command[0]}: {error}") from error
+        _compile([*command, *map(str, sources), *flags], folder, target, links)
     return folder / target
 
 
-def _compile(command: list[str], folder: Path, target: str, links: Sequence[str]) -> None:
-    """Compile beside the final place, then rename: another process sees the whole folder or none."""
+def cache_folder(name: str) -> Path:
+    """A part of devmem's folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "devmem" / name
+
+
+def compile_library(command: list[str], built: Path) -> None:
+    """Run a command that compiles `built`; raises BackendUnavailable with its output where it fails."""
+    command = [*command, "-o", str(built)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BackendUnavailable(f"{built.name} cannot be built with {command[0]}: {error}") from error
+    if done.returncode or not built.exists():
+        said = done.stderr.strip()
+        raise BackendUnavailable(f"{shlex.join(command)}\nfailed with exit status {done.returncode}:\n{said}")
+
+
+@contextmanager
+def published(folder: Path) -> Iterator[Path]:
+    """A scratch folder that gets the name `folder` at the end: another process sees the whole folder or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
     try:
-        built = scratch / target
-        built.parent.mkdir(parents=True, exist_ok=True)
-        command = [*command, "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not built.exists():
-            said = done.stderr.strip()
-            raise BackendUnavailable(f"{shlex.join(command)}\nfailed with exit status {done.returncode}:\n{said}")
-        for link in links:
-            (built.parent / link).symlink_to(built.name)
+        yield scratch
         try:
             scratch.rename(folder)
         except OSError:
@@ -83,3 +90,15 @@ def _compile(command: list[str], folder: Path, target: str, links: Sequence[str]
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _compile(command: list[str], folder: Path, target: str, links: Sequence[str]) -> None:
+    try:
+        with published(folder) as scratch:
+            built = scratch / target
+            built.parent.mkdir(parents=True, exist_ok=True)
+            compile_library(command, built)
+            for link in links:
+                (built.parent / link).symlink_to(built.name)
+    except OSError as error:
+        raise BackendUnavailable(f"{target} cannot be built with {command[0]}: {error}") from error

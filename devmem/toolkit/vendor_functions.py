@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection
+from itertools import starmap
 from typing import Any, NoReturn
 
 from ..spi.errors import BackendError, DeviceLost, OutOfMemory
@@ -27,12 +28,26 @@ StatusOf = Callable[[Exception], int]
 GLOBAL, RELAXED = 0, 2
 
 
-class VendorFunctions:
-    """The functions of one open device. ``bind`` makes the checked call of a full name, or raises `UnsupportedError`."""
+def _nothing() -> None:
+    pass
 
-    def __init__(self, prefix: str, bind: Callable[[str], Callable[..., Any]]) -> None:
+
+class VendorFunctions:
+    """The functions of one open device. ``bind`` makes the checked call of a full name, or raises `UnsupportedError`.
+
+    ``recorded`` has the same functions in the form of `recorded`, if the backend has one.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        bind: Callable[[str], Callable[..., Any]],
+        bind_recorded: Callable[[str], Callable[..., Any]] | None = None,
+    ) -> None:
         self._prefix = prefix
         self._bind = bind
+        if bind_recorded is not None:
+            self.recorded = VendorFunctions(prefix, bind_recorded)
 
     def __getattr__(self, name: str) -> Any:
         # Interned: Python's cache of attribute lookups keeps a name for each string object that it is asked for.
@@ -59,22 +74,28 @@ class StatusErrors:
         acknowledge: Callable[[], object] = lambda: None,
     ) -> None:
         self.lost: DeviceLost | None = None
+        self._tell_lost: Callable[[], None] = _nothing
         self._backend = backend
         self._describe = describe
         self._sticky = sticky
-        self._acknowledge = acknowledge
+        self.acknowledge = acknowledge
 
     def fail(self, call: str, status: int) -> NoReturn:
         """Raise for a function that returned a status."""
-        self._acknowledge()
+        self.acknowledge()
         name, sentence = self._describe(status)
         message = f"{call} failed with {name} ({status}): {sentence}"
         kind = OutOfMemory if status == OUT_OF_MEMORY else BackendError
         if status in self._sticky:
-            message += "; the device is lost for this process: restart it"
+            message += "; the device is lost: devmem.reset() tries to start it afresh; if this comes again, restart the process"
             kind = DeviceLost
             self.lost = self.lost or DeviceLost(message, backend=self._backend, call=call, code=status, name=name)
+            self._tell_lost()
         raise kind(message, backend=self._backend, call=call, code=status, name=name)
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Call it when the device is lost."""
+        self._tell_lost = call
 
     def refuse(self, call: str, status: int, why: str) -> NoReturn:
         """Raise instead of calling a function with arguments that the vendor's library does not survive."""
@@ -97,7 +118,8 @@ class RelaxedCapture:
     def __init__(self, exchange: Callable[[Any], tuple[Any, Any]] | None, mode: Callable[[int], Any] = int) -> None:
         self.exchange = exchange
         self._default = mode(GLOBAL)
-        self._relaxed = mode(RELAXED)
+        #: The relaxed mode, as ``exchange`` takes it.
+        self.relaxed = mode(RELAXED)
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call it in the relaxed mode."""
@@ -107,7 +129,7 @@ class RelaxedCapture:
         before = self._default  # for an interrupt that comes before the mode is known: every thread begins in this one
         try:
             try:
-                status, before = exchange(self._relaxed)
+                status, before = exchange(self.relaxed)
                 if status:
                     before = None
             except (BackendError, ValueError):
@@ -119,6 +141,9 @@ class RelaxedCapture:
                     exchange(before)
                 except (BackendError, ValueError):
                     pass
+                except BaseException:  # an interrupt may have come before it
+                    exchange(before)
+                    raise
 
 
 def checked(
@@ -139,6 +164,31 @@ def checked(
         return outputs if convert is None else convert(outputs)
 
     return checked_call
+
+
+def recorded(name: str, call: Callable[..., Any], fail: Fail, status_of: StatusOf) -> Callable[..., None]:
+    """The function of a binding that makes something, or ends it: checked, and its success recorded whatever interrupts it.
+
+    The caller gives a list before the arguments. Once the vendor's function has been called, and has not failed, the list has
+    the output; of a function without one, the first argument. What has been made can be given back, and what has not been ended
+    can be ended again.
+    """
+
+    def recorded_call(record: list[Any], *arguments: Any) -> None:
+        answers: list[tuple[Any, ...]] = []
+        try:
+            try:
+                answers += starmap(call, (arguments,))  # stored before an interrupt can come
+            except (ValueError, RuntimeError) as error:
+                answers.append((status_of(error),))
+            if answers[0][0]:
+                fail(name, int(answers[0][0]))
+        finally:
+            for status, *outputs in answers:
+                if not status:
+                    record += outputs or arguments[:1]
+
+    return recorded_call
 
 
 def checked_query(name: str, call: Callable[..., Any], fail: Fail, status_of: StatusOf) -> Callable[..., bool]:

@@ -1,7 +1,7 @@
-"""Run the Python blocks of one page of documentation, in order and in one namespace: ``python run_page.py PAGE``.
+"""Run the Python blocks of one page of documentation, in order and in one namespace: ``python run_page.py PAGE [REASON]``.
 
-A block that is not run says why, in a comment on the line before it: ``<!-- not run: needs a GPU -->``. Blocks of other
-languages are text.
+A block that is not run says why, in a comment on the line before it: ``<!-- not run: needs a GPU -->``; blocks with the REASON
+are run all the same. Blocks of other languages are text.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def reason_above(lines: list[str], fence: int) -> str | None:
     return marker["reason"] if marker else None
 
 
-def run(path: Path) -> int:
+def run(path: Path, met: str | None = None) -> int:
     """Run a page and return how many blocks ran; whatever a block raises is shown at its line of the page."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     ran = 0
     for block in blocks(path.read_text(encoding="utf-8")):
-        if block.reason is not None:
+        if block.reason is not None and block.reason != met:
             if not block.reason:
                 raise SyntaxError(f"{path}:{block.line}: a block is not run, and does not say why")
             continue
@@ -84,4 +84,4 @@ def run(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    print(run(Path(sys.argv[1])))
+    print(run(Path(sys.argv[1]), *sys.argv[2:]))

@@ -13,7 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
-SOURCES = [path for pattern in ("*.py", "*.c", "*.h") for path in sorted((ROOT / "devmem").rglob(pattern))]
+SOURCES = [
+    path
+    for folder in ("devmem", "tests/unit/house")
+    for pattern in ("*.py", "*.c", "*.h")
+    for path in sorted((ROOT / folder).rglob(pattern))
+]
 CITED = {
     source: names
     for source in SOURCES
@@ -30,7 +35,7 @@ def name(path):
 def ruled(decision):
     """The files and folders that a decision rules."""
     rules = decision.read_text(encoding="utf-8").partition("\nRules: ")[2]
-    return [ROOT / path for path in re.findall(r"`(devmem/[^`]+)`", rules)]
+    return [ROOT / path for path in re.findall(r"`((?:devmem|tests|scripts)/[^`]+)`", rules)]
 
 
 @pytest.mark.parametrize("decision", DECISIONS, ids=lambda decision: decision.name)

@@ -9,7 +9,11 @@ import pytest
 from devmem.testing.emulator import functions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "emulator.md"
-HEADINGS = {"cuda": "## The emulated CUDA driver\n", "roc": "## The emulated HIP runtime\n"}
+HEADINGS = {
+    "cuda": "## The emulated CUDA driver\n",
+    "cuda runtime": "## The emulated CUDA runtime\n",
+    "roc": "## The emulated HIP runtime\n",
+}
 
 
 @pytest.mark.parametrize("backend", functions.TABLES)

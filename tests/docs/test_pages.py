@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from devmem._core.bulk.files import named
+
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("run_page.py")
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts)]
@@ -49,6 +51,12 @@ def test_links_between_files_lead_somewhere(page):
         to for to in targets if "://" not in to and not to.startswith("mailto:") and not (page.parent / to).exists()
     ]
     assert broken == []
+
+
+def test_the_page_of_trust_has_every_format_that_is_read():
+    page = (ROOT / "docs" / "explanation" / "what-devmem-trusts.md").read_text(encoding="utf-8")
+    for suffix in (".npy", named.NPZ, named.SAFETENSORS):
+        assert re.search(rf"^\| `{suffix}` ", page, re.MULTILINE), suffix
 
 
 # -- the runner itself can fail ----------------------------------------------------------------------------------------

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import dis
-import functools
 import itertools
 import sys
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+Watched = Callable[[CodeType], bool]
+_found: dict[int, tuple[CodeType, frozenset[int]]] = {}
 BEFORE_A_POINT = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX"}
 
 
-@functools.cache
 def points(code: CodeType) -> frozenset[int]:
+    """`_points`, found by the code's identity: its own hash is made of all its instructions."""
+    found = _found.get(id(code))
+    if found is None:
+        found = _found[id(code)] = code, _points(code)
+    return found[1]
+
+
+def _points(code: CodeType) -> frozenset[int]:
     """Offsets before which Python may run a handler: behind calls, where a function begins, and where a loop goes round."""
     instructions = list(dis.get_instructions(code))
     entries = dis.Bytecode(code).exception_entries
@@ -32,37 +41,115 @@ def points(code: CodeType) -> frozenset[int]:
     return frozenset(behind | {each.offset for each in instructions if each.opname.startswith("JUMP_BACKWARD")})
 
 
+if sys.version_info >= (3, 12):
+    # A tracer is told of a function's instructions from its second call on only, in 3.13 and newer: the interpreter's monitoring
+    # is told of all of them.
+    _TOOL, _INSTRUCTION = 4, sys.monitoring.events.INSTRUCTION
+    _watching: dict[int, tuple[Watched, Callable[[FrameType], object]]] = {}
+
+    def watch(watched: Watched, at_point: Callable[[FrameType], object]) -> Callable[[], None]:
+        """Call ``at_point`` with the frame at each point of watched code that this thread comes by; returns what ends it."""
+        if sys.monitoring.get_tool(_TOOL) is None:
+            sys.monitoring.use_tool_id(_TOOL, __name__)
+            sys.monitoring.register_callback(_TOOL, _INSTRUCTION, _at_instruction)
+        me = threading.get_ident()
+        before = _watching.get(me)
+        answers: dict[int, tuple[CodeType, bool]] = {}  # by identity: to ask costs more than all else at an instruction
+
+        def watched_once(code: CodeType) -> bool:
+            found = answers.get(id(code))
+            if found is None:
+                found = answers[id(code)] = code, watched(code)
+            return found[1]
+
+        _watching[me] = watched_once, at_point
+        sys.monitoring.restart_events()  # another code was watched before
+        sys.monitoring.set_events(_TOOL, _INSTRUCTION)
+
+        def stop() -> None:
+            if before is not None:
+                _watching[me] = before
+            elif _watching.pop(me, None) and not _watching:
+                sys.monitoring.set_events(_TOOL, 0)
+
+        return stop
+
+    def _at_instruction(code: CodeType, offset: int) -> object:
+        if not any(watched(code) for watched, _ in list(_watching.values())):
+            return sys.monitoring.DISABLE
+        watched, at_point = _watching.get(threading.get_ident(), (None, None))
+        if watched is not None and at_point is not None and watched(code) and offset in points(code):
+            at_point(sys._getframe(1))
+        return None
+
+else:
+
+    def watch(watched: Watched, at_point: Callable[[FrameType], object]) -> Callable[[], None]:
+        """Call ``at_point`` with the frame at each point of watched code that this thread comes by; returns what ends it."""
+
+        def at_call(frame: FrameType, event: str, arg: object) -> Any:
+            if not watched(frame.f_code):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return at_opcode
+
+        def at_opcode(frame: FrameType, event: str, arg: object) -> Any:
+            if event == "opcode" and frame.f_lasti in points(frame.f_code):
+                at_point(frame)
+            return at_opcode
+
+        def stop(kept: object = at_call) -> None:
+            sys.settrace(before)
+
+        # CPython 3.11 calls a tracer though the collector ran meanwhile, and what that came by has taken the tracer away. What
+        # ends it keeps it alive, or the process crashes.
+        before = sys.gettrace()
+        sys.settrace(at_call)
+        return stop
+
+
 class AtPoint:
     """Does something once, at the n-th point that the block comes by on this thread, in code that is ``watched``.
 
-    ``left`` is above 0 afterwards if the block has not come so far. A KeyboardInterrupt ends the block, and no more.
+    ``left`` is above 0 afterwards if the block has not come so far. A KeyboardInterrupt ends the block, and no more. With
+    ``again``, a number and what is watched, another one comes so many points later, while the first one is handled: as a function
+    begins, or behind a call of one that is C's.
     """
 
-    def __init__(self, number: int, action: Callable[[], object], watched: Callable[[CodeType], bool]) -> None:
+    def __init__(
+        self,
+        number: int,
+        action: Callable[[], object],
+        watched: Callable[[CodeType], bool],
+        again: tuple[int, Callable[[CodeType], bool]] | None = None,
+    ) -> None:
         self.left, self.action, self.watched = number, action, watched
+        self.again, self.watched_again = again or (0, watched)
         self.where = ""
 
     def __enter__(self) -> AtPoint:
-        self.before = sys.gettrace()
-        sys.settrace(self._at_call)
+        self._stop = watch(self.watched, self._at_point)
         return self
 
-    def _at_call(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not self.watched(frame.f_code):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._at_opcode
+    def _at_point(self, frame: FrameType) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_qualname}"
+            if self.again:
+                sys.setprofile(self._at_event)  # what raises is not called any more: a profiler outlives a tracer
+            self.action()
 
-    def _at_opcode(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "opcode" and frame.f_lasti in points(frame.f_code):
-            self.left -= 1
-            if self.left == 0:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_qualname}"
-                self.action()
-        return self._at_opcode
+    def _at_event(self, frame: FrameType, event: str, arg: object) -> None:
+        if event in ("call", "c_return", "c_exception") and self.watched_again(frame.f_code):
+            self.again -= 1
+            if self.again == 0:
+                self.where += f", then {frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_qualname}"
+                raise KeyboardInterrupt
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        sys.settrace(self.before)
+        sys.setprofile(None)
+        self._stop()
+        del self._stop  # or it and this object would keep each other
         return kind is KeyboardInterrupt
 
 

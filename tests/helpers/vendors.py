@@ -240,8 +240,8 @@ class Roc:
             patch.setattr(provider, "bind", self._anyway(provider.bind))
 
     def _anyway(self, bind: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(provider: Any, function: str, fail: Any) -> Any:
-            made = bind(provider, function, fail)
+        def wrapper(provider: Any, function: str, fail: Any, *more: Any) -> Any:
+            made = bind(provider, function, fail, *more)
             if function not in self.give_back or hasattr(made, "anyway"):  # one provider may have asked the other
                 return made
             anyway = raises_anyway(made)

@@ -130,7 +130,7 @@ def run_in_thread(call: Callable[[], object]) -> object:
     # An empty context, as every new thread has: scopes of this one must not be seen there.
     thread = threading.Thread(target=contextvars.Context().run, args=(body,))
     thread.start()
-    thread.join(30)
+    thread.join(100)
     assert not thread.is_alive(), "the other thread still waits"
     if errors:
         raise errors[0]

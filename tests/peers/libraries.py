@@ -19,7 +19,7 @@ from devmem.spi.types import LEGACY_STREAM, CopyKind
 Layout = Callable[[Any], Any]
 
 #: DLPack's type of a device, and the part of the page that tells of such devices.
-PLACES = {1: "host", 2: "cuda"}
+PLACES = {1: "host", 2: "cuda", 10: "rocm"}
 
 LAYOUTS: dict[str, Layout] = {
     "C": lambda x: x,
@@ -37,6 +37,8 @@ NATIVE += ["float64", "complex64", "complex128"]
 EXTENSIONS = ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
 STRANGE = ["longdouble", "datetime64[s]", ">i4", "S3"]
 DTYPES = [*NATIVE, *EXTENSIONS, *STRANGE]
+#: What a stream has to do with the memory when it is imported.
+STREAMS = ["still writing"]
 
 
 class Absent(Exception):
@@ -61,6 +63,8 @@ class Library:
     places: ClassVar[tuple[str, ...]] = ("host", "cuda")
     #: Where it gives nothing, or would need a GPU to.
     gives_nothing: ClassVar[tuple[str, ...]] = ()
+    #: Whether it is tested in an environment of its own, ``nox -s judges`` or ``kernels_mlir``.
+    judge: ClassVar[bool] = False
     #: Cases that end the process.
     deadly: ClassVar[frozenset[str]] = frozenset()
 
@@ -73,7 +77,10 @@ class Library:
         """What is installed, if anything is."""
         if importlib.util.find_spec(cls.package.partition(".")[0]) is None:
             return None
-        return importlib.metadata.version(cls.distribution)
+        try:
+            return importlib.metadata.version(cls.distribution)
+        except importlib.metadata.PackageNotFoundError:  # the module is of a build for another vendor
+            return None
 
     def take(self, array: dm.DeviceNDArray) -> Any:
         """Its own object of our array."""
@@ -99,9 +106,26 @@ class Library:
         """What it sees, now."""
         raise NotImplementedError
 
+    def take_pending(self, array: dm.DeviceNDArray) -> Any:
+        """Its own object of our array, for a stream of its own where it has streams."""
+        return self.take(array)
+
+    def duplicate(self, taken: Any) -> Any:
+        """A copy, in the order of its own stream where it has streams: it need not be done when this returns."""
+        raise Absent
+
+    def stream(self) -> Any:
+        """A stream of its own."""
+        raise Absent
+
+    def give_pending(self, host: np.ndarray, stream: Any) -> dm.DeviceNDArray:
+        """What we make of an object of its own that its stream is still writing."""
+        raise NotImplementedError
+
 
 class NumPy(Library):
     name, package, distribution = "NumPy", "numpy", "numpy"
+    places = ("host", "cuda", "rocm")
 
     def take(self, array):
         return np.from_dlpack(array) if self.place == "host" else np.from_dlpack(array, device="cpu")
@@ -117,10 +141,23 @@ class NumPy(Library):
     def see(self, taken):
         return Seen(taken.ctypes.data, taken.shape, taken.tobytes(), taken.flags.writeable)
 
+    def duplicate(self, taken):
+        return taken.copy()
+
+
+def built_for_gpus() -> bool:
+    """Whether the PyTorch that is installed is a build for GPUs."""
+    return any("nvidia" in each for each in importlib.metadata.requires("torch") or ())
+
 
 class PyTorch(Library):
     name, package, distribution = "PyTorch, CPU build", "torch", "torch"
     deadly = frozenset({"negative"})
+
+    @classmethod
+    def version(cls):
+        known = super().version()
+        return None if known is None or built_for_gpus() else known
 
     def make(self, host):
         if host.dtype.fields or host.dtype.str[0] == ">" or not hasattr(self.module, host.dtype.name):
@@ -135,9 +172,47 @@ class PyTorch(Library):
                 raise Absent from None
             raise
 
+    def duplicate(self, taken):
+        return taken.clone()
+
     def see(self, taken):
         flat = taken.reshape(-1).contiguous().view(self.module.uint8)
         return Seen(taken.data_ptr(), tuple(taken.shape), flat.numpy().tobytes(), True)
+
+
+class TorchCUDA(PyTorch):
+    """The build for CUDA, on a GPU or over the emulated runtime. Elsewhere its libraries are missing, or it sees no device."""
+
+    name, places, judge = "PyTorch, CUDA build", ("cuda",), True
+    deadly = frozenset()
+
+    @classmethod
+    def version(cls):
+        known = Library.version.__func__(cls)
+        try:
+            return known if known and importlib.import_module("torch").cuda.is_available() else None
+        except (ImportError, OSError):
+            return None
+
+    def make(self, host):
+        return super().make(host).cuda()
+
+    def stream(self):
+        return self.module.cuda.Stream()
+
+    def give_pending(self, host, stream):
+        made, locked = self.module.empty(host.shape, dtype=self.module.float64, device="cuda"), super().make(host)
+        with self.module.cuda.stream(stream):
+            return self.adopt(made.copy_(locked.pin_memory(), non_blocking=True))
+
+    def see(self, taken):
+        name = str(taken.dtype).removeprefix("torch.")
+        dtype = np.dtype(getattr(importlib.import_module("ml_dtypes"), name) if name in EXTENSIONS else name)
+        strides = tuple(step * dtype.itemsize for step in taken.stride())
+        self.module.cuda.synchronize()
+        return Seen(
+            taken.data_ptr(), tuple(taken.shape), look(taken.data_ptr(), taken.shape, strides, dtype).tobytes(), True
+        )
 
 
 class JAX(Library):
@@ -157,6 +232,9 @@ class JAX(Library):
 
     def give_read_only(self, host):
         return self.make(host)  # as all of its arrays are
+
+    def duplicate(self, taken):
+        return self.module.numpy.copy(taken)
 
     def see(self, taken):
         # It keeps the ndarray that it has once made of an array, and would show that at a second look.
@@ -179,6 +257,9 @@ class ArrayAPIStrict(Library):
         made = host.copy()
         made.flags.writeable = False
         return self.module.asarray(made, copy=False)
+
+    def duplicate(self, taken):
+        return self.module.asarray(taken, copy=True)
 
     def see(self, taken):
         under = taken._array
@@ -216,6 +297,12 @@ class MPI4Py(Library):
         source = np.asarray(given.elements, order="K")
         self.module.COMM_SELF.Sendrecv([source, self.module.BYTE], 0, recvbuf=given.into, source=0)
         return given.into
+
+    def duplicate(self, taken):
+        if self.place != "host":
+            raise Absent
+        sent = self._send(taken)
+        return Received(sent, sent)
 
     def see(self, taken):
         if isinstance(taken, Received):
@@ -258,9 +345,33 @@ class NumbaCUDA(Library):
     def adopt(self, given):
         return dm.as_device_array(given)
 
+    def stream(self):
+        return self.module.stream()
+
+    def duplicate(self, taken):
+        made = self.module.device_array_like(taken)
+        made.copy_to_device(taken, stream=self.stream())
+        return made
+
+    def give_pending(self, host, stream):
+        self.locked = self.module.pinned_array(host.shape, host.dtype)
+        self.locked[:] = host
+        made = self.module.device_array(host.shape, host.dtype, stream=stream)
+        made.copy_to_device(self.locked, stream=stream)
+        return self.adopt(made)
+
     def see(self, taken):
         at = taken.device_ctypes_pointer.value or 0
         return Seen(at, taken.shape, look(at, taken.shape, taken.strides, taken.dtype).tobytes(), None)
+
+
+class NumbaCudaMLIR(NumbaCUDA):
+    name, package, distribution = "numba-cuda-mlir", "numba_cuda_mlir.cuda", "numba-cuda-mlir"
+    judge = True  # the session kernels_mlir has it
+
+    @classmethod
+    def version(cls):
+        return Library.version.__func__(cls)
 
 
 class CudaCore(Library):
@@ -268,12 +379,24 @@ class CudaCore(Library):
 
     def __init__(self, place):
         super().__init__(place)
-        importlib.import_module("cuda.core").Device(0).set_current()  # as its users have to
+        self.device = importlib.import_module("cuda.core").Device(0)
+        self.device.set_current()  # as its users have to
 
-    def take(self, array):
-        view = self.module.StridedMemoryView.from_any_interface(array, stream_ptr=-1)
+    def take(self, array, stream=-1):
+        view = self.module.StridedMemoryView.from_any_interface(array, stream_ptr=stream)
         assert view.dtype  # found out when it is asked for
         return view
+
+    def take_pending(self, array):
+        self.own = self.device.create_stream()
+        return self.take(array, int(self.own.handle))
+
+    def duplicate(self, taken):
+        made = dm.device_array(taken.shape, np.dtype(taken.dtype))
+        buffers = importlib.import_module("cuda.core").Buffer
+        source = buffers.from_handle(taken.ptr, made.nbytes)
+        source.copy_to(buffers.from_handle(made.ptr, made.nbytes), stream=self.own)
+        return self.take(made)
 
     def give(self, host, layout):
         # It makes no arrays: this is its view of another library's memory.
@@ -307,7 +430,40 @@ class CuPy(Library):
         return Seen(at, taken.shape, look(at, taken.shape, taken.strides, taken.dtype).tobytes(), None)
 
 
-LIBRARIES: list[type[Library]] = [NumPy, PyTorch, JAX, ArrayAPIStrict, MPI4Py, NumbaCUDA, CudaCore, CuPy]
+class CuPyROCm(CuPy):
+    """All of it, but kernels: over the emulated HIP runtime."""
+
+    name, distribution, places = "CuPy for ROCm", "cupy-rocm-7-0", ("rocm",)
+    gives_nothing, judge = (), True
+
+    def take(self, array):
+        return self.module.from_dlpack(array)
+
+    def make(self, host):
+        if host.dtype.name not in NATIVE or host.dtype.str[0] == ">":
+            raise Absent
+        return self.module.asarray(host)
+
+    def stream(self):
+        return self.module.cuda.Stream(non_blocking=True)
+
+    def duplicate(self, taken):
+        made = self.module.empty_like(taken)
+        made.data.copy_from_device_async(taken.data, taken.nbytes)
+        return made
+
+    def give_pending(self, host, stream):
+        self.locked = self.module.cuda.alloc_pinned_memory(host.nbytes)
+        source = np.frombuffer(self.locked, host.dtype, host.size)
+        source[:] = host
+        made = self.module.empty(host.shape, host.dtype)
+        made.set(source, stream=stream)
+        with stream:
+            return self.adopt(made)
+
+
+LIBRARIES: list[type[Library]] = [NumPy, PyTorch, TorchCUDA, JAX, ArrayAPIStrict, MPI4Py, NumbaCUDA]
+LIBRARIES += [NumbaCudaMLIR, CudaCore, CuPy, CuPyROCm]
 
 
 class Described:
@@ -340,6 +496,8 @@ def read_only(host: np.ndarray, place: str) -> dm.DeviceNDArray:
         lent = host.copy()
         lent.flags.writeable = False
         return dm.from_dlpack(lent)
+    if place == "rocm":
+        raise Absent  # what could describe it as read-only, the CUDA Array Interface, is not asked there
     return dm.as_device_array(Described(dm.to_device(host), read_only=True))
 
 

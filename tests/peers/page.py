@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "exchange-matrix.md"
 
 
 class Cell(NamedTuple):
-    """Where in the page: the part, ``layouts`` or ``types``, the library, ``takes`` or ``gives``, and the case."""
+    """Where in the page: the part, ``layouts``, ``types`` or ``streams``, the library, ``takes`` or ``gives``, and the case."""
 
     place: str
     kind: str
@@ -46,8 +46,8 @@ REASONS = [
     ),
     Reason(
         "negative strides",
-        r"strides item is negative",
-        "The library does not support negative strides: pass `array.copy()`.",
+        r"strides item is negative|Storage size calculation overflowed|describes an array beyond all addresses",
+        "The library does not support negative strides, or describes them wrongly (CuPy): pass `array.copy()`.",
     ),
     Reason(
         "unversioned",
@@ -62,8 +62,8 @@ REASONS = [
     ),
 ]
 
-PLACE_TITLES = {"host": "Host memory", "cuda": "CUDA devices"}
-KIND_TITLES = {"layouts": "Layouts", "types": "Types"}
+PLACE_TITLES = {"host": "Host memory", "cuda": "CUDA devices", "rocm": "ROCm devices"}
+KIND_TITLES = {"streams": "Streams", "layouts": "Layouts", "types": "Types"}
 WAYS = ("takes", "gives")
 INTRODUCTIONS = {
     "host": """\
@@ -71,10 +71,13 @@ The host backend with `DEVMEM_HOST_STRICT=0`, whose memory libraries on the CPU 
 *gives* one by receiving into it; *shared* means that it receives into the array itself. JAX shares memory that is aligned to
 64 bytes, and copies other memory.""",
     "cuda": """\
-The CUDA backend over the emulated driver, with libraries that use only the driver, and with libraries on the CPU, to and
-from which arrays are copied. mpi4py gets the memory; whether its MPI can use it depends on the MPI. For CuPy only the
-pointer object is tested, with an address of devmem's; everything else in CuPy needs a GPU. `scripts/gpu-check` runs the
-tests that need a GPU.""",
+The CUDA backend over the emulated driver, with libraries that use only the driver, with PyTorch over the emulated CUDA runtime,
+and with libraries on the CPU, to and from which arrays are copied. mpi4py gets the memory; whether its MPI can use it depends on
+the MPI. For CuPy only the pointer object is tested, with an address of devmem's; everything else in CuPy needs a GPU.
+`scripts/gpu-check` runs the tests that need a GPU.""",
+    "rocm": """\
+The ROCm backend over the emulated HIP runtime, with CuPy's build for ROCm, and with NumPy, to and from which arrays are
+copied.""",
 }
 TEMPLATE = """\
 # Exchange matrix
@@ -93,7 +96,10 @@ bytes, and fail if the result differs from this page. [](../how-to/exchange-arra
 | empty | an empty array is imported as an empty array |
 | refused: ... | the import raises an exception; the reasons are [below](#reasons-for-refusals) |
 | terminates the process | the library does not catch its own C++ exception; it does the same with a NumPy array |
-| – | the library cannot create such arrays |
+| ordered | the import returns while a stream still writes the memory, and what the importing side does next waits for it |
+| waits | the import waits for the stream that still writes the memory |
+| not ordered | the import does not wait, and neither does what comes next: synchronize before |
+| – | the library cannot create such arrays, or has none that are still being written |
 
 Tested versions:
 
@@ -133,7 +139,7 @@ def read(text: str) -> tuple[dict[Cell, str], dict[str, str]]:
                     versions[first] = rest[0]
             elif not columns:
                 columns = rest
-            elif kind == "layouts":
+            elif kind != "types":
                 library, _, way = first.rpartition(" ")
                 cells |= {
                     Cell(place, kind, library, way, column): found for column, found in zip(columns, rest, strict=True)
@@ -158,21 +164,23 @@ def _part(place: str, cells: dict[Cell, str]) -> str:
     found = {cell: text for cell, text in cells.items() if cell.place == place}
     there = {(cell.library, cell.way) for cell in found}
     rows = [(name, way) for name in ORDER["libraries"] for way in WAYS if (name, way) in there]
-    layouts, types = ORDER["layouts"], ORDER["types"]
-    by_layout = [
-        [f"{name} {way}", *(found[Cell(place, "layouts", name, way, case)] for case in layouts)] for name, way in rows
-    ]
-    by_type = [[f"`{case}`", *(found[Cell(place, "types", name, way, case)] for name, way in rows)] for case in types]
-    return "\n\n".join(
-        [
-            f"## {PLACE_TITLES[place]}",
-            INTRODUCTIONS[place],
-            f"### {KIND_TITLES['layouts']}",
-            _table(["", *layouts], by_layout),
-            f"### {KIND_TITLES['types']}",
-            _table(["", *(f"{name} {way}" for name, way in rows)], by_type),
-        ]
-    )
+    parts = [f"## {PLACE_TITLES[place]}", INTRODUCTIONS[place]]
+    for kind, title in KIND_TITLES.items():
+        cases = ORDER[kind]
+        if kind == "types":
+            head = ["", *(f"{name} {way}" for name, way in rows)]
+            lines = [
+                [f"`{case}`", *(found.get(Cell(place, kind, name, way, case), "?") for name, way in rows)]
+                for case in cases
+            ]
+        else:
+            head = ["", *cases]
+            lines = [
+                [f"{name} {way}", *(found.get(Cell(place, kind, name, way, case), "?") for case in cases)]
+                for name, way in rows
+            ]
+        parts += [f"### {title}", _table(head, lines)]
+    return "\n\n".join(parts)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

@@ -129,7 +129,7 @@ def test_a_read_only_array_arrives_as_one_of_its_own(open_memory):
 
 
 def test_the_transfer_guard_knows_the_copy(monkeypatch):
-    from distributed.protocol import serialize
+    from distributed.protocol import deserialize, serialize
 
     array = dm.to_device(HOST)
     monkeypatch.setenv("DEVMEM_TRANSFER_GUARD", "disallow")
@@ -139,6 +139,15 @@ def test_the_transfer_guard_knows_the_copy(monkeypatch):
         with pytest.raises(TypeError) as raised:
             serialize(array, serializers=("dask",), on_error="raise")
         assert isinstance(raised.value.__cause__, dm.TransferGuardError)
+        # While it is sent: distributed would try again for ever.
+        sent = serialize(array, serializers=("dask",), on_error="raise", context={"recipient": "a worker"})
+        arrived = deserialize(*sent)
+        assert "was not sent: implicit copy from device to host" in repr(arrived)
+        assert not hasattr(arrived, "__cuda_array_interface__")
+        again = deserialize(*serialize(arrived, on_error="raise"))
+        for use in (lambda: again.copy_to_host(), lambda: again[0], lambda: np.asarray(again), lambda: len(again)):
+            with pytest.raises(dm.TransferGuardError, match="implicit copy from device to host"):
+                use()
     finally:
         monkeypatch.undo()
         dm.close()
@@ -151,6 +160,49 @@ def test_dask_knows_how_large_an_array_is():
 
     dask.register_sizeof(sizeof)
     assert sizeof(dm.to_device(HOST)[::2]) == HOST.nbytes // 2
+
+
+def test_chunks_are_put_together_on_the_device():
+    import dask
+    import dask.array as da
+
+    from devmem.adapters.dask import register_chunks
+
+    register_chunks()
+    chunks = [dask.delayed(dm.to_device)(HOST + number) for number in range(3)]
+    whole = da.concatenate([da.from_delayed(each, HOST.shape, meta=dm.zeros((0, 0, 0))) for each in chunks])
+    assert isinstance(whole._meta, dm.DeviceNDArray)
+    wanted = np.concatenate([HOST + number for number in range(3)])
+    with dask.config.set(scheduler="synchronous"):
+        found = whole.compute()
+        assert isinstance(found, dm.DeviceNDArray)
+        assert (found.copy_to_host() == wanted).all()
+        assert (whole[3:9, ::2].compute().copy_to_host() == wanted[3:9, ::2]).all()
+        assert (whole.rechunk((12, 5, 6)).T.compute().copy_to_host() == wanted.T).all()
+        doubled = whole.map_blocks(lambda chunk: dm.to_device(chunk.copy_to_host() * 2), meta=whole._meta)
+        assert (doubled.compute().copy_to_host() == wanted * 2).all()
+        with pytest.raises(TypeError, match=r"copy_to_host\(\) and NumPy"):
+            (whole + 1).compute()
+
+
+def test_the_store_of_a_worker_spills(tmp_path):
+    from devmem.adapters.dask_cluster import worker_store
+
+    blocks = {number: np.full(100_000, number, "u1") for number in range(8)}
+    with worker_store(str(tmp_path), "250KB", "250KB") as data:
+        for number, block in blocks.items():
+            data["task", number] = dm.to_device(block)
+        data["text"] = "x" * 10
+        stats = data.stats()
+        assert [stats[tier]["count"] for tier in ("device", "host", "disk")] == [2, 3, 4]
+        assert data.fast
+        assert data.evict() > 0
+        while data.fast:
+            data.evict()
+        assert data.evict() == -1
+        assert data.spilled_total == (data.stats()["disk"]["bytes"],) * 2
+        assert all((data["task", number].copy_to_host() == block).all() for number, block in blocks.items())
+    assert list((tmp_path / "devmem").iterdir()) == []
 
 
 # -- in processes of their own -----------------------------------------------------------------------------------------
@@ -168,7 +220,7 @@ import distributed.protocol
 from distributed.protocol import serialize
 import devmem as dm
 assert serialize(dm.zeros(3))[0]["serializer"] == "dask"
-assert not [each for each in sys.meta_path if type(each).__module__.startswith("devmem")]
+assert not [each for each in sys.meta_path if getattr(each, "trigger", "") == "distributed.protocol.cuda"]
 assert type(distributed.protocol.cuda.__loader__).__module__.startswith("_frozen_importlib")
 """
 
@@ -231,11 +283,95 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_two_processes_of_a_cluster(tmp_path):
     script = tmp_path / "cluster.py"
     script.write_text(CLUSTER)
     assert run(script, DEVMEM_BACKEND="host", DEVMEM_HOST_STRICT="1").endswith("moved\n")
+
+
+SPILLING = """
+import os, signal
+import numpy as np
+import devmem as dm
+from distributed import Client, wait
+from devmem.adapters.dask_cluster import local_cluster
+
+def block(number):
+    assert dm.current_device().id == int(os.environ["DEVMEM_DEVICE"])
+    return dm.to_device(np.full(100_000, number, "u1"))
+
+def joined(one, other):
+    result = dm.device_array(200_000, "u1")
+    result[:100_000], result[100_000:] = one, other
+    return result
+
+def host(array):
+    return array.copy_to_host()
+
+def where(dask_worker):
+    assert dask_worker.transfer_outgoing_count_limit == dask_worker.state.transfer_incoming_count_limit == 2
+    assert dask_worker.state.transfer_message_bytes_limit == 150_000
+    return str(dm.current_device()), dask_worker.data.stats()
+
+if __name__ == "__main__":
+    # Each device has no more than a task, four transfers and its results need.
+    limits = dict(device_limit="350KB", host_limit="350KB", memory="limit:3MB,statistics,pool",
+                  config={"distributed.worker.transfer.message-bytes-limit": 150_000})
+    with local_cluster(dashboard_address=None, **limits) as cluster, Client(cluster) as client:
+        blocks = [client.submit(block, number) for number in range(24)]
+        wait(blocks)
+        found = client.run(where)
+        assert sorted(device for device, _ in found.values()) == sorted(
+            str(each) for each in dm.devices() if each.backend == dm.current_device().backend), found
+        assert sum(stats["disk"]["count"] for _, stats in found.values()) >= 6, found
+        assert all(stats["device"]["bytes"] <= 350_000 for _, stats in found.values()), found
+        victim = next(iter(found))
+        client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), workers=[victim], pure=False, retries=0)
+        pairs = [client.submit(host, client.submit(joined, blocks[number - 1], blocks[number])) for number in range(24)]
+        for number, pair in enumerate(client.gather(pairs)):
+            assert pair.tolist() == [(number - 1) % 24] * 100_000 + [number] * 100_000
+    print("spilled")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_spills_and_survives_a_killed_worker(tmp_path, devmem_backend):
+    script = tmp_path / "spilling.py"
+    script.write_text(SPILLING)
+    assert run(script, DEVMEM_BACKEND=devmem_backend, DEVMEM_HOST_STRICT="1").endswith("spilled\n")
+
+
+REFUSED = """
+import devmem as dm
+from distributed import Client
+from devmem.adapters.dask_cluster import local_cluster
+
+def total(array):
+    return float(array.copy_to_host().sum())
+
+if __name__ == "__main__":
+    guarded = {"DEVMEM_TRANSFER_GUARD": "disallow"}
+    with local_cluster([0, 0], dashboard_address=None, env=guarded) as cluster, Client(cluster) as client:
+        one, other = client.scheduler_info()["workers"]
+        array = client.submit(dm.zeros, 5, workers=[one])
+        assert client.submit(total, array, workers=[one]).result() == 0
+        for use in (client.submit(total, array, workers=[other], pure=False).result, lambda: total(array.result())):
+            try:
+                use()
+            except dm.TransferGuardError as error:
+                assert "implicit copy from device to host" in str(error)
+            else:
+                raise AssertionError(use)
+    print("refused")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_refusal_of_the_guard_arrives_as_the_guards_error(tmp_path):
+    script = tmp_path / "refused.py"
+    script.write_text(REFUSED)
+    assert run(script, DEVMEM_BACKEND="host").endswith("refused\n")
 
 
 def run(script: str | Path, **variables: str) -> str:
@@ -246,7 +382,7 @@ def run(script: str | Path, **variables: str) -> str:
         env=os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "True"} | variables,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

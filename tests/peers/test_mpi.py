@@ -83,7 +83,7 @@ def mpi(installed):
     return pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_two_ranks_exchange_arrays(installed):
     beside = str(Path(sys.executable).parent)
     launcher = shutil.which("mpiexec", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))

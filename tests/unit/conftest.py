@@ -66,22 +66,31 @@ class Machine:
             self.driver.copy(out.ctypes.data, buffer.ptr, out.nbytes, CopyKind.D2H, LEGACY_STREAM, blocking=True)
         return out
 
-    def prepare(self, function: Callable[..., object], *arguments: Any) -> Any:
+    def prepare(self, function: Callable[..., object], *arguments: Any, **options: Any) -> Any:
         """Compile it for these."""
         types = tuple(self.compiler.type_of(each) for each in arguments)
-        return self.compiler.compile(function, types, self.driver, {})
+        return self.compiler.compile(function, types, self.driver, options)
 
     def __call__(
-        self, function: Callable[..., object], grid: Any, block: Any, *arguments: Any, shared: int = 0, stream: int = 1
+        self,
+        function: Callable[..., object],
+        grid: Any,
+        block: Any,
+        *arguments: Any,
+        shared: int = 0,
+        stream: int = 1,
+        **options: Any,
     ) -> None:
         """Launch it."""
-        compiled = self.prepare(function, *arguments)
+        compiled = self.prepare(function, *arguments, **options)
         compiled.launch(extent(grid), extent(block), shared, stream, arguments)
 
-    def run(self, function: Callable[..., object], grid: Any, block: Any, *arguments: Any, shared: int = 0) -> list:
+    def run(
+        self, function: Callable[..., object], grid: Any, block: Any, *arguments: Any, shared: int = 0, **options: Any
+    ) -> list:
         """Launch it on NumPy arrays; what they hold afterwards."""
         placed = [self.put(each) if isinstance(each, np.ndarray) else each for each in arguments]
-        self(function, grid, block, *placed, shared=shared)
+        self(function, grid, block, *placed, shared=shared, **options)
         return [self.get(each) for each in placed if isinstance(each, Buffer)]
 
     def report(

@@ -1,17 +1,29 @@
-"""What every device array has: the elements' place, the allocation that they are in, and the stream that orders their work."""
+"""What a device array has whatever is done with it: its place, its allocation, its stream, and its views.
+
+A view is another array over the same memory. Which elements it has `views` works out; here the view gets the allocation, which
+it keeps alive, and the stream. No byte is moved.
+"""
 
 from __future__ import annotations
 
-from typing import cast
+import operator
+from collections.abc import Iterator
+from typing import Any, Self, cast
 
 import numpy as np
 
+from ...spi.errors import LayoutError
 from ..base.array_view import ArrayView, D
-from ..base.layout import Shape
+from ..base.layout import Shape, index
 from ..device.device import Device
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import Allocation
 from ..ordering.stream import Stream
+from .views import field_of, squeezed, transposed
+
+#: 0, None, a stream, its handle, or another library's: what `StreamTable.stream_of` takes.
+StreamLike = object
+_new = object.__new__
 
 
 class ArrayBase(ArrayView[D]):
@@ -25,7 +37,11 @@ class ArrayBase(ArrayView[D]):
         The memory, shared with every view of it.
     """
 
-    __slots__ = ("_stream", "allocation", "open_device")
+    __slots__ = ()
+
+    open_device: OpenDevice
+    allocation: Allocation
+    _stream: Stream | None
 
     def __init__(
         self,
@@ -79,3 +95,90 @@ class ArrayBase(ArrayView[D]):
         if not self._shape:
             raise TypeError("len() of an array without axes")
         return self._shape[0]
+
+    # -- views, which share the memory ----------------------------------------------------------------------------------
+
+    def transpose(self, *axes: object) -> Self:
+        """A view with the axes in another order; reversed, if none is given.
+
+        Examples
+        --------
+        >>> dm.zeros((2, 3, 4)).transpose(0, 2, 1).shape
+        (2, 4, 3)
+        """
+        self.allocation.check()
+        return self._same_memory(transposed(self, axes))
+
+    @property
+    def T(self) -> Self:
+        """The array with its axes reversed, a view."""
+        return self.transpose()
+
+    def squeeze(self, axis: object = None, stream: StreamLike = 0) -> Self:
+        """A view without axes of length one: all of them, or those named.
+
+        Examples
+        --------
+        >>> dm.zeros((1, 3, 1)).squeeze().shape
+        (3,)
+        """
+        self.allocation.check()
+        view = self._same_memory(squeezed(self, axis))
+        return view.bind(stream) if stream else view
+
+    def split(self, section: int, stream: StreamLike = 0) -> Iterator[Self]:
+        """Views of ``section`` elements each along the first axis, the last one shorter; made as they are asked for.
+
+        Examples
+        --------
+        >>> [part.tolist() for part in dm.to_device(np.arange(5)).split(2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        self.allocation.check()
+        length = operator.index(section)
+        if length < 1:
+            raise LayoutError(f"a section has at least one element, not {length}")
+        count = len(self)
+        source = self.bind(stream) if stream else self
+        return (source._selected(slice(start, start + length)) for start in range(0, count, length))
+
+    def bind(self, stream: StreamLike) -> Self:
+        """The same array on a stream: its work is ordered there where no other is named. Binding makes nothing asynchronous.
+
+        Examples
+        --------
+        >>> stream = dm.stream()
+        >>> d = dm.zeros(3).bind(stream)
+        >>> d.copy_to_device(np.ones(3))            # ordered on the stream
+        >>> d.stream == stream
+        True
+        """
+        self.allocation.check()
+        view = self._same_memory(self)
+        view._stream = self.open_device.streams.stream_of(stream) if stream else None
+        return view
+
+    def _same_memory(self, view: ArrayView[Any]) -> Self:
+        """An array of the same class over the same memory, with the layout of a view of it."""
+        return self._view(view._ptr, view._shape, view._strides, view._dtype)
+
+    def _view(self, ptr: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any] | None = None) -> Self:
+        """An array of the same class over the same memory, at an address in it; of the same dtype, if none is given."""
+        # Not by the constructor: a subclass of the user's may have another one.
+        array: Self = _new(type(self))
+        array.open_device = self.open_device
+        array.allocation = self.allocation
+        array._ptr = ptr if 0 not in shape else 0
+        array._shape = shape
+        array._dtype = self._dtype if dtype is None else dtype
+        array._strides = strides
+        array._stream = self._stream
+        return array
+
+    def _selected(self, key: object) -> Self:
+        """The view that an index, or the name of a field, selects."""
+        self.allocation.check()
+        if isinstance(key, str):
+            return self._same_memory(field_of(self, key))
+        offset, shape, strides = index(self._shape, self.strides, key)
+        return self._view(self._ptr + offset, shape, strides)

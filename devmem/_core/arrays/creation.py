@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..._native import core
 from ...spi.errors import DevmemError, LayoutError
+from ..base.address import address, extent
 from ..base.arguments import check_same, host_array
 from ..base.layout import Shape, contiguous_strides, like_strides
-from ..device.device import current_open_device, open_device_of
+from ..device.device import open_device_of
 from ..device.open_device import OpenDevice
-from .ndarray import DeviceNDArray, DeviceRecord, StreamLike, device_view, new
+from ..ordering.stream import Stream
+from .array_base import StreamLike
+from .ndarray import DeviceNDArray, DeviceRecord, device_view, new
 
 
 def empty(
@@ -21,13 +26,16 @@ def empty(
 ) -> DeviceNDArray[Any]:
     """An uninitialised array, bound to the stream if one is named; strides of None are those of a C-contiguous array."""
     chosen = opened.streams.stream_of(stream)
-    driver = opened.handle.driver
-    token = driver.enter()
+    handle, me, token = opened.handle, get_ident(), None
     try:
+        handle.callers.append(me)  # first, as `CurrentDevice` does, which costs a little more
+        entry = handle.entry
+        token = entry.enter()
         return new(opened, shape, dtype, strides, chosen, nbytes, chosen if stream else None)
     finally:
+        handle.callers.remove(me)
         if token is not None:
-            driver.exit(token)
+            entry.exit(token)
 
 
 def upload(opened: OpenDevice, src: npt.NDArray[Any], stream: StreamLike, copy: bool) -> DeviceNDArray[Any]:
@@ -36,10 +44,14 @@ def upload(opened: OpenDevice, src: npt.NDArray[Any], stream: StreamLike, copy: 
     shape, dtype = src.shape, src.dtype
     if dtype.hasobject:
         host_array(src)  # says why not
+    if not copy and (lent := in_place(opened, src, chosen if stream else None)) is not None:
+        return lent
     strides = None if src.flags.c_contiguous else like_strides(shape, src.strides, dtype.itemsize)
-    driver = opened.handle.driver
-    token = driver.enter()
+    handle, me, token = opened.handle, get_ident(), None
     try:
+        handle.callers.append(me)
+        entry = handle.entry
+        token = entry.enter()
         if not stream:
             chosen.check_waitable()
         array = new(opened, shape, dtype, strides, chosen, src.nbytes, chosen if stream else None)
@@ -54,8 +66,24 @@ def upload(opened: OpenDevice, src: npt.NDArray[Any], stream: StreamLike, copy: 
             raise
         return array
     finally:
+        handle.callers.remove(me)
         if token is not None:
-            driver.exit(token)
+            entry.exit(token)
+
+
+def in_place(opened: OpenDevice, host: npt.NDArray[Any], stream: Stream | None) -> DeviceNDArray[Any] | None:
+    """A device array in a host array's memory, which it keeps; None where the device does not use that, as the trace tells."""
+    by = opened.handle.info.coherence
+    why = "" if by else "the device takes no addresses of the host's memory: neither ATS nor HMM"
+    if not why and (not host.flags.aligned or host.dtype.hasobject):
+        why = "its elements are not aligned" if not host.flags.aligned else "it has Python objects"
+    opened.statistics.note("not in place" if why else "in place", why or f"the device uses the memory, by {by}", host)
+    if why or not host.nbytes:
+        return None
+    ptr, (low, high) = address(host), extent(host)
+    allocation = opened.memory.foreign(ptr, high - low, host, None, not host.flags.writeable)
+    strides = None if host.flags.c_contiguous else host.strides
+    return DeviceNDArray(opened, allocation, ptr, host.shape, host.dtype, strides, stream)
 
 
 def to_device(obj: object, stream: StreamLike, copy: bool, to: object, device: object) -> Any:
@@ -68,8 +96,7 @@ def to_device(obj: object, stream: StreamLike, copy: bool, to: object, device: o
         return obj if moved is view else DeviceRecord(moved)
     if isinstance(obj, DeviceNDArray):
         obj.allocation.check()
-        wanted = current_open_device() if device is None else open_device_of(device)
-        return obj if obj.open_device is wanted else _across(obj, wanted, stream)
+        return obj.to(device, stream)
     lent = None if isinstance(obj, np.ndarray) else device_view(obj)
     if lent is not None:
         return to_device(lent, stream, copy, to, lent.device if device is None else device)
@@ -78,31 +105,13 @@ def to_device(obj: object, stream: StreamLike, copy: bool, to: object, device: o
     return DeviceRecord(uploaded) if isinstance(obj, np.void) and obj.dtype.fields is not None else uploaded
 
 
-def filled(
-    opened: OpenDevice,
-    shape: Shape,
-    dtype: np.dtype[Any],
-    strides: Shape | None,
-    nbytes: int,
-    value: npt.NDArray[Any],
-    stream: StreamLike,
-) -> DeviceNDArray[Any]:
-    """A new array with one value in every element."""
-    result = empty(opened, shape, dtype, strides, nbytes, stream)
-    result.fill(value, stream)
-    return result
-
-
-def like(ary: object) -> tuple[Shape, np.dtype[Any], Shape, int]:
-    """(shape, dtype, strides, bytes) of an array like this one, contiguous in its order of axes."""
+def like(ary: object, dtype: np.dtype[Any] | None = None) -> tuple[Shape, np.dtype[Any], Shape, int]:
+    """(shape, dtype, strides, bytes) of an array like this one, or of another dtype, contiguous in its order of axes."""
     model = ary if isinstance(ary, DeviceNDArray) else host_array(ary)
-    itemsize = model.dtype.itemsize
-    strides = (
-        like_strides(model.shape, model.strides, itemsize)
-        if model.ndim > 1
-        else contiguous_strides(model.shape, itemsize)
-    )
-    return model.shape, model.dtype, strides, model.size * itemsize
+    kind = model.dtype if dtype is None else dtype
+    steps = like_strides(model.shape, model.strides, kind.itemsize)
+    strides = steps if model.ndim > 1 else contiguous_strides(model.shape, kind.itemsize)
+    return model.shape, kind, strides, model.size * kind.itemsize
 
 
 def target_of(to: object, device: object) -> DeviceNDArray[Any]:
@@ -116,16 +125,11 @@ def target_of(to: object, device: object) -> DeviceNDArray[Any]:
 
 
 def _into(obj: object, stream: StreamLike, copy: bool, to: object, device: object) -> Any:
+    if core is not None and device is None and core.upload_into(to, obj, stream) is not None:
+        return to
     target = target_of(to, device)
     view = device_view(obj)
     source = host_array(obj) if view is None else view
     check_same("to_device(to=)", target.shape, target.dtype, source.shape, source.dtype)
     target.put(source, stream, host_copy=copy)
     return to
-
-
-def _across(obj: DeviceNDArray[Any], opened: OpenDevice, stream: StreamLike) -> DeviceNDArray[Any]:
-    strides = like_strides(obj.shape, obj.strides, obj.itemsize)
-    result = empty(opened, obj.shape, obj.dtype, strides, obj.nbytes, stream)
-    result.put(obj, stream)
-    return result

@@ -6,22 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..._native import core
 from ...spi.errors import UnsupportedError
-from ..base.layout import like_strides
+from ..base.layout import check_size, like_strides
 from ..device.device import current_open_device, open_device_of
-from ..interop import import_, ipc
-from ..interop.dlpack import HOST_TYPES
-from .creation import empty, upload
+from ..interop import import_
+from ..interop.dlpack import HOST_TYPES, NUMPY_IS_VERSIONED, VERSION
+from ..interop.dlpack_types import NAMED_TYPES, dtype_of
+from ..lifetime.allocation import ForeignAllocation
+from .creation import empty, in_place, upload
 from .ndarray import DeviceNDArray, device_view
 
 if TYPE_CHECKING:
     from ..device.open_device import OpenDevice
+    from ..interop.ipc import IpcHandle
 
 _ndarray = np.ndarray
 
 
 def from_dlpack(obj: object, device: object, copy: bool | None) -> DeviceNDArray[Any]:
     """The memory that an object exports by DLPack, or a copy of it on the device that was asked for."""
+    if core is not None and device is None and copy is None:
+        adopted: DeviceNDArray[Any] | None = core.adopt(obj)
+        if adopted is not None:
+            return adopted
     if isinstance(obj, _ndarray) and type(obj) is not _ndarray:
         view = device_view(obj)
         if (
@@ -73,9 +81,27 @@ def is_device_array(obj: object) -> bool:
     return import_.has_device_memory(obj) or _is_readable(obj)
 
 
-def open_ipc_array(handle: ipc.IpcHandle, shape: object, dtype: object, strides: object) -> DeviceNDArray[Any]:
+def open_ipc_array(handle: IpcHandle, shape: object, dtype: object, strides: object) -> DeviceNDArray[Any]:
     """A device array in memory of another process."""
+    from ..interop import ipc  # on first use, as few programs share memory
+
     return DeviceNDArray(*ipc.opened(handle, shape, dtype, strides))
+
+
+def send_ipc_array(connection: Any, array: object) -> None:
+    """Pass a device array to another process over a Unix socket."""
+    from ..interop import passing  # late: sockets are for programs that share
+
+    if not isinstance(array, DeviceNDArray):
+        raise TypeError(f"a device array is sent, not a {type(array).__name__}")
+    passing.send(connection, array, array.allocation)
+
+
+def receive_ipc_array(connection: Any) -> DeviceNDArray[Any]:
+    """A device array that another process passes over a Unix socket, in its memory."""
+    from ..interop import passing
+
+    return DeviceNDArray(*passing.receive(connection))
 
 
 def _is_readable(obj: object) -> bool:
@@ -88,6 +114,62 @@ def _is_readable(obj: object) -> bool:
 
 
 def _from_host(obj: object, opened: OpenDevice, copy: bool | None) -> DeviceNDArray[Any]:
-    if copy is False:
+    if copy is False and not opened.handle.info.coherence:
         raise BufferError(f"host memory gets to {opened.device} by a copy only, and copy=False")
-    return upload(opened, import_.host_tensor(obj), 0, True)
+    host = import_.host_tensor(obj)
+    if not copy and (lent := in_place(opened, host, None)) is not None:
+        return lent
+    if copy is False and host.nbytes:
+        raise BufferError(
+            f"{opened.device} does not use the memory as it is, and copy=False: elements have to be aligned"
+        )
+    return upload(opened, host, 0, True)
+
+
+# -- DLPack's table of C functions, which the compiled core fills; what it asks -------------------------------------------
+
+
+class _Tensor:
+    """What exports one capsule, which is there already."""
+
+    def __init__(self, capsule: object, device: tuple[int, int]) -> None:
+        self.capsule, self.device = capsule, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, **_: object) -> object:
+        return self.capsule
+
+
+def _table_export(array: DeviceNDArray[Any]) -> object:
+    """A versioned capsule of an array, ready on the stream that `_table_stream` gives."""
+    if not isinstance(array, DeviceNDArray):
+        raise TypeError(f"this is the table of devmem.DeviceNDArray, which a {type(array).__name__} is not")
+    _, number = import_.current_number(array.open_device)
+    return array.__dlpack__(stream=number, max_version=VERSION)
+
+
+def _table_import(capsule: object, kind: int, number: int) -> DeviceNDArray[Any]:
+    device = kind, number
+    return DeviceNDArray(*import_.by_dlpack(_Tensor(capsule, device), device))
+
+
+def _table_allocate(
+    kind: int, number: int, shape: tuple[int, ...], code: int, bits: int, lanes: int
+) -> DeviceNDArray[Any]:
+    opened, dtype = import_.open_device_of_type(kind, number), dtype_of(code, bits, lanes)
+    return empty(opened, shape, dtype, None, check_size(shape, dtype.itemsize), 0)
+
+
+def _table_stream(kind: int, number: int) -> int:
+    """The current stream, in its vendor's numbers; 0 where it has none."""
+    return import_.current_number(import_.open_device_of_type(kind, number))[1] or 0
+
+
+if core is not None:
+    _exchange_table = core.exchange(
+        ForeignAllocation, NAMED_TYPES, import_.is_known, _table_export, _table_import, _table_allocate, _table_stream
+    )
+    if NUMPY_IS_VERSIONED:  # the table's tensors are, also those of arrays that Python describes
+        DeviceNDArray.__dlpack_c_exchange_api__ = _exchange_table

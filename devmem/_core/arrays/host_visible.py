@@ -15,12 +15,12 @@ from ..base.layout import Shape, span
 from ..interop.dlpack import CPU
 from ..lifetime.allocation import Allocation
 from ..lifetime.registration import Registration
+from . import managed_hints
 from .ndarray import DeviceNDArray
 from .pinned import Buffer, DriverArray, PinnedNDArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from ..device.open_device import OpenDevice
     from ..ordering.stream import Stream
@@ -135,50 +135,65 @@ class HostVisible(DriverArray):
 
 
 class MappedNDArray(HostVisible):
-    """A host array in page-locked memory that the device reads and writes in place, through an address of its own (``ptr``)."""
+    """A host array in page-locked memory that the device reads and writes in place, through an address of its own (``ptr``).
+
+    Examples
+    --------
+    >>> a = dm.mapped_array(3)
+    >>> a[1:].ptr - a.ptr
+    8
+    """
 
 
 class ManagedNDArray(HostVisible):
-    """An array with one address for host and device, moved or shared by the driver."""
+    """An array with one address for host and device, moved or shared by the driver.
+
+    Examples
+    --------
+    >>> a = dm.managed_array(3)
+    >>> a[...] = 1
+    >>> a.prefetch()
+    """
 
     def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
         opened = self._open_device
         kind = opened.handle.info.exchange.managed_type
         return kind, 0 if kind == CPU else opened.handle.info.ordinal
 
-    def prefetch(self, to_host: bool = False, stream: object = 0) -> None:
-        """Move the pages to the device (or the host) ahead of use, ordered on the stream. A hint.
+    def prefetch(
+        self,
+        to_host: bool = False,
+        stream: object = 0,
+        *,
+        device: object = None,
+        numa_node: int | None = None,
+        discard: bool = False,
+    ) -> None:
+        """Move the pages to the device ahead of use, ordered on the stream. A hint.
+
+        With ``to_host`` they are moved to the host, with ``numa_node`` to one NUMA node of it, with ``device`` to another device
+        of the backend. `devmem.prefetch_managed` does that for many arrays at once, and says what ``discard`` is.
 
         Raises
         ------
         UnsupportedError
-            The device has no managed memory that moves.
+            The device has no managed memory that moves, or not to that place.
         """
-        owner, opened = self._owner(), self._open_device
-        opened.handle.require(Capability.MANAGED, "prefetch managed memory", "leave it to the driver")
-        chosen = opened.streams.stream_of(stream)
-        low, high = extent(self)
-        if high > low:
-            with CurrentDevice(opened.handle) as driver:
-                owner.before_use(chosen)
-                driver.prefetch(low, high - low, to_host, chosen.handle)
-                owner.after_use(chosen)
+        managed_hints.prefetch([self], to_host, stream, device, numa_node, discard)
 
-    def advise(self, advice: str, to_host: bool = False) -> None:
+    def discard(self, stream: object = 0) -> None:
+        """Say that the elements are not needed any more, in stream order; see `devmem.discard_managed`."""
+        managed_hints.discard([self], stream)
+
+    def advise(
+        self, advice: str, to_host: bool = False, *, device: object = None, numa_node: int | None = None
+    ) -> None:
         """Tell the driver how the pages will be used.
 
-        ``advice`` is ``set_`` or ``unset_`` followed by ``read_mostly``, ``preferred_location`` or ``accessed_by``.
+        ``advice`` is ``set_`` or ``unset_`` followed by ``read_mostly``, ``preferred_location`` or ``accessed_by``; of the last
+        two, the place is what `prefetch` has.
         """
-        words = [a + b for a in ("set_", "unset_") for b in ("read_mostly", "preferred_location", "accessed_by")]
-        if advice not in words:
-            raise LayoutError(f"advice is one of {', '.join(words)}, not {advice!r}")
-        self._owner()
-        opened = self._open_device
-        opened.handle.require(Capability.MANAGED, "advise on managed memory", "leave it to the driver")
-        low, high = extent(self)
-        if high > low:
-            with CurrentDevice(opened.handle) as driver:
-                driver.advise(low, high - low, advice, to_host)
+        managed_hints.advise(self, advice, to_host, device, numa_node)
 
 
 def host_visible(
@@ -231,14 +246,16 @@ class Mapping:
                     f"strides {array.strides} cannot be mapped: give an array without negative or repeated axes"
                 )
         self.open_device = opened
-        self.registration = Registration(opened.handle, opened.page_locks, arrays)
+        self.registration = Registration(opened.handle, opened.page_locks, arrays, scoped=True)
         self.views: list[DeviceNDArray[Any]] = []
         try:
             with CurrentDevice(opened.handle):
                 for array in arrays:
                     pointer = opened.page_locks.device_pointer(opened.handle, array)
                     size = span(array.shape, array.strides, array.itemsize)[1]
-                    borrowed = opened.memory.foreign(pointer, size, array, None, not array.flags.writeable)
+                    # A view that is kept keeps the pages locked.
+                    owner = array, self.registration
+                    borrowed = opened.memory.foreign(pointer, size, owner, None, not array.flags.writeable)
                     self.views.append(
                         DeviceNDArray(opened, borrowed, pointer, array.shape, array.dtype, array.strides, stream)
                     )
@@ -250,7 +267,7 @@ class Mapping:
         self.registration.__enter__()
         return self.views[0] if len(self.views) == 1 else self.views
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

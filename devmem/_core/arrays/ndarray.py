@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from threading import get_ident
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from ..._native import core
 from ...spi.errors import LayoutError
 from ..base.address import address
 from ..base.arguments import (
@@ -21,52 +24,64 @@ from ..base.arguments import (
     one_value,
     order_of,
 )
-from ..base.array_view import ArrayView, D
+from ..base.array_view import D
 from ..base.device_handle import CurrentDevice
 from ..base.layout import (
     Shape,
     check_size,
     contiguous_strides,
-    index,
-    is_contiguous,
     like_strides,
     reshape,
     resolve_shape,
     span,
 )
 from ..base.transfer_guard import guard
+from ..copy.host_copy import host_like
 from ..copy.peer import PeerSource, copy_from_peer
-from ..device.device import Device, current_open_device
+from ..device.device import Device, current_open_device, open_device_of
 from ..device.open_device import OpenDevice
 from ..interop.dlpack import IS_COPIED
 from ..interop.dlpack import export as capsule_of
 from ..interop.dlpack_types import dtype_code
-from ..interop.export import NO_ORDER, array_interface, asked_device, consumer_of, exported
+from ..interop.export import NO_ORDER, array_interface, asked_device, consumer_of, exported, is_versioned
 from ..interop.import_ import device_memory
-from ..interop.ipc import IpcHandle, handle_of
 from ..lifetime.allocation import StreamUse
 from ..ordering.stream import Stream
-from .array_base import ArrayBase
+from .array_base import ArrayBase, StreamLike
+from .conversions import Conversions
 from .operators import Operators
 from .pinned import pinned_like
-from .views import broadcast, field_of, retyped, squeezed, transposed, without_leading_ones
+from .views import broadcast, retyped, without_leading_ones
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-StreamLike = object
-_new = object.__new__
+    from ..interop.ipc import IpcHandle
+
+K = TypeVar("K", bound=np.generic)
 
 
-class DeviceNDArray(ArrayBase[D], Operators):
+class DeviceNDArray(ArrayBase[D], Conversions, Operators):
     """An n-dimensional array in device memory.
 
     Made by ``to_device``, ``device_array`` and their kin, not by its constructor. Indexing with ints, slices, Ellipsis and None,
     ``reshape``, ``T`` and the like give views, which share the memory and keep it alive. The memory is given back when the
     last of them is dropped, or at once by ``free()`` or at the end of ``with array:``.
+
+    Examples
+    --------
+    >>> d = dm.to_device(np.arange(6).reshape(2, 3))
+    >>> d.T.shape, d[:, 1].copy_to_host()
+    ((3, 2), array([1, 4]))
+    >>> d[0] = 7
+    >>> d.tolist()
+    [[7, 7, 7], [3, 4, 5]]
     """
 
     __slots__ = ()
+
+    #: A capsule with DLPack's table of C functions, where the compiled core runs.
+    __dlpack_c_exchange_api__: ClassVar[object]
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
@@ -81,8 +96,9 @@ class DeviceNDArray(ArrayBase[D], Operators):
             Where to: same shape and dtype, any strides, writable; bytes between its elements are not touched. A new array
             with the same order of axes, if not given.
         stream : stream, optional
-            Given, the copy is ordered on it and may still run on return: the result must not be read before the stream has
-            been synchronized. Both sides are kept alive until then. Not given, the copy is complete on return.
+            Given, the copy is ordered on it. To pageable memory it is complete on return, and the call may wait for the stream.
+            To page-locked memory it may still run: do not read the result before the stream has been synchronized ("What pageable
+            memory does"). Both sides are kept alive until then. Not given, the copy is complete on return.
         pinned : bool
             Make the new array in page-locked memory, which the device writes to directly, and which goes back to a pool when the
             array is dropped: the device's stack for such memory (`use_memory`), or a pool of the device's own.
@@ -102,7 +118,21 @@ class DeviceNDArray(ArrayBase[D], Operators):
             The memory, or the device, is gone.
         BackendError
             The driver refused.
+
+        Examples
+        --------
+        >>> d = dm.to_device(np.arange(3))
+        >>> d.copy_to_host()
+        array([0, 1, 2])
+        >>> with dm.stream() as stream:
+        ...     host = d.copy_to_host(stream=stream, pinned=True)
+        >>> stream.synchronize()                    # before it is read
+        >>> host.tolist()
+        [0, 1, 2]
         """
+        if core is not None and (copied := core.download(self, ary, stream, pinned)) is not None:
+            found: npt.NDArray[D] = copied
+            return found
         allocation, opened = self.allocation, self.open_device
         allocation.check()
         if pinned:
@@ -114,21 +144,24 @@ class DeviceNDArray(ArrayBase[D], Operators):
         else:
             check_destination(ary, self._shape, self._dtype)
         chosen = self._ordered_on(stream)
-        driver = opened.handle.driver
-        token = driver.enter()
+        handle, me, token = opened.handle, get_ident(), None
         try:
+            handle.callers.append(me)
+            entry = handle.entry
+            token = entry.enter()
             if opened.free_queue.dropped or opened.completions.busy:
                 opened.free_queue.safe_point()
             if not stream:
                 chosen.check_waitable()
-            if chosen is allocation.home and not chosen.external:
+            if chosen is allocation.home and not chosen.external and chosen.recorder is None:
                 opened.copies.download(self, ary, chosen, not stream)
             else:
                 with StreamUse(chosen, allocation):
                     opened.copies.download(self, ary, chosen, not stream)
         finally:
+            handle.callers.remove(me)
             if token is not None:
-                driver.exit(token)
+                entry.exit(token)
         return ary
 
     def copy_to_device(self, ary: object, stream: StreamLike = 0) -> None:
@@ -139,21 +172,39 @@ class DeviceNDArray(ArrayBase[D], Operators):
         ary : array_like or DeviceNDArray
             Same shape and dtype, any strides.
         stream : stream, optional
-            Given, the copy is ordered on it, may still run on return, and keeps both sides alive until it is done. Not given,
-            the copy is complete on return.
+            Given, the copy is ordered on it, may still run on return, and keeps both sides alive until it is done. A pageable
+            source has been read by then, a page-locked one has not. Not given, the copy is complete on return.
 
         Raises
         ------
         LayoutError
             Another shape or dtype.
+
+        Examples
+        --------
+        >>> d = dm.zeros((2, 3))
+        >>> d[0].copy_to_device(np.ones(3))
+        >>> d.tolist()
+        [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
         """
+        if core is not None and core.upload_into(self, ary, stream) is not None:
+            return
         view = device_view(ary)
         source = host_array(ary) if view is None else view
         check_same("copy_to_device", self.shape, self.dtype, source.shape, source.dtype)
         self.put(source, stream)
 
     def copy(self, stream: StreamLike = 0) -> DeviceNDArray[D]:
-        """A new array on the same device with the same elements, contiguous in the same order of axes."""
+        """A new array on the same device with the same elements, contiguous in the same order of axes.
+
+        Examples
+        --------
+        >>> d = dm.zeros(3)
+        >>> other = d.copy()
+        >>> other.fill(1)
+        >>> d.tolist()
+        [0.0, 0.0, 0.0]
+        """
         self.allocation.check()
         chosen = self._ordered_on(stream)
         with CurrentDevice(self.open_device.handle):
@@ -165,8 +216,45 @@ class DeviceNDArray(ArrayBase[D], Operators):
         result._stream = chosen if stream else None
         return result
 
+    def to(self, device: object, stream: StreamLike = 0) -> DeviceNDArray[D]:
+        """The array on a device, ``d.to("cuda:1")``: itself if it is there already, else a contiguous copy, as by `to_device`.
+
+        Examples
+        --------
+        >>> d = dm.zeros(3, device="host:0").to("host:1")
+        >>> str(d.device)
+        'host:1'
+        """
+        self.allocation.check()
+        opened = open_device_of(device)
+        if opened is self.open_device:
+            return self
+        chosen, strides = opened.streams.stream_of(stream), like_strides(self.shape, self.strides, self.itemsize)
+        with CurrentDevice(opened.handle):
+            result = new(opened, self.shape, self.dtype, strides, chosen, self.nbytes, chosen if stream else None)
+        result.put(self, stream)
+        return result
+
+    def numpy(self) -> npt.NDArray[D]:
+        """The elements as a new ndarray, complete on return: `copy_to_host` without arguments.
+
+        Examples
+        --------
+        >>> dm.ones(3).numpy()
+        array([1., 1., 1.])
+        """
+        return self.copy_to_host()
+
     def fill(self, value: object, stream: StreamLike = 0) -> None:
-        """Store one value in every element, cast as in ``d[...] = value``."""
+        """Store one value in every element, cast as in ``d[...] = value``.
+
+        Examples
+        --------
+        >>> d = dm.device_array(3)
+        >>> d.fill(7)
+        >>> d.tolist()
+        [7.0, 7.0, 7.0]
+        """
         self.allocation.check_writable()
         item = one_value(value, self.dtype)
         chosen = self._ordered_on(stream)
@@ -177,19 +265,39 @@ class DeviceNDArray(ArrayBase[D], Operators):
                 self.open_device.copies.fill(self, item, chosen, not stream)
 
     def item(self, *at: int) -> object:
-        """The only element, or the one at these indices, as a Python scalar."""
+        """The only element, or the one at these indices, as a Python scalar.
+
+        Examples
+        --------
+        >>> dm.to_device(np.arange(6).reshape(2, 3)).item(1, 2)
+        5
+        """
         chosen = self._selected(at) if at else self
         if chosen.size != 1:
             raise LayoutError(f"item() takes one element, this array has {chosen.size}: give its indices")
         return chosen.copy_to_host().item()
 
     def tolist(self) -> Any:
-        """The elements as nested lists of Python scalars."""
+        """The elements as nested lists of Python scalars.
+
+        Examples
+        --------
+        >>> dm.to_device(np.arange(4).reshape(2, 2)).tolist()
+        [[0, 1], [2, 3]]
+        """
         return self.copy_to_host().tolist()
 
     # -- elements, and views that may copy -------------------------------------------------------------------------------
 
+    @overload
+    def __getitem__(self, key: slice | EllipsisType | None) -> DeviceNDArray[D]: ...
+
+    @overload
+    def __getitem__(self, key: object) -> Any: ...
+
     def __getitem__(self, key: object) -> Any:
+        if core is not None and (found := core.part(self, key)) is not None:
+            return found
         view = self._selected(key)
         if view.shape or isinstance(key, str) or _asks_for_view(key):
             return view
@@ -206,50 +314,38 @@ class DeviceNDArray(ArrayBase[D], Operators):
             raise TypeError("iteration over an array without axes")
         return (self[i] for i in range(self.shape[0]))
 
+    @overload
+    def view(self, dtype: type[K] | np.dtype[K]) -> DeviceNDArray[K]: ...
+
+    @overload
+    def view(self, dtype: npt.DTypeLike) -> DeviceNDArray[Any]: ...
+
     def view(self, dtype: npt.DTypeLike) -> DeviceNDArray[Any]:
-        """The same bytes as elements of another type; with another size of element, the last axis must be contiguous."""
+        """The same bytes as elements of another type; with another size of element, the last axis must be contiguous.
+
+        Examples
+        --------
+        >>> dm.zeros(3, np.float32).view(np.uint8).shape
+        (12,)
+        """
         self.allocation.check()
         return self._same_memory(retyped(self, dtype_of(dtype)))
-
-    def transpose(self, *axes: object) -> DeviceNDArray[D]:
-        """A view with the axes in another order; reversed, if none is given."""
-        self.allocation.check()
-        return self._same_memory(transposed(self, axes))
-
-    @property
-    def T(self) -> DeviceNDArray[D]:
-        """The array with its axes reversed, a view."""
-        return self.transpose()
-
-    def squeeze(self, axis: object = None, stream: StreamLike = 0) -> DeviceNDArray[D]:
-        """A view without axes of length one: all of them, or those named."""
-        self.allocation.check()
-        view = self._same_memory(squeezed(self, axis))
-        return view.bind(stream) if stream else view
-
-    def split(self, section: int, stream: StreamLike = 0) -> Iterator[DeviceNDArray[D]]:
-        """Views of ``section`` elements each along the first axis, the last one shorter; made as they are asked for."""
-        self.allocation.check()
-        length = operator.index(section)
-        if length < 1:
-            raise LayoutError(f"a section has at least one element, not {length}")
-        count = len(self)
-        source = self.bind(stream) if stream else self
-        return (source[start : start + length] for start in range(0, count, length))
-
-    def bind(self, stream: StreamLike) -> DeviceNDArray[D]:
-        """The same array on a stream: its work is ordered there where no other is named. Binding makes nothing asynchronous."""
-        self.allocation.check()
-        view = self._same_memory(self)
-        view._stream = self.open_device.streams.stream_of(stream) if stream else None
-        return view
 
     def reshape(self, *newshape: object, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
         """The elements in another shape: a view where there is one, else a copy on the device.
 
         ``order`` 'C', 'F' or 'A' says in which order elements are counted. ``copy=False`` raises LayoutError instead of copying,
         ``copy=True`` always copies.
+
+        Examples
+        --------
+        >>> d = dm.to_device(np.arange(6))
+        >>> d.reshape(2, -1).tolist()
+        [[0, 1, 2], [3, 4, 5]]
         """
+        if core is not None and order == "C" and copy is None and (found := core.reshaped(self, newshape)) is not None:
+            view: DeviceNDArray[D] = found
+            return view
         self.allocation.check()
         order = order_of(order, "CFA")
         if order == "A":
@@ -276,17 +372,60 @@ class DeviceNDArray(ArrayBase[D], Operators):
         return packed._view(packed._ptr, shape, packed_strides)
 
     def ravel(self, order: str = "C", stream: StreamLike = 0) -> DeviceNDArray[D]:
-        """The elements along one axis: a view where there is one, else a copy on the device."""
+        """The elements along one axis: a view where there is one, else a copy on the device.
+
+        Examples
+        --------
+        >>> dm.to_device(np.arange(4).reshape(2, 2)).T.ravel().tolist()
+        [0, 2, 1, 3]
+        """
         return (self.bind(stream) if stream else self).reshape(self.size, order=order)
 
     # -- lifetime ------------------------------------------------------------------------------------------------------
+
+    def record_stream(self, stream: StreamLike) -> None:
+        """Say that work which another library enqueued on a stream uses the memory of this array and its views.
+
+        Call it behind the work. The memory is then given back only when the stream has passed that work: of a stream of
+        devmem's, all that is enqueued there until the memory is freed; of another library's, what is there now. The host does
+        not wait.
+
+        Raises
+        ------
+        LayoutError
+            The stream belongs to another device, or is none.
+        ClosedError
+            The memory, or the stream, is gone.
+
+        Examples
+        --------
+        >>> d, stream = dm.zeros(3), dm.stream()
+        >>> # another library enqueues work with d on the stream; then:
+        >>> d.record_stream(stream)
+        >>> del d                                   # its memory is freed when the stream has passed that work
+        """
+        self.allocation.check()
+        chosen = self.open_device.streams.stream_of(stream)
+        chosen.handle  # noqa: B018  (raises if closed)
+        with CurrentDevice(self.open_device.handle), StreamUse(chosen, self.allocation):
+            pass
 
     def free(self) -> None:
         """Give back the memory that this array and all its views share, in stream order. A second call does nothing.
 
         Every later use of any of them raises ClosedError. Foreign memory is only let go of.
+
+        Examples
+        --------
+        >>> d = dm.zeros(3)
+        >>> d.free()
+        >>> d.copy_to_host()
+        Traceback (most recent call last):
+            ...
+        devmem.ClosedError: ...
         """
-        self.allocation.free()
+        if core is None or core.free(self.allocation) is None:
+            self.allocation.free()
 
     def __enter__(self) -> DeviceNDArray[D]:
         self.allocation.check()
@@ -333,9 +472,11 @@ class DeviceNDArray(ArrayBase[D], Operators):
         LayoutError
             A stream that the device does not have.
         """
+        if core is not None and (capsule := core.export(self, stream, max_version, dl_device, copy)) is not None:
+            return capsule
         self.allocation.check()
         table = self.open_device.streams
-        versioned = max_version is not None and max_version[0] >= 1
+        versioned = is_versioned(max_version)
         wanted = asked_device(table, dl_device, copy, stream)
         if wanted == table.handle.dlpack_device:
             if not copy:
@@ -380,7 +521,15 @@ class DeviceNDArray(ArrayBase[D], Operators):
             allocated under ``use_memory(devmem.memory.DriverMemory())``.
         LayoutError
             The array is empty.
+
+        Examples
+        --------
+        >>> with dm.use_memory(dm.memory.DriverMemory()):
+        ...     d = dm.zeros(3)
+        >>> handle = d.get_ipc_handle()             # pickle it, and send it
         """
+        from ..interop.ipc import handle_of  # on first use, as few programs share memory
+
         return handle_of(self, self.allocation)
 
     # -- NumPy and Python protocols ------------------------------------------------------------------------------------
@@ -392,23 +541,11 @@ class DeviceNDArray(ArrayBase[D], Operators):
         host = self.copy_to_host()
         return host if dtype is None else host.astype(dtype, copy=False)
 
-    def __bool__(self) -> bool:
-        return bool(self._one("bool()"))
-
-    def __int__(self) -> int:
-        return int(self._one("int()"))
-
-    def __float__(self) -> float:
-        return float(self._one("float()"))
-
-    def __complex__(self) -> complex:
-        return complex(self._one("complex()"))
-
     def __index__(self) -> int:
         # TypeError, as from NumPy, so that a device array of several elements is refused as the fancy index that it is.
         if self.shape or self.dtype.kind not in "iu":
             raise TypeError(f"an index is one integer, not a device array of shape {self.shape} and dtype {self.dtype}")
-        return operator.index(self._one("an index"))
+        return operator.index(self._value("an index"))
 
     def __copy__(self) -> DeviceNDArray[D]:
         return self.copy()
@@ -436,8 +573,19 @@ class DeviceNDArray(ArrayBase[D], Operators):
     def _ordered_on(self, stream: StreamLike) -> Stream:
         return self.open_device.streams.stream_of(stream if self._stream is None else stream or self._stream)
 
-    def put(self, source: DeviceNDArray[Any] | npt.NDArray[Any], stream: StreamLike, *, host_copy: bool = True) -> None:
-        """Copy from an array of the same shape and dtype; without ``host_copy`` a source is not gathered on the host first."""
+    def put(
+        self,
+        source: DeviceNDArray[Any] | npt.NDArray[Any],
+        stream: StreamLike,
+        *,
+        host_copy: bool = True,
+        waits: bool = True,
+    ) -> None:
+        """Copy from an array of the same shape and dtype.
+
+        Without ``host_copy`` a source is not gathered on the host first; unless it ``waits``, the call waits for no stream, but
+        for that of a source on a device that this one's streams cannot wait for.
+        """
         self.allocation.check_writable()
         chosen = self._ordered_on(stream)
         opened = self.open_device
@@ -448,43 +596,16 @@ class DeviceNDArray(ArrayBase[D], Operators):
                 chosen.check_waitable()
             if not isinstance(source, DeviceNDArray):
                 with StreamUse(chosen, self.allocation):
-                    opened.copies.upload(self, source, chosen, not stream, host_copy)
+                    opened.copies.upload(self, source, chosen, not stream, host_copy, waits)
                 return
             source.allocation.check()
             if source.open_device is opened:
                 with StreamUse(chosen, self.allocation, source.allocation):
-                    opened.copies.move(self, source, chosen, not stream)
+                    opened.copies.move(self, source, chosen, not stream, waits)
             else:
                 origin = PeerSource(source.open_device.copies, source, source.allocation, source.stream_in_force())
                 with StreamUse(chosen, self.allocation):
-                    copy_from_peer(opened.copies, self, origin, chosen, blocking=not stream)
-
-    def _same_memory(self, view: ArrayView[Any]) -> DeviceNDArray[Any]:
-        """An array of the same class over the same memory, with the layout of a view of it."""
-        return self._view(view._ptr, view._shape, view._strides, view._dtype)
-
-    def _view(
-        self, ptr: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any] | None = None
-    ) -> DeviceNDArray[Any]:
-        """An array of the same class over the same memory, at an address in it; of the same dtype, if none is given."""
-        # Not by the constructor: a subclass of the user's may have another one.
-        array: DeviceNDArray[Any] = _new(type(self))
-        array.open_device = self.open_device
-        array.allocation = self.allocation
-        array._ptr = ptr if 0 not in shape else 0
-        array._shape = shape
-        array._dtype = self._dtype if dtype is None else dtype
-        array._strides = strides
-        array._stream = self._stream
-        return array
-
-    def _selected(self, key: object) -> DeviceNDArray[Any]:
-        """The view that an index, or the name of a field, selects."""
-        self.allocation.check()
-        if isinstance(key, str):
-            return self._same_memory(field_of(self, key))
-        offset, shape, strides = index(self._shape, self.strides, key)
-        return self._view(self._ptr + offset, shape, strides)
+                    copy_from_peer(opened.copies, self, origin, chosen, blocking=not stream, waits=waits)
 
     def _assign(self, view: DeviceNDArray[Any], value: object) -> None:
         """``view[...] = value``, with NumPy's broadcasting and same-kind casting."""
@@ -516,7 +637,7 @@ class DeviceNDArray(ArrayBase[D], Operators):
                 self.allocation.wait()
             return self.copy()
 
-    def _one(self, what: str) -> Any:
+    def _value(self, what: str) -> Any:
         if self.size != 1:
             raise LayoutError(f"{what} takes an array of one element, this has {self.size}")
         guard(what)
@@ -527,6 +648,13 @@ class DeviceRecord:
     """An element of a record array on a device. ``r["x"]`` reads a field, ``r["x"] = 1`` writes it; both are synchronous.
 
     It shares the memory of the array that it came from, and keeps it alive.
+
+    Examples
+    --------
+    >>> points = dm.zeros(2, [("x", "f4"), ("y", "f4")])
+    >>> points[1]["y"] = 3
+    >>> float(points[1]["y"])
+    3.0
     """
 
     __slots__ = ("_array",)
@@ -631,16 +759,12 @@ def _unpickled(host: npt.NDArray[Any]) -> DeviceNDArray[Any]:
     return array
 
 
-def host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape | None) -> npt.NDArray[Any]:
-    """A new ndarray with the same order of axes as one with these strides; None: in C order."""
-    if strides is None or is_contiguous(shape, strides, dtype.itemsize):
-        return np.empty(shape, dtype)
-    if is_contiguous(shape, strides, dtype.itemsize, "F"):
-        return np.empty(shape, dtype, "F")
-    like = like_strides(shape, strides, dtype.itemsize)
-    size = max(span(shape, like, dtype.itemsize)[1], 1)
-    return np.ndarray(shape, dtype, np.empty(size, np.uint8), 0, like)
-
-
 def _asks_for_view(key: object) -> bool:
     return key is Ellipsis or (isinstance(key, tuple) and any(part is Ellipsis for part in key))
+
+
+if core is not None:
+    _scalars = {*(np.dtype(code).type for code in "?bBhHiIlLqQefdFD"), bool, int, float, complex}
+    core.arrays(
+        np.ndarray, np.empty, DeviceNDArray, {each: (np.dtype(each), np.dtype(each).itemsize) for each in _scalars}
+    )

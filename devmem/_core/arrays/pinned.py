@@ -81,23 +81,26 @@ class DriverArray(np.ndarray[Any, Any]):
         flags = (0 if array.flags.writeable else READ_ONLY) | (IS_COPIED if copy else 0)
         ptr = address(array) if array.size else 0
         layout = array.shape, array.strides, array.dtype
-        versioned = max_version is not None and max_version[0] >= 1
+        versioned = export.is_versioned(max_version)
         return dlpack.export(ptr, (CPU, 0) if copy else device, *layout, flags, array, versioned)
 
     def _driver_memory(self) -> Allocation | None:
         """The driver's memory that the elements lie in, while its device is open; None if they lie elsewhere."""
-        base: object = self
-        while isinstance(base, np.ndarray):
-            base = base.base
-        found = base.allocation if type(base) is Buffer else None
-        return found if found is not None and found.device_handle.dead is None else None
+        buffer = buffer_of(self)
+        return None if buffer is None or buffer.allocation.device_handle.dead is not None else buffer.allocation
 
     def _dlpack_device_of(self, allocation: Allocation) -> tuple[int, int]:
         return allocation.device_handle.info.exchange.host_type, 0
 
 
 class PinnedNDArray(DriverArray):
-    """A host array in page-locked memory, which copies reach directly; what is computed from it is an ndarray."""
+    """A host array in page-locked memory, which copies reach directly; what is computed from it is an ndarray.
+
+    Examples
+    --------
+    >>> type(dm.pinned_array(3) + 1).__name__
+    'ndarray'
+    """
 
     def __array_wrap__(self, array: npt.NDArray[Any], context: object = None, return_scalar: bool = False) -> Any:
         if array is self or not array.shape:
@@ -118,5 +121,18 @@ def pinned_like(opened: OpenDevice, shape: Shape, dtype: np.dtype[Any], strides:
         allocation = opened.memory.allocate_host(
             nbytes, MemoryKind.PINNED, AllocFlags.NONE, opened.streams.legacy, pooled=True
         )
+    return pinned_over(Buffer(allocation), shape, dtype, strides)
+
+
+def pinned_over(buffer: Buffer, shape: Shape, dtype: np.dtype[Any], strides: Shape | None) -> npt.NDArray[Any]:
+    """The same in page-locked memory that is there already."""
     steps = None if strides is None else like_strides(shape, strides, dtype.itemsize)
-    return np.ndarray(shape, dtype, np.asarray(Buffer(allocation)), 0, steps).view(PinnedNDArray)
+    return np.ndarray(shape, dtype, np.asarray(buffer), 0, steps).view(PinnedNDArray)
+
+
+def buffer_of(array: npt.NDArray[Any]) -> Buffer | None:
+    """What keeps the driver's memory that an array lies in; None if it lies elsewhere."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if type(base) is Buffer else None

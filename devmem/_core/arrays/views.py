@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
 from ...spi.errors import LayoutError
+from ..base.arguments import integers_of
 from ..base.array_view import ArrayView
 from ..base.layout import check_size, contiguous_strides
 
@@ -47,12 +47,11 @@ def retyped(view: View, dtype: np.dtype[Any]) -> View:
 
 def transposed(view: View, axes: tuple[Any, ...]) -> View:
     """The axes in another order; reversed, if none is given."""
-    order = tuple(axes[0]) if len(axes) == 1 and hasattr(axes[0], "__iter__") else axes
-    if not order or order == (None,):
-        order = tuple(reversed(range(view.ndim)))
-    order = tuple(axis + view.ndim if axis < 0 else axis for axis in map(operator.index, order))
+    given = axes[0] if len(axes) == 1 and (axes[0] is None or hasattr(axes[0], "__iter__")) else axes
+    named = () if given is None else integers_of(given, "axes are integers")
+    order = tuple(axis + view.ndim if axis < 0 else axis for axis in named or reversed(range(view.ndim)))
     if sorted(order) != list(range(view.ndim)):
-        raise LayoutError(f"axes {axes} are not the axes of an array with {view.ndim}, in some order")
+        raise LayoutError(f"axes {named} are not the axes of an array with {view.ndim}, in some order")
     shape, strides = view._shape, view.strides
     return ArrayView(view._ptr, tuple(shape[i] for i in order), view._dtype, tuple(strides[i] for i in order))
 
@@ -60,7 +59,8 @@ def transposed(view: View, axes: tuple[Any, ...]) -> View:
 def squeezed(view: View, axis: object) -> View:
     """Without axes of length one: all of them, or those named."""
     shape, strides = view._shape, view.strides
-    named = range(view.ndim) if axis is None else axis if hasattr(axis, "__iter__") else (axis,)
+    given = range(view.ndim) if axis is None else axis if hasattr(axis, "__iter__") else (axis,)
+    named = integers_of(given, "axes are integers")
     gone = {_axis(view, each) for each in named if axis is not None or shape[each] == 1}
     for each in gone:
         if shape[each] != 1:
@@ -88,8 +88,7 @@ def without_leading_ones(shape: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return shape
 
 
-def _axis(view: View, axis: object) -> int:
-    at = operator.index(axis)  # type: ignore[arg-type]
+def _axis(view: View, at: int) -> int:
     if not -view.ndim <= at < view.ndim:
         raise LayoutError(f"axis {at} is out of range for an array with {view.ndim} axes")
     return at % view.ndim

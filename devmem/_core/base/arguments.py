@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -36,19 +37,36 @@ def shape_of(shape: object) -> Shape:
     except TypeError:
         if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
             raise TypeError(f"a shape is an integer or a sequence of integers, not {shape!r}") from None
-        try:
-            lengths = tuple(map(operator.index, islice(shape, MAX_AXES + 1)))
-        except TypeError:
-            raise TypeError(f"a shape is made of integers, not {shape!r}") from None
-    check_axes(lengths)
+        lengths = integers_of(shape, "a shape is made of integers")
     if lengths and min(lengths) < 0:
         raise LayoutError(f"a shape has no negative lengths, got {lengths}")
     return lengths
 
 
+def integers_of(values: object, rule: str) -> Shape:
+    """The integers in a sequence that has one for each axis. It is not read further than an array has axes.
+
+    Raises
+    ------
+    LayoutError
+        There are more than an array has axes.
+    TypeError
+        It is no sequence, or something in it is not an integer; ``rule`` says what it is to be.
+    """
+    try:
+        found = tuple(map(operator.index, islice(values, MAX_AXES + 1)))  # type: ignore[call-overload]
+    except TypeError:
+        raise TypeError(f"{rule}, not {reprlib.repr(values)}") from None
+    check_axes(found)
+    return found
+
+
 def dtype_of(dtype: object) -> np.dtype[Any]:
     """A NumPy dtype whose items are bytes and nothing else."""
-    found = _dtype_of_class(dtype) if isinstance(dtype, type) else np.dtype(dtype)  # type: ignore[call-overload]
+    try:
+        found = _dtype_of_class(dtype) if isinstance(dtype, type) else np.dtype(dtype)  # type: ignore[call-overload]
+    except SyntaxError as error:  # NumPy reads parts of a text as Python's
+        raise TypeError(f"{reprlib.repr(dtype)} is no dtype: {error.msg}") from None
     if found.hasobject:
         raise LayoutError(
             f"the dtype {found} holds references to Python objects, which mean nothing on a device: use a dtype of plain bytes"
@@ -68,7 +86,7 @@ def layout_of(shape: object, dtype: object, strides: object, order: str) -> tupl
 
     ``strides`` in bytes, non-negative and without overlap of elements; None for contiguous in ``order`` 'C' or 'F'.
     """
-    if strides is None and order == "C" and type(shape) is int and isinstance(dtype, type):
+    if strides is None and type(shape) is int and isinstance(dtype, type) and isinstance(order, str) and order == "C":
         return _vector(shape, dtype)
     return _layout_of(shape, dtype, strides, order)
 
@@ -88,8 +106,7 @@ def _layout_of(shape: object, dtype: object, strides: object, order: str) -> tup
     kind = dtype_of(dtype)
     if kind.itemsize == 0 and kind.kind in "SU":
         kind = np.empty(0, kind).dtype  # text of no length given: NumPy makes arrays of one character
-    if order not in ("C", "F"):
-        raise LayoutError(f"order is 'C' or 'F', not {order!r}")
+    order_of(order, "CF")
     if strides is None:
         steps, nbytes = _packed(lengths, kind.itemsize, order)
         return lengths, kind, steps, nbytes
@@ -105,10 +122,7 @@ def _packed(shape: Shape, itemsize: int, order: str) -> tuple[Shape, int]:
 
 
 def _strides_of(strides: object, shape: Shape, itemsize: int) -> Shape:
-    try:
-        steps = tuple(operator.index(step) for step in strides)  # type: ignore[attr-defined]
-    except TypeError:
-        raise TypeError(f"strides are a sequence of integers (bytes), not {strides!r}") from None
+    steps = integers_of(strides, "strides are a sequence of integers (bytes)")
     if len(steps) != len(shape):
         raise LayoutError(f"{len(steps)} strides {steps} do not go with {len(shape)} lengths {shape}")
     if 0 in shape:
@@ -187,9 +201,9 @@ def check_same(
         )
 
 
-def order_of(order: str, allowed: str) -> Any:
+def order_of(order: object, allowed: str) -> Any:
     """One of the allowed letters; as Any, because NumPy's methods are typed to take literals."""
-    if order not in tuple(allowed):
+    if not isinstance(order, str) or order not in tuple(allowed):
         raise LayoutError(f"order is one of {', '.join(map(repr, allowed))}, not {order!r}")
     return order
 
@@ -208,12 +222,8 @@ def priority_of(priority: object, least: int, greatest: int) -> int:
 
 def new_shape_of(parts: tuple[Any, ...]) -> Shape:
     """The shape given to ``reshape``: as one tuple or as several ints; -1 leaves one open."""
-    if len(parts) == 1 and hasattr(parts[0], "__iter__"):
-        parts = tuple(islice(parts[0], MAX_AXES + 1))
-    try:
-        return tuple(operator.index(count) for count in parts)
-    except TypeError:
-        raise TypeError(f"a shape is made of integers, not {parts!r}") from None
+    given = parts[0] if len(parts) == 1 and hasattr(parts[0], "__iter__") else parts
+    return integers_of(given, "a shape is made of integers")
 
 
 def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str = "copy_to_host") -> Any:
@@ -262,8 +272,15 @@ def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     Raises
     ------
     LayoutError
-        The cast is not of the same kind.
+        The cast is not of the same kind, or the dtype cannot hold the value.
     """
+    try:
+        return _assignable(value, dtype)
+    except OverflowError as error:
+        raise LayoutError(f"cannot assign {value!r} to {dtype}: {error}") from None
+
+
+def _assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     array_like = isinstance(value, (np.ndarray, np.generic))
     if not array_like and dtype.fields is not None:
         return np.asarray(value, dtype)

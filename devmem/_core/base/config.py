@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from ... import plugins
+from ...spi.driver import Configurable
 from ...spi.errors import ConfigError, DevmemWarning
 
 PREFIX = "DEVMEM_"
@@ -35,6 +36,20 @@ class TransferGuard(StrEnum):
     DISALLOW = "disallow"
 
 
+class NegativeIndices(StrEnum):
+    """What the simulator does with a negative index: count from the end, as compiled code does, or report it."""
+
+    WRAP = "wrap"
+    REPORT = "report"
+
+
+class Simulators(StrEnum):
+    """How kernels run on the host: thread by thread, or compiled where that can be done."""
+
+    EXACT = "exact"
+    FAST = "fast"
+
+
 class RocProvider(StrEnum):
     """What the HIP runtime is called through."""
 
@@ -49,6 +64,12 @@ class Setting:
     """One setting as it stands: its variable, its value, and where the value came from.
 
     ``source`` is ``default``, ``environment``, or ``unknown`` for a variable that looks like a setting and is none.
+
+    Examples
+    --------
+    >>> [guard] = [setting for setting in dm.settings() if setting.name == "DEVMEM_TRANSFER_GUARD"]
+    >>> str(guard.value), guard.source
+    ('allow', 'default')
     """
 
     name: str
@@ -65,21 +86,21 @@ def _choice(kind: type[StrEnum]) -> tuple[Callable[[str], object], str]:
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
-        raise ValueError(text)
+        raise ValueError
     return value
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise ValueError(text)
+        raise ValueError
     return value
 
 
 def _ratio(text: str) -> float:
     value = float(text)
     if not 0.0 <= value <= 1.0:
-        raise ValueError(text)
+        raise ValueError
     return value
 
 
@@ -91,7 +112,7 @@ def _flag(text: str) -> bool:
 
 def _level(text: str) -> str:
     if text.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
-        raise ValueError(text)
+        raise ValueError
     return text.upper()
 
 
@@ -151,6 +172,12 @@ class Settings:
         "bytes as a number without a unit, 0 or more",
         "size from which pageable copies pass through the slots; unset: what suits the device",
     )
+    staging_limit: int = _setting(
+        512 << 20,
+        _count,
+        "bytes as a number without a unit, 0 or more",
+        "page-locked memory of a device that copies in the background may be in; 0: such copies may wait for their stream",
+    )
     block_plugins: tuple[str, ...] = _setting(
         (), _names, "names separated by commas, or *", "entry points that are not loaded"
     )
@@ -185,6 +212,20 @@ class Settings:
     trace: str = _setting(
         "", str.strip, "the path of a file", "write each copy to a file that Perfetto opens; empty: none is written"
     )
+    kernel_compiler: str = _setting(
+        "",
+        str.strip,
+        "a compiler's name",
+        "compiler that takes the kernels of its backend; empty: the first usable one",
+    )
+    races: bool = _setting(
+        False, _flag, "0 | 1", "report accesses to the same bytes that no stream order, event or wait separates"
+    )
+    sim: Simulators = _setting(
+        Simulators.EXACT,
+        *_choice(Simulators),
+        "simulator: run kernels thread by thread, or hand those without barriers and atomics to numba.njit",
+    )
     sim_race_check: bool = _setting(
         False, _flag, "0 | 1", "simulator: report data races of a block's threads on shared memory"
     )
@@ -196,6 +237,14 @@ class Settings:
     )
     sim_wave_size: int = _setting(
         32, _positive, "a whole number, 1 or more", "simulator: threads of a warp or wavefront"
+    )
+    sim_negative: NegativeIndices = _setting(
+        NegativeIndices.WRAP,
+        *_choice(NegativeIndices),
+        "simulator: negative indices count from the end, as in compiled code, or are reported",
+    )
+    native: bool = _setting(
+        True, _flag, "0 | 1", "use the compiled core, where it was built; read when devmem is imported; 1: it has to be"
     )
     log_level: str = _setting("WARNING", _level, "a level of the logging module", "level of the logger 'devmem'")
 
@@ -226,11 +275,23 @@ def settings() -> Settings:
     if _current is None:
         _current = _read()
         _apply_log_level(_current.log_level)
-        for stranger in _strangers():
-            if stranger.name not in _told:
-                _told.add(stranger.name)
-                warnings.warn(stranger.help, DevmemWarning, stacklevel=caller_level())
+        _warn_of_strangers()
     return _current
+
+
+def options_of(backend: Configurable) -> dict[str, object]:
+    """What is set for one backend: of a built-in one all its settings, of another one what is set of its ``options``, as text.
+
+    Warns of variables with its name that it does not know, once each.
+    """
+    if backend.name in plugins.BUILT_IN:
+        return settings().for_backend(backend.name)
+    _warn_of_strangers()
+    return {
+        option: os.environ[_variable(backend, option)]
+        for option in backend.options
+        if _variable(backend, option) in os.environ
+    }
 
 
 def forget() -> None:
@@ -252,7 +313,18 @@ def describe() -> list[Setting]:
         )
         for item in fields(Settings)
     ]
-    return [*known, *_strangers()]
+    theirs = [
+        Setting(
+            name=_variable(backend, option),
+            value=os.environ.get(_variable(backend, option), ""),
+            source="environment" if _variable(backend, option) in os.environ else "default",
+            allowed=f"as the backend {backend.name!r} says",
+            help=help,
+        )
+        for backend in _configurable()
+        for option, help in backend.options.items()
+    ]
+    return [*known, *theirs, *_strangers()]
 
 
 def caller_level() -> int:
@@ -271,8 +343,29 @@ def call_site() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def _configurable() -> list[Configurable]:
+    """The backends of other packages that are loaded and have settings."""
+    theirs = [each.backend for name, each in plugins.registry.backends.items() if name not in plugins.BUILT_IN]
+    return [backend for backend in theirs if isinstance(backend, Configurable)]
+
+
+def _variable(backend: Configurable, option: str) -> str:
+    return f"{_prefix(backend.name)}{option.upper()}"
+
+
+def _prefix(name: str) -> str:
+    return f"{PREFIX}{name.upper().replace('-', '_')}_"
+
+
+def _warn_of_strangers() -> None:
+    for stranger in _strangers():
+        if stranger.name not in _told:
+            _told.add(stranger.name)
+            warnings.warn(stranger.help, DevmemWarning, stacklevel=caller_level())
+
+
 def _strangers() -> list[Setting]:
-    """Variables with devmem's prefix that are not read. A third-party backend may read those that bear its name."""
+    """Variables with devmem's prefix that are not read. Of a third-party backend that does not say its own it is not known."""
     known = {PREFIX + item.name.upper() for item in fields(Settings)}
     names = [name for name in os.environ if name.startswith(PREFIX) and name not in known]
     names = sorted(name for name in names if name != ELSEWHERE and not name.startswith(ELSEWHERE + "_"))
@@ -280,11 +373,13 @@ def _strangers() -> list[Setting]:
         return []
     import difflib  # only for those who made a mistake
 
-    theirs = tuple(f"{PREFIX}{name.upper().replace('-', '_')}_" for name in plugins.registry.third_party_names())
+    say = _configurable()
+    known |= {_variable(backend, option) for backend in say for option in backend.options}
+    silent = plugins.registry.third_party_names() - {backend.name for backend in say}
     shorter = [each.removeprefix(PREFIX) for each in known]
     found = []
     for name in names:
-        if not name.startswith(theirs):
+        if name not in known and not name.startswith(tuple(map(_prefix, silent))):
             close = difflib.get_close_matches(name.removeprefix(PREFIX), shorter, n=1)
             advice = f"did you mean {PREFIX}{close[0]}?" if close else "unset it; `devmem info` lists what there is"
             help = f"{name} is not a setting of devmem and does nothing: {advice}"

@@ -3,21 +3,33 @@
 A handle is made when a device opens and dies once: when the device is closed or reset, in the child of a fork, and when the
 interpreter exits. From then on its driver is one that refuses every call with the reason, so a stream, an event or an array that
 outlives its device raises a clear error on any thread and never reaches the vendor's library.
+
+A device may be closed while other threads work with it. Each call that enters the device is noted in `callers`, then enters by
+`entry`. The thread that closes the device first replaces `entry` by one that refuses, then waits until no other thread is inside
+a call. So nothing is taken from under a running call, and no call takes a lock for it.
 """
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections import deque
+from threading import get_ident
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
-from ...spi.driver import PROTOCOLS, Driver, FullDriver
+from ...spi.driver import PROTOCOLS, REQUIRED, Driver, FullDriver
 from ...spi.errors import DevmemError, PluginError, UnsupportedError
-from ...spi.types import Capability, DeviceInfo, MemoryInfo, MemoryKind
+from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import fresh_copy
+from ...toolkit.exiting import end_daemon_thread
+from .hot_state import HandleState
+from .polling import until
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
+#: Seconds that a call waits for a close that another thread has begun, before it is refused.
+LET_CLOSE = 1.0
 #: ``DLDeviceType`` of memory that every host program can read.
 CPU = 1
 
@@ -59,6 +71,10 @@ class Droppable(Protocol):
     def nbytes(self) -> int:
         """Bytes that its release gives back; 0 for a handle."""
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether its release may wait for a stream."""
+
     def is_out(self) -> bool:
         """Whether the driver, or the memory resource, has not got it back yet."""
 
@@ -72,7 +88,7 @@ class Droppable(Protocol):
         """Give back what the close of the device does not end by itself; the device is idle."""
 
 
-class DeviceHandle:
+class DeviceHandle(HandleState):
     """Driver, facts and state of one open device.
 
     Attributes
@@ -85,39 +101,66 @@ class DeviceHandle:
         Why the device cannot be used any more.
     dropped : deque
         What finalizers have dropped. Appending is atomic and takes no lock; the deferred free queue empties it.
+    dropped_bytes : int
+        Its bytes of memory, or more, where the compiled core counts them.
+    lane : core.Lane or None
+        The compiled core's way to the driver, while there is one.
+    heap : Heap or None
+        What device memory comes from where no scope says otherwise.
+    scopes : int
+        How many ``with use_memory()`` blocks are open on the device.
+    outside : int
+        Calls of the compiled core that are inside the driver, without the GIL.
     dlpack_device : tuple of int
         (type, number) of the device for DLPack.
+    callers : list of int
+        The threads that are inside a call, once for each call.
+    entry : FullDriver
+        What enters the device: the driver, or what refuses to while the device is being closed.
     stream_numbers : dict
         By our handle of a default stream, the number that other libraries know it by.
+    legacy_number : int or None
+        That of the legacy default stream; None where other libraries have no streams of the device.
     """
 
     __slots__ = (
         "__weakref__",
+        "callers",
         "capabilities",
-        "dead",
+        "checks_memory",
         "device",
-        "dlpack_device",
-        "driver",
-        "dropped",
         "info",
         "is_host",
         "knows_pointers",
         "stream_numbers",
     )
 
+    driver: FullDriver
+    entry: FullDriver
+    dead: DevmemError | None
+    dropped: deque[Droppable]
+
     def __init__(self, device: PublicDevice, driver: Driver) -> None:
         self.device = device
-        self.driver = cast(FullDriver, driver)
+        self.driver = self.entry = cast(FullDriver, driver)
         self.info = driver.info
-        self.capabilities = _checked_capabilities(driver)
-        self.dead: DevmemError | None = None
-        self.dropped: deque[Droppable] = deque()
+        self.capabilities = driver.info.capabilities
+        self.dead = None
+        self.dropped = deque()
+        self.drop = self.dropped.append
+        self.dropped_bytes = self.outside = self.scopes = 0
+        self.heap = None
+        self.lane = None
+        self.callers: list[int] = []
         self.knows_pointers = Capability.POINTER_INFO in self.capabilities
         exchange = self.info.exchange
         # Host memory that every program can read is one device for DLPack, however many devices the backend plays.
         self.is_host = exchange.device_type == CPU
+        #: Whether memory of other libraries is the device's only where its driver says so.
+        self.checks_memory = self.knows_pointers and not self.is_host and not self.info.coherence
         self.dlpack_device = exchange.device_type, 0 if self.is_host else self.info.ordinal
         self.stream_numbers = {handle: number for number, handle in (exchange.streams or {}).items()}
+        self.legacy_number = self.stream_numbers.get(LEGACY_STREAM)
 
     def __repr__(self) -> str:
         return f"<handle of {self.device}{', closed' if self.dead else ''}>"
@@ -125,12 +168,29 @@ class DeviceHandle:
     def check(self) -> None:
         """Raise if the device was closed, reset or left behind by a fork."""
         if self.dead is not None:
-            raise fresh_copy(self.dead)
+            _refuse(self.dead)
+
+    def refuse(self, reason: DevmemError, patience: float) -> bool:
+        """Let no other thread begin a call; return whether, after so many seconds at most, none is inside one any more."""
+        entry = ClosedEntry(reason, self)
+        self.entry = cast(FullDriver, entry)
+        entry.inside.update(list(self.callers))
+        return until(entry.is_alone, patience)
+
+    def has_interrupted_a_call(self) -> bool:
+        """Whether this call was made in the middle of another one on the device: by a signal's handler, or a finalizer."""
+        frame: FrameType | None = None
+        if get_ident() in self.callers:
+            frame = sys._getframe()
+            while frame is not None and _is_of_devmem(frame):
+                frame = frame.f_back
+        return _is_in_devmem(frame)
 
     def end(self, reason: DevmemError) -> None:
         """Refuse every later call for this reason."""
         self.dead = reason
-        self.driver = cast(FullDriver, DeadDriver(reason))
+        self.lane = self.heap = None
+        self.driver = self.entry = cast(FullDriver, DeadDriver(reason))
 
     def has(self, capability: Capability) -> bool:
         """Whether the device has a capability."""
@@ -158,18 +218,27 @@ class CurrentDevice:
     A class and not a generator: five times cheaper.
     """
 
-    __slots__ = ("driver", "token")
+    __slots__ = ("caller", "entry", "handle", "token")
 
     def __init__(self, handle: DeviceHandle) -> None:
-        self.driver = handle.driver
+        self.handle = handle
 
     def __enter__(self) -> FullDriver:
-        self.token = self.driver.enter()
-        return self.driver
+        handle = self.handle
+        self.caller = me = get_ident()
+        try:
+            handle.callers.append(me)
+            self.entry = entry = handle.entry
+            self.token = entry.enter()
+        except BaseException:
+            handle.callers.remove(me)
+            raise
+        return handle.driver
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.handle.callers.remove(self.caller)
         if self.token is not None:
-            self.driver.exit(self.token)
+            self.entry.exit(self.token)
 
 
 class DeadDriver:
@@ -179,14 +248,98 @@ class DeadDriver:
         object.__setattr__(self, "_error", error)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise fresh_copy(object.__getattribute__(self, "_error"))
+        _refuse(object.__getattribute__(self, "_error"))
 
 
-def _checked_capabilities(driver: Driver) -> frozenset[Capability]:
-    for capability in driver.info.capabilities:
-        if not isinstance(driver, PROTOCOLS[capability]):
+def _refuse(reason: DevmemError) -> NoReturn:
+    end_daemon_thread()
+    raise fresh_copy(reason)
+
+
+class ClosedEntry:
+    """Refuses to enter a device that is being closed, except for the thread that closes it, and within calls that run already."""
+
+    def __init__(self, reason: DevmemError, handle: DeviceHandle) -> None:
+        self.reason = reason
+        self.handle = handle
+        self.closing = get_ident()
+        #: Threads that have not been seen outside of a call since the device began to close.
+        self.inside: set[int] = set()
+
+    def enter(self) -> object:
+        me = get_ident()
+        if me != self.closing and self.handle.callers.count(me) < 2:
+            self.inside.discard(me)
+            # A thread that tried again and again would leave the closing thread no time.
+            until(lambda: self.handle.dead is not None, LET_CLOSE)
+            raise fresh_copy(self.handle.dead or self.reason)
+        return self.handle.driver.enter()
+
+    def exit(self, token: object) -> None:
+        self.handle.driver.exit(token)
+
+    def is_alone(self) -> bool:
+        """Whether no thread but the one that closes the device is inside a call."""
+        self.inside.intersection_update(list(self.handle.callers))
+        # An interrupt may have come as a thread left its call, before that was noted.
+        if not self.inside <= {self.closing}:
+            self.inside.intersection_update(_threads_in_devmem())
+        return self.inside <= {self.closing} and not self.handle.outside
+
+
+def _threads_in_devmem() -> list[int]:
+    """The threads that have a function of devmem among their frames.
+
+    The collector is off meanwhile: `sys._current_frames` holds the interpreter's lock of all threads, and what a collection
+    within it calls may want that lock, on this thread or on another one that has the GIL by then (CPython issue 106883).
+    """
+    enabled = gc.isenabled()
+    try:
+        gc.disable()
+        # No variable here may have the frames: this one is among them, and would keep itself and its callers.
+        return [at for at, frame in sys._current_frames().items() if _is_in_devmem(frame)]
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _is_in_devmem(frame: FrameType | None) -> bool:
+    while frame is not None and not _is_of_devmem(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_of_devmem(frame: FrameType) -> bool:
+    return bool(frame.f_globals.get("__name__", "").startswith("devmem."))
+
+
+def checked_driver(driver: object, backend: str, ordinal: int) -> Driver:
+    """What a backend's ``open`` returned, if it keeps the form of the contract.
+
+    Raises
+    ------
+    PluginError
+        It lacks a method of the contract or of a capability that it declares, or declares an unknown one.
+    """
+    what = f"the backend {backend!r} opened device {ordinal} with"
+    missing = [name for name in REQUIRED if not hasattr(driver, name)]
+    if missing:
+        raise PluginError(f"{what} {driver!r}, which lacks {', '.join(missing)} (see devmem.spi.driver.Driver)")
+    info = cast(Driver, driver).info
+    if not isinstance(info, DeviceInfo):
+        raise PluginError(f"{what} an info that is {info!r}, not a devmem.spi.types.DeviceInfo")
+    if info.alignment < 64 or info.alignment & (info.alignment - 1):
+        raise PluginError(f"{what} alignment={info.alignment}: it is a power of two, at least 64")
+    unknown = info.capabilities - set(Capability)
+    if unknown:
+        there = ", ".join(sorted(Capability))
+        raise PluginError(f"{what} unknown capabilities {', '.join(sorted(map(str, unknown)))}; there are {there}")
+    for capability in info.capabilities:
+        protocol = PROTOCOLS[Capability(capability)]
+        lacking = [name for name in vars(protocol) if not name.startswith("_") and not hasattr(driver, name)]
+        if lacking:
             raise PluginError(
-                f"the backend {driver.info.backend!r} declares {capability.value!r} but lacks methods of "
-                f"{PROTOCOLS[capability].__name__} (see devmem.spi.driver)"
+                f"{what} the capability {str(capability)!r}, but without {', '.join(lacking)} of {protocol.__name__} "
+                f"(see devmem.spi.driver)"
             )
-    return driver.info.capabilities
+    return cast(Driver, driver)

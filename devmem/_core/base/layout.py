@@ -223,7 +223,7 @@ def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
 def check_axes(shape: Shape) -> None:
     """LayoutError if no ndarray has so many axes."""
     if len(shape) > MAX_AXES:
-        raise LayoutError(f"an array has at most {MAX_AXES} axes, as in NumPy: the shape has {len(shape)} or more")
+        raise LayoutError(f"an array has at most {MAX_AXES} axes, as in NumPy: {len(shape)} or more were given")
 
 
 def check_size(shape: Shape, itemsize: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import os
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ...spi.errors import ConfigError
-from .config import settings
-from .scopes import Scope
+from ...spi.types import Capability, DeviceInfo
+from .config import NegativeIndices, Simulators, settings
+from .scopes import Scope, ScopeVariable, scope_variable
 from .scopes import choose as choose_in
 
 #: Threads of the host that the blocks of a launch are dealt out to, at most. One runs at a time, as always in Python.
@@ -23,6 +23,8 @@ class Simulation:
     race_check: bool = False
     shuffle: int | None = None
     wave_size: int = 32
+    negative: NegativeIndices = NegativeIndices.WRAP
+    mode: Simulators = Simulators.EXACT
 
     @property
     def watches(self) -> bool:
@@ -31,7 +33,7 @@ class Simulation:
 
 
 #: The simulation of the innermost ``with devmem.simulator():`` of this thread or task.
-in_force: ContextVar[Simulation | None] = ContextVar("devmem_simulation", default=None)
+in_force: ScopeVariable[Simulation | None] = scope_variable("devmem_simulation", None)
 
 
 def current() -> Simulation:
@@ -40,17 +42,26 @@ def current() -> Simulation:
     if chosen is not None:
         return chosen
     given = settings()
-    return Simulation(given.sim_race_check, given.sim_shuffle, given.sim_wave_size)
+    return Simulation(given.sim_race_check, given.sim_shuffle, given.sim_wave_size, given.sim_negative, given.sim)
 
 
-def choose(race_check: bool, shuffle: int | None, wave_size: int) -> Scope[Simulation]:
+def wave_size(info: DeviceInfo) -> int:
+    """The threads of a warp or wavefront of a device; where kernels are simulated, the simulation's."""
+    return current().wave_size if Capability.HOST_FUNCTION in info.capabilities else info.warp_size
+
+
+def choose(race_check: bool, shuffle: int | None, wave_size: int, negative: str, mode: str) -> Scope[Simulation]:
     """Make these hold, from now on or for a ``with`` block."""
     if not isinstance(race_check, bool):
         raise ConfigError(f"race_check={race_check!r} must be True or False")
     seed, size = _integer("shuffle", shuffle), _integer("wave_size", wave_size)
     if size is None or size < 1:
         raise ConfigError(f"wave_size={wave_size!r} must be an integer of at least 1")
-    chosen = Simulation(race_check, seed, size)
+    if negative not in [*NegativeIndices]:
+        raise ConfigError(f"negative={negative!r} must be one of {', '.join(map(repr, map(str, NegativeIndices)))}")
+    if mode not in [*Simulators]:
+        raise ConfigError(f"mode={mode!r} must be one of {', '.join(map(repr, map(str, Simulators)))}")
+    chosen = Simulation(race_check, seed, size, NegativeIndices(negative), Simulators(mode))
     return Scope(chosen, choose_in(in_force, chosen))
 
 

@@ -8,14 +8,16 @@ called on any thread, and again after an interrupt; a failure is raised by each 
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ...spi.errors import DevmemError, LayoutError
+from ...spi.errors import ClosedError, DevmemError, LayoutError
 from ...toolkit.deferred_errors import fresh_copy
+from ...toolkit.sizes import size_text
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ..arrays.pinned import pinned_like
@@ -23,24 +25,35 @@ from ..base.arguments import check_destination, check_same, host_array
 from ..base.device_handle import CurrentDevice
 from ..base.layout import like_strides
 from ..base.polling import until
+from ..base.shown import html_facts
 from ..copy.staging import Download
 from ..device.device import open_device_of
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import StreamUse
-from ..ordering.stream import Event, Stream
+from ..ordering.event import Event
+from ..ordering.stream import Stream
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+T = TypeVar("T")
 
 #: Seconds between two queries of a task that awaits a copy: at first, and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 50e-6, 5e-3
 
 
-class Transfer:
+class Transfer(Generic[T]):
     """A copy in the background, made by `copy_async`.
 
     ``result`` returns the destination when its elements are there. A ``with`` block waits for the copy at its end. ``await``
     gives the result and lets other tasks run meanwhile; ``asyncio.ensure_future`` makes a task of it.
+
+    Examples
+    --------
+    >>> with dm.copy_async(np.arange(3)) as transfer:
+    ...     pass                                # work that does not need the array
+    >>> transfer.done()
+    True
     """
 
     __slots__ = ("_download", "_dst", "_error", "_event", "_opened", "_src")
@@ -57,21 +70,40 @@ class Transfer:
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
-        state = "failed" if self._error is not None else "done" if self._event is None else "under way"
-        return (
-            f"<transfer to {self._dst!r}, {state}>" if isinstance(self._dst, DeviceNDArray) else f"<transfer, {state}>"
-        )
+        return f"<transfer of {size_text(self._nbytes())} to {self._where()}, {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        shape, dtype = getattr(self._dst, "shape", ""), getattr(self._dst, "dtype", "")
+        facts = {"to": self._where(), "shape": shape, "dtype": dtype, "size": size_text(self._nbytes())}
+        return html_facts(f"transfer, {self._state()}", facts)
+
+    def _state(self) -> str:
+        return "failed" if self._error is not None else "done" if self._event is None else "under way"
+
+    def _nbytes(self) -> int:
+        return int(getattr(self._dst, "nbytes", 0))
+
+    def _where(self) -> str:
+        on_device = isinstance(self._dst, (DeviceNDArray, DeviceRecord))
+        return str(self._opened.device) if on_device else f"the host, from {self._opened.device}"
 
     def done(self) -> bool:
-        """Whether the device has done its part, or failed: then ``wait`` and ``result`` do not wait for it any more."""
+        """Whether the copy is complete, or has failed.
+
+        Where the device has done its part, but pageable memory of the host has not been written to yet, this call writes to it.
+        """
         event = self._event
         if event is None or self._error is not None:
             return True
         try:
-            return event.query()
+            if not event.query():
+                return False
         except DevmemError as error:
             self._error = fresh_copy(error)
             return True
+        with suppress(Exception):  # `wait` and `result` raise it
+            self._complete(event)
+        return True
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the copy is complete on both sides, for so many seconds at most; None: for as long as it takes.
@@ -89,14 +121,22 @@ class Transfer:
             The timeout is no number of seconds.
         """
         _check_seconds(timeout)
-        # In this order, and cleared in the other: another thread that waits may be done with both first.
-        event, download = self._event, self._download
-        if event is not None and timeout is not None and not until(self.done, timeout):
+        if self._event is not None and timeout is not None and not until(self.done, timeout):
             return False
         if self._error is not None:
             raise fresh_copy(self._error)
-        if event is None:
-            return True
+        event = self._event  # another thread may complete it meanwhile
+        if event is not None:
+            self._complete(event)
+        opened = self._opened
+        if opened.handle.dead is None and (opened.free_queue.dropped or opened.free_queue.pending):
+            with suppress(ClosedError), CurrentDevice(opened.handle):
+                opened.free_queue.safe_point()  # what the call left alone because it may wait
+        return True
+
+    def _complete(self, event: Event) -> None:
+        """Wait for the device, and write what it has fetched to the destination. Any thread may, and several at once."""
+        download = self._download
         try:
             with CurrentDevice(self._opened.handle):
                 if download is not None:
@@ -106,11 +146,11 @@ class Transfer:
         except Exception as error:
             self._error = fresh_copy(error)
             raise
+        # In this order: another thread that has seen the event still finds the download, which is finished by then.
         self._event = None
         self._download = self._src = None
-        return True
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """The destination, when the copy is complete.
 
         Raises
@@ -124,14 +164,14 @@ class Transfer:
             raise TimeoutError(
                 f"the copy is still under way after {timeout} seconds: ask again, or wait without a limit"
             )
-        return self._dst
+        return cast(T, self._dst)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a transfer cannot be pickled or copied: it is under way in this process; send what result() gives"
         )
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T]:
         import asyncio  # late: a program that awaits has imported it already
 
         pause = FIRST_PAUSE
@@ -140,7 +180,7 @@ class Transfer:
             pause = min(pause * 2, LONGEST_PAUSE)
         return self.result()
 
-    def __enter__(self) -> Transfer:
+    def __enter__(self) -> Transfer[T]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -162,7 +202,7 @@ def _check_seconds(timeout: object) -> None:
         raise ValueError("timeout=nan would never be over: give a number of seconds, or None")
 
 
-def copy_async(src: object, dst: object, stream: object, device: object, pinned: bool = False) -> Transfer:
+def copy_async(src: object, dst: object, stream: object, device: object, pinned: bool = False) -> Transfer[Any]:
     """Begin a copy; see `devmem.copy_async`."""
     source, target = device_view(src), None if dst is None else device_view(dst)
     if pinned and (source is None or dst is not None):
@@ -187,14 +227,15 @@ def _check_device(device: object, array: DeviceNDArray[Any], side: str) -> None:
         raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): leave it out")
 
 
-def _new_on_device(src: object, stream: object, device: object) -> Transfer:
+def _new_on_device(src: object, stream: object, device: object) -> Transfer[Any]:
     opened = open_device_of(device)
     chosen = opened.streams.stream_of(stream)
     source = host_array(src)
     shape, itemsize = source.shape, source.itemsize
     strides = None if source.flags.c_contiguous else like_strides(shape, source.strides, itemsize)
-    made = empty(opened, shape, source.dtype, strides, source.nbytes, stream)
-    made.put(source, chosen)
+    with opened.free_queue.without_waiting():
+        made = empty(opened, shape, source.dtype, strides, source.nbytes, stream)
+        made.put(source, chosen, waits=False)
     record = isinstance(src, np.void) and source.dtype.fields is not None
     return _transfer(opened, chosen, source, DeviceRecord(made) if record else made, None)
 
@@ -206,19 +247,26 @@ def _into_device(
     dst: object,
     stream: object,
     device: object,
-) -> Transfer:
+) -> Transfer[Any]:
     opened = target.open_device
     _check_device(device, target, "destination")
     origin = host_array(src) if source is None else source
     check_same("copy_async", target.shape, target.dtype, origin.shape, origin.dtype)
     chosen = opened.streams.stream_of(stream if target.stream is None else stream or target.stream)
-    target.put(origin, chosen)
+    chosen.check_not_recorded("copy_async()")
+    with opened.free_queue.without_waiting():
+        target.put(origin, chosen, waits=False)
     return _transfer(opened, chosen, origin, dst, None)
 
 
-def _to_host(source: DeviceNDArray[Any], dst: object, stream: object, pinned: bool) -> Transfer:
+def _to_host(source: DeviceNDArray[Any], dst: object, stream: object, pinned: bool) -> Transfer[Any]:
     source.allocation.check()
     opened = source.open_device
+    with opened.free_queue.without_waiting():
+        return _start(opened, source, dst, stream, pinned)
+
+
+def _start(opened: OpenDevice, source: DeviceNDArray[Any], dst: object, stream: object, pinned: bool) -> Transfer[Any]:
     if pinned:
         target = pinned_like(opened, source.shape, source.dtype, source.strides)
     elif dst is None:
@@ -228,6 +276,7 @@ def _to_host(source: DeviceNDArray[Any], dst: object, stream: object, pinned: bo
         check_destination(dst, source.shape, source.dtype, "copy_async")
         target = cast("npt.NDArray[Any]", dst)
     chosen = opened.streams.stream_of(stream if source.stream is None else stream or source.stream)
+    chosen.check_not_recorded("copy_async()")
     with CurrentDevice(opened.handle):
         opened.free_queue.safe_point()
         with StreamUse(chosen, source.allocation):
@@ -235,7 +284,7 @@ def _to_host(source: DeviceNDArray[Any], dst: object, stream: object, pinned: bo
     return _transfer(opened, chosen, source, target, download)
 
 
-def _transfer(opened: OpenDevice, stream: Stream, src: object, dst: object, download: Download | None) -> Transfer:
+def _transfer(opened: OpenDevice, stream: Stream, src: object, dst: object, download: Download | None) -> Transfer[Any]:
     with CurrentDevice(opened.handle):
         try:
             event = opened.completions.event_behind(stream, src, dst, download)

@@ -103,7 +103,7 @@ def _upload_part(array: DeviceNDArray[Any], piece: HostArray, key: Key, stream: 
 
 def _download(views: list[DeviceNDArray[Any]], targets: list[HostArray]) -> None:
     """Copy device arrays into host arrays, all devices at once."""
-    in_flight: deque[tuple[int, Transfer]] = deque()
+    in_flight: deque[tuple[int, Transfer[Any]]] = deque()
 
     def wait_for_oldest() -> None:
         at, oldest = in_flight[0]

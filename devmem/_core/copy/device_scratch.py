@@ -23,7 +23,8 @@ class DeviceScratch:
     """``with DeviceScratch(memory, view, stream) as parts:`` each part of a view, with as much contiguous memory beside it.
 
     Iterating gives (block, that part of the view, the contiguous part). The view's axes go from the largest stride to the
-    smallest. The memory is the same for all parts, which the stream's order keeps apart, and is given back in that order.
+    smallest. The memory is the same for all parts, which the stream's order keeps apart, and is given back in that order; where
+    giving it back would wait, it is left to the queue.
     """
 
     def __init__(self, memory: DeviceMemory, view: ArrayView[Any], stream: Stream) -> None:
@@ -41,7 +42,8 @@ class DeviceScratch:
         try:
             self._use.__exit__(kind, error, at)
         finally:
-            self._allocation.discard()
+            if self._allocation.heap.ordered:
+                self._allocation.discard()
 
     def __iter__(self) -> Iterator[tuple[Block, ArrayView[Any], ArrayView[Any]]]:
         for block in self._blocks:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...spi.errors import BackendError, DevmemError, LayoutError, OutOfMemory
-from ...spi.types import CopyKind
+from ...spi.errors import BackendError, LayoutError, OutOfMemory, UnsupportedError
+from ...spi.types import Box, Capability, CopyKind
 from ..base.address import address, extent
 from ..base.array_view import ArrayView, address_range, along_memory, part_of
 from ..base.device_handle import DeviceHandle
@@ -30,14 +30,14 @@ from ..lifetime.allocation import StreamUse
 from ..lifetime.device_memory import DeviceMemory
 from ..lifetime.page_locks import PageLockTable
 from ..ordering.completions import CompletionTracker
+from ..ordering.recorder import RecordedCopy, Recorder, Side
 from ..ordering.stream import Stream
 from .device_scratch import DeviceScratch
-from .host_copy import copy_elements, raw
+from .host_copy import copy_elements, raw, scratch
 from .host_memory import HostMemory, host_memory_of
-from .host_scratch import scratch
 from .plan import GAPS, SMALL_DOWNLOAD, SMALL_UPLOAD, SPARSE_PART, CopyPlan, Route, plan_copy
 from .rows import Rows, rows
-from .staging import Download, Ring, upload
+from .staging import Download, GrowingRing, Ring, upload
 from .staging.blocks import Block, block_offset, block_shape, blocks, nearest, tiles
 from .statistics import SAMPLED, CopyStatistics, begin
 from .submit import Submitter, calls, is_pitched
@@ -48,6 +48,8 @@ PATTERN_BYTES = 4096
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D  # an enum's attribute takes as long as a call
 DIRECT, ROWS = Route.DIRECT, Route.ROWS
 _NOTHING_LOCKED: AbstractContextManager[None] = nullcontext()
+#: Bytes from which a copy that is not waited for is worth a slot of the ring.
+SLOT_FROM = 1 << 20
 BYTE = np.dtype(np.uint8)
 HostBytes = npt.NDArray[np.uint8]
 
@@ -62,6 +64,7 @@ class CopyEngine:
         completions: CompletionTracker,
         page_locks: PageLockTable,
         ring: Ring,
+        growing_ring: GrowingRing,
         statistics: CopyStatistics,
     ) -> None:
         self.handle = handle
@@ -69,19 +72,33 @@ class CopyEngine:
         self.completions = completions
         self.page_locks = page_locks
         self.ring = ring
+        self.growing_ring = growing_ring
         self.statistics = statistics
-        self.submitter = Submitter(handle, page_locks)
+        self.submitter = Submitter(handle, completions, page_locks)
         self._small_uploads, self._small_downloads = statistics.small["h2d direct"], statistics.small["d2h direct"]
         self.staging_threshold = ring.threshold
         self.slot_bytes = ring.slot_bytes
         self.pitch_multiple = handle.info.strided_pitch_multiple
+        #: Whether the driver has a call for several copies; some turn out to have none.
+        self.batches = handle.has(Capability.BATCH_COPY)
+        #: Whether it has one for several copies of rows and slices.
+        self.volume_batches = handle.has(Capability.VOLUME_BATCH) and handle.has(Capability.VOLUME_COPY)
+        #: The ordinals of devices of the backend whose memory this one was forbidden to reach.
+        self.apart: set[int] = set()
+        #: By device, the copy engine of each other device that may still read this device's memory: its copy did not wait.
+        self.readers: dict[object, CopyEngine] = {}
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     @property
     def has_slots(self) -> bool:
-        """Whether page-locked memory for slots is to be had."""
+        """Whether there is page-locked memory for slots."""
         return bool(self.ring.slot_limit)
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether copies that wait for no stream have slots."""
+        return bool(self.growing_ring.limit)
 
     def calls(self, rows: Rows, kind: CopyKind) -> int:
         """Driver calls that rows take."""
@@ -90,10 +107,6 @@ class CopyEngine:
     def is_pitched(self, rows: Rows, kind: CopyKind) -> bool:
         """Whether the driver copies these rows in one call."""
         return is_pitched(self.handle, rows, kind)
-
-    def is_capturing(self, stream: Stream) -> bool:
-        """Whether a graph is captured on the stream."""
-        return not stream.simple and self.handle.capturing(stream.handle)
 
     def memory_of(self, host: npt.NDArray[Any]) -> HostMemory:
         """What a host array's memory is."""
@@ -106,9 +119,15 @@ class CopyEngine:
     # -- between host and device ---------------------------------------------------------------------------------------
 
     def upload(
-        self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool = True
+        self,
+        dst: ArrayView[Any],
+        src: npt.NDArray[Any],
+        stream: Stream,
+        blocking: bool,
+        host_copy: bool = True,
+        waits: bool = True,
     ) -> None:
-        """Copy host elements into device elements, and count it.
+        """Copy host elements into device elements, and count it; unless it ``waits``, the call waits for no stream.
 
         Raises
         ------
@@ -117,14 +136,22 @@ class CopyEngine:
         """
         if not src.nbytes:
             return
-        plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy)
+        if (shared := self._shared(dst, src, stream)) is not None:
+            self.move(dst, shared, stream, False, waits)
+            if blocking or waits:
+                self.wait_for(stream)  # also where nothing was to be copied
+            return
+        plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy, waits=waits)
+        if stream.recorder is not None:
+            self._record(plan, H2D, dst, src, stream, stream.recorder)
+            return
         counter = self._small_uploads
         untimed = plan is SMALL_UPLOAD and counter[0] & SAMPLED and src.nbytes < self.statistics.timed_from
         began = 0.0 if untimed else begin()
         if plan.route is DIRECT or plan.route is ROWS:
             self._execute(plan, H2D, dst, src, stream, blocking)
         else:
-            plan = self._put(plan, dst, src, stream, blocking, host_copy)
+            plan = self._carry_out(plan, H2D, dst, src, stream, blocking, host_copy, waits)
         if untimed:
             counter[0] += 1
             counter[1] += src.nbytes
@@ -135,14 +162,21 @@ class CopyEngine:
         """Copy device elements into host elements, and count it; the destination is writable."""
         if not dst.nbytes:
             return
+        if (shared := self._shared(src, dst, stream)) is not None:
+            self.move(shared, src, stream, False)
+            self.wait_for(stream)  # also where nothing was to be copied
+            return
         plan = plan_copy(D2H, dst, src, self, stream)
+        if stream.recorder is not None:
+            self._record(plan, D2H, src, dst, stream, stream.recorder)
+            return
         counter = self._small_downloads
         untimed = plan is SMALL_DOWNLOAD and counter[0] & SAMPLED and dst.nbytes < self.statistics.timed_from
         began = 0.0 if untimed else begin()
         if plan.route is DIRECT or plan.route is ROWS:
             self._execute(plan, D2H, src, dst, stream, blocking)
         else:
-            plan = self._get(plan, src, dst, stream, blocking)
+            plan = self._carry_out(plan, D2H, src, dst, stream, blocking)
         if untimed:
             counter[0] += 1
             counter[1] += dst.nbytes
@@ -150,18 +184,18 @@ class CopyEngine:
             self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
 
     def put(
-        self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, host_copy: bool = True
+        self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, waits: bool = True
     ) -> CopyPlan:
         """Upload without counting: a part of a copy that the caller counts."""
-        plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy)
-        return self._put(plan, dst, src, stream, blocking, host_copy)
+        plan = plan_copy(H2D, dst, src, self, stream, waits=waits)
+        return self._carry_out(plan, H2D, dst, src, stream, blocking, waits=waits)
 
     def get(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool) -> CopyPlan:
         """Download without counting: a part of a copy that the caller counts."""
-        return self._get(plan_copy(D2H, dst, src, self, stream), src, dst, stream, blocking)
+        return self._carry_out(plan_copy(D2H, dst, src, self, stream), D2H, src, dst, stream, blocking)
 
     def start_download(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> Download | None:
-        """Enqueue a download whose destination is not read before `finish_download`, and count it.
+        """Enqueue a download whose destination is not read before `finish_download`, and count it. Waits for no stream.
 
         Returns
         -------
@@ -171,11 +205,16 @@ class CopyEngine:
         nbytes = dst.nbytes
         if not nbytes:
             return None
+        if (shared := self._shared(src, dst, stream)) is not None:
+            self.move(shared, src, stream, False, False)
+            return None
         began = begin()
-        plan = plan_copy(D2H, dst, src, self, stream)
-        download = self._start_staged(src, dst, stream, plan.why is GAPS) if plan.route is Route.STAGED else None
+        plan = plan_copy(D2H, dst, src, self, stream, waits=False)
+        ring = self.growing_ring if self.can_grow else self.ring
+        staged = plan.route is Route.STAGED
+        download = self._start_staged(src, dst, stream, plan.why is GAPS, ring) if staged else None
         if download is None:
-            plan = self._get(plan, src, dst, stream, False)
+            plan = self._carry_out(plan, D2H, src, dst, stream, False)
         self.statistics.count(plan.path, nbytes, began, None, plan.why, src, stream, plan.rows)
         return download
 
@@ -190,7 +229,8 @@ class CopyEngine:
     ) -> None:
         """Fill a contiguous array with bytes that ``fill(block, host)`` writes to host memory, and count it under this path."""
         began, view = begin(), ArrayView(dst._ptr, (dst.nbytes,), BYTE)
-        if self.is_small(dst.nbytes):
+        # A slot is not waited for: the next call reads into another one while this one's is copied.
+        if self.is_small(dst.nbytes) and (blocking or dst.nbytes < SLOT_FROM):
             host = np.empty(dst.nbytes, BYTE)
             fill((slice(None),), host)
             self.upload(view, host, stream, blocking)
@@ -221,22 +261,36 @@ class CopyEngine:
 
     # -- on the device -------------------------------------------------------------------------------------------------
 
-    def move(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool) -> None:
+    def _shared(self, device: ArrayView[Any], host: npt.NDArray[Any], stream: Stream) -> ArrayView[Any] | None:
+        """A host array as the device addresses it, where memory of it is the device array's too; else None."""
+        if not self.handle.info.coherence or not overlap(address_range(device), extent(host)) or stream.is_capturing():
+            return None
+        return ArrayView(address(host), host.shape, host.dtype, host.strides)
+
+    def move(
+        self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool, waits: bool = True
+    ) -> None:
         """Copy between two arrays of the device, and count it; right also where they overlap."""
         if not dst.nbytes:
             return
         began = begin()
         if not overlap(address_range(dst), address_range(src)):
-            plan = self.place(dst, src, stream, blocking)
+            if stream.recorder is not None:
+                with stream.recorder.copying(RecordedCopy(D2D, _device_side(dst), _device_side(src))):
+                    self.place(dst, src, stream, blocking, waits)
+                return
+            plan = self.place(dst, src, stream, blocking, waits)
         elif (dst._ptr, dst.strides) != (src._ptr, src.strides):
-            plan = self._move_overlapping(dst, src, stream, blocking)
+            plan = self._move_overlapping(dst, src, stream, blocking, waits)
         else:
             return  # onto itself
         self.statistics.count(plan.path, dst.nbytes, began, None, plan.why, src, stream, plan.rows)
 
-    def place(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool) -> CopyPlan:
+    def place(
+        self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool, waits: bool = True
+    ) -> CopyPlan:
         """Copy between regions of the device that have no byte in common, as a part of a copy that the caller counts."""
-        plan = plan_copy(D2D, dst, src, self, stream)
+        plan = plan_copy(D2D, dst, src, self, stream, waits=waits)
         if plan.route is not Route.STAGED:
             assert plan.rows is not None
             self.submitter.copy_rows(plan.rows, dst._ptr, src._ptr, D2D, stream, blocking)
@@ -247,20 +301,32 @@ class CopyEngine:
             self.wait_for(stream)
         return plan
 
+    def boxes(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream) -> list[Box]:
+        """What copies one region of the device to another as a part of a batch; empty where only `place` does."""
+        if not self.volume_batches or stream.is_capturing():
+            return []
+        plan = plan_copy(D2D, dst, src, self, stream)
+        if plan.route is Route.STAGED or plan.rows is None or not self.is_pitched(plan.rows, D2D):
+            return []
+        return plan.rows.boxes(dst._ptr, src._ptr, volume=True)
+
     def fill(self, dst: ArrayView[Any], item: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
         """Store one value, an array without axes of the same dtype, in every element, and count it."""
         if not dst.nbytes:
             return
         began = begin()
         pattern = item.tobytes()
-        if not any(is_contiguous(dst.shape, dst.strides, dst.itemsize, order) for order in "CF"):
+        layout = dst.shape, dst.strides, dst.itemsize
+        # No generator: what an interrupt raises as one is closed is kept by the interpreter's hook, and so would the array be.
+        if not is_contiguous(*layout, "C") and not is_contiguous(*layout, "F"):
+            stream.check_not_recorded("to fill elements that do not lie side by side")
             plan = self.put(dst, np.broadcast_to(item, dst.shape), stream, blocking)
             self.statistics.count("fill", dst.nbytes, began, None, plan.why, dst, stream, plan.rows)
             return
-        width = next((width for width in (1, 2, 4) if _repeats(pattern, width)), 0)
+        width = _word_width(pattern)
         if width and dst._ptr % width == 0:
             word = int.from_bytes(pattern[:width], sys.byteorder)
-            self.handle.driver.fill(dst._ptr, word, width, dst.nbytes // width, stream.handle)
+            (stream.recorder or self.handle.driver).fill(dst._ptr, word, width, dst.nbytes // width, stream.handle)
         else:
             self._fill_by_doubling(dst._ptr, pattern, dst.nbytes, stream)
         if blocking:
@@ -272,46 +338,81 @@ class CopyEngine:
         with self.statistics.waiting("the stream"):
             self.handle.driver.stream_synchronize(stream.handle)
 
-    # -- executing a plan ----------------------------------------------------------------------------------------------
+    # -- recording -----------------------------------------------------------------------------------------------------
 
-    def _put(
+    def host_side(self, host: npt.NDArray[Any]) -> Side:
+        """The host's side of a copy that is recorded. It is page-locked, and stays so as long as the side is kept.
+
+        Raises
+        ------
+        UnsupportedError
+            It is not page-locked, or was locked in pieces.
+        """
+        low, high = extent(host)
+        if self.memory_of(host) not in (HostMemory.LOCKED, HostMemory.MANAGED):
+            raise UnsupportedError(
+                f"a plan copies whenever it is replayed, and pageable memory (an array of {host.nbytes} bytes) is no part of a "
+                f"copy that nothing waits for: give it a pinned_array(), or register() the array before"
+            )
+        if self.is_cut(host):
+            raise UnsupportedError(
+                f"an array of {host.nbytes} bytes is page-locked in pieces, which a plan cannot follow: register() it as a whole"
+            )
+        keep: tuple[object, ...] = (host,)
+        if self.page_locks.covers(low, high):  # also where the caller deregisters it
+            keep = (host, self.page_locks.keep_locked(self.handle, host))
+        at = address(host)
+        return Side(host, at, at, keep)
+
+    def _record(
         self,
         plan: CopyPlan,
-        dst: ArrayView[Any],
-        src: npt.NDArray[Any],
+        kind: CopyKind,
+        device: ArrayView[Any],
+        host: npt.NDArray[Any],
+        stream: Stream,
+        recorder: Recorder,
+    ) -> None:
+        """Record a copy between host and device."""
+        side = self.host_side(host)
+        if plan.route is not DIRECT and plan.route is not ROWS:
+            recorder.refuse(f"a copy that goes {plan.path!r} ({plan.why})")
+        sides = (_device_side(device), side) if kind is H2D else (side, _device_side(device))
+        with recorder.copying(RecordedCopy(kind, *sides)):
+            self._execute(plan, kind, device, host, stream, False)
+
+    # -- executing a plan ----------------------------------------------------------------------------------------------
+
+    def _carry_out(
+        self,
+        plan: CopyPlan,
+        kind: CopyKind,
+        device: ArrayView[Any],
+        host: npt.NDArray[Any],
         stream: Stream,
         blocking: bool,
-        host_copy: bool,
+        host_copy: bool = True,
+        waits: bool = True,
     ) -> CopyPlan:
-        """Execute the plan of an upload; the plan that was executed in the end."""
+        """Execute a plan by any route; the plan that was executed in the end."""
         if plan.route is Route.SCRATCH:
-            if self._put_by_scratch(dst, src, stream, blocking):
+            if self._by_scratch(kind, device, host, stream, blocking, waits):
                 return plan
-            plan = plan_copy(H2D, dst, src, self, stream, host_copy=host_copy, scratch=False)
-        if plan.route is Route.STAGED:
-            self._put_staged(dst, src, stream, blocking)
+            dst, src = (device, host) if kind is H2D else (host, device)
+            plan = plan_copy(kind, dst, src, self, stream, host_copy=host_copy, scratch=False, waits=waits)
+        if plan.route is Route.STAGED and kind is H2D:
+            self._put_staged(
+                device, host, stream, blocking, self.ring if waits or not self.can_grow else self.growing_ring
+            )
+        elif plan.route is Route.STAGED:
+            _finish(self._start_staged(device, host, stream, plan.why is GAPS, self.ring))
         elif plan.route is Route.PACKED and not host_copy:
             raise LayoutError(
-                f"copy=False, but a source of shape {src.shape} with strides {src.strides} has to be gathered on the host "
+                f"copy=False, but a source of shape {host.shape} with strides {host.strides} has to be gathered on the host "
                 f"first: give numpy.ascontiguousarray(source), or copy=True"
             )
         else:
-            self._execute(plan, H2D, dst, src, stream, blocking)
-        return plan
-
-    def _get(
-        self, plan: CopyPlan, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, blocking: bool
-    ) -> CopyPlan:
-        """Execute the plan of a download; the plan that was executed in the end."""
-        if plan.route is Route.SCRATCH:
-            if self._get_by_scratch(src, dst, stream):
-                return plan
-            plan = plan_copy(D2H, dst, src, self, stream, scratch=False)
-        if plan.route is not Route.STAGED:
-            self._execute(plan, D2H, src, dst, stream, blocking)
-            return plan
-        download = self._start_staged(src, dst, stream, plan.why is GAPS)
-        _finish(download)
+            self._execute(plan, kind, device, host, stream, blocking)
         return plan
 
     def _execute(
@@ -328,28 +429,27 @@ class CopyEngine:
         before = locks.segments
         steady: AbstractContextManager[None] = locks.steady(*extent(host)) if before else _NOTHING_LOCKED
         while True:
+            if before and not blocking and locks.shares(*extent(host)) and not stream.is_capturing():
+                blocking = True  # its owner may change it: it is pageable to that one, and page-locked to the driver
             try:
                 with steady:
                     route = plan.route
                     if route is DIRECT or route is ROWS:
                         dst, src = (device._ptr, address(host)) if kind is H2D else (address(host), device._ptr)
-                        try:
-                            if plan.rows is None:
-                                size, handle = host.nbytes, stream.handle
-                                running = self.submitter.copy_run(dst, src, size, kind, handle, blocking=blocking)
-                            else:
-                                running = self.submitter.copy_rows(plan.rows, dst, src, kind, stream, blocking)
-                            if running:
-                                self.completions.keep_until_complete(stream, host)
-                        except BaseException as error:
-                            self._keep_interrupted(error, stream, host)
-                            raise
+                        submit = self.submitter
+                        if plan.rows is None:
+                            submit.copy_run(dst, src, host.nbytes, kind, stream, blocking=blocking, host=host)
+                        else:
+                            submit.copy_rows(plan.rows, dst, src, kind, stream, blocking, host)
                     elif kind is H2D:
                         self._put_packed(device, host, stream, blocking)
                     else:
                         stream.check_waitable()
                         get = {Route.PACKED: self._get_packed, Route.SPAN: self._get_span}
                         get.get(route, self._get_sparse)(device, host, stream)
+                changed = locks.segments is not before and not blocking
+                if changed and locks.shares(*extent(host)) and not stream.is_capturing():
+                    self.wait_for(stream)  # pages were locked meanwhile: the driver may use the memory behind this call
                 return
             except BackendError:
                 if before or locks.segments is before:
@@ -362,68 +462,55 @@ class CopyEngine:
         packed = scratch(ordered.shape, src.dtype)
         copy_elements(raw(packed), in_order_of(dst, raw(src)))
         plan = rows(ordered.shape, dst.itemsize, ordered.strides, packed.strides)
-        try:
-            if self.submitter.copy_rows(plan, ordered._ptr, address(packed), H2D, stream, blocking):
-                self.completions.keep_until_complete(stream, packed)
-        except BaseException as error:
-            self._keep_interrupted(error, stream, packed)
-            raise
+        self.submitter.copy_rows(plan, ordered._ptr, address(packed), H2D, stream, blocking, packed)
 
-    def _keep_interrupted(self, error: BaseException, stream: Stream, host: npt.NDArray[Any]) -> None:
-        """Keep host memory until the stream has passed a copy that may have been enqueued when an exception came.
-
-        An error of the driver's means that it was not; anything else, an interrupt say, may come behind the driver's call and
-        before the copy is in the tracker.
-        """
-        if not isinstance(error, DevmemError):
-            with suppress(DevmemError):  # then the memory is kept for good
-                self.completions.keep_until_complete(stream, host)
-
-    def _put_staged(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> None:
+    def _put_staged(
+        self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool, ring: Ring
+    ) -> None:
         target, source = _for_blocks(dst, src)
-        copy = self.ring.workers.copy
-        upload(self.ring, self.submitter, target, lambda block, slot: copy(slot, source[block]), stream)
+        copy = ring.workers.copy
+        upload(ring, self.submitter, target, lambda block, slot: copy(slot, source[block]), stream)
         if blocking:
             self.wait_for(stream)
 
-    def _put_by_scratch(self, dst: ArrayView[Any], src: npt.NDArray[Any], stream: Stream, blocking: bool) -> bool:
-        """Let the device scatter the elements; False where it has no memory for them, and nothing was done."""
+    def _by_scratch(
+        self,
+        kind: CopyKind,
+        device: ArrayView[Any],
+        host: npt.NDArray[Any],
+        stream: Stream,
+        blocking: bool,
+        waits: bool,
+    ) -> bool:
+        """Let the device scatter or gather the elements; False where it has no memory for them, and nothing was done."""
         stream.check_waitable()
-        source = in_order_of(dst, src)
+        ordered = in_order_of(device, host)
         try:
-            parts = DeviceScratch(self.memory, along_memory(dst), stream)
+            parts = DeviceScratch(self.memory, along_memory(device), stream)
         except OutOfMemory:
             return False
         with parts:
             for block, part, packed in parts:
-                self.put(packed, source[block], stream, False)
-                self._on_device(part, packed, stream)
-        if blocking:
+                if kind is H2D:
+                    self.put(packed, ordered[block], stream, False, waits)
+                    self._on_device(part, packed, stream)
+                else:
+                    self._on_device(packed, part, stream)
+                    self.get(packed, ordered[block], stream, True)
+        if blocking and kind is H2D:
             self.wait_for(stream)
-        return True
-
-    def _get_by_scratch(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> bool:
-        """Let the device gather the elements; False where it has no memory for them, and nothing was done."""
-        stream.check_waitable()
-        target = in_order_of(src, dst)
-        try:
-            parts = DeviceScratch(self.memory, along_memory(src), stream)
-        except OutOfMemory:
-            return False
-        with parts:
-            for block, part, packed in parts:
-                self._on_device(packed, part, stream)
-                self.get(packed, target[block], stream, True)
         return True
 
     def _on_device(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream) -> None:
         plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
         self.submitter.copy_rows(plan, dst._ptr, src._ptr, D2D, stream, False)
 
-    def _start_staged(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, gaps: bool) -> Download:
+    def _start_staged(
+        self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream, gaps: bool, ring: Ring
+    ) -> Download:
         source, target = _for_blocks(src, dst)
-        copy = self.ring.workers.copy
-        download = Download(self.ring, self.submitter, lambda block, elements: copy(target[block], elements))
+        copy = ring.workers.copy
+        download = Download(ring, self.submitter, lambda block, elements: copy(target[block], elements))
         download.start(source, stream, gaps)
         return download
 
@@ -432,8 +519,11 @@ class CopyEngine:
         ordered = along_memory(src)
         packed = scratch(ordered.shape, src.dtype)
         plan = rows(ordered.shape, src.itemsize, packed.strides, ordered.strides)
-        self.submitter.copy_rows(plan, address(packed), ordered._ptr, D2H, stream, True)
+        self.submitter.copy_rows(plan, address(packed), ordered._ptr, D2H, stream, True, packed)
         copy_elements(in_order_of(src, raw(dst)), raw(packed))
+
+    def _fetch(self, fetched: HostBytes, low: int, nbytes: int, stream: Stream) -> None:
+        self.submitter.copy_run(address(fetched), low, nbytes, D2H, stream, blocking=True, host=fetched)
 
     def _get_span(self, src: ArrayView[Any], dst: npt.NDArray[Any], stream: Stream) -> None:
         """Fetch everything from the lowest to the highest element in one run."""
@@ -441,9 +531,9 @@ class CopyEngine:
         low, high = address_range(src)
         fetched = scratch((high - low,), np.uint8)
         if fetched.nbytes < self.staging_threshold:
-            self.submitter.copy_run(address(fetched), low, fetched.nbytes, D2H, stream.handle, blocking=True)
+            self._fetch(fetched, low, fetched.nbytes, stream)
         else:
-            self._start_staged(ArrayView(low, fetched.shape, fetched.dtype), fetched, stream, False).finish()
+            self._start_staged(ArrayView(low, fetched.shape, fetched.dtype), fetched, stream, False, self.ring).finish()
         elements: npt.NDArray[Any] = np.ndarray(ordered.shape, src.dtype, fetched, 0, ordered.strides)
         copy_elements(in_order_of(src, raw(dst)), raw(elements))
 
@@ -455,35 +545,34 @@ class CopyEngine:
         for block in blocks(ordered.shape, itemsize, SPARSE_PART, strides):
             lengths = block_shape(ordered.shape, block)
             nbytes, low = span(lengths, strides, itemsize)[1], ordered._ptr + block_offset(strides, block)
-            self.submitter.copy_run(address(fetched), low, nbytes, D2H, stream.handle, blocking=True)
+            self._fetch(fetched, low, nbytes, stream)
             elements: npt.NDArray[Any] = np.ndarray(lengths, src.dtype, fetched, 0, strides)
             copy_elements(target[block], raw(elements))
 
-    def _move_overlapping(self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool) -> CopyPlan:
+    def _move_overlapping(
+        self, dst: ArrayView[Any], src: ArrayView[Any], stream: Stream, blocking: bool, waits: bool
+    ) -> CopyPlan:
         """As if the source had been copied away first: it is."""
         copy = self.memory.allocate(src.nbytes, stream)
         with StreamUse(stream, copy):
             packed: ArrayView[Any] = ArrayView(copy.ptr, src.shape, src.dtype)
-            self.place(packed, src, stream, False)
-            self.place(dst, packed, stream, blocking)
+            self.place(packed, src, stream, False, waits)
+            self.place(dst, packed, stream, blocking, waits)
         return CopyPlan(Route.SCRATCH, "d2d scratch", "source and destination overlap")
 
     def _fill_by_doubling(self, ptr: int, pattern: bytes, nbytes: int, stream: Stream) -> None:
         """Fill with a pattern of any length: some of it from the host, then each copy doubles what is there."""
         repeats = max(1, min(PATTERN_BYTES, nbytes) // len(pattern))
-        first = scratch((repeats * len(pattern),), np.uint8)
+        recorder, nbytes_of_first = stream.recorder, repeats * len(pattern)
+        first = scratch((nbytes_of_first,), np.uint8) if recorder is None else recorder.page_locked(nbytes_of_first)
         first[:] = np.frombuffer(pattern * repeats, np.uint8)
         copy = self.submitter.copy_run
-        try:
-            if copy(ptr, address(first), first.nbytes, H2D, stream.handle):
-                self.completions.keep_until_complete(stream, first)
-        except BaseException as error:
-            self._keep_interrupted(error, stream, first)
-            raise
+        with _NOTHING_LOCKED if recorder is None else recorder.reading(first):
+            copy(ptr, address(first), first.nbytes, H2D, stream, host=first)
         done = first.nbytes
         while done < nbytes:
             step = min(done, nbytes - done)
-            copy(ptr + done, ptr, step, D2D, stream.handle)
+            copy(ptr + done, ptr, step, D2D, stream)
             done += step
 
 
@@ -524,6 +613,10 @@ def in_order_of_view(view: ArrayView[Any], other: ArrayView[Any]) -> ArrayView[A
     return ArrayView(low, shape, other.dtype, strides)
 
 
+def _device_side(view: ArrayView[Any]) -> Side:
+    return Side(view, view._ptr, view._ptr)
+
+
 def _finish(download: Download) -> None:
     try:
         download.finish()
@@ -541,6 +634,14 @@ def _for_blocks(view: ArrayView[Any], host: npt.NDArray[Any]) -> tuple[ArrayView
         )
         return ArrayView(ordered._ptr, bytes_of.shape, bytes_of.dtype), bytes_of
     return ArrayView(ordered._ptr, ordered.shape, host.dtype, ordered.strides), host
+
+
+def _word_width(pattern: bytes) -> int:
+    """Bytes of the smallest word that drivers fill with and that the pattern repeats; 0 if there is none."""
+    for width in (1, 2, 4):
+        if _repeats(pattern, width):
+            return width
+    return 0
 
 
 def _repeats(pattern: bytes, width: int) -> bool:

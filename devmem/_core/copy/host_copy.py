@@ -1,13 +1,16 @@
-"""NumPy's copy between host arrays, in an order that makes use of the processor's caches."""
+"""Copies between host arrays, in an order that makes use of the processor's caches, and arrays that copies go through."""
 
 from __future__ import annotations
 
+import math
+from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.layout import Shape
+from ..base.address import address
+from ..base.layout import Shape, is_contiguous, like_strides, span
 
 #: Bytes that a processor's cache loads together.
 LINE = 64
@@ -32,6 +35,27 @@ def copy_elements(dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> None:
     for start in range(0, dst.shape[axis], STRIP):
         strip = (*before, slice(start, start + STRIP))
         np.copyto(dst[strip], src[strip], casting="no")
+
+
+def scratch(shape: Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A new C-contiguous array of undefined contents, on pages of its own.
+
+    Memory beside it may be page-locked at any time, and drivers refuse a copy of memory that is page-locked in part.
+    """
+    kind = np.dtype(dtype)
+    raw = np.empty(math.prod(shape) * kind.itemsize + 2 * PAGESIZE, np.uint8)
+    return np.ndarray(shape, kind, raw, -address(raw) % PAGESIZE)
+
+
+def host_like(shape: Shape, dtype: np.dtype[Any], strides: Shape | None) -> npt.NDArray[Any]:
+    """A new ndarray with the same order of axes as one with these strides; None: in C order."""
+    if strides is None or is_contiguous(shape, strides, dtype.itemsize):
+        return np.empty(shape, dtype)
+    if is_contiguous(shape, strides, dtype.itemsize, "F"):
+        return np.empty(shape, dtype, "F")
+    like = like_strides(shape, strides, dtype.itemsize)
+    size = max(span(shape, like, dtype.itemsize)[1], 1)
+    return np.ndarray(shape, dtype, np.empty(size, np.uint8), 0, like)
 
 
 def raw(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

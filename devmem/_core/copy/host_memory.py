@@ -42,12 +42,13 @@ def host_memory_of(
     if isinstance(base, memoryview):
         base = base.obj
     low, high = extent(host)
-    if page_locks.covers(low, high):
+    if page_locks.segments and page_locks.is_registered(low, high):
         return HostMemory.LOCKED
     if isinstance(base, mmap.mmap):
         return HostMemory.FILE
-    # Page-locked by another library: the driver knows. Ordinary memory is in none of its allocations.
-    if ask and handle.knows_pointers:
+    # Page-locked by another library: the driver knows. Ordinary memory is in none of its allocations, unless it shares pages with
+    # what is registered: it may change as soon as a call has returned.
+    if ask and handle.knows_pointers and not page_locks.shares(low, high):
         device_of = handle.driver.pointer_device
         if device_of(low) is not None and device_of(high - 1) is not None:
             return HostMemory.LOCKED

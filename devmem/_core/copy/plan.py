@@ -48,8 +48,10 @@ SCRATCH = f"{MANY} between host and device, and fewer times on it"
 UNPITCHED = "the device does not copy rows so far apart in one call"
 CUT = "page-locked memory begins or ends within the host array"
 UNCOPIED = "copy=False: nothing is gathered on the host"
+REACHED = "the device reaches the memory"
 ONE_RUN = "both sides are one run of bytes"
 ROWS = "rows are wide, and few calls of the driver copy them"
+NEVER_WAITS = "the call waits for no stream"
 MAPPED_FILE = "a mapped file, whose pages several threads fetch"
 PAGEABLE = "pageable memory, copied by the driver, leaves most of the bus unused"
 
@@ -80,7 +82,11 @@ class CopyFacts(Protocol):
 
     @property
     def has_slots(self) -> bool:
-        """Whether page-locked memory for slots is to be had."""
+        """Whether there is page-locked memory for slots."""
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether copies that wait for no stream have slots."""
 
     @property
     def pitch_multiple(self) -> int:
@@ -91,9 +97,6 @@ class CopyFacts(Protocol):
 
     def is_pitched(self, rows: Rows, kind: CopyKind) -> bool:
         """Whether the driver copies these rows in one call."""
-
-    def is_capturing(self, stream: Stream) -> bool:
-        """Whether a graph is captured on the stream."""
 
     def memory_of(self, host: npt.NDArray[Any]) -> HostMemory:
         """What a host array's memory is."""
@@ -124,6 +127,7 @@ def plan_copy(
     *,
     host_copy: bool = True,
     scratch: bool = True,
+    waits: bool = True,
 ) -> CopyPlan:
     """Plan a copy between two sides of one shape and dtype that have no byte in common.
 
@@ -137,13 +141,17 @@ def plan_copy(
         Whether an upload may be gathered on the host first.
     scratch : bool
         Whether the device may be asked for memory for a second array.
+    waits : bool
+        Whether the call may wait for the stream.
     """
     if kind is D2D:
-        return _on_device(dst, src, facts)
+        return _on_device(dst, src, facts, waits)
     device, host = (dst, src) if kind is H2D else (src, dst)
     flags = host.flags
     one_run: bool = flags.c_contiguous and device.is_c_contiguous()
     one_run = one_run or (flags.f_contiguous and device.is_f_contiguous())
+    if not waits and facts.can_grow and not stream.is_capturing():
+        return _without_waiting(kind, device, host, facts, one_run, scratch)
     if one_run and host.nbytes < facts.staging_threshold and host_copy:
         return SMALL_UPLOAD if kind is H2D else SMALL_DOWNLOAD
     if kind is H2D and host_copy and scratch and (plan := _scattered(device, facts)):
@@ -187,13 +195,13 @@ def _staging(host: npt.NDArray[Any], facts: CopyFacts, stream: Stream) -> tuple[
     if host.itemsize > facts.slot_bytes:
         return False, "elements do not fit into a slot"
     if not facts.has_slots:
-        return False, "no page-locked memory was to be had"
+        return False, "there is no page-locked memory for slots"
     # A graph copies whenever it is launched: from the user's array, not from a slot.
-    if facts.is_capturing(stream):
+    if stream.is_capturing():
         return False, "a graph is captured on the stream"
     memory = facts.memory_of(host)
     if memory in (HostMemory.LOCKED, HostMemory.MANAGED):
-        return False, "the device reaches the memory"
+        return False, REACHED
     return True, MAPPED_FILE if memory is HostMemory.FILE else PAGEABLE
 
 
@@ -209,6 +217,28 @@ def _staged(kind: CopyKind, device: Strided, facts: CopyFacts, one_run: bool, wh
     if high - low > DENSE_SPAN * device.nbytes:
         return CopyPlan(Route.SPARSE, path, MANY, plan)
     return CopyPlan(Route.STAGED, path, GAPS, plan)
+
+
+def _without_waiting(
+    kind: CopyKind, device: Strided, host: npt.NDArray[Any], facts: CopyFacts, one_run: bool, scratch: bool
+) -> CopyPlan:
+    """A copy whose call waits for no stream: directly where the device reaches the memory as it lies, else by way of slots."""
+    if facts.memory_of(host) in (HostMemory.LOCKED, HostMemory.MANAGED):
+        if one_run:
+            return CopyPlan(Route.DIRECT, f"{kind.value} direct", REACHED)
+        sides = (device.strides, host.strides) if kind is H2D else (host.strides, device.strides)
+        plan = rows(device.shape, device.itemsize, *sides)
+        if _is_run(plan) or not against_rows(plan, facts, host):
+            return _by_rows(kind, plan, REACHED)
+    if kind is H2D and scratch and (scattered := _scattered(device, facts)):
+        return scattered
+    path, plan = f"{kind.value} staged", unpacking_rows(device.shape, device.strides, device.itemsize)
+    if one_run or kind is H2D:
+        return CopyPlan(Route.STAGED, path, NEVER_WAITS, None if one_run else plan)
+    low, high = span(device.shape, device.strides, device.itemsize)
+    calls = facts.calls(plan, D2H)
+    gaps = calls > MANY_CALLS and high - low <= SPARSE_PART * calls
+    return CopyPlan(Route.STAGED, path, GAPS if gaps else NEVER_WAITS, plan)
 
 
 def _scattered(dst: Strided, facts: CopyFacts) -> CopyPlan | None:
@@ -247,11 +277,11 @@ def _download(dst: npt.NDArray[Any], src: Strided, facts: CopyFacts, why: str, s
     return CopyPlan(Route.SPARSE, "d2h span", SPARSE, packed)
 
 
-def _on_device(dst: Strided, src: Strided, facts: CopyFacts) -> CopyPlan:
+def _on_device(dst: Strided, src: Strided, facts: CopyFacts, waits: bool) -> CopyPlan:
     plan = rows(dst.shape, dst.itemsize, dst.strides, src.strides)
     calls = facts.calls(plan, D2D)
     # Where the destination alone takes so many, the detour would not take fewer.
-    if calls > MANY_CALLS:
+    if calls > MANY_CALLS and waits:
         alone = unpacking_rows(dst.shape, dst.strides, dst.itemsize)
         if calls > FEWER * facts.calls(alone, D2D):
             return CopyPlan(Route.STAGED, "d2d staged", MANY, plan)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ...spi.types import Box
 from ..base.layout import Shape, contiguous_strides, in_memory_order, memory_order
 
 
@@ -47,6 +48,17 @@ class Rows:
                 rest = replace(self, outer=[*self.outer[:at], *self.outer[at + 1 :]])
                 return Slices(count, dst_rows, src_rows, rest.offsets())
         return None
+
+    def boxes(self, dst: int, src: int, *, volume: bool) -> list[Box]:
+        """Copies of rows, and with ``volume`` of slices, between these addresses: one for each call that they take."""
+        slices = self.slices() if volume and self.outer else None
+        if slices is None:
+            slices = Slices(1, self.height, self.height, self.offsets())
+        size = self.width, self.height, slices.depth
+        return [
+            Box(dst + to, self.dst_pitch, slices.dst_rows, src + origin, self.src_pitch, slices.src_rows, *size)
+            for to, origin in slices.offsets
+        ]
 
     def offsets(self) -> list[tuple[int, int]]:
         """(destination, source) offsets of every call."""
@@ -97,6 +109,6 @@ def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def unpacking_rows(shape: Shape, strides: Shape, itemsize: int) -> Rows:
-    """The rows of a copy from one run of bytes to elements that lie so, in the order in which they lie in memory."""
+    """The rows of a copy from one run of bytes to elements with these strides; the run has them in their order in memory."""
     lengths, steps = in_memory_order(shape, strides, *memory_order(shape, strides))
     return rows(lengths, itemsize, steps, contiguous_strides(lengths, itemsize))

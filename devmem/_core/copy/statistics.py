@@ -7,17 +7,22 @@ Each copy that a caller asked for is counted once, however many parts it was don
     statistics.count("h2d staged", nbytes, began, why="...", array=source, stream=stream)
 
 Direct copies of less than `TIMED_FROM` bytes are timed by sample: of every 4096 the first sixteen, whose mean stands for all.
-No lock is taken: between reading and writing an entry no function is called and no loop turns, so no other thread runs.
+No lock is taken where there is a GIL: between reading and writing an entry no function is called and no loop turns, so no other
+thread runs. Without a GIL `LockedStatistics` count, and every copy is timed.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ...spi.types import CopyKind
+from ...toolkit.sizes import size_text, time_text
 from ..base.device_handle import DeviceHandle
+from ..base.scopes import FREE_THREADED
+from ..base.shown import html_table, text_table
 from .submit import calls
 
 if TYPE_CHECKING:
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 #: the time of a copy of this size.
 TIMED_FROM = 1 << 20
 #: Smaller ones are timed when their number has none of these bits.
-SAMPLED = 0xFF0
+SAMPLED = 0 if FREE_THREADED else 0xFF0
 
 
 class _Waits(threading.local):
@@ -50,6 +55,28 @@ def begin() -> float:
     return perf_counter()
 
 
+class TransferStats(dict[str, dict[str, Any]]):
+    """Copies, bytes and seconds by path: a dict that shows itself as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return text_table(_COLUMNS, self._rows()) if self else "no copies"
+
+    def _repr_html_(self) -> str:
+        return html_table(_COLUMNS, self._rows())
+
+    def _rows(self) -> Iterator[tuple[object, ...]]:
+        for path, counted in self.items():
+            seconds, nbytes = counted["seconds"], counted["bytes"]
+            rate = f"{size_text(int(nbytes / seconds))}/s" if seconds else ""
+            waited = time_text(counted["waited_seconds"])
+            yield path, counted["copies"], size_text(nbytes), time_text(seconds), waited, rate
+
+
+_COLUMNS = ("path", "copies", "moved", "time of the calls", "of it waiting", "rate")
+
+
 class CopyStatistics:
     """Copies, bytes and seconds on one open device, by path.
 
@@ -61,15 +88,18 @@ class CopyStatistics:
         Bytes from which each copy is timed, and traced.
     small : dict of list
         ``[copies, bytes, timed copies, their seconds]`` of small direct copies.
+    compiled : callable or None
+        Called with ``reset``, gives the same of the copies that the compiled core has made: of uploads, and of downloads.
     """
 
-    __slots__ = ("_handle", "_paths", "small", "timed_from", "trace")
+    __slots__ = ("_handle", "_paths", "compiled", "small", "timed_from", "trace")
 
     def __init__(self, handle: DeviceHandle, trace: TraceFile | None) -> None:
         self._handle = handle
         self.trace = trace
         self.timed_from = 0 if trace is not None else TIMED_FROM
         self.small: dict[str, list[Any]] = {path: [0, 0, 0, 0.0] for path in ("h2d direct", "d2h direct")}
+        self.compiled: Callable[[bool], tuple[Sequence[Any], Sequence[Any]]] | None = None
         self._paths: dict[str, list[Any]] = {}
 
     def count(
@@ -120,6 +150,12 @@ class CopyStatistics:
             self.trace.span(path, "copy", began, ended, args)
         return seconds - waited
 
+    def note(self, what: str, why: str, array: npt.NDArray[Any] | None = None) -> None:
+        """Write to the trace what was decided, about the device or about an array that need not be copied."""
+        if self.trace is not None:
+            now, nbytes = perf_counter(), 0 if array is None else array.nbytes
+            self.trace.span(what, "decision", now, now, self._facts(what, nbytes, 0.0, why, array, None, None))
+
     def count_more(self, path: str, began: float) -> None:
         """Add to a path what a copy that was counted when it began has taken since, on this thread."""
         ended = perf_counter()
@@ -139,16 +175,16 @@ class CopyStatistics:
         """``with statistics.waiting("a slot"):`` the time that the block takes is time that this thread's copy waits."""
         return Waiting(self.trace, what)
 
-    def take(self, reset: bool) -> dict[str, dict[str, Any]]:
+    def take(self, reset: bool) -> TransferStats:
         """What was counted; ``reset`` takes just that off, and not what other threads count meanwhile."""
         found: dict[str, dict[str, Any]] = {}
-        for path, counter in self.small.items():
-            taken = _take(counter, reset)
-            copies, nbytes, timed, seconds = taken
+        compiled = self.compiled(reset) if self.compiled else ()
+        counters = [(path, _take(counter, reset)) for path, counter in self.small.items()]
+        for path, (copies, nbytes, timed, seconds) in [*counters, *zip(self.small, compiled, strict=False)]:
             _merge(found, path, copies, nbytes, seconds * copies / timed if timed else 0.0, 0.0)
         for path, counter in list(self._paths.items()):
             _merge(found, path, *_take(counter, reset))
-        return {path: numbers for path, numbers in sorted(found.items()) if numbers["copies"]}
+        return TransferStats((path, numbers) for path, numbers in sorted(found.items()) if numbers["copies"])
 
     def _facts(
         self,
@@ -175,6 +211,36 @@ class CopyStatistics:
             kind = CopyKind.D2D if path.startswith("d2d") else CopyKind.H2D
             facts |= {"rows": plan.height * plan.calls, "width": plan.width, "calls": calls(self._handle, plan, kind)}
         return facts
+
+
+class LockedStatistics(CopyStatistics):
+    """The same where threads run Python at the same time."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self, handle: DeviceHandle, trace: TraceFile | None) -> None:
+        super().__init__(handle, trace)
+        self.lock = threading.RLock()
+
+    def count(self, *copy: Any, **more: Any) -> float:
+        """Count a copy."""
+        with self.lock:
+            return super().count(*copy, **more)
+
+    def add(self, *copies: Any) -> None:
+        """Count copies that were timed."""
+        with self.lock:
+            super().add(*copies)
+
+    def take(self, reset: bool) -> TransferStats:
+        """What was counted."""
+        with self.lock:
+            return super().take(reset)
+
+
+def copy_statistics(handle: DeviceHandle, trace: TraceFile | None) -> CopyStatistics:
+    """Those that are exact in this interpreter."""
+    return (LockedStatistics if FREE_THREADED else CopyStatistics)(handle, trace)
 
 
 class Waiting:

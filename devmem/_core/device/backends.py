@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
 
 from ... import plugins
-from ...spi.driver import Backend
-from ...spi.errors import BackendUnavailable, ConfigError, DevmemWarning, PluginError
-from ..base.config import caller_level, settings
+from ...spi.errors import BackendError, BackendUnavailable, ConfigError, DevmemError, DevmemWarning, PluginError
+from ..base.config import caller_level, options_of, settings
 from ..base.plugin_registry import registry
 
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """What is known of a backend: its name, whether it can be used here, else why not, its devices and who supplies it."""
+    """What is known of a backend: its name, whether it can be used here, else why not, its devices and who supplies it.
+
+    Examples
+    --------
+    >>> [status.devices for status in dm.backends() if status.name == "host"]
+    [2]
+    """
 
     name: str
     usable: bool
@@ -26,7 +32,7 @@ class BackendStatus:
 _fallen_back = False
 
 
-def usable_backend(name: str) -> Backend:
+def usable_backend(name: str) -> plugins.LoadedBackend:
     """The backend of that name, ready for use.
 
     Raises
@@ -36,6 +42,8 @@ def usable_backend(name: str) -> Backend:
     BackendUnavailable
         It cannot be used here; the message says why and what would help.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a backend is given by its name, not as {name!r}")
     found = registry().backend(name)
     if found is None:
         failure = registry().failures.get(name)
@@ -45,11 +53,11 @@ def usable_backend(name: str) -> Backend:
             raise PluginError(failure.message)
         known = ", ".join(sorted({*registry().every_backend(), *plugins.BUILT_IN}))
         raise ConfigError(f"no backend is named {name!r} (DEVMEM_BACKEND, use_backend): give one of {known}")
-    plugins.configure(found.backend, settings().for_backend(name))
-    reason = found.backend.unavailable()
+    found.configure(options_of)
+    reason = found.unavailable()
     if reason is not None:
         raise BackendUnavailable(f"the backend {name!r} cannot be used: {reason}")
-    return found.backend
+    return found
 
 
 def chosen_name() -> str:
@@ -67,16 +75,21 @@ def first_usable() -> str:
         reason = _reason(name)
         if reason is None:
             return name
-        reasons.append(f"{name}: {reason}")
+        reasons.append(f"{name}: {_first_clause(reason)}")
     if not _fallen_back:
         _fallen_back = True
         warnings.warn(
-            f"no GPU backend can be used, so devmem runs on the host backend ({'; '.join(reasons)}); "
-            f"set DEVMEM_BACKEND=host to choose it and silence this",
+            f"no GPU backend can be used ({'; '.join(reasons)}): devmem runs on the host.\n"
+            f"`devmem doctor` says what to install; DEVMEM_BACKEND=host chooses the host backend and silences this",
             DevmemWarning,
             stacklevel=caller_level(),
         )
     return plugins.LAST_RESORT
+
+
+def _first_clause(reason: str) -> str:
+    """What is wrong, without what was looked for and what would help."""
+    return re.split(r" \(|: |; |\n", reason, maxsplit=1)[0]
 
 
 def statuses() -> list[BackendStatus]:
@@ -85,9 +98,12 @@ def statuses() -> list[BackendStatus]:
     failed = registry().failures
     every = []
     for name in dict.fromkeys([*plugins.BUILT_IN, *found, *failed]):
-        reason = _reason(name)
-        loaded = found.get(name)
-        count = loaded.backend.device_count() if loaded is not None and reason is None else 0
+        reason, count, loaded = _reason(name), 0, found.get(name)
+        if loaded is not None and reason is None:
+            try:
+                count = loaded.device_count()
+            except (PluginError, BackendError) as error:
+                reason = str(error)
         origin = loaded.origin if loaded is not None else failed[name].origin
         every.append(BackendStatus(name, reason is None, reason, count, origin))
     return every
@@ -99,7 +115,7 @@ def _reason(name: str) -> str | None:
         failure = registry().failures.get(name)
         return failure.message if failure else "no plugin supplies it"
     try:
-        plugins.configure(found.backend, settings().for_backend(name))
-        return found.backend.unavailable()
-    except (Exception, SystemExit) as error:  # it must not raise; one that does must not take the others with it
-        return f"the backend {name!r} from {found.origin} failed when it was asked: {type(error).__name__}: {error}"
+        found.configure(options_of)
+        return found.unavailable()
+    except (DevmemError, MemoryError) as error:  # a backend that fails must not take the others with it
+        return str(error)

@@ -4,52 +4,82 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import suppress
+from typing import Any, cast
 
 from ... import plugins
+from ..._native import core
 from ...spi.driver import Driver
-from ...spi.errors import ClosedError, ConfigError, DeviceLost, ForkedError
+from ...spi.errors import ClosedError, ConfigError, DeviceLost, DevmemError, ForkedError
 from ...spi.types import DeviceInfo, MemoryInfo
 from ...toolkit.deferred_errors import FirstError
+from ...toolkit.exiting import end_daemon_thread
+from ...toolkit.sizes import size_text
 from ..base import scopes
 from ..base.config import forget, settings
-from ..base.device_handle import CurrentDevice
+from ..base.device_handle import CurrentDevice, checked_driver
+from ..base.outer_lock import OuterLock
+from ..base.scopes import ScopeVariable, scope_variable
+from ..base.shown import html_facts
+from ..copy.peer import can_access, set_access
 from ..lifetime import page_locks
 from ..ordering.completions import leaked
+from ..ordering.event import current_maker
+from ..ordering.stream import current_stream
 from .backends import chosen_name, statuses, usable_backend
 from .open_device import OpenDevice, close_left_open, left_open
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
 _devices: dict[tuple[str, int], Device] = {}
 _default: Device | None = None
-_lock = threading.RLock()
+_lock = OuterLock("a device, which another thread opens,")
 _left_behind: set[str] = set()
 _exiting = False
 #: The device that is current in this thread or task, and what was current before each ``with device:``.
-current: ContextVar[Device | None] = ContextVar("devmem_device", default=None)
-_saved: ContextVar[tuple[Device | None, Any] | None] = ContextVar("devmem_saved_devices", default=None)
+current: ScopeVariable[Device | None] = scope_variable("devmem_device", None)
+_saved: ScopeVariable[tuple[Device | None, Any] | None] = scope_variable("devmem_saved_devices", None)
 
 
 class Device:
     """One device of one backend. It opens at its first use, and in ``with device:`` it is the current one.
 
     Devices compare equal when they are the same device; `reset` does not change which device it is.
+
+    Examples
+    --------
+    >>> device = dm.device("host:1")
+    >>> device.backend, device.ordinal
+    ('host', 1)
     """
 
-    __slots__ = ("_before", "_opened", "backend", "ordinal")
+    __slots__ = ("_opened", "backend", "ordinal")
 
     def __init__(self, backend: str, ordinal: int) -> None:
         self.backend = backend
         self.ordinal = ordinal
         self._opened: OpenDevice | None = None
-        self._before: Device | None = None
 
     def __repr__(self) -> str:
-        return f"<device {self}>"
+        # Opens nothing.
+        opened = self._opened
+        if opened is None or opened.handle.dead is not None:
+            return f"<device {self}>"
+        info = opened.handle.info
+        return f"<device {self}: {info.name}, {size_text(info.total_bytes)}>"
+
+    def _repr_html_(self) -> str:
+        opened = self._opened
+        if opened is None or opened.handle.dead is not None:
+            return html_facts(f"device {self}, not open", {})
+        facts = dict(opened.handle.info.shown())
+        with suppress(DevmemError):  # a device that is lost has no numbers
+            memory = opened.memory.memory_info()
+            facts["memory"] = f"{size_text(memory.free)} free of {size_text(memory.total)}"
+            facts["memory of devmem"] = (
+                f"live {size_text(memory.live)}, pending {size_text(memory.pending)}, cached {size_text(memory.cached)}"
+            )
+        return html_facts(f"device {self}", facts)
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.ordinal}"
@@ -70,7 +100,7 @@ class Device:
         current.set(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         entry = _saved.get()
         assert entry is not None, "left a device that was not entered here"
         before, rest = entry
@@ -93,11 +123,69 @@ class Device:
         return self.info.name
 
     def memory_info(self) -> MemoryInfo:
-        """Bytes ``(free, total, live, pending, cached)`` of this device."""
+        """Bytes ``(free, total, live, pending, cached)`` of this device.
+
+        Examples
+        --------
+        >>> d = dm.zeros(1000)
+        >>> dm.current_device().memory_info().live >= d.nbytes
+        True
+        """
         return self.opened().memory.memory_info()
 
+    def can_access_peer(self, peer: object) -> bool:
+        """Whether this device can reach the memory of another one by itself, without passing through the host.
+
+        Examples
+        --------
+        >>> dm.device("host:0").can_access_peer("host:1")
+        True
+        """
+        return can_access(self.opened().copies, device_of(peer).opened().copies)
+
+    def enable_peer_access(self, peer: object) -> None:
+        """Let work of this device, kernels too, reach the memory of another one by itself. A second call does nothing.
+
+        Copies between the two enable it where they can, unless it was disabled. The call waits for both devices.
+
+        Raises
+        ------
+        UnsupportedError
+            This device cannot reach the other's memory.
+
+        Examples
+        --------
+        >>> first, second = dm.device("host:0"), dm.device("host:1")
+        >>> if first.can_access_peer(second):
+        ...     first.enable_peer_access(second)
+        """
+        set_access(self.opened().copies, device_of(peer).opened().copies, True)
+
+    def disable_peer_access(self, peer: object) -> None:
+        """Let work of this device reach the memory of another one no more: copies that it makes pass through the host.
+
+        It holds until `enable_peer_access`, or a reset of this device, for all libraries in the process. A kernel that still
+        reaches for the other's memory fails. The call waits for both devices.
+
+        Raises
+        ------
+        UnsupportedError
+            This device cannot reach the other's memory.
+
+        Examples
+        --------
+        >>> dm.device("host:0").disable_peer_access("host:1")
+        """
+        set_access(self.opened().copies, device_of(peer).opened().copies, False)
+
     def synchronize(self) -> None:
-        """Wait until everything that was enqueued on this device is done."""
+        """Wait until everything that was enqueued on this device is done.
+
+        Examples
+        --------
+        >>> d = dm.to_device(np.arange(3), dm.stream())
+        >>> dm.current_device().synchronize()
+        """
         opened = self.opened()
         with CurrentDevice(opened.handle) as driver:
             driver.synchronize()
@@ -107,9 +195,25 @@ class Device:
         """Wait, free all that devmem has on this device, and close it. Handles made before raise ClosedError from then on.
 
         The device can be used again at once. Pinned, mapped and managed host arrays that are still referenced stay readable.
+        Other threads may be at work: calls that they are inside end first, and later ones on what was made before are refused.
         What it has registered ends. Pages that another device has registered too stay locked, and what the driver keeps for
         them (on CUDA the primary context) stays until they are deregistered there.
+
+        Raises
+        ------
+        DevmemError
+            A signal's handler, or a finalizer, called this in the middle of another call on the device, on the same thread.
+
+        Examples
+        --------
+        >>> d = dm.zeros(3)
+        >>> dm.current_device().reset()
+        >>> d.copy_to_host()
+        Traceback (most recent call last):
+            ...
+        devmem.ClosedError: ...
         """
+        check_not_left_behind(self.backend)
         _close(self, "was reset")
 
     def driver(self) -> Driver:
@@ -130,12 +234,11 @@ class Device:
 
 
 def device_at(backend: str, ordinal: int) -> Device:
-    """The one object for a device, without looking whether it exists."""
-    with _lock:
-        found = _devices.get((backend, ordinal))
-        if found is None:
-            found = _devices[backend, ordinal] = Device(backend, ordinal)
-        return found
+    """The one object for a device, without looking whether it exists. A pickle of a device calls this with what it says."""
+    if not isinstance(backend, str) or not isinstance(ordinal, int) or ordinal < 0:
+        raise ConfigError(f"no device is backend={backend!r}, ordinal={ordinal!r}: a name, and a number from 0 on")
+    found = _devices.get((backend, ordinal))
+    return _devices.setdefault((backend, ordinal), Device(backend, ordinal)) if found is None else found
 
 
 def device_of(what: object) -> Device:
@@ -155,11 +258,11 @@ def device_of(what: object) -> Device:
     if isinstance(what, str):
         name, colon, ordinal = what.partition(":")
         if name.isdecimal() and not colon:
-            return checked_device(current_device().backend, int(name), what)
+            return checked_device(current_device().backend, _ordinal(name), what)
         if colon and not ordinal.isdecimal():
             raise ConfigError(f"{what!r} names no device: write a backend and an ordinal, 'cuda:1'")
         try:
-            return checked_device(name, int(ordinal) if colon else 0, what)
+            return checked_device(name, _ordinal(ordinal) if colon else 0, what)
         except ConfigError as error:
             there = [f"{each.name}:{at}" for each in statuses() if each.usable for at in range(each.devices)]
             raise ConfigError(f"{error}; the devices here: {', '.join(there)}") from None
@@ -172,6 +275,11 @@ def device_of(what: object) -> Device:
     return checked_device(current_device().backend, number, what)
 
 
+def _ordinal(digits: str) -> int:
+    """The number that is written so; of very long ones, which Python refuses to read, one that no device has."""
+    return int(digits) if len(digits) < 20 else sys.maxsize
+
+
 def checked_device(backend: str, ordinal: int, asked: object) -> Device:
     """A device that is there."""
     count = usable_backend(backend).device_count()
@@ -181,7 +289,13 @@ def checked_device(backend: str, ordinal: int, asked: object) -> Device:
 
 
 def current_device() -> Device:
-    """The device that is current in this thread or task, else the default of the chosen backend."""
+    """The device that is current in this thread or task, else the default of the chosen backend.
+
+    Examples
+    --------
+    >>> dm.current_device()
+    <device host:0...>
+    """
     return current.get() or _default or _find_default()
 
 
@@ -196,6 +310,9 @@ def current_open_device() -> OpenDevice:
     device = current.get() or _default or _find_default()
     opened = device._opened
     return opened if opened is not None and opened.handle.dead is None else device.opened()
+
+
+current_maker[0] = current_open_device
 
 
 def open_device_of(device: object) -> OpenDevice:
@@ -214,7 +331,7 @@ def select(what: object) -> Device:
 class Selected(Device):
     """A device that was made current by a call."""
 
-    __slots__ = ()
+    __slots__ = ("_before",)
 
     def __init__(self, device: Device) -> None:
         super().__init__(device.backend, device.ordinal)
@@ -223,7 +340,7 @@ class Selected(Device):
     def __enter__(self) -> Device:
         return device_at(self.backend, self.ordinal)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         current.set(self._before)
 
     def opened(self) -> OpenDevice:
@@ -233,12 +350,7 @@ class Selected(Device):
 
 def open_devices() -> list[OpenDevice]:
     """Every device that is open."""
-    with _lock:
-        return [
-            device._opened
-            for device in _devices.values()
-            if device._opened is not None and device._opened.handle.dead is None
-        ]
+    return [opened for device in list(_devices.values()) if (opened := _live(device)) is not None]
 
 
 def close_all() -> None:
@@ -251,28 +363,40 @@ def close_all() -> None:
             except Exception as error:  # the other devices must still be closed
                 first.put(error)
         first.attempt(close_left_open)
-        with _lock:
-            _default = None
+        _default = None
+        _forget_lane()
         forget()
 
 
 def _find_default() -> Device:
     global _default
     _default = default_device(chosen_name())
+    _forget_lane()
     return _default
+
+
+def check_not_left_behind(backend: str | None = None) -> None:
+    """ForkedError for what a parent process had open of a backend, or of any."""
+    if _left_behind and (backend is None or backend in _left_behind):
+        which = backend or ", ".join(sorted(_left_behind))
+        raise ForkedError(
+            f"the backend {which!r} was in use before this process was forked, and cannot be used in the child "
+            f"(pid {os.getpid()}): open devices after forking, or start processes with the 'spawn' method"
+        )
+
+
+def _live(device: Device) -> OpenDevice | None:
+    opened = device._opened
+    return opened if opened is not None and opened.handle.dead is None else None
 
 
 def _open(device: Device) -> OpenDevice:
     with _lock:
-        # Another thread may have opened it while this one waited.
-        if device._opened is not None and device._opened.handle.dead is None:
-            return device._opened
-        if device.backend in _left_behind:
-            raise ForkedError(
-                f"the backend {device.backend!r} was in use before this process was forked, and cannot be used in the child "
-                f"(pid {os.getpid()}): open devices after forking, or start processes with the 'spawn' method"
-            )
+        if (found := _live(device)) is not None:  # another thread has opened it while this one waited
+            return found
+        check_not_left_behind(device.backend)
         if _exiting:
+            end_daemon_thread()
             raise ClosedError(f"{device} cannot be opened any more: the interpreter is exiting")
         close_left_open()
         driver = _open_driver(device)
@@ -281,13 +405,17 @@ def _open(device: Device) -> OpenDevice:
         except BaseException:
             driver.close()
             raise
+        if (found := _live(device)) is not None:  # a handler or a finalizer that came into this has
+            opened.close("was opened once more")
+            return found
         device._opened = opened
+        _forget_lane()
         return opened
 
 
 def _open_driver(device: Device) -> Driver:
     try:
-        return usable_backend(device.backend).open(device.ordinal)
+        driver = usable_backend(device.backend).open(device.ordinal)
     except DeviceLost as error:
         blocks = sum(opened.memory.lent_blocks() for opened, _ in left_open if opened.device == device)
         if blocks:
@@ -296,20 +424,37 @@ def _open_driver(device: Device) -> Driver:
                 f"afresh: drop those arrays, and use the device again",
             )
         raise
+    try:
+        driver = checked_driver(driver, device.backend, device.ordinal)
+        if settings().races:
+            from ...toolkit.race_checked_driver import race_checked  # late: few programs want it
+
+            return race_checked(driver)
+        return driver
+    except BaseException:
+        close = getattr(driver, "close", None)
+        if close is not None:
+            close()
+        raise
 
 
 def _close(device: Device, why: str) -> None:
-    with _lock:
-        canonical = device_at(device.backend, device.ordinal)
-        opened = canonical._opened
-    if opened is not None and opened.handle.dead is None:
+    opened = _live(device_at(device.backend, device.ordinal))
+    if opened is not None:
         opened.close(why)
+        _forget_lane()
+
+
+def _forget_lane() -> None:
+    """Let the compiled core look anew for the lane of the current device."""
+    if core is not None:
+        core.forget()
 
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.RLock()
-    scopes.deferral.depth = 0  # blocks of threads that do not exist here
+    _lock = OuterLock(_lock.what)
+    scopes.deferral.reset()
     plugins.registry.lock = threading.RLock()
     page_locks.forget_after_fork()
     leaked.extend(left_open)
@@ -331,3 +476,7 @@ def _at_exit() -> None:
     for device in list(_devices.values()):
         if device._opened is not None and device._opened.handle.dead is None:
             device._opened.forget_at_exit()
+
+
+if core is not None:
+    core.connect(current.get, current_stream.get, current_open_device)

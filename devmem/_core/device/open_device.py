@@ -6,23 +6,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from threading import get_ident
 
-from ...spi.driver import Driver
+from ...spi.driver import Driver, FullDriver
 from ...spi.errors import ClosedError, DeviceLost, DevmemError, ForkedError
+from ...spi.types import LEGACY_STREAM
 from ...toolkit.deferred_errors import FirstError
 from ..base.config import settings
-from ..base.device_handle import DeviceHandle, PublicDevice
+from ..base.device_handle import CurrentDevice, DeviceHandle, PublicDevice
+from ..base.polling import until
 from ..copy.engine import CopyEngine
-from ..copy.staging import Ring
-from ..copy.statistics import CopyStatistics
+from ..copy.staging import GrowingRing, Ring
+from ..copy.statistics import copy_statistics
 from ..copy.trace import tracefile
 from ..lifetime.deferred_free import DeferredFreeQueue
 from ..lifetime.device_memory import DeviceMemory
 from ..lifetime.page_locks import page_locks_of
-from ..ordering.completions import CompletionTracker
+from ..ordering.completions import CompletionTracker, leaked
 from ..ordering.stream import Stream
 from ..ordering.stream_table import StreamTable
+from .lane import lane_of
 
+#: Seconds that a close waits until other threads have left the calls that they are inside.
+PATIENCE = 30.0
 #: Devices that were closed, whose drivers are not: the host, or another library, may use memory of them.
 left_open: list[tuple[OpenDevice, Driver]] = []
 
@@ -38,20 +44,34 @@ class OpenDevice:
     def __init__(self, device: PublicDevice, driver: Driver) -> None:
         self.device = device
         self.handle = handle = DeviceHandle(device, driver)
+        self._closing: dict[int, object] = {}  # has a mark of the thread that closes it
         self.completions = CompletionTracker(handle)
         self.streams = StreamTable(handle, self.completions)
         self.free_queue = DeferredFreeQueue(handle, self.completions, self.streams)
         self.memory = DeviceMemory(handle, self.free_queue)
         self.streams.on_destroy = self.memory.forget_stream
         self.page_locks = page_locks_of(device.backend)
-        self.statistics = CopyStatistics(handle, tracefile(settings().trace))
+        self.statistics = copy_statistics(handle, tracefile(settings().trace))
+        if told := handle.info.facts.get("copy_calls"):
+            self.statistics.note("calls chosen", str(told))
         self.ring = Ring(handle, self.completions, self.streams, self.statistics)
-        self.copies = CopyEngine(handle, self.memory, self.completions, self.page_locks, self.ring, self.statistics)
-        self.memory.trim_others.append(("the staging slots", self.ring.trim))
+        self.growing_ring = GrowingRing(handle, self.completions, self.streams, self.statistics, self.ring.workers)
+        self.copies = CopyEngine(
+            handle, self.memory, self.completions, self.page_locks, self.ring, self.growing_ring, self.statistics
+        )
+        for ring in (self.ring, self.growing_ring):
+            self.memory.trim_others.append(("the staging slots", ring.trim))
+        self.memory.trim_others.append(("the idle streams", self.streams.spare.drop))
+        handle.lane = lane_of(self)
         self.page_locks.join(handle, self.completions)  # last: a device that was not finished would be in it for good
 
     def __repr__(self) -> str:
         return f"<open {self.device}{', closed' if self.handle.dead else ''}>"
+
+    @property
+    def lane(self) -> object:
+        """The compiled core's way to the driver, or None."""
+        return self.handle.lane
 
     def new_stream(self, priority: object, non_blocking: bool) -> Stream:
         """A stream of devmem's own."""
@@ -59,9 +79,15 @@ class OpenDevice:
 
     def trim(self, keep_bytes: int) -> None:
         """Free what is pending, then give back what the memory stacks cache; the device is entered."""
-        self.ring.retry()
-        self.ring.release_events()
+        for ring in (self.ring, self.growing_ring):
+            ring.retry()
+            ring.release_events()
         self.memory.trim(keep_bytes)
+        self.streams.spare.drop()
+        self.page_locks.sweep(self.handle.driver)
+        # Giving page-locked memory back may wait for the device.
+        if self.growing_ring.made and LEGACY_STREAM in self.streams.idle():
+            self.growing_ring.trim()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -70,46 +96,38 @@ class OpenDevice:
 
         The driver is closed later, by `close_left_open`, where the host or another library may still use memory of the device.
         """
-        if self.handle.dead is not None:
-            return
-        driver = self.handle.driver
-        try:
-            token = driver.enter()
-        except DeviceLost:
-            # Nothing can be given back any more, as the caller that used the device has been told. It may be opened afresh.
-            self._leak_pending()
-            try:
-                self.page_locks.leave(self.handle, lost=True)
-            finally:
-                self._end(why)
-                self.memory.lose()
-                left_open.append((self, driver))
-                close_left_open()
-            return
+        handle, driver, mine = self.handle, self.handle.driver, object()
+        if handle.has_interrupted_a_call():  # which would go on with streams and memory that are gone
+            raise DevmemError(
+                f"{self.device} cannot be reset or closed by a signal's handler, or a finalizer, in the middle of another call "
+                f"on it: note the wish, and do it when that call has returned"
+            )
         with FirstError() as first:
-
-            def leave() -> None:
-                self.page_locks.leave(self.handle, lost=isinstance(first.error, DeviceLost))
-
-            steps: list[Callable[[], None]] = [driver.synchronize, leave, self.ring.close, self.memory.close]
-            try:
-                for step in [*steps, self._destroy_handles]:
-                    try:
-                        step()
-                    except DevmemError as error:  # the rest must still be given back
-                        first.put(error)
-                        if step == driver.synchronize:
-                            self._leak_pending()
-                        if isinstance(error, DeviceLost):
-                            self.memory.lose()
-            finally:
-                self._end(why)
+            # While other threads may still call: what runs on the device may wait for one of them.
+            with suppress(ClosedError, DeviceLost), CurrentDevice(handle):
                 try:
-                    if token is not None:
-                        driver.exit(token)
-                finally:
-                    left_open.append((self, driver))
-                    close_left_open()
+                    driver.synchronize()
+                except Exception as error:  # a function of the user's that the device called may have raised anything
+                    first.put(error)
+            try:
+                if self._closing.setdefault(0, mine) is not mine:  # another thread closes it
+                    if get_ident() not in handle.callers:
+                        until(lambda: handle.dead is not None, PATIENCE)
+                    return
+                if handle.refuse(ClosedError(f"{self.device} is being closed by another thread"), PATIENCE):
+                    self._close(driver, why, first)
+                    return
+                self._end(why)
+                leaked.append((self, driver))
+                raise DevmemError(
+                    f"{self.device} was closed, but what devmem has on it was not given back: for {PATIENCE:.0f} seconds another "
+                    f"thread was inside a call; end what waits for the device, then reset it"
+                )
+            except BaseException:
+                if self._closing.get(0) is mine and handle.dead is None:  # interrupted: the device stays open
+                    handle.entry = driver
+                    self._closing.clear()
+                raise
 
     def take_back_lent(self, driver: Driver) -> None:
         """Free what has been dropped of the memory that was in use when the device was closed."""
@@ -141,8 +159,55 @@ class OpenDevice:
         """Called when the interpreter exits: whatever is still referenced ends with the process."""
         self.handle.end(ClosedError(f"{self.device} cannot be used any more: the interpreter is exiting"))
 
+    def _wait_for_readers(self) -> None:
+        """Wait for other devices, which may still copy from memory of this one."""
+        for engine in list(self.copies.readers.values()):
+            with suppress(ClosedError, DeviceLost), CurrentDevice(engine.handle) as driver:
+                driver.synchronize()
+
     def _end(self, why: str) -> None:
+        self.statistics.compiled = None
         self.handle.end(ClosedError(f"{self.device} {why} since this handle was made: make a new one"))
+
+    def _close(self, driver: FullDriver, why: str, first: FirstError) -> None:
+        """Give all back; no other thread is inside a call, nor can begin one."""
+        try:
+            token = driver.enter()
+        except DeviceLost:
+            # Nothing can be given back any more, as the caller that used the device has been told. It may be opened afresh.
+            self._leak_pending()
+            try:
+                self.page_locks.leave(self.handle, lost=True)
+            finally:
+                self._end(why)
+                self.memory.lose()
+                left_open.append((self, driver))
+                close_left_open()
+            return
+
+        def leave() -> None:
+            self.page_locks.leave(self.handle, lost=isinstance(first.error, DeviceLost))
+
+        rings = [self.ring.close, self.growing_ring.close]
+        steps: list[Callable[[], None]] = [driver.synchronize, self._wait_for_readers, leave, *rings, self.memory.close]
+        try:
+            for step in [*steps, self._destroy_handles]:
+                try:
+                    step()
+                except Exception as error:  # the rest must still be given back; a plugin's code may raise anything
+                    first.put(error)
+                    if step == driver.synchronize:
+                        self._leak_pending()
+                    if isinstance(error, DeviceLost):
+                        self.memory.lose()
+        finally:
+            self._end(why)
+            try:
+                if token is not None:
+                    driver.exit(token)
+            finally:
+                left_open.append((self, driver))
+                close_left_open()
 
     def _leak_pending(self) -> None:
         self.completions.leak_pending()
@@ -159,10 +224,7 @@ class OpenDevice:
             events = [(driver.event_destroy, handle) for handle in list(self.completions.events.events)]
             self.completions.forget()
             for destroy, handle in [*streams, *events]:
-                try:
-                    destroy(handle)
-                except DevmemError as error:  # the others must still be destroyed
-                    first.put(error)
+                first.attempt(destroy, handle)  # the others must still be destroyed
 
 
 def close_left_open() -> None:
@@ -170,15 +232,22 @@ def close_left_open() -> None:
 
     Called when a device opens or closes, and by `trim`.
     """
-    for entry in left_open.copy():
+    for entry in list(left_open):
         opened, driver = entry
-        with suppress(ValueError):  # another thread does
-            left_open.remove(entry)
+        removal, removed, ended = map(left_open.remove, (entry,)), list[None](), False
+        try:
+            if entry not in left_open:  # another thread does
+                continue
+            removed += removal  # no interrupt comes between
             try:
                 if opened.memory.lent_blocks():
                     opened.take_back_lent(driver)
             finally:
-                if opened.memory.lent_blocks():
-                    left_open.append(entry)
-                else:
-                    opened.page_locks.close_driver(driver)
+                if not opened.memory.lent_blocks():
+                    [ended] = map(opened.page_locks.close_later, (driver,))
+                    if not ended:
+                        ended = True
+                        driver.close()
+        finally:
+            if removed and not ended and driver not in opened.page_locks.closing:  # in use, or interrupted
+                left_open.append(entry)

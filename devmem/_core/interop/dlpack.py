@@ -20,11 +20,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import compress, starmap
+from operator import attrgetter, not_
 from typing import Any
 
 import numpy as np
 
+from ...toolkit.one_step import consume
 from ..base.layout import Shape, contiguous_strides, normal_strides, span
 from .dlpack_types import KINDS, DLManagedTensor, DLManagedTensorVersioned, dtype_code, dtype_of
 
@@ -80,7 +83,7 @@ _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)((
 
 _Capsule = type(np.zeros(1).__dlpack__())
 #: NumPy before 2.1 makes unversioned capsules only.
-_numpy_is_versioned = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+NUMPY_IS_VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 _is_finalizing = sys.is_finalizing
 
 
@@ -114,14 +117,14 @@ def export(
     carrier = model.view()
     carrier.owner = owner
     tensor: DLManagedTensor | DLManagedTensorVersioned
-    if versioned and _numpy_is_versioned:
+    if versioned and NUMPY_IS_VERSIONED:
         capsule = carrier.__dlpack__(max_version=VERSION)
         tensor = DLManagedTensorVersioned.from_address(_get_pointer(capsule, _VERSIONED))
         tensor.flags = flags
     elif flags & READ_ONLY:
         raise BufferError(
             "a read-only array needs a versioned DLPack capsule: the consumer has to ask with max_version=(1, 0)"
-            if _numpy_is_versioned
+            if NUMPY_IS_VERSIONED
             else "a read-only array needs a versioned DLPack capsule, which takes NumPy 2.1 or newer"
         )
     else:
@@ -188,14 +191,17 @@ def take(capsule: object) -> Tensor:
         ptr, layout, dtype = _checked(tensor)
         device, flags = (tensor.device_type, tensor.device_id), tensor.flags
         # Made now, because it may be needed when the interpreter can no longer make it.
-        deleter = _callable(tensor.deleter) if tensor.deleter else None
-        taken = _Taken(pointer, capsule)
+        deleter = _callable(tensor.deleter) if tensor.deleter else _nothing
+        # All in C, and once only. The question comes first: a producer's deleter may need the interpreter.
+        not_finalizing = map(not_, starmap(_is_finalizing, ((),)))
+        drop = partial(consume, map(deleter, compress((pointer,), not_finalizing)))
+        taken = _Taken(capsule)
     except BaseException as error:
         _set_name(capsule, _NAMES[name][0])
         if isinstance(error, ValueError):
             raise BufferError(f"the capsule {error}") from None
         raise
-    taken.deleter = deleter  # no interrupt comes between this and the end of the `try`
+    taken._drop = drop  # no interrupt comes between this and the end of the `try`
     return ptr, device, layout, dtype, flags, taken
 
 
@@ -234,17 +240,18 @@ def _claim(capsule: object) -> tuple[int, bytes]:
 class _Taken:
     """Owns a tensor that was taken, and its capsule: some producers hang what they need on that."""
 
-    __slots__ = ("capsule", "deleter", "pointer")
+    __slots__ = ("_drop", "capsule")
 
-    def __init__(self, pointer: int, capsule: object) -> None:
-        self.deleter: Callable[[int], object] | None = None
-        self.pointer = pointer
+    #: The producer's deleter, called in C.
+    __del__ = property(attrgetter("_drop"))
+
+    def __init__(self, capsule: object) -> None:
+        self._drop: Callable[..., object] = _nothing
         self.capsule = capsule
 
-    def __del__(self) -> None:
-        deleter, self.deleter = getattr(self, "deleter", None), None
-        if deleter is not None and not _is_finalizing():
-            deleter(self.pointer)
+
+def _nothing(*arguments: object) -> None:
+    """In place of a deleter."""
 
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

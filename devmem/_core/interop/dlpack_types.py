@@ -46,6 +46,10 @@ _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 _CODES = {"i": _INT, "u": _UINT, "f": _FLOAT, "c": _COMPLEX, "b": _BOOL}
 KINDS = {code: kind for kind, code in _CODES.items()}
 _WIDTHS = {_INT: (8, 16, 32, 64), _UINT: (8, 16, 32, 64), _FLOAT: (16, 32, 64), _COMPLEX: (64, 128), _BOOL: (8,)}
+#: NumPy's own types, with DLPack's (code, bits).
+NAMED_TYPES = {
+    np.dtype(f"{KINDS[code]}{bits // 8}"): (code, bits) for code, widths in _WIDTHS.items() for bits in widths
+}
 #: Types that NumPy has only where ml_dtypes is installed, by (code, bits).
 _EXTENSIONS = {
     (_BFLOAT, 16): "bfloat16",

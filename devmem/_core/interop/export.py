@@ -23,9 +23,24 @@ from .dlpack import export as capsule_of
 NO_ORDER = -1
 
 
-def exported(
-    view: ArrayView[Any], allocation: Allocation, table: StreamTable, stream: object, versioned: bool, flags: int = 0
-) -> Any:
+def is_versioned(max_version: object) -> bool:
+    """Whether a consumer that understands at most this version of DLPack takes versioned capsules.
+
+    Raises
+    ------
+    TypeError
+        It is neither None nor a pair of integers.
+    """
+    if max_version is None:
+        return False
+    try:
+        major, _ = map(operator.index, max_version)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise TypeError(f"max_version is a pair of integers, (major, minor), or None, not {max_version!r}") from None
+    return bool(major >= 1)
+
+
+def exported(view: ArrayView[Any], allocation: Allocation, table: StreamTable, stream: object, versioned: bool) -> Any:
     """A capsule with an array's memory, in place, made ready for the stream that the consumer names."""
     consumer: Stream | None = None
     if view._ptr and stream != NO_ORDER:
@@ -40,8 +55,7 @@ def exported(
                     allocation.hand_to(consumer)
     keep = ExportedForeign(allocation, consumer) if allocation.home is None else allocation
     allocation.lend()
-    if allocation.read_only:
-        flags |= READ_ONLY
+    flags = READ_ONLY if allocation.read_only else 0
     device = table.handle.dlpack_device
     return capsule_of(view._ptr, device, view._shape, view._strides, view._dtype, flags, keep, versioned)
 

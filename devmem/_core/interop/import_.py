@@ -19,12 +19,15 @@ import numpy.typing as npt
 from ...spi.driver import FullDriver
 from ...spi.errors import ConfigError, LayoutError, UnsupportedError
 from ...spi.types import PER_THREAD_STREAM
+from ..base.address import bytes_at
+from ..base.arguments import integers_of
 from ..base.config import settings
 from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape
 from ..device.device import checked_device, current_open_device, open_devices
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import ForeignAllocation
+from ..ordering.stream import Stream
 from .dlpack import DEVICE_NAMES, HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, Layout, check_address, layout_of, take
 
 Parts = tuple[OpenDevice, ForeignAllocation, int, Shape, "np.dtype[Any]", Shape | None]
@@ -88,16 +91,9 @@ def by_dlpack(
     ``device`` is the DLPack device that the object says; ``opened``, where it is known already, the open device.
     """
     if opened is None:
-        opened = _open_device_of(*device)
+        opened = open_device_of_type(*device)
     handle = opened.handle
-    stream = opened.streams.stream_of(None)
-    number = None
-    if handle.stream_numbers:
-        number = handle.stream_numbers.get(stream.handle, stream.handle)
-        if number == PER_THREAD_STREAM and number not in handle.stream_numbers:
-            # The vendor has no number for the thread's own default stream, which waits for the legacy one.
-            stream = opened.streams.legacy
-            number = handle.stream_numbers[stream.handle]
+    stream, number = current_number(opened)
     with CurrentDevice(handle) as driver:  # producers refuse tensors of a device that is not current
         ptr, exported, (shape, strides, low, nbytes), dtype, flags, owner = take(_capsule_of(obj, number, copy))
         if exported != device and (exported[0] != device[0] or device[0] not in HOST_TYPES):
@@ -106,34 +102,59 @@ def by_dlpack(
             )
         if copy is False and flags & IS_COPIED:
             raise BufferError(f"{_type(obj)} was asked for its memory, copy=False, and exports a copy")
-        if ptr and handle.knows_pointers and not handle.is_host:
+        if ptr and handle.checks_memory:
             _check_memory(driver, ptr + low, nbytes, obj, BufferError)
     allocation = opened.memory.foreign(ptr, nbytes, owner, stream, bool(flags & READ_ONLY))
     return opened, allocation, ptr, shape, dtype, strides
 
 
-def host_tensor(obj: object, copy: bool | None = None) -> npt.NDArray[Any]:
+def current_number(opened: OpenDevice) -> tuple[Stream, int | None]:
+    """The stream on which memory is made ready, and the number that its producer knows that by; None: it knows none."""
+    handle = opened.handle
+    stream = opened.streams.stream_of(None)
+    if not handle.stream_numbers:
+        return stream, None
+    number = handle.stream_numbers.get(stream.handle, stream.handle)
+    if number == PER_THREAD_STREAM and number not in handle.stream_numbers:
+        # The vendor has no number for the thread's own default stream, which waits for the legacy one.
+        stream = opened.streams.legacy
+        number = handle.stream_numbers[stream.handle]
+    return stream, number
+
+
+def is_known(opened: OpenDevice, ptr: int, nbytes: int) -> bool:
+    """Whether the driver knows all of this memory of another library, as far as it can be asked."""
+    handle = opened.handle
+    if not handle.checks_memory:
+        return True
+    try:
+        with CurrentDevice(handle) as driver:
+            _check_memory(driver, ptr, nbytes, None, BufferError)
+    except BufferError:
+        return False
+    return True
+
+
+def host_tensor(obj: object) -> npt.NDArray[Any]:
     """An ndarray of the host memory that an object exports by DLPack, of any DLPack type; it keeps the memory alive."""
     kind, _ = device_of_tensor(obj)
-    ptr, device, (shape, strides, low, nbytes), dtype, flags, owner = take(_capsule_of(obj, None, copy))
+    ptr, device, (shape, strides, low, nbytes), dtype, flags, owner = take(_capsule_of(obj, None, None))
     if device[0] != kind:
         raise BufferError(f"{_type(obj)} says that its memory is of DLPack type {kind} and exports {device[0]}")
     if not ptr:
         return np.empty(shape, dtype)
-    raw = np.asarray(_HostMemory(ptr + low, nbytes, bool(flags & READ_ONLY), owner))
+    raw = bytes_at(ptr + low, nbytes, read_only=bool(flags & READ_ONLY), owner=owner)
     return np.ndarray(shape, dtype, raw, -low, strides)
 
 
-class _HostMemory:
-    """Host memory as NumPy takes it, with the owner that keeps it alive."""
-
-    def __init__(self, ptr: int, nbytes: int, read_only: bool, owner: object) -> None:
-        self.owner = owner
-        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (ptr, read_only), "version": 3}
-
-
 def _capsule_of(obj: Any, stream: int | None, copy: bool | None) -> Any:
-    """The object's capsule. copy=True is not passed on: devmem makes such copies itself."""
+    """The object's capsule. copy=True is not passed on: devmem makes such copies itself.
+
+    BufferError for a tensor of PyTorch whose elements are negated when they are read, the imaginary part of a lazily conjugated
+    one: PyTorch exports the elements as they are in memory. Lazily conjugated tensors it refuses itself.
+    """
+    if getattr(type(obj), "is_neg", None) is not None and obj.is_neg():
+        raise BufferError(f"{_type(obj)} is negated only when it is read: give its resolve_neg()")
     try:
         if copy is False:
             return obj.__dlpack__(stream=stream, max_version=VERSION, copy=False)
@@ -142,7 +163,7 @@ def _capsule_of(obj: Any, stream: int | None, copy: bool | None) -> Any:
         return obj.__dlpack__() if stream is None else obj.__dlpack__(stream=stream)
 
 
-def _open_device_of(kind: int, number: int) -> OpenDevice:
+def open_device_of_type(kind: int, number: int) -> OpenDevice:
     """The open device with this DLPack type and number; BufferError if devmem has none open."""
     current = current_open_device()
     if (kind, number) == current.handle.dlpack_device:
@@ -168,10 +189,10 @@ def _open_device_of(kind: int, number: int) -> OpenDevice:
 # -- the CUDA Array Interface ------------------------------------------------------------------------------------------
 
 
-def _interface_of(obj: Any) -> Any:
+def _interface_of(obj: object) -> Any:
     """The CUDA Array Interface of an object; None if it has none, or the property raises."""
     try:
-        return obj.__cuda_array_interface__
+        return getattr(obj, "__cuda_array_interface__", None)
     except Exception:
         return None
 
@@ -207,11 +228,11 @@ def _parsed(interface: dict[str, Any], obj: object) -> tuple[int, bool, np.dtype
         version = operator.index(interface["version"])
         ptr, read_only = interface["data"]
         ptr, read_only = 0 if ptr is None else operator.index(ptr), bool(read_only)
-        shape = tuple(map(operator.index, interface["shape"]))
+        shape = integers_of(interface["shape"], "its shape is made of integers")
         optional = interface.get
         strides = optional("strides")
         if strides is not None:
-            strides = tuple(map(operator.index, strides))
+            strides = integers_of(strides, "its strides are integers")
         dtype = _dtype_of(interface["typestr"])
         if dtype.kind == "V":
             dtype = _with_fields(dtype, optional("descr"))
@@ -257,8 +278,8 @@ def _stream_handle(opened: OpenDevice, stream: object, obj: object) -> int:
         raise LayoutError(f"{_interface(obj)} names its stream {stream!r}, not by an integer")
     number = operator.index(stream)
     handle = (opened.handle.info.exchange.streams or {}).get(number, number)
-    if handle <= 0:
-        allowed = "1 is the legacy default stream, 2 the thread's own"
+    if not 0 < handle < 1 << 64:
+        allowed = "1 is the legacy default stream, 2 the thread's own, others are addresses of 64 bits"
         raise LayoutError(f"{_interface(obj)} names the stream {number}, which is not allowed: {allowed}")
     return handle
 

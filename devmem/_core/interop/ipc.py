@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import reprlib
 import sys
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -13,20 +16,26 @@ import numpy as np
 
 from ...spi.errors import BackendError, LayoutError, UnsupportedError
 from ...spi.types import Capability
+from ...toolkit.one_step import consume, prepared
 from ..base.arguments import layout_of
 from ..base.array_view import ArrayView
 from ..base.device_handle import CurrentDevice
+from ..base.interrupts import CannotWait, is_out, keeps
 from ..base.layout import Shape, check_size, span
+from ..base.outer_lock import OuterLock
 from ..device.backends import usable_backend
 from ..device.device import checked_device, current_open_device, open_devices
 from ..lifetime.allocation import Allocation, ForeignAllocation
 from ..memory.adaptor import chain, largest_free_block
-from ..memory.direct import DriverMemory
+from ..memory.direct import DriverMemory, StreamOrderedMemory, VirtualMemory
 
 if TYPE_CHECKING:
     from ...spi.driver import Driver
     from ..device.open_device import OpenDevice
+    from .sharing import Descriptor
 
+#: Bytes of a key; nothing longer is sent anywhere.
+LONGEST_KEY = 64
 #: How to have memory that can be shared.
 PLAIN = "allocate it inside `with devmem.use_memory(devmem.memory.DriverMemory()):`"
 
@@ -42,11 +51,26 @@ class IpcHandle:
     backend, uuid : str
         Whose device it is, and which.
     nbytes, offset : int
-        The allocation's size, and where in it the array begins.
+        The driver's allocation: its size, and where in it the array begins.
     shape, dtype, strides
         The array's, where `open_ipc_array` is not told otherwise; strides in bytes.
     process : int
         The number of the process that it was made in.
+    owner, key
+        Where that process answers, and by what it knows the memory: it is asked, before anything is mapped, whether the memory
+        is still there, unless it is in another network namespace. Empty where the system has no such sockets, and in handles
+        made of the driver's bytes alone.
+    pooled, virtual : bool
+        Whether the memory is of the driver's own pool, or virtual memory. Both are opened by a file descriptor, which that
+        process sends with its answer; but virtual memory with a fabric handle by that, on other machines too.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.DriverMemory()):
+    ...     d = dm.zeros(3)
+    >>> handle = d.get_ipc_handle()             # pickle it, and send it
+    >>> handle.shape
+    (3,)
     """
 
     backend: str
@@ -58,15 +82,29 @@ class IpcHandle:
     strides: Shape
     raw: bytes = field(repr=False)
     process: int = field(default_factory=os.getpid)
+    owner: str = ""
+    key: bytes = field(default=b"", repr=False)
+    pooled: bool = False
+    virtual: bool = False
+
+    @property
+    def by_file(self) -> bool:
+        """Whether it is opened by a file descriptor."""
+        return self.pooled or (self.virtual and not self.raw)
+
+    @property
+    def digest(self) -> bytes:
+        """A few bytes for what it says of the driver's allocation."""
+        from .sharing import digest_of  # late, as below: sockets and a thread are for programs that share
+
+        return digest_of(self.backend, self.uuid, self.nbytes, self.raw, self.pooled, self.virtual)
 
 
 class Opened:
     """Memory of other processes, as a resource that only takes back. It closes what the driver has opened."""
 
     stream_ordered = False
-
-    def __init__(self) -> None:
-        self.driver: Driver | None = None
+    driver: Driver
 
     def bind(self, driver: Driver) -> None:
         """Take the device."""
@@ -76,9 +114,102 @@ class Opened:
         """Not possible: it is opened instead."""
         raise UnsupportedError("memory of another process is opened with open_ipc_array(), not allocated")
 
+    def is_out(self, ptr: int) -> bool:
+        """Whether the driver knows that it has not closed the memory; asked where an interrupt came as it was let go of."""
+        return is_out(self.driver, ptr)
+
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Let go of the memory; every stream has passed it."""
-        self.driver.ipc_close(ptr)  # type: ignore[union-attr]
+        self.driver.ipc_close(ptr)  # type: ignore[attr-defined]
+
+
+class OpenedVirtual(Opened):
+    """Virtual memory of other processes: each time it is opened it is mapped once more."""
+
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Unmap the memory; every stream has passed it."""
+        self.driver.virtual_free(ptr, nbytes, stream)  # type: ignore[attr-defined]
+
+
+class OpenedPool(Opened):
+    """Memory of other processes' pools. A block that is opened again is not imported again: the vendors do not count imports."""
+
+    def __init__(self) -> None:
+        self._lock = OuterLock("memory of another process's pool, while another thread opens or closes some,")
+        self._blocks: dict[tuple[str, bytes], int] = {}
+        #: How often each is open.
+        self._times: defaultdict[int, int] = defaultdict(int)
+        #: What is just being imported, by the thread that has the lock.
+        self._opening: set[tuple[str, bytes]] = set()
+
+    def open(self, key: tuple[str, bytes], descriptor: int, data: bytes) -> int:
+        """The address of a block, which is imported unless it is here already.
+
+        Raises
+        ------
+        CannotWait
+            This is a handler, and its own thread is just importing the block.
+        """
+        counted, opening = False, {key}
+        try:
+            with self._lock:
+                if key in self._opening:
+                    opening.clear()
+                    raise CannotWait(
+                        "this memory is just being opened by a call of this thread, which this one interrupted"
+                    )
+                try:
+                    self._opening |= opening
+                    if key not in self._blocks:
+                        [self._blocks[key]] = map(self.driver.pool_open, (descriptor,), (data,))  # type: ignore[attr-defined]
+                    ptr = self._blocks[key]
+                    self._times[ptr], counted = self._times[ptr] + 1, True
+                finally:
+                    self._opening -= opening
+            return ptr
+        except BaseException:  # an interrupt: the caller gets no address
+            with self._lock:
+                if opening and key in self._blocks:
+                    self._times[self._blocks[key]] -= counted
+                    self._close_unused(self._blocks[key])
+            raise
+
+    @keeps
+    def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
+        """Let go of the memory, with the last of those that have it open; every stream has passed it."""
+        counted = True
+        try:
+            with self._lock:
+                self._times[ptr], counted = self._times[ptr] - 1, False
+                self._close_unused(ptr)
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: the caller lets go of it no second time
+            with self._lock:
+                self._times[ptr] -= counted
+                self._close_unused(ptr)
+            raise
+
+    def _close_unused(self, ptr: int) -> None:
+        """Close a block, unless it is open; the lock is held. If an interrupt comes, it is closed or can still be."""
+        forgotten: list[int] = []
+        keys = [key for key, other in list(self._blocks.items()) if other == ptr]
+        changes = prepared(
+            [
+                *(partial(self._blocks.pop, key, None) for key in keys),
+                partial(self._times.pop, ptr, None),
+                partial(forgotten.append, ptr),
+            ]
+        )
+        try:
+            # Forgotten first: it must not be opened again by an address that the driver has closed.
+            if self._times[ptr] <= 0:
+                consume(changes)
+                self.driver.pool_close(ptr)  # type: ignore[attr-defined]
+        except BaseException as error:
+            if forgotten and not isinstance(error, Exception):  # an interrupt, perhaps before it
+                self.driver.pool_close(ptr)  # type: ignore[attr-defined]
+            raise
 
 
 class Counted(dict[int, int]):
@@ -86,26 +217,36 @@ class Counted(dict[int, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.times: Counter[int] = Counter()
+        self.times: defaultdict[int, int] = defaultdict(int)
 
     def items(self) -> Any:
         """Each as often as it is out."""
-        return [pair for pair in super().items() for _ in range(self.times[pair[0]])]
+        return [pair for pair in list(super().items()) for _ in range(self.times[pair[0]])]
+
+    def values(self) -> Any:
+        """The bytes of each, as often as it is out."""
+        return [nbytes for _, nbytes in self.items()]
 
     def __setitem__(self, ptr: int, nbytes: int) -> None:
-        self.times[ptr] += 1
         super().__setitem__(ptr, nbytes)
+        self.times[ptr] += 1  # last: until then an interrupt leaves it as often out as before
 
     def pop(self, ptr: int, default: object = None) -> Any:
-        """Take one of them back."""
+        """Take one of them back. It calls nothing: an interrupt comes before it, or behind it."""
+        if ptr not in self:
+            return default
+        nbytes = self[ptr]
         self.times[ptr] -= 1
-        if self.times[ptr] > 0:
-            return self[ptr]
-        del self.times[ptr]
-        return super().pop(ptr, default)
+        if not self.times[ptr]:
+            del self.times[ptr], self[ptr]
+        return nbytes
 
 
-_opened: WeakKeyDictionary[OpenDevice, Opened] = WeakKeyDictionary()
+_opened: dict[type[Opened], WeakKeyDictionary[OpenDevice, Opened]] = {
+    Opened: WeakKeyDictionary(),
+    OpenedPool: WeakKeyDictionary(),
+    OpenedVirtual: WeakKeyDictionary(),
+}
 
 
 def handle_of(view: ArrayView[Any], allocation: Allocation) -> IpcHandle:
@@ -114,75 +255,122 @@ def handle_of(view: ArrayView[Any], allocation: Allocation) -> IpcHandle:
     Raises
     ------
     UnsupportedError
-        The device cannot share memory, or the array's is not an allocation of the driver's own.
+        The device cannot share memory, or the array's is in no allocation of the driver that can be shared.
     LayoutError
         The array is empty.
+    DevmemError
+        The system gives no socket, or no thread, to answer other processes with.
     """
+    from .sharing import offer, pool_descriptor, virtual_descriptor
+
     handle = allocation.device_handle
     allocation.check()
     handle.require(Capability.IPC, "share memory with another process", "copy it through the host")
     if not view._ptr:
         raise LayoutError(f"an array of shape {view.shape} has no memory to share")
-    if not _is_plain(allocation):
-        raise UnsupportedError(f"only plain memory of the driver can be shared with another process: {PLAIN}")
     with CurrentDevice(handle) as driver:
+        base, nbytes, source = _shareable(allocation)
+        pooled, virtual = isinstance(source, StreamOrderedMemory), isinstance(source, VirtualMemory)
         allocation.wait()
         try:
-            raw = driver.ipc_export(allocation.ptr)
+            if isinstance(source, VirtualMemory):
+                raw = bytes(driver.virtual_share(base)) if source.fabric else b""
+                descriptors = [] if source.fabric else virtual_descriptor(driver, source, base)
+            else:
+                raw = driver.pool_export(base) if pooled else driver.ipc_export(base)
+                descriptors = [pool_descriptor(handle)] if pooled else []
         except BackendError as error:
             raise UnsupportedError(f"the driver does not share this memory ({error}): {PLAIN}") from error
-    return IpcHandle(
+    made = IpcHandle(
         handle.info.backend,
         handle.info.uuid,
-        allocation.nbytes,
-        view._ptr - allocation.ptr,
+        nbytes,
+        view._ptr - base,
         view.shape,
         view.dtype,
         view.strides,
         raw,
+        pooled=pooled,
+        virtual=virtual,
     )
+    owner, key = offer(allocation, made.digest, descriptors)
+    return dataclasses.replace(made, owner=owner, key=key)
 
 
-def opened(handle: IpcHandle, shape: object, dtype: object, strides: object) -> tuple[Any, ...]:
+def opened(
+    handle: IpcHandle, shape: object, dtype: object, strides: object, sent: Descriptor | None = None
+) -> tuple[Any, ...]:
     """Another process's memory, as what a device array is made of; it is let go of like memory of our own.
+
+    ``sent``: the pool's file descriptor, where it came with the handle from a process that cannot be asked for it.
 
     Raises
     ------
     LayoutError
         The array that was asked for does not fit into the memory.
     UnsupportedError
-        The handle is this process's own, or its device is none of this process's.
+        The handle is this process's own, its device is none of this process's, or its memory is of a driver's pool of a process
+        in another network namespace.
     """
+    from .sharing import ask, is_elsewhere, is_own
+
     if not isinstance(handle, IpcHandle):
         raise TypeError(f"memory is opened by what get_ipc_handle() returned, not by {handle!r}")
     _check_fields(handle)
     lengths, kind, steps = _layout(handle, shape, dtype, strides)
+    nbytes = check_size(lengths, kind.itemsize)
     low, high = span(lengths, steps, kind.itemsize)
-    if handle.offset + low < 0 or handle.offset + high > handle.nbytes:
+    if handle.offset + low < 0 or handle.offset + high > handle.nbytes or nbytes > handle.nbytes:
         raise LayoutError(
-            f"an array of shape {lengths} and dtype {kind} reaches over {high - low} bytes; the shared memory has "
-            f"{handle.nbytes}, of which the array's first is number {handle.offset}"
+            f"an array of shape {lengths} and dtype {kind} has {nbytes} bytes and reaches over {high - low}; the shared memory "
+            f"has {handle.nbytes}, of which the array's first is number {handle.offset}"
         )
-    if handle.process == os.getpid():
+    if is_own(handle.owner, handle.process):
         raise UnsupportedError("this handle was made in this process: use the array itself")
     opened = _open_device_of(handle)
-    opened.handle.require(Capability.IPC, "open memory of another process", "copy it through the host")
-    resource = _opened.setdefault(opened, Opened())
+    needed = Capability.VIRTUAL if handle.virtual else Capability.POOL_IPC if handle.pooled else Capability.IPC
+    if handle.by_file and sent is None and is_elsewhere(handle.owner):
+        raise UnsupportedError(
+            f"the process {handle.process} is in another network namespace (another container?), from which it cannot send the "
+            f"file descriptor of its memory: pass the array over a Unix socket of your own (send_ipc_array), let both use one "
+            f"network namespace (in Docker: --network container:NAME, or host), or {PLAIN} in that process"
+        )
+    descriptor = ask(handle.owner, handle.key, handle.digest, handle.process)
+    if handle.by_file and descriptor is None and is_elsewhere(handle.owner):
+        descriptor = sent
+    opened.handle.require(needed, "open memory of another process", "copy it through the host")
+    if (descriptor is not None) != handle.by_file:
+        raise UnsupportedError(
+            "memory of a pool, and virtual memory, is opened by a file descriptor of it, which was not sent"
+        )
+    kind_of_resource = OpenedVirtual if handle.virtual else OpenedPool if handle.pooled else Opened
+    resource = _opened[kind_of_resource].setdefault(opened, kind_of_resource())
     heap = opened.memory.bind(resource)
     if not isinstance(heap.live, Counted):
         heap.live = Counted()
     home = opened.streams.stream_of(None)
     with CurrentDevice(opened.handle) as driver:
         opened.free_queue.safe_point()
-        base = driver.ipc_open(handle.raw)
+        base, entered = 0, False
         try:
-            _check_size(opened, base, handle)
+            if isinstance(resource, OpenedPool) and descriptor is not None:
+                [base] = map(resource.open, ((handle.owner, handle.raw),), (int(descriptor),), (handle.raw,))
+            elif handle.virtual:  # the driver maps no more than there is
+                given = handle.raw or int(descriptor or 0)
+                [base] = map(driver.virtual_open, (given,), (handle.nbytes,))
+            else:
+                [base] = map(driver.ipc_open, (handle.raw,))
+                _check_size(opened, base, handle)
+            # Made before the device is left, which can fail: then its end lets go of what was opened.
+            heap.live[base], entered = handle.nbytes, True
+            allocation = Allocation(opened.free_queue, heap, base, handle.nbytes, home, unnamed=True)
+            allocation.__class__ = opened.memory.owned
         except BaseException:
-            driver.ipc_close(base)
+            if entered:  # else the entry is of another array that has the same memory open
+                heap.live.pop(base, None)
+            if base:
+                resource.deallocate(base, handle.nbytes, 0)
             raise
-        heap.live[base] = handle.nbytes
-        # Made before the device is left, which can fail: then its end lets go of what was opened.
-        allocation = Allocation(opened.free_queue, heap, base, handle.nbytes, home, unnamed=True)
     return opened, allocation, base + handle.offset, lengths, kind, steps
 
 
@@ -198,22 +386,28 @@ def _check_size(opened: OpenDevice, base: int, handle: IpcHandle) -> None:
 
 def _check_fields(handle: IpcHandle) -> None:
     """Raise unless the fields can be what `handle_of` wrote: a handle comes from another process, and may have been forged."""
+    given: dict[str, Any] = {name: getattr(handle, name, None) for name in handle.__dataclass_fields__}
+    shape, strides, dtype, nbytes, offset = (given[name] for name in ("shape", "strides", "dtype", "nbytes", "offset"))
     expected = {
-        "backend": isinstance(handle.backend, str),
-        "uuid": isinstance(handle.uuid, str),
-        "nbytes": type(handle.nbytes) is int and 0 < handle.nbytes <= sys.maxsize,
-        "offset": type(handle.offset) is int and 0 <= handle.offset < sys.maxsize,
-        "shape": _are_integers(handle.shape) and all(count >= 0 for count in handle.shape),
-        "dtype": isinstance(handle.dtype, np.dtype) and not handle.dtype.hasobject and handle.dtype.subdtype is None,
-        "strides": _are_integers(handle.strides) and len(handle.strides) == len(handle.shape),
-        "raw": isinstance(handle.raw, bytes),
-        "process": type(handle.process) is int,
+        "backend": isinstance(given["backend"], str),
+        "uuid": isinstance(given["uuid"], str),
+        "nbytes": type(nbytes) is int and 0 < nbytes <= sys.maxsize,
+        "offset": type(offset) is int and 0 <= offset < sys.maxsize,
+        "shape": _are_integers(shape) and all(count >= 0 for count in shape),
+        "dtype": isinstance(dtype, np.dtype) and not dtype.hasobject and dtype.subdtype is None,
+        "strides": _are_integers(strides) and _are_integers(shape) and len(strides) == len(shape),
+        "raw": isinstance(given["raw"], bytes),
+        "process": type(given["process"]) is int,
+        "owner": isinstance(given["owner"], str),
+        "key": isinstance(given["key"], bytes) and len(given["key"]) <= LONGEST_KEY,
+        "pooled": type(given["pooled"]) is bool,
+        "virtual": type(given["virtual"]) is bool and not (given["virtual"] and given["pooled"]),
     }
-    wrong = [name for name, is_right in expected.items() if not is_right]
+    wrong = [f"{name}={reprlib.repr(given[name])}" for name, is_right in expected.items() if not is_right]
     if wrong:
-        found = ", ".join(f"{name}={getattr(handle, name)!r}" for name in wrong)
-        raise LayoutError(f"this handle was not made by get_ipc_handle(), or was damaged on its way: {found}")
-    check_size(handle.shape, handle.dtype.itemsize)
+        raise LayoutError(
+            f"this handle was not made by get_ipc_handle(), or was damaged on its way: {', '.join(wrong)}"
+        )
 
 
 def _are_integers(values: object) -> bool:
@@ -227,18 +421,31 @@ def _layout(handle: IpcHandle, shape: object, dtype: object, strides: object) ->
     return layout_of(lengths, handle.dtype if dtype is None else dtype, strides, "C")[:3]
 
 
-def _is_plain(allocation: Allocation) -> bool:
-    """Whether the driver knows the block as an allocation of its own, which no pool hands out in parts."""
-    if isinstance(allocation, ForeignAllocation):
-        return False
-    resource, handle = allocation.heap.resource, allocation.device_handle
-    if not isinstance(chain(resource)[-1], DriverMemory) or largest_free_block(resource) is not None:
-        return False
-    if not handle.knows_pointers:
-        return True
-    with CurrentDevice(handle) as driver:
-        found = driver.pointer_range(allocation.ptr)
-    return found is None or found[0] == allocation.ptr
+def _shareable(allocation: Allocation) -> tuple[int, int, DriverMemory | StreamOrderedMemory | VirtualMemory]:
+    """(address, bytes) of what the driver allocated and knows how to share, around the block, and what it is shared as.
+
+    A pool hands such memory out in parts: the whole is shared, and stays as long as one of its parts is out.
+    """
+    if not isinstance(allocation, ForeignAllocation):
+        resource, handle = allocation.heap.resource, allocation.device_handle
+        bottom = chain(resource)[-1]
+        if isinstance(bottom, StreamOrderedMemory) and handle.info.shares_stream_ordered:
+            bottom = DriverMemory()
+        pooled = isinstance(bottom, StreamOrderedMemory) and Capability.POOL_IPC in handle.capabilities
+        # The descriptor is that of the driver's own pool.
+        pooled = pooled and not (bottom.current or bottom.hw_decompress)
+        if isinstance(bottom, DriverMemory | VirtualMemory) or pooled:
+            virtual = isinstance(bottom, VirtualMemory)
+            if virtual or handle.knows_pointers:
+                ask = handle.driver.virtual_range if virtual else handle.driver.pointer_range
+                found = ask(allocation.ptr)
+                if found is not None and allocation.ptr + allocation.nbytes <= found[0] + found[1]:
+                    return *found, bottom
+            elif largest_free_block(resource) is None:
+                return allocation.ptr, allocation.nbytes, bottom
+    raise UnsupportedError(
+        f"only plain memory of the driver, whole or as a pool hands it out, can be shared with another process: {PLAIN}"
+    )
 
 
 def _open_device_of(handle: IpcHandle) -> OpenDevice:
@@ -252,6 +459,8 @@ def _open_device_of(handle: IpcHandle) -> OpenDevice:
             opened = checked_device(handle.backend, ordinal, ordinal).opened()
             if opened.handle.info.uuid == handle.uuid:
                 return opened
+        if handle.virtual and handle.raw and current.handle.info.facts.get("fabric_handles"):
+            return current  # perhaps of another machine
     raise UnsupportedError(
         f"the memory is on the device {handle.uuid} of the backend {handle.backend!r}, which this process does not see; the "
         f"current one is {current.device} ({current.handle.info.uuid})"

@@ -9,13 +9,22 @@ Any thread may use an allocation; its streams' order keeps uses apart, not a loc
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from functools import partial
+from threading import get_ident
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..._native import core
 from ...spi.errors import ClosedError, DevmemError, LayoutError
+from ..base.device_handle import DeviceHandle
+from ..base.hot_state import AllocationState
 from ..base.scopes import deferral
 from ..memory.heap import Heap
-from ..ordering.stream import Event, Stream
+from ..ordering.completions import CompletionTracker
+from ..ordering.event import Event, wait_for
+from ..ordering.stream import Stream
 from .deferred_free import DeferredFreeQueue
 
 if TYPE_CHECKING:
@@ -26,25 +35,20 @@ if TYPE_CHECKING:
 MANY_STREAMS = 16
 
 
-class Allocation:
+class Allocation(AllocationState):
     """A block of memory, shared by an array and all its views.
 
-    Python's own reference count decides when it is dropped; then ``__del__`` only appends it to the device's queue, and
-    the block is freed later, at a safe point, by the heap that made it.
+    Python's own reference count decides when it is dropped. If its class is the device's `owned` one, it is then appended to the
+    device's queue, and the block is freed later, at a safe point, by the heap that made it.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "device_handle",
-        "freed",
-        "heap",
-        "home",
-        "nbytes",
-        "ptr",
-        "queue",
-        "streams",
-        "unnamed",
-    )
+    __slots__ = ("__weakref__",)
+
+    queue: DeferredFreeQueue
+    device_handle: DeviceHandle
+    heap: Heap
+    home: Stream
+    streams: dict[Stream, Event | None] | None
 
     #: Whether the memory is foreign and was lent to be read only.
     read_only = False
@@ -62,17 +66,8 @@ class Allocation:
         self.home = home
         #: Other streams that devmem used the block on. Of a foreign stream, whose life is not ours, the event behind the
         #: last use is kept instead of trusting the handle later.
-        self.streams: dict[Stream, Event | None] | None = None
+        self.streams = None
         self.freed = False
-
-    def __del__(self) -> None:
-        # Runs wherever the collector runs: no lock, no driver, no import, no global. The append is atomic, and
-        # resurrects the block until the queue has freed it; `__del__` is not called a second time.
-        try:
-            if not self.freed and self.ptr and (not self.device_handle.dead or self.ptr in self.heap.lent):
-                self.device_handle.dropped.append(self)
-        except AttributeError:
-            pass  # never finished __init__
 
     def check(self) -> None:
         """Raise if the block is gone."""
@@ -107,6 +102,8 @@ class Allocation:
         Memory without a named stream is there for every stream: one that does not wait for the memory's own by itself
         is made to, once. Between two streams that the user named nothing is inserted.
         """
+        if stream.recorder is not None:
+            stream.recorder.use(self)
         if stream is self.home or (self.streams is not None and stream in self.streams):
             return
         if self.unnamed and not stream.waits_for(self.home):
@@ -146,12 +143,10 @@ class Allocation:
 
     def order_behind(self, stream: Stream) -> None:
         """Make a stream's later work come after all that devmem enqueued on the block. The device is entered."""
-        completions, handle = self.queue.completions, stream.handle
+        handle = stream.handle
         for other, last_use in self.uses().items():
-            if last_use is not None and other is not stream:
-                self.device_handle.driver.stream_wait(handle, last_use.handle)
-            elif other is not stream and not stream.waits_for(other):
-                completions.order_behind(handle, other)
+            if other is not stream and (last_use is not None or not stream.waits_for(other)):
+                self._put_behind(handle, other, last_use)
 
     def wait(self) -> None:
         """Wait until all that devmem enqueued on the block is done. The device is entered."""
@@ -159,8 +154,43 @@ class Allocation:
             for other, last_use in self.uses().items():
                 if last_use is not None:
                     last_use.synchronize()
+                elif other.device_handle is not self.device_handle:
+                    _synchronize_peer(other)
                 elif not other.closed:
                     self.device_handle.driver.stream_synchronize(other.order_handle())
+
+    def has_passed(self) -> bool:
+        """Whether all that devmem enqueued on the block is done. The device is entered, and handles are leased."""
+        here, query = self.device_handle, self.device_handle.driver.stream_query
+        return all(
+            last_use.query()
+            if last_use is not None
+            else other.closed or (query(other.order_handle()) if other.device_handle is here else other.query())
+            for other, last_use in self.uses().items()
+        )
+
+    def before_peer_use(self, stream: Stream) -> None:
+        """Called before a copy that reads the block is enqueued on a stream of another device.
+
+        The stream has been put behind what is on the block. From now on the block's end waits for it, too.
+        """
+        self._note(stream)
+
+    def after_peer_use(self, stream: Stream, completions: CompletionTracker) -> None:
+        """Called after it was enqueued, or has failed, with the tracker of that device, which is entered."""
+        if self.streams is not None:
+            self.streams[stream] = None if stream.plain else completions.event_behind(stream, self)
+
+    def _put_behind(self, later: int, other: Stream, last_use: Event | None) -> None:
+        """Make a stream of the device, by handle, wait for a use of the block."""
+        if last_use is None and other.device_handle is self.device_handle:
+            self.queue.completions.order_behind(later, other)
+            return
+        try:
+            wait_for(self.device_handle, later, last_use or other.record())
+        except ClosedError:
+            if not other.closed:  # by another thread, just now: then all its work has passed
+                raise
 
     def _note(self, stream: Stream) -> None:
         if stream is self.home or (self.streams is not None and stream in self.streams):
@@ -193,24 +223,33 @@ class Allocation:
         """
         if self.freed:
             return
-        self.device_handle.check()
-        driver = self.device_handle.driver
-        token = None
+        handle = self.device_handle
+        if handle.dead is not None:
+            handle.check()
+        me, token = get_ident(), None
         try:
+            handle.callers.append(me)
             self.freed = True
+            self.__class__ = Allocation  # what comes now is this call's to do, or the queue's
             if not self.ptr:
                 return
+            entry = handle.entry
+            token = entry.enter()  # which refuses while the device is being closed
             if self.streams is not None or not self.home.simple or not self.heap.ordered or deferral.depth:
                 self.queue.release_now(self)
                 return
-            token = driver.enter()
-            self._give_back(self.home.handle)
+            self.heap.give_back(self, self.home.handle)
+        except Exception:
+            if self.is_out():
+                self.queue.dropped.append(self)
+            raise
         except BaseException:
-            self.queue.keep(self)
+            self.queue.dropped.append(self)  # no second interrupt comes before
             raise
         finally:
+            handle.callers.remove(me)
             if token is not None:
-                driver.exit(token)
+                entry.exit(token)
 
     def discard(self) -> None:
         """Free the block on the way out of a failure, whose own error is the one to be raised."""
@@ -218,6 +257,11 @@ class Allocation:
             self.free()
         except Exception:  # a plugin's resource may raise anything
             self.freed = True  # what could not be freed now is in the queue already
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether its heap takes back only what no stream uses."""
+        return not self.heap.ordered
 
     def release(self, waited: set[int]) -> bool:
         """Give the block back behind every stream that devmem used it on; the device is entered.
@@ -234,7 +278,7 @@ class Allocation:
 
     def release_at_close(self) -> None:
         """Give the block back; the device is idle."""
-        self._give_back(self.home.order_handle())
+        self.heap.give_back(self, self.home.order_handle())
 
     def _release(self, waited: set[int]) -> None:
         if not self.heap.ordered:
@@ -242,25 +286,22 @@ class Allocation:
         elif self.streams is not None:
             self._order_home_behind(self.streams)
         self.freed = True
-        self._give_back(self.home.order_handle())
-
-    def _give_back(self, handle: int) -> None:
-        self.heap.give_back(self, handle)
+        self.heap.give_back(self, self.home.order_handle())
 
     def _order_home_behind(self, streams: dict[Stream, Event | None]) -> None:
         """Make the home stream wait for every other stream that devmem used the block on."""
         home = self.home.order_handle()
         for stream, last_use in streams.items():
-            if last_use is not None:
-                self.device_handle.driver.stream_wait(home, last_use.handle)
-            elif not stream.closed:
-                self.queue.completions.order_behind(home, stream)
+            if last_use is not None or not stream.closed:
+                self._put_behind(home, stream, last_use)
 
     def _wait_for_streams(self, waited: set[int]) -> None:
         handles = {self.home.order_handle(): None}
         for stream, last_use in (self.streams or {}).items():
             if last_use is not None:
                 last_use.synchronize()
+            elif stream.device_handle is not self.device_handle:
+                _synchronize_peer(stream)
             elif not stream.closed:
                 handles[stream.order_handle()] = None
         for handle in handles:
@@ -271,6 +312,30 @@ class Allocation:
     def is_out(self) -> bool:
         """Whether the heap has not taken the block back yet."""
         return bool(self.ptr)
+
+
+def owned(dropped: deque[Any]) -> type[Allocation]:
+    """The class of a device's allocations that are freed when they are dropped: their finalizer appends them to the queue.
+
+    It runs wherever the collector runs: no lock, no driver, and no frame of Python's, at whose beginning an interrupt could lose
+    the block. The append resurrects the block until the queue has freed it; the finalizer is not called a second time.
+    """
+    if core is not None:
+        found: type[Allocation] = core.owned_class(Allocation)
+        return found
+    return queued(dropped)
+
+
+def queued(dropped: deque[Any]) -> type[Allocation]:
+    """The same with a queue of another's, who learns so that an allocation was dropped, and has it."""
+    finalizer = property(partial(MethodType, dropped.append))  # called for the method, which is then called
+    return type("Allocation", (Allocation,), {"__slots__": (), "__del__": finalizer, "__module__": __name__})
+
+
+def _synchronize_peer(stream: Stream) -> None:
+    """Wait for a stream of another device, unless it is closed."""
+    with suppress(ClosedError):
+        stream.synchronize()
 
 
 class StreamUse:
@@ -314,8 +379,8 @@ class ForeignAllocation(Allocation):
         ptr: int,
         nbytes: int,
         owner: object,
-        ready: Stream | None = None,
-        read_only: bool = False,
+        ready: Stream | None,
+        read_only: bool,
     ) -> None:
         self.queue = queue
         self.device_handle = queue.handle
@@ -330,11 +395,10 @@ class ForeignAllocation(Allocation):
         self.ready = ready
         self.read_only = read_only
 
-    def __del__(self) -> None:
-        pass  # nothing of ours to give back
-
     def before_use(self, stream: Stream) -> None:
         """A stream that the memory was not made ready for is made to wait until it is, once."""
+        if stream.recorder is not None:
+            stream.recorder.use(self)
         ready = self.ready
         if ready is None or stream is ready or (self.streams is not None and stream in self.streams):
             return
@@ -347,6 +411,11 @@ class ForeignAllocation(Allocation):
         self.queue.completions.keep_until_complete(stream, self.owner)
         if self.ready is not None:
             super().after_use(stream)
+
+    def after_peer_use(self, stream: Stream, completions: CompletionTracker) -> None:
+        """As `after_use`."""
+        completions.keep_until_complete(stream, self.owner)
+        super().after_peer_use(stream, completions)
 
     def uses(self) -> dict[Stream, Event | None]:
         """Where it was made ready, and where it was used; what only lent it a device's address is asked for all its copies."""

@@ -4,7 +4,8 @@ A finalizer runs wherever the collector runs, on any thread, in the middle of an
 driver: it appends what was dropped (memory, a stream, an event, a loaded kernel) to `DeviceHandle.dropped`, which is
 atomic. The queue looks at it at safe points: in verbs that allocate or copy, on the caller's thread, with the device
 entered. Then it frees everything, if there are more items or bytes than the limits of the settings, or memory ran out;
-never inside ``defer_cleanup()``, and never while a graph is captured on a stream of devmem's.
+never inside ``defer_cleanup()``, and never while a graph is captured on a stream of devmem's. A call that waits for no stream
+(``with queue.without_waiting():``) frees nothing while something is pending whose release may wait; the wait for its copy does.
 
 What could not be given back stays in the queue, if it was not given back in part: a leak is preferred to an address in use twice.
 No lock is held across a call of the driver.
@@ -16,7 +17,10 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from threading import get_ident
 from typing import Protocol
 
 from ...spi.errors import DevmemError, DevmemWarning
@@ -25,6 +29,10 @@ from ..base.device_handle import DeviceHandle, Droppable
 from ..base.scopes import deferral
 from ..ordering.completions import CompletionTracker, leaked
 from ..ordering.stream_table import StreamTable
+
+_nbytes: Callable[[object], int] = attrgetter("nbytes")
+#: So much that was dropped is looked at again at each safe point; more is counted, together and once.
+FEW = 10
 
 
 class PendingRelease(Protocol):
@@ -58,63 +66,77 @@ class DeferredFreeQueue:
         self.max_count = settings().max_pending_deallocs_count
         self.max_bytes = int(settings().max_pending_deallocs_ratio * handle.info.total_bytes)
         self._lock = threading.RLock()
+        #: Threads inside of a call that waits for no stream.
+        self._hurried: list[int] = []
 
     # -- safe points ---------------------------------------------------------------------------------------------------
 
     def safe_point(self) -> None:
         """Count what was dropped, let go of what completed copies kept, and drain if too much is pending."""
-        self._count_dropped()
         if self.foreign_releases:
             self.release_foreign()
         if self.completions.busy:
             self.completions.poll()
-        if len(self.pending) > self.max_count or self.pending_bytes > self.max_bytes:
+        if len(self.dropped) > FEW:
+            self._count_dropped()
+        if len(self.pending) + len(self.dropped) > self.max_count or self.waiting_bytes() > self.max_bytes:
+            self._count_dropped()
+            if get_ident() in self._hurried and any(item.may_wait for item in list(self.pending)):
+                return
             self.drain()
 
-    def drain(self) -> None:
+    @contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """No safe point of this thread waits for a stream in the block; what would wait stays pending."""
+        me = get_ident()
+        self._hurried.append(me)
+        try:
+            yield
+        finally:
+            self._hurried.remove(me)
+
+    def drain(self) -> bool:
         """Free all that is pending, unless cleanup is deferred or a graph is captured. The device must be entered.
 
         The first failure is told as a DevmemWarning when the others are freed. What failed before it was given back stays.
+        Returns whether something stays because it is still in use.
         """
-        if self.is_held():
-            return
         self._count_dropped()
-        with self._lock:
-            batch, self.pending = self.pending, deque()
-            self.pending_bytes = 0
-        told = ""
+        if not self.pending or self.is_held():
+            return False
+        batch: deque[Droppable] = deque()
+        told, in_use = "", False
         failed: list[Droppable] = []
         waited: set[int] = set()
         try:
+            with self._lock:
+                batch, self.pending, self.pending_bytes = self.pending, batch, 0
             while batch:
-                failed.append(item := batch.popleft())
+                item = batch[0]  # it stays there until it is given back, or has failed
                 try:
-                    if not item.release(waited):
+                    if item.release(waited):
+                        batch.popleft()
                         continue
-                    failed.pop()
+                    in_use = True
                 except Exception as error:  # a plugin's resource may raise anything
                     told = told or "; ".join([str(error), *getattr(error, "__notes__", ())])
-        finally:  # interrupted, the item of the moment is among those that failed
-            self.put_back([*batch, *(item for item in failed if item.is_out())])
+                failed.append(item)
+                batch.popleft()
+            self.put_back(item for item in failed if item.is_out())
+        except BaseException:  # interrupted: queued in one step, as if dropped once more
+            self.dropped.extend([*batch, *failed])
+            raise
         if told:
             warnings.warn(f"while freeing dropped memory on {self.handle.device}: {told}", DevmemWarning, stacklevel=3)
+        return in_use
 
     def release_now(self, item: Droppable) -> None:
-        """Free one item at once, unless cleanup is deferred or a graph is captured; then it is pending like a dropped one."""
-        driver = self.handle.driver
-        token = None
-        try:
-            token = driver.enter()
-            if self.is_held() or not item.release(set()):
-                self.put_back([item])
-        finally:
-            if token is not None:
-                driver.exit(token)
+        """Free one item at once, unless cleanup is deferred or a graph is captured; then it is pending like a dropped one.
 
-    def keep(self, item: Droppable) -> None:
-        """Queue what could not be given back, if it is still out."""
-        if item.is_out():
-            self.put_back([item])
+        The device must be entered.
+        """
+        if self.is_held() or not item.release(set()):
+            self.dropped.append(item)
 
     def put_back(self, items: Iterable[Droppable]) -> None:
         """Queue items."""
@@ -141,17 +163,20 @@ class DeferredFreeQueue:
 
     def waiting_bytes(self) -> int:
         """Bytes that were dropped and are not freed yet. Nothing is moved: an allocation looks at `dropped` itself."""
-        return self.pending_bytes + sum(item.nbytes for item in list(self.dropped))
+        return self.pending_bytes + sum(map(_nbytes, list(self.dropped)))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def take_all(self) -> list[Droppable]:
-        """Everything that is pending, which the caller releases; the device is being closed."""
+    def take_all(self) -> Iterator[Droppable]:
+        """Everything that is pending, which the caller releases before it asks for the next; the device is closed, or closing."""
         self._count_dropped()
-        found = list(self.pending)
-        self.pending.clear()
         self.foreign_releases.clear()
-        return found
+        while self.pending:
+            yield (item := self.pending[0])  # an interrupt leaves it there
+            nbytes = item.nbytes
+            if self.pending and self.pending[0] is item:  # else a signal's handler has taken all that was pending
+                self.pending_bytes -= nbytes
+                self.pending.popleft()
 
     def leak_pending(self) -> None:
         """Never let go of foreign memory: nothing tells when its consumers are done."""
@@ -167,6 +192,8 @@ class DeferredFreeQueue:
 
     def _count_dropped(self) -> None:
         with self._lock:
+            # Before they are taken: what is dropped meanwhile is counted twice, never missed.
+            self.handle.dropped_bytes = 0
             try:
                 # Asked for, not looked at first: another thread may take the last one in between. No interrupt comes between
                 # the iterator and the append.

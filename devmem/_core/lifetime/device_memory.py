@@ -12,28 +12,31 @@ free and wait again, give back what every stack caches, try once more; then the 
 from __future__ import annotations
 
 import gc
-import threading
 import warnings
+import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from ...spi.errors import DevmemError, DevmemWarning, OutOfMemory
 from ...spi.memory import MemoryResource
-from ...spi.types import LEGACY_STREAM, AllocFlags, MemoryInfo, MemoryKind
+from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import FirstError
 from ..base.device_handle import CurrentDevice, DeviceHandle
-from ..base.scopes import Scope
+from ..base.interrupts import CannotWait
+from ..base.outer_lock import OuterLock
+from ..base.scopes import Scope, ScopeVariable, deferral, putting_back, scope_variable
 from ..memory import default_host_resource, default_resource, of_kind, prepare, resource_of
-from ..memory.adaptor import cached_in, chain
+from ..memory.adaptor import cached_in, chain, kept_by, part_with, stream_tables
+from ..memory.foreign import tell
 from ..memory.heap import Block, Heap
 from ..ordering.stream import Stream
-from .allocation import Allocation, ForeignAllocation
+from .allocation import Allocation, ForeignAllocation, owned
 from .deferred_free import DeferredFreeQueue
 
 #: The heaps that ``with use_memory()`` has put in force, by device memory and kind, in this thread or task.
-_scoped: ContextVar[dict[tuple[DeviceMemory, MemoryKind], Heap] | None] = ContextVar("devmem_heaps", default=None)
+_scoped: ScopeVariable[dict[tuple[DeviceMemory, MemoryKind], Heap] | None] = scope_variable("devmem_heaps", None)
 #: Installed stacks that `uninstall` can still uncover, besides the first.
 REMEMBERED = 6
 
@@ -44,7 +47,7 @@ class DeviceMemory:
     Attributes
     ----------
     heaps : list of Heap
-        Every heap that something comes from, or that caches memory.
+        Every heap that something comes from, or that caches memory. It is replaced, never changed.
     heap : Heap
         The one that device memory comes from where no scope says otherwise.
     trim_others : list of callable
@@ -54,15 +57,19 @@ class DeviceMemory:
     def __init__(self, handle: DeviceHandle, queue: DeferredFreeQueue) -> None:
         self.handle = handle
         self.queue = queue
+        #: The class of allocations that are freed when they are dropped.
+        self.owned = owned(handle.dropped)
         self.heaps: list[Heap] = []
+        #: What the stacks know of streams, for the compiled core: a stream that is in none of these tables may end untold.
+        self.stream_tables: tuple[dict[int, Any], ...] | None = ()
         self.trim_others: list[tuple[str, Callable[[], object]]] = []
-        self._lock = threading.RLock()
+        self._lock = OuterLock("a memory stack, while another thread sets one up,")
         self._named: dict[tuple[MemoryKind, str], MemoryResource] = {}
-        #: How many ``with use_memory()`` blocks are open on the device.
-        self._scopes = 0
+        #: Resources without a heap: a block may have been on its way back to one as the heap was forgotten.
+        self._forgotten: list[weakref.ref[Any]] = []
         #: Plain memory that the host can see, for requests that no stack serves.
         self._host_heaps: dict[tuple[MemoryKind, AllocFlags], Heap] = {}
-        self.heap = self.bind(default_resource(handle, self._named))
+        self.heap = handle.heap = self.bind(default_resource(handle, self._named))
         #: Stacks of each kind in the order in which they were installed; the last is in force.
         self._installed: dict[MemoryKind, list[Heap]] = {MemoryKind.DEVICE: [self.heap]}
 
@@ -74,22 +81,48 @@ class DeviceMemory:
 
     def bind(self, resource: MemoryResource, kind: MemoryKind = MemoryKind.DEVICE) -> Heap:
         """Make a heap of a resource, once for each resource and kind of memory that it serves."""
+        if self.heaps and self._heap_of(resource, kind) is None:
+            self.forget_idle_heaps()
         with self._lock:
-            for heap in self.heaps:
-                if heap.resource is resource and heap.kind is kind:
-                    return heap
-            heap = Heap(self.handle, prepare(resource, self.handle), kind)
-            if self.heaps:
-                self.forget_idle_heaps()
-            self.heaps.append(heap)
+            heap = self._heap_of(resource, kind)
+            if heap is None:
+                heap = Heap(self.handle, prepare(resource, self.handle), kind)
+                self._set_heaps([*self.heaps, heap])
             return heap
 
+    def _heap_of(self, resource: MemoryResource, kind: MemoryKind) -> Heap | None:
+        return next((heap for heap in self.heaps if heap.resource is resource and heap.kind is kind), None)
+
+    def _set_heaps(self, heaps: list[Heap]) -> None:
+        known = [stream_tables(heap.resource) for heap in heaps]
+        self.stream_tables = None  # until both are set; and if any stack has to be told of every stream
+        self.heaps = heaps
+        if None not in known:
+            self.stream_tables = tuple(table for tables in known for table in tables or ())
+
     def forget_idle_heaps(self) -> None:
-        """Drop heaps that nothing comes from any more; those in use, or with cached memory, stay."""
+        """Drop heaps that nothing comes from any more; those in use, or with cached memory, stay.
+
+        A resource that is dropped here may be bound again, but is not told of streams that are destroyed meanwhile.
+        """
         if self.handle.dead is None:
-            with CurrentDevice(self.handle), self._lock:
-                chosen = [heap for installed in self._installed.values() for heap in installed]
-                self.heaps = [e for e in self.heaps if e in chosen or e.scopes or e.live or e.cached_bytes]
+            with CurrentDevice(self.handle):
+                # Resources, which may be the program's own code, are asked without the lock.
+                idle = [heap for heap in self._unused() if not heap.cached_bytes]
+                if idle:
+                    with self._lock:
+                        self._forget([heap for heap in self._unused() if heap in idle])
+
+    def _forget(self, idle: list[Heap]) -> None:
+        for heap in idle:
+            tell(part_with(heap.resource, "detach"), "detach", self.queue.streams.own_handles())
+            with suppress(TypeError):  # of a third party, without weak references
+                self._forgotten.append(weakref.ref(heap.resource))
+        self._set_heaps([heap for heap in self.heaps if heap not in idle])
+
+    def _unused(self) -> list[Heap]:
+        chosen = [heap for installed in list(self._installed.values()) for heap in installed]
+        return [heap for heap in self.heaps if not (heap in chosen or heap.scopes or heap.live)]
 
     def install(self, heap: Heap) -> None:
         """Make a heap the one that the whole device allocates its kind of memory from."""
@@ -98,7 +131,7 @@ class DeviceMemory:
             before = self.installed(heap.kind)
             # The first is what the device had to begin with; those between it and the last few cannot be uncovered any more.
             self._installed[heap.kind] = [*before[:1], *before[1:][-REMEMBERED:], heap]
-            self.heap = self._installed[MemoryKind.DEVICE][-1]
+            self.heap = self.handle.heap = self._installed[MemoryKind.DEVICE][-1]
 
     def uninstall(self, heap: Heap) -> None:
         """Take back one `install`, in any order; nothing, if later ones have pushed it out."""
@@ -109,15 +142,11 @@ class DeviceMemory:
             places = [at for at, other in enumerate(installed) if other is heap and at >= first]
             if places:
                 del installed[places[-1]]
-            self.heap = self._installed[MemoryKind.DEVICE][-1]
-
-    def has_installed(self) -> bool:
-        """Whether a stack was installed for device memory since the device was opened."""
-        return len(self._installed[MemoryKind.DEVICE]) > 1
+            self.heap = self.handle.heap = self._installed[MemoryKind.DEVICE][-1]
 
     def current_heap(self, kind: MemoryKind = MemoryKind.DEVICE) -> Heap | None:
         """The heap that memory of a kind comes from, on this thread or task; None where no stack is installed for the kind."""
-        if self._scopes:
+        if self.handle.scopes:
             chosen = (_scoped.get() or {}).get((self, kind))
             if chosen is not None and chosen.scopes:  # a task that was begun in a block may go on after its end
                 return chosen
@@ -125,6 +154,10 @@ class DeviceMemory:
             return self.heap
         installed = self.installed(kind)
         return installed[-1] if installed else None
+
+    def heap_in_force(self) -> Heap:
+        """The heap that device memory comes from, on this thread or task."""
+        return (self.current_heap() if self.handle.scopes else None) or self.heap
 
     # -- allocating ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +171,9 @@ class DeviceMemory:
         OutOfMemory
             It does not fit, after everything that could be given back was given back.
         """
-        heap = (self.current_heap() if self._scopes else None) or self.heap
+        heap = self.heap_in_force()
+        if stream.recorder is not None:
+            heap = stream.recorder.heap
         return self._allocate(heap, nbytes, stream, unnamed)
 
     def allocate_host(
@@ -172,22 +207,22 @@ class DeviceMemory:
         queue = self.queue
         if queue.dropped or queue.completions.busy:
             queue.safe_point()
-        ptr = 0
+        made = Allocation(queue, heap, 0, nbytes, stream, unnamed)
+        # No interrupt comes between the address and the finalizer that gives it back: nothing is called there.
         try:
-            try:
-                [ptr] = map(heap.allocate, (nbytes,), (stream.handle,))  # no interrupt comes before it is stored
-            except MemoryError as error:
-                [ptr] = map(self._recover, (heap,), (nbytes,), (stream,), (error,))
-            heap.live[ptr] = nbytes
-            return Allocation(queue, heap, ptr, nbytes, stream, unnamed)
-        except BaseException:
-            # If there was an allocation already, it is among the dropped.
-            if ptr and all(
-                item.ptr != ptr for item in [*queue.dropped, *queue.pending] if isinstance(item, Allocation)
-            ):
-                heap.live[ptr] = nbytes
-                heap.give_back(Block(ptr, nbytes), stream.handle)
-            raise
+            [made.ptr] = map(heap.allocate, (nbytes,), (stream.handle,))
+        except MemoryError as error:
+            [made.ptr] = map(self._recover, (heap,), (nbytes,), (stream,), (error,))
+        heap.live[made.ptr] = nbytes
+        made.__class__ = self.owned
+        return made
+
+    def recover(self, nbytes: int, stream: Stream, first: MemoryError) -> int:
+        """Answer the compiled core's failing allocation: the address, after one more attempt, or the error."""
+        if self.queue.dropped:
+            self.queue.safe_point()  # the core counts what was dropped, and leaves it where it is
+        [ptr] = map(self._recover, (self.heap,), (nbytes,), (stream,), (first,))
+        return ptr
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -196,30 +231,55 @@ class DeviceMemory:
         with CurrentDevice(self.handle) as driver:
             free, total = driver.memory_info()
             cached = cached_in(each.resource for each in self.heaps)
-        live = sum(sum(list(heap.live.values())) for heap in self.all_heaps())
-        pending = self.queue.waiting_bytes()
-        return MemoryInfo(free, total, live - pending, pending, cached)
+            live = sum(sum(list(heap.live.values())) for heap in self.all_heaps())
+            pending = self.queue.waiting_bytes()
+        return MemoryInfo(free, total, max(live - pending, 0), pending, cached)  # counted while other threads go on
 
     def all_heaps(self) -> list[Heap]:
         """The heaps of device memory and of memory that the host can see."""
         return [*self.heaps, *self._host_heaps.values()]
 
     def trim(self, keep_bytes: int) -> None:
-        """Free what is pending, then let every heap give back what it caches."""
+        """Free what is pending, then let every heap give back what it caches.
+
+        What is freed in the order of a stream can be given back when the stream has passed that: it is waited for, except where
+        the stream would wait for work that runs or is held back.
+        """
+        self._trim(keep_bytes)
+        if self.queue.dropped:  # an interrupted call of a stack, which is over only now, had kept it
+            self._trim(keep_bytes)
+
+    def _trim(self, keep_bytes: int) -> None:
         queue = self.queue
         queue.release_foreign()
         queue.completions.poll()
-        queue.drain()
+        # Where functions of the host run on streams, a wait raises what they have failed with, which belongs to another caller.
+        waits = not self.handle.has(Capability.HOST_FUNCTION)
+        ordered = waits and any(heap.ordered for heap in self.heaps) and not queue.is_held()
+        idle = queue.streams.idle() - self._homes_held_back() if ordered else ()
+        in_use = queue.drain()
         if queue.dropped:
-            queue.drain()  # streams that only the blocks just freed had kept
-        for heap in self.heaps:
-            heap.trim(keep_bytes)
-        queue.completions.events.drop_spare()
+            in_use = queue.drain()  # streams that only the blocks just freed had kept
+        if idle:
+            queue.streams.synchronize(idle)
+        if in_use:
+            queue.drain()  # streams that had to pass the frees that were enqueued on them
+        with FirstError() as first:
+            for heap in list(self.heaps):
+                first.attempt(heap.trim, keep_bytes)  # the other stacks must still give back
+            self._trim_forgotten(first, keep_bytes)
+            queue.completions.events.drop_spare()
 
     def forget_stream(self, stream: int) -> None:
         """Tell every stack that a stream is about to be destroyed."""
-        for heap in list(self.heaps):
-            heap.forget_stream(stream)
+        with FirstError() as first:
+            for heap in list(self.heaps):
+                try:
+                    heap.forget_stream(stream)
+                except CannotWait:  # all are told another time
+                    raise
+                except Exception as error:  # the others must be told, too
+                    first.put(error)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -229,22 +289,22 @@ class DeviceMemory:
         Memory that the host can see is left alone while anything refers to it: an ndarray cannot be told that its buffer is gone.
         So is memory that was lent to another library. Both are freed by `take_back_lent` when they have been dropped.
         """
-        with FirstError() as first:
-
-            def attempt(step: Callable[..., object], *arguments: object) -> None:
-                try:
-                    step(*arguments)
-                except Exception as error:  # the rest must still be given back; a plugin's resource may raise anything
-                    first.put(error)
-
+        with FirstError() as first:  # whatever fails, the rest must still be given back
             for item in self.queue.take_all():
-                attempt(item.release_at_close)
+                first.attempt(item.release_at_close)
             self.keep_host_memory()
             for heap in self.heaps:
                 for ptr, nbytes in list(heap.live.items()):
                     if ptr not in heap.lent:
-                        attempt(heap.give_back, Block(ptr, nbytes), LEGACY_STREAM)
-                attempt(heap.trim, 0)
+                        first.attempt(heap.give_back, Block(ptr, nbytes), LEGACY_STREAM)
+                first.attempt(heap.trim, 0)
+            self._trim_forgotten(first, 0)
+
+    def _trim_forgotten(self, first: FirstError, keep_bytes: int) -> None:
+        self._forgotten[:] = filter(weakref.ref.__call__, self._forgotten)
+        for each in list(self._forgotten):
+            if kept_by(resource := each()):
+                first.attempt(tell, resource, "trim", keep_bytes)
 
     def keep_host_memory(self) -> None:
         """Count live memory that the host can see as lent; the device is being closed."""
@@ -265,14 +325,15 @@ class DeviceMemory:
 
         The device is entered; it is ``lost`` where it cannot be, and then ends all its memory when its driver is closed.
         """
-        for item in self.queue.take_all():
-            if isinstance(item, Allocation):
-                if lost:
-                    item.heap.lent.discard(item.ptr)
-                else:
-                    item.heap.give_back(item, LEGACY_STREAM)  # its stream was destroyed
-        for heap in self.heaps if not lost else ():
-            heap.trim(0)
+        with FirstError() as first:  # whatever fails, the rest must still be given back
+            for item in self.queue.take_all():
+                if isinstance(item, Allocation):
+                    if lost:
+                        item.heap.lent.discard(item.ptr)
+                    else:
+                        first.attempt(item.heap.give_back, item, LEGACY_STREAM)  # its stream was destroyed
+            for heap in self.heaps if not lost else ():
+                first.attempt(heap.trim, 0)
 
     def lent_blocks(self) -> int:
         """How many blocks the host, or another library, may still use."""
@@ -283,7 +344,7 @@ class DeviceMemory:
     def _remember(self, heap: Heap) -> None:
         """Count a heap among the device's: it may have been forgotten as idle between being made and being installed."""
         if heap not in self.heaps:
-            self.heaps.append(heap)
+            self._set_heaps([*self.heaps, heap])
 
     def installed(self, kind: MemoryKind) -> list[Heap]:
         """The stacks that are installed for a kind; the one that the settings name is the first, looked up at first use."""
@@ -337,6 +398,13 @@ class DeviceMemory:
             except Exception as error:  # one stack that fails must not keep the memory of the others
                 warnings.warn(f"while trimming {what}: {error}", DevmemWarning, stacklevel=5)
 
+    def _homes_held_back(self) -> set[int]:
+        """Handles of streams on which dropped blocks will be freed behind work of other streams that has not passed."""
+        queue = self.queue
+        waiting = [each for each in (*queue.dropped, *queue.pending) if isinstance(each, Allocation)]
+        with queue.streams.leases.hold():
+            return {each.home.order_handle() for each in waiting if each.streams and not each.has_passed()}
+
     def _wait_for_device(self) -> None:
         self.handle.driver.synchronize()
         self.queue.completions.poll()
@@ -345,26 +413,35 @@ class DeviceMemory:
 class MemoryScope(Scope[Any]):
     """A stack for one kind of memory: for every thread from the call on; in ``with``, for this thread or task alone."""
 
-    __slots__ = ("heap", "memory")
+    __slots__ = ("_counted", "heap", "memory")
 
     def __init__(self, memory: DeviceMemory, heap: Heap) -> None:
         self.memory = memory
         self.heap = heap
+        #: Whether the block is among those that the heap and the memory count.
+        self._counted = False
         memory.install(heap)
         super().__init__(heap.resource, lambda: None)
 
     def __enter__(self) -> Any:
         resource = super().__enter__()
-        self.heap.scopes += 1  # first, or another thread may take the heap for an idle one
+        self._undo = putting_back(_scoped)
+        with deferral.counting:
+            self.heap.scopes += 1  # first, or another thread may take the heap for an idle one
+            self.memory.handle.scopes += 1
+            self._counted = True
         self.memory.uninstall(self.heap)
-        before = _scoped.get()
-        _scoped.set({**(before or {}), (self.memory, self.heap.kind): self.heap})
-        self.memory._scopes += 1
-        self._undo = lambda: self._leave(before)
+        _scoped.set({**(_scoped.get() or {}), (self.memory, self.heap.kind): self.heap})
         return resource
 
-    def _leave(self, before: dict[tuple[DeviceMemory, MemoryKind], Heap] | None) -> None:
-        _scoped.set(before)
-        self.memory._scopes -= 1
-        self.heap.scopes -= 1
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self.memory.forget_idle_heaps()
+
+    def _end(self) -> None:
+        with deferral.counting:
+            if self._counted:
+                self._counted = False
+                self.memory.handle.scopes -= 1
+                self.heap.scopes -= 1
+        super()._end()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ...spi.errors import BackendError, OutOfMemory
 from ...spi.types import MemoryInfo, MemoryKind
+from ...toolkit.host_limits import host_bytes
+from ...toolkit.sizes import exact_size
 from ..base.scopes import deferral
 from ..memory.adaptor import cached_in, chain, largest_free_block
 from ..memory.heap import Heap
-from ..memory.host_limits import host_bytes
 from ..memory.statistics import Statistics
 from .allocation import Allocation
 from .deferred_free import DeferredFreeQueue
@@ -31,15 +32,16 @@ def out_of_memory(
 
     ``heaps`` are all of the device, ``info`` is what it reports, ``heap`` is the one that has no ``nbytes`` bytes.
     """
-    message = _what_there_is(queue, heaps, info, heap.kind, nbytes)
+    memory = "page-locked host memory for" if heap.kind in HOST_KINDS else "memory on"
+    message = f"out of {memory} {queue.handle.device}: asked for {exact_size(nbytes)} ({cause})"
+    message += "; " + _what_there_is(queue, heaps, info, heap.kind)
     largest = largest_free_block(heap.resource)
     if largest is not None:
-        message += f", largest free block {largest} bytes"
+        message += f", largest free block {exact_size(largest)}"
     if deferral.depth and queue.pending:
-        message += f"; {queue.pending_bytes} bytes cannot be freed inside defer_cleanup(): leave it"
+        message += f"; {exact_size(queue.pending_bytes)} cannot be freed inside defer_cleanup(): leave it"
     if capturing:
         message += "; nothing can be given back while a graph is captured: allocate before the capture begins"
-    message += f" ({cause})"
     counting = [part for part in chain(heap.resource) if isinstance(part, Statistics)]
     owners = [owner for part in counting[:1] for owner in part.owners(LARGEST_OWNERS)]
     if owners:
@@ -56,22 +58,22 @@ def out_of_memory(
     )
 
 
-def _what_there_is(queue: DeferredFreeQueue, heaps: list[Heap], info: MemoryInfo, kind: MemoryKind, nbytes: int) -> str:
-    """What was asked for, and where memory of that kind is. Of the host's, no driver tells how much more can be locked."""
+def _what_there_is(queue: DeferredFreeQueue, heaps: list[Heap], info: MemoryInfo, kind: MemoryKind) -> str:
+    """Where memory of that kind is. Of the host's, no driver tells how much more can be locked."""
     pending = list(queue.pending)  # others may be dropping theirs
     waiting = [item for item in pending if isinstance(item, Allocation)]
     if kind not in HOST_KINDS:
         count = sum(len(each.live) for each in heaps) - len(waiting)
         return (
-            f"out of memory on {queue.handle.device}: asked for {nbytes} bytes; free {info.free} of {info.total}, "
-            f"cached {info.cached}, pending {info.pending}, live {info.live} bytes in {count} blocks"
+            f"free {exact_size(info.free)} of {exact_size(info.total)}, cached {exact_size(info.cached)}, "
+            f"pending {exact_size(info.pending)}, live {exact_size(info.live)} in {count} blocks"
         )
     heaps = [each for each in heaps if each.kind in HOST_KINDS]
     waiting = [item for item in waiting if item.heap.kind in HOST_KINDS]
     dropped = sum(item.nbytes for item in waiting)
     live = sum(sum(list(each.live.values())) for each in heaps) - dropped
+    cached = cached_in(each.resource for each in heaps)
     return (
-        f"out of page-locked host memory for {queue.handle.device}: asked for {nbytes} bytes of a host that has {host_bytes()}; "
-        f"devmem holds cached {cached_in(each.resource for each in heaps)}, pending {dropped}, live {live} bytes in "
-        f"{sum(len(each.live) for each in heaps) - len(waiting)} blocks"
+        f"the host has {exact_size(host_bytes())}, of which devmem holds cached {exact_size(cached)}, "
+        f"pending {exact_size(dropped)}, live {exact_size(live)} in {sum(len(each.live) for each in heaps) - len(waiting)} blocks"
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import mmap
 import threading
+import weakref
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -17,8 +20,11 @@ from ...spi.driver import Driver, FullDriver
 from ...spi.errors import ClosedError, DeviceLost, DevmemError, LayoutError
 from ...spi.types import Capability
 from ...toolkit.deferred_errors import FirstError
+from ...toolkit.one_step import consume, in_one_step
 from ..base.address import extent
+from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle
+from ..base.interrupts import CannotWait, is_out
 from ..ordering.completions import CompletionTracker
 
 PAGE = mmap.PAGESIZE
@@ -29,7 +35,7 @@ class PageLockTable:
 
     Drivers lock whole pages for the whole process, refuse pages that are locked already (or, on AMD, accept them and leak), and
     can only undo exactly what was registered. So devmem gives them disjoint runs of pages, and counts over all devices.
-    The driver that locked a run unlocks it: one whose device is closed meanwhile is kept until it has (`close_driver`).
+    The driver that locked a run unlocks it: one whose device is closed meanwhile is kept until it has (`close_later`).
 
     No lock of ours is held while a driver works. A run that a driver is busy with is marked; who wants its pages waits, and so
     does a copy that would touch them (`steady`), as the driver waits for copies that do.
@@ -50,42 +56,51 @@ class PageLockTable:
         self._edges: list[int] = []
         self.held: dict[DeviceHandle, Held] = {}
         self._completions: dict[DeviceHandle, CompletionTracker] = {}
+        #: Of each open device, the runs of `keep_locked`.
+        self._kept: dict[DeviceHandle, list[weakref.ref[Run]]] = {}
         self.closing: list[Driver] = []
         #: Ranges of addresses that copies are touching, each with its thread.
         self._copies: list[tuple[int, int, int]] = []
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changes = Changes(self._lock)
 
     def join(self, handle: DeviceHandle, completions: CompletionTracker) -> None:
         """Let an open device register memory; its running copies are waited for before pages are unlocked."""
-        with self._changed:
+        with self._lock:
             self.held[handle] = {}
             self._completions[handle] = completions
 
-    def register(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> None:
-        """Lock an array's pages for a device, which is entered, or count once more those that are."""
-        low, high = extent(array)
-        segments = [each for run in _page_runs([array]) for each in self._cover(handle, *run)]
-        with self._changed:
-            held = self.held.get(handle)
-            if held is not None:
-                held.setdefault((low, high), []).append((array, segments))
-                return
-        self._let_go(segments, handle.driver)
-        raise ClosedError(f"{handle.device} was closed while memory was registered on it")
-
-    @contextmanager
-    def together(self, handle: DeviceHandle, arrays: Iterable[npt.NDArray[Any]]) -> Iterator[None]:
-        """Lock the pages of several arrays at once, so that those that share a page are not registered in pieces.
-
-        Within the block the pages stay locked; after it those do that an array was registered in.
-        """
-        locked: list[Segment] = []
+    def register(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> Entry:
+        """Lock an array's pages for a device, which is entered, or hold those that are; `end` undoes just this."""
+        key, run = extent(array), Run()
+        entry = array, run
         try:
-            for run in _page_runs(arrays):
-                locked += self._cover(handle, *run)
-            yield
-        finally:
-            self._let_go(locked, handle.driver)
+            self.lock_together(handle, [array], run)
+            with self._lock:
+                held = self.held.get(handle)
+                if held is None:
+                    raise ClosedError(f"{handle.device} was closed while memory was registered on it")
+                held.setdefault(key, []).append(entry)
+            return entry
+        except BaseException:
+            self._forget_entry(handle, entry)
+            with suppress(DevmemError):  # what comes first is told
+                self.sweep(handle.driver)
+            raise
+
+    def keep_locked(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> Run:
+        """Hold an array's locked pages as long as the result lives and the device is open, also beyond `deregister`."""
+        run = Run()
+        with self._lock:
+            kept = [each for each in self._kept.get(handle, ()) if each() is not None]
+            self._kept[handle] = [*kept, weakref.ref(run)]
+        self.lock_together(handle, [array], run)
+        return run
+
+    def lock_together(self, handle: DeviceHandle, arrays: Iterable[npt.NDArray[Any]], run: Run) -> None:
+        """Let a run hold the pages of several arrays, so that those that share a page are not locked in pieces."""
+        for start, end, those in _page_runs(arrays):
+            self._cover(handle, start, end, those, run)
 
     def deregister(self, handle: DeviceHandle, *arrays: npt.NDArray[Any]) -> None:
         """Undo one registration of each on a device, which is entered, after the copies of any device that use the memory.
@@ -96,48 +111,102 @@ class PageLockTable:
             An array is not registered, or the wait failed: nothing is touched. Or the driver complained when it let go.
         """
         self.check_held(handle, arrays)
-        self._wait_for_copies_of_devices(handle.driver)
-        segments: list[Segment] = []
-        with self._changed:
+
+        def last() -> Iterator[Entry]:
             self.check_held(handle, arrays)
             held = self.held[handle]
-            for key in map(extent, arrays):
-                segments += held[key].pop()[1]
+            yield from (held[extent(array)][-1] for array in arrays)
+
+        self._undo(handle, last())
+
+    def end(self, handle: DeviceHandle, entry: Entry) -> None:
+        """Undo one registration as `deregister` does; nothing if that has happened."""
+        self._undo(handle, iter((entry,)))
+
+    def _undo(self, handle: DeviceHandle, entries: Iterator[Entry]) -> None:
+        self._wait_for_copies_of_devices(handle.driver)
+        try:
+            with self._lock:
+                for entry in entries:
+                    self._forget_entry(handle, entry)
+        finally:
+            self.sweep(handle.driver)
+
+    def _forget_entry(self, handle: DeviceHandle, entry: Entry) -> None:
+        with self._lock:
+            held, key = self.held.get(handle, {}), extent(entry[0])
+            if key in held:
+                held[key] = [each for each in held[key] if each is not entry]
                 if not held[key]:
                     del held[key]
-        self._let_go(segments, handle.driver)
+            entry[1].clear()
 
     def leave(self, handle: DeviceHandle, lost: bool) -> None:
         """End all that a device has registered. Called once, at its close: it is idle and entered, or ``lost``.
 
-        What a lost device has locked ended with it, as far as anybody can tell: nothing is undone, and the pages can be locked
-        anew. What it counted on others is let go.
+        What a lost device has locked ended with it, as far as can be known: nothing is undone, and the pages can be locked
+        anew. It counts no more among the holders of pages that other devices locked.
         """
-        with self._changed:
+        with self._lock:
             held = self.held.pop(handle, {})
             self._completions.pop(handle, None)
-            segments = [each for entries in held.values() for _, run in entries for each in run]
-            for each in [each for each in self.segments if each.driver is handle.driver]:
-                if lost:
-                    each.locked = False
-                elif not each.count and not each.busy:  # could not be unlocked before: once more
-                    each.count = 1
-                    segments.append(each)
+            for run in [
+                *(run for entries in held.values() for _, run in entries),
+                *(run for kept in self._kept.pop(handle, ()) if (run := kept()) is not None),
+            ]:
+                run.clear()
             if lost:
+                for each in self.segments:
+                    if each.driver is handle.driver:
+                        each._locked = False
                 self._show(each for each in self.segments if each.driver is not handle.driver)
-        self._let_go(segments, None if lost else handle.driver)
+        self.sweep(None if lost else handle.driver)
 
-    def close_driver(self, driver: Driver) -> None:
-        """Close the driver of a device that has left: now, or when the last run of pages that it locked is let go."""
-        with self._changed:
-            if any(each.driver is driver for each in self.segments):
+    def sweep(self, entered: object) -> None:
+        """Unlock what nothing holds any more, each run by the driver that locked it; ``entered`` needs not be entered for it.
+
+        After the copies that touch them, on any device. If those cannot be waited for nothing is unlocked, and the next sweep
+        tries again: so does the one after an interrupt, and after a handler's that found another thread copying.
+        """
+        if not self.segments and not self.closing:
+            return
+        ending, me = list[Segment](), threading.get_ident()
+        unmark = map(setattr, ending, repeat("busy"), repeat(0))
+        try:
+            with self._lock:
+                for segment in self.segments:
+                    if not segment.busy and not segment.is_held():
+                        segment.busy = me
+                        ending.append(segment)  # no interrupt comes before it is
+            if ending:
+                try:
+                    self._wait_for_copies(ending)
+                except CannotWait:
+                    return
+                self._wait_for_copies_of_devices(entered)
+                with FirstError() as first:
+                    for segment in ending:
+                        if not segment.is_held():  # a signal's handler may have registered it
+                            first.attempt(segment.unlock, entered)  # the others must still be unlocked
+        finally:
+            consume(unmark)  # no interrupt comes before: no thread may be left waiting for what is marked
+            if ending or self.closing or not all(each.busy or each.locked for each in self.segments):
+                self._settle()
+
+    def close_later(self, driver: Driver) -> bool:
+        """Close the driver of a device that has left when the last run of pages that it locked is let go; False if none is."""
+        with self._lock:
+            if keeps := any(each.driver is driver for each in self.segments):
                 self.closing.append(driver)
-                return
-        driver.close()
+            return keeps
 
     def holds(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> bool:
         """Whether the array is registered on a device."""
         return extent(array) in self.held.get(handle, {})
+
+    def has(self, handle: DeviceHandle, entry: Entry) -> bool:
+        """Whether one registration is still in force."""
+        return any(each is entry for each in self.held.get(handle, {}).get(extent(entry[0]), ()))
 
     def check_held(self, handle: DeviceHandle, arrays: Iterable[npt.NDArray[Any]]) -> None:
         """Raise DevmemError unless every array is registered on a device, as often as it stands here."""
@@ -156,11 +225,16 @@ class PageLockTable:
 
     def covers(self, low: int, high: int) -> bool:
         """Whether all of a range of addresses is locked."""
-        for segment in self._between(low, high):
-            if segment.start > low:
-                return False
-            low = segment.end
-        return low >= high
+        return _join(((each.start, each.end) for each in self._between(low, high)), low, high)
+
+    def shares(self, low: int, high: int) -> bool:
+        """Whether a range of addresses has bytes that no registration names, on pages that were locked for others."""
+        return bool(self._between(low, high)) and not self.is_registered(low, high)
+
+    def is_registered(self, low: int, high: int) -> bool:
+        """Whether registrations, on any device, name all bytes of a range of addresses: whole pages are locked for them."""
+        named = [key for held in list(self.held.values()) for key in list(held)]
+        return _join(sorted(key for key in named if key[0] < high and key[1] > low), low, high)
 
     @contextmanager
     def steady(self, low: int, high: int) -> Iterator[None]:
@@ -168,131 +242,135 @@ class PageLockTable:
 
         For copies: `cuts` stays true, and what they leave running can be waited for
         (`CompletionTracker.keep_until_complete`) before the block ends.
+
+        Raises
+        ------
+        RuntimeError
+            Another thread has the pages locked or unlocked, and this is a signal's handler or a finalizer, which cannot wait.
         """
-        copy = low, high, threading.get_ident()
-        with self._changed:
-            self._wait_for_drivers(low, high)
-            self._copies.append(copy)
+        copy, entered = (low, high, threading.get_ident()), list[object]()
         try:
+            self._changes.wait_until(partial(self._begin_copy, copy, entered), _driver_at_work(low))
             yield
         finally:
-            with self._changed:
-                self._copies.remove(copy)
-                self._changed.notify_all()
+            try:
+                self._end_copy(copy, entered)
+            except BaseException:  # interrupted
+                self._end_copy(copy, entered)
+                raise
 
     def device_pointer(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> int:
-        """A device's address of the lowest byte of an array that is registered on it; the device is entered."""
+        """A device's address of the lowest byte of an array that is registered on it; the device is entered.
+
+        Raises
+        ------
+        LayoutError
+            Its pages were locked in several runs: devices may see these at addresses apart from each other, and drivers refuse
+            copies that lie in more than one.
+        """
         low, high = extent(array)
         if high == low:
             return 0
-        segments = self.held[handle][low, high][-1][1]
-        driver = handle.driver
-        pointer: int = driver.device_pointer(low)
-        for segment in segments[1:]:
-            if driver.device_pointer(segment.start) - pointer != segment.start - low:
-                raise LayoutError(
-                    f"the array at {low:#x} lies on pages some of which were registered before, with it or with a neighbour that "
-                    f"shares them, and the device does not see them as one range with the others: map it first, or use "
-                    f"devmem.mapped_array(), which has pages of its own"
-                )
-        return pointer
+        if len(self.held[handle][low, high][-1][1]) > 1:
+            raise LayoutError(
+                f"the array at {low:#x} lies on pages some of which were registered before, with it or with a neighbour that "
+                f"shares them, and the device does not see them as one range with the others: map it first, map both in one "
+                f"call, or use devmem.mapped_array(), which has pages of its own"
+            )
+        return handle.driver.device_pointer(low)
+
+    def _begin_copy(self, copy: tuple[int, int, int], entered: list[object]) -> bool:
+        if self._is_driver_at_work(*copy[:2], copies=True):
+            return False
+        entered += map(self._copies.append, (copy,))
+        return True
+
+    def _end_copy(self, copy: tuple[int, int, int], entered: list[object]) -> None:
+        with self._lock:
+            if entered:
+                in_one_step(entered.clear, partial(self._copies.remove, copy))
+            self._changes.tell()
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
-    def _cover(self, handle: DeviceHandle, start: int, end: int, arrays: list[object]) -> list[Segment]:
-        """The segments that make up [start, end), each counted once more, after locking what is missing for some arrays."""
-        covering, fresh, at = [], [], start
-        with self._changed:
-            self._wait_for_drivers(start, end)
-            for segment in self._between(start, end):
-                if segment.start > at:
-                    fresh.append(Segment(at, segment.start, handle.driver, arrays))
-                    covering.append(fresh[-1])
-                covering.append(segment)
-                at = segment.end
-            if at < end:
-                fresh.append(Segment(at, end, handle.driver, arrays))
-                covering.append(fresh[-1])
-            for segment in covering:
-                segment.count += 1
-            self._show([*self.segments, *fresh])
+    def _cover(self, handle: DeviceHandle, start: int, end: int, arrays: list[object], run: Run) -> None:
+        """Let a run hold the segments that make up [start, end), after locking what is missing for some arrays."""
+        fresh = list[Segment]()
+        unmark = map(setattr, fresh, repeat("busy"), repeat(0))
         try:
+            mark = partial(self._mark, handle, start, end, arrays, run, fresh)
+            self._changes.wait_until(mark, _driver_at_work(start))
             self._wait_for_copies(fresh)
             for segment in fresh:
                 segment.lock(handle.has(Capability.MAPPED))
-        except BaseException:
-            with suppress(DevmemError):  # what comes first is told
-                self._let_go(covering, handle.driver)
-            raise
-        with self._changed:
-            for segment in fresh:
-                segment.busy = 0
-            self._changed.notify_all()
-        return covering
+        finally:
+            consume(unmark)  # no interrupt comes before
+            self._settle()
 
-    def _let_go(self, segments: Iterable[Segment], entered: object) -> None:
-        """Count each down; those without a registration are unlocked by the driver that locked them.
+    def _mark(
+        self, handle: DeviceHandle, start: int, end: int, arrays: list[object], run: Run, fresh: list[Segment]
+    ) -> bool:
+        """Enter the segments that make up [start, end), unless a driver works there; those to be locked are busy, and `fresh`."""
+        if self._is_driver_at_work(start, end):
+            return False
+        covering, at, me = list[Segment](), start, threading.get_ident()
+        for segment in [*self._between(start, end), Segment(end, end, handle.driver, arrays)]:
+            if segment.start > at:
+                covering.append(Segment(at, segment.start, handle.driver, arrays))
+            if segment.start < end:
+                covering.append(segment)
+            at = segment.end
+        for segment in covering:
+            if not segment.busy and not segment.locked:  # new, or its locking was interrupted
+                segment.driver, segment.arrays, segment.busy = handle.driver, arrays, me
+                fresh.append(segment)  # no interrupt comes before it is
+            segment.holders = [*filter(weakref.ref.__call__, segment.holders), weakref.ref(run)]
+        run += covering
+        if fresh:
+            self._show({*self.segments, *fresh})
+        return True
 
-        After the copies that touch them, on any device. If those cannot be waited for nothing is unlocked.
+    def _settle(self) -> None:
+        """Tell other threads that segments are locked, or unlocked; and close the drivers that nothing keeps any more.
+
+        What is locked stays: to be used again, and to be unlocked when nothing holds it.
         """
-        with self._changed:
-            ending = []
-            for segment in segments:
-                segment.count -= 1
-                if not segment.count:
-                    segment.busy = threading.get_ident()
-                    ending.append(segment)
-        if not ending:
-            return
+        with self._lock:
+            there = [each for each in self.segments if each.busy or each.locked]  # of a busy one it is not known yet
+            if len(there) < len(self.segments):
+                self._show(there)
+            self._changes.tell()
+            if not self.closing:
+                return
+            needed = {id(each.driver) for each in self.segments}
+            done = [each for each in self.closing if id(each) not in needed]
+            self.closing = [each for each in self.closing if id(each) in needed]
         with FirstError() as first:
-            try:
-                self._wait_for_copies(ending)
-                self._wait_for_copies_of_devices(entered)
-            except BaseException as error:  # no thread may be left waiting for what is marked
-                first.put(error)
-            for segment in ending if first.error is None else ():
-                try:
-                    segment.unlock(entered)
-                except BaseException as error:  # the others must still be let go
-                    first.put(error)
-            for driver in self._forget(ending):
-                try:
-                    driver.close()
-                except DevmemError as error:  # of a device that is not used any more
-                    first.put(error)
+            for driver in done:
+                first.attempt(driver.close)
 
-    def _forget(self, ending: list[Segment]) -> list[Any]:
-        """Take out what was unlocked. The drivers that nothing keeps from closing any more.
+    def _is_driver_at_work(self, low: int, high: int, copies: bool = False) -> bool:
+        """Whether another thread's driver locks or unlocks pages of a range; the lock is held.
 
-        What is locked still, because its driver could not be entered or copies not be waited for, stays: to be used again, and
-        asked for again.
+        With ``copies`` not where a copy of this thread touches the pages, which the other thread waits for itself: a signal's
+        handler, or a finalizer, may copy them too.
         """
-        with self._changed:
-            self._show([each for each in self.segments if each not in ending or each.locked])
-            for segment in ending:
-                segment.busy = 0
-            self._changed.notify_all()
-            needed = [each.driver for each in self.segments]
-            done = [each for each in self.closing if each not in needed]
-            self.closing = [each for each in self.closing if each in needed]
-            return done
-
-    def _wait_for_drivers(self, low: int, high: int) -> None:
-        """Wait until no other thread's driver locks or unlocks pages of a range; the lock is held, and let go of meanwhile."""
         me = threading.get_ident()  # a finalizer run by the collector would wait for its own thread for ever
-        while any(each.busy not in (0, me) for each in self._between(low, high)):
-            self._changed.wait()
+        return any(
+            each.busy not in (0, me) and not (copies and me in self._copying(each)) for each in self._between(low, high)
+        )
 
     def _wait_for_copies(self, segments: list[Segment]) -> None:
         """Wait for other threads' copies that touch these pages, to which new ones do not come any more: they are marked."""
         me = threading.get_ident()
-        with self._changed:
-            while any(
-                low < each.end and high > each.start and thread != me
-                for low, high, thread in self._copies
-                for each in segments
-            ):
-                self._changed.wait()
+        self._changes.wait_until(
+            lambda: all(thread == me for each in segments for thread in self._copying(each)),
+            "locking or unlocking host memory, which another thread copies,",
+        )
+
+    def _copying(self, segment: Segment) -> list[int]:
+        """The threads whose copies touch a segment's pages."""
+        return [thread for low, high, thread in list(self._copies) if low < segment.end and high > segment.start]
 
     def _wait_for_copies_of_devices(self, entered: object) -> None:
         """Wait for the copies in flight on every device of the backend: any driver may read locked memory.
@@ -311,14 +389,34 @@ class PageLockTable:
         return [each for each in self.segments if each.start < end and each.end > start]
 
     def _show(self, segments: Iterable[Segment]) -> None:
-        self.segments = sorted(segments, key=lambda each: each.start)
-        self._edges = sorted({edge for each in self.segments for edge in (each.start, each.end)})
+        shown = sorted(segments, key=lambda each: each.start)
+        edges = sorted({edge for each in shown for edge in (each.start, each.end)})
+        self.segments, self._edges = shown, edges
+
+
+def _driver_at_work(low: int) -> str:
+    return f"host memory at {low:#x}, which another thread has locked or unlocked,"
+
+
+def _join(ranges: Iterable[tuple[int, int]], low: int, high: int) -> bool:
+    """Whether ranges of addresses, sorted, leave no gap between two addresses."""
+    for start, end in ranges:
+        if start > low:
+            return False
+        low = max(low, end)
+    return low >= high
+
+
+class Run(list["Segment"]):
+    """What a registration holds: its segments stay locked until it is cleared, or nothing refers to it any more."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Segment:
-    """A run of pages that a driver has locked, and how many registrations lean on it."""
+    """A run of pages that a driver has locked."""
 
-    __slots__ = ("arrays", "busy", "count", "driver", "end", "locked", "start")
+    __slots__ = ("_locked", "arrays", "busy", "driver", "end", "holders", "start")
 
     def __init__(self, start: int, end: int, driver: FullDriver, arrays: list[object]) -> None:
         self.start = start
@@ -328,39 +426,65 @@ class Segment:
         self.arrays = arrays
         #: Who locks it and will unlock it; not the handle's own, which may be replaced by then.
         self.driver = driver
-        self.count = 0
+        #: The runs that it is, or was, in.
+        self.holders: list[weakref.ref[Run]] = []
         #: The thread whose driver locks or unlocks it just now, or 0.
-        self.busy = threading.get_ident()
-        self.locked = False
+        self.busy = 0
+        self._locked: bool | None = False
+
+    @property
+    def locked(self) -> bool:
+        """Whether the driver has the pages locked; it is asked where an interrupt came while it locked or unlocked them."""
+        if self._locked is None:
+            self._locked = is_out(self.driver, self.start)
+        return self._locked
+
+    def is_held(self) -> bool:
+        """Whether a registration needs it."""
+        return any(self in (each() or ()) for each in self.holders)
 
     def lock(self, mapped: bool) -> None:
         """Lock the pages; the driver is entered. What is only copied from now may be mapped later, by any device."""
-        self.driver.host_register(self.start, self.end - self.start, mapped)
-        self.locked = True
+        self._locked = None
+        try:
+            self.driver.host_register(self.start, self.end - self.start, mapped)
+            self._locked = True
+        except Exception:
+            self._locked = False
+            raise
 
     def unlock(self, entered: object) -> None:
         """Unlock the pages, if they are; ``entered`` is the driver that needs not be entered for it."""
         if not self.locked:
             return
         if self.driver is entered:
-            self.locked = False  # also if it complains: it has let go by then
-            self.driver.host_unregister(self.start, self.end - self.start)
+            self._unlock()
             return
         try:
             token = self.driver.enter()
         except DeviceLost:
-            self.locked = False  # its locks went with it, and the caller that used the device has been told
+            self._locked = False  # its locks went with it, and the caller that used the device has been told
             return
-        self.locked = False
         try:
-            self.driver.host_unregister(self.start, self.end - self.start)
+            self._unlock()
         finally:
             if token is not None:
                 self.driver.exit(token)
 
+    def _unlock(self) -> None:
+        self._locked = None
+        try:
+            self.driver.host_unregister(self.start, self.end - self.start)
+            self._locked = False
+        except Exception:  # the driver complains: it has let go by then
+            self._locked = False
+            raise
 
-#: What is registered on one device: (lowest address, end) -> each registration's array and pages.
-Held: TypeAlias = dict[tuple[int, int], list[tuple[object, list[Segment]]]]
+
+#: One registration of an array, and its pages.
+Entry: TypeAlias = "tuple[npt.NDArray[Any], Run]"
+#: What is registered on one device, by (lowest address, end).
+Held: TypeAlias = dict[tuple[int, int], list[Entry]]
 
 _tables: dict[str, PageLockTable] = {}
 
@@ -376,13 +500,16 @@ def forget_after_fork() -> None:
 
 
 def _page_runs(arrays: Iterable[npt.NDArray[Any]]) -> list[tuple[int, int, list[object]]]:
-    """The pages of some arrays as disjoint runs (start, end, arrays there), joined where they touch."""
+    """The pages of some arrays as disjoint runs (start, end, arrays there); arrays that share a page share a run.
+
+    Runs that only touch stay apart: one may be mapped read-only, and the other not.
+    """
     runs: list[tuple[int, int, list[object]]] = []
     for (low, high), array in sorted(((extent(each), each) for each in arrays), key=lambda pair: pair[0]):
         start, end = low // PAGE * PAGE, -(-high // PAGE) * PAGE
         if high == low:
             continue
-        if runs and start <= runs[-1][1]:
+        if runs and start < runs[-1][1]:
             runs[-1] = runs[-1][0], max(end, runs[-1][1]), [*runs[-1][2], array]
         else:
             runs.append((start, end, [array]))

@@ -1,8 +1,14 @@
-"""Page-locking memory that the user allocated."""
+"""Page-locking memory that the user allocated.
+
+A registration that belongs to a ``with`` block ends with the block. Where an interrupt comes before the block's end has begun, it
+ends when it is dropped: at the next safe point, like a block of memory.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import numpy.typing as npt
 
@@ -10,29 +16,88 @@ from ...spi.errors import ClosedError, DevmemError
 from ...spi.types import Capability
 from ...toolkit.deferred_errors import FirstError
 from ..base.device_handle import CurrentDevice, DeviceHandle
-from .page_locks import PageLockTable
+from .page_locks import Entry, PageLockTable, Run
 
-if TYPE_CHECKING:
-    from types import TracebackType
+
+class LockedArrays:
+    """What one registration has locked; each array until it is deregistered by it."""
+
+    __slots__ = ("entries", "handle", "page_locks")
+
+    #: What it counts for in the queue of what was dropped.
+    nbytes = 0
+    may_wait = True
+
+    def __init__(self, handle: DeviceHandle, page_locks: PageLockTable) -> None:
+        self.handle = handle
+        self.page_locks = page_locks
+        self.entries: list[Entry] = []
+
+    def is_out(self) -> bool:
+        """Whether something is locked still; the close of a device unlocks all."""
+        return bool(self.entries) and self.handle.dead is None
+
+    def release(self, waited: set[int]) -> bool:
+        """Deregister what is still registered, each array after the copies that use it. The device is entered.
+
+        Where only the wait failed, an array is still registered, and this can be tried again.
+        """
+        with FirstError() as first:
+            for entry in self.entries[::-1]:
+                try:
+                    self.page_locks.end(self.handle, entry)
+                except DevmemError as error:  # the others must still be let go
+                    first.put(error)
+            self.entries = [entry for entry in self.entries if self.page_locks.has(self.handle, entry)]
+        return True
+
+    def release_at_close(self) -> None:
+        """Nothing: the close of the device deregisters every array."""
+
+
+def _nothing() -> None:
+    """What is dropped of a registration without a block: it is there until `deregister`."""
 
 
 class Registration:
-    """Arrays that are registered until the end of a ``with`` block, or until ``deregister``."""
+    """Arrays that are registered until the end of a ``with`` block, or until ``deregister``.
 
-    __slots__ = ("arrays", "closed", "handle", "page_locks")
+    If ``scoped``, they are deregistered at the latest when it is dropped.
+    """
 
-    def __init__(self, handle: DeviceHandle, page_locks: PageLockTable, arrays: tuple[npt.NDArray[Any], ...]) -> None:
+    __slots__ = ("_drop", "closed", "locked")
+
+    #: Called in C for the method, which is then called, so that no interrupt comes before it is in the queue.
+    __del__ = property(attrgetter("_drop"))
+
+    def __init__(
+        self,
+        handle: DeviceHandle,
+        page_locks: PageLockTable,
+        arrays: tuple[npt.NDArray[Any], ...],
+        *,
+        scoped: bool = False,
+    ) -> None:
+        self._drop = _nothing
         handle.require(Capability.HOST_REGISTER, "page-lock memory", "copy without registering, or use pinned_array()")
-        self.handle = handle
-        self.page_locks = page_locks
-        self.arrays: list[npt.NDArray[Any]] = []
+        self.locked = locked = LockedArrays(handle, page_locks)
         self.closed = False
+        pages, several = Run(), len(arrays) > 1
         try:
-            with CurrentDevice(handle), page_locks.together(handle, arrays):
-                for array in arrays:
-                    page_locks.register(handle, array)
-                    self.arrays.append(array)
+            with CurrentDevice(handle) as driver:
+                try:
+                    if several:
+                        page_locks.lock_together(handle, arrays, pages)
+                    for array in arrays:
+                        locked.entries += map(page_locks.register, (handle,), (array,))  # no interrupt comes before
+                finally:
+                    if several:
+                        pages.clear()
+                        page_locks.sweep(driver)
+            if scoped:
+                self._drop = partial(handle.dropped.append, locked)
         except BaseException:  # also when leaving the device fails: the caller would have no handle to close
+            handle.dropped.append(locked)  # where an interrupt comes once more
             self.close()
             raise
 
@@ -41,25 +106,15 @@ class Registration:
             raise ClosedError(
                 "these arrays are not registered any more: call register() or pinned() again for each block"
             )
+        self._drop = partial(self.locked.handle.dropped.append, self.locked)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Deregister what is still registered, each array after the copies that use it. A second call does nothing."""
         self.closed = True
-        if self.arrays and self.handle.dead is None:
-            with CurrentDevice(self.handle):
-                self._undo()
-
-    def _undo(self) -> None:
-        with FirstError() as first:
-            for array in self.arrays[::-1]:
-                try:
-                    self.page_locks.deregister(self.handle, array)
-                except DevmemError as error:  # the others must still be let go
-                    first.put(error)
-            # Where only the wait failed, an array is still registered, and closing can be tried again.
-            held = [] if first.error is None else self.arrays
-            self.arrays = [array for array in held if self.page_locks.holds(self.handle, array)]
+        if self.locked.is_out():
+            with CurrentDevice(self.locked.handle):
+                self.locked.release(set())

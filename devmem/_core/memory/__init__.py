@@ -11,7 +11,7 @@ from ..base.config import settings
 from ..base.device_handle import CurrentDevice, DeviceHandle
 from .adaptor import kind_of
 from .direct import PLAIN, DriverMemory, StreamOrderedMemory
-from .foreign import bind_down, check_resource
+from .foreign import check_resource, tell
 
 #: Resources that were built of a text, by kind and text: one for each device.
 Named = dict[tuple[MemoryKind, str], MemoryResource]
@@ -76,7 +76,7 @@ def fresh(text: str, handle: DeviceHandle, kind: MemoryKind = MemoryKind.DEVICE)
 def prepare(resource: MemoryResource, handle: DeviceHandle) -> MemoryResource:
     """Give a resource its device, which is entered meanwhile: a resource may reserve memory at once."""
     with CurrentDevice(handle) as driver:
-        bind_down(resource, driver)
+        tell(resource, "bind", driver)
     return resource
 
 

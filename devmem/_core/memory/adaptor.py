@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from ...spi.driver import Driver
-from ...spi.errors import DevmemError, DevmemWarning, PluginError
+from ...spi.errors import DevmemError, DevmemWarning, GuardError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
+from ..base.interrupts import is_out, is_untaken
+from ..base.shown import with_unit
 from .direct import NOT_PICKLED, DriverMemory, already_bound, unbound
-from .foreign import Boundary, bind_down, check_resource, is_ours
+from .foreign import Boundary, check_resource, is_ours, tell
 
 
 class Adaptor:
@@ -19,6 +21,18 @@ class Adaptor:
 
     It passes on everything but what a subclass overrides. The verbs of the upstream are looked up once, when the stack is
     bound, as ``_allocate`` and ``_deallocate``: an adaptor costs one frame. Zero bytes end here: they never reach the upstream.
+
+    Examples
+    --------
+    >>> class Counter(dm.memory.Adaptor):
+    ...     blocks = 0
+    ...     def allocate(self, nbytes, stream):
+    ...         self.blocks += 1
+    ...         return super().allocate(nbytes, stream)
+    >>> with dm.use_memory(Counter(dm.memory.PoolMemory())) as counter:
+    ...     d = dm.zeros(3)
+    >>> counter.blocks
+    1
     """
 
     #: Attributes that `repr` shows besides the upstream, where they are not None.
@@ -32,9 +46,9 @@ class Adaptor:
         self._allocate = self._deallocate = unbound
 
     def __repr__(self) -> str:
-        # The whole chain, as it is built: Limit(PoolMemory(DriverMemory(host)), max_bytes=4096)
+        # The whole chain, as it is built: Limit(PoolMemory(DriverMemory(host)), max_bytes=4096 bytes (4.0 KiB))
         values = ((name, getattr(self, name)) for name in self._shown)
-        facts = "".join(f", {name}={value!r}" for name, value in values if value is not None)
+        facts = "".join(f", {name}={with_unit(name, value)}" for name, value in values if value is not None)
         return f"{type(self).__name__}({self.upstream!r}{facts})"
 
     def __reduce__(self) -> NoReturn:
@@ -44,19 +58,26 @@ class Adaptor:
         """Take the device, and pass it down the chain; a stack serves one device. Again with the same one: nothing."""
         if already_bound(self, self.driver, driver, "stack"):
             return
-        bind_down(self.upstream, driver)
+        tell(self.upstream, "bind", driver)
         below = self.upstream if is_ours(self.upstream) else Boundary(self.upstream)
         self._allocate, self._deallocate = below.allocate, below.deallocate
         self.driver = driver
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """As the upstream does."""
-        return self._allocate(nbytes, stream) if nbytes else 0
+        ptr = 0
+        if nbytes:
+            [ptr] = map(self._allocate, (nbytes,), (stream,))  # no interrupt comes before it is stored
+        return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """As the upstream does."""
         if ptr:
             self._deallocate(ptr, nbytes, stream)
+
+    def is_out(self, ptr: int) -> bool:
+        """Whether an interrupted `deallocate` has not reached the driver. What keeps blocks itself says no, and has them."""
+        return is_out(self.upstream, ptr)
 
     @property
     def stream_ordered(self) -> bool:
@@ -80,15 +101,38 @@ class Adaptor:
 
     def trim(self, keep_bytes: int) -> None:
         """Give kept memory back until at most ``keep_bytes`` are kept."""
-        getattr(self.upstream, "trim", nothing)(keep_bytes)
+        tell(self.upstream, "trim", keep_bytes)
 
     def forget_stream(self, stream: int) -> None:
         """Take note that an idle stream is about to be destroyed: its handle may mean another one soon."""
-        getattr(self.upstream, "forget_stream", nothing)(stream)
+        tell(part_with(self.upstream, "forget_stream"), "forget_stream", stream)
+
+    def detach(self, streams: Iterable[int]) -> None:
+        """Keep nothing for these streams: the stack may be used again, but is not told of their ends meanwhile."""
+        tell(part_with(self.upstream, "detach"), "detach", streams)
 
 
-def nothing(_: int) -> None:
-    """What a resource does that lacks an optional method."""
+def taken_of(error: BaseException, upstream: object, ptr: int, nbytes: int) -> int:
+    """Bytes that the upstream has, after its ``deallocate`` of a block has raised.
+
+    All: what fails has the block even so. But for what a `Guard` refuses, and a block that an interrupt has kept from it.
+    """
+    if isinstance(error, GuardError):
+        return nbytes if error.taken is None else error.taken
+    return 0 if is_untaken(error, upstream, ptr) else nbytes
+
+
+def part_with(resource: object, verb: str) -> object:
+    """The first part of a stack that has an optional method, also below a third party's that does not pass it on; or None."""
+    return next((each for each in chain(resource) if hasattr(each, verb)), None)
+
+
+def stream_tables(resource: object) -> tuple[dict[int, Any], ...] | None:
+    """Tables by stream: a stack need not be told of the end of a stream that is in none. None: it has to be told of each."""
+    parts = [each for each in chain(resource) if hasattr(each, "forget_stream")]
+    asked = [each for each in parts if getattr(type(each), "forget_stream", None) is not Adaptor.forget_stream]
+    tables: list[Any] = [each._by_stream if is_ours(each) else None for each in asked]  # else a name of another's
+    return None if None in tables else tuple(tables)
 
 
 def kind_of(resource: object) -> MemoryKind:
@@ -117,7 +161,7 @@ def kept_by(resource: object) -> int:
         return int(getattr(resource, "cached_bytes", 0))
     except DevmemError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         warnings.warn(f"{resource!r} cannot say what it keeps: {error!r}; counted as 0", DevmemWarning, stacklevel=2)
         return 0
 

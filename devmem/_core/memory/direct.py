@@ -7,9 +7,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...spi.driver import Driver, SupportsStreamOrdered
-from ...spi.errors import ConfigError, DevmemError, UnsupportedError
+from ...spi.driver import (
+    Driver,
+    SupportsDecompressPool,
+    SupportsPoolControl,
+    SupportsSharedPool,
+    SupportsStreamOrdered,
+    SupportsVirtual,
+)
+from ...spi.errors import ClosedError, ConfigError, DevmemError, UnsupportedError
 from ...spi.types import AllocFlags, Capability, MemoryKind
+from ..base.interrupts import is_out
 from .size_text import bytes_of, check_size
 
 #: What is said of a resource that has a device, or books of what it handed out.
@@ -22,7 +30,7 @@ NOT_PICKLED = (
 class _Direct(ABC):
     """A resource whose verbs are the driver's."""
 
-    #: The driver's free waits for the device where it has to; the memory may then go anywhere.
+    #: What the driver's free takes back may go anywhere at once: it is for blocks that no stream uses.
     stream_ordered = False
 
     allocate: Callable[[int, int], int]
@@ -36,6 +44,10 @@ class _Direct(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.driver.info.name if self.driver else 'not bound'})"
+
+    def is_out(self, ptr: int) -> bool:
+        """Whether an interrupted `deallocate` has not reached the driver."""
+        return is_out(self.driver, ptr)
 
     def __getstate__(self) -> object:
         if self.driver is not None:
@@ -62,15 +74,73 @@ class _Direct(ABC):
 
 
 class DriverMemory(_Direct):
-    """Plain device memory, straight from the driver.
+    """Plain device memory, straight from the driver: a block is freed when all work on it is done.
 
     Freeing may wait for the whole device (``cuMemFree`` does), which is why dropped arrays wait in a queue.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.DriverMemory()):
+    ...     d = dm.zeros(3)
+    >>> handle = d.get_ipc_handle()             # which memory of a pool does not have
     """
 
     def _take_verbs(self, driver: Driver) -> None:
         # The driver's verbs have a resource's signature: its bound methods serve as they are, without a frame between.
         self.allocate = driver.alloc
         self.deallocate = driver.free
+
+
+class VirtualMemory(_Direct):
+    """Device memory that the driver maps: other processes can map it too, by a file descriptor or a fabric handle.
+
+    Each block is a multiple of the driver's granularity, 2 MiB on most devices: put a pool in front of it. Freeing a block
+    unmaps it here; what another process has opened stays there. Raises UnsupportedError when it is bound to a device that has no
+    virtual memory, or with ``fabric`` to one that has no fabric handles.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        The only device that it may be bound to.
+    fabric : bool
+        For processes on other machines as well, which are connected by the devices' own links: such memory is opened by 64 bytes,
+        and by no file descriptor.
+
+    Examples
+    --------
+    >>> stack = "pool,virtual" if "virtual" in dm.current_device().info.capabilities else "driver"
+    >>> with dm.use_memory(stack):
+    ...     d = dm.zeros(3)
+    >>> handle = d.get_ipc_handle()
+    """
+
+    def __init__(self, device: object = None, *, fabric: bool = False) -> None:
+        super().__init__(device)
+        self.fabric = fabric
+        #: By address of a block: its file descriptor for other processes, which would keep the memory that is freed.
+        self.exported: dict[int, list[Any]] = {}
+
+    def _take_verbs(self, driver: Driver) -> None:
+        info = driver.info
+        if Capability.VIRTUAL not in info.capabilities or not isinstance(driver, SupportsVirtual):
+            raise UnsupportedError(
+                f"VirtualMemory needs a device with virtual memory management, which {info.name} has not: use "
+                f"devmem.memory.DriverMemory()"
+            )
+        if self.fabric and not info.facts.get("fabric_handles"):
+            raise UnsupportedError(
+                f"VirtualMemory(fabric=True) needs a device with fabric handles, which {info.name} has not: use VirtualMemory()"
+            )
+        self.allocate = partial(driver.virtual_alloc, fabric=self.fabric)
+        self.deallocate = partial(_free_exported, self.exported, driver.virtual_free)
+
+
+def _free_exported(
+    exported: dict[int, list[Any]], free: Callable[[int, int, int], None], ptr: int, nbytes: int, stream: int
+) -> None:
+    exported.get(ptr, []).clear()
+    exported.pop(ptr, None)
+    free(ptr, nbytes, stream)
 
 
 class _OfKind(_Direct):
@@ -88,19 +158,41 @@ class _OfKind(_Direct):
 
 
 class PinnedMemory(_OfKind):
-    """Page-locked host memory; addresses are the host's."""
+    """Page-locked host memory; addresses are the host's.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Statistics(dm.memory.PinnedMemory()), kind="pinned") as counts:
+    ...     host = dm.pinned_array(3)
+    >>> counts.current_bytes
+    24
+    """
 
     kind = MemoryKind.PINNED
 
 
 class MappedMemory(_OfKind):
-    """Page-locked host memory that the device can reach; addresses are the host's."""
+    """Page-locked host memory that the device can reach; addresses are the host's.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Statistics(dm.memory.MappedMemory()), kind="mapped") as counts:
+    ...     array = dm.mapped_array(3)
+    >>> counts.current_bytes
+    24
+    """
 
     kind = MemoryKind.MAPPED
 
 
 class ManagedMemory(_OfKind):
-    """Memory with one address for host and device, moved or shared by the driver."""
+    """Memory with one address for host and device, moved or shared by the driver.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Limit(dm.memory.ManagedMemory(), "1GiB")):
+    ...     d = dm.zeros(3)                     # device arrays in managed memory: more may be in use than the device has
+    """
 
     kind = MemoryKind.MANAGED
 
@@ -119,14 +211,44 @@ class StreamOrderedMemory(_Direct):
         event or the device: a number, ``"1GiB"``, or a share of the device's memory, ``"25%"``. By default it keeps all that it
         has until `trim`, or until memory runs out. A device has one such pool for all its `StreamOrderedMemory`: the last one
         that is bound with a threshold sets it.
+    current : bool
+        Take memory from the pool that is the device's current one, which other libraries of the process use too, instead of one
+        of devmem's own: what one library frees, another may be given. devmem then neither trims nor bounds it.
+    hw_decompress : bool
+        Take memory from a second pool of the driver's, which serves the device's decompression engine as a buffer; plain memory
+        (`DriverMemory`) serves it too. The threshold and `trim` are for both pools.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.StreamOrderedMemory(release_threshold="1GiB")), dm.stream() as stream:
+    ...     d = dm.zeros(3, stream=stream)
+    ...     d.free()                            # does not wait for the fill
     """
 
     stream_ordered = True
 
-    def __init__(self, device: object = None, *, release_threshold: int | str | None = None) -> None:
+    def __init__(
+        self,
+        device: object = None,
+        *,
+        release_threshold: int | str | None = None,
+        current: bool = False,
+        hw_decompress: bool = False,
+    ) -> None:
         super().__init__(device)
+        self.current, self.hw_decompress = current, hw_decompress
+        if current and hw_decompress:
+            raise ConfigError(
+                "StreamOrderedMemory(current=True, hw_decompress=True): what the device's current pool is used for is said where "
+                "it is made: leave one of the two out"
+            )
+        if current and release_threshold is not None:
+            raise ConfigError(
+                f"StreamOrderedMemory(current=True, release_threshold={release_threshold!r}): the device's current pool is "
+                f"shared with other libraries, so its threshold is not devmem's to set: leave one of the two out"
+            )
         self.release_threshold = None if release_threshold is None else check_size(release_threshold)
-        self._pool: SupportsStreamOrdered | None = None
+        self._pool: SupportsPoolControl | None = None  # where the device tells of its pool
 
     @property
     def cached_bytes(self) -> int:
@@ -150,11 +272,35 @@ class StreamOrderedMemory(_Direct):
                 f"StreamOrderedMemory needs a device with stream-ordered allocation, which {driver.info.name} has not: use "
                 f"devmem.memory.DriverMemory(), or devmem.memory.PoolMemory()"
             )
+        if self.current:
+            if Capability.SHARED_POOL not in driver.info.capabilities or not isinstance(driver, SupportsSharedPool):
+                raise UnsupportedError(
+                    f"StreamOrderedMemory(current=True) needs a device with a pool that libraries share ('shared_pool'), which "
+                    f"{driver.info.name} has not: leave current out"
+                )
+            self.allocate, self.deallocate = driver.alloc_shared, driver.free_async
+            return
+        allocate = driver.alloc_async
+        if self.hw_decompress:
+            if Capability.DECOMPRESS_POOL not in driver.info.capabilities or not isinstance(
+                driver, SupportsDecompressPool
+            ):
+                raise UnsupportedError(
+                    f"StreamOrderedMemory(hw_decompress=True) needs a device with a decompression engine, and a driver that lets "
+                    f"a pool serve it ('decompress_pool', CUDA 12.8), which {driver.info.name} has not: leave hw_decompress out"
+                )
+            driver.pool_decompressible()
+            allocate = driver.alloc_decompressible
+        if Capability.POOL_CONTROL in driver.info.capabilities and isinstance(driver, SupportsPoolControl):
+            self._pool = driver
         if self.release_threshold is not None:
-            driver.pool_threshold(bytes_of(self.release_threshold, driver.info.total_bytes))
-        self._pool = driver
-        self.allocate = driver.alloc_async
-        self.deallocate = driver.free_async
+            if self._pool is None:
+                raise UnsupportedError(
+                    f"StreamOrderedMemory(release_threshold={self.release_threshold!r}) needs a device whose pool can be "
+                    f"bounded ('pool_control'), which {driver.info.name} has not: leave the threshold out"
+                )
+            self._pool.pool_threshold(bytes_of(self.release_threshold, driver.info.total_bytes))
+        self.allocate, self.deallocate = allocate, driver.free_async
 
 
 #: What a stack stands on for each kind of memory, where nothing else is said.
@@ -167,13 +313,16 @@ PLAIN: dict[MemoryKind, Callable[..., _Direct]] = {
 
 
 def already_bound(resource: object, bound: Driver | None, driver: Driver, what: str) -> bool:
-    """Whether a resource has this device already; DevmemError if it has another."""
-    if bound is not None and bound is not driver:
-        raise DevmemError(
-            f"{resource!r} is bound to a device already, or to one that was reset or closed since: "
-            f"make one {what} for each device, and a new one after a reset"
+    """Whether a resource has this driver; ClosedError if it has an earlier one of the device, DevmemError if another device's."""
+    if bound is None or bound is driver:
+        return bound is driver
+    old, new = (f"{each.info.backend}:{each.info.ordinal}" for each in (bound, driver))
+    if old == new:  # a device has one driver at a time
+        raise ClosedError(
+            f"{resource!r} is bound to {old} as it was before it was reset or closed: make a new {what}, and give that to "
+            f"use_memory()"
         )
-    return bound is driver
+    raise DevmemError(f"{resource!r} is bound to a device already, {old}: make another {what} for {new}")
 
 
 def unbound(*_: object) -> Any:

@@ -13,6 +13,12 @@ from .adaptor import Adaptor
 Failure = Callable[[str], BaseException]
 
 
+def check_callable(given: object, what: str) -> None:
+    """Raise TypeError for what cannot be called: at the first allocation it would be too late."""
+    if not callable(given):
+        raise TypeError(f"{what} is a function, not {given!r}")
+
+
 class FailNth(Adaptor):
     """Make the n-th allocation from now on fail, to see what a program does then.
 
@@ -29,6 +35,15 @@ class FailNth(Adaptor):
         Whether all after it fail too.
     error : callable
         Makes what is raised out of a message; `OutOfMemory` by default.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.FailNth(n=2, repeat=True)):
+    ...     first = dm.zeros(3)
+    ...     second = dm.zeros(3)
+    Traceback (most recent call last):
+        ...
+    devmem.OutOfMemory: ...
     """
 
     _shown = ("n", "repeat")
@@ -53,13 +68,22 @@ class FailNth(Adaptor):
             call = self.calls
         if call == self.n or (self.repeat and call > self.n):
             raise self.error(f"allocation {call} ({nbytes} bytes) was made to fail (FailNth)")
-        return self._allocate(nbytes, stream)
+        [ptr] = map(self._allocate, (nbytes,), (stream,))
+        return ptr
 
 
 class FailIf(Adaptor):
     """Make the allocations fail for which ``predicate(nbytes, stream)`` is true.
 
     ``error`` makes what is raised out of a message; `OutOfMemory` by default.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.FailIf(predicate=lambda nbytes, stream: nbytes > 1000)):
+    ...     small, large = dm.zeros(100), dm.zeros(1000)
+    Traceback (most recent call last):
+        ...
+    devmem.OutOfMemory: ...
     """
 
     _shown = ("predicate",)
@@ -72,6 +96,7 @@ class FailIf(Adaptor):
         error: Failure = OutOfMemory,
     ) -> None:
         super().__init__(upstream)
+        check_callable(predicate, "FailIf(predicate=)")
         self.predicate, self.error = predicate, error
 
     def allocate(self, nbytes: int, stream: int) -> int:
@@ -80,7 +105,8 @@ class FailIf(Adaptor):
             return 0
         if self.predicate(nbytes, stream):
             raise self.error(f"an allocation of {nbytes} bytes was made to fail (FailIf)")
-        return self._allocate(nbytes, stream)
+        [ptr] = map(self._allocate, (nbytes,), (stream,))
+        return ptr
 
 
 class OnOutOfMemory(Adaptor):
@@ -94,6 +120,16 @@ class OnOutOfMemory(Adaptor):
         Called with the bytes that did not fit, in the thread that asked, with no lock held and the device current. True: try
         again, as often as it says so; False: let the failure take its course, which is devmem's own answer (free what
         waits, trim, ask once more, so it may be called twice). Allocations of its own that fail do not call it again.
+
+    Examples
+    --------
+    >>> def make_room(nbytes):
+    ...     return bool(cache) and cache.pop().free() is None
+    >>> with dm.use_memory(dm.memory.OnOutOfMemory(dm.memory.Limit(max_bytes=10_000), make_room)):
+    ...     cache = [dm.zeros(1000)]
+    ...     d = dm.zeros(1000)
+    >>> cache
+    []
     """
 
     _shown = ("callback",)
@@ -102,6 +138,7 @@ class OnOutOfMemory(Adaptor):
         self, upstream: MemoryResource | None = None, callback: Callable[[int], bool] = lambda nbytes: False
     ) -> None:
         super().__init__(upstream)
+        check_callable(callback, "OnOutOfMemory(callback=)")
         self.callback = callback
         self._asking = threading.local()
 
@@ -111,7 +148,8 @@ class OnOutOfMemory(Adaptor):
             return 0
         while True:
             try:
-                return self._allocate(nbytes, stream)
+                [ptr] = map(self._allocate, (nbytes,), (stream,))
+                return ptr
             except MemoryError:
                 if not self._ask(nbytes):
                     raise

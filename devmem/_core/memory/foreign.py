@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from types import CodeType, TracebackType
 
 from ...spi import SPI_VERSION
-from ...spi.driver import Driver
 from ...spi.errors import DevmemError, PluginError
-from ...spi.memory import MemoryResource, SupportsBind
+from ...spi.memory import MemoryResource
+from ..base.interrupts import calls_verb
 
 #: What each method must take, positionally. A resource need not have the last three.
 METHODS = {
@@ -36,23 +36,26 @@ class Boundary:
         self.place = place
         self.live: dict[int, int] = {}
 
+    @calls_verb
     def allocate(self, nbytes: int, stream: int) -> int:
         """Ask the resource, and check what it returns."""
         try:
             ptr = self.resource.allocate(nbytes, stream)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             explain(error, self.resource, f"allocate of {nbytes} bytes{self.place}")
             raise
         self.live[self._checked(ptr, nbytes)] = nbytes
         return ptr
 
+    @calls_verb
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Give the block back to the resource."""
         # Forgotten first: once it is given back, another thread may be handed the address.
-        self.live.pop(ptr, None)
+        if ptr in self.live:
+            del self.live[ptr]  # not a call, behind which an interrupt could come
         try:
             self.resource.deallocate(ptr, nbytes, stream)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             explain(error, self.resource, f"deallocate of {nbytes} bytes{self.place}")
             raise
 
@@ -81,13 +84,19 @@ def is_ours(resource: object) -> bool:
 
 
 def explain(error: BaseException, resource: object, call: str) -> None:
-    """Note on an exception which resource raised it, and where; it stays the exception that it is."""
+    """Note on an exception which resource raised it, and where; it stays the exception that it is.
+
+    A resource does not end the program: for SystemExit, PluginError is raised.
+    """
     if isinstance(error, DevmemError) or any("memory resource" in note for note in getattr(error, "__notes__", ())):
         return
-    error.add_note(
-        f"devmem: raised by the memory resource {type(resource).__qualname__} ({package_of(type(resource).__module__)})"
+    by = (
+        f"raised by the memory resource {type(resource).__qualname__} ({package_of(type(resource).__module__)})"
         f"{where(error.__traceback__)} in {call}"
     )
+    if isinstance(error, SystemExit):
+        raise PluginError(f"SystemExit({error}) was {by}") from error
+    error.add_note(f"devmem: {by}")
 
 
 def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResource:
@@ -99,6 +108,8 @@ def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResou
         It lacks a verb, has one that cannot be called as it will be, or is written for a newer contract. Names the package
         that it is from, and the line.
     """
+    if is_ours(found) and hasattr(found, "allocate") and hasattr(found, "deallocate"):
+        return found  # before the protocol is asked, which takes 10 us on CPython 3.11
     if isinstance(found, type) or not isinstance(found, MemoryResource):
         source = f" (from {origin})" if origin else ""
         if isinstance(found, type) and issubclass(found, MemoryResource):
@@ -109,8 +120,6 @@ def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResou
             f"{spelled}{source} is not a memory resource: it needs allocate(nbytes, stream) -> int and "
             f"deallocate(ptr, nbytes, stream) (see devmem.spi.memory)"
         )
-    if is_ours(found):
-        return found
     origin = origin or package_of(type(found).__module__)
     check_version(found, spelled, origin)
     for name, parameters in METHODS.items():
@@ -123,14 +132,15 @@ def check_resource(found: object, spelled: str, origin: str = "") -> MemoryResou
     return found
 
 
-def bind_down(resource: MemoryResource, driver: Driver) -> None:
-    """Give a resource its device, if it wants one."""
-    if isinstance(resource, SupportsBind):
+def tell(resource: object, verb: str, argument: object) -> None:
+    """Call one of the verbs that a resource need not have."""
+    method = getattr(resource, verb, None)
+    if method is not None:
         try:
-            resource.bind(driver)
-        except Exception as error:
+            method(argument)
+        except (Exception, SystemExit) as error:
             if not is_ours(resource):
-                explain(error, resource, "bind")
+                explain(error, resource, verb)
             raise
 
 
@@ -145,6 +155,7 @@ def check_version(found: object, spelled: str, origin: str) -> None:
         )
 
 
+@lru_cache(maxsize=64)  # reads what is known of every distribution
 def package_of(module: str) -> str:
     """The distribution that a module comes from, with its version; the module's own name if none is known."""
     import importlib.metadata  # only where something is wrong: half of what `import devmem` would take
@@ -159,6 +170,8 @@ def package_of(module: str) -> str:
 
 def where(trace: TracebackType | None, but: Collection[str] = ()) -> str:
     """The file and line where an exception was raised, as a phrase; none of the files ``but``."""
+    import traceback  # only where something is wrong
+
     found = traceback.extract_tb(trace)
     frames = [frame for frame in found if not frame.filename.startswith("<frozen") and frame.filename not in but]
     return f", {frames[-1].filename}:{frames[-1].lineno}," if frames else ""

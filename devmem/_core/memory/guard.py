@@ -14,13 +14,16 @@ import warnings
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from ...spi.driver import Driver
-from ...spi.errors import DevmemWarning, GuardError, UnsupportedError
+from ...spi.errors import ConfigError, DevmemWarning, GuardError, UnsupportedError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM
 from ...toolkit.deferred_errors import FirstError
+from ..base.interrupts import is_untaken, keeps
 from .adaptor import Adaptor
 from .device_access import MemoryAccess
 from .size_text import parse_size
@@ -31,6 +34,8 @@ FRESH = 0xFA
 FREED = 0xDD
 #: Every address is a multiple of this, so that is what red zones are rounded up to.
 ALIGNMENT = 256
+#: A block and its red zones have fewer bytes than there are addresses.
+MAX_REDZONE = 1 << 40
 #: Lines of the program that are remembered of each allocation.
 DEPTH = 16
 #: Addresses that are remembered after their block has left the quarantine, to tell a second free from a foreign one.
@@ -68,6 +73,14 @@ class Guard(Adaptor):
     ----------
     reports : list of str
         Everything that was found, in order.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Guard()) as guard:
+    ...     d = dm.zeros(3)
+    ...     d.free()                            # GuardError, had anything been written beside the array
+    >>> guard.reports
+    []
     """
 
     #: Red zones are read when a block is given back, which waits.
@@ -84,12 +97,16 @@ class Guard(Adaptor):
     ) -> None:
         super().__init__(upstream)
         self.redzone = -(-parse_size(redzone) // ALIGNMENT) * ALIGNMENT
+        if self.redzone > MAX_REDZONE:
+            raise ConfigError(f"Guard(redzone={redzone!r}): a red zone has at most {MAX_REDZONE} bytes")
         self.quarantine_bytes = parse_size(quarantine_bytes)
         self.reports: list[str] = []
         self._live: dict[int, _Block] = {}
         self._kept: OrderedDict[int, _Block] = OrderedDict()
         self._kept_bytes = 0
         self._gone: OrderedDict[int, _Block] = OrderedDict()
+        #: Blocks that came back where an interrupt came before they were in quarantine, or had left it: for `trim`.
+        self._unfinished: list[_Block] = []
         self._checks: set[object] = set()
         self._lock = threading.RLock()
         self._waits = True
@@ -119,22 +136,27 @@ class Guard(Adaptor):
                 f"whenever it runs: allocate before the capture, or leave the Guard out"
             )
         size = nbytes + 2 * self.redzone
-        base = self._allocate(size, stream)
+        base, block = 0, None
         try:
+            [base] = map(self._allocate, (size,), (stream,))  # no interrupt comes before it is stored
             self._access.fill(base, FRESH, size, stream)
             if self._waits:
                 # The memory may be used on every stream at once, so the fill must not overwrite what another stream wrote.
                 self._access.driver.stream_synchronize(stream)
+            block = _Block(base, size, base + self.redzone, nbytes, _stack())
+            with self._lock:
+                self._gone.pop(block.ptr, None)
+                self._live[block.ptr] = block
+            return block.ptr
         except BaseException:
-            with suppress(Exception):  # the failure that is told is the first
-                self._deallocate(base, size, stream)
+            if block is not None:
+                self._live.pop(block.ptr, None)
+            if base:
+                with suppress(Exception):  # the failure that is told is the first
+                    self._deallocate(base, size, stream)
             raise
-        block = _Block(base, size, base + self.redzone, nbytes, _stack())
-        with self._lock:
-            self._gone.pop(block.ptr, None)
-            self._live[block.ptr] = block
-        return block.ptr
 
+    @keeps
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Check the red zones, overwrite the block and put it into quarantine. Waits for the stream.
 
@@ -146,20 +168,31 @@ class Guard(Adaptor):
         """
         if not ptr:
             return
-        capturing = self._access.capturing(stream)
-        with self._lock:
-            block = self._live.get(ptr)
-            if block is None:
-                problem = self._unknown(ptr, nbytes)
-                self.reports.append(problem)
-                raise _refusal(problem)
-            if capturing:
-                raise _refusal(
-                    f"{block} was given back on a stream that is capturing a graph, where it cannot be looked at: give it back "
-                    f"when the capture has ended" + block.history()
-                )
-            del self._live[ptr]
-        block.freed = _stack()
+        block = None
+        try:
+            capturing = self._access.capturing(stream)
+            with self._lock:
+                block = self._live.get(ptr)
+                if block is None:
+                    problem = self._unknown(ptr, nbytes)
+                    self.reports.append(problem)
+                    raise _refusal(problem)
+                if capturing:
+                    raise _refusal(
+                        f"{block} was given back on a stream that is capturing a graph, where it cannot be looked at: give it "
+                        f"back when the capture has ended" + block.history()
+                    )
+                block.leaving = True
+                del self._live[ptr]
+            self._take(block, nbytes, stream)
+        except BaseException:
+            if block is not None and block.leaving:  # interrupted
+                self._unfinished.append(block)
+            raise
+
+    def _take(self, block: _Block, nbytes: int, stream: int) -> None:
+        """Put a block into quarantine, or give it back."""
+        block.freed, ptr = _stack(), block.ptr
         try:
             wrong = self._damage(block, stream)
             if nbytes != block.nbytes:
@@ -168,7 +201,7 @@ class Guard(Adaptor):
             self._access.driver.stream_synchronize(stream)
         except BaseException:
             with suppress(Exception):
-                self._deallocate(block.base, block.size, stream)
+                self._give(block, stream)
             raise
         with self._lock:
             self.reports += wrong
@@ -177,11 +210,12 @@ class Guard(Adaptor):
             if keep:
                 self._kept[ptr] = block
                 self._kept_bytes += block.size
+                block.leaving, block.checked = False, True
             else:
                 self._gone[ptr] = block
         try:
             if not keep:
-                self._deallocate(block.base, block.size, stream)
+                self._give(block, stream)
             self._release(self.quarantine_bytes, stream)
         except Exception as error:
             if wrong:
@@ -189,6 +223,20 @@ class Guard(Adaptor):
             raise
         if wrong:
             raise _refusal("\n".join(wrong), block.nbytes)
+
+    def _give(self, block: _Block, stream: int) -> None:
+        """Give a block back to the upstream; if an interrupt comes before, it is still ``leaving``."""
+        try:
+            block.leaving = False
+            self._deallocate(block.base, block.size, stream)
+        except BaseException as error:
+            block.leaving = is_untaken(error, self.upstream, block.base)
+            raise
+
+    def is_out(self, ptr: int) -> bool:
+        """Whether an interrupted `deallocate` has not taken the block: this very address, not one handed out since."""
+        block = self._live.get(ptr)
+        return block is not None and block.ptr is ptr
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -235,8 +283,8 @@ class Guard(Adaptor):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that the stack keeps, with those in quarantine."""
-        return super().cached_bytes + self._kept_bytes
+        """Bytes that the stack keeps, with those in quarantine, and those whose end was interrupted."""
+        return super().cached_bytes + self._kept_bytes + sum(block.size for block in list(self._unfinished))
 
     def trim(self, keep_bytes: int) -> None:
         """Let blocks out of quarantine, oldest first, and the upstream trim, until at most ``keep_bytes`` are kept.
@@ -244,36 +292,47 @@ class Guard(Adaptor):
         While a graph is captured no block leaves, as it cannot be looked at.
         """
         try:
-            if self._kept and not self._access.capturing(LEGACY_STREAM):
+            if (self._kept or self._unfinished) and not self._access.capturing(LEGACY_STREAM):
                 self._release(keep_bytes, LEGACY_STREAM)
         finally:
             super().trim(max(0, keep_bytes - self._kept_bytes))
 
     def _release(self, keep_bytes: int, stream: int) -> None:
         """Let the oldest blocks out of quarantine; all that are too much, also where one cannot be read or given back."""
-        with self._lock:
-            leaving = []
-            while self._kept_bytes > keep_bytes and not self._checks:
-                ptr, block = self._kept.popitem(last=False)
-                self._kept_bytes -= block.size
-                leaving.append(block)
-                self._gone[ptr] = block
-            while len(self._gone) > REMEMBERED:
-                self._gone.popitem(last=False)
+        leaving: list[_Block] = []
+        left = filter(attrgetter("leaving"), leaving)  # looks at them at the end
         wrong: list[str] = []
-        with FirstError() as first:
-            for block in leaving:
-                try:
+        try:
+            with self._lock:
+                oldest = iter(partial(self._kept.popitem, False), None)
+                with suppress(KeyError):  # a signal's handler has let the last one out
+                    while self._kept_bytes > keep_bytes and not self._checks:
+                        for ptr, block in oldest:  # neither an interrupt nor a handler comes before it is noted
+                            block.leaving = True
+                            self._kept_bytes -= block.size
+                            self._gone[ptr] = block
+                            self._unfinished.append(block)
+                            break
+                with suppress(IndexError):  # none is left; a signal's handler may have taken the last one
+                    while True:
+                        leaving += map(list.pop, (self._unfinished,), (0,))  # no interrupt comes before it is stored
+                while len(self._gone) > REMEMBERED:
+                    self._gone.popitem(last=False)
+            with FirstError() as first:
+                for block in leaving:
                     try:
-                        wrong += self._late_writes(block, stream)
-                    finally:
-                        self._deallocate(block.base, block.size, stream)
-                except Exception as error:
-                    first.put(error)
+                        try:
+                            wrong += self._late_writes(block, stream) if block.checked else []
+                        finally:
+                            self._give(block, stream)
+                    except Exception as error:
+                        first.put(error)
             if wrong:
                 with self._lock:
                     self.reports += wrong
                 warnings.warn("\n".join(wrong), DevmemWarning, stacklevel=4)
+        finally:
+            self._unfinished += left  # no interrupt comes before
 
     # -- what is wrong -------------------------------------------------------------------------------------------------
 
@@ -300,7 +359,7 @@ class Guard(Adaptor):
         before = self._kept.get(ptr) or self._gone.get(ptr)
         if before is not None:
             return f"double free: {before} was given back already" + before.history()
-        for block in self._live.values():
+        for block in list(self._live.values()):
             if block.base <= ptr < block.base + block.size:
                 at = ptr - block.ptr
                 return (
@@ -318,6 +377,10 @@ class _Block:
     nbytes: int
     allocated: traceback.StackSummary
     freed: traceback.StackSummary | None = None
+    #: It came back, and is neither in quarantine nor with the upstream.
+    leaving: bool = False
+    #: It was overwritten, so that a late write shows.
+    checked: bool = False
 
     def __str__(self) -> str:
         return f"the block of {self.nbytes} bytes at {self.ptr:#x}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
 from ..base.device_handle import DeviceHandle
-from .adaptor import kept_by, nothing
-from .foreign import Boundary, is_ours
+from ..base.interrupts import is_untaken
+from .adaptor import kept_by, part_with
+from .foreign import Boundary, is_ours, tell
 
 
 class HasAddress(Protocol):
@@ -52,8 +54,10 @@ class Heap:
         verbs = resource if is_ours(resource) else Boundary(resource, f" on {handle.device}")
         self.allocate = verbs.allocate
         self.deallocate = verbs.deallocate
-        self.trim: Callable[[int], object] = getattr(resource, "trim", nothing)
-        self.forget_stream: Callable[[int], object] = getattr(resource, "forget_stream", nothing)
+        self.trim: Callable[[int], object] = partial(tell, resource, "trim")
+        self.forget_stream: Callable[[int], object] = partial(
+            tell, part_with(resource, "forget_stream"), "forget_stream"
+        )
         self.ordered = bool(getattr(resource, "stream_ordered", False))
         self.live: dict[int, int] = {}
         #: Live addresses that were given to another library, which may use them beyond the close of the device.
@@ -67,21 +71,22 @@ class Heap:
         return kept_by(self.resource)
 
     def give_back(self, block: HasAddress, handle: int) -> None:
-        """Return a block to the resource; its address is 0 from then on. If an interrupt came before, nothing has changed."""
+        """Return a block to the resource; its address is 0 from then on. If an interrupt comes before, nothing has changed."""
         ptr = block.ptr
         if self.lent:
             self.lent.discard(ptr)
-        begun = False
+        found = None
         try:
             # Forgotten before it is freed: the other way round another thread can be given the address in between, and its
             # entry would be erased instead.
             block.ptr = 0
-            if self.live.pop(ptr, None) is None:
-                return
-            begun = True
-            self.deallocate(ptr, block.nbytes, handle)
-        except BaseException:
-            if not begun:
+            [found] = map(self.live.pop, (ptr,), (None,))  # no interrupt comes between
+            if found is not None:
+                self.deallocate(ptr, block.nbytes, handle)
+        except BaseException as error:
+            if found is None:
+                block.ptr = ptr
+            elif is_untaken(error, self.resource, ptr):
                 self.live[ptr] = block.nbytes
                 block.ptr = ptr
             raise

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 from ...spi.driver import Driver
-from ...spi.errors import GuardError, OutOfMemory
+from ...spi.errors import OutOfMemory
 from ...spi.memory import MemoryResource
-from .adaptor import Adaptor
+from ...toolkit.sizes import exact_size
+from .adaptor import Adaptor, taken_of
 from .size_text import bytes_of, check_size
 
 
@@ -23,6 +24,14 @@ class Limit(Adaptor):
         Where the memory comes from.
     max_bytes : int or str
         The limit: bytes, ``"4GiB"``, or a share of the device's memory, ``"80%"``.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Limit(dm.memory.PoolMemory(), "1MiB")):
+    ...     d = dm.zeros(1_000_000)
+    Traceback (most recent call last):
+        ...
+    devmem.OutOfMemory: ...
     """
 
     _shown = ("max_bytes",)
@@ -44,19 +53,22 @@ class Limit(Adaptor):
         """Allocate, if it fits below the limit."""
         if not nbytes:
             return 0
-        with self._lock:
-            used = self.current_bytes
-            fits = used + nbytes <= self._most
-            if fits:
-                # Taken before it is asked for: two threads must not both fit into the last bytes.
-                self.current_bytes = used + nbytes
-        if not fits:
-            raise OutOfMemory(f"{nbytes} bytes do not fit: {used} of at most {self._most} bytes are in use (Limit)")
+        fits = False
         try:
-            return self._allocate(nbytes, stream)
+            with self._lock:
+                used = self.current_bytes
+                fits = used + nbytes <= self._most
+                if fits:
+                    # Taken before it is asked for: two threads must not both fit into the last bytes.
+                    self.current_bytes = used + nbytes
+            if not fits:
+                most = exact_size(self._most)
+                raise OutOfMemory(f"{exact_size(nbytes)} do not fit: {used} of at most {most} are in use (Limit)")
+            [ptr] = map(self._allocate, (nbytes,), (stream,))  # no interrupt comes before it is stored
+            return ptr
         except BaseException:
             with self._lock:
-                self.current_bytes -= nbytes
+                self.current_bytes -= nbytes * fits
             raise
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
@@ -68,8 +80,8 @@ class Limit(Adaptor):
             taken = nbytes
             try:
                 self._deallocate(ptr, nbytes, stream)
-            except GuardError as error:
-                taken = nbytes if error.taken is None else error.taken
+            except BaseException as error:
+                taken = taken_of(error, self.upstream, ptr, nbytes)
                 raise
             finally:
                 with self._lock:

@@ -22,6 +22,11 @@ class Prefetch(Adaptor):
         A stack of managed memory; ``ManagedMemory()`` if none is given.
 
     UnsupportedError is raised when it is bound to a device that cannot prefetch, or over memory of another kind.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Prefetch(dm.memory.ManagedMemory())):
+    ...     d = dm.zeros(3)                     # its pages are on their way before the fill
     """
 
     def __init__(self, upstream: MemoryResource | None = None) -> None:

@@ -6,17 +6,18 @@ from ...spi.driver import Driver
 from ...spi.errors import ConfigError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, MemoryKind
+from ...toolkit.deferred_errors import FirstError
+from ..base.interrupts import is_untaken, keeps
 from .adaptor import Adaptor
 from .device_access import MemoryAccess
-from .direct import DriverMemory
 
 
 class Scrub(Adaptor):
     """Fill every block with a byte when it is given back, so that the next owner of the memory cannot read its old contents.
 
-    The fill is enqueued on the stream before the upstream gets the block. Over a stream-ordered upstream, or the driver's own
-    memory, the host does not wait for it; over any other the call returns when the fill is done, because such an upstream may
-    give the block to another stream at once. Put it above a pool: below, only what the pool itself gives back would be filled.
+    The fill is enqueued on the stream before the upstream gets the block. Over a stream-ordered upstream the host
+    does not wait for it; over any other the call returns when the fill is done, because such an upstream may give the block to
+    another stream at once. Put it above a pool: below, only what the pool itself gives back would be filled.
 
     Where a fill fails, ``deallocate`` raises and the block is withheld: the next ``trim`` tries again. So is a block that comes
     back on a stream that is capturing a graph, where nothing is filled before the graph runs.
@@ -27,6 +28,12 @@ class Scrub(Adaptor):
         Where the memory comes from.
     byte : int
         What to fill with, 0 to 255.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Scrub(dm.memory.PoolMemory())):
+    ...     d = dm.to_device(np.ones(3))
+    ...     d.free()                            # the pool gets zeros back
     """
 
     _shown = ("byte",)
@@ -45,9 +52,7 @@ class Scrub(Adaptor):
         """Take the device that fills."""
         super().bind(driver)
         self._access = MemoryAccess(driver, self.kind)
-        # The driver's own free leaves work valid that was enqueued before, and the host's fill is done when it returns. Of a
-        # subclass of DriverMemory nothing is known.
-        self._waits = not (self.stream_ordered or self._access.host or type(self.upstream) is DriverMemory)
+        self._waits = not (self.stream_ordered or self._access.host)  # the host's own fill is done when it returns
 
     @property
     def stream_ordered(self) -> bool:
@@ -59,34 +64,50 @@ class Scrub(Adaptor):
         """Bytes that the stack keeps; what is withheld among them."""
         return super().cached_bytes + sum(nbytes for _, nbytes in list(self.withheld))
 
+    @keeps
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Fill the block, then give it back."""
-        if ptr and self._access.capturing(stream):
-            self.withheld.append((ptr, nbytes))
-        elif ptr:
-            self._wipe(ptr, nbytes, stream)
-            self._deallocate(ptr, nbytes, stream)
+        if not ptr:
+            return
+        withheld = True
+        try:
+            if not self._access.capturing(stream):
+                self._wipe(ptr, nbytes, stream)
+                withheld = False
+                self._deallocate(ptr, nbytes, stream)
+        except BaseException as error:
+            withheld = withheld or is_untaken(error, self.upstream, ptr)
+            raise
+        finally:
+            if withheld:
+                self.withheld.append((ptr, nbytes))
+
+    def is_out(self, ptr: int) -> bool:
+        """No: blocks are kept here."""
+        return False
 
     def trim(self, keep_bytes: int) -> None:
         """Give kept memory back; what was withheld is filled first, unless a graph is being captured."""
-        try:
+        with FirstError() as first:  # one that cannot be filled must not keep the others
             if self.withheld and not self._access.capturing(LEGACY_STREAM):
                 self._access.driver.synchronize()  # its own stream may be gone, and is not ordered with the one used here
-                while self.withheld:
-                    try:
-                        ptr, nbytes = self.withheld.pop()
-                    except IndexError:  # another thread took the last one
-                        break
-                    self._wipe(ptr, nbytes, LEGACY_STREAM)
-                    self._deallocate(ptr, nbytes, LEGACY_STREAM)
-        finally:
-            super().trim(keep_bytes)
+                for _ in range(len(self.withheld)):
+                    first.attempt(self._retry)
+            first.attempt(super().trim, keep_bytes)
+
+    def _retry(self) -> None:
+        try:
+            [(ptr, nbytes)] = map(list.pop, (self.withheld,), (0,))  # no interrupt comes before it is stored
+        except IndexError:  # another thread took the last one
+            return
+        try:
+            self.deallocate(ptr, nbytes, LEGACY_STREAM)
+        except BaseException as error:
+            if is_untaken(error, self, ptr):
+                self.withheld.append((ptr, nbytes))
+            raise
 
     def _wipe(self, ptr: int, nbytes: int, stream: int) -> None:
-        try:
-            self._access.fill(ptr, self.byte, nbytes, stream)
-            if self._waits:
-                self._access.driver.stream_synchronize(stream)
-        except BaseException:
-            self.withheld.append((ptr, nbytes))
-            raise
+        self._access.fill(ptr, self.byte, nbytes, stream)
+        if self._waits:
+            self._access.driver.stream_synchronize(stream)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import reprlib
 
 from ...spi.errors import ConfigError
 
 ALLOWED = "a number of bytes, with a unit (KiB, MiB, GiB, TiB, KB, MB, GB, TB) or without"
 ALLOWED_SHARE = f"{ALLOWED}, or a share of the device's memory (80%)"
+
+#: More than any size has: Python refuses to read very long numbers.
+MAX_DIGITS = 100
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
@@ -19,12 +23,15 @@ _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 
 def parse_size(size: int | str) -> int:
     """Bytes of ``4096``, ``"64MiB"``, ``"1.5 GB"``; ConfigError for anything else."""
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
     found = _SIZE.fullmatch(size.strip().lower()) if isinstance(size, str) else None
-    if found is None or found[2] not in _UNITS:
-        raise ConfigError(f"{size!r} is not a size: give {ALLOWED}")
-    return int(float(found[1]) * _UNITS[found[2]]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
+    nbytes: float = -1
+    if isinstance(size, int) and not isinstance(size, bool):
+        nbytes = size
+    elif found is not None and found[2] in _UNITS and len(found[1]) <= MAX_DIGITS:
+        nbytes = (float(found[1]) if "." in found[1] else int(found[1])) * _UNITS[found[2]]
+    if not 0 <= nbytes < 1 << 64:
+        raise ConfigError(f"{reprlib.repr(size)} is not a size: give {ALLOWED}, less than 2**64")
+    return int(nbytes)
 
 
 def check_size(size: int | str) -> int | str:

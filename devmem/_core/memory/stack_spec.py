@@ -18,7 +18,7 @@ from ...spi.errors import ConfigError, DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ..base.device_handle import DeviceHandle
 from ..base.plugin_registry import registry
-from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory
+from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory, VirtualMemory
 from .failing import FailNth
 from .foreign import check_resource, check_version, defined_at, package_of, where
 from .guard import Guard
@@ -30,6 +30,9 @@ from .prefetch import Prefetch
 from .scrub import Scrub
 from .size_text import ALLOWED, ALLOWED_SHARE, check_size, parse_size
 from .statistics import Statistics
+
+#: Each part calls the one below it: more would not fit onto Python's own stack.
+MAX_PARTS = 64
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,16 @@ FLAG = Argument(lambda text: {"1": True, "0": False}[text], "the name alone, or 
 
 NAMED: dict[str, Part] = {
     "driver": Part(DriverMemory, over=False),
-    "stream_ordered": Part(StreamOrderedMemory, {"release_threshold": SHARE}, over=False),
+    "stream_ordered": Part(
+        StreamOrderedMemory, {"release_threshold": SHARE, "current": FLAG, "hw_decompress": FLAG}, over=False
+    ),
+    "virtual": Part(VirtualMemory, {"fabric": FLAG}, over=False),
     "managed": Part(ManagedMemory, over=False),
     "pinned": Part(PinnedMemory, over=False),
     "mapped": Part(MappedMemory, over=False),
     "limit": Part(Limit, {"max_bytes": replace(SHARE, required=True)}),
     "statistics": Part(Statistics, {"owners": FLAG}),
-    "log": Part(Log, {"path": Argument(str, "a path", required=True)}),
+    "log": Part(Log, {"path": Argument(str, "a path", required=True), "frames": Argument(_whole, "a number from 0")}),
     "guard": Part(Guard, {"redzone": SIZE, "quarantine_bytes": SIZE}),
     "scrub": Part(Scrub, {"byte": Argument(_whole, "a number from 0 to 255")}),
     "fail_nth": Part(FailNth, {"n": Argument(_whole, "a number from 1", required=True), "repeat": FLAG}),
@@ -95,7 +101,10 @@ def build(text: str, handle: DeviceHandle, below: Callable[[], MemoryResource]) 
     if not text:
         raise ConfigError(f"no memory resource is named '': give {allowed()}")
     resource: MemoryResource | None = None
-    for part in reversed(text.split(",")):
+    parts = text.split(",", MAX_PARTS)
+    if len(parts) > MAX_PARTS:
+        raise ConfigError(f"a stack has at most {MAX_PARTS} parts, got more: {text[:60]!r}...")
+    for part in reversed(parts):
         resource = _part(part.strip(), resource, handle, below)
     assert resource is not None
     return resource
@@ -103,10 +112,11 @@ def build(text: str, handle: DeviceHandle, below: Callable[[], MemoryResource]) 
 
 def allowed() -> str:
     """What a part of a text may be."""
-    return f"one of {', '.join(_names())}, or module:attribute; several are separated by commas, the outermost first"
+    return f"one of {', '.join(names())}, or module:attribute; several are separated by commas, the outermost first"
 
 
-def _names() -> list[str]:
+def names() -> list[str]:
+    """The names that a part of a text may have."""
     return sorted({*NAMED, *ADAPTERS, *registry().resources})
 
 
@@ -150,7 +160,7 @@ def _closest(name: str) -> str:
         return " (it takes a function: build that stack in Python)"
     import difflib  # only for those who made a mistake
 
-    close = difflib.get_close_matches(name.lower().removesuffix("memory"), _names(), 1)
+    close = difflib.get_close_matches(name.lower().removesuffix("memory"), names(), 1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
@@ -206,6 +216,10 @@ def _of_plugin(
             f"devmem_memory_resources returns what makes a resource, by name"
         )
     arguments = (argument, upstream) if argument or upstream is not None else ()
+    if arguments and name in ADAPTERS:
+        raise ConfigError(
+            f"{name!r} takes no arguments in a stack as text, and is the last of it: give an instance instead"
+        )
     return _called(factory, arguments, repr(name), origin)
 
 
@@ -217,7 +231,7 @@ def _of_module(
         found: object = importlib.import_module(module)
         for step in attribute.split("."):
             found = getattr(found, step)
-    except Exception as error:  # whatever a module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         # The module's own line, if it has one to blame: not ours, that looked for what is not there.
         place = where(error.__traceback__, (__file__, importlib.__file__)).rstrip(",")
         missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
@@ -241,10 +255,10 @@ def _of_module(
 
 def _called(factory: Callable[..., object], arguments: tuple[object, ...], spelled: str, origin: str) -> MemoryResource:
     try:
-        found = factory(*arguments)
+        return check_resource(factory(*arguments), spelled, origin)
     except DevmemError:
         raise  # says what is wrong by itself: an argument, a device that cannot
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # A call that did not fit never entered the factory: then the factory's own line helps.
         trace = error.__traceback__
         inside = trace is not None and trace.tb_next is not None
@@ -252,7 +266,6 @@ def _called(factory: Callable[..., object], arguments: tuple[object, ...], spell
             f"the memory resource {spelled} from {origin} failed when it was made, called with {arguments}: "
             f"{type(error).__name__}: {error}{where(trace).rstrip(',') if inside else defined_at(factory)}"
         ) from error
-    return check_resource(found, spelled, origin)
 
 
 def _is_module(name: str) -> bool:

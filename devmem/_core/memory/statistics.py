@@ -6,19 +6,29 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from types import FrameType
 
-from ...spi.errors import DevmemError, GuardError
+from ...spi.errors import DevmemError
 from ...spi.memory import MemoryResource
-from .adaptor import Adaptor
+from ...toolkit.sizes import exact_size
+from ..base.shown import Report
+from .adaptor import Adaptor, taken_of
 
 #: The name of the file, the line, the name of the function.
 Site = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Report):
     """Counts of a `Statistics`, at one moment or over one scope. Of a scope, *current* and *peak* are above what was in use
     when it began, so *current* is negative where more was given back than taken.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Statistics()) as counts:
+    ...     d = dm.zeros(1000)
+    >>> print(counts.snapshot())
+    Snapshot(current_bytes=8000 bytes (7.8 KiB), peak_bytes=8000 bytes (7.8 KiB), ...
     """
 
     current_bytes: int
@@ -31,7 +41,15 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What one line of a program holds."""
+    """What one line of a program holds.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Statistics(owners=True)) as counts:
+    ...     d = dm.zeros(1000)
+    >>> print(counts.owners()[0])
+    8000 bytes (7.8 KiB) in 1 blocks from ...
+    """
 
     file: str
     line: int
@@ -40,7 +58,7 @@ class Owner:
     count: int
 
     def __str__(self) -> str:
-        return f"{self.nbytes} bytes in {self.count} blocks from {self.file}:{self.line} ({self.function})"
+        return f"{exact_size(self.nbytes)} in {self.count} blocks from {self.file}:{self.line} ({self.function})"
 
 
 class Statistics(Adaptor):
@@ -53,6 +71,14 @@ class Statistics(Adaptor):
     owners : bool
         Also remember which line of the program asked for each block: see `owners`. The message of an OutOfMemory then
         names the largest. Costs about a microsecond for each block.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.Statistics(dm.memory.PoolMemory())) as counts:
+    ...     d = dm.zeros(3)
+    ...     d.free()
+    >>> counts.current_bytes, counts.peak_bytes, counts.total_count
+    (0, 24, 1)
     """
 
     def __init__(self, upstream: MemoryResource | None = None, *, owners: bool = False) -> None:
@@ -72,6 +98,11 @@ class Statistics(Adaptor):
     def peak_count(self) -> int:
         """The most blocks that were in use at a time."""
         return max(scope.peak_count for scope in self._scopes)
+
+    @property
+    def counts_owners(self) -> bool:
+        """Whether it remembers the line that asked for each block."""
+        return self._sites is not None
 
     def snapshot(self) -> Snapshot:
         """All counts at one moment."""
@@ -112,42 +143,60 @@ class Statistics(Adaptor):
         counts = Counter(site for _, site in sites)
         return [Owner(*site, size, counts[site]) for site, size in nbytes.most_common(most)]
 
+    def site_of(self, ptr: int) -> Site | None:
+        """(file, line, function) that asked for a block; None if it is not in use, or without ``owners=True``."""
+        found = (self._sites or {}).get(ptr)
+        return found[1] if found is not None else None
+
     def allocate(self, nbytes: int, stream: int) -> int:
         """Allocate, and count it."""
         if not nbytes:
             return 0
-        ptr = self._allocate(nbytes, stream)
-        site = _caller() if self._sites is not None else None
-        with self._lock:
-            self.total_bytes += nbytes
-            self.total_count += 1
-            self.current_bytes = now = self.current_bytes + nbytes
-            self.current_count = count = self.current_count + 1
-            scope = self._scopes[-1]  # the outer scopes are updated when this one ends
-            if now > scope.peak_bytes:  # twice as fast as max()
-                scope.peak_bytes = now
-            if count > scope.peak_count:
-                scope.peak_count = count
-            if site is not None and self._sites is not None:
-                self._sites[ptr] = nbytes, site
-        return ptr
+        site = calling_frames(1)[0] if self._sites is not None else None
+        ptr, counted = 0, False
+        try:
+            [ptr] = map(self._allocate, (nbytes,), (stream,))  # no interrupt comes before it is stored
+            with self._lock:
+                counted = True
+                self.total_bytes += nbytes
+                self.total_count += 1
+                self.current_bytes = now = self.current_bytes + nbytes
+                self.current_count = count = self.current_count + 1
+                scope = self._scopes[-1]  # the outer scopes are updated when this one ends
+                if now > scope.peak_bytes:  # twice as fast as max()
+                    scope.peak_bytes = now
+                if count > scope.peak_count:
+                    scope.peak_count = count
+                if site is not None and self._sites is not None:
+                    self._sites[ptr] = nbytes, site
+            return ptr
+        except BaseException:
+            if counted:
+                self.deallocate(ptr, nbytes, stream)
+            elif ptr:
+                self._deallocate(ptr, nbytes, stream)
+            raise
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Count it, then deallocate: it counts as given back also where the upstream raises, but not what a `Guard` refuses."""
         if not ptr:
             return
-        with self._lock:
-            self.current_bytes -= nbytes
-            self.current_count -= 1
-            if self._sites is not None:
-                self._sites.pop(ptr, None)
+        counted = False
         try:
-            self._deallocate(ptr, nbytes, stream)
-        except GuardError as error:
-            if error.taken is not None:
+            try:
                 with self._lock:
-                    self.current_bytes += nbytes - error.taken
-                    self.current_count += error.taken == 0
+                    self.current_bytes -= nbytes
+                    self.current_count -= 1
+                    counted = True
+                    if self._sites is not None:
+                        self._sites.pop(ptr, None)
+            finally:  # also where an interrupt has come: the caller could not tell that the upstream was not asked
+                self._deallocate(ptr, nbytes, stream)
+        except BaseException as error:
+            taken = taken_of(error, self.upstream, ptr, nbytes)
+            with self._lock:
+                self.current_bytes += nbytes * counted - taken
+                self.current_count += counted - bool(taken)
             raise
 
 
@@ -160,9 +209,17 @@ class _Scope:
     peak_count: int
 
 
-def _caller() -> Site:
-    """The innermost line outside devmem that led here."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] == "devmem" and frame.f_back is not None:
+def calling_frames(most: int) -> tuple[Site, ...]:
+    """The lines outside devmem that led here, innermost first: at least one, and at most ``most``."""
+    frame: FrameType | None = sys._getframe(1)
+    while (
+        frame is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] == "devmem"
+        and frame.f_back is not None
+    ):
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+    found: list[Site] = []
+    while frame is not None and len(found) < most:
+        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return tuple(found)

@@ -15,91 +15,118 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
-from ...spi.driver import Driver
 from ...spi.errors import DevmemError, UnsupportedError
 from ...toolkit.deferred_errors import FirstError
+from ...toolkit.one_step import consume
 from ..base.device_handle import DeviceHandle
-from .leases import HandleLeases
-from .stream import Event, Stream
+from .event import Event
+from .leases import AT_ONCE, HandleLeases, HasDriver, OwnedHandle
+from .spare import LentHandle, SpareHandles
+from .stream import Stream
 
 #: Completed events that are kept for the next use.
 SPARE_EVENTS = 64
 #: What a device may still touch at a time that cannot be told: kept until the process ends.
 leaked: list[object] = []
 
+#: The events of each open device, by the id of its driver: the memory stacks that are bound to the driver use the same.
+_events_of: WeakValueDictionary[int, EventPool] = WeakValueDictionary()
+
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class HasDriver(Protocol):
-    """An object with a driver, which may change: a device handle, or a bound memory resource."""
-
-    @property
-    def driver(self) -> Driver: ...
-
-
 class EventPool:
-    """Events without timing, made when needed and kept for the next use."""
+    """Events without timing, made when needed and kept for the next use.
+
+    The handle that `record` returns goes back by itself, as soon as nothing refers to it: its finalizer is C's, and appends it to
+    the spare ones. So no interrupt loses it, and no caller gives it back.
+    """
 
     def __init__(self, owner: HasDriver) -> None:
         self.owner = owner
         self.leases = HandleLeases()
         #: Every event that exists, so that the close of the device can destroy them.
-        self.events: dict[int, None] = {}
+        self.events: dict[int, OwnedHandle] = {}
         self._spare: list[int] = []
+        #: Those that users had, with timing and without.
+        self.spare = SpareHandles(self.leases, SPARE_EVENTS)
+        # Python finalizes an object once: a spare one is a mere number, from which `_take` makes another.
+        finalizer = property(partial(partial, self._spare.append))
+        self._recorded: Callable[[int], int] = type("Recorded", (int,), {"__slots__": (), "__del__": finalizer})
+
+    @classmethod
+    def of(cls, owner: HasDriver) -> EventPool:
+        """The events of the open device that the owner's driver belongs to; new ones for the driver of none."""
+        found = _events_of.get(id(owner.driver))
+        return found if found is not None and found.owner.driver is owner.driver else cls(owner)
 
     def record(self, stream: int) -> int:
         """An event behind all work that is on the stream now; the device is entered."""
         event = self._take()
-        try:
-            self.owner.driver.event_record(event, stream)
-        except BaseException:
-            self.give_back(event)
-            raise
+        self.owner.driver.event_record(event, stream)
         return event
 
-    def give_back(self, event: int) -> None:
-        """Keep an event for the next use, or destroy it where there are enough."""
-        if len(self._spare) < SPARE_EVENTS:
-            self._spare.append(event)
-        else:
-            self.destroy(event)
+    def create(self, timing: bool, lent: bool = False) -> OwnedHandle:
+        """An event, which the close of the device destroys if it is still there. The device is entered.
 
-    def destroy(self, event: int) -> None:
-        """Destroy an event, which nothing else can find any more."""
-        self.leases.destroy(self._destroy, event)
+        ``lent``: for a user. It may be a spare one, which has passed, and goes back to these.
+        """
+        make = partial(LentHandle, self.spare, timing) if lent else OwnedHandle
+        made = make(0, self.events, self.owner, "event_destroy", self.destroy)
+        try:
+            if not isinstance(made, LentHandle) or not self.spare.take(made, self.owner.driver.event_query):
+                [made.handle] = map(self.owner.driver.event_create, (timing,))  # no interrupt comes before it is stored
+                self.events[made.handle] = made
+            return made
+        except BaseException:
+            if made.handle:  # no second interrupt comes before it is given up
+                self.events[made.handle] = made
+                self.leases.given_up.append((AT_ONCE, made))
+            raise
 
-    def drop_spare(self) -> None:
-        """Destroy the events that are kept for the next use."""
+    def destroy(self, event: OwnedHandle) -> bool:
+        """Destroy or keep an event, which nothing else can find any more."""
+        self.leases.destroy(event)
+        return True
+
+    def drop_spare(self, keep: int = 0) -> None:
+        """Destroy the events that are kept for the next use, but for so many."""
         with FirstError() as first:
-            while self._spare:
+            while len(self._spare) > keep:
+                # An event of a device that was closed is not in the table any more.
+                spare = filter(None, map(self.events.get, map(list.pop, (self._spare,))))
                 try:
-                    event = self._spare.pop()
+                    self.leases.destroy_all(spare)
                 except IndexError:  # another thread took it
-                    return
-                first.attempt(self.destroy, event)
+                    break
+                except Exception as error:
+                    first.put(error)
+            if not keep:
+                first.attempt(self.spare.drop)
+                first.attempt(self.leases.destroy_all, ())  # what calls that failed, or were interrupted, gave up
 
     def forget(self) -> None:
         """Forget every event without calling the driver: the device was closed."""
         self.events.clear()
         self._spare.clear()
-
-    def _destroy(self, event: int) -> None:
-        if event in self.events:  # else the device was closed meanwhile
-            del self.events[event]
-            self.owner.driver.event_destroy(event)
+        self.spare.forget()
 
     def _take(self) -> int:
+        if len(self._spare) > SPARE_EVENTS:
+            self.drop_spare(SPARE_EVENTS)
         try:
-            return self._spare.pop()
+            [event] = map(self._recorded, map(list.pop, (self._spare,)))
         except IndexError:
-            event = self.owner.driver.event_create(False)
-            self.events[event] = None
-            return event
+            [made] = map(self.create, (False,))
+            event = self._recorded(made.handle)
+        return event
 
 
 class CompletionQueue(Generic[K, T]):
@@ -116,13 +143,14 @@ class CompletionQueue(Generic[K, T]):
         self.lock = threading.RLock()
         self.waiting: dict[K, deque[tuple[int, T]]] = {}
         self._polling = False
-        self._completed: list[T] = []
+        self._completed: list[tuple[int, T]] = []
 
     def add(self, key: K, stream: int, payload: T) -> None:
         """Put a payload behind all work that is on the stream now; the device is entered."""
         event = self.events.record(stream)
         with self.lock:
-            self.waiting.setdefault(key, deque()).append((event, payload))
+            # In one step: a finalizer that polls in between would take the empty queue out.
+            consume(map(deque.append, map(self.waiting.setdefault, (key,), (deque(),)), ((event, payload),)))
 
     def completed(self) -> list[T]:
         """Take out the payloads whose events have completed; none where a finalizer re-enters a call on its thread.
@@ -139,7 +167,7 @@ class CompletionQueue(Generic[K, T]):
                 self._polling = False
 
     def _take_completed(self) -> list[T]:
-        query = self.events.owner.driver.event_query
+        query, passed = self.events.owner.driver.event_query, list[K]()
         for key, queue in list(self.waiting.items()):
             # Events of one stream complete in order: the first that has not ends the search on that stream.
             while queue:
@@ -147,24 +175,27 @@ class CompletionQueue(Generic[K, T]):
                 try:
                     if not query(event):
                         break
-                    self._completed.append(payload)
                 except UnsupportedError:  # it was recorded into a captured graph
                     leaked.append(payload)
-                queue.popleft()
-                self.events.give_back(event)
+                    queue.popleft()
+                    continue
+                self._completed += map(deque.popleft, (queue,))
             if not queue:
-                self.waiting.pop(key, None)
+                passed.append(key)
         found, self._completed = self._completed, []
-        return found
+        for key in passed:  # last: as long as something is to be let go of, the queue has something waiting
+            if key in self.waiting and not self.waiting[key]:  # a signal's handler adds nothing before the next line
+                self.waiting.pop(key)
+        return [payload for _, payload in found]
 
     def synchronize(self, keys: Iterable[K] | None = None) -> None:
         """Wait for the events of these streams, or of all."""
         for key in list(self.waiting) if keys is None else keys:
             with self.events.leases.hold():  # another thread may find meanwhile that they have completed
                 with self.lock:
-                    events = [event for event, _ in self.waiting.get(key, ())]
+                    waiting = list(self.waiting.get(key, ()))  # in one step: a finalizer may poll
                 # All of them: two threads may have entered theirs in another order than they recorded them.
-                for event in events:
+                for event, _ in waiting:
                     with suppress(UnsupportedError):  # in a captured graph: nothing tells when it completes
                         self.events.owner.driver.event_synchronize(event)
 
@@ -174,7 +205,7 @@ class CompletionTracker:
 
     def __init__(self, handle: DeviceHandle) -> None:
         self.handle = handle
-        self.events = EventPool(handle)
+        self.events = _events_of[id(handle.driver)] = EventPool(handle)
         self._queue: CompletionQueue[Stream, tuple[object, ...]] = CompletionQueue(self.events)
         #: Streams that something waits on; what is false here needs no `poll`.
         self.busy = self._queue.waiting
@@ -184,7 +215,7 @@ class CompletionTracker:
 
         For good, where that is captured into a graph. If no event can be had, the stream is waited for instead.
         """
-        if stream.external and self.keep_if_captured(stream, *keep):
+        if (stream.external or stream.recorder is not None) and self.keep_if_captured(stream, *keep):
             return
         try:
             self._queue.add(stream, stream.handle, keep)
@@ -194,12 +225,37 @@ class CompletionTracker:
         if len(self.busy.get(stream, ())) > 1:
             self.poll()
 
-    def keep_if_captured(self, stream: Stream, *keep: object) -> bool:
-        """Whether another library captures a graph on its stream; then ``keep`` is kept for good: the graph may run at any time.
+    def keep_interrupted(self, error: BaseException, stream: Stream, *keep: object) -> None:
+        """Keep host memory until the stream has passed a copy that may have been enqueued when an exception came.
 
-        Asked before an event is recorded: an event in a captured graph can never be waited for. Streams of devmem are found out
-        later, by `poll`.
+        An error of the driver's means that it was not; anything else, an interrupt say, may come behind the driver's call and
+        before the copy is in the tracker.
         """
+        if not isinstance(error, DevmemError):
+            with suppress(DevmemError):  # then the memory is kept for good
+                self.keep_until_complete(stream, *keep)
+
+    def keep_host_side(self, running: bool, stream: Stream, *keep: object) -> None:
+        """Keep the host side of a copy that was enqueued, if it is still ``running``, as the driver says.
+
+        What a graph captures it copies whenever it is launched, whatever the memory: that is kept, too.
+        """
+        if running:
+            self.keep_until_complete(stream, *keep)
+        elif stream.recorder is not None or not stream.simple:
+            self.keep_if_captured(stream, *keep)
+
+    def keep_if_captured(self, stream: Stream, *keep: object) -> bool:
+        """Whether a graph is captured on the stream; then ``keep`` is kept for good: the graph may run at any time.
+
+        What is recorded for a plan is kept by the plan.
+
+        Of another library's stream this is asked before an event is recorded: an event in a captured graph can never be waited
+        for. Where an event was recorded on a stream of devmem's, `poll` finds it out.
+        """
+        if stream.recorder is not None:
+            stream.recorder.kept.append(keep)
+            return True
         try:
             captured = self.handle.capturing(stream.handle)
         except BaseException:
@@ -213,6 +269,7 @@ class CompletionTracker:
         """Let go of what completed copies kept."""
         if self.busy:
             self._queue.completed()  # dies here, outside the lock
+            self.events.drop_spare(SPARE_EVENTS)
 
     def wait_complete(self, streams: Iterable[Stream] | None = None) -> None:
         """Wait until the copies in flight on these streams, or on all, have completed."""
@@ -229,11 +286,7 @@ class CompletionTracker:
 
     def order(self, later: int, earlier: int) -> None:
         """Make one stream's later work wait for what is on another now; by handle."""
-        event = self.events.record(earlier)
-        try:
-            self.handle.driver.stream_wait(later, event)
-        finally:
-            self.events.give_back(event)
+        self.handle.driver.stream_wait(later, self.events.record(earlier))
 
     def order_behind(self, later: int, earlier: Stream) -> None:
         """As `order`, behind a stream that another thread may close meanwhile."""
@@ -242,6 +295,8 @@ class CompletionTracker:
 
     def event_behind(self, stream: Stream, *keep: object) -> Event:
         """An event behind everything that is on the stream now. If none can be had, ``keep`` outlives the stream's work."""
+        if stream.recorder is not None:
+            stream.recorder.refuse("an event that is waited for by itself")
         try:
             event = Event(stream.services, timing=False)
             event.record(stream)
@@ -256,7 +311,7 @@ class CompletionTracker:
 
     def forget(self) -> None:
         """Let go of everything: the device is idle, and its events are destroyed."""
-        self.busy.clear()
+        self._queue.forget()
         self.events.forget()
 
     def forget_after_fork(self) -> None:

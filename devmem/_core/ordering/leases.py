@@ -12,14 +12,30 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Protocol
 
+from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning
+from ...toolkit.deferred_errors import FirstError
+from ..base.hot_state import RecordState
+from ..base.interrupts import CannotWait, is_untaken
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+#: For a handle that no lease can have found, because its making or its end was interrupted.
+AT_ONCE = -1
+
+
+class HasDriver(Protocol):
+    """An object with a driver, which may change: a device handle, or a bound memory resource."""
+
+    @property
+    def driver(self) -> Driver: ...
 
 
 class HandleLeases:
@@ -28,55 +44,129 @@ class HandleLeases:
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._held: dict[int, None] = {}
-        #: The number that the next lease had when a handle was given up, how to destroy the handle, and the handle.
-        self._given_up: deque[tuple[int, Callable[[int], object], int]] = deque()
+        #: The number that the next lease had when a handle was given up, or `AT_ONCE`, and the handle.
+        self.given_up: deque[tuple[int, OwnedHandle]] = deque()
 
     def hold(self) -> Lease:
         """``with leases.hold():`` handles that are looked up in the block stay valid in the block. The device is entered."""
         return Lease(self)
 
-    def destroy(self, destroy: Callable[[int], object], handle: int) -> None:
+    def destroy(self, handle: OwnedHandle) -> None:
         """Destroy a handle that cannot be looked up any more: now, or at the end of the last lease that may have found it."""
-        if not self._held:
-            destroy(handle)
+        handle.leaving = True  # first: a lease that begins from now on does not find it
+        if self._held:
+            self.destroy_all((handle,))
             return
-        self._given_up.append((next(self._numbers), destroy, handle))
-        self._destroy_given_up()  # the last lease may have ended meanwhile
+        try:
+            handle.end()
+        except CannotWait:
+            self.given_up.append((AT_ONCE, handle))
+        except BaseException:
+            self.given_up.append(
+                (AT_ONCE, handle)
+            )  # interrupted: once more at the end of the next lease, if it is still out
+            raise
 
-    def _destroy_given_up(self) -> None:
-        while self._given_up:
-            try:
-                entry = number, destroy, handle = self._given_up.popleft()
-            except IndexError:  # another thread took it
-                return
-            if min(self._held.copy(), default=number) < number:
-                self._given_up.appendleft(entry)
-                return
-            try:
-                destroy(handle)
-            except DevmemError as error:  # the call that gave the handle up has returned
-                warnings.warn(f"while destroying a stream or an event: {error}", DevmemWarning, stacklevel=4)
+    def destroy_all(self, handles: Iterable[OwnedHandle]) -> None:
+        """As `destroy`. No interrupt comes between what the iterable takes its handles from and the table here."""
+        is_waiting = bool(self._held)
+        self.given_up.extend(zip(self._numbers, handles, strict=False))
+        self._destroy_given_up(is_waiting)
+
+    def _destroy_given_up(self, is_waiting: bool = True) -> None:
+        with FirstError() as first:
+            while self.given_up:
+                try:
+                    [entry] = map(deque.popleft, (self.given_up,))
+                except IndexError:  # another thread took it
+                    break
+                number, handle = entry
+                try:
+                    if min(list(self._held), default=number) < number:
+                        self.given_up.appendleft(entry)
+                        break
+                    handle.end()
+                except CannotWait:
+                    self.given_up.append(entry)
+                    break
+                except DevmemError as error:
+                    if not is_waiting:
+                        first.put(error)
+                        continue
+                    # The call that gave the handle up has returned.
+                    warnings.warn(f"while destroying a stream or an event: {error}", DevmemWarning, stacklevel=4)
+                except BaseException:
+                    if handle.is_out() and entry not in self.given_up:
+                        self.given_up.append(entry)
+                    raise
+
+
+class OwnedHandle(RecordState):
+    """The handle of a stream or an event that devmem has made: in ``table`` from its making until the driver has destroyed it.
+
+    Whatever interrupts its end, it stays there, and its end can be asked for again. ``let_go`` takes it from the queue of what
+    was dropped, and returns whether it could; ``destroy`` is the driver's method.
+    """
+
+    __slots__ = ("destroy", "let_go", "owner")
+
+    table: dict[int, OwnedHandle]
+    #: What it counts for in the queue.
+    nbytes = 0
+    may_wait = False
+
+    def __init__(
+        self,
+        handle: int,
+        table: dict[int, OwnedHandle],
+        owner: HasDriver,
+        destroy: str,
+        let_go: Callable[[OwnedHandle], bool],
+    ) -> None:
+        self.handle, self.table, self.owner, self.destroy, self.let_go = handle, table, owner, destroy, let_go
+        #: It is being destroyed: no lease may look it up any more.
+        self.leaving = False
+
+    def is_out(self) -> bool:
+        """Whether the driver has not got it back yet; the close of a device clears the table."""
+        return self.table.get(self.handle) is self
+
+    def release(self, waited: set[int]) -> bool:
+        """Give it back, if it is not in use."""
+        return not self.is_out() or self.let_go(self)
+
+    def release_at_close(self) -> None:
+        """Nothing: the close of the device destroys every handle."""
+
+    def end(self) -> None:
+        """Let the driver destroy it, unless it has, or the device is closed."""
+        driver = self.owner.driver
+        try:
+            if self.is_out() and self.table.pop(self.handle, None) is self:
+                getattr(driver, self.destroy)(self.handle)
+        except BaseException as error:
+            if is_untaken(error, driver, self.handle):
+                self.table[self.handle] = self
+            raise
 
 
 class Lease:
     """See `HandleLeases.hold`."""
 
-    __slots__ = ("_leases", "_number")
+    __slots__ = ("_drop", "_leases", "_number")
+
+    #: Called in C, where an interrupt has come between ``with`` and its block, or as the block was left.
+    __del__ = property(attrgetter("_drop"))
 
     def __init__(self, leases: HandleLeases) -> None:
         self._leases = leases
-        self._number = -1
+        self._number = next(leases._numbers)
+        self._drop = partial(leases._held.pop, self._number, None)
 
     def __enter__(self) -> None:
-        self._number = next(self._leases._numbers)
         self._leases._held[self._number] = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        leases = self._leases
-        leases._held.pop(self._number, None)
-        if leases._given_up:
-            leases._destroy_given_up()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # never finished __init__
-            self._leases._held.pop(self._number, None)  # an interrupt may have come between `with` and its block
+        self._drop()
+        if self._leases.given_up:
+            self._leases._destroy_given_up()

@@ -5,16 +5,53 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
-from ...spi.errors import ClosedError, LayoutError
+from ..._native import core
+from ...spi.errors import ClosedError, LayoutError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
+from ...toolkit.deferred_errors import FirstError
 from ..base.arguments import priority_of
 from ..base.config import DefaultStream, settings
 from ..base.device_handle import CurrentDevice, DeviceHandle
-from .completions import CompletionTracker
-from .stream import Stream, current_stream, foreign_handle
+from ..base.interrupts import CannotWait
+from .completions import SPARE_EVENTS, CompletionTracker
+from .event import ClosedEvent, Event
+from .foreign_stream import foreign_handle
+from .leases import AT_ONCE, OwnedHandle
+from .spare import LentHandle, SpareHandles
+from .stream import ClosedStream, Stream, current_stream
+
+#: Numbers below it are no addresses: programs map nothing on the first page.
+NO_ADDRESS = 4096
+#: Idle streams of each priority that are kept for the next use, and as many that do not wait for the legacy stream.
+SPARE_STREAMS = 8
+
+
+class OwnedStream(LentHandle):
+    """The handle of a stream. Memory stacks that keep blocks by stream are told before it is kept or destroyed."""
+
+    __slots__ = ("streams",)
+
+    streams: StreamTable
+
+    def end(self) -> None:
+        """As for every handle.
+
+        Told when no lease can hand a block back on the stream any more, and while the handle still is this stream's: a pool must
+        not take the next stream with that number for it. Where an interrupt comes before they all know, the stream stays.
+        """
+        if self.is_out():
+            with FirstError() as first:
+                try:
+                    self.streams.on_destroy(self.handle)
+                except CannotWait:  # another thread may be naming it: it stays
+                    raise
+                except Exception as error:
+                    first.put(error)
+                first.attempt(super().end)
 
 
 class StreamTable:
@@ -28,16 +65,20 @@ class StreamTable:
         self.handle = handle
         self.completions = completions
         self.leases = completions.events.leases
+        self.create_event = partial(completions.events.create, lent=True)
         #: Called with the handle of a stream that is about to be destroyed: memory stacks that keep blocks by stream.
         self.on_destroy: Callable[[int], None] = lambda handle: None
         self.legacy = Stream(self, LEGACY_STREAM)
         #: The default stream of every thread; None where each thread has one of its own.
         self.shared_default = self.legacy if settings().default_stream is DefaultStream.LEGACY else None
-        self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        #: Those of devmem's own; one that was dropped stays until the queue has let go of its handle.
+        self._streams: dict[int, weakref.ref[Stream]] = {}
         #: Streams of other libraries, as long as anything refers to them or work of devmem is on them.
         self._external: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
-        self._handles: dict[int, None] = {}
+        self._handles: dict[int, OwnedHandle] = {}
+        self.spare = SpareHandles(self.leases, SPARE_STREAMS)
         self._per_thread = threading.local()
+        self._side: Stream | None = None
 
     @property
     def default(self) -> Stream:
@@ -85,7 +126,7 @@ class StreamTable:
                 raise TypeError
             handle = operator.index(stream)  # type: ignore[arg-type]
         except TypeError:
-            if foreign_handle(stream) is not None:
+            with suppress(TypeError):
                 return self.external_stream(stream)
             raise TypeError(
                 f"a stream is 0, None, a devmem.Stream, the int handle of one, or an object with __cuda_stream__, "
@@ -93,46 +134,118 @@ class StreamTable:
             ) from None
         return self._by_handle(handle)
 
-    def new_stream(self, priority: object, non_blocking: bool, safe_point: Callable[[], None]) -> Stream:
+    def new_stream(self, priority: object, non_blocking: object, safe_point: Callable[[], None]) -> Stream:
         """A stream of devmem's own; ``safe_point`` is called with the device entered."""
         least, greatest = self.handle.info.stream_priorities
         priority = max(min(priority_of(priority, least, greatest), least), greatest)
+        non_blocking = bool(non_blocking)
         with CurrentDevice(self.handle) as driver:
             safe_point()
-            handle = driver.stream_create(priority, non_blocking)
-            self._handles[handle] = None
-            found = self._streams[handle] = Stream(self, handle, owned=True, non_blocking=non_blocking)
+            owned = OwnedStream(
+                self.spare, (priority, non_blocking), 0, self._handles, self.handle, "stream_destroy", self._let_go
+            )
+            owned.streams = self
+            try:
+                if not self.spare.take(owned, driver.stream_query):
+                    [owned.handle] = map(
+                        driver.stream_create, (priority,), (non_blocking,)
+                    )  # no interrupt comes before
+                    self._handles[owned.handle] = owned
+                found = Stream(self, owned.handle, owned=owned, non_blocking=non_blocking)
+                self._streams[owned.handle] = weakref.ref(found)
+            except BaseException:
+                if owned.handle:  # no second interrupt comes before it is given up
+                    self._handles[owned.handle] = owned
+                    self.leases.given_up.append((AT_ONCE, owned))
+                raise
         return found
 
-    def external_stream(self, stream: object) -> Stream:
-        """A stream of another library, by its address or its ``__cuda_stream__``; devmem never destroys it.
+    def side_stream(self) -> Stream:
+        """A stream of devmem's own, for calls that drivers refuse on a default stream; the caller orders the two by events."""
+        if self._side is None:
+            self._side = self.new_stream(0, True, lambda: None)
+        return self._side
 
-        It is known by its number as long as anything refers to it or work of devmem is on it.
+    def external_stream(self, stream: object) -> Stream:
+        """A stream of another library, by its address, its ``__cuda_stream__`` or the vendor's own object.
+
+        devmem never destroys it. It is known by its number as long as anything refers to it or work of devmem is on it.
+
+        Raises
+        ------
+        LayoutError
+            A number that cannot be a stream of this device.
+        UnsupportedError
+            It belongs to another device or context, as far as its vendor tells.
+        TypeError
+            It is nothing that could be a stream.
         """
         handle = foreign_handle(stream)
-        if handle is None:
+        if handle is not None and (handle in (0, LEGACY_STREAM, PER_THREAD_STREAM) or self._own(handle) is not None):
+            return self._by_handle(handle or LEGACY_STREAM)
+        if handle is not None and not 0 <= handle < 1 << 64:
+            raise LayoutError(f"a stream's address has 64 bits and no sign, got {handle}")
+        own = None if handle is None else self._handles.get(handle)
+        if own is not None and own.leaving:
+            raise LayoutError(
+                f"{handle:#x} was the handle of a stream of devmem's on {self.handle.device}, which was closed or dropped: "
+                f"keep the stream as long as its handle is used"
+            )
+        if self.handle.has(Capability.FOREIGN_STREAMS) and not isinstance(stream, bool):
+            with CurrentDevice(self.handle) as driver:
+                handle = driver.stream_from(stream if handle is None else handle)
+        elif handle is None:
             raise TypeError(
                 f"a foreign stream is given by its address, an int, or as an object with __cuda_stream__, not as {stream!r}"
             )
-        if not 0 <= handle < 1 << 64:
-            raise LayoutError(f"a stream's address has 64 bits and no sign, got {handle}")
-        if handle in (0, LEGACY_STREAM, PER_THREAD_STREAM) or handle in self._streams:
-            return self._by_handle(handle or LEGACY_STREAM)
+        elif self.handle.info.exchange.streams is None:
+            raise LayoutError(f"{handle:#x} is no stream: no other library has streams of {self.handle.device}")
+        elif handle < NO_ADDRESS:
+            raise LayoutError(f"{handle} is no stream: streams of other libraries are known by their addresses")
+        if handle not in self._external:
+            self._check_origin(handle)
         return self._external.setdefault(handle, Stream(self, handle, external=True))
+
+    def own_handles(self) -> list[int]:
+        """The handles of all streams of devmem's own, the spare ones included."""
+        return list(self._handles)
 
     def any_capturing(self) -> bool:
         """Whether a graph is being captured on a stream of devmem's own; the device is entered."""
         if Capability.CAPTURE not in self.handle.capabilities:
             return False
-        if not self._handles:
+        if not self._streams:
             return False
         with self.leases.hold():
-            for reference in self._streams.valuerefs():
+            for reference in list(self._streams.values()):
                 stream = reference()
                 with suppress(ClosedError):  # by another thread, just now
                     if stream is not None and self.handle.capturing(stream.handle):
                         return True
         return False
+
+    def idle(self) -> set[int]:
+        """Handles of streams on which nothing runs or waits: devmem's own, and the default ones where none of those is busy.
+
+        None while some library captures a graph that the legacy stream would be drawn into. The device is entered.
+        """
+        if self.handle.capturing(LEGACY_STREAM):
+            return set()
+        query = self.handle.driver.stream_query
+        with self.leases.hold():
+            own = [each.handle for each in list(self._handles.values()) if not each.leaving]
+            found = {handle for handle in own if query(handle)}
+            # The legacy stream waits for the others.
+            found.update(each for each in (LEGACY_STREAM, PER_THREAD_STREAM) if len(found) >= len(own) and query(each))
+        return found
+
+    def synchronize(self, handles: Iterable[int]) -> None:
+        """Wait for default streams, and for those of devmem's own that are still there. The device is entered."""
+        with self.leases.hold():
+            for handle in handles:
+                own = self._handles.get(handle)
+                if handle in (LEGACY_STREAM, PER_THREAD_STREAM) or (own is not None and not own.leaving):
+                    self.handle.driver.stream_synchronize(handle)
 
     # -- for streams and events (`StreamServices`) -----------------------------------------------------------------------
 
@@ -152,20 +265,12 @@ class StreamTable:
         """Whether a copy on the stream still keeps something alive."""
         return self.completions.is_busy(stream)
 
-    def destroy_stream(self, handle: int) -> None:
-        """Destroy a stream of devmem's own; the object that had the handle does not tell it any more."""
-        self._streams.pop(handle, None)
-        try:
-            # While the handle still is this stream's: a pool must not take the next stream with that number for it.
-            self.on_destroy(handle)
-        finally:
-            self.leases.destroy(self._destroy, handle)
+    def destroy_stream(self, owned: OwnedHandle) -> None:
+        """Destroy or keep a stream of devmem's own; the object that had the handle does not tell it any more."""
+        self._streams.pop(owned.handle, None)
+        self.leases.destroy(owned)
 
-    def add_event(self, event: int) -> None:
-        """Take note of an event, which the close of the device destroys if it is still there."""
-        self.completions.events.events[event] = None
-
-    def destroy_event(self, event: int) -> None:
+    def destroy_event(self, event: OwnedHandle) -> None:
         """Destroy an event."""
         self.completions.events.destroy(event)
 
@@ -173,8 +278,9 @@ class StreamTable:
 
     def take_handles(self) -> list[int]:
         """The handles of all streams of devmem's own, which the caller destroys."""
-        found = list(self._handles)
+        found = self.own_handles()
         self._handles.clear()
+        self.spare.forget()
         return found
 
     def _of_this_thread(self, stream: Stream) -> Stream:
@@ -188,10 +294,25 @@ class StreamTable:
                 self.completions.order(mine.handle, LEGACY_STREAM)
         return mine
 
-    def _destroy(self, handle: int) -> None:
-        if handle in self._handles:  # else the device was closed meanwhile
-            del self._handles[handle]
-            self.handle.driver.stream_destroy(handle)
+    def _check_origin(self, handle: int) -> None:
+        """Raise where the vendor says that a foreign stream belongs to another device or context."""
+        if self.handle.has(Capability.STREAM_ORIGIN):
+            with CurrentDevice(self.handle) as driver:
+                refusal = driver.stream_refusal(handle)
+            if refusal:
+                raise UnsupportedError(f"the stream {handle:#x} cannot order work of {self.handle.device}: {refusal}")
+
+    def _let_go(self, dropped: OwnedHandle) -> bool:
+        passed = self.handle.driver.stream_query(
+            dropped.handle
+        )  # no copy of devmem's is on it: that would keep the stream
+        if passed:
+            self.destroy_stream(dropped)
+        return bool(passed)
+
+    def _own(self, handle: int) -> Stream | None:
+        reference = self._streams.get(handle)
+        return None if reference is None else reference()
 
     def _by_handle(self, handle: int) -> Stream:
         if handle == 0:
@@ -200,10 +321,18 @@ class StreamTable:
             return self.legacy
         if handle == PER_THREAD_STREAM:
             return self.per_thread
-        found = self._streams.get(handle) or self._external.get(handle)
+        found = self._own(handle) or self._external.get(handle)
         if found is None:
             raise LayoutError(
                 f"{handle:#x} is not the handle of a stream that was made on {self.handle.device}: wrap a foreign one with "
                 f"devmem.external_stream({handle:#x}) first, and keep what it returns"
             )
         return found
+
+
+if core is not None:
+    core.handles(
+        *(Stream, ClosedStream, OwnedStream, SPARE_STREAMS),
+        *(Event, ClosedEvent, LentHandle, SPARE_EVENTS),
+        *(partial, tuple),
+    )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
-from ...spi.types import LEGACY_STREAM, CopyKind, Extent
+from ...spi.types import LEGACY_STREAM, Box, CopyKind, Extent
 from ...toolkit.driver_parts import DriverState, Part, StridedCopies
-from ...toolkit.handles import DEFAULT_STREAMS
+from ...toolkit.memory import MemoryPool
 from ...toolkit.streams import Streams
 from ...toolkit.vendor_functions import INVALID_VALUE
 from .binding import code_of
@@ -19,16 +23,35 @@ from .binding import code_of
 _H2D, _D2H, _D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 _ASYNC = {_H2D: "MemcpyHtoDAsync", _D2H: "MemcpyDtoHAsync", _D2D: "MemcpyDtoDAsync"}
 _ON_HOST, _ON_DEVICE = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+_NO_ACCESS = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
+_READ_WRITE = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 # Called as they are: a checked call would cost a frame in the verbs that are called most.
 _upload, _download = cu.cuMemcpyHtoD, cu.cuMemcpyDtoH
 
 
-class Copies(StridedCopies, Part):
-    """Copies and fills. Whether host memory is page-locked is not asked, so every asynchronous copy may still touch it."""
+#: The pools of open devices, by ordinal.
+pools: WeakValueDictionary[int, MemoryPool] = WeakValueDictionary()
+#: The driver version that brought cuMemcpyWithAttributesAsync; CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE.
+ATTRIBUTES_SINCE, OVERLAP = 13020, 1
+#: How the calls are compared: bytes of a copy, calls of a round, and rounds.
+SAMPLE, CALLS, ROUNDS = 4096, 16, 5
+PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, TOO_MANY_PEERS = 704, 705, 711
 
-    def __init__(self, state: DriverState, device: Any, streams: Streams) -> None:
+
+class Copies(StridedCopies, Part):
+    """Copies and fills. The driver has read or written pageable memory when its asynchronous copies return."""
+
+    def __init__(
+        self, state: DriverState, device: Any, streams: Streams, is_page_locked: Callable[[int], bool]
+    ) -> None:
         super().__init__(state)
         self._device = device
+        self._is_page_locked = is_page_locked
+        self._capturing = streams.capturing
+        #: Whether single copies of page-locked memory take the call with attributes, which is chosen once; see `choose`.
+        self._with_attributes = False
+        #: The pools of devices to whose memory access was enabled, or cannot be.
+        self._peers: WeakSet[MemoryPool] = WeakSet()
         self._synchronize = streams.stream_synchronize
 
     def copy(self, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int, *, blocking: bool) -> bool:
@@ -45,11 +68,45 @@ class Copies(StridedCopies, Part):
                 # wait for the legacy stream see no difference; where other streams exist, the copy has to be waited for.
                 self._synchronize(stream)
             return False
-        getattr(self._functions, _ASYNC[kind])(dst, src, nbytes, self._streams[stream])
+        on, attributes = self._streams[stream], False
+        if self._with_attributes and kind is not _D2D and stream != LEGACY_STREAM:
+            attributes = self._is_page_locked(src if kind is _H2D else dst) and not self._capturing(stream)
+        if attributes:
+            self._functions.MemcpyWithAttributesAsync(dst, src, nbytes, _BESIDE_WORK, on)
+        else:
+            getattr(self._functions, _ASYNC[kind])(dst, src, nbytes, on)
         if blocking:
             self._synchronize(stream)
             return False
-        return kind is not _D2D
+        return attributes or (kind is not _D2D and self._is_page_locked(src if kind is _H2D else dst))
+
+    def choose(self, driver_version: int) -> str:
+        """Choose the call for single copies of page-locked memory, by the time that each takes here; what is to be told of it."""
+        if driver_version < ATTRIBUTES_SINCE or not hasattr(cu, "cuMemcpyWithAttributesAsync"):
+            return "single copies take the plain calls: those with attributes need CUDA 13.2"
+        f, there, here, least = self._functions, 0, 0, {False: math.inf, True: math.inf}
+        stream = f.StreamCreateWithPriority(1, 0)
+        try:
+            there, here = int(f.MemAlloc(SAMPLE)), int(f.MemHostAlloc(SAMPLE, 0))
+            copy = partial(self.copy, there, here, SAMPLE, _H2D, int(stream), blocking=False)
+            for self._with_attributes in [False, True] * ROUNDS:  # in turn: both meet what else the machine does
+                taken = _time_of(copy)
+                least[self._with_attributes] = min(least[self._with_attributes], taken)
+                f.StreamSynchronize(stream)
+        except BackendError as error:
+            self._with_attributes = False
+            return f"single copies take the plain calls: those with attributes could not be measured ({error})"
+        finally:
+            if here:
+                f.MemFreeHost(here)
+            if there:
+                f.MemFree(there)
+            f.StreamDestroy(stream)
+        plain, attributes = least.values()
+        self._with_attributes = attributes <= plain
+        chosen = "the call with attributes" if self._with_attributes else "the plain calls"
+        measured = f"{1e6 * attributes:.2f} us with attributes, {1e6 * plain:.2f} us without"
+        return f"single copies of page-locked memory take {chosen}: {measured}"
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         getattr(self._functions, f"MemsetD{8 * width}Async")(dst, value, count, self._streams[stream])
@@ -81,19 +138,20 @@ class Copies(StridedCopies, Part):
         if blocking:
             self._synchronize(stream)
             return False
-        return kind is not _D2D
+        return kind is not _D2D and self._is_page_locked(source if kind is _H2D else to)
 
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
     ) -> bool:
-        if stream in DEFAULT_STREAMS:  # the driver refuses batches on them
-            running = [self.copy(*each, kind, stream, blocking=False) for each in zip(dsts, srcs, sizes, strict=True)]
-            return any(running)
-        access = cu.CUmemcpyAttributes()
-        access.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        access = _IN_ORDER if kind is _D2D else _BESIDE_WORK
         to, origin = list(map(cu.CUdeviceptr, dsts)), list(map(cu.CUdeviceptr, srcs))
         on = self._streams[stream]
         self._functions.MemcpyBatchAsync(to, origin, list(sizes), len(to), [access], [0], 1, on)
+        return kind is not _D2D
+
+    def copy_3d_batch(self, boxes: Sequence[Box], kind: CopyKind, stream: int) -> bool:
+        operations = [_operation(box, 0 if kind is _D2D else OVERLAP) for box in boxes]
+        self._functions.Memcpy3DBatchAsync(len(boxes), operations, 0, self._streams[stream])
         return kind is not _D2D
 
     def can_access(self, ordinal: int) -> bool:
@@ -104,9 +162,46 @@ class Copies(StridedCopies, Part):
     ) -> None:
         on = self._streams[stream]
         with self._context_of(dst_ordinal) as to, self._context_of(src_ordinal) as origin:
+            for other, context in ((dst_ordinal, to), (src_ordinal, origin)):
+                pool = pools.get(other)
+                if other != self._ordinal and pool is not None and pool not in self._peers:
+                    self._enable_access(other, context, pool)
             self._functions.MemcpyPeerAsync(dst, to, src, origin, nbytes, on)
         if blocking:
             self._synchronize(stream)
+
+    def peer_access(self, ordinal: int, enabled: bool) -> None:
+        with self._context_of(ordinal) as context:
+            if enabled:
+                self._enable_access(ordinal, context, pools[ordinal])
+                return
+            self._peers.add(pools[ordinal])  # asked for already: no copy asks again
+            try:
+                self._functions.CtxDisablePeerAccess(context)
+            except BackendError as error:
+                if error.code != PEER_ACCESS_NOT_ENABLED:
+                    raise
+            self._set_pool_access(pools[ordinal], _NO_ACCESS)
+
+    def _enable_access(self, other: int, context: Any, pool: MemoryPool) -> None:
+        """Let this device reach another's memory, plain and of its pool; without that the same copy passes through the host."""
+        if self.can_access(other):
+            try:
+                self._functions.CtxEnablePeerAccess(context, 0)
+            except BackendError as error:
+                if error.code not in (PEER_ACCESS_ALREADY_ENABLED, TOO_MANY_PEERS):
+                    raise
+            self._set_pool_access(pool, _READ_WRITE)
+        self._peers.add(pool)
+
+    def _set_pool_access(self, pool: MemoryPool, flags: Any) -> None:
+        """Say what this device may do with memory of another's pool."""
+        if pool.handle is not None:
+            access = cu.CUmemAccessDesc()
+            access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            access.location.id = self._ordinal
+            access.flags = flags
+            self._functions.MemPoolSetAccess(pool.handle, [access], 1)
 
     @contextmanager
     def _context_of(self, ordinal: int) -> Iterator[Any]:
@@ -117,3 +212,35 @@ class Copies(StridedCopies, Part):
             yield primary
         finally:
             self._functions.DevicePrimaryCtxRelease(device)
+
+
+def _time_of(call: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    return (time.perf_counter() - began) / CALLS
+
+
+def _attributes(flags: int) -> Any:
+    made = cu.CUmemcpyAttributes()
+    made.srcAccessOrder, made.flags = _STREAM_ORDER, flags
+    return made
+
+
+def _operation(box: Box, flags: int) -> Any:
+    """One copy of a batch, which reads its source in stream order."""
+    made = cu.CUDA_MEMCPY3D_BATCH_OP()
+    for operand, address, pitch, rows in ((made.dst, *box[:3]), (made.src, *box[3:6])):
+        operand.type = cu.CUmemcpy3DOperandType.CU_MEMCPY_OPERAND_TYPE_POINTER
+        operand.op.ptr.ptr, operand.op.ptr.rowLength, operand.op.ptr.layerHeight = cu.CUdeviceptr(address), pitch, rows
+    made.extent.width, made.extent.height, made.extent.depth = box[6:]
+    made.srcAccessOrder, made.flags = _STREAM_ORDER, flags
+    return made
+
+
+if hasattr(cu, "CUmemcpyAttributes"):
+    _STREAM_ORDER = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    #: Attributes of copies within a device, which other work waits for, and of those from and to the host, for which copy engines
+    #: are rather to be taken than the units that compute.
+    _IN_ORDER, _BESIDE_WORK = _attributes(0), _attributes(OVERLAP)

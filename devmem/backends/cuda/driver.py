@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
+from ...spi.types import Capability, DeviceInfo
 from ...toolkit.deferred_errors import fresh_copy
 from ...toolkit.driver_parts import ComposedDriver, DriverState, Part
+from ...toolkit.graphs import Graphs
 from ...toolkit.handles import DEFAULT_STREAMS, Handles
-from ...toolkit.memory import ForeignMemory, MemoryPool
+from ...toolkit.memory import READ_AND_WRITE, ForeignMemory, MemoryPool, PoolSharing
 from ...toolkit.streams import WORD_BYTES, Events, StreamHolds, Streams
-from ...toolkit.vendor_functions import RelaxedCapture, StatusErrors, VendorFunctions
-from .binding import STICKY, bind, code_of, describe
-from .copies import Copies
+from ...toolkit.vendor_functions import INVALID_VALUE, NOT_SUPPORTED, RelaxedCapture, StatusErrors, VendorFunctions
+from .binding import STICKY, bind, bind_recorded, code_of, describe
+from .copies import Copies, pools
 from .info import device_info
 from .kernels import Kernels
-from .memory import DEVICE_MAP, Memory, ipc_bytes, ipc_handle
+from .memory import DEVICE_MAP, Memory, access_of, ipc_bytes, ipc_handle, pointer_data
+from .table import FUNCTIONS, table_of
 
 #: CU_EVENT_DISABLE_TIMING, and CU_STREAM_WAIT_VALUE_GEQ.
 DISABLE_TIMING, WAIT_UNTIL_AT_LEAST = 2, 0
+#: CUDA_ERROR_NOT_PERMITTED.
+NOT_PERMITTED = 800
+FILE_DESCRIPTOR = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 DEVICE_ORDINAL = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 # Called as it is: a checked call would cost a frame in every verb.
 _get_current = cu.cuCtxGetCurrent
@@ -57,6 +65,16 @@ class PrimaryContext(Part):
     def synchronize(self) -> None:
         self._functions.CtxSynchronize()
 
+    def stream_refusal(self, stream: int) -> str:
+        # For a stream of a green context the second form gives the primary context, whose memory and rules are the green one's.
+        context, _ = self._functions.StreamGetCtx_v2(stream)
+        if context == self.primary:
+            return ""
+        return (
+            f"it belongs to another context than the primary one of device {self._ordinal}: make it with that device, and not "
+            f"a context of cuCtxCreate's, current; or let its work be waited for, with an event, on a stream made there"
+        )
+
     def release(self) -> None:
         """Let go of the context."""
         self._functions.DevicePrimaryCtxRelease(self.device)
@@ -67,7 +85,7 @@ class CudaDriver(ComposedDriver):
 
     def __init__(self, ordinal: int) -> None:
         errors = StatusErrors("cuda", describe, STICKY)
-        functions = VendorFunctions("cu", partial(bind, fail=errors.fail))
+        functions = VendorFunctions("cu", partial(bind, fail=errors.fail), partial(bind_recorded, fail=errors.fail))
         state = DriverState(
             ordinal,
             functions,
@@ -77,13 +95,13 @@ class CudaDriver(ComposedDriver):
             Handles(cu.CUevent),
         )
         self.context = context = PrimaryContext(state)
-        self.pool = pool = MemoryPool(state, cu.CUmemPool_attribute, cu.cuuint64_t)
+        self.pool = pool = MemoryPool(state, cu.CUmemPool_attribute, cu.cuuint64_t, cu.CUmemoryPool)
         try:
             token = context.enter()
             try:
                 info = device_info(functions, context.device, ordinal)
                 if info.facts["memory_pools"]:
-                    pool.create(_pool_properties(ordinal))
+                    info = _with_pool(pool, info)
             finally:
                 context.exit(token)
         except BaseException:
@@ -92,27 +110,60 @@ class CudaDriver(ComposedDriver):
             with suppress(BackendError):
                 context.release()
             raise
-        streams, self.memory, self.kernels = Streams(state), Memory(state, pool), Kernels(state)
+        streams, self.memory, self.kernels = (
+            Streams(state),
+            Memory(state, pool, int(info.facts["pinned_node"])),
+            Kernels(state),
+        )
         self.state, self.info = state, info
+        self.table, self.table_blocks = table_of(state, context.primary, pool), self.memory.blocks
+        pools[ordinal] = pool
+        self.graphs = Graphs(state, self)
+        copies = Copies(state, context.device, streams, self.memory.is_page_locked)
+        self.pool_decompressible = partial(_make_decompressible, pool, ordinal)
         self.compose(
             context,
+            self.graphs,
             self.memory,
-            Copies(state, context.device, streams),
+            copies,
             streams,
-            Events(state, lambda timing: functions.EventCreate(0 if timing else DISABLE_TIMING)),
+            Events(state, "EventCreate", (DISABLE_TIMING, 0)),
             pool,
             self.kernels,
-            ForeignMemory(
-                state, ipc_bytes, ipc_handle, lambda ptr: int(functions.PointerGetAttribute(DEVICE_ORDINAL, ptr))
+            PoolSharing(
+                state,
+                pool,
+                ipc_bytes,
+                pointer_data,
+                FILE_DESCRIPTOR,
+                partial(_grant, functions, ordinal),
+                "MemFree",
             ),
+            ForeignMemory(state, ipc_bytes, ipc_handle, partial(_device_of, functions)),
             StreamHolds(
                 state,
                 self.memory,
-                lambda: functions.MemHostAlloc(WORD_BYTES, DEVICE_MAP),
+                lambda made: functions.recorded.MemHostAlloc(made, WORD_BYTES, DEVICE_MAP),
                 lambda word: functions.MemFreeHost(word),
                 WAIT_UNTIL_AT_LEAST,
             ),
         )
+        try:
+            token = context.enter()
+            try:
+                told = copies.choose(int(info.facts["driver_version"]))
+            finally:
+                context.exit(token)
+        except BaseException:
+            with suppress(BackendError):
+                self.close()
+            raise
+        self.info = dataclasses.replace(info, facts=MappingProxyType({**info.facts, "copy_calls": told}))
+        self.synchronize = partial(self.graphs.synchronize, context.synchronize)
+
+    def table_refused(self, call: int, status: int) -> NoReturn:
+        """Raise for a function of the table."""
+        self.state.errors.fail([*FUNCTIONS.values()][call], status)
 
     def close(self) -> None:
         """Let go of code, of the pool and of the primary context.
@@ -123,9 +174,13 @@ class CudaDriver(ComposedDriver):
         expected = () if self.state.errors.lost is None else (BackendError,)  # every call fails on a lost device
         try:
             with suppress(*expected):
-                if self.kernels.functions:  # the context may outlive this driver, and so would they
+                # The context may outlive this driver, and so would they.
+                if self.kernels.functions or self.graphs.graphs or self.graphs.captured:
                     token = self.enter()
                     try:
+                        for graph in list(self.graphs.graphs):
+                            self.graphs.graph_destroy(graph)
+                        self.graphs.destroy_captured()
                         for function in list(self.kernels.functions):
                             self.kernels.unload(function)
                     finally:
@@ -137,10 +192,46 @@ class CudaDriver(ComposedDriver):
                     self.context.release()
 
 
-def _pool_properties(ordinal: int) -> Any:
+def _device_of(functions: VendorFunctions, ptr: int) -> int | None:
+    """The device of an address; the driver has negative numbers for memory that is no device's."""
+    ordinal = int(functions.PointerGetAttribute(DEVICE_ORDINAL, ptr))
+    return ordinal if ordinal >= 0 else None
+
+
+def _with_pool(pool: MemoryPool, info: DeviceInfo) -> DeviceInfo:
+    """Make the pool, so that other processes can be given its memory if the driver lets it; returns what holds then."""
+    if Capability.POOL_IPC in info.capabilities:
+        try:
+            pool.create(_pool_properties(info.ordinal, FILE_DESCRIPTOR))
+            return info
+        except (
+            BackendError
+        ) as error:  # what the device says it can, a container or another system around it may not allow
+            if error.code not in (INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED):
+                raise
+            pool.destroy()
+    pool.create(_pool_properties(info.ordinal, cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE))
+    return dataclasses.replace(info, capabilities=info.capabilities - {Capability.POOL_IPC})
+
+
+def _make_decompressible(pool: MemoryPool, ordinal: int) -> None:
+    if pool.decompressible is None:
+        properties = _pool_properties(ordinal, cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE)
+        properties.usage = cu.CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS
+        pool.create(properties, "decompressible")
+
+
+def _grant(functions: VendorFunctions, ordinal: int, pool: Any) -> None:
+    """Give the device access to an imported pool, unless it has: which of the two, the vendor does not say."""
+    access = access_of(ordinal)
+    if int(functions.MemPoolGetAccess(pool, access.location)) != READ_AND_WRITE:
+        functions.MemPoolSetAccess(pool, [access], 1)
+
+
+def _pool_properties(ordinal: int, handles: Any) -> Any:
     properties = cu.CUmemPoolProps()
     properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.handleTypes = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+    properties.handleTypes = handles
     properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = ordinal
     return properties

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,16 @@ class Kernels(ModuleLoader):
         self._shared.pop(function, None)
         super().unload(function)
 
-    def launch(self, function: int, grid: Extent, block: Extent, shared_bytes: int, stream: int, params: int) -> None:
+    def launch(
+        self,
+        function: int,
+        grid: Extent,
+        block: Extent,
+        shared_bytes: int,
+        stream: int,
+        params: int,
+        sizes: Sequence[int],
+    ) -> None:
         known = self.functions[function]
         if shared_bytes and shared_bytes > self._shared.get(function, 0):
             self._allow_shared(function, shared_bytes)
@@ -70,12 +80,12 @@ class Kernels(ModuleLoader):
             self._shared[function] = shared_bytes
 
 
-def _load_module(functions: VendorFunctions, image: bytes) -> Any:
+def _load_module(functions: VendorFunctions, made: list[Any], image: bytes) -> None:
     """Load a module; a refusal carries what the driver's own compiler said."""
     log, options = bytearray(LOG_BYTES), cu.CUjit_option
     asked = [options.CU_JIT_ERROR_LOG_BUFFER, options.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
     try:
-        return functions.ModuleLoadDataEx(image, len(asked), asked, [log, len(log)])
+        functions.recorded.ModuleLoadDataEx(made, image, len(asked), asked, [log, len(log)])
     except BackendError as error:
         if error.code == TOO_NEW:
             error.add_note("the compiler is of a newer CUDA than the driver: update the driver")

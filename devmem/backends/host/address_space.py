@@ -12,27 +12,35 @@ driver call for the error, and return addresses that can be touched; those never
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from typing import NamedTuple
 
 from devmem.spi.types import CopyKind, MemoryKind
+from devmem.toolkit.host_limits import machine_bytes
 
 from .arena import Arena
 from .error_codes import host_error
 from .page_locks import page_locks
+from .shared_memory import SharedBlock, handle_of, open_handle
+
+
+class Place(NamedTuple):
+    """Where bytes that a device reaches can be touched, and their position in the file that holds them, if one is (else -1)."""
+
+    address: int
+    file: int = -1
+    position: int = 0
 
 
 class AddressSpace:
     """The memory of one device. Any thread may call any method."""
 
     def __init__(self, strict: bool) -> None:
-        nbytes = _physical_memory()
+        nbytes = machine_bytes()
         self.device, self.host = Arena(nbytes, strict), Arena(nbytes, strict, touchable=True)
         self.strict = self.device.shift != 0
         self._kinds: dict[int, MemoryKind] = {}  # of the blocks of `host`, by their addresses
-        self.ended: dict[
-            int, MemoryKind
-        ] = {}  # blocks that are neither live nor recycled, because their end was interrupted
+        #: Blocks of other processes, by their addresses.
+        self.opened: dict[int, SharedBlock] = {}
         starts = [at for each in (self.device.mapping, self.host.mapping) for at in (each.base, each.base + each.shift)]
         self._lowest, self._highest = min(starts), max(starts) + self.device.size
 
@@ -46,34 +54,45 @@ class AddressSpace:
         self._kinds[ptr] = kind
         return ptr
 
-    def invalidate(self, call: str, ptr: int, nbytes: int, kind: MemoryKind) -> None:
-        """End the block: no call finds it from now on. Its bytes stay taken until `recycle`."""
+    def invalidate(self, call: str, ptr: int, nbytes: int, kind: MemoryKind) -> object:
+        """End the block: no call finds it from now on. Return the end; the bytes stay taken until it is recycled."""
         arena = self.device if kind is MemoryKind.DEVICE else self.host
         is_kind = arena is self.device or self._kinds.get(ptr) is kind
-        if not (is_kind and arena.invalidate(ptr, nbytes)):
+        end = arena.invalidate(ptr, nbytes) if is_kind else None
+        if end is None:
             held = arena.live.get(ptr) if is_kind else None
             if held is None:
                 raise host_error(call, "INVALID_ADDRESS", f"{ptr:#x} is not the start of a live {kind} block")
             raise host_error(call, "INVALID_VALUE", f"the block at {ptr:#x} has {held} bytes, not {nbytes}")
+        return end
 
-    def recycle(self, ptr: int, kind: MemoryKind) -> None:
-        """Make the bytes of an invalidated block available again."""
-        if kind is MemoryKind.DEVICE:
-            self.device.recycle(ptr)
-        else:
-            self._kinds.pop(ptr, None)
-            self.host.recycle(ptr)
+    def ending(self) -> list[tuple[Arena, int, object]]:
+        """Return the blocks that have ended and are not recycled, to be recycled when what uses them now has passed."""
+        return [
+            (arena, *each) for arena in (self.device, self.host) if arena.ending for each in list(arena.ending.items())
+        ]
 
-    def recycle_later(self, ptr: int, kind: MemoryKind) -> None:
-        """Take note of a block that was to be freed, where an interrupt came between its end and `recycle`, if it did."""
-        if (self.device if kind is MemoryKind.DEVICE else self.host).is_taken(ptr):
-            self.ended[ptr] = kind
+    def discard(self) -> None:
+        """Give the pages of all that is free back to the operating system."""
+        self.device.discard()
+        self.host.discard()
 
-    def recycle_ended(self, ended: Mapping[int, MemoryKind]) -> None:
-        """Recycle blocks that `recycle_later` has noted; what used them has passed since."""
-        for ptr, kind in ended.items():
-            if self.ended.pop(ptr, None):
-                self.recycle(ptr, kind)
+    def export(self, ptr: int) -> bytes:
+        """Return what another process opens a block with."""
+        return handle_of(self.device, ptr)
+
+    def open(self, handle: bytes) -> int:
+        """Return the address of a block of another process."""
+        block = open_handle(handle, self.strict)
+        self.opened[block.ptr] = block
+        return block.ptr
+
+    def close_opened(self, ptr: int) -> None:
+        """Unmap a block of another process; nothing uses it any more."""
+        block = self.opened.pop(ptr, None)
+        if block is None:
+            raise host_error("ipc_close", "INVALID_VALUE", f"{ptr:#x} is not where ipc_open has opened a block")
+        block.close()
 
     def close(self, in_use: bool) -> None:
         """End the device's page locks and unmap its memory.
@@ -82,6 +101,9 @@ class AddressSpace:
         the host can read, which may be arrays of the user's.
         """
         page_locks.remove_all(self)
+        if not in_use:
+            for ptr in list(self.opened):
+                self.close_opened(ptr)
         for arena in (self.device, self.host):
             if in_use or (arena.live and not arena.shift):
                 arena.mapping.keep()
@@ -145,6 +167,13 @@ class AddressSpace:
             raise host_error(call, "INVALID_ADDRESS", why)
         return ptr
 
+    def place(self, call: str, ptr: int, nbytes: int) -> Place:
+        """Return where bytes that a device reaches are."""
+        at = self.device_side(call, ptr, nbytes)
+        if self.device.resolve(ptr, nbytes):
+            return Place(at, self.device.mapping.file, ptr - self.device.base)
+        return Place(at)
+
     def block_around(self, ptr: int) -> tuple[int, int] | None:
         """Return (first address, bytes) of the live block that an address of the device's lies in."""
         found = self.device.block_around(ptr) or self._block_around(ptr)
@@ -182,7 +211,13 @@ class AddressSpace:
         return self._kinds.get(found[0]) if found is not None and ptr + nbytes <= sum(found) else None
 
     def _block_around(self, ptr: int) -> tuple[int, int, int] | None:
-        """Return (first address, bytes, shift to where they can be touched) of host memory that a device reaches."""
+        """Return (first address, bytes, shift to where they can be touched) of what else a device reaches.
+
+        That is memory of another process that was opened, and the host's.
+        """
+        for block in list(self.opened.values()):
+            if block.ptr <= ptr < block.ptr + block.nbytes:
+                return block.ptr, block.nbytes, block.shift
         for shift, kind in ((self.host.mapping.shift, MemoryKind.MAPPED), (0, MemoryKind.MANAGED)):
             found = self.host.block_around(ptr + shift)
             if found is not None and (not self.strict or self._kinds.get(found[0]) is kind):
@@ -194,10 +229,3 @@ def refuse_overlap(call: str, to: int, to_span: int, source: int, source_span: i
     """Raise if two ranges share a byte."""
     if to < source + source_span and source < to + to_span:
         raise host_error(call, "INVALID_VALUE", f"source and destination overlap ({source_span} bytes)")
-
-
-def _physical_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 8 << 30

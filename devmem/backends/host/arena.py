@@ -5,7 +5,8 @@ size. A larger block is a slab of its own: a run of chunks with one slot. A dict
 operations cost the same with ten live blocks as with a million. One mapping serves all of them: a process has at most 65,530.
 
 A block ends in two steps. After `invalidate` no address in it is found, but its bytes stay taken; after `recycle` they can
-become another block. Between the two the owner waits for the work that uses the block.
+become another block. Between the two the owner waits for the work that uses the block. What `invalidate` returns names this end:
+`recycle` does nothing for an end that is over, so an interrupted owner may leave the block to any later one.
 
 Any thread may call any method. `allocate` and `recycle` take a lock. A stream's thread, for which a caller that has the lock may
 wait, takes none, and leaves chunks that become free to the next caller. A signal's handler, or a finalizer that the garbage
@@ -21,19 +22,23 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from devmem.toolkit.host_functions import this_thread
-from devmem.toolkit.one_step import consume, prepared
+from devmem.toolkit.one_step import consume, in_one_step, prepared
 
 from .error_codes import host_error
 
 CHUNK = 1 << 20
 SLAB_LIMIT = CHUNK // 2  # larger blocks are slabs of their own
-#: Freed slabs of so many bytes give their pages back to the system at once, all others when so many bytes have been freed.
-DISCARD_AT_ONCE, DISCARD_TOGETHER = 32 * CHUNK, 256 * CHUNK
+#: Free chunks keep their pages, which are costly to make anew, up to so many bytes of them.
+KEPT_PAGES = 256 * CHUNK
+#: What the system tells of a file that holds device memory.
+FILE_NAME = "devmem-host"
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -45,59 +50,83 @@ class Arena:
     """
 
     def __init__(self, nbytes: int, hidden: bool, touchable: bool = False) -> None:
-        self.mapping = mapping = Mapping(-(-nbytes // CHUNK) * CHUNK, hidden)
+        self.mapping = mapping = Mapping(-(-nbytes // CHUNK) * CHUNK, hidden, shared=not touchable)
         self.size = mapping.size
         self.base, self.shift = (mapping.base + mapping.shift, 0) if touchable else (mapping.base, mapping.shift)
         self.end = self.base + self.size
         self.live: dict[int, int] = {}  # address of a block -> bytes, as asked for
+        self.ending: dict[int, object] = {}  # address of a block that is neither live nor recycled -> its end
         # For each chunk 0 if it is free. Searching bytes is fast, and joins neighbours by itself.
         self._chunks = bytearray(self.size // CHUNK)
         self._slabs: dict[int, _Slab] = {}  # by the index of each of its chunks
         #: By the size of a slot; the newest is filled first. All that have a free slot, and some that have none.
         self._with_room: dict[int, dict[_Slab, None]] = {}
-        self._freed = 0
+        #: For each chunk 0 if it has no pages: it was never taken, or not since they were given back.
+        self._touched = bytearray(len(self._chunks))
+        self._kept = 0  # bytes of free chunks with pages
         self._empty: list[_Slab] = []  # which streams' threads have emptied
         self._lock = threading.RLock()
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of a new block of ``nbytes``, a multiple of 256; raise `OutOfMemory`."""
         step = _slot_size(nbytes) if nbytes <= SLAB_LIMIT else -(-nbytes // CHUNK) * CHUNK
-        with self._lock:
-            while self._empty:
-                self._drop(self._empty.pop())
-            while True:
-                slabs = self._with_room.setdefault(step, {})
-                try:
-                    slab = next(reversed(slabs)) if slabs else None
-                except RuntimeError:  # they have changed meanwhile
-                    continue
-                if slab is None:
-                    slab = self._new_slab(step, nbytes)
-                last = ptr = 0
-                try:
-                    last = slab.free[-1]
-                    ptr = slab.free.pop()
-                    self.live[ptr] = nbytes
-                    return ptr
-                except IndexError:
-                    if not slab.free:
-                        slabs.pop(slab, None)
-                except BaseException:
-                    if ptr or (last not in slab.free and last not in self.live):
-                        self.live.pop(ptr, None)
-                        slab.free.append(ptr or last)
-                    raise
+        slab, ptr = None, 0
+        try:  # around the lock: an interrupt may come as it is given back
+            with self._lock:
+                while self._empty:
+                    self._drop(self._empty.pop())
+                while True:
+                    slabs = self._with_room.get(step)
+                    if slabs is None:
+                        slabs = self._with_room.setdefault(step, {})
+                    try:
+                        slab = next(reversed(slabs)) if slabs else None
+                    except RuntimeError:  # they have changed meanwhile
+                        continue
+                    if slab is None:
+                        slab = self._new_slab(step, nbytes)
+                    free = slab.free
+                    if free:
+                        # No call stands between these: the slot is taken and the block is live, or neither.
+                        ptr = free[-1]
+                        del free[-1]
+                        self.live[ptr] = nbytes
+                        return ptr
+                    slabs.pop(slab, None)
+        except BaseException:
+            if ptr and slab is not None:
+                in_one_step(
+                    partial(self.live.pop, ptr, None),
+                    partial(slab.free.append, ptr),
+                    partial(self._with_room[slab.step].__setitem__, slab, None),
+                )
+            raise
 
-    def invalidate(self, ptr: int, nbytes: int) -> bool:
-        """End the block: no call finds it from now on, its bytes stay taken. False if there is no such block."""
-        return self.live.get(ptr) == nbytes and self.live.pop(ptr, None) is not None
+    def invalidate(self, ptr: int, nbytes: int) -> object | None:
+        """End the block: no call finds it from now on, its bytes stay taken. Return the end; None if there is no such block."""
+        end = object()
+        # No call stands between these: the block is live, or it is ending.
+        if ptr in self.live and self.live[ptr] == nbytes:
+            del self.live[ptr]
+            self.ending[ptr] = end
+            return end
+        return None
 
-    def recycle(self, ptr: int) -> None:
-        """Make the bytes of an invalidated block available again."""
-        slab = self._slabs[(ptr - self.base) // CHUNK]
-        slabs = self._with_room[slab.step]
+    def recycle(self, ptr: int, end: object) -> None:
+        """Make the bytes of an invalidated block available again, if that has not happened.
+
+        The slot gets an int of its own: `knows` tells one block at it from the next.
+        """
+        slab = self._slabs.get((ptr - self.base) // CHUNK)
+        if slab is None:
+            return
+        slabs, slot = self._with_room[slab.step], (slab.base + (ptr - slab.base),)
+        # No call stands between the question and these: the block is ending, or its slot is free.
+        if ptr not in self.ending or self.ending[ptr] is not end:
+            return
+        del self.ending[ptr]
+        slab.free += slot
         slabs[slab] = None
-        slab.free.append(ptr)
         # One empty slab of each size stays, or allocating and freeing one small block would build a slab each time.
         if len(slab.free) == slab.slots and (len(slabs) > 1 or slab.step > SLAB_LIMIT):
             if this_thread.runs_host_function:
@@ -105,6 +134,22 @@ class Arena:
             else:
                 with self._lock:
                     self._drop(slab)
+
+    def knows(self, ptr: int) -> bool:
+        """Return whether the block that was handed out under this very int is live, and no later one at its address."""
+        return ptr in self.live and any(each is ptr for each in list(self.live))
+
+    def discard(self) -> None:
+        """Give the pages of all that is free back to the operating system, also those of the empty slabs that are kept."""
+        with self._lock:
+            for slab in [
+                slab for each in list(self._with_room.values()) for slab in list(each) if len(slab.free) == slab.slots
+            ]:
+                self._drop(slab)
+            if self._kept:
+                self._kept = 0
+                for run in re.finditer(rb"\0+", bytes(self._chunks)):
+                    self._discard(run.start(), run.end())
 
     @property
     def used(self) -> int:
@@ -129,11 +174,6 @@ class Arena:
         size = self.live.get(start, 0)
         return (start, size) if ptr < start + size else None
 
-    def is_taken(self, ptr: int) -> bool:
-        """Return whether a block was there that has ended, and was not recycled."""
-        slab = self._slabs.get((ptr - self.base) // CHUNK)
-        return slab is not None and ptr not in self.live and ptr not in slab.free
-
     def overlaps(self, ptr: int, nbytes: int) -> bool:
         """Return whether any of the bytes lies in the range, in a live block or not."""
         return ptr < self.end and ptr + nbytes > self.base
@@ -154,8 +194,10 @@ class Arena:
                 )
                 if self._chunks[first : first + count] == free:
                     consume(changes)
+                    self._kept = max(self._kept - self._touched.count(1, first, first + count) * CHUNK, 0)
+                    self._touched[first : first + count] = taken
                     return slab
-            for slab in () if dropped else [slab for each in list(self._with_room.values()) for slab in each.copy()]:
+            for slab in () if dropped else [slab for each in list(self._with_room.values()) for slab in list(each)]:
                 self._drop(slab)
         left = self.size - self.used
         raise host_error("alloc", "OUT_OF_MEMORY", f"asked for {nbytes} bytes, {left} of {self.size} are free")
@@ -174,30 +216,24 @@ class Arena:
         if not listed:  # it is in use again, or was dropped meanwhile
             return
         try:
-            if slab.step >= DISCARD_AT_ONCE:
-                self.mapping.discard(first * CHUNK, slab.step)
-            else:
-                self._freed += count * CHUNK
             consume(changes)
         except BaseException:
             if self._slabs.get(first) is slab:
                 slabs[slab] = None
             raise
-        if self._freed >= DISCARD_TOGETHER:
-            self._freed = 0
-            for run in re.finditer(rb"\0+", bytes(self._chunks)):
-                self._discard(run.start(), run.end())
+        if self._kept + count * CHUNK > KEPT_PAGES:
+            self._discard(first, first + count)
+        else:
+            self._kept += count * CHUNK
 
     def _discard(self, first: int, end: int) -> None:
-        """Give the pages of free chunks back to the operating system; nothing is made of them meanwhile."""
-        free, taken = bytes(end - first), b"\1" * (end - first)
-        claim = prepared([partial(self._chunks.__setitem__, slice(first, end), taken)])
-        if self._chunks[first:end] == free:
-            consume(claim)
-            try:
-                self.mapping.discard(first * CHUNK, len(free) * CHUNK)
-            finally:
-                self._chunks[first:end] = free
+        """Give the pages of free chunks back to the operating system; nothing is made of them meanwhile: the lock is held."""
+        free = bytes(end - first)
+        discard = prepared(self.mapping.discarding(first * CHUNK, len(free) * CHUNK))
+        with suppress(OSError, ValueError):  # it refuses: they stay resident
+            if self._chunks[first:end] == free:
+                consume(discard)
+                self._touched[first:end] = free
 
 
 class _Slab:
@@ -223,14 +259,18 @@ class Mapping:
     """Sparse memory: ``size`` bytes at ``base``, which can be touched ``shift`` bytes further.
 
     If they are hidden, one file is mapped twice: at ``base`` no access is allowed, ``shift`` bytes further every access is. Only
-    Linux has this; elsewhere, and if they are not hidden, ``shift`` is 0.
+    Linux has this; elsewhere, and if they are not hidden, ``shift`` is 0. If they are ``shared``, other processes can map the
+    ``file``, where there is one: on Linux.
     """
 
-    def __init__(self, nbytes: int, hidden: bool) -> None:
+    def __init__(self, nbytes: int, hidden: bool, shared: bool = False) -> None:
         self.size = nbytes
+        self.file = -1
         try:
-            if hidden and sys.platform == "linux":
-                self._maps = _map_twice(nbytes)
+            if (hidden or shared) and sys.platform == "linux":
+                self.file = os.memfd_create(FILE_NAME)
+                os.ftruncate(self.file, nbytes)
+                self._maps = map_file(self.file, 0, nbytes, hidden)
                 advice = "MADV_REMOVE"
             elif sys.platform == "win32":
                 # Every mapped page is charged against the page file there, so the range cannot be sparse.
@@ -241,22 +281,33 @@ class Mapping:
                 self._maps = [mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)]
                 advice = "MADV_DONTNEED" if sys.platform == "linux" else ""
         except OSError as error:
+            self._close_file()
             raise host_error("open", "OPERATING_SYSTEM", f"cannot map {nbytes} bytes: {error}") from error
+        if not shared:
+            self._close_file()
         self.base = address_of(self._maps[-1])
         self.shift = address_of(self._maps[0]) - self.base
         self.end = self.base + self.size
         self._advice: int | None = getattr(mmap, advice, None)
 
+    def _close_file(self) -> None:
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+
     def discard(self, offset: int, nbytes: int) -> None:
         """Give pages back to the operating system. If it refuses, they stay resident and nothing else changes."""
-        if self._advice is not None:
-            try:
-                self._maps[0].madvise(self._advice, offset, nbytes)
-            except (OSError, ValueError):
-                self._advice = None
+        with suppress(OSError, ValueError):
+            for discard in self.discarding(offset, nbytes):
+                discard()
+
+    def discarding(self, offset: int, nbytes: int) -> list[Callable[[], None]]:
+        """The call that gives pages back to the operating system, where there is one; it may raise OSError or ValueError."""
+        return [] if self._advice is None else [partial(self._maps[0].madvise, self._advice, offset, nbytes)]
 
     def unmap(self) -> None:
         """Unmap the bytes. No thread may be using them."""
+        self._close_file()
         for each in self._maps:
             each.close()
 
@@ -266,15 +317,11 @@ class Mapping:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
-def _map_twice(nbytes: int) -> list[mmap.mmap]:
-    """Return two mappings of the same memory: one that can be touched, and a hidden one."""
-    file = os.memfd_create("devmem-host")
-    try:
-        os.ftruncate(file, nbytes)
-        protections = mmap.PROT_READ | mmap.PROT_WRITE, 0
-        return [mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED | _NORESERVE, prot=prot) for prot in protections]
-    finally:
-        os.close(file)
+def map_file(file: int, offset: int, nbytes: int, hidden: bool) -> list[mmap.mmap]:
+    """Return a mapping of part of a file that can be touched, and, ``hidden``, another one that cannot."""
+    protections = (mmap.PROT_READ | mmap.PROT_WRITE, 0)[: 2 if hidden else 1]
+    flags = mmap.MAP_SHARED | _NORESERVE
+    return [mmap.mmap(file, nbytes, flags=flags, prot=prot, offset=offset) for prot in protections]
 
 
 def address_of(mapping: mmap.mmap) -> int:

@@ -19,17 +19,37 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from devmem.spi.driver import PROTOCOLS
-from devmem.spi.types import AllocFlags, CopyKind, DeviceInfo, Exchange, Extent, MemoryKind
+from devmem.spi.types import (
+    LEGACY_STREAM,
+    PER_THREAD_STREAM,
+    AllocFlags,
+    Capability,
+    CopyKind,
+    DeviceInfo,
+    Exchange,
+    Extent,
+    MemoryKind,
+    PlaceKind,
+)
+from devmem.spi.types import Place as ManagedPlace
 from devmem.toolkit.driver_parts import ADVICE, ComposedDriver, StridedCopies
 from devmem.toolkit.host_functions import this_thread
 
-from .address_space import AddressSpace, refuse_overlap
+from .address_space import AddressSpace, Place, refuse_overlap
 from .error_codes import host_error
+from .graphs import Graphs
 from .page_locks import page_locks
 from .stream_engine import StreamEngine
-from .streams import Job, Run, Stream, copy_rows, fill_words, nothing, read_bytes, read_rows
+from .streams import Job, Run, Stream, Use, copy_rows, fill_words, nothing, read_bytes, read_rows
+
+#: Moves so many bytes between a file and a place; how many it moved.
+FileTransfer = Callable[[Place, int], int]
 
 _open_drivers: weakref.WeakSet[HostDriver] = weakref.WeakSet()
+
+
+#: What the bytes of discarded memory become, so that no program relies on them.
+DISCARDED = 0xDB
 
 
 class _Thread(threading.local):
@@ -52,7 +72,8 @@ class HostDriver(ComposedDriver, StridedCopies):
         self._space = AddressSpace(strict)
         self._engine = engine = StreamEngine(current.check, at_exit=self._space.keep_mapped)
         self._check, self._stream = current.check, engine.stream
-        self.compose(current, engine)
+        self._graphs = Graphs(self, engine)
+        self.compose(current, engine, self._graphs)
         self.info = self._describe()
         _open_drivers.add(self)
 
@@ -82,16 +103,11 @@ class HostDriver(ComposedDriver, StridedCopies):
         if thread.key is not self._current.key:
             self._current.refuse("free")
         if ptr:
-            try:
-                self._space.invalidate("free", ptr, nbytes, kind)
-                ended = self._space.ended.copy()
-                self._engine.drain()
-                self._space.recycle(ptr, kind)
-                if ended:
-                    self._space.recycle_ended(ended)
-            except (KeyboardInterrupt, SystemExit):
-                self._space.recycle_later(ptr, kind)
-                raise
+            self._space.invalidate("free", ptr, nbytes, kind)
+            ending = self._space.ending()  # with those whose end was interrupted
+            if self._engine.drain():
+                for arena, ended, end in ending:
+                    arena.recycle(ended, end)
 
     def memory_info(self) -> tuple[int, int]:
         self._check("memory_info")
@@ -102,23 +118,28 @@ class HostDriver(ComposedDriver, StridedCopies):
         self._stream(stream, "alloc_async")
         return self.alloc(nbytes, stream)
 
+    alloc_shared = alloc_async  # there is no pool, so none of devmem's own
+
     def free_async(self, ptr: int, nbytes: int, stream: int) -> None:
         on = self._stream(stream, "free_async")
         if ptr:
-            try:
-                self._space.invalidate("free_async", ptr, nbytes, MemoryKind.DEVICE)
-                self._engine.start(on, 0, self._space.device.recycle, ptr)
-            except (KeyboardInterrupt, SystemExit):
-                self._space.recycle_later(ptr, MemoryKind.DEVICE)
-                raise
+            end = self._space.invalidate("free_async", ptr, nbytes, MemoryKind.DEVICE)
+            for use in list(self._engine.foreign) if self._engine.foreign else ():
+                if isinstance(use, Use) and ptr <= use.ptr < ptr + nbytes:
+                    use.freed.append((ptr, end))
+                    if not use.done:
+                        return
+            self._engine.start(on, 0, self._space.device.recycle, ptr, end)
 
-    # There is no pool: what was freed is never held.
+    # There is no pool: what was freed is never held. But its pages may be resident until it is trimmed.
     def pool_cached(self) -> int:
         self._check("pool_cached")
         return 0
 
     def pool_trim(self, keep_bytes: int) -> None:
         self._check("pool_trim")
+        if not keep_bytes:
+            self._space.discard()
 
     def pool_threshold(self, nbytes: int) -> None:
         self._check("pool_threshold")
@@ -133,6 +154,36 @@ class HostDriver(ComposedDriver, StridedCopies):
         self._space.check_managed("advise", ptr, nbytes)
         if advice not in ADVICE:
             raise host_error("advise", "INVALID_VALUE", f"{advice!r} is not one of {', '.join(sorted(ADVICE))}")
+
+    def prefetch_to(
+        self, ptrs: Sequence[int], sizes: Sequence[int], to: ManagedPlace, stream: int, *, discard: bool
+    ) -> None:
+        on = self._created("prefetch_to", ptrs, sizes, stream)
+        self._check_place("prefetch_to", to)
+        if discard:
+            self.discard(ptrs, sizes, stream)
+        self._engine.start(on, 0, nothing)
+
+    def discard(self, ptrs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
+        on = self._created("discard", ptrs, sizes, stream)
+        for ptr, nbytes in zip(ptrs, sizes, strict=True):
+            self._engine.start(on, nbytes, memset, self._space.device_side("discard", ptr, nbytes), DISCARDED, nbytes)
+
+    def advise_for(self, ptr: int, nbytes: int, advice: str, to: ManagedPlace) -> None:
+        self._check_place("advise_for", to)
+        self.advise(ptr, nbytes, advice, False)
+
+    def _created(self, call: str, ptrs: Sequence[int], sizes: Sequence[int], stream: int) -> Stream:
+        """A stream of stream_create, for ranges of managed memory."""
+        if stream in (LEGACY_STREAM, PER_THREAD_STREAM) or not ptrs:
+            raise host_error(call, "INVALID_VALUE", f"{len(ptrs)} ranges on stream {stream}")
+        for ptr, nbytes in zip(ptrs, sizes, strict=True):
+            self._space.check_managed(call, ptr, nbytes)
+        return self._stream(stream, call)
+
+    def _check_place(self, call: str, to: ManagedPlace) -> None:
+        if to.number < 0 or (to.kind is PlaceKind.DEVICE and to.number >= self._devices):
+            raise host_error(call, "INVALID_DEVICE", f"{to.kind} {to.number}")
 
     def host_register(self, ptr: int, nbytes: int, mapped: bool) -> None:
         self._check("host_register")
@@ -155,6 +206,19 @@ class HostDriver(ComposedDriver, StridedCopies):
     def pointer_device(self, ptr: int) -> int | None:
         self._check("pointer_device")
         return self._ordinal if self._space.block_around(ptr) else self._elsewhere(ptr)[1]
+
+    def ipc_export(self, ptr: int) -> bytes:
+        self._check("ipc_export")
+        return self._space.export(ptr)
+
+    def ipc_open(self, handle: bytes) -> int:
+        self._check("ipc_open")
+        return self._space.open(handle)
+
+    def ipc_close(self, ptr: int) -> None:
+        self._check("ipc_close")
+        self._engine.drain()
+        self._space.close_opened(ptr)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -210,6 +274,10 @@ class HostDriver(ComposedDriver, StridedCopies):
         self._check("can_access")
         return ordinal != self._ordinal and 0 <= ordinal < self._devices
 
+    def peer_access(self, ordinal: int, enabled: bool) -> None:
+        if not self.can_access(ordinal):
+            raise host_error("peer_access", "INVALID_DEVICE", f"device {ordinal}")
+
     def copy_peer(
         self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, stream: int, *, blocking: bool
     ) -> None:
@@ -241,6 +309,26 @@ class HostDriver(ComposedDriver, StridedCopies):
         # Never on this thread: it may run for as long as it likes.
         engine.enqueue(Job(on, function, (places,), function=function))
 
+    def move_file(self, call: str, ptr: int, nbytes: int, transfer: FileTransfer) -> int:
+        """Move bytes between a file and memory that nothing enqueued uses, on this thread; return how many.
+
+        Meanwhile the bytes stay taken, like those that another device's job touches, and mapped, also where the device is closed.
+        """
+        use = Use(self._engine.legacy, self._engine.foreign, ptr)
+        try:
+            try:
+                self._engine.foreign.add(use)
+                self._check(call)  # not before: `close` looks for uses when the device is current nowhere
+                return transfer(self._space.place(call, ptr, nbytes), nbytes)
+            finally:
+                use.end()
+                if use.freed and self._engine.drain():
+                    for freed in use.freed:
+                        self._space.device.recycle(*freed)
+        except BaseException:
+            use.end()  # that was interrupted
+            raise
+
     def _start_copy(
         self, on: Stream, kind: CopyKind, host: int, span: int, nbytes: int, run: Run, *args: object
     ) -> bool:
@@ -248,16 +336,28 @@ class HostDriver(ComposedDriver, StridedCopies):
         engine = self._engine
         if kind is CopyKind.D2D:
             engine.start(on, nbytes, run, *args)
-        elif self._space.page_locked(host, span):
+        elif (owner := self._page_locked_by(host, span)) is not None:
             # Always on the stream's thread: a caller that reuses the host side too early must be able to see it.
-            engine.enqueue(Job(on, run, args))
+            engine.enqueue(Job(on, run, args, touches=[] if owner is self else [owner._engine.foreign]))
             return True
         elif kind is CopyKind.D2H:
             engine.run_and_wait(on, nbytes, run, *args)
-        elif not engine.run_if_idle(on, nbytes, run, *args):
+        elif not engine.run_if_first(on, nbytes, run, *args):
             read: Callable[..., Run] = read_bytes if run is memmove else read_rows
             engine.enqueue(Job(on, read(*args)))
         return False
+
+    def _page_locked_by(self, host: int, nbytes: int) -> HostDriver | None:
+        """The device whose page-locked memory these bytes of the host are: that of one is page-locked for all."""
+        devices = (self, *(each for each in list(_open_drivers) if each is not self))
+        return next((each for each in devices if each._space.page_locked(host, nbytes)), None)
+
+    def is_out(self, ptr: int) -> bool:
+        lock = page_locks.locks.containing(ptr, ptr + 1)
+        is_locked = lock is not None and lock.start is ptr and lock.owner is self._space  # not another one since
+        tables = self._space.opened, self._engine.streams, self._engine.events, self._graphs.graphs
+        arenas = self._space.device, self._space.host
+        return is_locked or any(each.knows(ptr) for each in arenas) or any(ptr in table for table in tables)
 
     def live_counts(self) -> tuple[int, int, int, int]:
         """Return (bytes, blocks, streams, events) that were handed out and not given back; for tests."""
@@ -273,6 +373,9 @@ class HostDriver(ComposedDriver, StridedCopies):
 
     def _describe(self) -> DeviceInfo:
         strict = self._space.strict
+        offered = {each for each, protocol in PROTOCOLS.items() if isinstance(self, protocol)}
+        if self._space.device.mapping.file < 0:
+            offered.discard(Capability.IPC)  # this system has no files without names
         return DeviceInfo(
             backend="host",
             ordinal=self._ordinal,
@@ -281,10 +384,20 @@ class HostDriver(ComposedDriver, StridedCopies):
             total_bytes=self._space.device.size,
             arch=platform.machine(),
             memory_kinds=frozenset(MemoryKind),
-            capabilities=frozenset(each for each, protocol in PROTOCOLS.items() if isinstance(self, protocol)),
+            capabilities=frozenset(offered),
+            shares_stream_ordered=True,
+            coherence="" if strict else "host",
             exchange=Exchange(device_type=12 if strict else 1),  # DLPack's kDLExtDev, and kDLCPU: the host can read it
             facts=MappingProxyType({"strict": strict, "cores": os.cpu_count() or 1}),
         )
+
+
+def current_driver(call: str) -> HostDriver:
+    """Return the device that is current on this thread."""
+    found = next((each for each in list(_open_drivers) if each._current.key is thread.key), None)
+    if found is None:
+        raise host_error(call, "INVALID_CONTEXT", "no device is current on this thread")
+    return found
 
 
 def _find_peer(ordinal: int, ptr: int, nbytes: int) -> tuple[HostDriver, int]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import mmap
 import threading
 from dataclasses import dataclass
+from typing import Any
 
+from devmem.toolkit.one_step import consume, prepared
 from devmem.toolkit.ranges import RangeTable
 
 from .arena import address_of
@@ -49,15 +51,13 @@ class PageLockTable:
         """Lock a range of whole pages; ``hidden``: if it is mapped, devices reach it at addresses that the host cannot."""
         if ptr <= 0 or nbytes <= 0 or ptr % mmap.PAGESIZE or nbytes % mmap.PAGESIZE:
             raise host_error("host_register", "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not whole pages")
+        window = None
+        if mapped:
+            window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
         with self._changing:
-            lock = PageLock(ptr, ptr + nbytes, owner)
-            if mapped:
-                lock.window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
-            if not self.locks.add(lock):
+            if not self._change(PageLock(ptr, ptr + nbytes, owner, window), added=True):
                 why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
                 raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
-            if lock.window is not None:
-                self.windows.add(lock.window)
 
     def find(self, owner: object, ptr: int, nbytes: int) -> PageLock:
         """Return the lock of exactly this range, by this owner."""
@@ -73,13 +73,13 @@ class PageLockTable:
     def remove(self, owner: object, ptr: int, nbytes: int) -> None:
         """Unlock exactly this range."""
         with self._changing:
-            self._remove(self.find(owner, ptr, nbytes))
+            self._change(self.find(owner, ptr, nbytes), added=False)
 
     def remove_all(self, owner: object) -> None:
         """Unlock all that an owner has locked."""
         with self._changing:
             for each in [each for each in self.locks.ranges if each.owner is owner]:
-                self._remove(each)
+                self._change(each, added=False)
 
     def device_pointer(self, host: int) -> int:
         """Return the devices' address of a page-locked byte; 0 if they do not reach it."""
@@ -91,13 +91,23 @@ class PageLockTable:
         window = self.windows.containing(ptr, ptr + 1)
         return (window.start, window.stop - window.start, window.shift) if window is not None else None
 
-    def _remove(self, lock: PageLock) -> None:
-        # The lock last: if this is interrupted, it can be removed again.
-        if lock.window is not None:
-            self.windows.remove(lock.window.start)
-            if lock.window.mapping is not None:
-                lock.window.mapping.close()
-        self.locks.remove(lock.start)
+    def _change(self, lock: PageLock, added: bool) -> bool:
+        """Add or remove a lock and its window in one step: one without the other is refused or reached by mistake for ever.
+
+        False if it cannot be added, as it overlaps another one. A window that is dropped is unmapped.
+        """
+        while True:
+            locks, windows = self.locks.table, self.windows.table
+            if added and self.locks.overlapping(lock.start, lock.stop):
+                return False
+            change = RangeTable[Any].adding if added else RangeTable[Any].discarding
+            changes = [change(self.locks, lock)]
+            if lock.window is not None:
+                changes.append(change(self.windows, lock.window))
+            ready = prepared(changes)
+            if self.locks.table is locks and self.windows.table is windows:  # no handler has come between
+                consume(ready)
+                return True
 
 
 def _reserve(host: int, nbytes: int) -> Window:

@@ -29,17 +29,20 @@ import threading
 import time
 import warnings
 import weakref
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
+from queue import SimpleQueue
 
 from devmem.spi.errors import DevmemWarning
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
+from devmem.toolkit.exiting import end_daemon_thread
 from devmem.toolkit.host_functions import this_thread
 from devmem.toolkit.one_step import consume, prepared
 
 from .error_codes import host_error
-from .streams import Event, Job, Run, Stream
+from .streams import Event, Job, Run, Stream, Use
 
 #: Jobs of up to so many bytes run on the calling thread, which holds the lock. To wake the stream's thread takes about 20 µs, a
 #: copy of so many bytes 30.
@@ -70,7 +73,7 @@ class StreamEngine:
         self.streams: dict[int, Stream] = {LEGACY_STREAM: self.legacy}  # by handle, until it is destroyed
         self.events: dict[int, Event] = {}
         self.busy: dict[Stream, Job] = {}  # the last job of each stream that may have jobs that are not done
-        self.foreign: set[Job] = set()  # jobs on streams of other devices that touch memory of this one
+        self.foreign: set[Job] = set()  # jobs on no stream of this device that touch its memory
         self.failures: list[tuple[Stream, int, BaseException]] = []  # what host functions raised: stream, job
         self.at_exit = at_exit
         self._check = check
@@ -97,19 +100,22 @@ class StreamEngine:
 
     def stream_synchronize(self, stream: int) -> None:
         on = self.stream(stream, "stream_synchronize")
-        self._await(self.busy.get(on))
+        for job in self._last(on) or [None]:
+            self._await(job)
         if self.failures:
             self.raise_failure(on)
 
     def stream_query(self, stream: int) -> bool:
-        last = self.busy.get(self.stream(stream, "stream_query"))
-        return last is None or last.done
+        return all(job is None or job.done for job in self._last(self.stream(stream, "stream_query")))
 
     def stream_wait(self, stream: int, event: int) -> None:
         on = self.stream(stream, "stream_wait")
         recorded = _events.get(event) or self.event(event, "stream_wait")
         if recorded.job is not None and not recorded.job.done:
             self.enqueue(Job(on, after=[recorded.job]))
+
+    def stream_wait_peer(self, stream: int, event: int, ordinal: int) -> None:
+        self.stream_wait(stream, event)  # no handle is used twice, on any device
 
     def event_create(self, timing: bool) -> int:
         self._check("event_create")
@@ -161,6 +167,12 @@ class StreamEngine:
         self.drain()
         self.raise_failure()
 
+    def stream_from(self, stream: object) -> int:
+        if not isinstance(stream, int):
+            raise TypeError(f"a host device's streams are known by their handles, not as {stream!r}")
+        self.stream(stream, "stream_from")
+        return stream
+
     def hold(self, stream: int) -> int:
         on = self.stream(stream, "hold")
         latch, handle = Job(on), next(_handles)
@@ -199,6 +211,9 @@ class StreamEngine:
 
     def run_if_idle(self, stream: Stream, nbytes: int, run: Run, *args: object) -> bool:
         """Run a small job on this thread if it has nothing to wait for; else do nothing and return False."""
+        if stream.records:
+            why = "a graph copies between device memory and page-locked memory of the host, and waits for nothing"
+            raise host_error("graph_create", "NOT_PERMITTED", why)
         with self.lock:
             if self.stopping or self.lost:
                 raise self._refusal()
@@ -209,8 +224,12 @@ class StreamEngine:
 
     def start(self, stream: Stream, nbytes: int, run: Run, *args: object) -> None:
         """Run a small job on this thread if it has nothing to wait for; else enqueue it."""
-        if not self.run_if_idle(stream, nbytes, run, *args):
+        if stream.records or not self.run_if_idle(stream, nbytes, run, *args):
             self.enqueue(Job(stream, run, args))
+
+    def run_if_first(self, stream: Stream, nbytes: int, run: Run, *args: object) -> bool:
+        """Run a job and return when it is done, if it has nothing to wait for; else do nothing and return False."""
+        return self.run_if_idle(stream, nbytes, run, *args) or self._complete(Job(stream, run, args), if_first=True)
 
     def run_and_wait(self, stream: Stream, nbytes: int, run: Run, *args: object) -> None:
         """Run a job at its place in the order, and return when it is done.
@@ -224,12 +243,7 @@ class StreamEngine:
                 self.raise_failure(stream)
             return
         job = Job(stream, run, args)
-        try:
-            self._await(self.enqueue(job))
-        except BaseException:
-            if not job.withdraw() and job.running and not self.stopping:
-                self._await(job)
-            raise
+        self._complete(job)
         if self.failures:
             self.raise_failure(stream, job.number)
 
@@ -238,7 +252,9 @@ class StreamEngine:
         with self.lock:
             if self.stopping or self.lost:
                 raise self._refusal()
-            if job.stream.thread is None:
+            if job.stream.records:
+                return job
+            if not job.stream.has_thread:
                 self._start_thread(job.stream)
             self._publish(job)
         return job
@@ -249,11 +265,19 @@ class StreamEngine:
         if self.failures:
             self.raise_failure(job.stream, job.number)
 
-    def drain(self) -> None:
-        """Wait until every job enqueued before is done, on every stream. Raises no error of a host function."""
+    def drain(self) -> bool:
+        """Wait until every job enqueued before is done, on every stream. Raises no error of a host function.
+
+        False where this thread is itself in the middle of a `Use`, as in the handler of a signal.
+        """
+        is_drained = True
         if self.busy or self.foreign:
             for job in (*list(self.busy.values()), *list(self.foreign)):
-                self._await(job)
+                if isinstance(job, Use) and job.thread == threading.get_ident():
+                    is_drained = False
+                else:
+                    self._await(job)
+        return is_drained
 
     # -- host functions ----------------------------------------------------------------------------------------------
 
@@ -262,7 +286,7 @@ class StreamEngine:
 
         A wait for the legacy stream is a wait for the blocking streams, and raises their errors.
         """
-        for failure in self.failures.copy():
+        for failure in list(self.failures):
             on, failed, error = failure
             every_job = stream is None or (stream is self.legacy and not on.non_blocking)
             if every_job or (on is stream and failed <= number):
@@ -329,6 +353,12 @@ class StreamEngine:
             before = [job for on in streams if (job := self.busy.get(on)) is not None]
         return [job for job in before if not job.done]
 
+    def _last(self, stream: Stream) -> list[Job | None]:
+        """Return the jobs that a wait for the stream waits for: that for the legacy stream waits for the blocking ones, too."""
+        if stream is self.legacy and self.busy:
+            return [*self._before(stream)]
+        return [self.busy.get(stream)]
+
     def _publish(self, job: Job) -> None:
         """Make the job the last of its stream; the lock is held."""
         stream, first = job.stream, job.after
@@ -349,6 +379,7 @@ class StreamEngine:
     def _refusal(self) -> BaseException:
         if self.lost:
             return host_error("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost}")
+        end_daemon_thread()
         return host_error(
             "a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's, or Python is exiting"
         )
@@ -368,20 +399,37 @@ class StreamEngine:
         if abandoned or self.lost:
             raise self._refusal()
 
-    def _start_thread(self, stream: Stream) -> None:
-        thread = threading.Thread(target=self._work, args=(stream,), name="devmem-host-stream", daemon=True)
+    def _complete(self, job: Job, if_first: bool = False) -> bool:
+        """Enqueue a job and wait until it is done; if the wait is interrupted, the job touches nothing afterwards.
+
+        False, and nothing is enqueued, if it had to be ``if_first`` and has jobs to wait for.
+        """
         try:
-            thread.start()
+            with self.lock:
+                if if_first and self.busy and self._before(job.stream):
+                    return False
+                self.enqueue(job)
+            self._await(job)
+        except BaseException:
+            if not job.withdraw() and job.running and not self.stopping:
+                self._await(job)
+            raise
+        return True
+
+    def _start_thread(self, stream: Stream) -> None:
+        # Not by `threading.Thread`, whose `start` waits in Python: an interrupt there breaks the new thread.
+        start = prepared(
+            [partial(start_new_thread, self._work, (stream.queue,)), partial(setattr, stream, "has_thread", True)]
+        )
+        try:
+            if not stream.has_thread:
+                consume(start)
         except RuntimeError as error:  # no more threads, or the interpreter is ending
             raise host_error("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
-        if stream.thread is None:
-            stream.thread = thread
 
-    def _work(self, stream: Stream) -> None:
+    def _work(self, jobs: SimpleQueue[Job | None]) -> None:
         this_thread.runs_host_function = True
-        if stream.thread is None:
-            stream.thread = threading.current_thread()
-        while (job := stream.queue.get()) is not None:
+        while (job := jobs.get()) is not None:
             self._run(job)
             del job
 

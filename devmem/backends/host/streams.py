@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from ctypes import memmove, string_at
+from ctypes import c_void_p, memmove
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -32,19 +32,23 @@ def nothing() -> None:
 
 
 class Stream:
-    """Jobs that its thread runs one after the other. They come through ``queue``, where None ends the thread."""
+    """Jobs that its thread runs one after the other. They come through ``queue``, where None ends the thread.
 
-    __slots__ = ("engine", "non_blocking", "queue", "thread")
+    One that ``records`` takes no job: what is enqueued there is only checked, for a graph.
+    """
+
+    __slots__ = ("engine", "has_thread", "non_blocking", "queue", "records")
 
     def __init__(self, engine: object, non_blocking: bool) -> None:
         self.engine = engine
         self.non_blocking = non_blocking
+        self.records = False
         self.queue: SimpleQueue[Job | None] = SimpleQueue()
-        self.thread: threading.Thread | None = None
+        self.has_thread = False
 
     def end(self, *also: Run) -> None:
         """Let the thread end after the jobs that are enqueued, and make the other calls with it."""
-        last = () if self.thread is None else (partial(setattr, self, "thread", None), partial(self.queue.put, None))
+        last = (partial(setattr, self, "has_thread", False), partial(self.queue.put, None)) if self.has_thread else ()
         in_one_step(*also, *last)
 
 
@@ -111,6 +115,23 @@ class Job:
         return partial(setattr, self, "done", True), *let_go, self.gate.release
 
 
+class Use(Job):
+    """What a caller does by itself, on its own thread, to memory of the device whose ``foreign`` jobs these are."""
+
+    __slots__ = ("freed", "ptr", "thread")
+
+    def __init__(self, stream: Stream, foreign: set[Job], ptr: int) -> None:
+        super().__init__(stream, touches=[foreign])
+        self.thread, self.ptr = threading.get_ident(), ptr
+        #: Blocks around ``ptr`` that were freed meanwhile in a stream's order, and their ends: they are recycled behind it.
+        self.freed: list[tuple[int, object]] = []
+
+    def end(self) -> None:
+        """End it, unless it has ended."""
+        if not self.done:
+            in_one_step(*self._completion())
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Event:
     """What was enqueued last on a stream when the event was recorded: a job, or None if all jobs of the stream were done."""
@@ -141,7 +162,10 @@ def fill_words(ptr: int, value: int, width: int, count: int) -> None:
 
 def read_bytes(to: int, source: int, nbytes: int) -> Run:
     """Read the source of a `memmove` now; return what writes it."""
-    return partial(memmove, to, string_at(source, nbytes), nbytes)
+    # Not a bytes object: ctypes would hold the GIL while it makes one. The pointer keeps the array.
+    kept = np.empty(nbytes, np.uint8).ctypes.data_as(c_void_p)
+    memmove(kept, source, nbytes)
+    return partial(memmove, to, kept, nbytes)
 
 
 def read_rows(to: Rows, source: Rows, shape: Shape) -> Run:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ...spi.errors import BackendError
+from ...spi.errors import BackendError, UnsupportedError
 from ...spi.types import CopyKind, Extent
 from ...toolkit.driver_parts import DriverState, Part, StridedCopies
-from ...toolkit.handles import DEFAULT_STREAMS
 from ...toolkit.streams import Streams
 from ...toolkit.vendor_functions import NOT_SUPPORTED
-from .functions import PEER_ACCESS_ALREADY_ENABLED
+from .functions import PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED
 from .providers import Provider
 
 _D2D = CopyKind.D2D
 _KINDS = {CopyKind.H2D: 1, CopyKind.D2H: 2, CopyKind.D2D: 3}
+
+#: Copies in one call: a fault beyond 8,192 has been reported.
+MOST_IN_BATCH = 4096
 
 
 class Volume(ctypes.Structure):
@@ -32,14 +34,17 @@ class Volume(ctypes.Structure):
 
 
 class Copies(StridedCopies, Part):
-    """Copies and fills. Whether host memory is page-locked is not asked, so every asynchronous copy may still touch it.
+    """Copies and fills. The runtime has read or written pageable memory when its asynchronous copies return.
 
     The runtime finds the direction out by itself. The kind that it is given keeps it from taking a device's address that it does
     not know for host memory on both sides.
     """
 
-    def __init__(self, state: DriverState, streams: Streams, provider: Provider) -> None:
+    def __init__(
+        self, state: DriverState, streams: Streams, provider: Provider, is_page_locked: Callable[[int], bool]
+    ) -> None:
         super().__init__(state)
+        self._is_page_locked = is_page_locked
         self._synchronize = streams.stream_synchronize
         self._can_enable_access = provider.has("hipDeviceEnablePeerAccess")
         self._peers = {state.ordinal}  # access to their memory is enabled, or cannot be
@@ -54,7 +59,7 @@ class Copies(StridedCopies, Part):
         if blocking:
             self._synchronize(stream)
             return False
-        return kind is not _D2D
+        return kind is not _D2D and self._is_page_locked(src if kind is CopyKind.H2D else dst)
 
     def fill(self, dst: int, value: int, width: int, count: int, stream: int) -> None:
         if width == 4:
@@ -76,24 +81,24 @@ class Copies(StridedCopies, Part):
         if blocking:
             self._synchronize(stream)
             return False
-        return kind is not _D2D
+        return kind is not _D2D and self._is_page_locked(source if kind is CopyKind.H2D else to)
 
     def copy_batch(
         self, dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], kind: CopyKind, stream: int
     ) -> bool:
-        if stream not in DEFAULT_STREAMS:  # the runtime refuses batches on them
-            words = ctypes.c_size_t * len(dsts)
-            lists = [words(*each) for each in (dsts, srcs, sizes)]
-            addresses = map(ctypes.addressof, lists)
-            try:
+        on = self._streams[stream]
+        try:
+            for at in range(0, len(dsts), MOST_IN_BATCH):
+                part = [each[at : at + MOST_IN_BATCH] for each in (dsts, srcs, sizes)]
+                lists = [(ctypes.c_size_t * len(each))(*each) for each in part]
+                addresses = map(ctypes.addressof, lists)
                 # The runtime takes attributes of copies and ignores them: none are given.
-                self._functions.MemcpyBatchAsync(*addresses, len(lists[0]), None, None, 0, self._streams[stream])
-                return kind is not _D2D
-            except BackendError as error:
-                if error.code != NOT_SUPPORTED:
-                    raise
-        running = [self.copy(*each, kind, stream, blocking=False) for each in zip(dsts, srcs, sizes, strict=True)]
-        return any(running)
+                self._functions.MemcpyBatchAsync(*addresses, len(lists[0]), None, None, 0, on)
+        except BackendError as error:
+            if error.code == NOT_SUPPORTED:
+                raise UnsupportedError(f"this device's runtime has no call for several copies: {error}") from error
+            raise
+        return kind is not _D2D
 
     def can_access(self, ordinal: int) -> bool:
         return bool(self._functions.DeviceCanAccessPeer(self._ordinal, ordinal))
@@ -106,6 +111,17 @@ class Copies(StridedCopies, Part):
         self._functions.MemcpyPeerAsync(dst, dst_ordinal, src, src_ordinal, nbytes, self._streams[stream])
         if blocking:
             self._synchronize(stream)
+
+    def peer_access(self, ordinal: int, enabled: bool) -> None:
+        if enabled:
+            self._enable_access(ordinal)
+            return
+        self._peers.add(ordinal)  # asked for already: no copy asks again
+        try:
+            self._functions.DeviceDisablePeerAccess(ordinal)
+        except BackendError as error:
+            if error.code != PEER_ACCESS_NOT_ENABLED:
+                raise
 
     def _enable_access(self, other: int) -> None:
         """Enable access to another device's memory; without it the same copy passes through the host."""

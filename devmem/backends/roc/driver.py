@@ -5,32 +5,33 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import struct
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from ...spi.errors import DevmemError
 from ...spi.types import LEGACY_STREAM, Capability
 from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ...toolkit.driver_parts import ComposedDriver, DriverState, Part
+from ...toolkit.graphs import Graphs
 from ...toolkit.handles import DEFAULT_STREAMS, Handles
-from ...toolkit.memory import ForeignMemory, MemoryPool
+from ...toolkit.memory import POSIX_FILE, READ_AND_WRITE, ForeignMemory, MemoryPool, PoolSharing
 from ...toolkit.module_loader import ModuleLoader
 from ...toolkit.streams import WORD_BYTES, Events, StreamHolds, Streams
 from ...toolkit.vendor_functions import RelaxedCapture
 from .copies import Copies
-from .functions import FUNCTIONS
+from .functions import POOL_SHARING, POOLS
 from .info import device_info
-from .memory import COHERENT, Memory, page_locked, pool_is_sound
+from .memory import ACCESS, COHERENT, POINTER, Memory, page_locked, pool_is_sound
 from .providers import IpcHandle
 from .runtime import Runtime
+from .table import FUNCTIONS, table_of
 
 #: Flags of events, all with hipEventReleaseToSystem: what the host finds complete it can read, in memory of either coherence.
 TIMED, UNTIMED = 0x8000_0000, 0x8000_0002
+#: Threads along one axis of a grid, as HIP documents.
+MOST_THREADS = (1 << 32) - 1
 EXCHANGE = "hipThreadExchangeStreamCaptureMode"
 WAIT_UNTIL_EQUAL, ALL_BITS = 1, 0xFFFF_FFFF
-#: What is known of an address: kind, device, the device's address and the host's; flags follow. Kinds have changed their numbers.
-_POINTER = struct.Struct("=iiQQ")
 
 
 class CurrentOrdinal(Part):
@@ -81,11 +82,12 @@ class RocDriver(ComposedDriver):
             lambda nbytes: ctypes.byref(ctypes.c_uint64(nbytes)),
         )
         self.memory, self.kernels = Memory(state, self.pool, found.provider), _kernel_loader(state)
-        self.copies = Copies(state, streams, found.provider)
+        self.copies = Copies(state, streams, found.provider, self.memory.is_page_locked)
+        self.graphs = Graphs(state, self)
         self.holds = StreamHolds(
             state,
             self.memory,
-            lambda: functions.HostMalloc(WORD_BYTES, COHERENT),
+            lambda made: functions.recorded.HostMalloc(made, WORD_BYTES, COHERENT),
             lambda word: functions.HostFree(word),
             WAIT_UNTIL_EQUAL,
             ALL_BITS,
@@ -96,12 +98,22 @@ class RocDriver(ComposedDriver):
             self.info = device_info(found, functions, ordinal, cuda_array_interface)
             self.compose(
                 current,
+                self.graphs,
                 self.memory,
                 self.copies,
                 streams,
-                Events(state, lambda timing: functions.EventCreateWithFlags(TIMED if timing else UNTIMED)),
+                Events(state, "EventCreateWithFlags", (UNTIMED, TIMED)),
                 self.pool,
                 self.kernels,
+                PoolSharing(
+                    state,
+                    self.pool,
+                    bytes,
+                    lambda raw: ctypes.byref(IpcHandle.from_buffer_copy(raw)),
+                    POSIX_FILE,
+                    lambda pool: functions.MemPoolSetAccess(pool, ACCESS(1, ordinal, READ_AND_WRITE), 1),
+                    "Free",
+                ),
                 ForeignMemory(
                     state,
                     bytes,
@@ -110,16 +122,26 @@ class RocDriver(ComposedDriver):
                 ),
                 self.holds,
             )
-            can_pool = all(has(name) for name in FUNCTIONS if "Pool" in name or name == "hipFreeAsync")
+            self.synchronize = partial(self.graphs.synchronize, current.synchronize)
+            can_pool = all(map(has, POOLS))
+            can_share = all(map(has, POOL_SHARING))
             wanted = stream_ordered and self.info.facts["memory_pools"] and can_pool
-            if wanted and pool_is_sound(self, self.memory, self.pool, ordinal):
-                capabilities = self.info.capabilities | {Capability.STREAM_ORDERED}
+            if wanted and pool_is_sound(self, self.memory, self.pool, ordinal, POSIX_FILE if can_share else 0):
+                pools = {Capability.STREAM_ORDERED, Capability.POOL_CONTROL}
+                pools |= {Capability.SHARED_POOL} if has("hipMallocAsync") else set()
+                pools |= {Capability.POOL_IPC} if can_share else set()
+                capabilities = self.info.capabilities | pools
                 self.info = dataclasses.replace(self.info, capabilities=capabilities, default_memory="")
+            self.table, self.table_blocks = table_of(state, found.library, self.pool), self.memory.pooled
         except BaseException:
             self.pool.destroy()
             raise
         finally:
             current.exit(token)
+
+    def table_refused(self, call: int, status: int) -> NoReturn:
+        """Raise for a function of the table."""
+        self.state.errors.fail([*FUNCTIONS.values()][call], status)
 
     def close(self) -> None:
         """Give back each piece that is still out: resetting the device would take it from other libraries too.
@@ -139,6 +161,7 @@ class RocDriver(ComposedDriver):
             first.attempt(self.synchronize)
             for give_back, handles in (
                 (lambda start: memory.host_unregister(start, 0), memory.registered),
+                (self.graphs.graph_destroy, self.graphs.graphs),
                 (self.kernels.unload, self.kernels.functions),
                 (self.stream_destroy, self.state.streams.live()),
                 (self.event_destroy, self.state.events.live()),
@@ -147,25 +170,26 @@ class RocDriver(ComposedDriver):
             ):
                 for handle in list(handles):
                     first.attempt(give_back, handle)
+            first.attempt(self.graphs.destroy_captured)
             first.attempt(self.pool.destroy)
             self.exit(token)
 
 
 def _device_of(attributes: bytes, ptr: int) -> int | None:
     """The device that an address belongs to; None for host memory that the device knows under another address."""
-    _, ordinal, address, _ = _POINTER.unpack_from(attributes)
+    _, ordinal, address, _ = POINTER.unpack_from(attributes)
     return ordinal if address == ptr else None
 
 
 def _kernel_loader(state: DriverState) -> ModuleLoader:
     """The loader of code objects; the runtime takes code and names by address."""
 
-    def load_module(image: bytes) -> int:
+    def load_module(made: list[Any], image: bytes) -> None:
         code = ctypes.create_string_buffer(image)
-        return int(state.functions.ModuleLoadData(ctypes.addressof(code)))
+        state.functions.recorded.ModuleLoadData(made, ctypes.addressof(code))
 
     def find_function(module: int, name: str) -> int:
         text = ctypes.create_string_buffer(name.encode())
         return int(state.functions.ModuleGetFunction(module, ctypes.addressof(text)))
 
-    return ModuleLoader(state, load_module, find_function, "ModuleLaunchKernel")
+    return ModuleLoader(state, load_module, find_function, "ModuleLaunchKernel", MOST_THREADS)

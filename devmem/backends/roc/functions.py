@@ -55,11 +55,17 @@ OPTIONAL = {
     "hipMallocManaged": "Pnu!",
     "hipMemPrefetchAsync": "pnip",
     "hipMemAdvise": "pnei",
+    "hipMemPrefetchAsync_v2": "pnnup*",  # a location, of two ints, is given as one word
+    "hipMemAdvise_v2": "pnin*",
+    "hipMemPrefetchBatchAsync": "ppnppnnp*",  # bindings have outputs where inputs belong, as below
+    "hipMemDiscardBatchAsync": "ppnnp*",
+    "hipMemDiscardAndPrefetchBatchAsync": "ppnppnnp*",
     "hipMemcpy3DAsync": "pp!",
     "hipMemcpyBatchAsync": "pppnppnNp*",  # bindings have outputs where inputs belong
     "hipMemcpyPeerAsync": "pipinp!",
     "hipDeviceCanAccessPeer": "Iii",
     "hipDeviceEnablePeerAccess": "iu",
+    "hipDeviceDisablePeerAccess": "i!",
     "hipIpcGetMemHandle": "Hp",
     "hipIpcOpenMemHandle": "Phu",
     "hipIpcCloseMemHandle": "p!",
@@ -68,6 +74,13 @@ OPTIONAL = {
     "hipStreamIsCapturing": "pI*",  # of a failed call bindings make an enum's member from no output: the status is lost
     "hipThreadExchangeStreamCaptureMode": "m",
     "hipStreamWaitValue32": "ppuuu",
+    # Bindings have types of their own for graphs; 7.2 cannot say what a node of one depends on.
+    "hipStreamBeginCapture": "pi*",
+    "hipStreamEndCapture": "pP*",
+    "hipGraphInstantiateWithFlags": "Ppn*",
+    "hipGraphLaunch": "pp*",
+    "hipGraphExecDestroy": "p*",
+    "hipGraphDestroy": "p*",
     # Bindings have types of their own for addresses of code, of text and of arguments, and of untyped values.
     "hipModuleLoadData": "Pp*",
     "hipModuleUnload": "p!*",
@@ -78,14 +91,36 @@ OPTIONAL = {
     "hipMemPoolCreate": "Pp",
     "hipMemPoolDestroy": "p!",
     "hipMemPoolTrimTo": "pn!",
+    "hipMemPoolExportToShareableHandle": "Ipeu*",
+    "hipMemPoolImportFromShareableHandle": "Ppeu*",
+    "hipMemPoolExportPointer": "Hp*",
+    "hipMemPoolImportPointer": "Ppp*",
+    "hipMemPoolSetAccess": "ppn*",
     "hipMallocFromPoolAsync": "Pnpp!",
+    "hipMallocAsync": "Pnp!",
     "hipFreeAsync": "pp",
 }
-FUNCTIONS = REQUIRED | OPTIONAL
-
+#: What virtual memory needs. Bindings have a type of their own for handles of physical memory.
+VIRTUAL = {
+    "hipMemGetAllocationGranularity": "Npe*",
+    "hipMemCreate": "Pnpn*",
+    "hipMemRelease": "p*",
+    "hipMemGetAllocationPropertiesFromHandle": "pp*",
+    "hipMemAddressReserve": "Pnnpn*",
+    "hipMemAddressFree": "pn*",
+    "hipMemMap": "pnnpn*",
+    "hipMemUnmap": "pn!*",
+    "hipMemSetAccess": "pnpn*",
+    "hipMemExportToShareableHandle": "ppen*",
+    "hipMemImportFromShareableHandle": "Ppe*",
+}
+FUNCTIONS = REQUIRED | OPTIONAL | VIRTUAL
+#: What a pool needs, and what is needed to share its memory.
+POOL_SHARING = [name for name in OPTIONAL if name.startswith(("hipMemPoolE", "hipMemPoolI", "hipMemPoolSetAcc"))]
+POOLS = [name for name in OPTIONAL if ("Pool" in name or name == "hipFreeAsync") and name not in POOL_SHARING]
 TEXT_BYTES, UUID_BYTES, PROPERTIES_BYTES, POINTER_BYTES = 256, 16, 1472, 32
 #: Statuses, besides those of `devmem.toolkit.vendor_functions`.
 NOT_INITIALIZED, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 3, 35, 100, 101
-PEER_ACCESS_ALREADY_ENABLED, ALREADY_REGISTERED, NOT_REGISTERED = 704, 712, 713
+PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, ALREADY_REGISTERED, NOT_REGISTERED = 704, 705, 712, 713
 #: After one of these every call on the device fails, as far as is known: the process has to let go of it.
 STICKY = frozenset({4, 214, 700, 702, 709, 710, 719})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 
 from ...spi import SPI_VERSION
 from ...spi.driver import Driver
+from ...toolkit.settings import checked
 
 
 class RocBackend:
@@ -14,6 +16,14 @@ class RocBackend:
 
     name = "roc"
     spi_version = SPI_VERSION
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "provider": "what HIP is called through",
+            "library": "the libamdhip64.so to use",
+            "stream_ordered": "True | False: allocate from HIP's pool",
+            "cuda_array_interface": "True | False: arrays say __cuda_array_interface__",
+        }
+    )
 
     def __init__(self) -> None:
         self._where = {"provider": "auto", "library": ""}
@@ -21,6 +31,7 @@ class RocBackend:
 
     def configure(self, options: Mapping[str, object]) -> None:
         """Take ``provider``, ``library``, ``stream_ordered`` and ``cuda_array_interface``, the settings ``DEVMEM_ROC_*``."""
+        checked(self.name, options, dict.fromkeys(self._where, str) | dict.fromkeys(self._choices, bool))
         self._where |= {name: str(options[name]) for name in self._where if name in options}
         self._choices |= {name: bool(options[name]) for name in self._choices if name in options}
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import uuid
 from types import MappingProxyType
 from typing import Any
 
 from ...spi.errors import BackendError
 from ...spi.types import Capability, DeviceInfo, Exchange
-from ...toolkit.driver_parts import memory_kinds, text, typed_facts
+from ...toolkit.driver_parts import coherence, memory_kinds, text, typed_facts
+from ...toolkit.numa import own_node
 from ...toolkit.vendor_functions import INVALID_VALUE, VendorFunctions
-from .functions import TEXT_BYTES
+from .functions import TEXT_BYTES, VIRTUAL
 from .runtime import UPGRADE, Runtime, hidden_devices, versioned_only
 
 #: Device attributes, by their numbers: those that count something; all others are yes or no.
@@ -30,6 +32,7 @@ _COUNTS = {
     "max_registers_per_block": 71,
     "max_shared_memory_per_block": 74,
     "total_constant_memory": 83,
+    "host_numa_node": 92,
 }
 _FACTS = _COUNTS | {
     "can_map_host_memory": 3,
@@ -37,11 +40,16 @@ _FACTS = _COUNTS | {
     "integrated": 16,
     "managed_memory": 24,
     "pageable_memory_access": 65,
+    "host_page_tables": 66,
     "memory_pools": 88,
+    "virtual_memory": 89,
+    "fabric_handles": 95,
     "large_bar": 10011,
     "stream_wait_value": 10013,
 }
-_WARP_SIZE = 87
+#: What a fact is where the runtime does not tell it, if that is not 0.
+_UNKNOWN = {"host_numa_node": -1}
+_MAX_PITCH, _WARP_SIZE = 58, 87
 #: Where the name of the instruction set is among a device's properties.
 _ARCH_AT = slice(1160, 1416)
 #: Copies of rows whose pitch is no multiple of this are done by a slow path of the runtime.
@@ -60,29 +68,42 @@ _NEEDS: dict[Capability, tuple[str, ...]] = {
     Capability.VOLUME_COPY: ("hipMemcpy3DAsync",),
     Capability.BATCH_COPY: ("hipMemcpyBatchAsync",),
     Capability.PEER: ("hipMemcpyPeerAsync", "hipDeviceCanAccessPeer"),
+    Capability.PEER_ACCESS: ("hipDeviceCanAccessPeer", "hipDeviceEnablePeerAccess", "hipDeviceDisablePeerAccess"),
+    Capability.PEER_EVENTS: ("hipStreamWaitEvent",),
     Capability.IPC: ("hipIpcGetMemHandle", "hipIpcOpenMemHandle", "hipIpcCloseMemHandle"),
+    Capability.VIRTUAL: tuple(VIRTUAL),
     Capability.CAPTURE: ("hipStreamIsCapturing",),
+    Capability.GRAPHS: (
+        "hipStreamBeginCapture",
+        "hipStreamEndCapture",
+        "hipGraphInstantiateWithFlags",
+        "hipGraphLaunch",
+        "hipGraphExecDestroy",
+        "hipGraphDestroy",
+    ),
     Capability.LAUNCH: ("hipModuleLoadData", "hipModuleUnload", "hipModuleGetFunction", "hipModuleLaunchKernel"),
     Capability.POINTER_INFO: ("hipPointerGetAttributes", "hipMemGetAddressRange"),
     Capability.HOLD: ("hipStreamWaitValue32",),
     Capability.MANAGED: ("hipMallocManaged", "hipMemPrefetchAsync", "hipMemAdvise"),
+    Capability.MANAGED_PLACES: ("hipMallocManaged", "hipMemPrefetchAsync", "hipMemAdvise"),
 }
 
 
 def device_info(found: Runtime, functions: VendorFunctions, ordinal: int, array_interface: bool = False) -> DeviceInfo:
     """Everything about a device that does not change; it is current."""
 
-    def attribute(number: int) -> int:
+    def attribute(number: int, otherwise: int = 0) -> int:
         try:
             return int(functions.DeviceGetAttribute(found.provider.member("hipDeviceAttribute_t", number), ordinal))
         except ValueError:  # a binding without that number
-            return 0
+            return otherwise
         except BackendError as error:  # a runtime without it
             if error.code != INVALID_VALUE:
                 raise
-            return 0
+            return otherwise
 
-    facts = typed_facts({name: attribute(number) for name, number in _FACTS.items()}, frozenset(_COUNTS))
+    told = {name: attribute(number, _UNKNOWN.get(name, 0)) for name, number in _FACTS.items()}
+    facts = typed_facts(told, frozenset(_COUNTS))
     arch, _, features = _arch(found, functions, ordinal).partition(":")
     least, greatest = functions.DeviceGetStreamPriorityRange()
     pci_id = text(functions.DeviceGetPCIBusId(TEXT_BYTES, ordinal))
@@ -98,21 +119,27 @@ def device_info(found: Runtime, functions: VendorFunctions, ordinal: int, array_
         memory_kinds=memory_kinds(facts, managed=found.provider.has("hipMallocManaged")),
         capabilities=_capabilities(found, facts),
         stream_priorities=(max(least, greatest), min(least, greatest)),
-        facts=MappingProxyType({**facts, **_circumstances(found, int(functions.RuntimeGetVersion()), features)}),
+        facts=MappingProxyType(
+            {**facts, **_circumstances(found, int(functions.RuntimeGetVersion()), features, told["host_numa_node"])}
+        ),
         default_memory="pool",
         strided_pitch_multiple=PITCH_MULTIPLE,
+        max_pitch=attribute(_MAX_PITCH) or sys.maxsize,
         staging_threshold=0 if facts["integrated"] else STAGED_FROM,
+        coherence=coherence(facts),
         exchange=dataclasses.replace(EXCHANGE, array_interface=array_interface),
     )
 
 
-def _circumstances(found: Runtime, hip_version: int, features: str) -> dict[str, str | int | bool]:
+def _circumstances(found: Runtime, hip_version: int, features: str, node: int) -> dict[str, str | int | bool]:
     """What helps to explain why copies are slow, or which library is used."""
+    # The runtime itself takes page-locked memory from the host's nearest node, unless it is told to follow the thread's policy.
+    pinned_node, placed = own_node(node)
     sdma = os.environ.get("HSA_ENABLE_SDMA", "1") != "0"
     library = found.library
     notes = [hidden_devices(), found.passed_over]
     provider = found.provider.version
-    remarks = [f"HIP is called in {library.path} ({library.how}), through {provider}", versioned_only(library)]
+    remarks = [f"HIP is called in {library.path} ({library.how}), through {provider}", versioned_only(library), placed]
     if found.provider.holds_gil:
         notes.append(f"{provider} holds the GIL, so calls that can wait are made through ctypes: {UPGRADE}")
     if not sdma:
@@ -127,6 +154,7 @@ def _circumstances(found: Runtime, hip_version: int, features: str) -> dict[str,
         "provider_passed_over": found.passed_over,
         "holds_gil": found.provider.holds_gil,
         "sdma": sdma,
+        "pinned_node": pinned_node,
         "notes": "; ".join(filter(None, notes)),
         "remarks": "; ".join(filter(None, remarks)),
     }
@@ -137,6 +165,7 @@ def _capabilities(found: Runtime, facts: dict[str, int]) -> frozenset[Capability
         Capability.HOLD: facts["stream_wait_value"],
         Capability.MANAGED: facts["managed_memory"] and facts["concurrent_managed_access"],
         Capability.MAPPED: facts["can_map_host_memory"],
+        Capability.VIRTUAL: facts["virtual_memory"],
     }
     has = found.provider.has
     return frozenset(each for each, needs in _NEEDS.items() if all(map(has, needs)) and conditions.get(each, True))

@@ -32,8 +32,11 @@ class Provider(Protocol):
     def has(self, function: str) -> bool:
         """Whether the runtime has a function, in a form that can be called."""
 
-    def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
-        """A function that takes the small letters, and gives the capitals: one as it is, several as a tuple."""
+    def bind(self, function: str, fail: Fail, recorded: bool = False) -> Callable[..., Any]:
+        """A function that takes the small letters, and gives the capitals: one as it is, several as a tuple.
+
+        Or in the form of `devmem.toolkit.vendor_functions.recorded`.
+        """
 
     def member(self, enum: str, value: int) -> Any:
         """A member of an enum as the provider wants it; ValueError if it does not know the number."""
@@ -73,8 +76,8 @@ class CtypesCalls:
     def has(self, function: str) -> bool:
         return self.library.exports(function)
 
-    def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
-        return ctypes_functions.bind(function, self.library.handle, FUNCTIONS[function], fail, TYPES)
+    def bind(self, function: str, fail: Fail, recorded: bool = False) -> Callable[..., Any]:
+        return ctypes_functions.bind(function, self.library.handle, FUNCTIONS[function], fail, TYPES, recorded)
 
     def member(self, enum: str, value: int) -> Any:
         return value  # C takes any int
@@ -113,9 +116,11 @@ class HipPython:
         # It is not called to find out, as the call of a missing one would load a library, or raise.
         return (function in self.direct or hasattr(self.module, function)) and self.library.exports(function)
 
-    def bind(self, function: str, fail: Fail) -> Callable[..., Any]:
-        if function in self.direct:
-            return CtypesCalls(self.library).bind(function, fail)
+    def bind(self, function: str, fail: Fail, recorded: bool = False) -> Callable[..., Any]:
+        if (
+            recorded or function in self.direct
+        ):  # bindings run Python behind the call, where its record could be interrupted
+            return CtypesCalls(self.library).bind(function, fail, recorded)
         spec, raw, status_of = FUNCTIONS[function], getattr(self.module, function), partial(_status_of, function)
         if spec.endswith("?"):
             return checked_query(function, raw, fail, status_of)

@@ -55,12 +55,12 @@ class Runtime:
     def functions(self, errors: StatusErrors) -> VendorFunctions:
         """The runtime's functions, which raise by ``errors``."""
 
-        def bind(name: str) -> Callable[..., Any]:
+        def bind(name: str, recorded: bool = False) -> Callable[..., Any]:
             if not self.provider.has(name):
                 raise UnsupportedError(f"this HIP runtime has no {name}: it needs a newer ROCm")
-            return self.provider.bind(name, errors.fail)
+            return self.provider.bind(name, errors.fail, recorded)
 
-        return VendorFunctions("hip", bind)
+        return VendorFunctions("hip", bind, partial(bind, recorded=True))
 
     def count(self) -> int:
         """The number of devices."""

@@ -7,6 +7,7 @@ its documentation, this package follows the documentation. Numba itself is impor
 # Decision: docs/adr/0011-drop-ins-add-names-and-no-state.md
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from devmem import (
@@ -75,8 +76,9 @@ from .cudadrv.error import CudaSupportError
 from .cudadrv.ipc import GetIpcHandleMixin, IpcHandle
 from .cudadrv.memory_managers import BaseCUDAMemoryManager, HostOnlyCUDAMemoryManager, MemoryInfo, set_memory_manager
 from .cudadrv.pointers import MappedMemory, MemoryPointer, PinnedMemory
+from .device_functions import SIMULATED, VECTORS, CudaFunction
 from .errors import KernelRuntimeError
-from .kernel import COMPILER_ONLY, REFUSED, compiler_only, jit
+from .kernel import COMPILER_ONLY, LINKED, REFUSED, compiler_only, jit
 
 __all__ = [
     "BaseCUDAMemoryManager",
@@ -154,6 +156,16 @@ __all__ = [
     "warpsize",
 ]
 
+#: Modules that are imported when they are used.
+LAZY = ("cg", "fp16", "libdevice", "random")
+#: What numba-cuda compiles and the simulator computes, and no compiler for ROCm has.
+NOT_ON_ROCM = SIMULATED | VECTORS | {"libdevice"}
+#: Names that only the simulator has, and why.
+SIMULATOR_ONLY = {
+    "cg": f"{LINKED}; to wait for all blocks, end the kernel and launch another one after it",
+    "fp16": f"{LINKED}; compute with float32, and store into an array of float16",
+}
+
 #: Tells this implementation from numba-cuda's.
 implementation = "devmem"
 
@@ -174,7 +186,13 @@ def cuda_error() -> str | None:
 
 
 def __getattr__(name: str) -> Any:
-    """Names that only numba-cuda's compiler defines."""
+    """Functions for kernels, modules that few programs use, and names that only numba-cuda defines."""
+    if name in SIMULATED | VECTORS:
+        return CudaFunction(name)
+    if name in LAZY:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in ("Reduce", "reduce", "vectorize", "guvectorize"):
+        return getattr(importlib.import_module(f"{__name__}.ufuncs"), name)
     if name in COMPILER_ONLY:
         return compiler_only(name)
     why = f": {REFUSED[name]}" if name in REFUSED else ""

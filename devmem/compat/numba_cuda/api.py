@@ -13,7 +13,7 @@ import numpy as np
 import devmem
 
 from ...spi.errors import DevmemError
-from .array_creation import creation_error
+from .array_creation import call_ready, creation_error
 from .cudadrv import devicearray, devices, driver
 from .cudadrv.arrays import DeviceNDArray
 from .cudadrv.device import Device
@@ -168,13 +168,7 @@ def device_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order
 def device_array_like(ary: Any, stream: Any = 0) -> Any:
     """Allocate an uninitialised device array with the shape, dtype and order of axes of an array, without its gaps."""
     ary.flags, ary.strides  # noqa: B018  (AttributeError for other objects)
-    try:
-        found = current_device().opened()
-        if found not in ready:
-            prepare(found)
-        array: Any = devmem.device_array_like(ary, native_stream(stream) if stream else 0)
-    except DevmemError as error:
-        raise translated(error) from error
+    array = call_ready(lambda: devmem.device_array_like(ary, native_stream(stream)))
     array.__class__ = DeviceNDArray
     return array
 

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 missing_launch_config_msg = (
-    "a kernel is launched with a grid and a block size: kernel[blocks, threads_per_block](arguments)"
+    "the launch configuration was not specified: a kernel is launched as kernel[blocks, threads_per_block](arguments)"
 )
 
 
@@ -62,7 +62,7 @@ def normalize_kernel_dimensions(griddim: Any, blockdim: Any) -> tuple[tuple[int,
 def _three(given: Any, name: str) -> tuple[int, ...]:
     lengths = list(given) if isinstance(given, tuple | list) else [given]
     if len(lengths) > 3:
-        raise ValueError(f"{name} must be a sequence of 1, 2 or 3 integers, not {given!r}")
+        raise ValueError(f"{name} must be a sequence of 1, 2 or 3 integers, got {lengths}")
     if not all(isinstance(each, Integral) for each in lengths):
-        raise TypeError(f"{name} must be a sequence of integers, not {given!r}")
+        raise TypeError(f"{name} must be a sequence of integers, got {lengths}")
     return tuple(lengths + [1] * (3 - len(lengths)))

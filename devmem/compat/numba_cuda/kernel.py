@@ -1,4 +1,4 @@
-"""``jit``: devmem's kernels with numba.cuda's signatures and options; and names that only numba-cuda's compiler defines."""
+"""``jit``: devmem's kernels with numba.cuda's signatures and options; and names that only numba-cuda defines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import devmem
 
 from ...kernels.functions import DeviceFunction
 from ...kernels.work_items import running_item
-from ...spi.errors import DevmemError, UnsupportedError
+from ...spi.errors import DevmemError
 from ..deprecation import warn_old_name
+from .cudadrv.devicearray import auto_device, is_host_record
 from .cudadrv.error import translated
 from .cudadrv.state import ready_device
 from .cudadrv.streams import native_stream
@@ -21,25 +22,17 @@ from .errors import normalize_kernel_dimensions
 
 #: The options for devmem's compilers; all others are hints without effect.
 OPTIONS = ("debug", "opt", "lineinfo", "fastmath", "launch_bounds")
-#: Names that only numba-cuda's compiler defines; they are looked up there at first use.
+#: Names that only numba-cuda defines, for the host; they are looked up there at first use.
 COMPILER_ONLY = frozenset(
-    """
-    Reduce activemask all_sync any_sync ballot_sync brev cbrt clz compile compile_for_current_device
-    compile_ptx compile_ptx_for_current_device eq_sync ffs fma guvectorize lanemask_lt ldca ldcg ldcs ldcv
-    ldlu libdevice match_all_sync match_any_sync nanosleep popc reduce selp shfl_down_sync shfl_sync
-    shfl_up_sync shfl_xor_sync stcg stcs stwb stwt syncthreads_and syncthreads_count syncthreads_or syncwarp
-    threadfence threadfence_block threadfence_system types vectorize
-    """.split()  # noqa: SIM905  (as a list, four times as long)
+    (
+        *("compile", "compile_for_current_device", "compile_ptx", "compile_ptx_for_current_device", "types"),
+        # Code to link, which jit(link=...) and declare_device(link=...) refuse.
+        *("Archive", "CUSource", "Cubin", "Fatbin", "LTOIR", "Object", "PTXSource"),
+    )
 )
-_LINKED = "its code has to be linked, and devmem loads only code that needs no linker"
+LINKED = "its code has to be linked, and devmem loads only code that needs no linker"
 #: Names of numba.cuda that cannot work in devmem's kernels, and why.
-REFUSED = {
-    "cg": f"{_LINKED}; to wait for all blocks, end the kernel and launch another one after it",
-    "declare_device": _LINKED,
-    "fp16": _LINKED,
-    "random": "numba-cuda does not expose the fields of its states; import numba.cuda.random, and pass kernels "
-    "cuda.to_device(states.copy_to_host())",
-}
+REFUSED = {"declare_device": LINKED}
 
 
 class Dispatcher(DeviceFunction):
@@ -54,6 +47,8 @@ class Dispatcher(DeviceFunction):
     def __init__(self, function: Callable[..., object], signatures: tuple[str, ...], options: dict[str, Any]) -> None:
         super().__init__(function, signatures, options)
         self.kernel: Any = devmem.kernel(signatures, **options)(function)
+        #: Objects whose ``prepare_args(type, value, stream, retr)`` replaces each argument of a launch; the type is None.
+        self.extensions: list[Any] = []
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}>"
@@ -80,13 +75,18 @@ class Dispatcher(DeviceFunction):
             A length is not an integer, or the stream argument is not a stream.
         """
         grid, block = normalize_kernel_dimensions(griddim, blockdim)
-        return _Launch(self.kernel[grid, block, native_stream(stream), sharedmem])
+        return _Launch(self.kernel[grid, block, native_stream(stream), sharedmem], self.extensions, stream)
 
     def forall(self, ntasks: int, tpb: int = 0, stream: Any = 0, sharedmem: int = 0) -> Any:
         """The kernel with at least one thread for each task; nothing is launched for 0 tasks."""
         if ntasks < 0:
             raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
-        return _Launch(self.kernel.forall(ntasks, native_stream(stream), threads=tpb, dynamic_shared_bytes=sharedmem))
+        launch = self.kernel.forall(ntasks, native_stream(stream), threads=tpb, dynamic_shared_bytes=sharedmem)
+        return _Launch(launch, self.extensions, stream)
+
+    def specialize(self, *args: Any) -> Dispatcher:
+        """The kernel itself, which is compiled for the types of the arguments of each launch."""
+        return self
 
     @property
     def py_func(self) -> Callable[..., object]:
@@ -102,10 +102,23 @@ class Dispatcher(DeviceFunction):
 class _Launch:
     """A kernel with its grid."""
 
-    def __init__(self, launch: Any) -> None:
+    def __init__(self, launch: Any, extensions: list[Any], stream: Any) -> None:
         self.launch = launch
+        self.extensions = extensions
+        self.stream = stream
 
     def __call__(self, *args: Any, **named: Any) -> None:
+        after: list[Callable[[], object]] = []
+        for extension in reversed(self.extensions):
+            args = tuple(extension.prepare_args(None, each, stream=self.stream, retr=after)[1] for each in args)
+        self._launch(args, named)
+        for each in after:
+            each()
+
+    def _launch(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if any(map(is_host_record, args)):
+            self._with_records(args, named)
+            return
         try:
             ready_device()
             if not _warnings_disabled():
@@ -116,6 +129,14 @@ class _Launch:
                 self.launch(*args, **named)
         except DevmemError as error:
             raise translated(error) from error
+
+    def _with_records(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Launch with records of the host, which a kernel may write, as in numba.cuda: each is uploaded and copied back."""
+        given = tuple(auto_device(each)[0] if is_host_record(each) else each for each in args)
+        self._launch(given, named)
+        for host, record in zip(args, given, strict=True):
+            if is_host_record(host):
+                record.copy_to_host(host)
 
 
 def jit(
@@ -141,6 +162,9 @@ def jit(
         The function; or its signatures, as strings or as Numba's types.
     device : bool
         Make a function that kernels call instead of a kernel.
+    extensions : list
+        Objects whose ``prepare_args(type, value, stream, retr)`` returns the type and what is passed instead of an argument;
+        what it appends to ``retr`` is called after the launch.
     debug, opt, lineinfo, fastmath, launch_bounds
         For the compiler. All other options are hints and have no effect.
 
@@ -159,23 +183,21 @@ def jit(
         warn_old_name("jit(argtypes=...)", "the signature as its first argument")
         func_or_sig = tuple(kws["argtypes"])
     if callable(func_or_sig) and not hasattr(func_or_sig, "return_type"):
-        return _decorate(func_or_sig, (), device, options)
+        return _decorate(func_or_sig, (), device, options, kws.get("extensions", ()))
     signatures = _signatures(func_or_sig)
-    return lambda function: _decorate(function, signatures, device, options)
+    return lambda function: _decorate(function, signatures, device, options, kws.get("extensions", ()))
 
 
 def compiler_only(name: str) -> Any:
     """A name that only numba-cuda's compiler defines; AttributeError if numba-cuda is not installed."""
     try:
         found = getattr(importlib.import_module("numba.cuda"), name)
-        declared = importlib.import_module("numba.cuda.cudadecl").CudaModuleTemplate
     except ImportError as error:
         raise _NotInstalled(
             f"devmem.compat.numba_cuda.{name} is numba-cuda's, which cannot be imported here ({error}): "
             f"pip install 'devmem-arrays[cuda-kernels]'"
         ) from None
-    resolve = getattr(declared, f"resolve_{name}", None)
-    return found if resolve is None else _CompilerFunction(found, resolve(declared, None))
+    return found
 
 
 class _NotInstalled(AttributeError):
@@ -184,34 +206,20 @@ class _NotInstalled(AttributeError):
     works_on = "CUDA"
 
 
-class _CompilerFunction:
-    """A function of the module numba.cuda, which numba-cuda types by its module; this object provides the type itself."""
-
-    works_on = "CUDA"
-
-    def __init__(self, function: Any, kind: Any) -> None:
-        self.function = function
-        self._numba_type_ = kind
-
-    def __call__(self, *args: Any) -> Any:
-        """Raise UnsupportedError: the function works in kernels only."""
-        name = getattr(self.function, "__name__", self.function)
-        raise UnsupportedError(f"{name} belongs in a kernel that numba-cuda compiles, and does not work on the host")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.function, name)
-
-
 def _warnings_disabled() -> bool:
     """Whether the environment disables warnings of implicit copies of host arrays."""
     wanted = os.environ.get("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "1") not in ("0", "")
     return not wanted or os.environ.get("NUMBA_DISABLE_PERFORMANCE_WARNINGS", "0") not in ("0", "")
 
 
-def _decorate(function: Any, signatures: tuple[str, ...], device: bool, options: dict[str, Any]) -> Any:
+def _decorate(
+    function: Any, signatures: tuple[str, ...], device: bool, options: dict[str, Any], extensions: Any
+) -> Any:
     if device:
         return devmem.kernel(signatures, device=True, **options)(function)
-    return Dispatcher(function, signatures, options)
+    made = Dispatcher(function, signatures, options)
+    made.extensions.extend(extensions)
+    return made
 
 
 def _signatures(given: Any) -> tuple[str, ...]:
@@ -234,6 +242,8 @@ def _signature_text(signature: Any) -> str:
 
 def _type_name(kind: Any) -> str:
     layout = getattr(kind, "layout", None)
+    if type(kind).__name__ == "CPointer":
+        return f"CPointer({_type_name(kind.dtype)})"
     if layout is None:
         return str(kind)
     axes = [":"] * kind.ndim

@@ -39,7 +39,7 @@ from .api import (
 )
 from .compiler import activelanepermute_wavewidth, ds_bpermute, ds_permute, jit
 from .hsadrv import devicearray
-from .hsadrv.devices import is_available
+from .hsadrv.devices import get_context, is_available
 
 __all__ = [
     "CLK_GLOBAL_MEM_FENCE",
@@ -56,6 +56,7 @@ __all__ = [
     "ds_bpermute",
     "ds_permute",
     "finegrain_array",
+    "get_context",
     "get_global_id",
     "get_global_size",
     "get_group_id",

@@ -106,7 +106,7 @@ class Kernel:
         Raises
         ------
         HsaKernelLaunchError
-            The global size is not a multiple of the group size.
+            The global size is not a multiple of the group size, or either is larger than devices allow.
         UnsupportedError
             The caller is a kernel.
         """
@@ -126,7 +126,11 @@ class Kernel:
                 f"get_global_id(0) < size"
             )
         grid = tuple(count // size for count, size in zip(self.global_size, group, strict=True))
-        self.native[grid, group, self.stream or 0](*given)
+        try:
+            launch = self.native[grid, group, self.stream or 0]
+        except LayoutError as error:
+            raise HsaKernelLaunchError(str(error)) from error
+        launch(*given)
         if self.stream is None:
             devmem.synchronize()
         elif any(isinstance(each, devmem.In | devmem.InOut) for each in given):

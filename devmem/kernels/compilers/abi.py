@@ -2,12 +2,13 @@
 
 An array is five words and two for each axis: two zeros (meminfo and parent, which the host alone uses), the number of elements,
 the item size, the address, then the lengths and the strides. A record is its address, a complex number its two parts, a tuple
-its items.
+its items. numba-cuda-mlir differs in arrays (`memref`) and complex numbers (`packed_complex`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,14 +22,19 @@ _HEAD, _ADDRESS = 5, 4
 
 
 class Slot(NamedTuple):
-    """How one argument becomes words: their number, and ``put(argument, words, at)``, which writes them.
+    """How one argument becomes parameters: the bytes of each, and ``put(argument, words, at)``, which writes them.
 
-    ``put`` gets the frame's bytes; a scalar shorter than a word is written at its beginning.
+    ``put`` gets the frame's bytes. A parameter begins at a word; one shorter than a word is written at its beginning.
     """
 
-    words: int
+    sizes: tuple[int, ...]
     put: Callable[[Any, memoryview, int], None] | None = None
     axes: int = 0
+
+    @property
+    def words(self) -> int:
+        """How many words they are."""
+        return sum(map(_words_of, self.sizes))
 
 
 class Frame:
@@ -39,8 +45,9 @@ class Frame:
     def __init__(self, slots: Sequence[Slot]) -> None:
         count = sum(slot.words for slot in slots)
         self.store = (ctypes.c_uint64 * max(count, 1))()
+        starts = [0, *itertools.accumulate(_WORD * _words_of(size) for slot in slots for size in slot.sizes)][:-1]
         first = ctypes.addressof(self.store)
-        self.pointers = (ctypes.c_void_p * max(count, 1))(*range(first, first + _WORD * count, _WORD))
+        self.pointers = (ctypes.c_void_p * max(len(starts), 1))(*(first + start for start in starts))
         #: The address of the array of addresses.
         self.address = ctypes.addressof(self.pointers)
         self.bytes = memoryview(self.store).cast("B")
@@ -65,18 +72,19 @@ class Frame:
                 words[at + _ADDRESS] = argument._ptr
 
     def _lay_out(self, array: DeviceNDArray[Any], at: int) -> None:
-        values = (0, 0, array.size, array.itemsize, 0, *array.shape, *array.strides)
-        for offset, value in enumerate(values):
-            self.words[at + offset] = value & _MASK
+        for offset, value in enumerate(_layout(array, 0)):
+            self.words[at + offset] = value
 
 
 class Frames:
     """Idle frames for the launches of one kernel; there are as many as threads launch it at the same time."""
 
-    __slots__ = ("idle", "slots")
+    __slots__ = ("idle", "sizes", "slots")
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
+        #: The bytes of each word that the driver reads.
+        self.sizes = tuple(size for slot in slots for size in slot.sizes)
         self.idle: list[Frame] = []
 
     def take(self) -> Frame:
@@ -93,7 +101,21 @@ class Frames:
 
 def array(axes: int) -> Slot:
     """An array with this number of axes."""
-    return Slot(_HEAD + 2 * axes, None, axes)
+    return Slot((_WORD,) * (_HEAD + 2 * axes), None, axes)
+
+
+def memref(axes: int, unit: int) -> Slot:
+    """An array with this number of axes as MLIR describes it, its strides counted in units of this many bytes.
+
+    The address twice (of the allocation, and of the data), an offset of 0, the lengths, the strides.
+    """
+    pack = struct.Struct(f"{3 + 2 * axes}q").pack_into
+
+    def put(argument: Any, words: memoryview, at: int) -> None:
+        strides = (stride // unit for stride in argument._strides)
+        pack(words, at, argument._ptr, argument._ptr, 0, *argument._shape, *strides)
+
+    return Slot((_WORD,) * (3 + 2 * axes), put)
 
 
 def record() -> Slot:
@@ -102,7 +124,7 @@ def record() -> Slot:
     def put(argument: Any, words: memoryview, at: int) -> None:
         struct.pack_into("Q", words, at, argument.ptr)
 
-    return Slot(1, put)
+    return Slot((_WORD,), put)
 
 
 def scalar(code: str, convert: Callable[[Any], Any]) -> Slot:
@@ -112,7 +134,7 @@ def scalar(code: str, convert: Callable[[Any], Any]) -> Slot:
     def put(argument: Any, words: memoryview, at: int) -> None:
         pack(words, at, convert(argument))
 
-    return Slot(1, put)
+    return Slot((struct.calcsize(code),), put)
 
 
 def complex_number(code: str) -> Slot:
@@ -124,7 +146,18 @@ def complex_number(code: str) -> Slot:
         pack(words, at, value.real)
         pack(words, at + _WORD, value.imag)
 
-    return Slot(2, put)
+    return Slot((struct.calcsize(code),) * 2, put)
+
+
+def packed_complex(code: str) -> Slot:
+    """A complex number, its two parts in one parameter."""
+    pack = struct.Struct(f"2{code}").pack_into
+
+    def put(argument: Any, words: memoryview, at: int) -> None:
+        value = complex(argument)
+        pack(words, at, value.real, value.imag)
+
+    return Slot((2 * struct.calcsize(code),), put)
 
 
 def enum_member(slot: Slot) -> Slot:
@@ -134,11 +167,11 @@ def enum_member(slot: Slot) -> Slot:
         assert slot.put is not None
         slot.put(argument.value, words, at)
 
-    return Slot(slot.words, put)
+    return Slot(slot.sizes, put)
 
 
-def tuple_of_scalars(slots: Sequence[Slot]) -> Slot:
-    """A tuple of scalars."""
+def tuple_of(slots: Sequence[Slot]) -> Slot:
+    """A tuple, whose items follow each other."""
     offsets = []
     at = 0
     for slot in slots:
@@ -147,7 +180,20 @@ def tuple_of_scalars(slots: Sequence[Slot]) -> Slot:
 
     def put(argument: Any, words: memoryview, start: int) -> None:
         for each, (slot, offset) in zip(argument, offsets, strict=True):
-            assert slot.put is not None
-            slot.put(each, words, start + offset)
+            (slot.put or _put_array)(each, words, start + offset)
 
-    return Slot(at, put)
+    return Slot(tuple(size for slot in slots for size in slot.sizes), put)
+
+
+def _words_of(size: int) -> int:
+    return -(-size // _WORD)
+
+
+def _put_array(argument: DeviceNDArray[Any], words: memoryview, at: int) -> None:
+    values = _layout(argument, argument._ptr)
+    struct.pack_into(f"{len(values)}Q", words, at, *values)
+
+
+def _layout(array: DeviceNDArray[Any], address: int) -> list[int]:
+    """The words of an array."""
+    return [value & _MASK for value in (0, 0, array.size, array.itemsize, address, *array.shape, *array.strides)]

@@ -21,6 +21,8 @@ class NumbaCompiler(ABC):
 
     name: str
     backend: str
+    #: devmem's extra that installs it.
+    extra: str
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -69,7 +71,15 @@ class NumbaCompiler(ABC):
             raise UnsupportedError(f"the driver of {driver.info.name} launches no kernels")
         compiler = self.compiler()
         slots = [compiler.typing.slot(each) for each in types]
-        image, entry = compiler.image_for(function, types, driver, options)
+        try:
+            image, entry = compiler.image_for(function, types, driver, options)
+        except Exception as error:
+            if "NotFoundError" not in type(error).__name__:  # of a library: cuda.pathfinder's
+                raise
+            raise UnsupportedError(
+                f"{self.name} lacks a library ({error}): install what it compiles and links with, "
+                f"pip install 'devmem-arrays[{self.extra}]'"
+            ) from error
         return LoadedKernel(driver, image, entry, slots)
 
 

@@ -46,21 +46,27 @@ class Typing:
             Numba has no type for it, or kernels take no arguments of that type.
         """
         try:
-            if isinstance(argument, DeviceNDArray):
-                found = self._array(argument)
-            elif isinstance(argument, DeviceRecord):
-                found = self.from_dtype(argument.dtype)
-            else:
-                found = self.typeof(argument)
+            found = self._type_of(argument)
             self.slot(found)
         except Exception as error:  # numba's own errors have no common base class in all versions
             kind, dtype = type(argument).__name__, getattr(argument, "dtype", None)
             what = kind if dtype is None else f"{kind} of dtype {dtype}"
             raise TypeError(
-                f"{self.name} takes no {what} for a kernel ({error}): pass arrays, records, numbers, or tuples of numbers"
+                f"{self.name} takes no {what} for a kernel ({error}): pass arrays, records, numbers, or tuples of these"
             ) from None
         kept: Hashable = found
         return kept
+
+    def _type_of(self, argument: object) -> Any:
+        if isinstance(argument, DeviceNDArray):
+            return self._array(argument)
+        if isinstance(argument, DeviceRecord):
+            return self.from_dtype(argument.dtype)
+        if isinstance(argument, tuple):
+            return self.types.BaseTuple.from_types(
+                tuple(map(self._type_of, argument)), type(argument) if hasattr(argument, "_fields") else None
+            )
+        return self.typeof(argument)
 
     def types_of(self, signature: str) -> tuple[Hashable, ...]:
         """Numba's types of the signature ``void(float32[::1], int64)``, or ``(float32[::1], int64)``."""
@@ -96,6 +102,8 @@ class Typing:
                 and (given.aligned or not declared.aligned)
                 and (given.mutable or not declared.mutable)
             )
+        if isinstance(declared, types.CPointer):  # an address
+            return isinstance(given, types.Integer)
         order = (types.Boolean, types.Integer, types.Float, types.Complex)
         ranks = [
             next((at for at, kind in enumerate(order) if isinstance(each, kind)), None) for each in (declared, given)
@@ -106,7 +114,7 @@ class Typing:
         """How an argument of a type is passed; NotImplementedError if it cannot be."""
         types = self.types
         if isinstance(kind, types.Array):
-            return abi.array(kind.ndim)
+            return self.array_slot(kind)
         if isinstance(kind, types.Record):
             return abi.record()
         if isinstance(kind, types.Boolean):
@@ -118,17 +126,24 @@ class Typing:
         if kind in (types.float32, types.float64):
             return abi.scalar("f" if kind == types.float32 else "d", float)
         if kind in (types.complex64, types.complex128):
-            return abi.complex_number("f" if kind == types.complex64 else "d")
+            return self.complex_slot("f" if kind == types.complex64 else "d")
         if isinstance(kind, types.NPDatetime | types.NPTimedelta):
             return abi.scalar("q", lambda value: int(value.view(np.int64)))
         if isinstance(kind, types.EnumMember):
             return abi.enum_member(self.slot(kind.dtype))
+        if isinstance(kind, types.CPointer):
+            return abi.scalar("Q", int)
         if isinstance(kind, types.BaseTuple):
-            slots = [self.slot(each) for each in kind]
-            if any(slot.put is None for slot in slots):
-                raise NotImplementedError("arrays in a tuple: pass them one by one")
-            return abi.tuple_of_scalars(slots)
+            return abi.tuple_of([self.slot(each) for each in kind])
         raise NotImplementedError(f"arguments of type {kind}")
+
+    def array_slot(self, kind: Any) -> abi.Slot:
+        """How an array is passed."""
+        return abi.array(kind.ndim)
+
+    def complex_slot(self, code: str) -> abi.Slot:
+        """How a complex number is passed, from `struct`'s code of its parts."""
+        return abi.complex_number(code)
 
     def _array(self, array: DeviceNDArray[Any]) -> Any:
         layout, aligned = order_and_alignment(array)
@@ -155,7 +170,7 @@ class LoadedKernel:
             frame.fill(arguments)
         except (struct.error, OverflowError) as error:
             raise self._unfit(arguments) or error from None
-        self.driver.launch(self.function, grid, block, shared_bytes, stream, frame.address)
+        self.driver.launch(self.function, grid, block, shared_bytes, stream, frame.address, frames.sizes)
         # Not after a failure: it is unknown which words an interrupted frame contains.
         frames.put_back(frame)
 

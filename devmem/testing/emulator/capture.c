@@ -1,4 +1,5 @@
-/* Stream capture: which calls a capture forbids. The captured graph is always empty.
+/* Stream capture: which calls a capture forbids, and which become nodes of its graph: copies of page-locked and of device memory,
+ * fills, and host functions, in the order of the calls. Others that enqueue work are refused.
  *
  * A call without a stream (allocate, free, query an event) cannot become part of the graph; the vendors call it potentially
  * unsafe while a stream is captured. Whether it is forbidden depends on the mode of the capture and on the mode of the calling
@@ -6,8 +7,6 @@
  * it. Called with the core's lock.
  */
 #include "core.h"
-
-#include <stdlib.h>
 
 static _Thread_local int thread_mode = CAPTURE_GLOBAL;
 static _Thread_local char this_thread;     /* its address identifies the thread */
@@ -32,20 +31,25 @@ status capture_exchange(int *mode)
     return OK;
 }
 
-status capture_begin(struct stream *stream, int mode)
+/* The graph is `into`, or a new one. */
+status capture_begin(struct stream *stream, int mode, struct graph *into)
 {
     if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED) return INVALID_VALUE;
     if (stream->legacy) return CAPTURE_UNSUPPORTED;
     if (is_capturing(stream)) return ILLEGAL_STATE;
-    stream->capture = (struct capture){CAPTURE_STATE_ACTIVE, mode, &this_thread, ++capture_numbers};
+    struct graph *graph = into ? into : graph_open(HANDLE_GRAPH);
+    stream->capture = (struct capture){CAPTURE_STATE_ACTIVE, mode, graph, into != NULL, &this_thread, ++capture_numbers};
     captures++;
     return OK;
 }
 
 void capture_forget(struct stream *stream)
 {
-    captures -= is_capturing(stream);
+    if (!is_capturing(stream)) return;
+    captures--;
     stream->capture.state = CAPTURE_STATE_NONE;
+    if (!stream->capture.into) graph_close(stream->capture.graph);
+    stream->capture.graph = NULL;
 }
 
 status capture_end(struct stream *stream, uint64_t *graph)
@@ -53,24 +57,10 @@ status capture_end(struct stream *stream, uint64_t *graph)
     if (!is_capturing(stream)) return ILLEGAL_STATE;
     if (stream->capture.mode != CAPTURE_RELAXED && stream->capture.thread != &this_thread) return CAPTURE_WRONG_THREAD;
     bool invalidated = stream->capture.state == CAPTURE_STATE_INVALIDATED;
+    *graph = invalidated ? 0 : graph_handle(stream->capture.graph);
+    if (!invalidated) stream->capture.into = true; /* it is the program's from now on */
     capture_forget(stream);
-    *graph = 0;
-    if (invalidated) return CAPTURE_INVALIDATED;
-    void *object = malloc(1);
-    if (!object) abort();
-    *graph = handle_new(HANDLE_GRAPH, object);
-    live_handles++;
-    return OK;
-}
-
-status graph_destroy(uint64_t handle)
-{
-    void *object = handle_get(handle, HANDLE_GRAPH);
-    if (!object) return INVALID_VALUE;
-    handle_free(handle);
-    free(object);
-    live_handles--;
-    return OK;
+    return invalidated ? CAPTURE_INVALIDATED : OK;
 }
 
 static bool legacy_waits_for_capture(const struct stream *stream)
@@ -110,6 +100,8 @@ status capture_check_unsafe(void)
             }
     return result;
 }
+
+bool capture_active(const struct stream *stream) { return stream->capture.state == CAPTURE_STATE_ACTIVE; }
 
 /* Before work is enqueued on a stream. */
 status capture_check_work(const struct stream *stream)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any, SupportsInt
 
 LIBRARIES = {"cuda": "libcuda.so", "roc": "libamdhip64.so"}
+#: Emulated libraries over a driver: their functions are counted and made to fail beside the driver's.
+RUNTIMES = {"cuda": "libcudart.so"}
 
 
 class EmulatorNotLoaded(RuntimeError):
@@ -17,16 +20,16 @@ class EmulatorNotLoaded(RuntimeError):
 class Control:
     """The controls of one emulator; :func:`control` returns it. May be used from many threads."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, *runtimes: ctypes.CDLL) -> None:
         self._library = _declared(library)
-        count = self._library.devmem_emulator_function_count()
-        self._names = [self._library.devmem_emulator_function_name(index).decode() for index in range(count)]
+        self._names = {each: _names(each) for each in (library, *map(_counting, runtimes))}
 
     def hold(self, stream: Any) -> Hold:
         """Stop `stream` before its next operation, until the ``with`` block ends.
 
         The stream is a handle, an object that ``int()`` accepts, or one with a ``handle``; 0 and 1 are the legacy default
         stream of the current context, 2 the default stream of the calling thread. An operation that runs already continues.
+        The hold is no operation itself: a stream without work counts as idle while it is held.
         """
         return Hold(self._library, _handle(stream))
 
@@ -44,17 +47,20 @@ class Control:
         With `repeat`, every call from the nth on fails. A code after which a context is lost (an illegal address, a failed
         launch) becomes the sticky error of the current context.
         """
-        if self._library.devmem_emulator_fail(function.encode(), nth, int(code), repeat):
+        planned = [each.devmem_emulator_fail(function.encode(), nth, int(code), repeat) == 0 for each in self._names]
+        if not any(planned):
             raise ValueError(f"cannot make call {nth} of {function!r} fail: no such function, or too many plans")
 
     def calls(self) -> dict[str, int]:
         """Count the calls of each function since the last reset; functions never called are left out."""
-        counts = {name: self._library.devmem_emulator_function_calls(index) for index, name in enumerate(self._names)}
+        counts: Counter[str] = Counter()
+        for library, names in self._names.items():
+            counts.update({name: library.devmem_emulator_function_calls(index) for index, name in enumerate(names)})
         return {name: count for name, count in counts.items() if count}
 
     def functions(self) -> list[str]:
         """Name every function that the emulator exports."""
-        return list(self._names)
+        return list(dict.fromkeys(name for names in self._names.values() for name in names))
 
     def is_coarse(self, address: int) -> bool:
         """Return whether the address is in coarse-grained host memory (HIP).
@@ -80,6 +86,8 @@ class Control:
     def reset(self) -> None:
         """Clear planned failures, delays, holds and counters. Memory, streams and contexts stay."""
         self._library.devmem_emulator_reset()
+        for library in self._names:
+            library.devmem_emulator_forget_calls()
 
 
 class Hold:
@@ -119,13 +127,16 @@ def control(backend: str | None = None) -> Control:
     EmulatorNotLoaded
         If the process has no emulated driver, or a real one.
     """
-    wanted = [LIBRARIES[backend]] if backend else list(LIBRARIES.values())
-    for path in _mapped_libraries():
+    wanted = [LIBRARIES[backend]] if backend in LIBRARIES else [] if backend else list(LIBRARIES.values())
+    mapped = _mapped_libraries()
+    for path in mapped:
         if not Path(path).name.startswith(tuple(wanted)):
             continue
         library = ctypes.CDLL(path)
         if hasattr(library, "devmem_emulator_live"):
-            return Control(library)
+            over = RUNTIMES.get(next(name for name, start in LIBRARIES.items() if Path(path).name.startswith(start)))
+            loaded = [ctypes.CDLL(other) for other in mapped if over and Path(other).name.startswith(over)]
+            return Control(library, *(other for other in loaded if hasattr(other, "devmem_emulator_fail")))
     raise EmulatorNotLoaded(
         f"no emulated {backend or 'driver'} library is mapped into this process: start the command with "
         f"`devmem emulate {backend or 'BACKEND'} -- COMMAND` or under devmem.testing.emulator.environment(), and open "
@@ -155,11 +166,20 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.devmem_emulator_release.argtypes = [ctypes.c_uint64]
     library.devmem_emulator_delay.argtypes = [ctypes.c_ulong] * 3
     library.devmem_emulator_delay.restype = None
-    library.devmem_emulator_fail.argtypes = [ctypes.c_char_p, ctypes.c_ulong, ctypes.c_int, ctypes.c_int]
-    library.devmem_emulator_function_name.restype = ctypes.c_char_p
-    library.devmem_emulator_function_calls.restype = ctypes.c_ulong
     library.devmem_emulator_live.restype = None
     library.devmem_emulator_is_coarse.argtypes = [ctypes.c_uint64]
     library.devmem_emulator_slow_copies.restype = ctypes.c_ulong
     library.devmem_emulator_reset.restype = None
+    return _counting(library)
+
+
+def _counting(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.devmem_emulator_fail.argtypes = [ctypes.c_char_p, ctypes.c_ulong, ctypes.c_int, ctypes.c_int]
+    library.devmem_emulator_function_name.restype = ctypes.c_char_p
+    library.devmem_emulator_function_calls.restype = ctypes.c_ulong
+    library.devmem_emulator_forget_calls.restype = None
     return library
+
+
+def _names(library: ctypes.CDLL) -> list[str]:
+    return [library.devmem_emulator_function_name(i).decode() for i in range(library.devmem_emulator_function_count())]

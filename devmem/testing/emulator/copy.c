@@ -15,7 +15,7 @@
 
 static size_t span(const struct box *box, const struct box_end *end)
 {
-    return (box->depth - 1) * end->plane + (box->height - 1) * end->pitch + box->width;
+    return size_of_box(box->width, box->height, box->depth, end->pitch, end->plane);
 }
 
 /* --- lookup of addresses ------------------------------------------------------------------------------------------ */
@@ -37,11 +37,11 @@ static status resolve(const struct box_end *end, size_t bytes, struct endpoint *
     *out = (struct endpoint){(char *)(uintptr_t)end->address, end->pitch, end->plane, NULL, block};
     if (!block) {
         if (vendor_rules.unknown_is_pageable && end->side != SIDE_DEVICE) return resolve_unknown(end->address, bytes);
-        if (end->side == SIDE_DEVICE || is_reserved(end->address) || range_overlap(end->address, bytes)) return INVALID_VALUE;
+        if ((end->side == SIDE_DEVICE && !vendor_rules.takes_host_addresses()) || is_reserved(end->address) || range_overlap(end->address, bytes)) return INVALID_VALUE;
         return range_is_mapped(end->address, bytes) ? OK : INVALID_VALUE;
     }
     if (end->side == SIDE_HOST && is_device_memory(block)) return INVALID_VALUE;
-    if (end->address + bytes > block->base + block->size) return INVALID_VALUE;
+    if (!block_contains(block, end->address, bytes)) return INVALID_VALUE;
     out->bytes = block->access + (end->address - block->base);
     return OK;
 }
@@ -145,18 +145,26 @@ static status finish(struct context *context, struct op *op, bool wait)
     return context->generation != generation ? CONTEXT_IS_DESTROYED : context->sticky;
 }
 
+static bool is_synchronous(const struct endpoint *at) { return at->block && at->block->sync_memops; }
+
 /* `blocking`: a call without Async. Whether it waits follows the vendor's page on API synchronisation behaviour. */
 status copy_run(struct context *context, uint64_t stream_handle, const struct box *box, bool blocking)
 {
     struct transfer transfer;
     struct stream *stream;
-    status result = stream_for_work(context, stream_handle, &stream);
+    status result = stream_for_node(context, stream_handle, &stream);
     if (result != OK) return result;
     if (!box->width || !box->height || !box->depth) return OK;
+    if (blocking && capture_active(stream)) return capture_check_wait(stream);
     result = transfer_of(box, &transfer);
     if (result != OK) return result;
+    if (capture_active(stream)) {
+        if (pageable(&transfer.from) || pageable(&transfer.to)) return NOT_SUPPORTED;
+        graph_add(stream->capture.graph, (struct node){NODE_COPY, .copy = *box});
+        return OK;
+    }
     bool from_pageable = pageable(&transfer.from), host_to_host = !on_device(&transfer.to) && !on_device(&transfer.from);
-    size_t bytes = box->width * box->height * box->depth;
+    size_t bytes = size_times(size_times(box->width, box->height), box->depth);
     bool ahead = from_pageable && !host_to_host && bytes <= vendor_rules.staging_limit;
     if (ahead) {
         if (blocking && !vendor_rules.blocking_calls_complete) {
@@ -173,6 +181,7 @@ status copy_run(struct context *context, uint64_t stream_handle, const struct bo
     if (blocking && vendor_rules.blocking_calls_complete)
         wait = !device_to_device || transfer.to.block->device != transfer.from.block->device;
     else if (blocking) wait = wait || (!device_to_device && !from_pageable);
+    wait = wait || (blocking && (is_synchronous(&transfer.to) || is_synchronous(&transfer.from)));
     retain_both_leases(&transfer);
     struct op *op = copy_op(&transfer);
     stream_submit(stream, op);
@@ -232,15 +241,20 @@ status fill_run(struct context *context, uint64_t stream_handle, uint64_t addres
 {
     struct stream *stream;
     struct endpoint at;
-    status result = stream_for_work(context, stream_handle, &stream);
+    status result = stream_for_node(context, stream_handle, &stream);
     if (result != OK) return result;
     if (address % unit || (height > 1 && pitch % unit)) return INVALID_VALUE;
     if (!width || !height) return OK;
-    if (height > 1 && pitch < width * unit) return INVALID_VALUE;
+    size_t row = size_times(width, unit);
+    if (height > 1 && pitch < row) return INVALID_VALUE;
     struct box_end end = {address, pitch, 0, SIDE_DEVICE};
-    result = resolve(&end, (height - 1) * pitch + width * unit, &at);
+    result = resolve(&end, size_of_box(row, height, 1, pitch, 0), &at);
     if (result != OK) return result;
-    at.lease = lease_retain(at.block->lease);
+    if (capture_active(stream)) {
+        graph_add(stream->capture.graph, (struct node){NODE_FILL, .fill = {address, pitch, width, height, value, unit}});
+        return OK;
+    }
+    if (at.block) at.lease = lease_retain(at.block->lease);
     struct op *op = op_new(OP_FILL);
     op->fill.at = at;
     op->fill.width = width;
@@ -248,7 +262,7 @@ status fill_run(struct context *context, uint64_t stream_handle, uint64_t addres
     op->fill.value = value;
     op->fill.unit = unit;
     stream_submit(stream, op);
-    return finish(context, op, blocking && !is_device_memory(at.block));
+    return finish(context, op, blocking && !on_device(&at));
 }
 
 /* --- words in memory ---------------------------------------------------------------------------------------------- */
@@ -263,7 +277,7 @@ status value_run(struct context *context, uint64_t stream_handle, uint64_t addre
     if (address % value.width) return INVALID_VALUE;
     result = resolve(&end, value.width, &at);
     if (result != OK) return result;
-    at.lease = lease_retain(at.block->lease);
+    if (at.block) at.lease = lease_retain(at.block->lease);
     struct op *op = op_new(writes ? OP_WRITE_VALUE : OP_WAIT_VALUE);
     op->value.at = at;
     op->value.asked = value;

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 
+#include <ctype.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,17 +34,44 @@ static uint32_t slot_count, slot_room, free_slot; /* free_slot: index + 1, 0 = n
 
 /* --- settings ----------------------------------------------------------------------------------------------------- */
 
-/* Read a number from a variable: digits, and optionally K, M, G or T for a power of 1024 ("64M", "64MiB"). */
+/* Read a number: digits, and optionally K, M, G or T for a power of 1024 ("64M", "64MiB"). Return where it ends, or NULL. */
+static const char *read_number(const char *text, double *out)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    *out = strtod(text, &end);
+    if (end == text) return NULL;
+    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    for (long power = unit ? unit - units + 1 : 0; power > 0; power--) *out *= 1024;
+    if (!unit) return end;
+    end++;
+    return end + (strncmp(end, "iB", 2) == 0 ? 2 : *end == 'B');
+}
+
+static bool is_size(double number) { return number >= 0 && number < 0x1p64 && number == (double)(size_t)number; }
+
+/* Read a number from a variable. What follows the number is ignored, and so is a text that is no number. */
 size_t core_setting(const char *name, size_t otherwise)
 {
     const char *text = getenv(name);
+    double number;
+    return text && read_number(text, &number) && number >= 0 && number < 0x1p64 ? (size_t)number : otherwise;
+}
+
+/* The NUMA node of the host that is nearest to a device; -1: none, as where the system has no nodes. */
+int core_host_node(void) { return (int)core_setting("DEVMEM_EMULATOR_HOST_NODE", (size_t)-1); }
+
+/* Read a number of a range from a variable of the emulator's own. Any other text is reported, and the default used. */
+size_t core_setting_within(const char *name, size_t otherwise, size_t least, size_t most)
+{
+    const char *text = getenv(name);
+    double number;
     if (!text || !*text) return otherwise;
-    char *end;
-    double number = strtod(text, &end);
-    if (end == text || number < 0) return otherwise;
-    const char *units = "KMGT", *unit = *end ? strchr(units, *end & ~32) : NULL;
-    for (long power = unit ? unit - units + 1 : 0; power > 0; power--) number *= 1024;
-    return (size_t)number;
+    const char *end = read_number(text, &number);
+    if (end && !*end && is_size(number) && (size_t)number >= least && (size_t)number <= most) return (size_t)number;
+    fprintf(stderr, "devmem emulator: %s=%s is no whole number from %zu to %zu, optionally with K, M, G or T (powers of 1024): "
+            "the default, %zu, is used\n", name, text, least, most, otherwise);
+    return otherwise;
 }
 
 bool core_null_mode(void)

@@ -56,15 +56,48 @@ enum {
 #define SIZE_CLASSES 40       /* two-level free lists: a class for each power of two, */
 #define SUBCLASSES 16         /* each divided into sixteen */
 #define BITMAP_LEVELS 6       /* 64-ary: six levels cover 2^36 granules */
+#define LEAST_MEMORY 4096u    /* bytes that a heap may have: from a page */
+#define MOST_MEMORY (1ull << 40) /* to what fits an address space for each of MAX_DEVICES, mapped twice */
 
 struct context;
 struct stream;
 struct pool;
 struct op;
 
+/* --- sizes -------------------------------------------------------------------------------------------------------- */
+
+/* Programs choose every factor of a size. SIZE_MAX stands for a result that 64 bits do not hold: no memory has as many bytes. */
+static inline size_t size_plus(size_t one, size_t other)
+{
+    size_t sum;
+    return __builtin_add_overflow(one, other, &sum) ? SIZE_MAX : sum;
+}
+
+static inline size_t size_times(size_t one, size_t other)
+{
+    size_t product;
+    return __builtin_mul_overflow(one, other, &product) ? SIZE_MAX : product;
+}
+
+/* The least multiple of `unit` that is no less than `bytes`. */
+static inline size_t size_rounded(size_t bytes, size_t unit) { return size_times(size_plus(bytes, unit - 1) / unit, unit); }
+
+/* The distance of a row of a box from the first byte of its memory. */
+static inline size_t size_to_row(size_t z, size_t plane, size_t y, size_t pitch)
+{
+    return size_plus(size_times(z, plane), size_times(y, pitch));
+}
+
+/* The bytes from the first of a box to its last; no side of the box is 0. */
+static inline size_t size_of_box(size_t width, size_t height, size_t depth, size_t pitch, size_t plane)
+{
+    return size_plus(size_to_row(depth - 1, plane, height - 1, pitch), width);
+}
+
 /* --- heaps: blocks within one address range ----------------------------------------------------------------------- */
 
-enum block_kind { BLOCK_FREE, BLOCK_DEVICE, BLOCK_POOLED, BLOCK_PINNED, BLOCK_MANAGED, BLOCK_REGISTERED, BLOCK_IMPORTED };
+enum block_kind { BLOCK_FREE, BLOCK_DEVICE, BLOCK_POOLED, BLOCK_PINNED, BLOCK_MANAGED, BLOCK_REGISTERED, BLOCK_IMPORTED,
+                  BLOCK_VIRTUAL };
 
 /* Whether the bytes of a block may be used. Queued operations retain the lease of their block, not the block: so an operation
  * that runs before the allocation or after the free is found, even if a new block has the same address by then. */
@@ -81,6 +114,7 @@ struct block {
     size_t capacity;          /* bytes taken from the heap */
     char *access;             /* where the emulator reads and writes the same bytes */
     enum block_kind kind;
+    bool sync_memops;         /* copies without Async of this memory are complete on return */
     bool freed;               /* the program freed it; the stream-ordered free may not have run yet */
     unsigned flags;
     int device;
@@ -130,7 +164,7 @@ struct device {
 struct context {
     uint64_t handle;
     int device;
-    bool is_primary, active;
+    bool is_primary, active, ending; /* ending: a thread frees what is in it */
     unsigned retained, flags;
     unsigned generation;      /* incremented by a reset, so that old per-thread streams are recognised */
     status sticky;
@@ -175,9 +209,12 @@ status core_leave(status result);
 status core_initialize(void);
 uint64_t core_now(void);
 size_t core_setting(const char *name, size_t otherwise);
+int core_host_node(void);
+size_t core_setting_within(const char *name, size_t otherwise, size_t least, size_t most);
 bool core_null_mode(void);
 
-enum handle_kind { HANDLE_CONTEXT = 1, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL, HANDLE_GRAPH };
+enum handle_kind { HANDLE_CONTEXT = 1, HANDLE_STREAM, HANDLE_EVENT, HANDLE_POOL, HANDLE_GRAPH, HANDLE_GRAPH_EXEC,
+                   HANDLE_USER_OBJECT, HANDLE_PHYSICAL };
 
 uint64_t handle_new(enum handle_kind kind, void *object);
 void *handle_get(uint64_t handle, enum handle_kind kind);
@@ -192,6 +229,7 @@ struct vendor_rules {
     bool blocking_calls_complete;          /* a copy without Async is complete on return, except within one device */
     bool imports_are_distinct;  /* an IPC handle opened twice gives two addresses */
     size_t staging_limit;          /* an asynchronous copy stages pageable sources up to this size, and waits for longer ones */
+    bool (*takes_host_addresses)(void); /* devices use pageable memory in place, by its own address */
     status host_function_status;  /* status of a call from a host function */
 };
 
@@ -231,7 +269,8 @@ enum {
     POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE, POINTER_DEVICE_POINTER, POINTER_HOST_POINTER, POINTER_P2P_TOKENS,
     POINTER_SYNC_MEMOPS, POINTER_BUFFER_ID, POINTER_IS_MANAGED, POINTER_DEVICE_ORDINAL, POINTER_IS_LEGACY_IPC_CAPABLE,
     POINTER_RANGE_START, POINTER_RANGE_SIZE, POINTER_MAPPED, POINTER_ALLOWED_HANDLE_TYPES, POINTER_IS_RDMA_CAPABLE,
-    POINTER_ACCESS_FLAGS, POINTER_POOL, POINTER_MAPPING_SIZE, POINTER_MAPPING_BASE, POINTER_MEMORY_BLOCK_ID
+    POINTER_ACCESS_FLAGS, POINTER_POOL, POINTER_MAPPING_SIZE, POINTER_MAPPING_BASE, POINTER_MEMORY_BLOCK_ID,
+    POINTER_IS_HW_DECOMPRESS_CAPABLE
 };
 
 extern struct heap pinned_heap, managed_heap;
@@ -250,9 +289,12 @@ void range_alias(struct block *block);
 status host_unregister(struct context *context, uint64_t address);
 status managed_alloc(struct context *context, size_t bytes, unsigned flags, uint64_t *address);
 status managed_advise(uint64_t address, size_t bytes, struct location location, bool placed);
+status managed_batch(struct context *context, uint64_t stream, const uint64_t *ranges, const size_t *sizes, size_t count,
+                     const struct location *to, const size_t *firsts, size_t places, bool discards);
 status managed_prefetch(struct context *context, uint64_t stream, uint64_t address, size_t bytes, struct location to);
 struct block *block_find(uint64_t address);
 bool is_device_memory(const struct block *block);
+bool block_contains(const struct block *block, uint64_t address, size_t bytes);
 bool pointer_attribute(const struct block *block, int attribute, uint64_t address, uint64_t *value);
 size_t pointer_attribute_size(int attribute);
 uint64_t block_device_address(const struct block *block, uint64_t address);
@@ -315,8 +357,10 @@ void fill_perform(const struct endpoint *at, size_t width, size_t height, uint32
 
 struct value {
     uint64_t value, mask;     /* only a wait uses the mask */
-    unsigned width, how;      /* width in bytes; the comparison */
+    unsigned width, how;      /* width in bytes; the comparison, or how to write */
 };
+
+#define VALUE_RAISE 4u        /* write it unless a greater one is there */
 
 status value_run(struct context *context, uint64_t stream, uint64_t address, struct value value, bool writes);
 
@@ -331,6 +375,9 @@ void shadows_publish(void);
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
 enum op_kind { OP_MARKER, OP_COPY, OP_FILL, OP_HOST, OP_ALLOC, OP_FREE, OP_WAIT_VALUE, OP_WRITE_VALUE };
+
+/* A host function that is told the stream and its status; it runs on a failed stream too. */
+typedef void (*stream_callback)(uint64_t stream, status result, void *data);
 
 struct op {
     enum op_kind kind;
@@ -347,15 +394,19 @@ struct op {
     union {
         struct { struct transfer *transfers; size_t count; } copy;
         struct { struct endpoint at; size_t width, height; uint32_t value; unsigned unit; } fill;
-        struct { void (*call)(void *); void *data; } host;
+        struct { void (*call)(void *); stream_callback callback; void *data; uint64_t stream; } host;
         struct { struct endpoint at; struct value asked; } value;
         struct { struct endpoint at; size_t bytes; } alloc;
         struct lease *freed_lease;
     };
 };
 
+struct graph;
+
 struct capture {
     int state, mode;
+    struct graph *graph;
+    bool into;                /* the program's own graph, which outlives the capture */
     const void *thread;       /* the thread that began the capture */
     uint64_t number;
 };
@@ -388,6 +439,7 @@ status stream_create(struct context *context, unsigned flags, int priority, uint
 status stream_destroy(uint64_t handle);
 status stream_get(struct context *context, uint64_t handle, struct stream **out);
 status stream_for_work(struct context *context, uint64_t handle, struct stream **out);
+status stream_for_node(struct context *context, uint64_t handle, struct stream **out);
 struct stream *stream_find(struct context *context, uint64_t handle);
 status stream_query(struct stream *stream);
 status stream_synchronize(struct stream *stream);
@@ -397,6 +449,7 @@ void streams_abort(struct context *context);
 void device_drain(int device);
 void stream_mark(struct stream *stream);
 status stream_call_host(struct context *context, uint64_t stream, void (*call)(void *), void *data);
+status stream_call_back(struct context *context, uint64_t stream, stream_callback callback, void *data);
 void host_wait(struct op *op);
 void host_wait_context(struct context *context);
 
@@ -408,6 +461,8 @@ struct event {
     unsigned flags;
     struct op *last;
     bool captured;            /* the last recording was on a capturing stream */
+    struct shared_event *shared;              /* of an event that processes share; see event.c */
+    int file;                 /* the memfd of `shared` in the process that created it, else -1 */
 };
 
 #define EVENT_DISABLE_TIMING 2u
@@ -415,6 +470,7 @@ struct event {
 #define EVENT_RELEASE_TO_SYSTEM 0x80000000u
 
 status event_create(struct context *context, unsigned flags, uint64_t *handle);
+status event_share(struct event *event, int file);
 status event_destroy(uint64_t handle);
 status event_record(struct context *context, uint64_t event, uint64_t stream);
 status event_query(uint64_t event);
@@ -436,16 +492,23 @@ struct pool_properties {
     struct location location;
     void *security;
     size_t max_bytes;
-    unsigned char reserved[56];
+    unsigned short usage; /* CUDA's; HIP has nothing there */
+    unsigned char reserved[54];
 };
 
 #define ACCESS_READ_WRITE 3
 #define ALLOCATION_PINNED 1
+#define HANDLE_POSIX_FILE 1
+#define USAGE_HW_DECOMPRESS 2
+#define HANDLE_FABRIC 8
 
 struct pool {
     uint64_t handle;
     int device;
     bool is_default, closing;
+    bool shareable;                           /* it was made with a file descriptor for other processes */
+    bool decompresses;                        /* it was made for the decompression engine */
+    uint64_t exporter, exporter_pool;         /* of an imported pool: the process that it belongs to, and its handle there */
     size_t max_bytes;
     uint64_t threshold;
     int follow_events, opportunistic, internal;
@@ -456,7 +519,7 @@ struct pool {
     struct pool *next;                        /* of the same device */
 };
 
-status pool_create(int device, size_t max_bytes, uint64_t *handle);
+status pool_create(int device, const struct pool_properties *properties, uint64_t *handle);
 struct pool *pool_open(int device);
 status pool_destroy(uint64_t handle);
 status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint64_t stream, uint64_t *address);
@@ -470,6 +533,32 @@ status device_set_pool(int device, uint64_t handle);
 bool pool_free_now(struct block *block);
 void pools_trim_to_threshold(int device);
 void pools_reset(int device);
+void pool_block_gone(struct pool *pool);
+
+/* --- virtual memory ----------------------------------------------------------------------------------------------- */
+
+#define VIRTUAL_GRANULARITY (2u << 20)
+
+/* Both vendors' layout: what physical memory is. */
+struct memory_properties {
+    int allocation, handles;
+    struct location location;
+    void *security;
+    unsigned char flags[8];
+};
+
+status virtual_granularity(const struct memory_properties *properties, int option, size_t *bytes);
+status virtual_create(size_t bytes, const struct memory_properties *properties, uint64_t flags, uint64_t *handle);
+status virtual_release(uint64_t handle);
+status virtual_properties(uint64_t handle, struct memory_properties *out);
+status virtual_export(uint64_t handle, int type, uint64_t flags, void *out);
+status virtual_import_file(int file, uint64_t *handle);
+status virtual_import_fabric(const void *from, uint64_t *handle);
+status virtual_reserve(size_t bytes, size_t alignment, uint64_t flags, uint64_t *address);
+status virtual_unreserve(uint64_t address, size_t bytes);
+status virtual_map(uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t flags);
+status virtual_unmap(uint64_t address, size_t bytes);
+status virtual_set_access(uint64_t address, size_t bytes, const struct access_description *wanted, size_t count);
 
 /* --- capture of graphs -------------------------------------------------------------------------------------------- */
 
@@ -477,20 +566,54 @@ enum { CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED };   /* modes, of c
 enum { CAPTURE_STATE_NONE, CAPTURE_STATE_ACTIVE, CAPTURE_STATE_INVALIDATED };
 
 status capture_exchange(int *mode);
-status capture_begin(struct stream *stream, int mode);
+status capture_begin(struct stream *stream, int mode, struct graph *into);
 status capture_end(struct stream *stream, uint64_t *graph);
 void capture_forget(struct stream *stream);
 status capture_state(const struct stream *stream, int *out, uint64_t *number);
 status capture_check_unsafe(void);
 status capture_check_work(const struct stream *stream);
+bool capture_active(const struct stream *stream);
 status capture_check_wait(struct stream *stream);
 status capture_check_wait_context(struct context *context);
-status graph_destroy(uint64_t handle);
+
+/* --- graphs ------------------------------------------------------------------------------------------------------- */
+
+/* A call that was captured: made again, as it was, when what was instantiated of its graph is launched. */
+enum node_kind { NODE_COPY, NODE_FILL, NODE_HOST };
+
+struct node {
+    enum node_kind kind;
+    union {
+        struct box copy;
+        struct { uint64_t address; size_t pitch, width, height; uint32_t value; unsigned unit; } fill;
+        struct { void (*call)(void *); void *data; } host;
+    };
+};
+
+void graph_add(struct graph *graph, struct node node);
+struct graph *graph_open(enum handle_kind kind);
+struct graph *graph_find(uint64_t handle);
+uint64_t graph_handle(const struct graph *graph);
+void graph_close(struct graph *graph);
+status graph_destroy(uint64_t handle, enum handle_kind kind);
+status graph_nodes(uint64_t handle, size_t *count);
+status graph_instantiate(uint64_t handle, uint64_t *exec);
+status graph_launch(struct context *context, uint64_t exec, uint64_t stream);
+status graph_retain_object(uint64_t handle, uint64_t object, unsigned count, bool move);
+status user_object_create(void *data, void (*destroy)(void *), unsigned references, uint64_t *handle);
+status user_object_change(uint64_t handle, unsigned count, bool release);
 
 /* --- between processes -------------------------------------------------------------------------------------------- */
 
 status ipc_export(uint64_t address, unsigned char handle[64]);
 status ipc_import(struct context *context, const unsigned char handle[64], unsigned flags, uint64_t *address);
 status ipc_close(uint64_t address);
+status pool_export(uint64_t pool, int type, uint64_t flags, int *file);
+status pool_import(int file, int type, uint64_t flags, uint64_t *pool);
+status pool_export_pointer(uint64_t address, unsigned char data[64]);
+status pool_import_pointer(struct context *context, uint64_t pool, const unsigned char data[64], uint64_t *address);
+void pool_import_end(struct block *block);
+status ipc_export_event(uint64_t event, unsigned char handle[64]);
+status ipc_import_event(struct context *context, const unsigned char handle[64], uint64_t *event);
 
 #endif

@@ -16,9 +16,23 @@
 /* --- the driver --------------------------------------------------------------------------------------------------- */
 
 /* The version of the driver API; cuGetProcAddress hides functions that are newer. */
-int cuda_version(void) { return (int)core_setting("DEVMEM_EMULATOR_CUDA_VERSION", 13000); }
+int cuda_version(void)
+{
+    static atomic_int known;
+    int version = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!version) {
+        version = (int)core_setting_within("DEVMEM_EMULATOR_CUDA_VERSION", 13000, 1000, 99999);
+        atomic_store_explicit(&known, version, memory_order_relaxed);
+    }
+    return version;
+}
 
-struct vendor_rules vendor_rules = {.staging_limit = SIZE_MAX, .host_function_status = NOT_PERMITTED};
+/* 1: devices have page tables of their own for pageable memory (HMM); 2: they use the host's (ATS). */
+static int coherence(void) { return (int)core_setting("DEVMEM_EMULATOR_COHERENCE", 0); }
+static bool takes_host_addresses(void) { return coherence() > 0; }
+
+struct vendor_rules vendor_rules = {.staging_limit = SIZE_MAX, .takes_host_addresses = takes_host_addresses,
+                                    .host_function_status = NOT_PERMITTED};
 
 /* CUDA_VISIBLE_DEVICES: a list of ordinals, which ends at the first that does not exist. UUIDs are not supported. */
 int front_visible_devices(int physical[MAX_DEVICES], int total)
@@ -131,18 +145,28 @@ static const int attributes[][2] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 49152}, {9, 65536}, {10, 32},
     {11, TOTAL_PITCH}, {12, 65536}, {13, 1000000}, {14, 512}, {15, 1}, {16, 4}, {19, 1}, {31, 1}, {34, 0}, {36, 1000000},
     {37, 256}, {38, 1 << 20}, {39, 1024}, {40, 2}, {41, 1}, {51, 32}, {75, 8}, {76, 0}, {78, 1}, {79, 1}, {80, 1}, {81, 65536},
-    {82, 65536}, {83, 1}, {88, 0}, {89, 1}, {91, 1}, {92, 0}, {93, 0}, {94, 0}, {97, 49152}, {99, 1}, {106, 16}, {113, 1},
-    {115, 1}, {125, 1}, {134, -1}};
+    {82, 65536}, {83, 1}, {89, 1}, {91, 1}, {92, 0}, {93, 0}, {94, 0}, {97, 49152}, {99, 1}, {102, 1}, {103, 1}, {106, 16},
+    {113, 1}, {115, 1}, {119, 1}, {125, 1}, {136, 7}, {137, 4 << 20}};
 
 #define ATTRIBUTE_LAST 144
 #define ATTRIBUTE_PCI_BUS 33
+#define ATTRIBUTE_PAGEABLE 88
+#define ATTRIBUTE_HOST_PAGE_TABLES 100
+#define ATTRIBUTE_HOST_NODE 134
+#define ATTRIBUTE_DECOMPRESS 136
+#define ATTRIBUTE_FABRIC 128
 
 EXPORT status cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     BEGIN(cuDeviceGetAttribute, NEED_INIT);
     REQUIRE(value && attribute > 0 && attribute <= ATTRIBUTE_LAST, INVALID_VALUE);
+    REQUIRE(attribute < ATTRIBUTE_DECOMPRESS || cuda_version() >= DECOMPRESS_SINCE, INVALID_VALUE);
     REQUIRE(is_device(device), INVALID_DEVICE);
     *value = attribute == ATTRIBUTE_PCI_BUS ? devices[device].physical + 1 : 0;
+    if (attribute == ATTRIBUTE_HOST_NODE) *value = core_host_node();
+    if (attribute == ATTRIBUTE_PAGEABLE || attribute == ATTRIBUTE_HOST_PAGE_TABLES)
+        *value = coherence() >= (attribute == ATTRIBUTE_PAGEABLE ? 1 : 2);
+    if (attribute == ATTRIBUTE_FABRIC) *value = core_setting("DEVMEM_EMULATOR_FABRIC", 0) == 1;
     for (size_t index = 0; index < sizeof attributes / sizeof *attributes; index++)
         if (attributes[index][0] == attribute) *value = attributes[index][1];
     END(OK);
@@ -415,7 +439,6 @@ EXPORT status cuEventCreate(handle *out, unsigned flags)
     BEGIN(cuEventCreate, NEED_CONTEXT);
     bool shared_and_timed = (flags & EVENT_INTERPROCESS) && !(flags & EVENT_DISABLE_TIMING);
     REQUIRE(out && flags <= 7 && !shared_and_timed, INVALID_VALUE);
-    REQUIRE(!(flags & EVENT_INTERPROCESS), NOT_SUPPORTED);
     END(event_create(context, flags, out));
 }
 
@@ -456,10 +479,84 @@ EXPORT status cuThreadExchangeStreamCaptureMode(int *mode)
     END(capture_exchange(mode));
 }
 
+/* --- graphs ------------------------------------------------------------------------------------------------------- */
+
+EXPORT status cuGraphCreate(handle *out, unsigned flags)
+{
+    BEGIN(cuGraphCreate, NEED_INIT);
+    REQUIRE(out && !flags, INVALID_VALUE);
+    *out = graph_handle(graph_open(HANDLE_GRAPH));
+    END(OK);
+}
+
 EXPORT status cuGraphDestroy(handle graph)
 {
     BEGIN(cuGraphDestroy, NEED_INIT);
-    END(graph_destroy(graph));
+    END(graph_destroy(graph, HANDLE_GRAPH));
+}
+
+EXPORT status cuGraphExecDestroy(handle exec)
+{
+    BEGIN(cuGraphExecDestroy, NEED_INIT);
+    END(graph_destroy(exec, HANDLE_GRAPH_EXEC));
+}
+
+EXPORT status cuGraphGetNodes(handle graph, void *nodes, size_t *count)
+{
+    BEGIN(cuGraphGetNodes, NEED_INIT);
+    (void)nodes;
+    END(graph_nodes(graph, count));
+}
+
+EXPORT status cuGraphInstantiateWithFlags(handle *exec, handle graph, unsigned long long flags)
+{
+    BEGIN(cuGraphInstantiateWithFlags, NEED_CONTEXT);
+    END(flags > 15 ? INVALID_VALUE : graph_instantiate(graph, exec));
+}
+
+#define NO_DESTRUCTOR_SYNC 1u
+#define RETAIN_MOVES 1u
+
+EXPORT status cuUserObjectCreate(handle *out, void *data, void (*destroy)(void *), unsigned references, unsigned flags)
+{
+    BEGIN(cuUserObjectCreate, NEED_INIT);
+    END(out && flags == NO_DESTRUCTOR_SYNC ? user_object_create(data, destroy, references, out) : INVALID_VALUE);
+}
+
+EXPORT status cuUserObjectRetain(handle object, unsigned count)
+{
+    BEGIN(cuUserObjectRetain, NEED_INIT);
+    END(user_object_change(object, count, false));
+}
+
+EXPORT status cuUserObjectRelease(handle object, unsigned count)
+{
+    BEGIN(cuUserObjectRelease, NEED_INIT);
+    END(user_object_change(object, count, true));
+}
+
+EXPORT status cuGraphRetainUserObject(handle graph, handle object, unsigned count, unsigned flags)
+{
+    BEGIN(cuGraphRetainUserObject, NEED_INIT);
+    END(flags <= RETAIN_MOVES ? graph_retain_object(graph, object, count, flags == RETAIN_MOVES) : INVALID_VALUE);
+}
+
+#define GRAPH_MEMORY_LAST 3 /* used and reserved memory, now and at most: graphs here allocate none */
+
+EXPORT status cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *out)
+{
+    BEGIN(cuDeviceGetGraphMemAttribute, NEED_INIT);
+    REQUIRE(is_device(device), INVALID_DEVICE);
+    REQUIRE(out && attribute >= 0 && attribute <= GRAPH_MEMORY_LAST, INVALID_VALUE);
+    *out = 0;
+    END(OK);
+}
+
+EXPORT status cuDeviceSetGraphMemAttribute(int device, int attribute, const uint64_t *value)
+{
+    BEGIN(cuDeviceSetGraphMemAttribute, NEED_INIT);
+    REQUIRE(is_device(device), INVALID_DEVICE);
+    END(value && !*value && attribute >= 0 && attribute <= GRAPH_MEMORY_LAST ? OK : INVALID_VALUE);
 }
 
 /* --- not supported ------------------------------------------------------------------------------------------------ */

@@ -1,52 +1,12 @@
-/* The part of the CUDA driver's binary interface that the front needs, declared here so that no vendor header is needed. */
+/* The functions of the CUDA front; cuda_abi.h has their structs, so that no vendor header is needed. */
 #ifndef DEVMEM_EMULATOR_CUDA_H
 #define DEVMEM_EMULATOR_CUDA_H
 
 #define FRONT_ENTER core_enter
 #define FRONT_LEAVE core_leave
 
+#include "cuda_abi.h"
 #include "front.h"
-
-typedef uint64_t deviceptr;
-
-enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3, MEMORY_UNIFIED = 4 };
-
-struct memcpy2d {
-    size_t src_x, src_y;
-    int src_type;
-    void *src_host;
-    deviceptr src_device;
-    void *src_array;
-    size_t src_pitch, dst_x, dst_y;
-    int dst_type;
-    void *dst_host;
-    deviceptr dst_device;
-    void *dst_array;
-    size_t dst_pitch, width, height;
-};
-
-struct memcpy3d {
-    size_t src_x, src_y, src_z, src_lod;
-    int src_type;
-    void *src_host;
-    deviceptr src_device;
-    void *src_array, *reserved0;
-    size_t src_pitch, src_height, dst_x, dst_y, dst_z, dst_lod;
-    int dst_type;
-    void *dst_host;
-    deviceptr dst_device;
-    void *dst_array, *reserved1;
-    size_t dst_pitch, dst_height, width, height, depth;
-};
-
-struct memcpy_attributes {
-    int order;
-    struct location source, destination;
-    unsigned flags;
-};
-
-_Static_assert(sizeof(struct memcpy2d) == 128 && sizeof(struct memcpy3d) == 200, "layouts of the copy descriptors");
-_Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_properties) == 88, "layouts of newer structs");
 
 /* The functions of this front, by the names under which they are counted and made to fail. */
 #define CUDA_FUNCTIONS(X) \
@@ -61,20 +21,28 @@ _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_prop
     X(cuMemAlloc) X(cuMemAllocPitch) X(cuMemFree) X(cuMemGetInfo) X(cuMemGetAddressRange) \
     X(cuMemAllocHost) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemHostGetDevicePointer) X(cuMemHostGetFlags) \
     X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemAllocManaged) X(cuMemPrefetchAsync) X(cuMemAdvise) \
-    X(cuPointerGetAttribute) X(cuPointerGetAttributes) \
+    X(cuMemPrefetchBatchAsync) X(cuMemDiscardBatchAsync) X(cuMemDiscardAndPrefetchBatchAsync) \
+    X(cuPointerGetAttribute) X(cuPointerGetAttributes) X(cuPointerSetAttribute) \
     X(cuMemAllocAsync) X(cuMemAllocFromPoolAsync) X(cuMemFreeAsync) X(cuMemPoolCreate) X(cuMemPoolDestroy) \
     X(cuMemPoolSetAttribute) X(cuMemPoolGetAttribute) X(cuMemPoolTrimTo) X(cuMemPoolSetAccess) X(cuMemPoolGetAccess) \
     X(cuDeviceGetDefaultMemPool) X(cuDeviceGetMemPool) X(cuDeviceSetMemPool) \
-    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) \
-    X(cuMemcpy) X(cuMemcpyAsync) X(cuMemcpyHtoD) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoH) X(cuMemcpyDtoHAsync) \
+    X(cuMemPoolExportToShareableHandle) X(cuMemPoolImportFromShareableHandle) X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) \
+    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) \
+    X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) \
+    X(cuMemGetAllocationGranularity) X(cuMemGetAllocationPropertiesFromHandle) X(cuMemExportToShareableHandle) \
+    X(cuMemImportFromShareableHandle) X(cuMemcpy) X(cuMemcpyAsync) X(cuMemcpyHtoD) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoH) X(cuMemcpyDtoHAsync) \
     X(cuMemcpyDtoD) X(cuMemcpyDtoDAsync) X(cuMemcpyPeer) X(cuMemcpyPeerAsync) X(cuMemcpy2D) X(cuMemcpy2DUnaligned) \
-    X(cuMemcpy2DAsync) X(cuMemcpy3D) X(cuMemcpy3DAsync) X(cuMemcpyBatchAsync) \
+    X(cuMemcpy2DAsync) X(cuMemcpy3D) X(cuMemcpy3DAsync) X(cuMemcpyBatchAsync) X(cuMemcpy3DBatchAsync) \
+    X(cuMemcpyWithAttributesAsync) \
     X(cuMemsetD8) X(cuMemsetD16) X(cuMemsetD32) X(cuMemsetD8Async) X(cuMemsetD16Async) X(cuMemsetD32Async) \
     X(cuMemsetD2D8) X(cuMemsetD2D16) X(cuMemsetD2D32) X(cuMemsetD2D8Async) X(cuMemsetD2D16Async) X(cuMemsetD2D32Async) \
     X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) \
     X(cuStreamWaitEvent) X(cuStreamGetPriority) X(cuStreamGetFlags) X(cuStreamGetCtx) X(cuStreamGetDevice) X(cuStreamGetId) \
     X(cuStreamIsCapturing) X(cuStreamGetCaptureInfo) X(cuStreamBeginCapture) X(cuStreamEndCapture) \
-    X(cuThreadExchangeStreamCaptureMode) X(cuGraphDestroy) X(cuStreamAttachMemAsync) X(cuStreamWaitValue32) \
+    X(cuStreamBeginCaptureToGraph) X(cuThreadExchangeStreamCaptureMode) X(cuGraphCreate) X(cuGraphDestroy) \
+    X(cuGraphExecDestroy) X(cuGraphGetNodes) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuUserObjectCreate) \
+    X(cuUserObjectRetain) X(cuUserObjectRelease) X(cuGraphRetainUserObject) X(cuDeviceGetGraphMemAttribute) \
+    X(cuDeviceSetGraphMemAttribute) X(cuStreamAddCallback) X(cuStreamAttachMemAsync) X(cuStreamWaitValue32) \
     X(cuStreamWriteValue32) X(cuLaunchHostFunc) \
     X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventRecordWithFlags) X(cuEventQuery) X(cuEventSynchronize) \
     X(cuEventElapsedTime) \
@@ -86,15 +54,13 @@ _Static_assert(sizeof(struct memcpy_attributes) == 24 && sizeof(struct pool_prop
     X(cuModuleGetFunction) X(cuModuleGetGlobal) X(cuLibraryLoadData) X(cuLibraryLoadFromFile) X(cuLibraryUnload) \
     X(cuLibraryGetKernel) X(cuLibraryGetModule) X(cuKernelGetFunction) X(cuKernelGetAttribute) X(cuFuncGetAttribute) \
     X(cuFuncSetAttribute) X(cuFuncSetCacheConfig) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLaunchCooperativeKernel) \
-    X(cuStreamAddCallback) \
-    X(cuIpcGetEventHandle) X(cuIpcOpenEventHandle) X(cuPointerSetAttribute) \
-    X(cuMemRangeGetAttribute) X(cuMemPoolExportToShareableHandle) X(cuMemPoolImportFromShareableHandle) \
-    X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) X(cuProfilerStart) X(cuProfilerStop)
+    X(cuMemGetAccess) X(cuMemRetainAllocationHandle) X(cuMemRangeGetAttribute) X(cuProfilerStart) X(cuProfilerStop)
 
 enum { CUDA_FUNCTIONS(FUNCTION_NUMBER) FUNCTION_TOTAL };
 _Static_assert(FUNCTION_TOTAL <= MAX_FUNCTIONS, "room for all counters");
 
 int cuda_version(void);
+#define DECOMPRESS_SINCE 12080 /* the version that brought what concerns the decompression engine */
 void *null_function(const char *name);
 
 #endif

@@ -4,6 +4,7 @@
  */
 #include "cuda.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* --- device memory ------------------------------------------------------------------------------------------------ */
@@ -19,8 +20,10 @@ EXPORT status cuMemAllocPitch_v2(deviceptr *out, size_t *pitch, size_t width, si
     BEGIN(cuMemAllocPitch, NEED_CONTEXT);
     REQUIRE(out && pitch && width && height, INVALID_VALUE);
     REQUIRE(element == 4 || element == 8 || element == 16, INVALID_VALUE);
-    *pitch = (width + GRANULE - 1) / GRANULE * GRANULE;
-    END(device_alloc(context, *pitch * height, out));
+    size_t row = size_rounded(width, GRANULE);
+    status taken = device_alloc(context, size_times(row, height), out);
+    if (taken == OK) *pitch = row;
+    END(taken);
 }
 
 EXPORT status cuMemFree_v2(deviceptr address)
@@ -93,10 +96,28 @@ EXPORT status cuMemHostGetFlags(unsigned *flags, void *address)
     END(OK);
 }
 
+#define REGISTER_READ_ONLY 8u
+
+/* Whether no part of some memory of the program is mapped read-only. */
+static bool is_writable(uint64_t address, size_t bytes)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    unsigned long long start, end;
+    char writes, line[512];
+    bool writable = true;
+    while (maps && writable && fgets(line, sizeof line, maps))
+        if (sscanf(line, "%llx-%llx %*c%c", &start, &end, &writes) == 3 && start < address + bytes && address < end)
+            writable = writes == 'w';
+    if (maps) fclose(maps);
+    return writable;
+}
+
 EXPORT status cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
 {
     BEGIN(cuMemHostRegister, NEED_CONTEXT);
     REQUIRE(flags <= 15, INVALID_VALUE);
+    /* The vendor documents that the flag is required, not with which status the call fails without it. */
+    REQUIRE(flags & REGISTER_READ_ONLY || is_writable((uint64_t)(uintptr_t)address, bytes), INVALID_VALUE);
     END(host_register(context, (uint64_t)(uintptr_t)address, bytes, flags));
 }
 
@@ -142,7 +163,7 @@ EXPORT status cuMemAdvise_v2(deviceptr address, size_t bytes, int advice, struct
 static bool attribute_value(const struct block *block, int attribute, uint64_t address, uint64_t *value)
 {
     *value = 0;
-    if (attribute == POINTER_CONTEXT && block->kind == BLOCK_POOLED) return true; /* pools belong to no context */
+    if (attribute == POINTER_CONTEXT && (block->kind == BLOCK_POOLED || block->kind == BLOCK_VIRTUAL)) return true; /* of no context */
     if (attribute != POINTER_MEMORY_TYPE) return pointer_attribute(block, attribute, address, value);
     *value = is_page_locked(block) ? MEMORY_HOST : MEMORY_DEVICE;
     return true;
@@ -153,11 +174,13 @@ static size_t attribute_size(int attribute)
     return attribute == POINTER_IS_MANAGED ? 4 : pointer_attribute_size(attribute);
 }
 
-static bool is_attribute(int attribute) { return attribute > 0 && attribute <= POINTER_MEMORY_BLOCK_ID; }
+#define POINTER_LAST (cuda_version() >= DECOMPRESS_SINCE ? POINTER_IS_HW_DECOMPRESS_CAPABLE : POINTER_MEMORY_BLOCK_ID)
+
+static bool is_attribute(int attribute) { return attribute > 0 && attribute <= POINTER_LAST; }
 
 EXPORT status cuPointerGetAttribute(void *out, int attribute, deviceptr address)
 {
-    BEGIN(cuPointerGetAttribute, NEED_CONTEXT);
+    BEGIN(cuPointerGetAttribute, NEED_INIT); /* no context need be current */
     struct block *block = block_find(address);
     uint64_t value;
     REQUIRE(out && block && is_attribute(attribute), INVALID_VALUE);
@@ -170,7 +193,7 @@ EXPORT status cuPointerGetAttribute(void *out, int attribute, deviceptr address)
 /* Unlike in the singular call, an unknown address is no error: all attributes are then zero, the ordinal is -2. */
 EXPORT status cuPointerGetAttributes(unsigned count, const int *wanted, void **out, deviceptr address)
 {
-    BEGIN(cuPointerGetAttributes, NEED_CONTEXT);
+    BEGIN(cuPointerGetAttributes, NEED_INIT);
     REQUIRE(count && wanted && out, INVALID_VALUE);
     struct block *block = block_find(address);
     for (unsigned index = 0; index < count; index++) {
@@ -182,15 +205,27 @@ EXPORT status cuPointerGetAttributes(unsigned count, const int *wanted, void **o
     END(OK);
 }
 
+/* The one attribute that can be set, of device memory. */
+EXPORT status cuPointerSetAttribute(const unsigned *value, int attribute, deviceptr address)
+{
+    BEGIN(cuPointerSetAttribute, NEED_INIT);
+    struct block *block = block_find(address);
+    REQUIRE(value && *value <= 1 && attribute == POINTER_SYNC_MEMOPS && block && is_device_memory(block), INVALID_VALUE);
+    block->sync_memops = *value;
+    END(OK);
+}
+
 /* --- pools -------------------------------------------------------------------------------------------------------- */
 
 EXPORT status cuMemPoolCreate(handle *out, const struct pool_properties *properties)
 {
     BEGIN(cuMemPoolCreate, NEED_INIT);
     REQUIRE(out && properties && properties->allocation == ALLOCATION_PINNED, INVALID_VALUE);
-    REQUIRE(properties->location.type == LOCATION_DEVICE && !properties->handles, NOT_SUPPORTED);
+    REQUIRE(properties->location.type == LOCATION_DEVICE, NOT_SUPPORTED);
+    REQUIRE(!properties->handles || properties->handles == HANDLE_POSIX_FILE, NOT_SUPPORTED);
+    REQUIRE(!properties->usage || (properties->usage == USAGE_HW_DECOMPRESS && cuda_version() >= DECOMPRESS_SINCE), INVALID_VALUE);
     REQUIRE(is_device(properties->location.id), INVALID_DEVICE);
-    END(pool_create(properties->location.id, properties->max_bytes, out));
+    END(pool_create(properties->location.id, properties, out));
 }
 
 EXPORT status cuMemPoolDestroy(handle which)
@@ -253,6 +288,37 @@ EXPORT status cuDeviceSetMemPool(int device, handle which)
     END(device_set_pool(device, which));
 }
 
+EXPORT status cuMemPoolExportToShareableHandle(int *out, handle which, int type, unsigned long long flags)
+{
+    BEGIN(cuMemPoolExportToShareableHandle, NEED_INIT);
+    END(out ? pool_export(which, type, flags, out) : INVALID_VALUE);
+}
+
+/* The file is given in the place of an address. */
+EXPORT status cuMemPoolImportFromShareableHandle(handle *out, void *file, int type, unsigned long long flags)
+{
+    BEGIN(cuMemPoolImportFromShareableHandle, NEED_INIT);
+    END(out ? pool_import((int)address_of(file), type, flags, out) : INVALID_VALUE);
+}
+
+EXPORT status cuMemPoolExportPointer(struct ipc_handle *out, deviceptr address)
+{
+    BEGIN(cuMemPoolExportPointer, NEED_INIT);
+    END(out ? pool_export_pointer(address, out->bytes) : INVALID_VALUE);
+}
+
+EXPORT status cuMemPoolImportPointer(deviceptr *out, handle which, const struct ipc_handle *data)
+{
+    BEGIN(cuMemPoolImportPointer, NEED_CONTEXT);
+    END(out && data ? pool_import_pointer(context, which, data->bytes, out) : INVALID_VALUE);
+}
+
+/* --- virtual memory ----------------------------------------------------------------------------------------------- */
+
+#define PLAIN(name) EXPORT status name
+#define IMPORTED_FILE(from) (int)address_of(from) /* given in the place of an address */
+VIRTUAL_FUNCTIONS(PLAIN, cu)
+
 /* --- IPC ---------------------------------------------------------------------------------------------------------- */
 
 EXPORT status cuIpcGetMemHandle(struct ipc_handle *out, deviceptr address)
@@ -271,4 +337,16 @@ EXPORT status cuIpcCloseMemHandle(deviceptr address)
 {
     BEGIN(cuIpcCloseMemHandle, NEED_CONTEXT);
     END(ipc_close(address));
+}
+
+EXPORT status cuIpcGetEventHandle(struct ipc_handle *out, handle event)
+{
+    BEGIN(cuIpcGetEventHandle, NEED_CONTEXT);
+    END(out ? ipc_export_event(event, out->bytes) : INVALID_VALUE);
+}
+
+EXPORT status cuIpcOpenEventHandle(handle *out, struct ipc_handle from)
+{
+    BEGIN(cuIpcOpenEventHandle, NEED_CONTEXT);
+    END(out ? ipc_import_event(context, from.bytes, out) : INVALID_VALUE);
 }

@@ -112,13 +112,14 @@ static status end_of(const struct corner *corner, const struct box *box, struct 
 {
     if (corner->type == MEMORY_ARRAY) return NOT_SUPPORTED;
     if (corner->type < MEMORY_HOST || corner->type > MEMORY_UNIFIED) return INVALID_VALUE;
-    if (corner->pitch < box->width + corner->x) return INVALID_VALUE;
-    if (box->depth > 1 && corner->height < box->height + corner->y) return INVALID_VALUE;
+    if (corner->pitch < size_plus(box->width, corner->x)) return INVALID_VALUE;
+    if (box->depth > 1 && corner->height < size_plus(box->height, corner->y)) return INVALID_VALUE;
     uint64_t base = corner->type == MEMORY_HOST ? address_of(corner->host) : corner->device;
     out->side = corner->type == MEMORY_HOST ? SIDE_HOST : corner->type == MEMORY_DEVICE ? SIDE_DEVICE : SIDE_ANY;
     out->pitch = corner->pitch;
-    out->plane = corner->pitch * corner->height;
-    out->address = base ? base + corner->z * out->plane + corner->y * corner->pitch + corner->x : 0;
+    out->plane = size_times(corner->pitch, corner->height);
+    size_t offset = size_plus(size_to_row(corner->z, out->plane, corner->y, corner->pitch), corner->x);
+    out->address = base ? size_plus(base, offset) : 0;
     return OK;
 }
 
@@ -144,6 +145,7 @@ static status run_2d(struct context *context, handle stream, const struct memcpy
 static status run_3d(struct context *context, handle stream, const struct memcpy3d *copy, bool blocking)
 {
     if (!copy || copy->src_lod || copy->dst_lod || copy->reserved0 || copy->reserved1) return INVALID_VALUE;
+    if (copy->src_pitch > MAX_PITCH || copy->dst_pitch > MAX_PITCH) return INVALID_VALUE;
     struct corner to = {copy->dst_type, copy->dst_host, copy->dst_device, copy->dst_x, copy->dst_y, copy->dst_z,
                         copy->dst_pitch, copy->dst_height};
     struct corner from = {copy->src_type, copy->src_host, copy->src_device, copy->src_x, copy->src_y, copy->src_z,
@@ -187,6 +189,7 @@ PTSZ(cuMemcpy3DAsync_v2)(const struct memcpy3d *copy, handle stream)
 #define ORDER_STREAM 1
 #define ORDER_DURING_CALL 2
 #define ORDER_ANY 3
+#define PREFER_OVERLAP 1 /* the one flag of a copy */
 #define BATCH_PIECE 64 /* arrays of up to this length are on the stack, longer ones on the heap */
 
 static status check_attributes(const struct memcpy_attributes *attributes, const size_t *firsts, size_t kinds, size_t count)
@@ -244,6 +247,68 @@ PTSZ(cuMemcpyBatchAsync_v2)(const deviceptr *to, const deviceptr *from, const si
     BEGIN(cuMemcpyBatchAsync, NEED_CONTEXT);
     size_t index;
     END(run_batch(context, stream, to, from, sizes, count, attributes, firsts, kinds, &index));
+}
+
+/* What the vendor says of a batch holds for the one copy too: its page refers to the other. */
+PTSZ(cuMemcpyWithAttributesAsync)(deviceptr to, deviceptr from, size_t bytes, const struct memcpy_attributes *attributes,
+                                  handle stream)
+{
+    BEGIN(cuMemcpyWithAttributesAsync, NEED_CONTEXT);
+    size_t first = 0, failed;
+    END(run_batch(context, stream, &to, &from, &bytes, 1, attributes, &first, 1, &failed));
+}
+
+static status end_of_operand(const struct operand *operand, const struct box *box, struct box_end *out)
+{
+    if (operand->type == OPERAND_ARRAY) return NOT_SUPPORTED;
+    if (operand->type != OPERAND_POINTER) return INVALID_VALUE;
+    size_t row = operand->row ? operand->row : box->width, rows = operand->rows ? operand->rows : box->height;
+    if (row < box->width || rows < box->height) return INVALID_VALUE;
+    *out = (struct box_end){operand->address, row, size_times(row, rows), SIDE_ANY};
+    return OK;
+}
+
+static status run_operations(struct context *context, handle stream, size_t count, const struct batch_operation *operations,
+                             uint64_t flags, size_t *failed)
+{
+    if (STREAM_OF(stream) == STREAM_LEGACY) return INVALID_VALUE; /* the vendor's page forbids it */
+    if (!operations || !count || flags) return INVALID_VALUE;
+    struct box *boxes = calloc(count, sizeof *boxes);
+    enum source_read *reads = calloc(count, sizeof *reads);
+    if (!boxes || !reads) abort();
+    status result = OK;
+    for (size_t index = 0; index < count && result == OK; index++) {
+        const struct batch_operation *one = &operations[index];
+        struct box *box = &boxes[index];
+        *box = (struct box){.width = one->width, .height = one->height, .depth = one->depth};
+        reads[index] = one->order == ORDER_DURING_CALL ? READ_DURING_CALL : READ_IN_STREAM_ORDER;
+        bool sound = one->width && one->height && one->depth && one->flags <= PREFER_OVERLAP;
+        result = sound && one->order >= ORDER_STREAM && one->order <= ORDER_ANY ? OK : INVALID_VALUE;
+        if (result == OK) result = end_of_operand(&one->destination, box, &box->to);
+        if (result == OK) result = end_of_operand(&one->source, box, &box->from);
+        if (result != OK) *failed = index;
+    }
+    if (result == OK) result = copy_batch(context, STREAM_OF(stream), boxes, reads, count, failed);
+    free(boxes);
+    free(reads);
+    return result;
+}
+
+/* The form of CUDA 12.8, which returns the index of the refused copy. */
+PTSZ(cuMemcpy3DBatchAsync)(size_t count, const struct batch_operation *operations, size_t *failed, uint64_t flags, handle stream)
+{
+    BEGIN(cuMemcpy3DBatchAsync, NEED_CONTEXT);
+    size_t index = SIZE_MAX;
+    status result = run_operations(context, stream, count, operations, flags, &index);
+    if (failed) *failed = index;
+    END(result);
+}
+
+PTSZ(cuMemcpy3DBatchAsync_v2)(size_t count, const struct batch_operation *operations, uint64_t flags, handle stream)
+{
+    BEGIN(cuMemcpy3DBatchAsync, NEED_CONTEXT);
+    size_t index;
+    END(run_operations(context, stream, count, operations, flags, &index));
 }
 
 /* --- fills -------------------------------------------------------------------------------------------------------- */
@@ -313,6 +378,35 @@ PTSZ(cuMemPrefetchAsync_v2)(deviceptr address, size_t bytes, struct location to,
     END(flags ? INVALID_VALUE : managed_prefetch(context, STREAM_OF(stream), address, bytes, to));
 }
 
+static status hints(struct context *context, handle stream, const deviceptr *ranges, const size_t *sizes, size_t count,
+                    const struct location *to, const size_t *firsts, size_t places, uint64_t flags, bool discards)
+{
+    if (STREAM_OF(stream) == STREAM_LEGACY || flags) return INVALID_VALUE; /* the vendor's pages forbid both */
+    return managed_batch(context, STREAM_OF(stream), ranges, sizes, count, to, firsts, places, discards);
+}
+
+PTSZ(cuMemPrefetchBatchAsync)(const deviceptr *ranges, const size_t *sizes, size_t count, const struct location *to,
+                              const size_t *firsts, size_t places, uint64_t flags, handle stream)
+{
+    BEGIN(cuMemPrefetchBatchAsync, NEED_CONTEXT);
+    bool sound = to && firsts && places && places <= count;
+    END(sound ? hints(context, stream, ranges, sizes, count, to, firsts, places, flags, false) : INVALID_VALUE);
+}
+
+PTSZ(cuMemDiscardBatchAsync)(const deviceptr *ranges, const size_t *sizes, size_t count, uint64_t flags, handle stream)
+{
+    BEGIN(cuMemDiscardBatchAsync, NEED_CONTEXT);
+    END(hints(context, stream, ranges, sizes, count, NULL, NULL, 0, flags, true));
+}
+
+PTSZ(cuMemDiscardAndPrefetchBatchAsync)(const deviceptr *ranges, const size_t *sizes, size_t count, const struct location *to,
+                                        const size_t *firsts, size_t places, uint64_t flags, handle stream)
+{
+    BEGIN(cuMemDiscardAndPrefetchBatchAsync, NEED_CONTEXT);
+    bool sound = to && firsts && places && places <= count;
+    END(sound ? hints(context, stream, ranges, sizes, count, to, firsts, places, flags, true) : INVALID_VALUE);
+}
+
 #define ATTACH_SINGLE 4u
 
 PTSZ(cuStreamAttachMemAsync)(handle stream, deviceptr address, size_t bytes, unsigned flags)
@@ -368,13 +462,40 @@ STREAM_GETTER(PTSZ, cuStreamGetPriority, int, priority)
 STREAM_GETTER(PTSZ, cuStreamGetFlags, unsigned, flags)
 STREAM_GETTER(PTSZ, cuStreamGetCtx, handle, context->handle)
 STREAM_GETTER(PTSZ, cuStreamGetDevice, int, context->device)
+
+/* There are no green contexts here. */
+PTSZ(cuStreamGetCtx_v2)(handle stream, handle *out, handle *green)
+{
+    BEGIN(cuStreamGetCtx, NEED_CONTEXT);
+    FIND_STREAM(of, stream);
+    REQUIRE(out && green, INVALID_VALUE);
+    *out = of->context->handle;
+    *green = 0;
+    END(OK);
+}
+
 STREAM_GETTER(PTSZ, cuStreamGetId, unsigned long long, number)
 
 PTSZ(cuStreamBeginCapture_v2)(handle stream, int mode)
 {
     BEGIN(cuStreamBeginCapture, NEED_CONTEXT);
     FIND_STREAM(of, stream);
-    END(capture_begin(of, mode));
+    END(capture_begin(of, mode, NULL));
+}
+
+/* Dependencies would be nodes of the graph, which has none. */
+PTSZ(cuStreamBeginCaptureToGraph)(handle stream, handle graph, const void *nodes, const void *edges, size_t count, int mode)
+{
+    BEGIN(cuStreamBeginCaptureToGraph, NEED_CONTEXT);
+    (void)nodes, (void)edges;
+    FIND_STREAM(of, stream);
+    END(graph_find(graph) && !count ? capture_begin(of, mode, graph_find(graph)) : INVALID_VALUE);
+}
+
+PTSZ(cuGraphLaunch)(handle exec, handle stream)
+{
+    BEGIN(cuGraphLaunch, NEED_CONTEXT);
+    END(graph_launch(context, exec, STREAM_OF(stream)));
 }
 
 PTSZ(cuStreamEndCapture)(handle stream, handle *graph)
@@ -391,30 +512,40 @@ PTSZ(cuStreamIsCapturing)(handle stream, int *out)
     END(capture_state(of, out, NULL));
 }
 
-static status capture_info(handle stream, int *out, uint64_t *id)
+/* The graph has no nodes, so what comes next depends on none. */
+static status capture_info(handle stream, int *out, uint64_t *id, handle *graph, void **nodes, size_t *count)
 {
     BEGIN(cuStreamGetCaptureInfo, NEED_CONTEXT);
     FIND_STREAM(of, stream);
-    END(capture_state(of, out, id));
+    status known = capture_state(of, out, id);
+    REQUIRE(known == OK, known);
+    if (graph) *graph = graph_handle(of->capture.graph);
+    if (nodes) *nodes = NULL;
+    if (count) *count = 0;
+    END(OK);
 }
 
-/* Every version of the call writes the state and the id only, and nothing about the graph. */
-PTSZ(cuStreamGetCaptureInfo_v2)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, size_t *count)
+PTSZ(cuStreamGetCaptureInfo_v2)(handle stream, int *out, uint64_t *id, handle *graph, void **nodes, size_t *count)
 {
-    (void)graph, (void)nodes, (void)count;
-    return capture_info(stream, out, id);
+    return capture_info(stream, out, id, graph, nodes, count);
 }
 
-PTSZ(cuStreamGetCaptureInfo_v3)(handle stream, int *out, uint64_t *id, void *graph, void *nodes, void *edges, size_t *count)
+PTSZ(cuStreamGetCaptureInfo_v3)(handle stream, int *out, uint64_t *id, handle *graph, void **nodes, void **edges, size_t *count)
 {
-    (void)graph, (void)nodes, (void)edges, (void)count;
-    return capture_info(stream, out, id);
+    if (edges) *edges = NULL;
+    return capture_info(stream, out, id, graph, nodes, count);
 }
 
 PTSZ(cuLaunchHostFunc)(handle stream, void (*call)(void *), void *data)
 {
     BEGIN(cuLaunchHostFunc, NEED_CONTEXT);
     END(stream_call_host(context, STREAM_OF(stream), call, data));
+}
+
+PTSZ(cuStreamAddCallback)(handle stream, stream_callback call, void *data, unsigned flags)
+{
+    BEGIN(cuStreamAddCallback, NEED_CONTEXT);
+    END(flags ? INVALID_VALUE : stream_call_back(context, STREAM_OF(stream), call, data));
 }
 
 PTSZ(cuStreamWaitValue32_v2)(handle stream, deviceptr address, uint32_t value, unsigned flags)

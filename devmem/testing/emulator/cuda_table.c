@@ -50,14 +50,36 @@ struct entry {
     X(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo) X(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess) \
     X(cuMemPoolGetAccess, 11020, cuMemPoolGetAccess) X(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool) \
     X(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool) X(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool) \
+    X(cuMemPoolExportToShareableHandle, 11020, cuMemPoolExportToShareableHandle) \
+    X(cuMemPoolImportFromShareableHandle, 11020, cuMemPoolImportFromShareableHandle) \
+    X(cuMemPoolExportPointer, 11020, cuMemPoolExportPointer) X(cuMemPoolImportPointer, 11020, cuMemPoolImportPointer) \
     X(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle) X(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2) \
     X(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle) \
+    X(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity) \
+    X(cuMemCreate, 10020, cuMemCreate) \
+    X(cuMemRelease, 10020, cuMemRelease) \
+    X(cuMemGetAllocationPropertiesFromHandle, 10020, cuMemGetAllocationPropertiesFromHandle) \
+    X(cuMemAddressReserve, 10020, cuMemAddressReserve) \
+    X(cuMemAddressFree, 10020, cuMemAddressFree) \
+    X(cuMemMap, 10020, cuMemMap) \
+    X(cuMemUnmap, 10020, cuMemUnmap) \
+    X(cuMemSetAccess, 10020, cuMemSetAccess) \
+    X(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle) \
+    X(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle) \
     X(cuStreamCreate, 2000, cuStreamCreate) X(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority) \
     X(cuStreamDestroy, 4000, cuStreamDestroy_v2) \
     X(cuEventCreate, 2000, cuEventCreate) X(cuEventDestroy, 4000, cuEventDestroy_v2) X(cuEventQuery, 2000, cuEventQuery) \
     X(cuEventSynchronize, 2000, cuEventSynchronize) X(cuEventElapsedTime, 2000, cuEventElapsedTime) \
     X(cuEventElapsedTime, 12080, cuEventElapsedTime_v2) \
-    X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) X(cuGraphDestroy, 10000, cuGraphDestroy)
+    X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) X(cuGraphDestroy, 10000, cuGraphDestroy) \
+    X(cuGraphCreate, 10000, cuGraphCreate) X(cuGraphExecDestroy, 10000, cuGraphExecDestroy) \
+    X(cuGraphGetNodes, 10000, cuGraphGetNodes) X(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags) \
+    X(cuUserObjectCreate, 11030, cuUserObjectCreate) X(cuUserObjectRetain, 11030, cuUserObjectRetain) \
+    X(cuUserObjectRelease, 11030, cuUserObjectRelease) X(cuGraphRetainUserObject, 11030, cuGraphRetainUserObject) \
+    X(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute) \
+    X(cuDeviceSetGraphMemAttribute, 11040, cuDeviceSetGraphMemAttribute) \
+    X(cuPointerSetAttribute, 6000, cuPointerSetAttribute) X(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle) \
+    X(cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle)
 
 #define PTDS_FUNCTIONS(X) \
     X(cuMemcpy, 4000, cuMemcpy) X(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2) X(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2) \
@@ -71,18 +93,25 @@ struct entry {
     X(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2) X(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2) \
     X(cuMemcpyPeerAsync, 4000, cuMemcpyPeerAsync) X(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2) \
     X(cuMemcpy3DAsync, 3020, cuMemcpy3DAsync_v2) X(cuMemcpyBatchAsync, 12080, cuMemcpyBatchAsync) \
-    X(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2) \
+    X(cuMemcpyWithAttributesAsync, 13020, cuMemcpyWithAttributesAsync) \
+    X(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2) X(cuMemcpy3DBatchAsync, 12080, cuMemcpy3DBatchAsync) \
+    X(cuMemcpy3DBatchAsync, 13000, cuMemcpy3DBatchAsync_v2) \
     X(cuMemsetD8Async, 3020, cuMemsetD8Async) X(cuMemsetD16Async, 3020, cuMemsetD16Async) \
     X(cuMemsetD32Async, 3020, cuMemsetD32Async) X(cuMemsetD2D8Async, 3020, cuMemsetD2D8Async) \
     X(cuMemsetD2D16Async, 3020, cuMemsetD2D16Async) X(cuMemsetD2D32Async, 3020, cuMemsetD2D32Async) \
     X(cuMemAllocAsync, 11020, cuMemAllocAsync) X(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync) \
     X(cuMemFreeAsync, 11020, cuMemFreeAsync) X(cuMemPrefetchAsync, 8000, cuMemPrefetchAsync) \
+    X(cuMemPrefetchBatchAsync, 13000, cuMemPrefetchBatchAsync) X(cuMemDiscardBatchAsync, 13000, cuMemDiscardBatchAsync) \
+    X(cuMemDiscardAndPrefetchBatchAsync, 13000, cuMemDiscardAndPrefetchBatchAsync) \
     X(cuMemPrefetchAsync, 12020, cuMemPrefetchAsync_v2) X(cuStreamAttachMemAsync, 6000, cuStreamAttachMemAsync) \
     X(cuStreamQuery, 2000, cuStreamQuery) X(cuStreamSynchronize, 2000, cuStreamSynchronize) \
     X(cuStreamWaitEvent, 3020, cuStreamWaitEvent) X(cuEventRecord, 2000, cuEventRecord) \
     X(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags) X(cuStreamGetPriority, 5050, cuStreamGetPriority) \
     X(cuStreamGetFlags, 5050, cuStreamGetFlags) X(cuStreamGetCtx, 9020, cuStreamGetCtx) \
+    X(cuStreamGetCtx, 12050, cuStreamGetCtx_v2) \
     X(cuStreamGetDevice, 12080, cuStreamGetDevice) X(cuStreamGetId, 12000, cuStreamGetId) \
+    X(cuStreamBeginCaptureToGraph, 12030, cuStreamBeginCaptureToGraph) X(cuGraphLaunch, 10000, cuGraphLaunch) \
+    X(cuStreamAddCallback, 5000, cuStreamAddCallback) \
     X(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2) X(cuStreamEndCapture, 10000, cuStreamEndCapture) \
     X(cuStreamIsCapturing, 10000, cuStreamIsCapturing) X(cuStreamGetCaptureInfo, 11030, cuStreamGetCaptureInfo_v2) \
     X(cuStreamGetCaptureInfo, 12030, cuStreamGetCaptureInfo_v3) X(cuLaunchHostFunc, 10000, cuLaunchHostFunc) \

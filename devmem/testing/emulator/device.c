@@ -36,9 +36,10 @@ bool is_device(int device) { return device >= 0 && device < device_count; }
 
 status devices_open(void)
 {
-    size_t total = core_setting("DEVMEM_EMULATOR_DEVICES", 2), bytes = core_setting("DEVMEM_EMULATOR_MEMORY", 8ull << 30);
+    size_t total = core_setting_within("DEVMEM_EMULATOR_DEVICES", 2, 0, MAX_DEVICES);
+    size_t bytes = core_setting_within("DEVMEM_EMULATOR_MEMORY", 8ull << 30, LEAST_MEMORY, MOST_MEMORY);
     int physical[MAX_DEVICES];
-    device_count = front_visible_devices(physical, (int)(total < MAX_DEVICES ? total : MAX_DEVICES));
+    device_count = front_visible_devices(physical, (int)total);
     for (int index = 0; index < device_count; index++) {
         struct device *device = &devices[index];
         device->physical = physical[index];
@@ -47,7 +48,7 @@ status devices_open(void)
         device->default_pool = device->current_pool = pool_open(index);
         device->default_pool->is_default = true;
     }
-    size_t host = core_setting("DEVMEM_EMULATOR_HOST_MEMORY", 8ull << 30);
+    size_t host = core_setting_within("DEVMEM_EMULATOR_HOST_MEMORY", 8ull << 30, LEAST_MEMORY, MOST_MEMORY);
     return heap_open(&pinned_heap, host, false) && heap_open(&managed_heap, host, false) ? OK : OUT_OF_MEMORY;
 }
 
@@ -108,22 +109,27 @@ static void context_activate(struct context *context)
     context->legacy->legacy = true;
 }
 
-/* Free everything that was created in the context; its handles and addresses are unknown from now on. */
+/* Free everything that was created in the context; its handles and addresses are unknown from now on. Another thread may retain it
+ * while this one waits for its streams: it waits in turn, or it would be given what is about to be freed. */
 static void context_deactivate(struct context *context)
 {
     if (!context->active) return;
     context->active = false;
+    context->ending = true;
     context->generation++;
     streams_abort(context);
     context->legacy = NULL;
     events_free_context(context);
     blocks_free_context(context, context->device);
     if (context->is_primary) pools_reset(context->device);
+    context->ending = false;
+    pthread_cond_broadcast(&progress);
 }
 
 status primary_retain(int device, uint64_t *handle)
 {
     struct context *context = devices[device].primary;
+    while (context->ending) pthread_cond_wait(&progress, &core_mutex);
     if (!context->active) context_activate(context);
     context->retained++;
     *handle = context->handle;

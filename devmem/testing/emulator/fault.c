@@ -1,51 +1,21 @@
-/* The interface of tests: failing calls, delays, held streams, and counters. control.py calls these functions by name.
+/* The interface of tests: delays, held streams, and what is live. control.py calls these functions by name; calls.c has the rest.
  *
- * They may be called from any thread and take the core's lock themselves. fault_due() is called with the lock, fault_delay()
- * on a stream thread without it.
+ * They may be called from any thread and take the core's lock themselves. fault_delay() is called on a stream thread without it.
  */
 #define _GNU_SOURCE
 #include "core.h"
 
-#include <string.h>
 #include <unistd.h>
 
-#define MAX_PLANS 64
+atomic_ulong slow_copies;
 
-atomic_ulong function_calls[MAX_FUNCTIONS], slow_copies;
-
-/* A planned failure: of the n-th call from now, or of every call from the n-th on. */
-struct plan {
-    int function;
-    unsigned long countdown;
-    status code;
-    bool repeat;
-};
-
-static struct plan plans[MAX_PLANS];
-static int plan_count;
 static atomic_ulong delay_microseconds, delay_jitter, delay_seed;
-
-status fault_due(int function)
-{
-    for (int index = 0; index < plan_count; index++) {
-        struct plan *plan = &plans[index];
-        if (plan->function != function) continue;
-        if (plan->countdown > 1) {
-            plan->countdown--;
-            continue;
-        }
-        status code = plan->code;
-        if (!plan->repeat) *plan = plans[--plan_count];
-        return code;
-    }
-    return OK;
-}
 
 /* Errors after which, by the vendors' documentation, the context is lost. */
 bool fault_is_sticky(status code)
 {
-    return code == 214 || code == 220 || code == ILLEGAL_ADDRESS || code == 702 || code == 710
-        || (code >= 714 && code <= 719);
+    return code == 214 || code == 220 || code == 226 || code == ILLEGAL_ADDRESS || code == 702 || code == 710
+        || (code >= 714 && code <= 719) || code == 721 || code == 810 || code == 911;
 }
 
 static uint64_t mix(uint64_t value)
@@ -62,37 +32,6 @@ void fault_delay(uint64_t stream, uint64_t sequence)
     unsigned long fixed = atomic_load(&delay_microseconds), jitter = atomic_load(&delay_jitter);
     if (jitter) fixed += mix(mix(atomic_load(&delay_seed) ^ (stream << 32)) ^ sequence) % (jitter + 1);
     if (fixed) usleep((useconds_t)fixed);
-}
-
-static int function_spelled(const char *name, size_t length)
-{
-    for (int index = 0; index < function_count; index++)
-        if (strncmp(function_names[index], name, length) == 0 && !function_names[index][length]) return index;
-    return -1;
-}
-
-/* The number of a function, or -1. The name may have the suffix of a version (_v2) or of the per-thread variant (_spt). */
-static int function_named(const char *name)
-{
-    size_t length = strlen(name);
-    int exact = function_spelled(name, length);
-    if (exact >= 0) return exact;
-    const char *suffix = strrchr(name, '_');
-    bool known = suffix && (strcmp(suffix, "_spt") == 0 || (suffix[1] == 'v' && strlen(suffix) == 3));
-    return known ? function_spelled(name, (size_t)(suffix - name)) : -1;
-}
-
-EXPORT int devmem_emulator_fail(const char *function, unsigned long nth, int code, int repeat)
-{
-    int index = function_named(function), result = -1;
-    if (index < 0 || !nth) return -1;
-    pthread_mutex_lock(&core_mutex);
-    if (plan_count < MAX_PLANS) {
-        plans[plan_count++] = (struct plan){index, nth, code, repeat != 0};
-        result = 0;
-    }
-    pthread_mutex_unlock(&core_mutex);
-    return result;
 }
 
 EXPORT void devmem_emulator_delay(unsigned long microseconds, unsigned long jitter, unsigned long seed)
@@ -149,10 +88,6 @@ EXPORT int devmem_emulator_is_coarse(uint64_t address)
 
 EXPORT unsigned long devmem_emulator_slow_copies(void) { return atomic_load(&slow_copies); }
 
-EXPORT int devmem_emulator_function_count(void) { return function_count; }
-EXPORT const char *devmem_emulator_function_name(int index) { return function_names[index]; }
-EXPORT unsigned long devmem_emulator_function_calls(int index) { return atomic_load(&function_calls[index]); }
-
 EXPORT void devmem_emulator_live(unsigned long *bytes, long *handles)
 {
     pthread_mutex_lock(&core_mutex);
@@ -161,14 +96,12 @@ EXPORT void devmem_emulator_live(unsigned long *bytes, long *handles)
     pthread_mutex_unlock(&core_mutex);
 }
 
-/* Clear planned failures, delays, holds and counters. Memory, streams and contexts stay. */
+/* Clear delays and holds. Memory, streams and contexts stay. */
 EXPORT void devmem_emulator_reset(void)
 {
     devmem_emulator_delay(0, 0, 0);
     pthread_mutex_lock(&core_mutex);
-    plan_count = 0;
     atomic_store(&slow_copies, 0);
-    for (int index = 0; index < function_count; index++) atomic_store(&function_calls[index], 0);
     for (struct context *context = contexts; context; context = context->next)
         for (struct stream *stream = context->streams; stream; stream = stream->next) {
             stream->held = 0;

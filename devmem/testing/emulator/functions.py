@@ -6,12 +6,20 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from devmem.testing.emulator import cuda_functions, hip_functions
+from devmem.testing.emulator import cuda_functions, hip_functions, runtime_functions
 
-#: By backend: the module that describes the checks common to all functions (COMMON) and those of each (FUNCTIONS).
-TABLES: dict[str, ModuleType] = {"cuda": cuda_functions, "roc": hip_functions}
+#: By emulated library: the module that describes the checks common to all functions (COMMON) and those of each (FUNCTIONS).
+TABLES: dict[str, ModuleType] = {
+    "cuda": cuda_functions,
+    "cuda runtime": runtime_functions,
+    "roc": hip_functions,
+}
 
-_LISTS = {"cuda": ("cuda.h", "CUDA_UNSUPPORTED"), "roc": ("hip.h", "HIP_UNSUPPORTED")}
+_LISTS = {
+    "cuda": ("cuda.h", "CUDA_UNSUPPORTED"),
+    "cuda runtime": ("runtime.h", "RUNTIME_UNSUPPORTED"),
+    "roc": ("hip.h", "HIP_UNSUPPORTED"),
+}
 
 
 def unsupported(backend: str) -> list[str]:
@@ -27,7 +35,7 @@ def listed(header: str, macro: str) -> list[str]:
 
 
 def as_markdown(backend: str) -> str:
-    """Return the table of a backend's emulated driver as Markdown, for the documentation."""
+    """Return the table of an emulated library as Markdown, for the documentation."""
     table = TABLES[backend]
     lines = [f"{table.COMMON} A number in brackets is the status that the call returns.", ""]
     for title, functions in table.FUNCTIONS.items():

@@ -16,8 +16,11 @@
 #define WAVE 64
 #define STAGING_LIMIT (4u << 20)
 
+static bool takes_host_addresses(void) { return core_setting("HSA_XNACK", 0) == 1; }
+
 struct vendor_rules vendor_rules = {.unknown_is_pageable = true, .blocking_calls_complete = true, .imports_are_distinct = true,
-                                    .staging_limit = STAGING_LIMIT, .host_function_status = NOT_SUPPORTED};
+                                    .staging_limit = STAGING_LIMIT, .takes_host_addresses = takes_host_addresses,
+                                    .host_function_status = NOT_SUPPORTED};
 
 static _Thread_local int current_device;
 static _Thread_local status last_error, last_result;
@@ -31,7 +34,9 @@ int hip_rocm(void)
     int major = 10, minor = 0, version = atomic_load_explicit(&known, memory_order_relaxed);
     if (version) return version;
     const char *text = getenv("DEVMEM_EMULATOR_ROCM");
-    if (text && sscanf(text, "%d.%d", &major, &minor) == 1) minor = 0;
+    int read = text ? sscanf(text, "%d.%d", &major, &minor) : 2;
+    if (read == 1) minor = 0;
+    if (read < 1 && *text) fprintf(stderr, "devmem emulator: DEVMEM_EMULATOR_ROCM=%s is no version: the default, 10.0, is used\n", text);
     version = major * 100 + minor;
     atomic_store_explicit(&known, version, memory_order_relaxed);
     return version;
@@ -301,6 +306,23 @@ HIP(hipDeviceGetUuid)(unsigned char uuid[16], int device)
     END(OK);
 }
 
+/* HIP's contexts are deprecated: each device has one, always there, and retaining it only names it. */
+HIP(hipDevicePrimaryCtxRetain)(handle *retained, int device)
+{
+    BEGIN(hipDevicePrimaryCtxRetain, NEED_INIT);
+    REQUIRE(is_device(device), INVALID_DEVICE);
+    REQUIRE(retained, INVALID_VALUE);
+    *retained = (handle)(uintptr_t)&devices[device];
+    END(OK);
+}
+
+HIP(hipDevicePrimaryCtxRelease)(int device)
+{
+    BEGIN(hipDevicePrimaryCtxRelease, NEED_INIT);
+    REQUIRE(is_device(device), INVALID_DEVICE);
+    END(OK);
+}
+
 HIP(hipDeviceTotalMem)(size_t *bytes, int device)
 {
     BEGIN(hipDeviceTotalMem, NEED_INIT);
@@ -315,19 +337,20 @@ static const int attributes[][2] = {
     {2, 2}, {3, 1}, {5, 1700000}, {8, 1}, {19, 8 << 20}, {23, 9}, {24, 1}, {26, 1024}, {27, 1024}, {28, 1024},
     {29, 2147483647}, {30, 65536}, {31, 65536}, {55, 1024}, {56, 1024}, {57, 2048}, {58, 2147483647}, {59, 4096},
     {60, 1600000}, {63, 104}, {68, 0}, {69, 0}, {71, 65536}, {72, 65536}, {74, 65536}, {78, 1}, {79, 256}, {81, 256}, {82, 256},
-    {83, 2147483647}, {85, 1}, {87, WAVE}, {90, 1}, {10013, 1}, {10014, 0}, {10015, 104}, {10016, 1}, {10017, 100000},
+    {83, 2147483647}, {85, 1}, {87, WAVE}, {89, 1}, {90, 1}, {10013, 1}, {10014, 0}, {10015, 104}, {10016, 1}, {10017, 100000},
     {10018, 1}};
 
 enum {
     ATTRIBUTE_CONCURRENT_MANAGED = 9, ATTRIBUTE_INTEGRATED = 16, ATTRIBUTE_PAGEABLE = 65, ATTRIBUTE_PCI_BUS = 67,
-    ATTRIBUTE_TOTAL = 84, ATTRIBUTE_POOLS = 88, ATTRIBUTE_LAST = 95, ATTRIBUTE_AMD = 10000, ATTRIBUTE_LARGE_BAR = 10011,
+    ATTRIBUTE_TOTAL = 84, ATTRIBUTE_POOLS = 88, ATTRIBUTE_HOST_NODE = 92, ATTRIBUTE_FABRIC = 95, ATTRIBUTE_LAST = 95,
+    ATTRIBUTE_AMD = 10000, ATTRIBUTE_LARGE_BAR = 10011,
     ATTRIBUTE_AMD_LAST = 10022
 };
 
 /* Page migration is off unless HSA_XNACK is 1; managed memory then stays on the host. */
 int attribute_of(int device, int attribute)
 {
-    bool migrates = core_setting("HSA_XNACK", 0) == 1;
+    bool migrates = takes_host_addresses();
     switch (attribute) {
     case ATTRIBUTE_CONCURRENT_MANAGED:
     case ATTRIBUTE_PAGEABLE: return migrates;
@@ -336,6 +359,8 @@ int attribute_of(int device, int attribute)
     case ATTRIBUTE_PCI_BUS: return devices[device].physical + 1;
     case ATTRIBUTE_TOTAL: return (int)devices[device].heap.bytes;
     case ATTRIBUTE_POOLS: return hip_has_pools();
+    case ATTRIBUTE_HOST_NODE: return core_host_node();
+    case ATTRIBUTE_FABRIC: return core_setting("DEVMEM_EMULATOR_FABRIC", 0) == 1;
     default: break;
     }
     for (size_t index = 0; index < sizeof attributes / sizeof *attributes; index++)

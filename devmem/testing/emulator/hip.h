@@ -24,30 +24,6 @@ enum { KIND_HOST_TO_HOST, KIND_HOST_TO_DEVICE, KIND_DEVICE_TO_HOST, KIND_DEVICE_
 #define HOST_COHERENT 0x40000000u
 #define HOST_NON_COHERENT 0x80000000u
 
-struct extent {
-    size_t width, height, depth;
-};
-
-struct position {
-    size_t x, y, z;
-};
-
-struct pitched {
-    void *at;
-    size_t pitch, xsize, ysize;
-};
-
-struct copy3d {
-    void *src_array;
-    struct position src_at;
-    struct pitched src;
-    void *dst_array;
-    struct position dst_at;
-    struct pitched dst;
-    struct extent extent;
-    int kind;
-};
-
 struct driver_copy2d {
     size_t src_x, src_y;
     int src_type;
@@ -112,7 +88,7 @@ struct properties {
     int unmatched[4], large_bar, revision;
 };
 
-_Static_assert(sizeof(struct copy3d) == 160 && sizeof(struct driver_copy2d) == 128 && sizeof(struct driver_copy3d) == 184,
+_Static_assert(sizeof(struct driver_copy2d) == 128 && sizeof(struct driver_copy3d) == 184,
                "layouts of the copy descriptors");
 _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properties) == 1472, "layouts that bindings read");
 
@@ -124,6 +100,7 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipInit) X(hipDriverGetVersion) X(hipRuntimeGetVersion) X(hipGetErrorName) X(hipGetErrorString) X(hipDrvGetErrorName) \
     X(hipDrvGetErrorString) X(hipGetLastError) X(hipPeekAtLastError) \
     X(hipGetDeviceCount) X(hipGetDevice) X(hipSetDevice) X(hipDeviceGet) X(hipDeviceGetName) X(hipDeviceGetUuid) \
+    X(hipDevicePrimaryCtxRetain) X(hipDevicePrimaryCtxRelease) \
     X(hipDeviceTotalMem) X(hipDeviceGetAttribute) X(hipDeviceGetPCIBusId) X(hipDeviceGetByPCIBusId) \
     X(hipDeviceComputeCapability) X(hipDeviceSynchronize) X(hipDeviceReset) X(hipGetDeviceFlags) \
     X(hipDeviceCanAccessPeer) X(hipDeviceEnablePeerAccess) X(hipDeviceDisablePeerAccess) X(hipDeviceGetP2PAttribute) \
@@ -144,18 +121,27 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipStreamSynchronize) X(hipStreamWaitEvent) X(hipStreamGetFlags) X(hipStreamGetPriority) X(hipStreamWaitValue32) \
     X(hipStreamWaitValue64) X(hipStreamWriteValue32) X(hipStreamWriteValue64) X(hipStreamIsCapturing) \
     X(hipStreamBeginCapture) X(hipStreamEndCapture) X(hipThreadExchangeStreamCaptureMode) X(hipGraphDestroy) \
+    X(hipGraphInstantiate) X(hipGraphInstantiateWithFlags) X(hipGraphLaunch) \
     X(hipLaunchHostFunc) \
     X(hipEventCreate) X(hipEventCreateWithFlags) X(hipEventDestroy) X(hipEventRecord) X(hipEventQuery) \
     X(hipEventSynchronize) X(hipEventElapsedTime) \
+    X(hipGraphExecDestroy) X(__hipRegisterFatBinary) X(__hipUnregisterFatBinary) X(__hipRegisterFunction) X(__hipRegisterVar) \
+    X(__hipPushCallConfiguration) X(__hipPopCallConfiguration) \
     HIP_NEWER(X) HIP_UNSUPPORTED(X)
 
 /* Functions that older runtimes lack, each some of them; the layout "old" exports none. */
 #define HIP_NEWER(X) \
     X(hipGetDevicePropertiesR0600) X(hipExtGetLastError) X(hipHostAlloc) X(hipStreamGetDevice) X(hipStreamGetId) \
+    X(hipGetStreamDeviceId) \
     X(hipEventRecordWithFlags) X(hipMemPrefetchAsync_v2) X(hipMemAdvise_v2) X(hipMemcpyBatchAsync) \
+    X(hipMemPrefetchBatchAsync) X(hipMemDiscardBatchAsync) X(hipMemDiscardAndPrefetchBatchAsync) \
     X(hipMallocAsync) X(hipMallocFromPoolAsync) X(hipFreeAsync) X(hipMemPoolCreate) X(hipMemPoolDestroy) \
     X(hipMemPoolSetAttribute) X(hipMemPoolGetAttribute) X(hipMemPoolTrimTo) X(hipMemPoolSetAccess) X(hipMemPoolGetAccess) \
-    X(hipDeviceGetDefaultMemPool) X(hipDeviceGetMemPool) X(hipDeviceSetMemPool)
+    X(hipDeviceGetDefaultMemPool) X(hipDeviceGetMemPool) X(hipDeviceSetMemPool) \
+    X(hipMemPoolExportToShareableHandle) X(hipMemPoolImportFromShareableHandle) X(hipMemPoolExportPointer) \
+    X(hipMemPoolImportPointer) X(hipMemAddressReserve) X(hipMemAddressFree) X(hipMemCreate) X(hipMemRelease) X(hipMemMap) \
+    X(hipMemUnmap) X(hipMemSetAccess) X(hipMemGetAllocationGranularity) X(hipMemGetAllocationPropertiesFromHandle) \
+    X(hipMemExportToShareableHandle) X(hipMemImportFromShareableHandle)
 
 /* Variants in which stream 0 is that of the calling thread; counted and made to fail under the plain name. */
 #define HIP_PER_THREAD(X) \
@@ -170,15 +156,15 @@ _Static_assert(sizeof(struct pointer_attributes) == 32 && sizeof(struct properti
     X(hipModuleGetGlobal) X(hipModuleLaunchKernel) X(hipExtModuleLaunchKernel) X(hipLaunchKernel) \
     X(hipLaunchCooperativeKernel) X(hipLaunchKernelExC) X(hipDrvLaunchKernelEx) X(hipFuncGetAttribute) X(hipFuncGetAttributes) \
     X(hipFuncSetAttribute) X(hipStreamAddCallback) X(hipStreamGetCaptureInfo) \
-    X(hipStreamGetCaptureInfo_v2) X(hipStreamUpdateCaptureDependencies) X(hipGraphCreate) X(hipGraphInstantiate) \
-    X(hipGraphLaunch) X(hipExtStreamCreateWithCUMask) X(hipStreamAttachMemAsync) X(hipIpcGetEventHandle) \
+    X(hipStreamGetCaptureInfo_v2) X(hipStreamUpdateCaptureDependencies) X(hipGraphCreate) \
+    X(hipExtStreamCreateWithCUMask) X(hipStreamAttachMemAsync) X(hipIpcGetEventHandle) \
     X(hipIpcOpenEventHandle) X(hipMemRangeGetAttribute) X(hipMemcpy3DBatchAsync) X(hipMallocArray) \
-    X(hipFreeArray) X(hipMemcpyToArray) X(hipMemAddressReserve) X(hipMemCreate) X(hipMemMap) \
-    X(hipMemPoolExportToShareableHandle) X(hipMemPoolImportFromShareableHandle) X(hipMemPoolExportPointer) \
-    X(hipMemPoolImportPointer) X(hipPointerSetAttribute) X(hipGetDevicePropertiesR0000) X(hipGetDeviceProperties) \
+    X(hipFreeArray) X(hipMemcpyToArray) X(hipPointerSetAttribute) X(hipGetDevicePropertiesR0000) X(hipGetDeviceProperties) \
     X(hipGetProcAddress) X(hipCtxCreate) X(hipCtxDestroy) X(hipCtxGetCurrent) X(hipCtxSetCurrent) X(hipCtxPushCurrent) \
-    X(hipCtxPopCurrent) X(hipCtxGetDevice) X(hipCtxSynchronize) X(hipDevicePrimaryCtxRetain) X(hipDevicePrimaryCtxRelease) \
-    X(hipDevicePrimaryCtxGetState) X(hipProfilerStart) X(hipProfilerStop)
+    X(hipCtxPopCurrent) X(hipCtxGetDevice) X(hipCtxSynchronize) \
+    X(hipDevicePrimaryCtxGetState) X(hipProfilerStart) X(hipProfilerStop) \
+    X(hipCreateSurfaceObject) X(hipDestroySurfaceObject) X(hipDeviceGetLimit) X(hipGraphDebugDotPrint) \
+    X(hipOccupancyMaxActiveBlocksPerMultiprocessor) X(hipOccupancyMaxPotentialBlockSize)
 
 enum { HIP_FUNCTIONS(FUNCTION_NUMBER) FUNCTION_TOTAL };
 _Static_assert(FUNCTION_TOTAL <= MAX_FUNCTIONS, "room for all counters");

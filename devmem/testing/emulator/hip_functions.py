@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .cuda_functions import VIRTUAL
+
 COMMON = (
     "Every call is counted, can be made to fail with any code, and opens the runtime. Every call checks: no device (the "
     "first call 101, later ones 100; before ROCm 6 always 101); forked child (3); process exiting (4); called from a host "
@@ -19,13 +21,15 @@ _BLOCKING = "complete on return, except within one device"
 _PITCH = "pitch below the width (12); a pitch that is no multiple of 4 counts as slow"
 _STREAM = "unknown or destroyed stream (709; from ROCm 7 on the process dies, SIGSEGV), 1 before ROCm 6.3 (SIGSEGV)"
 _EVENT = "NULL (400), unknown (709)"
+_HINTS = "flags, ranges that are not managed, no ranges (1); not in the layout `old`; "
 _POOLS = "switched off by HIP_MEM_POOL_SUPPORT=0 (801); "
 
 _CAPTURED = (
     "until the end of the capture these calls fail: in threads whose mode does not allow them, plain allocation and freeing, "
     "registration, from ROCm 7 on event queries and waits (900); a query of or a wait for the stream or its device (900); "
     "work on the legacy stream, if that waits for this one (906). Each invalidates the capture. Work on the stream other than "
-    "recording an event fails (801); the recorded event can be neither queried nor waited for (907)"
+    "copies of page-locked or device memory, fills, host functions and recording an event fails (801); the recorded event can be "
+    "neither queried nor waited for (907)"
 )
 
 FUNCTIONS: dict[str, dict[str, str]] = {
@@ -51,6 +55,8 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipSetDevice": "ordinal (101)",
         "hipDeviceGet": "ordinal (101)",
         "hipDeviceGetName": "device (101)",
+        "hipDevicePrimaryCtxRetain": "device (101), no place for the context (1); one for each device",
+        "hipDevicePrimaryCtxRelease": "device (101)",
         "hipDeviceGetUuid": "device (101); sixteen hexadecimal digits, as after GPU- in lists",
         "hipDeviceTotalMem": "device (101); DEVMEM_EMULATOR_MEMORY (8 GiB, committed on first access)",
         "hipDeviceGetAttribute": (
@@ -111,12 +117,16 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipMemPrefetchAsync_v2": "as above; not in the layout `old`",
         "hipMemAdvise": "memory that is not managed, zero bytes, advice (1), device (101); has no effect",
         "hipMemAdvise_v2": "as above; not in the layout `old`",
+        "hipMemPrefetchBatchAsync": _HINTS + "indices, no place (1), device (101); moves nothing",
+        "hipMemDiscardBatchAsync": _HINTS + "without HSA_XNACK=1 (801); the bytes change in stream order",
+        "hipMemDiscardAndPrefetchBatchAsync": _HINTS
+        + "indices, no place (1), device (101), without HSA_XNACK=1 (801); the bytes change in stream order",
     },
     "Pools (none in the layout `old`)": {
         "hipMallocAsync": _POOLS + "no room (2); zero bytes give NULL, before ROCm 7 (1); allocated in stream order",
         "hipMallocFromPoolAsync": "as above; unknown pool (1), its byte limit (2)",
         "hipFreeAsync": "unknown (1), NULL (before ROCm 7: 1); freed in stream order; other memory after a wait for the device",
-        "hipMemPoolCreate": _POOLS + "type of allocation, location (1), shareable handles (801)",
+        "hipMemPoolCreate": _POOLS + "type of allocation, location (1), handles other than file descriptors (801)",
         "hipMemPoolDestroy": "unknown, a default pool (1); freed after its last block",
         "hipMemPoolSetAttribute": "unknown pool or attribute, high marks other than 0 (1)",
         "hipMemPoolGetAttribute": "unknown pool or attribute (1)",
@@ -125,7 +135,16 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipMemPoolGetAccess": "unknown pool, location (1), device (101)",
         "hipDeviceGetDefaultMemPool": _POOLS + "device (101)",
         "hipDeviceGetMemPool": _POOLS + "device (101)",
-        "hipDeviceSetMemPool": "device (101), unknown pool or one of another device (1)",
+        "hipDeviceSetMemPool": "device (101), unknown or imported pool, one of another device (1)",
+        "hipMemPoolExportToShareableHandle": "pool made without the type, flags (1); a new file descriptor each time",
+        "hipMemPoolImportFromShareableHandle": "flags (1), no file of a pool (2); gives no memory, has no access until it is set",
+        "hipMemPoolExportPointer": "NULL (1), anything but the start of live memory of a shareable pool (2)",
+        "hipMemPoolImportPointer": "another pool's data, no access, exporter exited (2); again: the same address, not counted",
+    },
+    "Virtual memory": {f"hipMem{name}": what for name, what in VIRTUAL.items()}
+    | {
+        "hipMemImportFromShareableHandle": VIRTUAL["ImportFromShareableHandle"]
+        + "; a file descriptor is given by its address before ROCm 7.1"
     },
     "Sharing": {
         "hipIpcGetMemHandle": "anything but the start of plain device memory (17)",
@@ -171,8 +190,13 @@ FUNCTIONS: dict[str, dict[str, str]] = {
             "unknown address, more than its allocation holds, alignment (1)",
         ),
         **dict.fromkeys(
-            ("hipMemset2D", "hipMemset2DAsync", "hipMemset3D", "hipMemset3DAsync"),
+            ("hipMemset2D", "hipMemset2DAsync"),
             "unknown address, more than its allocation holds, pitch (1)",
+        ),
+        **dict.fromkeys(
+            ("hipMemset3D", "hipMemset3DAsync"),
+            "unknown address, more than its allocation holds, pitch, planes that overlap (1); checks all planes before it writes "
+            "one",
         ),
     },
     "Streams": {
@@ -186,6 +210,7 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipStreamGetFlags": _STREAM,
         "hipStreamGetPriority": _STREAM,
         "hipStreamGetDevice": _STREAM + "; not in the layout `old`",
+        "hipGetStreamDeviceId": "as above, but returns the device, or -1",
         "hipStreamGetId": _STREAM + "; not in the layout `old`",
         "hipStreamWaitValue32": _STREAM + "; alignment, address, flags (1)",
         "hipStreamWaitValue64": _STREAM + "; alignment, address, flags (1)",
@@ -196,10 +221,15 @@ FUNCTIONS: dict[str, dict[str, str]] = {
     "Capture of graphs": {
         "hipStreamBeginCapture": _STREAM + "; the legacy stream (900), twice (401), mode (1); " + _CAPTURED,
         "hipStreamEndCapture": _STREAM
-        + "; not capturing (401), another thread unless relaxed (908), invalidated (901); the graph is empty",
+        + "; not capturing (401), another thread unless relaxed (908), invalidated (901)",
         "hipStreamIsCapturing": _STREAM + "; the legacy stream, while it waits for a capturing stream (906)",
         "hipThreadExchangeStreamCaptureMode": "mode (1)",
+        "hipGraphInstantiate": "unknown (1)",
+        "hipGraphInstantiateWithFlags": "unknown (1); the flags do nothing",
+        "hipGraphLaunch": _STREAM
+        + "; unknown (1), memory that was freed (1); the nodes run in the order of the stream",
         "hipGraphDestroy": "unknown (1)",
+        "hipGraphExecDestroy": "unknown (1)",
     },
     "Events": {
         "hipEventCreate": "",
@@ -210,5 +240,13 @@ FUNCTIONS: dict[str, dict[str, str]] = {
         "hipEventQuery": _EVENT + ", not ready (600); one never recorded is complete",
         "hipEventSynchronize": _EVENT,
         "hipEventElapsedTime": "unknown, not recorded, without timing, of two devices (400), not ready (600)",
+    },
+    "Device code": {
+        "__hipRegisterFatBinary": "counted; nothing in it is read",
+        "__hipUnregisterFatBinary": "counted",
+        "__hipRegisterFunction": "counted",
+        "__hipRegisterVar": "counted",
+        "__hipPushCallConfiguration": "of the thread; one, not a stack",
+        "__hipPopCallConfiguration": "the one that was pushed last",
     },
 }

@@ -38,14 +38,16 @@ HIP(hipExtMallocWithFlags)(uint64_t *out, size_t bytes, unsigned flags)
 
 #define ROW_ALIGNMENT 256u
 
-static size_t row_of(size_t width) { return (width + ROW_ALIGNMENT - 1) / ROW_ALIGNMENT * ROW_ALIGNMENT; }
+static size_t row_of(size_t width) { return size_rounded(width, ROW_ALIGNMENT); }
 
 HIP(hipMallocPitch)(uint64_t *out, size_t *pitch, size_t width, size_t height)
 {
     BEGIN(hipMallocPitch, NEED_CONTEXT);
     REQUIRE(out && pitch, INVALID_VALUE);
-    *pitch = row_of(width);
-    END(alloc_device(context, *pitch * height, out));
+    size_t row = row_of(width);
+    status taken = alloc_device(context, size_times(row, height), out);
+    if (taken == OK) *pitch = row;
+    END(taken);
 }
 
 HIP(hipMalloc3D)(struct pitched *out, struct extent extent)
@@ -54,7 +56,7 @@ HIP(hipMalloc3D)(struct pitched *out, struct extent extent)
     uint64_t address;
     REQUIRE(out, INVALID_VALUE);
     size_t pitch = row_of(extent.width);
-    status taken = alloc_device(context, pitch * extent.height * extent.depth, &address);
+    status taken = alloc_device(context, size_times(size_times(pitch, extent.height), extent.depth), &address);
     if (taken == OK) *out = (struct pitched){(void *)(uintptr_t)address, pitch, extent.width, extent.height};
     END(taken);
 }
@@ -64,6 +66,7 @@ static status free_any(uint64_t address)
 {
     struct block *block = block_find(address);
     if (!address) return OK;
+    if (block && block->pool && block->kind == BLOCK_IMPORTED) return device_free(NULL, address);
     if (!block || block->kind == BLOCK_REGISTERED || block->kind == BLOCK_IMPORTED) return INVALID_VALUE;
     if (block->kind != BLOCK_POOLED) return block_free(block);
     if (hip_rocm() < 700) device_drain(block->device);
@@ -308,8 +311,8 @@ HIP(hipMemPoolCreate)(handle *out, const struct pool_properties *properties)
     REQUIRE(hip_has_pools(), NOT_SUPPORTED);
     REQUIRE(out && properties && properties->allocation == ALLOCATION_PINNED, INVALID_VALUE);
     REQUIRE(properties->location.type == LOCATION_DEVICE && is_device(properties->location.id), INVALID_VALUE);
-    REQUIRE(!properties->handles, NOT_SUPPORTED);
-    END(pool_create(properties->location.id, properties->max_bytes, out));
+    REQUIRE(!properties->handles || properties->handles == HANDLE_POSIX_FILE, NOT_SUPPORTED);
+    END(pool_create(properties->location.id, properties, out));
 }
 
 HIP(hipMemPoolDestroy)(handle which)
@@ -373,6 +376,46 @@ HIP(hipDeviceSetMemPool)(int device, handle which)
     BEGIN(hipDeviceSetMemPool, NEED_INIT);
     END(device_set_pool(device, which));
 }
+
+HIP(hipMemPoolExportToShareableHandle)(int *out, handle which, int type, unsigned flags)
+{
+    BEGIN(hipMemPoolExportToShareableHandle, NEED_INIT);
+    END(out ? pool_export(which, type, flags, out) : INVALID_VALUE);
+}
+
+/* The file is given in the place of an address. */
+HIP(hipMemPoolImportFromShareableHandle)(handle *out, void *file, int type, unsigned flags)
+{
+    BEGIN(hipMemPoolImportFromShareableHandle, NEED_CONTEXT);
+    REQUIRE(out && type && !flags, INVALID_VALUE);
+    status imported = pool_import((int)address_of(file), type, flags, out);
+    END(imported == INVALID_VALUE ? OUT_OF_MEMORY : imported);
+}
+
+HIP(hipMemPoolExportPointer)(struct ipc_handle *out, uint64_t address)
+{
+    BEGIN(hipMemPoolExportPointer, NEED_CONTEXT);
+    REQUIRE(out && address, INVALID_VALUE);
+    END(pool_export_pointer(address, out->bytes) == OK ? OK : OUT_OF_MEMORY);
+}
+
+HIP(hipMemPoolImportPointer)(uint64_t *out, handle which, const struct ipc_handle *data)
+{
+    BEGIN(hipMemPoolImportPointer, NEED_CONTEXT);
+    REQUIRE(out && which && data, INVALID_VALUE);
+    END(pool_import_pointer(context, which, data->bytes, out) == OK ? OK : OUT_OF_MEMORY);
+}
+
+/* --- virtual memory ----------------------------------------------------------------------------------------------- */
+
+/* Since ROCm 7.1 the file descriptor is given in the place of an address; before, by its address. */
+static int imported_file(const void *from)
+{
+    return hip_rocm() >= 701 ? (int)address_of(from) : from ? *(const int *)from : -1;
+}
+
+#define IMPORTED_FILE(from) imported_file(from)
+VIRTUAL_FUNCTIONS(HIP, hip)
 
 /* --- IPC ---------------------------------------------------------------------------------------------------------- */
 

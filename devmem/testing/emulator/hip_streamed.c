@@ -142,7 +142,7 @@ static status run_box(struct context *context, handle stream, struct box *box, i
     /* Within a device a kernel copies boxes, of any pitch. Between device and host, the copy engines need multiples of 4. */
     bool engine = !on_device(box->to.address) || !on_device(box->from.address);
     bool uneven = (box->to.pitch | box->from.pitch) % 4;
-    if (box->height * box->depth > 1 && engine && uneven) atomic_fetch_add(&slow_copies, 1);
+    if ((box->height > 1 || box->depth > 1) && engine && uneven) atomic_fetch_add(&slow_copies, 1);
     return copy_run(context, STREAM_OF(stream), box, blocking);
 }
 
@@ -168,9 +168,10 @@ SPT(hipMemcpy2DAsync)(uint64_t to, size_t to_pitch, uint64_t from, size_t from_p
 
 static struct box_end end_at(const struct pitched *memory, const struct position *at)
 {
-    size_t plane = memory->pitch * memory->ysize;
+    size_t plane = size_times(memory->pitch, memory->ysize);
+    size_t offset = size_plus(size_to_row(at->z, plane, at->y, memory->pitch), at->x);
     uint64_t base = address_of(memory->at);
-    return (struct box_end){base ? base + at->z * plane + at->y * memory->pitch + at->x : 0, memory->pitch, plane, SIDE_ANY};
+    return (struct box_end){base ? size_plus(base, offset) : 0, memory->pitch, plane, SIDE_ANY};
 }
 
 static status run_3d(struct context *context, handle stream, const struct copy3d *copy, bool blocking)
@@ -180,7 +181,8 @@ static status run_3d(struct context *context, handle stream, const struct copy3d
     struct extent extent = copy->extent;
     struct box box = {end_at(&copy->dst, &copy->dst_at), end_at(&copy->src, &copy->src_at), extent.width, extent.height,
                       extent.depth};
-    bool rows = copy->dst.ysize >= extent.height + copy->dst_at.y && copy->src.ysize >= extent.height + copy->src_at.y;
+    bool rows = copy->dst.ysize >= size_plus(extent.height, copy->dst_at.y) &&
+                copy->src.ysize >= size_plus(extent.height, copy->src_at.y);
     if (extent.depth > 1 && !rows) return INVALID_VALUE;
     return run_box(context, stream, &box, copy->kind, blocking);
 }
@@ -277,7 +279,12 @@ static status fill(struct context *context, handle stream, uint64_t to, size_t p
                    size_t plane, bool blocking)
 {
     if (!extent.width || !extent.height || !extent.depth) return OK;
-    if (extent.height > 1 && pitch < extent.width) return INVALID_VALUE;
+    if ((extent.height > 1 || extent.depth > 1) && pitch < extent.width) return INVALID_VALUE;
+    if (extent.depth > 1) {
+        struct block *block = block_find(to);
+        size_t bytes = size_of_box(extent.width, extent.height, extent.depth, pitch, plane);
+        if (!block || plane < size_times(extent.height, pitch) || !block_contains(block, to, bytes)) return INVALID_VALUE;
+    }
     for (size_t z = 0; z < extent.depth; z++) {
         status done = fill_run(context, STREAM_OF(stream), to + z * plane, pitch, (unsigned char)value, 1, extent.width,
                                extent.height, blocking);
@@ -313,13 +320,13 @@ SPT(hipMemset2DAsync)(uint64_t to, size_t pitch, int value, size_t width, size_t
 SPT(hipMemset3D)(struct pitched to, int value, struct extent extent)
 {
     BEGIN(hipMemset3D, NEED_CONTEXT);
-    END(fill(context, 0, address_of(to.at), to.pitch, value, extent, to.pitch * to.ysize, true));
+    END(fill(context, 0, address_of(to.at), to.pitch, value, extent, size_times(to.pitch, to.ysize), true));
 }
 
 SPT(hipMemset3DAsync)(struct pitched to, int value, struct extent extent, handle stream)
 {
     BEGIN(hipMemset3DAsync, NEED_CONTEXT);
-    END(fill(context, stream, address_of(to.at), to.pitch, value, extent, to.pitch * to.ysize, false));
+    END(fill(context, stream, address_of(to.at), to.pitch, value, extent, size_times(to.pitch, to.ysize), false));
 }
 
 #ifndef PER_THREAD
@@ -390,6 +397,31 @@ HIP(hipMemPrefetchAsync_v2)(uint64_t address, size_t bytes, struct location to, 
 {
     BEGIN(hipMemPrefetchAsync_v2, NEED_CONTEXT);
     END(flags ? INVALID_VALUE : managed_prefetch(context, STREAM_OF(stream), address, bytes, to));
+}
+
+HIP(hipMemPrefetchBatchAsync)(const uint64_t *ranges, const size_t *sizes, size_t count, const struct location *to,
+                              const size_t *firsts, size_t places, uint64_t flags, handle stream)
+{
+    BEGIN(hipMemPrefetchBatchAsync, NEED_CONTEXT);
+    REQUIRE(to && firsts && places && places <= count && !flags, INVALID_VALUE);
+    END(managed_batch(context, STREAM_OF(stream), ranges, sizes, count, to, firsts, places, false));
+}
+
+/* Discarding needs pages that migrate. */
+HIP(hipMemDiscardBatchAsync)(const uint64_t *ranges, const size_t *sizes, size_t count, uint64_t flags, handle stream)
+{
+    BEGIN(hipMemDiscardBatchAsync, NEED_CONTEXT);
+    REQUIRE(vendor_rules.takes_host_addresses(), NOT_SUPPORTED);
+    END(flags ? INVALID_VALUE : managed_batch(context, STREAM_OF(stream), ranges, sizes, count, NULL, NULL, 0, true));
+}
+
+HIP(hipMemDiscardAndPrefetchBatchAsync)(const uint64_t *ranges, const size_t *sizes, size_t count, const struct location *to,
+                                        const size_t *firsts, size_t places, uint64_t flags, handle stream)
+{
+    BEGIN(hipMemDiscardAndPrefetchBatchAsync, NEED_CONTEXT);
+    REQUIRE(vendor_rules.takes_host_addresses(), NOT_SUPPORTED);
+    REQUIRE(to && firsts && places && places <= count && !flags, INVALID_VALUE);
+    END(managed_batch(context, STREAM_OF(stream), ranges, sizes, count, to, firsts, places, true));
 }
 
 /* --- waits for and writes of a word ------------------------------------------------------------------------------- */
@@ -478,7 +510,7 @@ HIP(hipStreamBeginCapture)(handle stream, int mode)
 {
     BEGIN(hipStreamBeginCapture, NEED_CONTEXT);
     FIND_STREAM(of, stream);
-    END(capture_begin(of, mode));
+    END(capture_begin(of, mode, NULL));
 }
 
 HIP(hipStreamEndCapture)(handle stream, handle *graph)
@@ -494,9 +526,46 @@ HIP(hipThreadExchangeStreamCaptureMode)(int *mode)
     END(capture_exchange(mode));
 }
 
+/* The flags do nothing there, as the vendor's page says. */
+HIP(hipGraphInstantiateWithFlags)(handle *exec, handle graph, unsigned long long flags)
+{
+    BEGIN(hipGraphInstantiateWithFlags, NEED_CONTEXT);
+    (void)flags;
+    END(graph_instantiate(graph, exec));
+}
+
+HIP(hipGraphInstantiate)(handle *exec, handle graph, handle *failed, char *log, size_t bytes)
+{
+    BEGIN(hipGraphInstantiate, NEED_CONTEXT);
+    if (failed) *failed = 0;
+    if (log && bytes) *log = 0;
+    END(graph_instantiate(graph, exec));
+}
+
+HIP(hipGraphLaunch)(handle exec, handle stream)
+{
+    BEGIN(hipGraphLaunch, NEED_CONTEXT);
+    END(graph_launch(context, exec, STREAM_OF(stream)));
+}
+
 HIP(hipGraphDestroy)(handle graph)
 {
     BEGIN(hipGraphDestroy, NEED_INIT);
-    END(graph_destroy(graph));
+    END(graph_destroy(graph, HANDLE_GRAPH));
+}
+
+HIP(hipGraphExecDestroy)(handle exec)
+{
+    BEGIN(hipGraphExecDestroy, NEED_INIT);
+    END(graph_destroy(exec, HANDLE_GRAPH_EXEC));
+}
+
+/* Returns the device, not a status. */
+int strict_hipGetStreamDeviceId(handle stream);
+int strict_hipGetStreamDeviceId(handle stream)
+{
+    int device = -1;
+    atomic_fetch_add_explicit(&function_calls[FUNCTION_hipGetStreamDeviceId], 1, memory_order_relaxed);
+    return strict_hipStreamGetDevice(stream, &device) == OK ? device : -1;
 }
 #endif

@@ -152,7 +152,14 @@ struct block *block_find(uint64_t address)
 
 bool is_device_memory(const struct block *block)
 {
-    return block->kind == BLOCK_DEVICE || block->kind == BLOCK_POOLED || block->kind == BLOCK_IMPORTED;
+    return block->kind == BLOCK_DEVICE || block->kind == BLOCK_POOLED || block->kind == BLOCK_IMPORTED
+        || block->kind == BLOCK_VIRTUAL;
+}
+
+/* Whether the bytes at an address within a block end within it. */
+bool block_contains(const struct block *block, uint64_t address, size_t bytes)
+{
+    return size_plus(address, bytes) <= block->base + block->size;
 }
 
 static bool inside(const struct heap *heap, uint64_t address)
@@ -189,6 +196,13 @@ status device_free(struct context *context, uint64_t address)
     if (!block || block->base != address) return INVALID_VALUE;
     if (block->kind == BLOCK_POOLED) {
         pool_free_now(block);
+        return OK;
+    }
+    if (block->kind == BLOCK_IMPORTED && block->pool) {
+        device_drain(block->device);
+        block = block_find(address); /* another thread may have freed it meanwhile */
+        if (!block || block->base != address || block->kind != BLOCK_IMPORTED) return INVALID_VALUE;
+        pool_import_end(block);
         return OK;
     }
     if (block->kind != BLOCK_DEVICE && block->kind != BLOCK_MANAGED) return INVALID_VALUE;
@@ -303,7 +317,7 @@ status managed_alloc(struct context *context, size_t bytes, unsigned flags, uint
 static bool is_managed(uint64_t address, size_t bytes)
 {
     struct block *block = block_find(address);
-    return bytes && block && block->kind == BLOCK_MANAGED && address + bytes <= block->base + block->size;
+    return bytes && block && block->kind == BLOCK_MANAGED && block_contains(block, address, bytes);
 }
 
 /* Advice is checked and has no effect. `placed`: the advice has a location. */
@@ -323,6 +337,30 @@ status managed_prefetch(struct context *context, uint64_t stream_handle, uint64_
     if (to.type == LOCATION_DEVICE && !is_device(to.id)) return INVALID_DEVICE;
     stream_mark(stream);
     return OK;
+}
+
+/* What a discarded range holds, so that no program relies on it. */
+#define DISCARDED 0xdb
+
+/* Many ranges: prefetched to places, each from its first range on; discarded; or both. Ranges are not aligned by the caller. */
+status managed_batch(struct context *context, uint64_t stream_handle, const uint64_t *ranges, const size_t *sizes, size_t count,
+                     const struct location *to, const size_t *firsts, size_t places, bool discards)
+{
+    struct stream *stream;
+    status found = stream_for_work(context, stream_handle, &stream);
+    if (found != OK) return found;
+    if (!ranges || !sizes || !count) return INVALID_VALUE;
+    for (size_t index = 0; index < places; index++) {
+        if (index ? firsts[index] <= firsts[index - 1] || firsts[index] >= count : firsts[0] != 0) return INVALID_VALUE;
+        if (to[index].type < LOCATION_DEVICE || to[index].type > LOCATION_HOST_NUMA_CURRENT) return INVALID_VALUE;
+        if (to[index].type == LOCATION_DEVICE && !is_device(to[index].id)) return INVALID_DEVICE;
+    }
+    for (size_t index = 0; index < count; index++)
+        if (!is_managed(ranges[index], sizes[index])) return INVALID_VALUE;
+    for (size_t index = 0; discards && index < count && found == OK; index++)
+        found = fill_run(context, stream_handle, ranges[index], 0, DISCARDED, 1, sizes[index], 1, false);
+    if (found == OK) stream_mark(stream);
+    return found;
 }
 
 /* --- attributes of an address ------------------------------------------------------------------------------------- */
@@ -346,6 +384,7 @@ bool pointer_attribute(const struct block *block, int attribute, uint64_t addres
     case POINTER_DEVICE_POINTER: *value = block_device_address(block, address); return true;
     case POINTER_HOST_POINTER: *value = block_host_address(block, address); return !is_device_memory(block);
     case POINTER_P2P_TOKENS: return false;
+    case POINTER_SYNC_MEMOPS: *value = block->sync_memops; return true;
     case POINTER_BUFFER_ID:
     case POINTER_MEMORY_BLOCK_ID: *value = block->serial; return true;
     case POINTER_IS_MANAGED: *value = block->kind == BLOCK_MANAGED; return true;
@@ -357,6 +396,9 @@ bool pointer_attribute(const struct block *block, int attribute, uint64_t addres
     case POINTER_MAPPING_SIZE: *value = block->size; return true;
     case POINTER_MAPPED: *value = 1; return true;
     case POINTER_ACCESS_FLAGS: *value = ACCESS_READ_WRITE; return true;
+    case POINTER_IS_HW_DECOMPRESS_CAPABLE:
+        *value = block->kind == BLOCK_DEVICE || (block->pool && block->pool->decompresses);
+        return true;
     case POINTER_POOL: *value = block->pool ? block->pool->handle : 0; return true;
     default: return true; /* 0: no, or none */
     }
@@ -372,6 +414,7 @@ size_t pointer_attribute_size(int attribute)
     case POINTER_IS_MANAGED:
     case POINTER_IS_LEGACY_IPC_CAPABLE:
     case POINTER_MAPPED:
+    case POINTER_IS_HW_DECOMPRESS_CAPABLE:
     case POINTER_IS_RDMA_CAPABLE: return 1;
     default: return 8;
     }
@@ -418,7 +461,8 @@ void blocks_free_context(struct context *context, int device)
             continue;
         }
         if (block->kind == BLOCK_IMPORTED) block->references = 1;
-        if (block->kind == BLOCK_IMPORTED) ipc_close(block->base);
+        if (block->kind == BLOCK_IMPORTED && block->pool) pool_import_end(block);
+        else if (block->kind == BLOCK_IMPORTED) ipc_close(block->base);
         else range_forget(block);
         index = 0; /* an alias may have been removed too */
     }

@@ -62,6 +62,13 @@ static uint64_t new_handle(void)
     return FIRST_HANDLE + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) << 4);
 }
 
+/* Callers keep blocks in tables, too. An address comes again after 16 million. */
+static uint64_t new_block(void)
+{
+    static _Atomic uint64_t count;
+    return DEVICE_ADDRESS + (atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) % (TOTAL_BYTES >> 9) << 9);
+}
+
 /* Host memory must exist, as callers make NumPy arrays of it. All allocations are the same memory. */
 static void *host_memory(void)
 {

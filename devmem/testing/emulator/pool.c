@@ -70,6 +70,13 @@ static bool destroy_if_unused(struct pool *pool)
     return true;
 }
 
+/* A block that was imported from another process is closed. */
+void pool_block_gone(struct pool *pool)
+{
+    pool->live_blocks--;
+    destroy_if_unused(pool);
+}
+
 /* After a wait for a stream, event or context, the pools of the device release what exceeds their thresholds. */
 void pools_trim_to_threshold(int device)
 {
@@ -92,10 +99,12 @@ struct pool *pool_open(int device)
     return pool;
 }
 
-status pool_create(int device, size_t max_bytes, uint64_t *handle)
+status pool_create(int device, const struct pool_properties *properties, uint64_t *handle)
 {
     struct pool *pool = pool_open(device);
-    pool->max_bytes = max_bytes;
+    pool->max_bytes = properties->max_bytes;
+    pool->shareable = properties->handles == HANDLE_POSIX_FILE;
+    pool->decompresses = properties->usage == USAGE_HW_DECOMPRESS;
     *handle = pool->handle;
     live_handles++;
     return OK;
@@ -184,7 +193,7 @@ status pool_alloc(struct context *context, struct pool *pool, size_t bytes, uint
     struct stream *stream;
     status found = stream_for_work(context, stream_handle, &stream);
     if (found != OK) return found;
-    if (!bytes) return INVALID_VALUE;
+    if (!bytes || pool->exporter) return INVALID_VALUE;
     if (bytes > devices[pool->device].heap.bytes) return OUT_OF_MEMORY;
     size_t capacity = rounded(bytes);
     struct block *block = take_cached(pool, capacity, stream, false);
@@ -258,7 +267,7 @@ status device_set_pool(int device, uint64_t handle)
 {
     struct pool *pool = pool_of(handle);
     if (!is_device(device)) return INVALID_DEVICE;
-    if (!pool || pool->device != device) return INVALID_VALUE;
+    if (!pool || pool->device != device || pool->exporter) return INVALID_VALUE;
     devices[device].current_pool = pool;
     return OK;
 }

@@ -129,10 +129,18 @@ static bool value_reached(const struct op *op)
     }
 }
 
+/* Records of an event that processes share may complete in any order: the latest counts. */
+static void raise_value(_Atomic uint64_t *at, uint64_t value)
+{
+    uint64_t now = atomic_load(at);
+    while (now < value && !atomic_compare_exchange_weak(at, &now, value)) {}
+}
+
 static void write_value(const struct op *op)
 {
     const struct value *value = &op->value.asked;
-    if (op->value.at.lease && op->value.at.lease->shadow)
+    if (value->how == VALUE_RAISE) raise_value((_Atomic uint64_t *)op->value.at.bytes, value->value);
+    else if (op->value.at.lease && op->value.at.lease->shadow)
         shadow_write(op->value.at.lease->shadow, op->value.at.bytes, &value->value, value->width);
     else if (value->width == 8) __atomic_store_n((uint64_t *)op->value.at.bytes, value->value, __ATOMIC_RELEASE);
     else __atomic_store_n((uint32_t *)op->value.at.bytes, (uint32_t)value->value, __ATOMIC_RELEASE);
@@ -149,7 +157,8 @@ static void op_execute(struct stream *stream, struct op *op)
         memset(op->alloc.at.bytes, POISON, op->alloc.bytes < POISON_LIMIT ? op->alloc.bytes : POISON_LIMIT);
     if (op->kind == OP_HOST) {
         inside_host_function = true;
-        op->host.call(op->host.data);
+        if (op->host.callback) op->host.callback(op->host.stream, stream->context->sticky, op->host.data);
+        else op->host.call(op->host.data);
         inside_host_function = false;
     }
 }
@@ -165,7 +174,8 @@ static void wait_for_value(struct stream *stream, struct op *op)
 
 static void op_run(struct stream *stream, struct op *op)
 {
-    if (stream->aborting || stream->context->sticky != OK) return;
+    bool told = op->kind == OP_HOST && op->host.callback;
+    if (stream->aborting || (stream->context->sticky != OK && !told)) return;
     if (op->kind == OP_WAIT_VALUE) wait_for_value(stream, op);
     if (!touch(op, +1)) { /* the memory is not allocated yet, or freed */
         front_device_failed(ILLEGAL_ADDRESS);
@@ -397,6 +407,13 @@ status stream_for_work(struct context *context, uint64_t handle, struct stream *
     return found == OK ? capture_check_work(*out) : found;
 }
 
+/* As above, for a call that a capture accepts: the caller adds it to the graph. */
+status stream_for_node(struct context *context, uint64_t handle, struct stream **out)
+{
+    status found = stream_for_work(context, handle, out);
+    return found == NOT_SUPPORTED && capture_active(*out) ? OK : found;
+}
+
 status stream_destroy(uint64_t handle)
 {
     struct stream *stream = handle_get(handle, HANDLE_STREAM);
@@ -419,18 +436,34 @@ void stream_mark(struct stream *stream)
 }
 
 /* Call a function of the program on the stream's thread, without the lock. */
-status stream_call_host(struct context *context, uint64_t handle, void (*call)(void *), void *data)
+static status call_host(struct context *context, uint64_t handle, void (*call)(void *), stream_callback callback, void *data)
 {
     struct stream *stream;
-    status found = stream_for_work(context, handle, &stream);
+    status found = call ? stream_for_node(context, handle, &stream) : stream_for_work(context, handle, &stream);
     if (found != OK) return found;
-    if (!call) return INVALID_VALUE;
+    if (!call && !callback) return INVALID_VALUE;
+    if (capture_active(stream)) {
+        graph_add(stream->capture.graph, (struct node){NODE_HOST, .host = {call, data}});
+        return OK;
+    }
     struct op *op = op_new(OP_HOST);
     op->host.call = call;
+    op->host.callback = callback;
     op->host.data = data;
+    op->host.stream = handle;
     stream_submit(stream, op);
     op_release(op);
     return OK;
+}
+
+status stream_call_host(struct context *context, uint64_t handle, void (*call)(void *), void *data)
+{
+    return call_host(context, handle, call, NULL, data);
+}
+
+status stream_call_back(struct context *context, uint64_t handle, stream_callback callback, void *data)
+{
+    return call_host(context, handle, NULL, callback, data);
 }
 
 status stream_query(struct stream *stream)

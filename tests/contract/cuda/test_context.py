@@ -296,7 +296,7 @@ def test_two_devices_in_two_threads(two: None) -> None:
         try:
             with dm.use_backend("cuda"), dm.device(ordinal):
                 for turn in range(30):
-                    barrier.wait(30)
+                    barrier.wait(100)
                     assert current() == 0
                     array = dm.to_device(DATA + turn)
                     assert array.device.ordinal == ordinal
@@ -310,7 +310,7 @@ def test_two_devices_in_two_threads(two: None) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(50)
+        thread.join(100)
         assert not thread.is_alive()
     if errors:
         raise errors[0]
@@ -391,6 +391,32 @@ def test_reset_from_outside_and_used_again_by_others() -> None:
 
 
 @emulated_only
+@pytest.mark.parametrize("code", [700, 719])
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside another library"])
+def test_a_lost_device_is_tried_again_and_where_the_error_stays_a_restart_is_advised(code: int, others: bool) -> None:
+    array, stream = dm.to_device(DATA), dm.stream()
+    if others:
+        ok(cu.cuDevicePrimaryCtxRetain(0))
+    control = emulator.control("cuda")
+    try:
+        control.fail("cuMemcpyHtoDAsync", 1, code)
+        for use in (lambda: dm.to_device(DATA, stream=stream), array.copy_to_host):
+            with pytest.raises(dm.errors.DeviceLost, match=r"reset.* tries .* restart the process") as caught:
+                use()
+            assert caught.value.code == code
+        dm.reset()
+        if others:  # the context is theirs, too, and its error stays
+            with pytest.raises(dm.errors.DeviceLost, match="restart the process"):
+                dm.to_device(DATA)
+            dm.reset()
+    finally:
+        control.reset()
+        if others:
+            ok(cu.cuDevicePrimaryCtxRelease(0))
+    use_all_verbs()
+
+
+@emulated_only
 def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
     script = """
 import os, sys, warnings
@@ -409,7 +435,7 @@ if not child:
         lambda: array.copy_to_host(), lambda: dm.to_device(data), lambda: stream.synchronize(), lambda: array.free(),
         lambda: event.record(), lambda: dm.stream(), lambda: dm.pinned_array(3), lambda: dm.memory_info(),
         lambda: array.fill(0), lambda: array.copy_to_device(data), lambda: stream.close(), lambda: event.close(),
-        lambda: dm.synchronize(),
+        lambda: dm.synchronize(), lambda: dm.trim(),
     ]
     for attempt in attempts:
         try:
@@ -421,7 +447,6 @@ if not child:
     del array, stream, event, pinned, dropped
     import gc
     gc.collect()
-    dm.trim()
     dm.close()
     called = emulator.control("cuda").calls()
     os._exit(0 if set(called) <= {"cuInit", "cuDriverGetVersion"} else 2)
@@ -434,7 +459,39 @@ assert emulator.control("cuda").live() == (0, 0)
 """
     environment = {**os.environ, "DEVMEM_BACKEND": "cuda", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=140, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+# -- streams of other contexts -------------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_a_context_of_another_library_is_refused_by_name() -> None:
+    dm.zeros(1)  # opens the device
+    mine = new_context()
+    stream = int(ok(cu.cuStreamCreate(0)))
+    with pytest.raises(dm.UnsupportedError, match=r"another context than the primary one of device 0.*cuCtxCreate"):
+        dm.external_stream(stream)
+    assert current() == int(mine), "put back"
+    ok(cu.cuCtxDestroy(mine))
+
+
+def test_a_stream_of_a_green_context_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver gives the primary context for it, beside the green one."""
+    dm.zeros(1)
+    driver: Any = dm.current_device().driver()
+    with dm.current_device().entered():
+        stream = driver.stream_create(0, True)
+    primary = driver.context.primary
+    monkeypatch.setattr(driver.state.functions, "StreamGetCtx_v2", lambda handle: (primary, cu.CUgreenCtx(0x6EE0)))
+    monkeypatch.setattr(dm.current_device().opened().streams, "_streams", {})
+    taken = dm.external_stream(stream)
+    assert taken.external
+    array = dm.to_device(np.arange(4), stream=taken)
+    assert array.copy_to_host().tolist() == [0, 1, 2, 3]
+    del array
+    dm.synchronize()
+    with dm.current_device().entered():
+        driver.stream_destroy(stream)

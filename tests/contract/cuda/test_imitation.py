@@ -56,7 +56,7 @@ def run(script: str, *, path: Path | None = None, **variables: str) -> str:
         env={**kept, "PYTHONPATH": os.pathsep.join(paths), **variables},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=140,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,17 +7,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import devmem as dm
 from devmem.backends.cuda.hooks import CudaBackend
+from devmem.cli.info import info
 from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, AllocFlags, Capability, CopyKind, MemoryKind
 from devmem.testing import emulator
+from tests.helpers.memory_policy import MemoryPolicy
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = 4096
@@ -440,32 +444,25 @@ def test_a_batch_copies_in_both_directions(driver: Any) -> None:
     base = driver.alloc(4000, LEGACY_STREAM)
     back = np.zeros(1000, np.int32)
     stream = driver.stream_create(0, True)
-    for on in (stream, LEGACY_STREAM):
-        back[...] = 0
-        source = DATA + on % 7
-        starts, sizes = [0, 400, 1200, 3996], [400, 800, 2796, 4]
-        driver.copy_batch(
-            [base + at for at in starts], [source.ctypes.data + at for at in starts], sizes, CopyKind.H2D, on
-        )
-        driver.copy_batch(
-            [back.ctypes.data + at for at in starts], [base + at for at in starts], sizes, CopyKind.D2H, on
-        )
-        driver.stream_synchronize(on)
-        assert np.array_equal(back, source)
+    starts, sizes = [0, 400, 1200, 3996], [400, 800, 2796, 4]
+    there = [base + at for at in starts]
+    driver.copy_batch(there, [DATA.ctypes.data + at for at in starts], sizes, CopyKind.H2D, stream)
+    driver.copy_batch([back.ctypes.data + at for at in starts], there, sizes, CopyKind.D2H, stream)
+    driver.stream_synchronize(stream)
+    assert np.array_equal(back, DATA)
     driver.stream_destroy(stream)
     driver.free(base, 4000, LEGACY_STREAM)
 
 
 @emulated_only
-def test_a_batch_is_one_call_and_on_the_default_streams_several(driver: Any, control: emulator.Control) -> None:
+def test_a_batch_is_one_call(driver: Any, control: emulator.Control) -> None:
     if Capability.BATCH_COPY not in driver.info.capabilities:
         pytest.skip("the driver or the binding has no batches")
     one, two = driver.alloc(400, LEGACY_STREAM), driver.alloc(400, LEGACY_STREAM)
     stream = driver.stream_create(0, False)
-    for on, expected in ((stream, {"cuMemcpyBatchAsync": 1}), (LEGACY_STREAM, {"cuMemcpyDtoDAsync": 2})):
-        control.reset()
-        assert driver.copy_batch([two, two + 200], [one, one + 200], [200, 200], CopyKind.D2D, on) is False
-        assert control.calls() == expected
+    control.reset()
+    assert driver.copy_batch([two, two + 200], [one, one + 200], [200, 200], CopyKind.D2D, stream) is False
+    assert control.calls() == {"cuMemcpyBatchAsync": 1}
     driver.synchronize()
     driver.stream_destroy(stream)
     driver.free(one, 400, LEGACY_STREAM)
@@ -514,6 +511,7 @@ dm.full(100, np.pi); dm.zeros(100)
 start, end = dm.event(), dm.event()
 start.record(stream); end.record(stream); end.synchronize(); start.elapsed_time(end)
 dm.memory_info(); dm.trim(); dm.reset()
+assert ("decompress_pool" in dm.current_device().info.capabilities) == (VERSION >= 12080)
 with dm.current_device().entered() as driver:
     one, two = driver.alloc(8, 1), driver.alloc(8, 1)
     if "batch_copy" in driver.info.capabilities:
@@ -537,10 +535,97 @@ dm.close()
         "DEVMEM_EMULATOR_CUDA_VERSION": str(version),
     }
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=140, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+@emulated_only
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="policies of memory are Linux's")
+@pytest.mark.parametrize("nodes", ["0", "0-1"])
+def test_page_locked_memory_is_placed_on_the_devices_own_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: str
+) -> None:
+    monkeypatch.setenv("DEVMEM_EMULATOR_HOST_NODE", "1")
+    policy = MemoryPolicy(monkeypatch, tmp_path)
+    policy.has_nodes(nodes)
+    placed: list[tuple[int, int]] = [(1, 2), (0, 0)] if nodes == "0-1" else []
+    with dm.current_device().entered() as driver:
+        assert driver.info.facts["pinned_node"] == (1 if placed else -1)
+        assert ("NUMA node 1" in str(driver.info)) == bool(placed)
+        for kind in MemoryKind:
+            policy.set.clear()
+            driver.free(driver.alloc(PAGE, LEGACY_STREAM, kind), PAGE, LEGACY_STREAM, kind)
+            assert policy.set == (placed if kind in (MemoryKind.PINNED, MemoryKind.MAPPED) else [])
+        policy.set.clear()
+    with dm.use_memory("pinned_pool:64MiB", kind="pinned"):
+        dm.pinned_array(3)
+    assert policy.set == placed
+    shown = CliRunner().invoke(info, [])
+    assert shown.exit_code == 0 and ("node 1" in shown.output) == bool(placed)
+
+
+#: Copies over a driver of 13.2, each with the call that it is to take: in the stream's order, page-locked memory with attributes.
+WITH_ATTRIBUTES = """
+import numpy as np, devmem as dm
+from devmem.backends.cuda import copies
+from devmem.testing import emulator
+times = iter(TIMES * copies.ROUNDS)
+copies._time_of = lambda call: (call(), next(times))[1]
+told = dm.current_device().info.facts["copy_calls"]
+assert ("the call with attributes" in told) == BETTER and "with attributes, " in told, told
+control, name, stream = emulator.control("cuda"), "cuMemcpyWithAttributesAsync", dm.stream(non_blocking=True)
+host, pageable = dm.pinned_array(1000), np.arange(1000.0)
+host[...] = pageable
+def taken(call):
+    control.reset()
+    call()
+    return control.calls().get(name, 0)
+up = dm.device_array(1000)
+assert taken(lambda: up.copy_to_device(host, stream)) == BETTER
+assert taken(lambda: up.copy_to_host(host, stream)) == BETTER
+with dm.current_device().entered() as driver, control.hold(stream):
+    assert driver.copy(up.ptr, host.ctypes.data, 8000, "h2d", stream.handle, blocking=False) is True
+assert taken(lambda: up.copy_to_device(pageable, stream)) == 0, "a pageable source is read before the call returns"
+assert taken(lambda: up.copy_to_device(host)) == 0, "the legacy stream takes no such call"
+with dm.capture(stream) as plan:
+    assert taken(lambda: up.copy_to_device(host, stream)) == 0
+plan.replay()
+stream.synchronize()
+assert (up.copy_to_host() == pageable).all()
+plan.close()
+"""
+
+
+@emulated_only
+@pytest.mark.skipif(
+    cu is not None and not hasattr(cu, "cuMemcpyWithAttributesAsync"), reason="this cuda-bindings has no such call"
+)
+@pytest.mark.parametrize(("times", "better"), [((2e-6, 1e-6), True), ((1e-6, 1e-6), True), ((1e-6, 2e-6), False)])
+def test_single_copies_take_attributes_where_that_is_no_slower(times: tuple[float, float], better: bool) -> None:
+    script = WITH_ATTRIBUTES.replace("TIMES", str(times)).replace("BETTER", str(better))
+    environment = {**os.environ, "DEVMEM_BACKEND": "cuda", "PYTHONPATH": str(ROOT)}
+    environment["DEVMEM_EMULATOR_CUDA_VERSION"] = "13020"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@emulated_only
+def test_a_call_with_attributes_that_cannot_be_measured_is_not_taken() -> None:
+    script = """
+import devmem as dm
+from devmem.testing import emulator
+emulator.load("cuda")
+emulator.control("cuda").fail("cuMemcpyWithAttributesAsync", 1, 801)
+told = dm.current_device().info.facts["copy_calls"]
+assert "take the plain calls" in told, told
+assert dm.to_device([1, 2]).tolist() == [1, 2]
+"""
+    environment = {**os.environ, "DEVMEM_BACKEND": "cuda", "PYTHONPATH": str(ROOT)}
+    environment["DEVMEM_EMULATOR_CUDA_VERSION"] = "13020"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @emulated_only
@@ -569,6 +654,26 @@ def test_rows_with_pitches_that_the_fast_call_refuses(driver: Any, control: emul
     driver.stream_destroy(stream)
     driver.free(src, 3000, LEGACY_STREAM)
     driver.free(dst, 3000, LEGACY_STREAM)
+
+
+@emulated_only
+@pytest.mark.parametrize("stack", ["driver", "stream_ordered"])
+def test_the_first_copy_between_devices_enables_access_to_the_others_memory(
+    control: emulator.Control, stack: str
+) -> None:
+    """Without it the driver passes the bytes through the host, and says nothing."""
+    if len([each for each in dm.devices() if each.backend == "cuda"]) < 2:
+        pytest.skip("one CUDA device only")
+    for _ in range(2):  # a device that is opened again has a new context and a new pool
+        there = dm.device("cuda:1")
+        with there, dm.use_memory(stack):
+            source = dm.to_device(np.arange(1000))
+        control.reset()
+        for _ in range(3):
+            assert np.array_equal(dm.to_device(source, device=0).copy_to_host(), np.arange(1000))
+        calls = control.calls()
+        assert (calls["cuCtxEnablePeerAccess"], calls["cuMemPoolSetAccess"]) == (1, 1)
+        dm.reset(1)
 
 
 @emulated_only
@@ -628,7 +733,7 @@ def test_shared_with_another_process(driver: Any) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=140,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -671,6 +776,28 @@ def test_a_handle_of_another_size(driver: Any, size: int) -> None:
 
 
 # -- facts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cuDeviceGetUuid", "cuMemPrefetchAsync", "cuMemAdvise"])
+def test_of_two_forms_of_a_function_the_newer_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuda-bindings 12 has both, the newer as ..._v2: the older UUID is that of a MIG partition's device. 13 has one."""
+    forms = [form for form in (name, f"{name}_v2") if hasattr(cu, form)]
+    assert len(forms) == (2 if metadata.version("cuda-bindings").startswith("12.") else 1)
+    called: list[str] = []
+    for form in forms:
+        monkeypatch.setattr(cu, form, lambda *_, form=form: called.append(form) or (cu.CUresult.CUDA_SUCCESS, None))
+    importlib.import_module("devmem.backends.cuda.binding").bind(name, pytest.fail)()
+    assert called == forms[-1:]
+
+
+def test_a_devices_uuid_is_asked_for_in_its_newer_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = [form for form in ("cuDeviceGetUuid", "cuDeviceGetUuid_v2") if hasattr(cu, form)]
+    called: list[str] = []
+    for form in forms:
+        ask = getattr(cu, form)
+        monkeypatch.setattr(cu, form, lambda device, form=form, ask=ask: called.append(form) or ask(device))
+    CudaBackend().open(0).close()
+    assert set(called) == {forms[-1]}
 
 
 def test_the_facts_of_a_device_are_the_drivers() -> None:

@@ -71,7 +71,7 @@ def run(script: str, environment: dict[str, str]) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=140,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -212,6 +212,33 @@ def test_a_driver_that_does_not_start(code: int, name: str) -> None:
 def test_a_driver_that_does_not_say_its_version() -> None:
     reason = refusal(emulated(), FAILING.format(function="cuDriverGetVersion", code=999))
     assert reason.startswith("cuDriverGetVersion failed with CUDA_ERROR_UNKNOWN")
+
+
+def test_a_driver_that_starts_without_devices() -> None:
+    none = """
+from cuda.bindings import driver
+driver.cuDeviceGetCount = lambda: (driver.CUresult.CUDA_SUCCESS, 0)
+"""
+    assert refusal(emulated(), none) == "the NVIDIA driver sees no device: check nvidia-smi"
+    choose = """
+import warnings, devmem
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    assert devmem.current_device().backend == "host"
+assert "sees no device" in str(told[0].message)
+try:
+    devmem.use_backend("cuda")
+except devmem.BackendUnavailable as error:
+    assert "sees no device" in str(error)
+else:
+    raise AssertionError("CUDA was chosen")
+"""
+    run(none + choose, emulated())
+
+
+def test_a_driver_that_does_not_count_its_devices() -> None:
+    reason = refusal(emulated(), FAILING.format(function="cuDeviceGetCount", code=999))
+    assert reason.startswith("cuDeviceGetCount failed with CUDA_ERROR_UNKNOWN")
 
 
 def test_bindings_that_are_not_nvidias(tmp_path: Path) -> None:

@@ -1,18 +1,19 @@
-"""The example plugin's backend and memory resource against the published suites, from its sources."""
+"""The example backend against the published suite, from its sources."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from devmem.spi.driver import Backend, Driver
-from devmem.spi.memory import MemoryResource
-from devmem.testing import DriverTests, FaultyBackend, MemoryResourceTests
+from devmem.testing import DriverTests, FaultyBackend
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "plugin_pkg" / "src"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "backend" / "src"))
 try:
     from devmem_example_backend.backend import ExampleBackend
-    from devmem_example_backend.memory import BumpMemory
+    from devmem_example_backend.streams import Stream
 finally:
     sys.path.pop(0)
 
@@ -21,19 +22,19 @@ class TestExampleDriver(DriverTests):
     strict = True
 
     def make_backend(self) -> Backend:
-        return ExampleBackend()
+        backend = ExampleBackend()
+        backend.configure({"devices": "2"})
+        return backend
+
+    @contextmanager
+    def foreign_stream(self, driver: Driver) -> Iterator[tuple[object, Callable[[], object]]]:
+        stream = Stream()
+        yield stream, stream.wait
+        stream.end()
 
 
 class TestExampleInsideFaulty(TestExampleDriver):
     """`FaultyBackend` with nothing armed is a backend like any other."""
 
     def make_backend(self) -> Backend:
-        return FaultyBackend(ExampleBackend())
-
-
-class TestBumpMemory(MemoryResourceTests):
-    def make_backend(self) -> Backend:
-        return ExampleBackend()
-
-    def make_resource(self, driver: Driver) -> MemoryResource:
-        return BumpMemory()
+        return FaultyBackend(super().make_backend())

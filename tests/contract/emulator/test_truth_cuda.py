@@ -10,9 +10,11 @@ import contextlib
 import ctypes
 import functools
 import importlib.metadata
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -22,6 +24,7 @@ import numpy as np
 import pytest
 
 from devmem.testing import emulator
+from devmem.toolkit.numa import online_nodes
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="the claims are written with cuda-bindings")
 
@@ -37,6 +40,7 @@ DESTROYED = driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED
 LEGACY, PER_THREAD, NON_BLOCKING = 1, 2, 1
 SERIES = int(importlib.metadata.version("cuda-bindings").split(".")[0])
 DISABLE_TIMING = 2
+FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 def driver_here() -> bool:
@@ -238,8 +242,8 @@ def pool_properties():
     return properties
 
 
-def child(code, *, expect=0):
-    """Run code in a new process, with the helpers of this file."""
+def child(code, *, expect=0, files=()):
+    """Run code in a new process, with the helpers of this file, and with some open files under their numbers here."""
     prelude = """
     import ctypes, os, sys, threading
     import numpy as np
@@ -251,7 +255,8 @@ def child(code, *, expect=0):
         return int(result[0])
     """
     text = textwrap.dedent(prelude) + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=120)
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=120)
+    done = run([sys.executable, "-c", text], pass_fds=files)
     assert done.returncode == expect, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -304,6 +309,8 @@ class TestDriver:
         ):
             assert ok(driver.cuDeviceGetAttribute(attribute, 0)) == 1
         assert ok(driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_WARP_SIZE, 0)) == 32
+        # "NUMA ID of the host node closest to the device. Returns -1 when system does not support NUMA."
+        assert ok(driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0)) in (-1, *online_nodes())
 
     def test_errors_have_names_and_texts(self):
         assert ok(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"CUDA_ERROR_OUT_OF_MEMORY"
@@ -656,6 +663,20 @@ class TestCopies:
         returns(driver.cuMemcpy2D(copy), INVALID_VALUE)
         returns(driver.cuMemcpy2DAsync(copy, 0), INVALID_VALUE)
 
+    @pytest.mark.parametrize("side", ["src", "dst"])
+    def test_a_pitch_over_the_largest_of_the_device_is_refused(self, block, side):
+        source = sample()
+        largest = ok(driver.cuDeviceGetAttribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_PITCH, 0))
+        volume = driver.CUDA_MEMCPY3D()
+        volume.WidthInBytes, volume.Height, volume.Depth = 16, 1, 1
+        for copy, run in ((box_2d(16, 1), driver.cuMemcpy2DAsync), (volume, driver.cuMemcpy3DAsync)):
+            copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+            copy.srcHost, copy.srcPitch = address_of(source), 16
+            copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+            copy.dstDevice, copy.dstPitch = block, 16
+            setattr(copy, f"{side}Pitch", largest + 1)
+            returns(run(copy, 0), INVALID_VALUE)
+
     def test_a_3d_copy_applies_pitches_and_offsets(self, block, stream):
         source = sample(4 * 5 * 6).reshape(4, 5, 6)
         copy = driver.CUDA_MEMCPY3D()
@@ -701,9 +722,9 @@ class TestCopies:
             ok(driver.cuDevicePrimaryCtxRelease(1))
 
 
-def attributes(order):
+def attributes(order, flags=0):
     made = driver.CUmemcpyAttributes()
-    made.srcAccessOrder = order
+    made.srcAccessOrder, made.flags = order, flags
     return made
 
 
@@ -733,6 +754,23 @@ class TestBatches:
         returns(batch(pointers(address_of(back)), pointers(block), [4096], [order], [0], stream), SUCCESS)
         ok(driver.cuStreamSynchronize(stream))
         assert (back == source).all()
+
+    def test_copies_may_be_asked_to_overlap_with_what_is_computed(self, block, stream):
+        """ "Note that this flag is a hint and can be ignored"."""
+        source = sample()
+        order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)
+        returns(batch(pointers(block), pointers(address_of(source)), [4096], [order], [0], stream), SUCCESS)
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == source).all()
+
+    def test_one_copy_with_attributes(self, block, stream):
+        if not hasattr(driver, "cuMemcpyWithAttributesAsync") or ok(driver.cuDriverGetVersion()) < 13020:
+            pytest.skip("the driver, or the binding, has no such call")
+        source = sample()
+        order = attributes(driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)
+        ok(driver.cuMemcpyWithAttributesAsync(block, address_of(source), 4096, order, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == source).all()
 
     def test_a_source_can_be_read_during_the_call(self, block, stream):
         source = np.full(4096, 3, np.uint8)
@@ -777,6 +815,94 @@ class TestBatches:
         assert (read(block, 16) == 2).all()
 
 
+def operation(to, source, size, to_row=0, source_row=0, rows=0, order=1):
+    """A copy of a batch in three dimensions, between addresses whose rows and layers lie so far apart."""
+    made = driver.CUDA_MEMCPY3D_BATCH_OP()
+    for operand, address, row in ((made.dst, to, to_row), (made.src, source, source_row)):
+        operand.type = driver.CUmemcpy3DOperandType.CU_MEMCPY_OPERAND_TYPE_POINTER
+        operand.op.ptr.ptr = driver.CUdeviceptr(int(address))
+        operand.op.ptr.rowLength, operand.op.ptr.layerHeight = row, rows
+    made.extent.width, made.extent.height, made.extent.depth = size
+    made.srcAccessOrder = driver.CUmemcpySrcAccessOrder(order)
+    return made
+
+
+def volumes(operations, stream, flags=0):
+    if ok(driver.cuDriverGetVersion()) < 12080:
+        pytest.skip("the driver has no batch copies")
+    return driver.cuMemcpy3DBatchAsync(len(operations), operations, flags, stream)
+
+
+@claims("Memory Management (cuMemcpy3DBatchAsync)")
+class TestVolumeBatches:
+    def test_one_call_makes_many_copies_of_rows(self, block, stream):
+        ok(driver.cuMemsetD8(block, 0, 4096))
+        ok(driver.cuCtxSynchronize())
+        source = sample()
+        there = operation(block, address_of(source), (64, 4, 1), 64, 256)
+        also = operation(block + 1024, address_of(source) + 64, (64, 2, 2), 128, 256, 4)
+        returns(volumes([there, also], stream), SUCCESS)
+        ok(driver.cuStreamSynchronize(stream))
+        found = read(block, 4096)
+        rows = source.reshape(16, 256)
+        assert (found[:256].reshape(4, 64) == rows[:4, :64]).all()
+        assert (found[1024:1280].reshape(2, 128)[:, :64] == rows[:2, 64:128]).all()
+        assert (found[1536:1792].reshape(2, 128)[:, :64] == rows[4:6, 64:128]).all()
+        assert not found[1024:1280].reshape(2, 128)[:, 64:].any()
+
+    def test_without_lengths_rows_and_layers_lie_one_behind_the_other(self, block, stream):
+        source = sample()
+        returns(volumes([operation(block, address_of(source), (16, 16, 16))], stream), SUCCESS)
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 4096) == source).all()
+
+    def test_the_legacy_stream_is_refused(self, block):
+        returns(volumes([operation(block, address_of(sample()), (16, 1, 1))], LEGACY), INVALID_VALUE)
+
+    def test_flags_are_zero(self, block, stream):
+        returns(volumes([operation(block, address_of(sample()), (16, 1, 1))], stream, 1), INVALID_VALUE)
+
+    @pytest.mark.parametrize("size", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+    def test_no_extent_is_zero(self, block, stream, size):
+        returns(volumes([operation(block, address_of(sample()), size)], stream), INVALID_VALUE)
+
+    def test_rows_and_layers_are_at_least_as_long_as_the_copy(self, block, stream):
+        source = sample()
+        returns(volumes([operation(block, address_of(source), (64, 4, 1), 63)], stream), INVALID_VALUE)
+        returns(volumes([operation(block, address_of(source), (64, 4, 2), rows=3)], stream), INVALID_VALUE)
+
+    def test_each_copy_has_an_order_of_access(self, block, stream):
+        returns(volumes([operation(block, address_of(sample()), (16, 1, 1), order=0)], stream), INVALID_VALUE)
+
+    @emulator_only
+    def test_a_copy_beyond_its_allocation_is_refused_and_nothing_is_copied(self, block, stream):
+        ok(driver.cuMemsetD8(block, 0, 4096))
+        ok(driver.cuCtxSynchronize())
+        source = sample()
+        good, bad = (operation(block, address_of(source), (64, rows, 1), 64, 64) for rows in (1, 65))
+        returns(volumes([good, bad], stream), INVALID_VALUE)
+        ok(driver.cuStreamSynchronize(stream))
+        assert not read(block, 4096).any()
+
+    @emulator_only
+    def test_the_copies_of_a_batch_may_run_in_any_order(self, block, stream):
+        source = np.array([1, 2], np.uint8)
+        both = [operation(block, address_of(source) + at, (1, 1, 1)) for at in range(2)]
+        returns(volumes(both, stream), SUCCESS)
+        ok(driver.cuStreamSynchronize(stream))
+        assert read(block, 1)[0] == 1
+
+    @emulator_only
+    def test_a_pageable_source_in_stream_order_is_read_when_the_stream_reaches_it(self, block, stream):
+        source = np.full(16, 1, np.uint8)
+        with Gate(stream) as gate:
+            returns(volumes([operation(block, address_of(source), (4, 4, 1))], stream), SUCCESS)
+            source[:] = 2
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 16) == 2).all()
+
+
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -788,11 +914,20 @@ class TestStreams:
         assert ok(driver.cuStreamGetFlags(made)) == NON_BLOCKING
         assert ok(driver.cuStreamGetPriority(made)) == greatest
         assert int(ok(driver.cuStreamGetCtx(made))) == int(context)
+        both = ok(driver.cuStreamGetCtx_v2(made))  # since CUDA 12.5
+        assert (int(both[0]), int(both[1])) == (int(context), 0), "no green context"
         ok(driver.cuStreamDestroy(made))
         made = ok(driver.cuStreamCreateWithPriority(0, least + 100))
         assert ok(driver.cuStreamGetPriority(made)) == least
         ok(driver.cuStreamDestroy(made))
         returns(driver.cuStreamCreate(64), INVALID_VALUE)
+
+    def test_a_stream_tells_the_context_that_it_was_made_in(self, context):
+        mine = ok(driver.cuCtxCreate(0, 0) if SERIES < 13 else driver.cuCtxCreate(None, 0, 0))
+        made = ok(driver.cuStreamCreate(0))
+        ok(driver.cuCtxPopCurrent())
+        assert int(ok(driver.cuStreamGetCtx_v2(made))[0]) == int(mine) != int(context)
+        ok(driver.cuCtxDestroy(mine))
 
     def test_a_stream_is_first_in_first_out(self, block, stream):
         for value in range(50):
@@ -1068,9 +1203,11 @@ class TestCapture:
         assert capturing.end() == INVALIDATED
 
     @emulator_only
-    def test_work_cannot_be_captured(self, capturing, block):
+    def test_what_is_no_node_here_cannot_be_captured(self, capturing, block):
+        """Pageable memory: the reference does not say when a graph reads it. And words of memory, batches and callbacks."""
         stream = capturing.begin(RELAXED)
-        returns(driver.cuMemsetD8Async(block, 1, 1, stream), NOT_SUPPORTED)
+        returns(driver.cuMemcpyHtoDAsync(block, np.zeros(8, np.uint8), 8, stream), NOT_SUPPORTED)
+        returns(driver.cuStreamWriteValue32(stream, block, 1, 0), NOT_SUPPORTED)
         assert capturing.end() == SUCCESS
 
     def test_the_legacy_stream_cannot_be_used_while_a_blocking_stream_captures(self, block):
@@ -1090,6 +1227,113 @@ class TestCapture:
             on_another_thread(lambda: driver.cuStreamEndCapture(stream)),
             driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
         )
+
+
+@pytest.fixture
+def graph_of():
+    """An executable graph of what a function enqueues on the stream that it is given, captured in relaxed mode."""
+    made, stream = [], ok(driver.cuStreamCreate(NON_BLOCKING))
+
+    def make(enqueue):
+        ok(driver.cuStreamBeginCapture(stream, RELAXED))
+        enqueue(stream)
+        graph = ok(driver.cuStreamEndCapture(stream))
+        made.append(ok(driver.cuGraphInstantiate(graph, 0)))
+        ok(driver.cuGraphDestroy(graph))
+        return made[-1]
+
+    yield make
+    ok(driver.cuCtxSynchronize())
+    for graph in made:
+        ok(driver.cuGraphExecDestroy(graph))
+    ok(driver.cuStreamDestroy(stream))
+
+
+@claims(
+    "Graph Management: cuGraphInstantiateWithFlags, cuGraphLaunch ('ordered behind both any previous work in hStream and any "
+    "previous launches of hGraphExec'), cuGraphDestroy, cuGraphExecDestroy; Stream Management: cuStreamBeginCapture ('all "
+    "operations pushed into the stream will not be executed, but will instead be captured into a graph')"
+)
+class TestGraphs:
+    def test_captured_work_runs_at_each_launch_and_not_before(self, graph_of, block, stream):
+        ok(driver.cuMemsetD8(block, 0, 64))
+        graph = graph_of(lambda on: ok(driver.cuMemsetD8Async(block, 7, 64, on)))
+        ok(driver.cuCtxSynchronize())
+        assert not read(block, 64).any()
+        for _ in range(2):
+            ok(driver.cuGraphLaunch(graph, stream))
+            ok(driver.cuStreamSynchronize(stream))
+            assert (read(block, 64) == 7).all()
+            ok(driver.cuMemsetD8(block, 0, 64))
+            ok(driver.cuCtxSynchronize())  # the next launch, on a stream of its own, does not wait for it
+
+    def test_copies_read_page_locked_memory_when_they_run(self, graph_of, block, stream):
+        (source, into), (target, out) = pinned(4096), pinned(4096)
+
+        def enqueue(on):
+            ok(driver.cuMemcpyHtoDAsync(block, source, 4096, on))
+            ok(driver.cuMemcpyDtoHAsync(target, block, 4096, on))
+
+        graph = graph_of(enqueue)
+        for value in (1, 2):
+            into[:], out[:] = 0, 0
+            with Gate(stream) as gate:
+                ok(driver.cuGraphLaunch(graph, stream))
+                into[:] = value
+                assert_blocked(stream)
+                assert not out.any()
+                gate.open()
+                ok(driver.cuStreamSynchronize(stream))
+            assert (out == value).all()
+        ok(driver.cuMemFreeHost(source))
+        ok(driver.cuMemFreeHost(target))
+
+    def test_nodes_of_one_stream_run_in_the_order_of_their_capture(self, graph_of, block, stream):
+        def enqueue(on):
+            for value in range(1, 20):
+                ok(driver.cuMemsetD8Async(block, value, 64, on))
+
+        ok(driver.cuGraphLaunch(graph_of(enqueue), stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 64) == 19).all()
+
+    def test_later_work_on_the_stream_is_behind_the_graph(self, graph_of, block, stream):
+        graph = graph_of(lambda on: ok(driver.cuMemsetD8Async(block, 7, 64, on)))
+        with Gate(stream) as gate:
+            ok(driver.cuGraphLaunch(graph, stream))
+            ok(driver.cuMemsetD8Async(block, 8, 32, stream))
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert (read(block, 64) == [8] * 32 + [7] * 32).all()
+
+    def test_an_empty_graph_is_launched_too(self, graph_of, stream):
+        ok(driver.cuGraphLaunch(graph_of(lambda on: None), stream))
+        ok(driver.cuStreamSynchronize(stream))
+
+    def test_a_capture_on_a_stream_that_does_not_block_leaves_the_legacy_stream_alone(self, graph_of, block):
+        def enqueue(on):
+            ok(driver.cuMemsetD8Async(block, 7, 64, on))
+            ok(driver.cuMemsetD8(block, 1, 64))
+            ok(on_another_thread(allocate))
+            assert (read(block, 64) == 1).all()
+
+        graph_of(enqueue)
+
+    @emulator_only
+    def test_a_destroyed_graph_is_not_launched(self, graph_of, stream):
+        graph = ok(driver.cuGraphCreate(0))
+        exec_graph = ok(driver.cuGraphInstantiate(graph, 0))
+        ok(driver.cuGraphDestroy(graph))
+        ok(driver.cuGraphExecDestroy(exec_graph))
+        returns(driver.cuGraphLaunch(exec_graph, stream), INVALID_VALUE)
+        returns(driver.cuGraphExecDestroy(exec_graph), INVALID_VALUE)
+
+    @emulator_only
+    def test_memory_that_was_freed_since_is_found_at_the_launch(self, graph_of, stream):
+        memory = ok(driver.cuMemAlloc(64))
+        graph = graph_of(lambda on: ok(driver.cuMemsetD8Async(memory, 7, 64, on)))
+        ok(driver.cuMemFree(memory))
+        returns(driver.cuGraphLaunch(graph, stream), INVALID_VALUE)
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -1134,6 +1378,7 @@ class TestEvents:
     def test_the_time_between_two_events_is_positive(self, block, stream):
         start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
         ok(driver.cuEventRecord(start, stream))
+        ok(driver.cuEventSynchronize(start))
         with Gate(stream):
             ok(driver.cuEventRecord(end, stream))
             returns(driver.cuEventElapsedTime(start, end), NOT_READY)
@@ -1187,9 +1432,43 @@ class TestEvents:
             ok(driver.cuStreamSynchronize(other))
 
 
+# --- the host's memory in place ---------------------------------------------------------------------------------------
+
+
+@claims("Unified Memory on Devices with Full CUDA Unified Memory Support")
+class TestCoherence:
+    PAGEABLE = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
+
+    def test_memory_of_the_host_is_used_by_its_own_address(self, stream, block, monkeypatch):
+        monkeypatch.setenv("DEVMEM_EMULATOR_COHERENCE", "1")
+        if not ok(driver.cuDeviceGetAttribute(self.PAGEABLE, 0)):
+            pytest.skip("the device takes no addresses of the host's memory")
+        host, other = np.zeros(4096, np.uint8), np.full(4096, 9, np.uint8)
+        ok(driver.cuMemsetD8Async(address_of(host), 5, 4096, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert (host == 5).all()
+        ok(driver.cuMemcpyHtoDAsync(address_of(host), address_of(other), 4096, stream))
+        ok(driver.cuMemcpyDtoDAsync(block, address_of(host), 4096, stream))
+        ok(driver.cuMemcpyDtoHAsync(address_of(other), block, 4096, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert (host == 9).all() and (other == 9).all()
+        error, *_ = driver.cuMemGetAddressRange(address_of(host))
+        assert int(error) in (int(INVALID_VALUE), 500)
+
+    @emulator_only
+    def test_elsewhere_it_is_refused(self, stream):
+        host = np.zeros(4096, np.uint8)
+        returns(driver.cuMemsetD8Async(address_of(host), 5, 4096, stream), INVALID_VALUE)
+        returns(driver.cuMemcpyDtoDAsync(address_of(host), address_of(host), 4096, stream), INVALID_VALUE)
+
+
 # --- pools ------------------------------------------------------------------------------------------------------------
 
 Attr = driver.CUmemPool_attribute
+#: CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK, "the decompression algorithms supported on the device"; and what says
+#: whether "the pointer points to memory that is capable to be used for hardware accelerated decompression".
+DECOMPRESS_ALGORITHMS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
+DECOMPRESS_CAPABLE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE
 
 
 def pool_number(pool, attribute):
@@ -1275,6 +1554,27 @@ class TestPools:
         returns(driver.cuMemAllocFromPoolAsync(4096, made, stream), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
         ok(driver.cuMemFreeAsync(address, stream))
         ok(driver.cuMemPoolDestroy(made))
+
+    def test_a_pool_can_be_made_for_the_decompression_engine_which_plain_memory_serves_too(self, stream):
+        if not ok(driver.cuDeviceGetAttribute(DECOMPRESS_ALGORITHMS, 0)):
+            pytest.skip("the device has no decompression engine")
+        properties = pool_properties()
+        properties.usage = driver.CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS
+        made = ok(driver.cuMemPoolCreate(properties))
+        address, plain = ok(driver.cuMemAllocFromPoolAsync(4096, made, stream)), ok(driver.cuMemAlloc(4096))
+        assert [ok(driver.cuPointerGetAttribute(DECOMPRESS_CAPABLE, each)) for each in (address, plain)] == [1, 1]
+        ok(driver.cuMemFreeAsync(address, stream))
+        ok(driver.cuMemFree(plain))
+        ok(driver.cuMemPoolDestroy(made))
+
+    @emulator_only
+    def test_memory_of_other_pools_does_not_serve_the_decompression_engine(self, pool, stream):
+        address = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream))
+        assert not ok(driver.cuPointerGetAttribute(DECOMPRESS_CAPABLE, address))
+        ok(driver.cuMemFreeAsync(address, stream))
+        properties = pool_properties()
+        properties.usage = 1
+        returns(driver.cuMemPoolCreate(properties), INVALID_VALUE)
 
     def test_the_default_pool_is_current_at_first_and_cannot_be_destroyed(self):
         default = ok(driver.cuDeviceGetDefaultMemPool(0))
@@ -1413,6 +1713,23 @@ class TestHostMemory:
         returns(driver.cuMemHostRegister(0, 4096, 0), INVALID_VALUE)
         returns(driver.cuMemHostRegister(address_of(here), 4096, 64), INVALID_VALUE)
 
+    @pytest.mark.skipif(sys.platform != "linux", reason="asks for pages by Linux's flags")
+    def test_memory_mapped_read_only_is_registered_with_the_flag_for_it_alone(self, block):
+        device = driver.CUdevice_attribute
+        if ok(driver.cuDeviceGetAttribute(device.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0)):
+            pytest.skip("this device reads by the host's page tables")
+        if not ok(driver.cuDeviceGetAttribute(device.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 0)):
+            pytest.skip("this device does not support the flag")
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(range(256)) * 32)
+            file.flush()
+            here = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
+        assert driver.cuMemHostRegister(here.ctypes.data, 8192, 0)[0] != SUCCESS
+        ok(driver.cuMemHostRegister(here.ctypes.data, 8192, driver.CU_MEMHOSTREGISTER_READ_ONLY))
+        ok(driver.cuMemcpyHtoD(block, here.ctypes.data, 4096))
+        assert (read(block, 4096) == here[:4096]).all()
+        ok(driver.cuMemHostUnregister(here.ctypes.data))
+
     def test_unmapped_memory_cannot_be_registered(self):
         returns(driver.cuMemHostRegister(1 << 40, 4096, 0), INVALID_VALUE)
 
@@ -1432,6 +1749,14 @@ class TestHostMemory:
 
 
 # --- managed memory ---------------------------------------------------------------------------------------------------
+
+
+Locations = driver.CUmemLocationType
+
+
+def batches_of_hints():
+    if not hasattr(driver, "cuMemDiscardBatchAsync") or ok(driver.cuDriverGetVersion()) < 13000:
+        pytest.skip("the driver, or the binding, has no batches of hints")
 
 
 def location(kind, index):
@@ -1479,6 +1804,61 @@ class TestManagedMemory:
         prefetch = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
         returns(prefetch(block, 4096, device, 0, stream), INVALID_VALUE)
 
+    def test_many_ranges_are_prefetched_by_one_call(self, managed, stream):
+        batches_of_hints()
+        places = [
+            location(kind, 0) for kind in (Locations.CU_MEM_LOCATION_TYPE_DEVICE, Locations.CU_MEM_LOCATION_TYPE_HOST)
+        ]
+        two = pointers(managed, managed + 1024), [1024, 1024], 2
+        ok(driver.cuMemPrefetchBatchAsync(*two, places, [0, 1], 2, 0, stream))
+        ok(driver.cuMemPrefetchBatchAsync(*two, places[:1], [0], 1, 0, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        for arguments in (
+            (*two, places[:1], [1], 1, 0, stream),  # no place for the first
+            (*two, places, [0, 0], 2, 0, stream),
+            (*two, places, [0, 2], 2, 0, stream),
+            (*two, places[:1], [0], 1, 1, stream),  # flags
+            (*two, places[:1], [0], 1, 0, LEGACY),
+            (two[0], [1024, 0], 2, places[:1], [0], 1, 0, stream),
+        ):
+            returns(driver.cuMemPrefetchBatchAsync(*arguments), INVALID_VALUE)
+
+    def test_other_memory_is_not_discarded(self, block, managed, stream):
+        batches_of_hints()
+        here = np.frombuffer((ctypes.c_uint8 * 4096).from_address(managed), np.uint8)
+        here[:] = 5
+        returns(driver.cuMemDiscardBatchAsync(pointers(managed, block), [16, 16], 2, 0, stream), INVALID_VALUE)
+        returns(driver.cuMemDiscardBatchAsync(pointers(managed), [16], 1, 1, stream), INVALID_VALUE)
+        returns(driver.cuMemDiscardBatchAsync(pointers(managed), [16], 1, 0, LEGACY), INVALID_VALUE)
+        assert (here == 5).all()
+
+    @pytest.mark.parametrize("moved", [False, True])
+    def test_discarded_memory_can_be_written_again(self, managed, stream, moved):
+        batches_of_hints()
+        one = pointers(managed), [4096], 1
+        place = location(Locations.CU_MEM_LOCATION_TYPE_DEVICE, 0)
+        if moved:
+            ok(driver.cuMemDiscardAndPrefetchBatchAsync(*one, [place], [0], 1, 0, stream))
+        else:
+            ok(driver.cuMemDiscardBatchAsync(*one, 0, stream))
+        ok(driver.cuMemsetD8Async(managed, 3, 4096, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert (read(managed, 4096) == 3).all()
+
+    @emulator_only
+    def test_discarded_bytes_change_when_the_stream_reaches_it(self, managed, stream):
+        batches_of_hints()
+        here = np.frombuffer((ctypes.c_uint8 * 4096).from_address(managed), np.uint8)
+        here[:] = 5
+        with Gate(stream) as gate:
+            ok(driver.cuMemDiscardBatchAsync(pointers(managed + 16), [16], 1, 0, stream))
+            assert (here == 5).all()
+            gate.open()
+            ok(driver.cuStreamSynchronize(stream))
+        assert not (here[16:32] == 5).any()
+        assert (here[:16] == 5).all()
+        assert (here[32:] == 5).all()
+
     def test_managed_memory_can_be_attached_to_a_stream(self, managed, stream):
         ok(driver.cuStreamAttachMemAsync(stream, managed, 0, 4))
         ok(driver.cuStreamSynchronize(stream))
@@ -1506,6 +1886,13 @@ class TestPointers:
         assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE, block + 5) == 4096
         assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_CONTEXT, block) == int(context)
         returns(driver.cuPointerGetAttribute(Attribute.CU_POINTER_ATTRIBUTE_HOST_POINTER, block), INVALID_VALUE)
+
+    def test_a_pointer_is_known_where_no_context_is_current(self, context, block):
+        ok(driver.cuCtxSetCurrent(0))
+        try:
+            assert pointer_attribute(Attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, block) == 0
+        finally:
+            ok(driver.cuCtxSetCurrent(context))
 
     def test_attributes_of_pinned_memory(self):
         address, _ = pinned(4096)
@@ -1580,3 +1967,246 @@ class TestSharing:
         returns(driver.cuIpcGetMemHandle(host), INVALID_VALUE)
         ok(driver.cuMemFreeAsync(address, stream))
         ok(driver.cuMemFreeHost(host))
+
+
+POOL_IMPORTER = """
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+pool = ok(driver.cuMemPoolImportFromShareableHandle(int(os.environ["FILE"]), FILE, 0))
+access = driver.CUmemAccessDesc()
+access.location.type, access.location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
+access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+if int(ok(driver.cuMemPoolGetAccess(pool, access.location))) != 3:
+    ok(driver.cuMemPoolSetAccess(pool, [access], 1))
+data = driver.CUmemPoolPtrExportData()
+ctypes.memmove(data.getPtr(), bytes.fromhex(os.environ["DATA"]), 64)
+address = int(ok(driver.cuMemPoolImportPointer(pool, data)))
+back = np.zeros(4096, np.uint8)
+ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
+assert (back == 7).all(), back
+ok(driver.cuMemsetD8(address, 8, 4096))
+ok(driver.cuCtxSynchronize())
+assert code(driver.cuMemAllocFromPoolAsync(64, pool, 0)) != 0, "an imported pool gives no memory"
+assert code(driver.cuDeviceSetMemPool(0, pool)) != 0
+ok(driver.cuMemFree(address))
+ok(driver.cuMemPoolDestroy(pool))
+"""
+
+
+@claims("Stream Ordered Memory Allocator (cuMemPoolExportToShareableHandle, cuMemPoolExportPointer)")
+class TestSharedPools:
+    @pytest.fixture
+    def shareable(self):
+        if (
+            not int(
+                ok(
+                    driver.cuDeviceGetAttribute(
+                        driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 0
+                    )
+                )
+            )
+            & 1
+        ):
+            pytest.skip("the device's pools have no file descriptors")
+        made = ok(driver.cuMemPoolCreate(self.properties()))
+        yield made
+        ok(driver.cuMemPoolDestroy(made))
+
+    @pytest.fixture
+    def pooled(self, shareable, stream):
+        address = int(ok(driver.cuMemAllocFromPoolAsync(4096, shareable, stream)))
+        ok(driver.cuMemsetD8Async(address, 7, 4096, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        yield address
+        ok(driver.cuMemFreeAsync(address, stream))
+        ok(driver.cuStreamSynchronize(stream))
+
+    def test_another_process_sees_the_same_bytes(self, shareable, pooled, monkeypatch):
+        file = int(ok(driver.cuMemPoolExportToShareableHandle(shareable, FILE, 0)))
+        try:
+            data = ok(driver.cuMemPoolExportPointer(pooled))
+            monkeypatch.setenv("DATA", ctypes.string_at(data.getPtr(), 64).hex())
+            monkeypatch.setenv("FILE", str(file))
+            child(POOL_IMPORTER, files=(file,))
+            assert (read(pooled, 4096) == 8).all()
+        finally:
+            os.close(file)
+
+    def test_a_pool_that_was_not_made_for_it_is_not_exported(self, pool, shareable):
+        returns(driver.cuMemPoolExportToShareableHandle(pool, FILE, 0), INVALID_VALUE)
+        returns(driver.cuMemPoolExportToShareableHandle(shareable, FILE, 1), INVALID_VALUE)
+
+    @emulator_only
+    def test_only_the_base_of_live_memory_of_such_a_pool_is_exported(self, pool, pooled, stream, block):
+        plain = int(ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream)))
+        for address in (pooled + 512, plain, block):
+            returns(driver.cuMemPoolExportPointer(address), INVALID_VALUE)
+        ok(driver.cuMemFreeAsync(plain, stream))
+
+    @emulator_only
+    def test_data_go_with_their_pool_and_access_has_to_be_set(self, shareable, pooled):
+        other = ok(driver.cuMemPoolCreate(self.properties()))
+        files = [int(ok(driver.cuMemPoolExportToShareableHandle(each, FILE, 0))) for each in (shareable, other)]
+        right, wrong = (ok(driver.cuMemPoolImportFromShareableHandle(each, FILE, 0)) for each in files)
+        data = ok(driver.cuMemPoolExportPointer(pooled))
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        returns(driver.cuMemPoolImportPointer(right, data), INVALID_VALUE)
+        for each in (right, wrong):
+            ok(driver.cuMemPoolSetAccess(each, [access], 1))
+        returns(driver.cuMemPoolImportPointer(wrong, data), INVALID_VALUE)
+        address = int(ok(driver.cuMemPoolImportPointer(right, data)))
+        assert int(ok(driver.cuMemPoolImportPointer(right, data))) == address
+        ok(driver.cuMemFree(address))
+        returns(driver.cuMemFree(address), INVALID_VALUE)
+        for each in files:
+            os.close(each)
+        for each in (right, wrong, other):
+            ok(driver.cuMemPoolDestroy(each))
+        with Path(os.devnull).open() as nothing:
+            returns(driver.cuMemPoolImportFromShareableHandle(nothing.fileno(), FILE, 0), INVALID_VALUE)
+
+    def properties(self):
+        properties = pool_properties()
+        properties.handleTypes = FILE
+        return properties
+
+
+VIRTUAL_IMPORTER = """
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+handle = ok(driver.cuMemImportFromShareableHandle(int(os.environ["FILE"]), FILE))
+size = int(os.environ["SIZE"])
+address = int(ok(driver.cuMemAddressReserve(size, 0, 0, 0)))
+ok(driver.cuMemMap(address, size, 0, handle, 0))
+ok(driver.cuMemRelease(handle))
+access = driver.CUmemAccessDesc()
+access.location.type, access.location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
+access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+ok(driver.cuMemSetAccess(address, size, [access], 1))
+back = np.zeros(4096, np.uint8)
+ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
+assert (back == 7).all(), back
+ok(driver.cuMemsetD8(address, 8, 4096))
+ok(driver.cuCtxSynchronize())
+ok(driver.cuMemUnmap(address, size))
+ok(driver.cuMemAddressFree(address, size))
+"""
+
+
+@claims("Virtual Memory Management (cuMemCreate, cuMemMap, cuMemSetAccess, cuMemExportToShareableHandle)")
+class TestVirtualMemory:
+    @pytest.fixture
+    def properties(self):
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        if not int(ok(driver.cuDeviceGetAttribute(attribute, 0))):
+            pytest.skip("the device has no virtual memory management")
+        made = driver.CUmemAllocationProp()
+        made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        made.location.id = 0
+        made.requestedHandleTypes = FILE
+        return made
+
+    @pytest.fixture
+    def size(self, properties):
+        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return int(ok(driver.cuMemGetAllocationGranularity(properties, least)))
+
+    @pytest.fixture
+    def physical(self, properties, size):
+        made = ok(driver.cuMemCreate(size, properties, 0))
+        yield made
+        ok(driver.cuMemRelease(made))
+
+    @pytest.fixture
+    def addresses(self, size):
+        made = int(ok(driver.cuMemAddressReserve(2 * size, 0, 0, 0)))
+        yield made
+        ok(driver.cuMemAddressFree(made, 2 * size))
+
+    @pytest.fixture
+    def mapped(self, physical, addresses, size):
+        ok(driver.cuMemMap(addresses, size, 0, physical, 0))
+        yield addresses
+        ok(driver.cuMemUnmap(addresses, size))
+
+    def test_what_is_mapped_can_be_accessed_once_that_is_allowed(self, mapped, size):
+        assert int(driver.cuMemsetD8(mapped, 7, size)[0]) != 0
+        ok(driver.cuMemSetAccess(mapped, size, [self.access()], 1))
+        ok(driver.cuMemsetD8(mapped, 7, size))
+        assert (read(mapped + size - 4096, 4096) == 7).all()
+
+    def test_another_process_sees_the_same_bytes(self, physical, mapped, size, monkeypatch):
+        ok(driver.cuMemSetAccess(mapped, size, [self.access()], 1))
+        ok(driver.cuMemsetD8(mapped, 7, size))
+        ok(driver.cuCtxSynchronize())
+        file = int(ok(driver.cuMemExportToShareableHandle(physical, FILE, 0)))
+        try:
+            monkeypatch.setenv("FILE", str(file))
+            monkeypatch.setenv("SIZE", str(size))
+            child(VIRTUAL_IMPORTER, files=(file,))
+        finally:
+            os.close(file)
+        assert (read(mapped, 4096) == 8).all()
+
+    def test_memory_is_there_until_its_last_mapping_has_gone(self, properties, addresses, size):
+        made = ok(driver.cuMemCreate(size, properties, 0))
+        ok(driver.cuMemMap(addresses, size, 0, made, 0))
+        ok(driver.cuMemRelease(made))
+        ok(driver.cuMemSetAccess(addresses, size, [self.access()], 1))
+        ok(driver.cuMemsetD8(addresses, 9, size))
+        assert (read(addresses, 4096) == 9).all()
+        ok(driver.cuMemUnmap(addresses, size))
+
+    def test_sizes_are_multiples_of_the_granularity(self, properties, size, physical, addresses):
+        returns(driver.cuMemCreate(size + 4096, properties, 0), INVALID_VALUE)
+        returns(driver.cuMemMap(addresses, size + 4096, 0, physical, 0), INVALID_VALUE)
+
+    def test_no_more_is_mapped_than_there_is_and_only_at_reserved_addresses(self, physical, addresses, size, block):
+        returns(driver.cuMemMap(addresses, 2 * size, 0, physical, 0), INVALID_VALUE)
+        returns(driver.cuMemMap(addresses + 2 * size, size, 0, physical, 0), INVALID_VALUE)
+
+    def test_a_mapping_is_unmapped_whole(self, mapped, size, addresses, physical):
+        ok(driver.cuMemMap(addresses + size, size, 0, physical, 0))
+        returns(driver.cuMemUnmap(mapped, size // 2), INVALID_VALUE)
+        ok(driver.cuMemUnmap(addresses + size, size))
+
+    @emulator_only
+    def test_what_is_mapped_is_in_the_way(self, physical, mapped, size):
+        returns(driver.cuMemMap(mapped, size, 0, physical, 0), INVALID_VALUE)
+        returns(driver.cuMemAddressFree(mapped, 2 * size), INVALID_VALUE)
+
+    @emulator_only
+    def test_only_what_was_made_for_it_is_exported_and_nothing_else_is_imported(self, properties, physical, size):
+        properties.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+        private = ok(driver.cuMemCreate(size, properties, 0))
+        returns(driver.cuMemExportToShareableHandle(private, FILE, 0), INVALID_VALUE)
+        ok(driver.cuMemRelease(private))
+        fabric = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
+        returns(driver.cuMemExportToShareableHandle(physical, fabric, 0), INVALID_VALUE)
+        returns(driver.cuMemImportFromShareableHandle(bytes(64), fabric), INVALID_VALUE)
+        with Path(os.devnull).open() as nothing:
+            returns(driver.cuMemImportFromShareableHandle(nothing.fileno(), FILE), INVALID_VALUE)
+
+    @emulator_only
+    def test_a_fabric_handle_needs_the_systems_permission(self, properties, size, monkeypatch):
+        properties.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
+        returns(driver.cuMemCreate(size, properties, 0), driver.CUresult.CUDA_ERROR_NOT_PERMITTED)
+        monkeypatch.setenv("DEVMEM_EMULATOR_FABRIC", "1")
+        made = ok(driver.cuMemCreate(size, properties, 0))
+        told = ok(driver.cuMemExportToShareableHandle(made, properties.requestedHandleTypes, 0))
+        again = ok(driver.cuMemImportFromShareableHandle(bytes(told.data), properties.requestedHandleTypes))
+        assert int(ok(driver.cuMemGetAllocationPropertiesFromHandle(again)).location.id) == 0
+        for each in (made, again):
+            ok(driver.cuMemRelease(each))
+
+    def access(self):
+        made = driver.CUmemAccessDesc()
+        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        made.location.id = 0
+        made.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return made

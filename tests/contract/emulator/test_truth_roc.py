@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from devmem.testing import emulator
+from devmem.toolkit.numa import online_nodes
 
 ROOT = Path(emulator.__file__).parents[3]
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_PITCH, INVALID_DEVICE_POINTER, INVALID_DIRECTION = 1, 2, 12, 17, 21
@@ -30,6 +31,7 @@ PEER_ENABLED, PEER_NOT_ENABLED, DESTROYED, ALREADY, NOT_REGISTERED, NOT_SUPPORTE
 H2H, H2D, D2H, D2D, ANY_KIND = range(5)
 LEGACY, PER_THREAD, NON_BLOCKING = 1, 2, 1
 PORTABLE, MAPPED, WRITE_COMBINED, COHERENT, NON_COHERENT = 1, 2, 4, 0x40000000, 0x80000000
+NUMA_USER, HOST_NUMA_ID = 0x2000_0000, 92
 DISABLE_TIMING, INTERPROCESS, NO_FENCE, TO_DEVICE, TO_SYSTEM = 2, 4, 0x20000000, 0x40000000, 0x80000000
 SIGNAL_MEMORY = 2
 STAGED = 4 << 20
@@ -340,8 +342,8 @@ def attribute(number, device=0):
     return hip.out("hipDeviceGetAttribute", number, device, kind=ctypes.c_int)
 
 
-def child(code, *, expect=0, **variables):
-    """Run code in a new process, with the names of this file and, by default, the same runtime."""
+def child(code, *, expect=0, files=(), **variables):
+    """Run code in a new process, with the names of this file, some open files and, by default, the same runtime."""
     prelude = f"""
     import ctypes, os, sys, threading, importlib.util
     import numpy as np
@@ -355,7 +357,7 @@ def child(code, *, expect=0, **variables):
     changed = {**os.environ, **variables}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=120)
-    done = run([sys.executable, "-c", text], env={**changed, "PYTHONPATH": path})
+    done = run([sys.executable, "-c", text], env={**changed, "PYTHONPATH": path}, pass_fds=files)
     assert done.returncode == expect, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -402,6 +404,22 @@ class TestRuntime:
             seen |= {uuid.raw, bus.value}
         assert len(seen) == 2 * count
 
+    def test_each_device_has_one_context_which_is_always_there(self):
+        """Deprecated, says the reference: retained for code that comes from CUDA's driver API. HIP's own calls name devices."""
+        count = hip.out("hipGetDeviceCount", kind=ctypes.c_int)
+        contexts = [
+            hip.out("hipDevicePrimaryCtxRetain", n, kind=ctypes.c_void_p) for n in range(count) for _ in range(2)
+        ]
+        assert all(contexts)
+        assert contexts[::2] == contexts[1::2]
+        assert len(set(contexts)) == count
+        for device in range(count):
+            ok(hip.hipDevicePrimaryCtxRelease(device))
+        for ordinal in (-1, count):
+            returns(hip.hipDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), ordinal), INVALID_DEVICE)
+            returns(hip.hipDevicePrimaryCtxRelease(ordinal), INVALID_DEVICE)
+        returns(hip.hipDevicePrimaryCtxRetain(None, 0), INVALID_VALUE)
+
     def test_attributes_report_the_features_of_the_device(self):
         assert attribute(87) in (32, 64)
         assert attribute(16) in (0, 1)
@@ -435,7 +453,7 @@ class TestRuntime:
         returns(hip.hipModuleLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, None, None), NOT_SUPPORTED)
         returns(hip.hipLaunchKernel(0, 1, 1, 1, 1, 1, 1, None), NOT_SUPPORTED)
         returns(hip.hipGraphCreate(ctypes.byref(ctypes.c_uint64()), 0), NOT_SUPPORTED)
-        returns(hip.hipMemAddressReserve(None), NOT_SUPPORTED)
+        returns(hip.hipMemRangeGetAttribute(None), NOT_SUPPORTED)
 
     @emulator_only
     @once
@@ -621,7 +639,14 @@ class TestHostMemory:
     def test_both_coherences_at_once_are_refused(self):
         returns(hip.hipHostMalloc(ctypes.byref(ctypes.c_uint64()), 64, COHERENT | NON_COHERENT), INVALID_VALUE)
 
-    @pytest.mark.parametrize("flags", [0, PORTABLE, COHERENT, NON_COHERENT | PORTABLE])
+    def test_the_nearest_node_of_the_host_is_one_of_the_systems_or_none(self):
+        """ "NUMA ID of the cpu node closest to the device, or -1 when NUMA isn't supported"; not before ROCm 7."""
+        number = ctypes.c_int()
+        if hip.hipDeviceGetAttribute(ctypes.byref(number), HOST_NUMA_ID, 0) == INVALID_VALUE:
+            pytest.skip("this runtime does not tell it")
+        assert number.value in (-1, *online_nodes())
+
+    @pytest.mark.parametrize("flags", [0, PORTABLE, COHERENT, NON_COHERENT | PORTABLE, NUMA_USER | COHERENT])
     def test_flags_can_be_read_back(self, flags):
         address, _ = pinned(64, flags)
         found = ctypes.c_uint()
@@ -896,6 +921,48 @@ class TestManagedMemory:
     def test_migration_is_off_unless_hsa_xnack_is_1(self):
         assert (attribute(24), attribute(9), attribute(65)) == (1, 0, 0)
         child("assert (attribute(24), attribute(9), attribute(65)) == (1, 1, 1)", HSA_XNACK="1")
+
+    def test_where_pages_migrate_memory_of_the_host_is_used_by_its_own_address(self):
+        """ "Device supports coherently accessing pageable memory without calling hipHostRegister on it"."""
+        child(
+            """
+            if attribute(65):
+                host, block = np.zeros(4096, np.uint8), hip.out("hipMalloc", 4096)
+                ok(hip.hipMemsetD8Async(address_of(host), 5, 4096, 0))
+                ok(hip.hipDeviceSynchronize())
+                assert (host == 5).all()
+                ok(hip.hipMemcpy(block, address_of(host), 4096, 3))
+                back = np.zeros(4096, np.uint8)
+                ok(hip.hipMemcpy(address_of(back), block, 4096, 2))
+                assert (back == 5).all()
+            """,
+            HSA_XNACK="1",
+        )
+
+    def test_managed_memory_is_discarded_and_prefetched_in_batches(self):
+        """ "Reading from a discarded range without first writing or prefetching to it will return an indeterminate value"."""
+        child(
+            """
+            if attribute(9) and hasattr(hip, "hipMemDiscardBatchAsync"):
+                address, stream = hip.out("hipMallocManaged", 8192, 1), hip.out("hipStreamCreate")
+                here = np.frombuffer((ctypes.c_uint8 * 8192).from_address(address), np.uint8)
+                here[:] = 3
+                ranges, sizes = (ctypes.c_size_t * 1)(address), (ctypes.c_size_t * 1)(4096)
+                first, host = ctypes.c_size_t(0), (ctypes.c_int * 2)(2, 0)
+                long = ctypes.c_size_t
+                ok(hip.hipMemDiscardBatchAsync(ranges, sizes, long(1), long(0), stream))
+                ok(hip.hipMemsetD8Async(address, 7, 4096, stream))
+                ok(hip.hipMemPrefetchBatchAsync(ranges, sizes, long(1), host, ctypes.byref(first), long(1), long(0), stream))
+                ok(hip.hipStreamSynchronize(stream))
+                assert (here[:4096] == 7).all() and (here[4096:] == 3).all()
+                both = hip.hipMemDiscardAndPrefetchBatchAsync
+                ok(both(ranges, sizes, long(1), host, ctypes.byref(first), long(1), long(0), stream))
+                returns(hip.hipMemDiscardBatchAsync(ranges, sizes, long(1), long(1), stream), INVALID_VALUE)
+                ok(hip.hipStreamSynchronize(stream))
+                assert (here[4096:] == 3).all()
+            """,
+            HSA_XNACK="1",
+        )
 
     def test_managed_memory_can_be_advised_and_prefetched(self, stream):
         address = hip.out("hipMallocManaged", 4096, 1)
@@ -1250,6 +1317,18 @@ class TestStreams:
         returns(hip.hipStreamDestroy(0), INVALID_HANDLE)
         returns(hip.hipStreamDestroy(PER_THREAD), INVALID_HANDLE)
 
+    def test_a_stream_tells_its_device(self, stream):
+        """hipStreamGetDevice: the device that was current as the stream was made."""
+        two_devices()
+        ok(hip.hipSetDevice(1))
+        other = hip.out("hipStreamCreate")
+        ok(hip.hipSetDevice(0))
+        for made, device in ((stream, 0), (other, 1)):
+            found = ctypes.c_int(-1)
+            ok(hip.hipStreamGetDevice(made, ctypes.byref(found)))
+            assert found.value == device
+        ok(hip.hipStreamDestroy(other))
+
     @before(7, 0)
     @emulator_only
     def test_before_rocm_7_a_destroyed_stream_is_an_error(self, block):
@@ -1457,9 +1536,11 @@ class TestCapture:
         returns(relaxed(lambda: hip.hipEventQuery(event)), CAPTURED)
 
     @emulator_only
-    def test_work_cannot_be_captured(self, capturing, block):
+    def test_what_is_no_node_here_cannot_be_captured(self, capturing, block):
+        """Pageable memory: the reference does not say when a graph reads it. And words of memory."""
         stream = capturing.begin(RELAXED)
-        returns(hip.hipMemsetAsync(block, 1, 1, stream), NOT_SUPPORTED)
+        returns(hip.hipMemcpyAsync(block, address_of(np.zeros(8, np.uint8)), 8, 1, stream), NOT_SUPPORTED)
+        returns(hip.hipStreamWriteValue32(stream, block, 1, 0), NOT_SUPPORTED)
         assert capturing.end() == 0
 
     def test_a_capture_ends_on_the_thread_that_began_it(self, capturing):
@@ -1468,6 +1549,92 @@ class TestCapture:
         returns(
             on_another_thread(lambda: hip.hipStreamEndCapture(stream, ctypes.byref(ctypes.c_uint64()))), WRONG_THREAD
         )
+
+
+@pytest.fixture
+def graph_of():
+    """An executable graph of what a function enqueues on the stream that it is given, captured in relaxed mode."""
+    made, stream = [], hip.out("hipStreamCreateWithFlags", NON_BLOCKING)
+
+    def make(enqueue):
+        ok(hip.hipStreamBeginCapture(stream, RELAXED))
+        enqueue(stream)
+        graph = ctypes.c_uint64()
+        ok(hip.hipStreamEndCapture(stream, ctypes.byref(graph)))
+        made.append(hip.out("hipGraphInstantiateWithFlags", graph, ctypes.c_uint64(0)))
+        ok(hip.hipGraphDestroy(graph))
+        return made[-1]
+
+    yield make
+    ok(hip.hipDeviceSynchronize())
+    for graph in made:
+        ok(hip.hipGraphExecDestroy(graph))
+    ok(hip.hipStreamDestroy(stream))
+
+
+@claims(
+    "Graph Management: hipStreamBeginCapture, hipStreamEndCapture, hipGraphInstantiateWithFlags ('does not support any of "
+    "flag'), hipGraphLaunch ('Launches an executable graph in the specified stream'), hipGraphDestroy, hipGraphExecDestroy"
+)
+class TestGraphs:
+    def test_captured_work_runs_at_each_launch_and_not_before(self, graph_of, block, stream):
+        ok(hip.hipMemset(block, 0, 64))
+        graph = graph_of(lambda on: ok(hip.hipMemsetAsync(block, 7, 64, on)))
+        ok(hip.hipDeviceSynchronize())
+        assert not read(block, 64).any()
+        for _ in range(2):
+            ok(hip.hipGraphLaunch(graph, stream))
+            ok(hip.hipStreamSynchronize(stream))
+            assert (read(block, 64) == 7).all()
+            ok(hip.hipMemset(block, 0, 64))
+            ok(hip.hipDeviceSynchronize())
+
+    def test_copies_read_page_locked_memory_when_they_run(self, graph_of, block, stream):
+        (source, into), (target, out) = pinned(4096), pinned(4096)
+
+        def enqueue(on):
+            ok(hip.hipMemcpyAsync(block, source, 4096, 1, on))
+            ok(hip.hipMemcpyAsync(target, block, 4096, 2, on))
+
+        graph = graph_of(enqueue)
+        for value in (1, 2):
+            into[:], out[:] = 0, 0
+            with Gate(stream) as gate:
+                ok(hip.hipGraphLaunch(graph, stream))
+                into[:] = value
+                assert_blocked(stream)
+                assert not out.any()
+                gate.open()
+                ok(hip.hipStreamSynchronize(stream))
+            assert (out == value).all()
+        ok(hip.hipHostFree(source))
+        ok(hip.hipHostFree(target))
+
+    def test_nodes_of_one_stream_run_in_the_order_of_their_capture(self, graph_of, block, stream):
+        def enqueue(on):
+            for value in range(1, 20):
+                ok(hip.hipMemsetAsync(block, value, 64, on))
+
+        ok(hip.hipGraphLaunch(graph_of(enqueue), stream))
+        ok(hip.hipStreamSynchronize(stream))
+        assert (read(block, 64) == 19).all()
+
+    def test_hip_graph_instantiate_makes_the_same(self, block, stream, capturing):
+        on, graph, made = capturing.begin(RELAXED), ctypes.c_uint64(), ctypes.c_uint64()
+        ok(hip.hipMemsetAsync(block, 5, 64, on))
+        ok(hip.hipStreamEndCapture(on, ctypes.byref(graph)))
+        ok(hip.hipGraphInstantiate(ctypes.byref(made), graph, None, None, ctypes.c_size_t(0)))
+        ok(hip.hipGraphLaunch(made, stream))
+        ok(hip.hipStreamSynchronize(stream))
+        assert (read(block, 64) == 5).all()
+        ok(hip.hipGraphExecDestroy(made))
+        ok(hip.hipGraphDestroy(graph))
+        capturing.begin(RELAXED)
+
+    @emulator_only
+    def test_a_destroyed_graph_is_not_launched(self, graph_of, stream):
+        returns(hip.hipGraphLaunch(0x1234, stream), INVALID_VALUE)
+        returns(hip.hipGraphExecDestroy(0x1234), INVALID_VALUE)
 
 
 @claims("Event Management; hip-is-not-cuda 6.6")
@@ -1728,6 +1895,143 @@ class TestSharing:
     def test_only_the_base_of_device_memory_has_a_handle(self, block):
         returns(hip.hipIpcGetMemHandle(ctypes.byref(IpcHandle()), block + 512), INVALID_DEVICE_POINTER)
         returns(hip.hipIpcGetMemHandle(ctypes.byref(IpcHandle()), address_of(sample())), INVALID_DEVICE_POINTER)
+
+
+POOL_IMPORTER = """
+file = ctypes.c_void_p(int(os.environ["FILE"]))
+data = IpcHandle.from_buffer_copy(bytes.fromhex(os.environ["DATA"]))
+pool = hip.out("hipMemPoolImportFromShareableHandle", file, 1, 0)
+ok(hip.hipMemPoolSetAccess(pool, (ctypes.c_int * 3)(1, 0, 3), 1))
+address = hip.out("hipMemPoolImportPointer", pool, ctypes.byref(data))
+assert (read(address, 4096) == 7).all()
+ok(hip.hipMemset(address, 8, 4096))
+ok(hip.hipDeviceSynchronize())
+ok(hip.hipFree(address))
+ok(hip.hipMemPoolDestroy(pool))
+"""
+
+
+@claims("Stream Ordered Memory Allocator (hipMemPoolExportToShareableHandle, hipMemPoolExportPointer)")
+class TestSharedPools:
+    """As the newer source of ROCm's runtime has them; the older one answers that it does not support them."""
+
+    @pytest.fixture
+    def shareable(self):
+        if not attribute(88):
+            pytest.skip("the device has no memory pools")
+        properties = PoolProperties(allocation=1, handles=1, location=Location(1, 0))
+        made = hip.out("hipMemPoolCreate", ctypes.byref(properties))
+        yield made
+        ok(hip.hipMemPoolDestroy(made))
+
+    @once
+    def test_another_process_sees_the_same_bytes(self, shareable, stream):
+        address = hip.out("hipMallocFromPoolAsync", 4096, shareable, stream)
+        ok(hip.hipMemsetAsync(address, 7, 4096, stream))
+        ok(hip.hipStreamSynchronize(stream))
+        file, data = hip.out("hipMemPoolExportToShareableHandle", shareable, 1, 0, kind=ctypes.c_int), IpcHandle()
+        try:
+            ok(hip.hipMemPoolExportPointer(ctypes.byref(data), address))
+            child(POOL_IMPORTER, files=(file,), FILE=str(file), DATA=bytes(data).hex())
+        finally:
+            os.close(file)
+        assert (read(address, 4096) == 8).all()
+        ok(hip.hipFreeAsync(address, stream))
+        ok(hip.hipStreamSynchronize(stream))
+
+    def test_a_pool_that_was_not_made_for_it_is_not_exported(self, pool, shareable):
+        file = ctypes.c_int()
+        returns(hip.hipMemPoolExportToShareableHandle(ctypes.byref(file), pool, 1, 0), INVALID_VALUE)
+        returns(hip.hipMemPoolExportToShareableHandle(ctypes.byref(file), shareable, 1, 1), INVALID_VALUE)
+
+
+VIRTUAL_IMPORTER = """
+given, size = int(os.environ["FILE"]), int(os.environ["SIZE"])
+handle = hip.out("hipMemImportFromShareableHandle", file_as_given(given), 1)
+address = hip.out("hipMemAddressReserve", size, 0, 0, 0)
+ok(hip.hipMemMap(address, size, 0, handle, 0))
+ok(hip.hipMemRelease(handle))
+ok(hip.hipMemSetAccess(address, size, (ctypes.c_int * 3)(1, 0, 3), 1))
+assert (read(address, 4096) == 7).all()
+ok(hip.hipMemset(address, 8, 4096))
+ok(hip.hipDeviceSynchronize())
+ok(hip.hipMemUnmap(address, size))
+ok(hip.hipMemAddressFree(address, size))
+"""
+
+
+def file_as_given(file):
+    """As ROCm takes a file descriptor: since 7.1 in the place of an address, before by its address."""
+    return ctypes.c_void_p(file) if version() >= (7, 1) else ctypes.byref(ctypes.c_int(file))
+
+
+@claims("Virtual Memory Management (hipMemCreate, hipMemMap, hipMemSetAccess, hipMemExportToShareableHandle)")
+class TestVirtualMemory:
+    @pytest.fixture
+    def properties(self):
+        if not attribute(89):
+            pytest.skip("the device has no virtual memory management")
+        return (ctypes.c_int * 8)(1, 1, 1, 0)  # pinned, for file descriptors, on device 0
+
+    @pytest.fixture
+    def size(self, properties):
+        return hip.out("hipMemGetAllocationGranularity", properties, 0)
+
+    @pytest.fixture
+    def physical(self, properties, size):
+        made = hip.out("hipMemCreate", size, properties, 0)
+        yield made
+        ok(hip.hipMemRelease(made))
+
+    @pytest.fixture
+    def addresses(self, size):
+        made = hip.out("hipMemAddressReserve", 2 * size, 0, 0, 0)
+        yield made
+        ok(hip.hipMemAddressFree(made, 2 * size))
+
+    @pytest.fixture
+    def mapped(self, physical, addresses, size):
+        ok(hip.hipMemMap(addresses, size, 0, physical, 0))
+        ok(hip.hipMemSetAccess(addresses, size, (ctypes.c_int * 3)(1, 0, 3), 1))
+        yield addresses
+        ok(hip.hipMemUnmap(addresses, size))
+
+    @once
+    def test_another_process_sees_the_same_bytes(self, physical, mapped, size):
+        ok(hip.hipMemset(mapped, 7, size))
+        ok(hip.hipDeviceSynchronize())
+        file = hip.out("hipMemExportToShareableHandle", physical, 1, 0, kind=ctypes.c_int)
+        try:
+            child(VIRTUAL_IMPORTER, files=(file,), FILE=str(file), SIZE=str(size))
+        finally:
+            os.close(file)
+        assert (read(mapped, 4096) == 8).all()
+
+    def test_a_descriptor_is_given_as_the_version_takes_it(self, physical):
+        file, imported = hip.out("hipMemExportToShareableHandle", physical, 1, 0, kind=ctypes.c_int), None
+        try:
+            imported = hip.out("hipMemImportFromShareableHandle", file_as_given(file), 1)
+        finally:
+            os.close(file)
+        told = (ctypes.c_int * 8)()
+        ok(hip.hipMemGetAllocationPropertiesFromHandle(told, imported))
+        assert told[2:4] == [1, 0]
+        ok(hip.hipMemRelease(imported))
+
+    @emulator_only
+    def test_no_more_is_mapped_than_there_is_nor_twice(self, physical, mapped, size, properties):
+        returns(hip.hipMemMap(mapped + size, 2 * size, 0, physical, 0), INVALID_VALUE)
+        returns(hip.hipMemMap(mapped, size, 0, physical, 0), INVALID_VALUE)
+        returns(hip.hipMemCreate(ctypes.byref(ctypes.c_uint64()), size + 4096, properties, 0), INVALID_VALUE)
+        returns(hip.hipMemUnmap(mapped, size // 2), INVALID_VALUE)
+
+    @emulator_only
+    def test_nothing_else_is_exported_or_imported(self, physical):
+        returns(hip.hipMemExportToShareableHandle(ctypes.byref(ctypes.c_uint64()), physical, 8, 0), INVALID_VALUE)
+        imported = ctypes.c_uint64()
+        with Path(os.devnull).open() as nothing:
+            given = file_as_given(nothing.fileno())
+            returns(hip.hipMemImportFromShareableHandle(ctypes.byref(imported), given, 1), INVALID_VALUE)
 
 
 def visible_buses(**variables):

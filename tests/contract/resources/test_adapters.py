@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import standins
 
 from devmem import errors, plugins
 from devmem.adapters.cuda_core import CudaCoreMemory
@@ -24,21 +24,6 @@ from devmem.spi.memory import MemoryResource
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability, MemoryKind
 from devmem.testing import MemoryResourceTests
 from devmem.testing.stream_hold import entered
-
-
-def _beside(file: str) -> ModuleType:
-    """A file beside this one, which is no package's."""
-    name = f"devmem_tests_{file}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "helpers" / f"{file}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-standins = _beside("standins")
 
 
 def host(devices: int = 1) -> HostBackend:
@@ -233,7 +218,9 @@ def test_it_serves_one_device(driver):
     resource.bind(driver)
     resource.bind(driver)
     with pytest.raises(errors.DevmemError, match="bound to a device already"):
-        resource.bind(object())
+        resource.bind(SimpleNamespace(info=replace(driver.info, ordinal=1)))
+    with pytest.raises(errors.ClosedError, match="make a new resource"):
+        resource.bind(SimpleNamespace(info=driver.info))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from devmem._core.memory.pool.pool import PoolMemory
 from devmem.backends.cuda.hooks import CudaBackend
 from devmem.backends.host.hooks import HostBackend
 from devmem.backends.roc.hooks import RocBackend
-from devmem.memory import DriverMemory, Limit, Statistics, StreamOrderedMemory
+from devmem.memory import DriverMemory, Limit, Statistics, StreamOrderedMemory, VirtualMemory
 from devmem.spi.driver import Backend, Driver
 from devmem.spi.memory import MemoryResource
 from devmem.spi.types import Capability
@@ -82,6 +82,11 @@ class TestPoolOnCuda(OnCuda):
         return PoolMemory()
 
 
+class TestVirtualMemoryOnCuda(OnCuda):
+    def make_resource(self, driver: Driver) -> MemoryResource:
+        return VirtualMemory()
+
+
 class TestPinnedPoolOnCuda(OnCuda):
     def make_resource(self, driver: Driver) -> MemoryResource:
         return PinnedPool()
@@ -90,6 +95,11 @@ class TestPinnedPoolOnCuda(OnCuda):
 class TestPoolOnRoc(OnRoc):
     def make_resource(self, driver: Driver) -> MemoryResource:
         return PoolMemory()
+
+
+class TestVirtualMemoryOnRoc(OnRoc):
+    def make_resource(self, driver: Driver) -> MemoryResource:
+        return VirtualMemory()
 
 
 class TestPinnedPoolOnRoc(OnRoc):

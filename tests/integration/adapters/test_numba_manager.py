@@ -144,7 +144,7 @@ def works(resource):
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=140,
         env=env,
     )
     assert done.returncode == 0, done.stderr

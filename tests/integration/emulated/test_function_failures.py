@@ -15,31 +15,24 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import vendors
 
 import devmem as dm
 from devmem._core.device.open_device import left_open
 from devmem.spi.errors import DevmemError, DevmemWarning
 from devmem.testing import emulator
 
+spec = importlib.util.spec_from_file_location(
+    "devmem_tests_driver_failures", Path(__file__).parents[1] / "failures" / "test_driver_failures.py"
+)
+assert spec is not None and spec.loader is not None
+table = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(table)
 
-def _load(file: str) -> ModuleType:
-    """A file of the tests, which are no package."""
-    name = f"devmem_tests_{Path(file).stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-table, vendors = _load("integration/failures/test_driver_failures.py"), _load("helpers/vendors.py")
 World = table.World
 UNKNOWN, OUT_OF_MEMORY = vendors.UNKNOWN, vendors.OUT_OF_MEMORY
 

@@ -10,36 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import vendors
 
 import devmem as dm
 from devmem.testing import emulator
-
-
-def _beside(file: str) -> ModuleType:
-    """A file beside this one, which is no package's."""
-    name = f"devmem_tests_{file}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "helpers" / f"{file}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-vendors = _beside("vendors")
 
 #: As many as there is patience for; the same seeds are the same schedules.
 SEEDS, CHUNK = int(os.environ.get("SCHEDULE_SEEDS", "1000")), 20

@@ -217,6 +217,14 @@ def test_what_kills_the_process_is_named_and_the_tests_after_it_still_run(step, 
     assert step.skips == {"because": 1}
 
 
+@pytest.mark.timeout(300)
+def test_tests_find_their_helpers(step, suites, tmp_path):
+    run, step = made(step, tmp_path, 200)
+    (tmp_path / "test_bad.py").write_text("import two_processes\n\ndef test_it(): assert two_processes.data().size")
+    suites.tests(run, step, [tmp_path / "test_bad.py"], only_backend=False)
+    assert step.counts == {"passed": 1}, step.failures
+
+
 def test_a_command_whose_time_is_up_is_ended_with_all_that_it_started(step, tmp_path):
     run, step = made(step, tmp_path, 60)
     script = "echo before; sleep 1000 & echo $!; wait"
@@ -277,7 +285,7 @@ def test_every_step_has_a_share_of_the_time(step):
 
 #: Issue by issue what a run on a device is to show: case, against whom, at least how many times as fast.
 WANTED = {
-    *((case, "pinned limit", 0.80) for case in ("h2d-into", "h2d-new", "d2h-into")),
+    *((case, "pinned limit", 0.80) for case in ("h2d-into", "h2d-new", "d2h-into", "spill-swap")),
     *((case, peer, 2) for case in ("h2d-into", "h2d-new", "d2h-into") for peer in ("CuPy", "PyTorch", "numba-cuda")),
     ("d2h-new", "numba-cuda", 5),
     *((case, peer, 5) for case in ("h2d-many", "d2h-many") for peer in ("CuPy", "PyTorch")),

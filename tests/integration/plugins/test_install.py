@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = ROOT / "tests" / "plugin_pkg"
+PACKAGES = ROOT / "examples" / "backend", ROOT / "examples" / "arena-allocator"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example distribution, installed as pip installs it, from disk alone."""
+    """A folder with the example distributions, installed as pip installs them, from disk alone."""
     pytest.importorskip("hatchling", reason="building the example package needs hatchling")
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-index", "--no-build-isolation", "--target", str(target), str(PACKAGE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    command += ["--no-index", "--no-build-isolation", "--target", str(target), *map(str, PACKAGES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=140)
     assert done.returncode == 0, done.stderr
     return target
 
@@ -35,7 +35,7 @@ def run(site: Path, script: str, **variables: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=140,
         env=env,
     )
 
@@ -59,17 +59,31 @@ def test_it_is_found_and_moves_arrays(site: Path) -> None:
     assert origin.startswith("devmem-example-backend ")
 
 
-def test_its_memory_resource_is_found_by_name(site: Path) -> None:
+def test_a_memory_resource_is_found_by_name_and_serves_it(site: Path) -> None:
     script = """
         import numpy as np, devmem as dm
-        with dm.use_memory("example-bump") as resource:
+        with dm.use_memory("arena") as resource:
             d = dm.to_device(np.arange(5))
         assert d.copy_to_host().tolist() == [0, 1, 2, 3, 4]
         d.free()
         print(type(resource).__module__.partition(".")[0])
     """
     done = run(site, script, DEVMEM_BACKEND="example")
-    assert (done.returncode, done.stdout) == (0, "devmem_example_backend\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "devmem_arena\n"), done.stderr
+
+
+def test_its_settings_reach_it(site: Path) -> None:
+    script = """
+        import devmem as dm
+        from devmem._core.base.config import describe
+        status = next(each for each in dm.backends() if each.name == "example")
+        [row] = [each for each in describe() if each.name.startswith("DEVMEM_EXAMPLE_")]
+        print(status.devices, row.name, row.value, row.source)
+    """
+    done = run(site, script, DEVMEM_BACKEND="example", DEVMEM_EXAMPLE_DEVICES="3")
+    assert (done.returncode, done.stdout) == (0, "3 DEVMEM_EXAMPLE_DEVICES 3 environment\n"), done.stderr
+    done = run(site, "import devmem as dm; dm.to_device([1])", DEVMEM_BACKEND="example", DEVMEM_EXAMPLE_DEVICES="no")
+    assert "ConfigError: DEVMEM_EXAMPLE_DEVICES='no' is not allowed" in done.stderr
 
 
 def test_it_can_be_blocked(site: Path) -> None:

@@ -8,38 +8,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib.util
 import itertools
-import sys
 import threading
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import vendors
 
 import devmem as dm
 from devmem.errors import BackendError, DeviceLost, DevmemError, LayoutError, OutOfMemory
 from devmem.testing import emulator
 
-
-def _beside(file: str) -> ModuleType:
-    """A file beside this one, which is no package's."""
-    name = f"devmem_tests_{file}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "helpers" / f"{file}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-vendors = _beside("vendors")
 VENDORS = ("cuda", "roc")
 UNKNOWN, OUT_OF_MEMORY = 999, 2  # of both
 LAYOUTS = {
@@ -216,7 +199,7 @@ def test_a_held_source_stream_is_waited_for(way: tuple[Side, Side]) -> None:
         thread.start()
         assert outcome == []
         held.release()
-    thread.join(30)
+    thread.join(100)
     assert not thread.is_alive()
     assert np.array_equal(outcome[0], np.full_like(data(), 5))
 
@@ -498,7 +481,7 @@ def test_threads_that_copy_both_ways_at_once(both: Both) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(40)
+        thread.join(100)
         assert not thread.is_alive()
     assert problems == []
 

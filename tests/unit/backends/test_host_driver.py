@@ -66,7 +66,7 @@ def run_program(body):
         "d = HostDriver(0, strict=True, devices=1)\n"
         "d.enter()\n" + body
     )
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=140, check=False)
 
 
 class TestBackend:
@@ -83,7 +83,7 @@ class TestBackend:
             "from devmem.backends.host import hooks as h; h.devmem_backends()[0].device_count()\n"
             "print(sorted(set(sys.modules) - before))"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=140, check=True)
         assert "numpy" not in done.stdout
         assert "driver" not in done.stdout
 
@@ -615,7 +615,7 @@ class TestRegistration:
         threading.Thread(target=unregister, daemon=True).start()
         assert not ended.is_set()
         driver.release(hold)
-        assert ended.wait(20)
+        assert ended.wait(100)
 
 
 class TestPeer:
@@ -671,7 +671,7 @@ class TestPeer:
         threading.Thread(target=free, daemon=True).start()
         assert not ended.is_set()
         one.release(hold)
-        assert ended.wait(20)
+        assert ended.wait(100)
         assert read(one, a, 8) == b"2" * 8
 
     def test_a_device_may_close_under_a_copy(self, pair):

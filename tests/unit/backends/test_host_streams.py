@@ -6,13 +6,17 @@ import ctypes
 import random
 import signal
 import threading
+from queue import SimpleQueue
 
 import pytest
 
+from devmem.backends.host import driver as host_driver
 from devmem.backends.host.hooks import HostBackend
-from devmem.backends.host.streams import Job
+from devmem.backends.host.stream_engine import SMALL, StreamEngine
+from devmem.backends.host.streams import Job, read_bytes
 from devmem.spi.errors import BackendError, DeviceLost
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind, MemoryKind
+from devmem.toolkit.host_functions import this_thread
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 LATE = 20.0  # seconds after which something that should have happened has not
@@ -50,6 +54,18 @@ def in_thread(driver, function):
         ended.set()
 
     threading.Thread(target=run, daemon=True).start()
+    return ended
+
+
+def ends_of_threads(monkeypatch):
+    """A queue in which something is put when a stream's thread ends that starts from now on."""
+    ended, work = SimpleQueue(), StreamEngine._work
+
+    def watched(self, jobs):
+        work(self, jobs)
+        ended.put(True)
+
+    monkeypatch.setattr(StreamEngine, "_work", watched)
     return ended
 
 
@@ -141,6 +157,22 @@ def test_large_work_runs_on_an_idle_stream(driver):
     driver.fill(a, 0x0102, 2, n // 2, stream)
     driver.copy(b, a, n, D2D, stream, blocking=False)
     assert read(driver, b, n, stream) == b"\2\1" * (n // 2)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_large_pageable_source_is_copied_again_only_where_the_stream_is_busy(driver, monkeypatch, busy):
+    n, read_ahead = SMALL + 256, []
+    monkeypatch.setattr(host_driver, "read_bytes", lambda *copy: read_ahead.append(copy) or read_bytes(*copy))
+    stream = driver.stream_create(0, True)
+    ptr = driver.alloc(n, stream)
+    source = ctypes.create_string_buffer(b"original" * (n // 8), n)
+    hold = driver.hold(stream) if busy else None
+    assert driver.copy(ptr, ctypes.addressof(source), n, H2D, stream, blocking=False) is False
+    source.raw = b"changed!" * (n // 8)
+    if hold is not None:
+        driver.release(hold)
+    assert read(driver, ptr, n, stream) == b"original" * (n // 8)
+    assert len(read_ahead) == busy
 
 
 class TestLegacy:
@@ -289,16 +321,12 @@ class TestHandles:
         driver.event_synchronize(event)
         assert read(driver, ptr, 4, LEGACY_STREAM) == b"\x09" * 4
 
-    def test_threads_of_destroyed_streams_end(self, driver):
-        before = set(threading.enumerate())
+    def test_threads_of_destroyed_streams_end(self, driver, monkeypatch):
+        ended = ends_of_threads(monkeypatch)
         stream = driver.stream_create(0, True)
         driver.release(driver.hold(stream))
-        mine = set(threading.enumerate()) - before
-        assert len(mine) == 1
         driver.stream_destroy(stream)
-        for thread in mine:
-            thread.join(LATE)
-            assert not thread.is_alive()
+        assert ended.get(timeout=LATE)
 
     def test_a_hold_is_released_once(self, driver):
         hold = driver.hold(LEGACY_STREAM)
@@ -475,17 +503,14 @@ def test_free_waits_for_every_stream(driver):
     assert driver.live_counts()[1] == 0
 
 
-def test_close_abandons_what_is_held(driver):
-    before = set(threading.enumerate())
+def test_close_abandons_what_is_held(driver, monkeypatch):
+    ended = ends_of_threads(monkeypatch)
     stream = driver.stream_create(0, False)
     ptr = driver.alloc(4, stream)
     driver.hold(stream)
     driver.fill(ptr, 1, 1, 4, stream)
-    after = {thread for thread in threading.enumerate() if thread.name == "devmem-host-stream"}
     driver.close()
-    for thread in after - before:  # other devices of the process have threads of their own
-        thread.join(LATE)
-        assert not thread.is_alive()
+    assert ended.get(timeout=LATE)
 
 
 def test_close_frees_those_who_wait(driver, monkeypatch):
@@ -495,7 +520,7 @@ def test_close_frees_those_who_wait(driver, monkeypatch):
     original = Job.wait
 
     def wait_for(job):
-        if threading.current_thread().name != "devmem-host-stream":
+        if not this_thread.runs_host_function:
             waiting.set()
         original(job)
 

@@ -94,7 +94,7 @@ def look(before: str = "", options: dict[str, object] | None = None, **environme
         env={**kept, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=140,
         check=False,
     )
     assert done.returncode == 0, done.stderr

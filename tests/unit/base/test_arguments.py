@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devmem._core.arrays.views import squeezed, transposed
 from devmem._core.base.arguments import (
     assignable,
     check_destination,
@@ -18,7 +21,32 @@ from devmem._core.base.arguments import (
     order_of,
     shape_of,
 )
+from devmem._core.base.array_view import ArrayView
+from devmem._core.base.layout import MAX_AXES
 from devmem.spi.errors import LayoutError
+
+ENDLESS = [lambda: itertools.repeat(1), lambda: np.zeros(10_000_000, "u1")]
+
+
+@pytest.mark.parametrize("values", ENDLESS)
+def test_a_sequence_without_end_is_read_as_far_as_an_array_has_axes(values):
+    calls = {
+        "shape": lambda: shape_of(values()),
+        "new shape": lambda: new_shape_of((values(),)),
+        "strides": lambda: layout_of(2, "u1", values(), "C"),
+        "transpose": lambda: transposed(VIEW, (values(),)),
+        "squeeze": lambda: squeezed(VIEW, values()),
+        "many": lambda: new_shape_of((1,) * 100_000),
+    }
+    for call in calls.values():
+        with pytest.raises(
+            LayoutError, match=f"at most {MAX_AXES} axes, as in NumPy: {MAX_AXES + 1} or more"
+        ) as raised:
+            call()
+        assert len(str(raised.value)) < 500
+
+
+VIEW = ArrayView(0, (2, 3), np.dtype("u1"), None)
 
 
 class Index:

@@ -26,6 +26,7 @@ DEFAULTS = {
     "STAGING_SLOT_BYTES": 16 << 20,
     "STAGING_THREADS": None,
     "STAGING_THRESHOLD": None,
+    "STAGING_LIMIT": 512 << 20,
     "BLOCK_PLUGINS": (),
     "HOST_STRICT": False,
     "HOST_DEVICES": 1,
@@ -35,10 +36,15 @@ DEFAULTS = {
     "ROC_CUDA_ARRAY_INTERFACE": False,
     "CUDA_ARRAY_INTERFACE_SYNC": True,
     "TRANSFER_GUARD": "allow",
+    "KERNEL_COMPILER": "",
+    "RACES": False,
+    "SIM": "exact",
     "SIM_RACE_CHECK": False,
     "SIM_SHUFFLE": None,
     "SIM_WAVE_SIZE": 32,
+    "SIM_NEGATIVE": "wrap",
     "TRACE": "",
+    "NATIVE": True,
     "LOG_LEVEL": "WARNING",
 }
 
@@ -46,6 +52,7 @@ GOOD = [
     ("BACKEND", " cuda ", "cuda"),
     ("DEVICE", "3", 3),
     ("MEMORY_MANAGER", "limit:4GiB,pool", "limit:4GiB,pool"),
+    ("PINNED_MEMORY_MANAGER", " pinned_pool ", "pinned_pool"),
     ("MAX_PENDING_DEALLOCS_COUNT", "0", 0),
     ("MAX_PENDING_DEALLOCS_COUNT", "20", 20),
     ("MAX_PENDING_DEALLOCS_RATIO", "0", 0.0),
@@ -55,6 +62,7 @@ GOOD = [
     ("STAGING_SLOT_BYTES", "1", 1),
     ("STAGING_THREADS", "8", 8),
     ("STAGING_THRESHOLD", "0", 0),
+    ("STAGING_LIMIT", "0", 0),
     ("DEFAULT_STREAM", "per-thread", "per-thread"),
     ("DEFAULT_STREAM", "LEGACY", "legacy"),
     ("BLOCK_PLUGINS", "a, b ,,c", ("a", "b", "c")),
@@ -63,14 +71,22 @@ GOOD = [
     *(("HOST_STRICT", text, True) for text in ("1", "true", "Yes", "ON")),
     *(("HOST_STRICT", text, False) for text in ("0", "false", "No", "OFF")),
     ("HOST_DEVICES", "4", 4),
+    ("ROC_PROVIDER", "ctypes", "ctypes"),
+    ("ROC_LIBRARY", " /some where/a.so", "/some where/a.so"),
+    ("ROC_STREAM_ORDERED", "1", True),
     ("ROC_CUDA_ARRAY_INTERFACE", "1", True),
     ("CUDA_ARRAY_INTERFACE_SYNC", "0", False),
     ("TRANSFER_GUARD", "log", "log"),
     ("TRANSFER_GUARD", "DISALLOW", "disallow"),
+    ("SIM", "Fast", "fast"),
+    ("KERNEL_COMPILER", " numba_cuda ", "numba_cuda"),
+    ("RACES", "1", True),
     ("SIM_RACE_CHECK", "1", True),
     ("SIM_SHUFFLE", "-7", -7),
     ("SIM_WAVE_SIZE", "64", 64),
+    ("SIM_NEGATIVE", "Report", "report"),
     ("TRACE", " some where/t.json ", "some where/t.json"),
+    ("NATIVE", "off", False),
     ("LOG_LEVEL", "debug", "DEBUG"),
 ]
 
@@ -84,6 +100,7 @@ BAD = [
     ("MAX_PENDING_DEALLOCS_RATIO", "-0.1", "a number from 0 to 1"),
     ("MAX_PENDING_DEALLOCS_RATIO", "nan", "a number from 0 to 1"),
     ("MAX_PENDING_DEALLOCS_RATIO", "20%", "a number from 0 to 1"),
+    *((f"STAGING_{name}", "-1", "or more") for name in ("SLOTS", "SLOT_BYTES", "THREADS", "THRESHOLD")),
     ("DEFAULT_STREAM", "2", r"legacy \| per-thread"),
     ("DEFAULT_STREAM", "per_thread", r"legacy \| per-thread"),
     ("HOST_STRICT", "maybe", r"0 \| 1"),
@@ -94,8 +111,10 @@ BAD = [
     ("ROC_STREAM_ORDERED", "perhaps", r"0 \| 1"),
     ("CUDA_ARRAY_INTERFACE_SYNC", "often", r"0 \| 1"),
     ("TRANSFER_GUARD", "deny", r"allow \| log \| disallow"),
+    ("SIM", "quick", "exact"),
     ("SIM_SHUFFLE", "", "a whole number"),
     ("SIM_WAVE_SIZE", "0", "1 or more"),
+    ("NATIVE", "perhaps", "0 | 1"),
     ("LOG_LEVEL", "loud", "level of the logging module"),
 ]
 
@@ -116,6 +135,10 @@ def clean(monkeypatch):
 def test_without_variables_every_setting_has_its_default():
     current = config.settings()
     assert {f.name.upper(): getattr(current, f.name) for f in dataclasses.fields(current)} == DEFAULTS
+
+
+def test_every_setting_is_tried():
+    assert {name for name, _, _ in GOOD} == DEFAULTS.keys()
 
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)

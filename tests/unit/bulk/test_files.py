@@ -127,6 +127,12 @@ def test_a_failed_write_leaves_no_file(error, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_error_of_a_write_is_told_where_its_file_cannot_be_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "unlink", lambda _: (tmp_path / "nothing").stat())
+    with pytest.raises(ValueError, match="mine"), replacing(str(tmp_path / "a")):
+        raise ValueError("mine")
+
+
 def test_temporary_names_do_not_collide(tmp_path):
     with replacing(str(tmp_path / "a")) as (one, first), replacing(str(tmp_path / "a")) as (two, second):
         assert first != second
@@ -246,4 +252,4 @@ def test_it_is_named_for_nvidias_devices_only():
     registry = plugins.Registry()
     assert isinstance(registry.direct_files("cuda"), KvikIO)
     assert registry.direct_files("cuda") is registry.direct_files("cuda")
-    assert registry.direct_files("host") is None
+    assert registry.direct_files("roc") is None

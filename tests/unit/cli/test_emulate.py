@@ -18,10 +18,10 @@ def emulate(tmp_path, monkeypatch):
         import sys, types
         import devmem
 
-        def environment(backend):
+        def environment(backend, layout, runtime, stand_ins):
             if backend != "cuda":
                 raise devmem.ConfigError(f"no emulator for {backend!r}: there is one for cuda")
-            return {"EMULATED": backend}
+            return {"EMULATED": " ".join(filter(None, [backend, "runtime" * runtime, *stand_ins]))}
 
         package = types.ModuleType("devmem.testing")
         package.__path__ = []
@@ -41,6 +41,11 @@ def test_the_command_runs_in_the_environment_and_its_exit_code_counts(emulate):
     run = emulate("cuda", "--", sys.executable, "-c", SHOW)
     assert run.stdout == "cuda cuda\n"
     assert run.returncode == 7
+
+
+def test_the_runtime_and_stand_ins_are_asked_for(emulate):
+    run = emulate("cuda", "--runtime", "--stand-ins", "torch", "--", sys.executable, "-c", SHOW)
+    assert run.stdout == "cuda runtime torch cuda\n"
 
 
 def test_options_of_the_command_are_its_own(emulate):

@@ -51,6 +51,14 @@ def test_info_shows_backends_devices_settings_and_versions():
         assert word in result.output
 
 
+def test_info_shows_settings_at_their_defaults_if_asked():
+    few, every = (CliRunner().invoke(commands, ["info", *options]).output for options in ([], ["--all"]))
+    assert "DEVMEM_STAGING_SLOTS" not in few
+    assert "devmem info --all" in few
+    assert "DEVMEM_STAGING_SLOTS" in every
+    assert "at their defaults" not in every
+
+
 def test_info_as_json():
     result = CliRunner().invoke(commands, ["info", "--json"])
     document = json.loads(result.stdout)
@@ -230,7 +238,7 @@ def test_info_and_doctor_list_unknown_settings_with_the_closest_one():
 
 
 @pytest.mark.parametrize("columns", [30, 60, 80])
-@pytest.mark.parametrize("arguments", [["info"], ["doctor"], ["roundtrip"]], ids=lambda given: given[0])
+@pytest.mark.parametrize("arguments", [["info", "--all"], ["doctor"], ["roundtrip"]], ids=lambda given: given[0])
 def test_narrow_terminals_cut_nothing_off(arguments, columns):
     result = command(*arguments, DEVMEM_BACKEND="host", COLUMNS=str(columns))
     assert result.returncode == 0, result.stderr
@@ -238,5 +246,5 @@ def test_narrow_terminals_cut_nothing_off(arguments, columns):
     if arguments == ["roundtrip"]:
         sizes = {f"{row['nbytes']:,}" for row in json.loads(command("roundtrip", "--json").stdout)["arrays"]}
         assert all(size in result.stdout for size in sizes), "numbers stay in one piece"
-    if arguments == ["info"] and columns == 60:
+    if arguments == ["info", "--all"] and columns == 60:
         assert all(setting.name in result.stdout for setting in devmem.settings())

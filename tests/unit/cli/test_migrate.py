@@ -82,6 +82,15 @@ CASES = {
         "import os, numba.roc, sys  # three",
         "import os, sys  # three\nfrom devmem.compat import numba_roc",
     ),
+    "successor": (
+        "from numba_cuda_mlir import cuda, types",
+        "from numba_cuda_mlir import types\nfrom devmem.compat import numba_cuda as cuda",
+    ),
+    "names of the successor": (
+        "from numba_cuda_mlir.cuda import to_device as up",
+        "from devmem.compat.numba_cuda import to_device as up",
+    ),
+    "successor, renamed": ("import numba_cuda_mlir.cuda as cu", "from devmem.compat import numba_cuda as cu"),
     "names": (
         "from numba.roc import to_device, stream as make",
         "from devmem.compat.numba_roc import to_device, stream as make",
@@ -318,8 +327,8 @@ def test_names_of_the_compiler_move_with_the_module_that_has_them():
         rewrite(b"from numba.cuda import libdevice, to_device\n").after
         == b"from devmem.compat.numba_cuda import libdevice, to_device\n"
     )
-    source = b"from numba.cuda.libdevice import sqrt\n"  # no module of ours, though there is the name
-    assert rewrite(source).after == source
+    source = b"from numba.cuda.libdevice import sqrt\n"
+    assert rewrite(source).after == source.replace(b"numba.cuda", b"devmem.compat.numba_cuda")
 
 
 # -- what has to be looked at ------------------------------------------------------------------------------------------
@@ -338,22 +347,21 @@ def test_names_of_the_compiler_move_with_the_module_that_has_them():
         ("from numba.roc import *\n", 1, "numba.roc.*", "cannot be changed by name"),
         ("from numba import *\n", 1, "numba.*", "cannot be changed by name"),
         ("from numba import hsa\n", 1, "numba.hsa", "renamed"),
-        ("from numba.cuda.libdevice import sqrt\n", 1, "numba.cuda.libdevice", "on CUDA alone"),
+        ("from numba.cuda.libdevice import sqrt\n", 1, "numba.cuda.libdevice", "not on ROCm"),
         (
             "from numba import cuda\ncuda.syncwarp()\n",
             2,
             "numba.cuda.syncwarp",
-            "on CUDA alone; write devmem.wavebarrier()",
+            "not on ROCm; write devmem.wavebarrier()",
         ),
         (
-            "from numba import cuda\ncuda.atomic.sub(a, 0, 1)\n",
+            "from numba import cuda\ncuda.atomic.swap(a, 0, 1)\n",
             2,
-            "numba.cuda.atomic.sub",
-            "which has add, cas, ",
+            "numba.cuda.atomic.swap",
+            "which has add, and_, cas, ",
         ),
         ("from numba import cuda\ncuda.cg.this_grid()\n", 2, "numba.cuda.cg", "has to be linked"),
         ("from numba import cuda\ncuda.float32(1)\n", 2, "numba.cuda.float32", "write NumPy's, such as np.float32"),
-        ("import numba.cuda.random as r\n", 1, "numba.cuda.random", "cuda.to_device(states.copy_to_host())"),
         ("from numba import cuda, njit\n", 1, "numba", "stays for njit, and has to be installed"),
         ("from numba import cuda, float32\n", 1, "numba", "kernels take NumPy's types, and signatures take strings"),
         ("import numba\nf(numba)\nnumba.cuda.close()\n", 1, "numba", "stays, and has to be installed"),
@@ -479,7 +487,7 @@ def test_plugins_that_import_numba_themselves_are_told(source):
         "'''See numba.cuda for more.'''\n",
         "from numba.cuda.cudadrv.driver import binding\n",  # whether or not the vendor's is installed
         "from numba import roc\nroc.hsa.implicit_sync()\n",  # old, and there
-        "from numba import cuda\nx = x.y = cuda\nx = x\nx.atomic.sub\n",  # who knows what it is
+        "from numba import cuda\nx = x.y = cuda\nx = x\nx.atomic.swap\n",  # who knows what it is
         "from numba import cuda\ncuda.current_context().whatever\ncuda.gpus[0].whatever\ncuda.gpus.lst\n",
         "from numba import cuda\nk = cuda.jit(f)\ncuda.shared.array(shape=3, dtype='f4')\ncuda.threadIdx.x.bit_length()\n",
     ],
@@ -633,17 +641,21 @@ def test_notes_are_told_and_do_not_count(run, tmp_path):
     assert code == 0
     assert err.splitlines() == [
         f"devmem: {path}:1: note: numba stays for njit, and has to be installed",
-        f"devmem: {path}:2: note: numba.cuda.syncwarp is provided by numba-cuda: it works on CUDA alone; write "
+        f"devmem: {path}:2: note: numba.cuda.syncwarp works on CUDA and in the simulator, and not on ROCm; write "
         "devmem.wavebarrier()",
-        "devmem: 1 file, 1 to change: nothing written; --write does; 1 on CUDA alone",
+        "devmem: 1 file, 1 to change: nothing written; --write does; 1 not on every backend; refused in kernels: 1 by ROCm",
     ]
-    path.write_text("from numba import cuda\ncuda.syncwarp()\ncuda.atomic.sub(a, 0, 1)\n")
+    path.write_text("from numba import cuda\ncuda.syncwarp()\ncuda.atomic.swap(a, 0, 1)\n")
     code, _, err = run("--write", path)
     assert code == 1
-    assert err.endswith("devmem: 1 file, 1 to change: 1 written; 1 to look at; 1 on CUDA alone\n")
+    assert err.endswith(
+        "devmem: 1 file, 1 to change: 1 written; 1 to look at; 1 not on every backend; refused in kernels: 1 by ROCm\n"
+    )
     code, out, err = run(path)  # what is left is told as long as it is left
     assert (code, out) == (1, "")
-    assert err.endswith("devmem: 1 file, 0 to change: nothing to do; 1 to look at; 1 on CUDA alone\n")
+    assert err.endswith(
+        "devmem: 1 file, 0 to change: nothing to do; 1 to look at; 1 not on every backend; refused in kernels: 1 by ROCm\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -652,8 +664,15 @@ def test_notes_are_told_and_do_not_count(run, tmp_path):
         ("from numba import cuda\ndef f(:\n", "line 2: invalid syntax"),
         ("from numba import cuda\nprint 'roc'\n", "line 2: Missing parentheses in call to 'print'"),
         ("from numba import cuda\nx = " + "(" * 3000 + ")" * 3000 + "\n", "it is nested too deeply"),
-        ("from numba import cuda\nx = " + "+".join("1" * 5000) + "\n", "it is nested too deeply"),
-        ("from numba import cuda\0\n", "line 1: "),
+        pytest.param(
+            "from numba import cuda\nx = " + "+".join("1" * 5000) + "\n",
+            "it is nested too deeply",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 13), reason="this Python parses it"),
+        ),
+        (
+            "from numba import cuda\0\n",
+            "line 1: " if sys.version_info < (3, 14) else "source code cannot contain null bytes",
+        ),
     ],
 )
 def test_one_line_says_why_a_file_cannot_be_parsed_and_the_others_are_done(run, tmp_path, source, why):
@@ -682,7 +701,7 @@ def test_what_cannot_be_read_does_not_stop_the_others(run, tree):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("lesson.ipynb", "is a notebook: convert it with jupyter nbconvert --to script"),
+        ("lesson.ipynb", "cannot be parsed: it is no notebook of format 4: KeyError: 'cells'"),
         ("kernels.pyx", "is no Python, by its ending '.pyx'"),
         ("notes.md", "is no Python, by its ending '.md'"),
     ],
@@ -731,7 +750,7 @@ HANDED_ON = {
         "from gpu import cuda\ncuda.cg",
     ),
     "changed already": ({"gpu.py": "from devmem.compat import numba_cuda as cuda"}, "from gpu import cuda\ncuda.cg"),
-    "a part of it": ({"gpu.py": "from numba.cuda import atomic"}, "from gpu import atomic\natomic.sub"),
+    "a part of it": ({"gpu.py": "from numba.cuda import atomic"}, "from gpu import atomic\natomic.swap"),
     "each other": ({"gpu.py": "from use import cuda\nfrom numba import cuda"}, "from gpu import cuda\ncuda.cg"),
     "in a function": ({"gpu.py": "from numba import cuda"}, "def f():\n    from gpu import cuda\n    return cuda.cg"),
 }
@@ -781,13 +800,13 @@ def test_what_other_files_do_not_hand_on_is_not_told(run, tmp_path, files, use):
         "class K:\n    xp = cuda\n    @classmethod\n    def f(cls): return cls.xp.cg",
         "class K:\n    def __init__(self): self.xp = cuda\n    def f(me): return me.xp.cg",
         "class K:\n    from numba import cuda\n    def f(self): return self.cuda.cg",
-        "class K:\n    atomic = cuda.atomic\n    class L:\n        atomic = 1\n    def f(self): return self.atomic.sub",
+        "class K:\n    atomic = cuda.atomic\n    class L:\n        atomic = 1\n    def f(self): return self.atomic.swap",
     ],
 )
 def test_attributes_of_classes_are_followed(source):
     source = f"from numba import cuda\n{source}\n"
     [finding] = rewrite(source.encode()).findings
-    assert finding.name in ("numba.cuda.cg", "numba.cuda.atomic.sub")
+    assert finding.name in ("numba.cuda.cg", "numba.cuda.atomic.swap")
 
 
 @pytest.mark.parametrize(
@@ -876,3 +895,16 @@ def test_a_program_runs_after_it(run, tmp_path):
     assert run("--write", program)[0] == 0
     result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=ENVIRONMENT)
     assert (result.stdout, result.stderr) == ("3\n", "")
+
+
+def test_many_files_are_examined_by_several_processes_with_the_same_result(run, tmp_path, monkeypatch):
+    from devmem.cli import migrate
+
+    (tmp_path / "gpu.py").write_text("from numba import cuda\n")
+    for at in range(7):
+        (tmp_path / f"a{at}.py").write_text(f"# {at}\nfrom gpu import cuda\nimport numba.cuda\ncuda.cg\n")
+    monkeypatch.setattr(migrate.os, "cpu_count", lambda: 2)
+    several = run("--json", tmp_path)
+    monkeypatch.setattr(migrate, "FILES_PER_WORKER", 100)
+    assert run("--json", tmp_path) == several
+    assert several[1].count('"changed": true') == 8

@@ -240,16 +240,16 @@ SAID = {
         @cuda.jit
         def kernel(a):
             cuda.atomic.add(a, 0, 1)
-            cuda.atomic.sub(a, 0, 1)
-            cuda.atomic.compare_and_swap(a, 0, 1)
-            cuda.atomic.nanmax(a, 0, 1)
-            cuda.atomic.inc(a, 0, 1)
+            cuda.atomic.swap(a, 0, 1)
+            cuda.atomic.compare_and_set(a, 0, 1)
+            cuda.atomic.nanswap(a, 0, 1)
+            cuda.atomic.incr(a, 0, 1)
         """,
         {
-            6: "look numba.cuda.atomic.sub",
-            7: "look numba.cuda.atomic.compare_and_swap",
-            8: "look numba.cuda.atomic.nanmax",
-            9: "look numba.cuda.atomic.inc",
+            6: "look numba.cuda.atomic.swap",
+            7: "look numba.cuda.atomic.compare_and_set",
+            8: "look numba.cuda.atomic.nanswap",
+            9: "look numba.cuda.atomic.incr",
         },
     ),
     "an atomic of another name": (
@@ -259,10 +259,10 @@ SAID = {
 
         @compiled
         def kernel(a):
-            atomic.and_(a, 0, 1)
-            less.xor(a, 0, 1)
+            atomic.nand(a, 0, 1)
+            less.xnor(a, 0, 1)
         """,
-        {6: "look numba.cuda.atomic.and_", 7: "look numba.cuda.atomic.xor"},
+        {6: "look numba.cuda.atomic.nand", 7: "look numba.cuda.atomic.xnor"},
     ),
     "warps": (
         """
@@ -327,7 +327,7 @@ SAID = {
 
         product = cuda.Reduce(lambda a, b: a * b)
         """,
-        {3: "cuda numba.cuda.reduce", 7: "cuda numba.cuda.Reduce"},
+        {},
     ),
     "universal functions": (
         """
@@ -371,7 +371,7 @@ SAID = {
 
         states = create_xoroshiro128p_states(64, seed=1)
         """,
-        {2: "look numba.cuda.random"},
+        {},
     ),
     "modules that are not there": (
         """
@@ -406,11 +406,11 @@ SAID = {
         from numba import cuda, types as nbt
         a = cuda.local.array(3, cuda.types.float32) if numba.njit else cuda.float32x4
         """,
-        {1: "numba numba", 2: "numba numba", 3: "cuda numba.cuda.types, look numba.cuda.float32x4"},
+        {1: "numba numba", 2: "numba numba", 3: "cuda numba.cuda.float32x4, cuda numba.cuda.types"},
     ),
     "vectors": (
         "from numba import cuda\nv = cuda.float32x3(1, 2, 3)\n",
-        {2: "look numba.cuda.float32x3"},
+        {2: "cuda numba.cuda.float32x3"},
     ),
     "code that is linked in": (
         """
@@ -485,12 +485,12 @@ SAID = {
 
         def kernel_name(operation):
             shuffle = getattr(cuda, "shfl_sync")
-            sub = getattr(cuda.atomic, "sub")
+            sub = getattr(cuda.atomic, "swap")
             return getattr(cuda.atomic, operation)(shuffle), getattr(cuda, "add", None)
         """,
         {
             4: "cuda numba.cuda.shfl_sync",
-            5: "look numba.cuda.atomic.sub",
+            5: "look numba.cuda.atomic.swap",
             6: "look getattr(numba.cuda.atomic, ...)",
         },
     ),
@@ -509,7 +509,7 @@ SAID = {
 
         class Stub:
             cuda = object()
-            cuda.atomic.sub()
+            cuda.atomic.swap()
         """,
         {3: "cuda numba.cuda.syncwarp"},
     ),
@@ -523,12 +523,12 @@ SAID = {
         from numba import hsa
         hsa.jit
         hsa.ds_permute(1, 2)
-        hsa.atomic.sub
+        hsa.atomic.swap
         """,
         {
             1: "look numba.hsa",
             3: "look numba.hsa.ds_permute",
-            4: "look numba.hsa.atomic.sub",
+            4: "look numba.hsa.atomic.swap",
         },
     ),
     "more of the first releases": (
@@ -554,13 +554,13 @@ SAID = {
         from numba import float32
 
         def kernel(a):
-            cuda.atomic.sub(a, 0, 1)
+            cuda.atomic.swap(a, 0, 1)
             cuda.syncwarp()
             roc.finegrain_array(3)
         """,
         {
             2: "numba numba",
-            5: "look devmem.compat.numba_cuda.atomic.sub",
+            5: "look devmem.compat.numba_cuda.atomic.swap",
             6: "cuda devmem.compat.numba_cuda.syncwarp",
         },
     ),

@@ -38,6 +38,27 @@ def test_text_is_folded_and_numbers_are_not(capsys, monkeypatch, width):
     assert columns_of(text) == want
 
 
+@pytest.mark.parametrize("width", [40, 42, 60, 80, 100, 120])
+def test_names_are_never_broken(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    stack = "limit:4GiB,statistics,pool,stream_ordered"
+    print_table(("stack", "reason", "calls"), [(stack, "words " * 20, "12,345")] * 2, right="calls")
+    assert capsys.readouterr().out.count(stack) == (2 if width > len(stack) else 0)
+
+
+def test_a_platform_is_not_broken_in_a_terminal_of_fifty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    platform = "Linux-6.18.44-fc-v669-x86_64-with-glibc2.36"
+    found = f"python 3.11.7, platform {platform}, devmem 0.2.0, numpy 2.4.6"
+    print_table(
+        ("check", "verdict", "found", "what to do"), [("devmem", "ok", found, ""), ("core", "ok", "compiled", "")]
+    )
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 50
+    assert f"{platform}," in text
+    assert found in " ".join(text.split())
+
+
 def test_what_is_left_out_is_said_and_the_first_named_goes_first(capsys, monkeypatch):
     text = shown(capsys, monkeypatch, 70, optional=("from", "path"))
     assert "Left out for want of room: from." in text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextvars
 import json
 import os
 import subprocess
@@ -16,7 +17,8 @@ from devmem.cli.roundtrip import layout
 
 
 def roundtrip(*arguments):
-    return CliRunner().invoke(commands, ["roundtrip", *map(str, arguments)])
+    # In a context of its own: a process selects its backend for good.
+    return contextvars.copy_context().run(CliRunner().invoke, commands, ["roundtrip", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_importing_it_imports_neither_numba_nor_a_vendor():
         "hasattr(cuda, 'nonsense')\n"
         "print(sorted({m.partition('.')[0] for m in sys.modules} & {'numba', 'numba_cuda', 'cuda', 'hip', 'rocm', 'llvmlite'}))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=140, check=False)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -116,9 +116,9 @@ def test_names_of_the_compiler_ask_for_it():
         importlib.metadata.version("numba-cuda")
     except importlib.metadata.PackageNotFoundError:
         with pytest.raises(AttributeError, match="numba-cuda"):
-            cuda.threadfence  # noqa: B018
+            cuda.compile_ptx  # noqa: B018
     else:
-        assert callable(cuda.threadfence)
+        assert callable(cuda.compile_ptx)
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from devmem.compat.numba_roc.hsadrv import error
 #: What ``from numba import roc`` had, but for tests and the vectorizers.
 NAMES = """
     activelanepermute_wavewidth agents atomic barrier coarsegrain_array CLK_GLOBAL_MEM_FENCE CLK_LOCAL_MEM_FENCE deregister
-    device_array device_array_like devicearray ds_bpermute ds_permute finegrain_array get_global_id get_global_size get_group_id
+    device_array device_array_like devicearray ds_bpermute ds_permute finegrain_array get_context
+    get_global_id get_global_size get_group_id
     get_local_id get_local_size get_num_groups get_work_dim is_available jit mem_fence register shared stream to_device
     wavebarrier
 """

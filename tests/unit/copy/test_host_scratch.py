@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from devmem._core.base.address import extent
-from devmem._core.copy.host_scratch import scratch
+from devmem._core.copy.host_copy import scratch
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (PAGESIZE,), (3, PAGESIZE + 1, 2)])

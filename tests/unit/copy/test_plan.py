@@ -31,11 +31,12 @@ H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
 
 @dataclass
 class Facts:
-    """Facts of a device that copies rows in two dimensions and has slots; each field is what one test changes."""
+    """A device that copies rows in two dimensions and has slots, and the stream; each field is what one test changes."""
 
     staging_threshold: int = sys.maxsize
     slot_bytes: int = 1 << 20
     has_slots: bool = True
+    can_grow: bool = True
     pitch_multiple: int = 1
     capturing: bool = False
     memory: HostMemory = HostMemory.PAGEABLE
@@ -49,7 +50,7 @@ class Facts:
         multiple = 1 if kind is D2D else self.pitch_multiple
         return not (rows.dst_pitch % multiple or rows.src_pitch % multiple)
 
-    def is_capturing(self, stream: object) -> bool:
+    def is_capturing(self) -> bool:
         return self.capturing
 
     def memory_of(self, host: Any) -> HostMemory:
@@ -64,7 +65,10 @@ def planned(kind: CopyKind, device: Any, other: Any, facts: Facts | None = None,
     """The plan, with the device's side given by an ndarray of the same layout; ``other`` is the host's, or the source."""
     view = like(device)
     dst, src = (other, view) if kind is D2H else (view, like(other) if kind is D2D else other)
-    return plan_copy(kind, dst, src, facts or Facts(), None, **more)  # type: ignore[arg-type]
+    facts = facts or Facts()
+    found = plan_copy(kind, dst, src, facts, facts, **more)  # type: ignore[arg-type]
+    assert " " in found.why, "each plan says why in words"
+    return found
 
 
 def like(array: Any) -> ArrayView[Any]:
@@ -132,7 +136,7 @@ def test_elements_larger_than_a_slot_go_directly():
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"has_slots": False}, "no page-locked memory was to be had"),
+        ({"has_slots": False}, "there is no page-locked memory for slots"),
         ({"capturing": True}, "a graph is captured on the stream"),
         ({"memory": HostMemory.LOCKED}, "the device reaches the memory"),
         ({"memory": HostMemory.MANAGED}, "the device reaches the memory"),
@@ -374,3 +378,23 @@ def test_page_locked_memory_of_another_backend(context):
     assert host_memory_of(other, PageLockTable(), pinned) is HostMemory.PAGEABLE  # type: ignore[arg-type]
     assert memory_of(context, pinned) is HostMemory.LOCKED
     del pinned
+
+
+@pytest.mark.parametrize("kind", [H2D, D2H])
+@pytest.mark.parametrize(
+    ("facts", "host", "route"),
+    [
+        ({}, SMALL, Route.STAGED),
+        ({"memory": HostMemory.FILE}, SMALL, Route.STAGED),
+        ({"memory": HostMemory.LOCKED}, SMALL, Route.DIRECT),
+        ({"memory": HostMemory.LOCKED}, WIDE, Route.ROWS),
+        ({"memory": HostMemory.LOCKED}, np.zeros((50, 100))[:, ::2], Route.STAGED),
+        ({"memory": HostMemory.LOCKED, "cut": True}, WIDE, Route.STAGED),
+        ({"capturing": True}, SMALL, Route.DIRECT),
+        ({"can_grow": False}, SMALL, Route.DIRECT),
+    ],
+)
+def test_a_copy_that_must_not_wait_goes_by_slots_unless_the_device_reaches_the_memory_as_it_lies(
+    kind, facts, host, route
+):
+    assert planned(kind, np.zeros(host.shape, host.dtype), host, Facts(**facts), waits=False).route is route

@@ -7,8 +7,10 @@ import math
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 import devmem as dm
 from devmem._core.base.layout import span
 from devmem._core.bulk.files.disk import OpenFile
+from devmem._core.copy.staging import growing_ring
 from devmem._core.copy.staging import ring as ring_module
 from devmem._core.copy.staging import workers as workers_module
 from devmem._core.copy.staging.blocks import block_offset, block_shape, blocks
@@ -29,6 +32,7 @@ from devmem.backends.host.hooks import HostBackend
 from devmem.spi.errors import BackendError, OutOfMemory
 from devmem.spi.types import MemoryKind
 from devmem.testing import FaultyBackend, hold
+from devmem.toolkit import one_step
 
 SLOT, SLOTS = 256, 3
 
@@ -198,10 +202,10 @@ def test_an_interrupt_waits_for_the_others():
             def step(begun=begun, ended=ended, at_work=at_work, go_on=go_on):
                 begun.append(True)
                 if threading.current_thread() is caller:
-                    at_work.wait(20)
+                    at_work.wait(100)
                 else:
                     at_work.set()
-                    go_on.wait(20)
+                    go_on.wait(100)
                 ended.append(True)
 
             timer = threading.Timer(0.02, go_on.set)
@@ -243,18 +247,75 @@ def test_parked_threads_keep_nothing_alive(workers):
 
 def test_steps_are_taken_at_the_same_time():
     workers, together, met = CopyWorkers(3), threading.Barrier(3), []
-    workers.run([lambda: met.append(together.wait(20)) for _ in range(3)])
+    workers.run([lambda: met.append(together.wait(100)) for _ in range(3)])
     assert sorted(met) == [0, 1, 2]
     with pytest.raises(OSError, match="disk"):
         workers.run([lambda: None, lambda: (_ for _ in ()).throw(OSError("disk")), lambda: None])
     workers.close()
 
 
-def test_closing_lets_the_threads_end(small_parts):
-    names = {"devmem-staging-1", "devmem-staging-2"}
+def test_no_two_threads_have_one_name(monkeypatch):
+    """Two callers start them at the same time."""
+    made = []
+    workers = CopyWorkers(4)
 
+    class Running(deque):
+        def extend(self, numbers):
+            super().extend(numbers)
+            if len(self) == 1:
+                workers._start()  # the other caller
+
+    monkeypatch.setattr(threading, "Thread", lambda name, **_: made.append(name) or SimpleNamespace(start=lambda: None))
+    workers._running = Running()
+    workers._start()
+    assert len(made) == len(set(made)) == 3
+
+
+def test_what_starts_threads_starts_none_after_the_close(monkeypatch):
+    """An interrupted call has left it behind: it goes on beside the close."""
+    started = []
+
+    class Thread:
+        def __init__(self, **_):
+            pass
+
+        def start(self):
+            started.append(self)
+            if len(started) == 1:
+                workers.close()
+
+    workers = CopyWorkers(3)
+    monkeypatch.setattr(threading, "Thread", Thread)
+    workers._start()
+    assert len(started) == workers._jobs.qsize() == 1  # and this one is told to end
+    workers._start()
+    assert len(started) == 3
+
+
+def test_a_close_that_is_interrupted_loses_no_thread(monkeypatch, at_point):
+    """Neither one that runs nor one that is to be started yet."""
+    monkeypatch.setattr(threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    files = workers_module.__file__, one_step.__file__
+    for begun in (False, True):
+        number, left = 0, 0
+        while left <= 0:
+            number, workers = number + 1, CopyWorkers(4)
+            if begun:
+                workers._start()
+            with at_point(number, lambda code: code.co_filename in files) as point:
+                workers.close()
+            left, running = point.left, 3 * begun - workers._jobs.qsize()
+            workers._start()
+            assert len(workers._running) == 3, point.where
+            assert running >= 0
+        assert number > 3
+        assert running == 0
+
+
+def test_closing_lets_the_threads_end(small_parts):
     def mine():
-        return {thread for thread in threading.enumerate() if thread.name in names and thread not in before}
+        threads = {thread for thread in threading.enumerate() if thread.name.startswith("devmem-staging-")}
+        return threads - before
 
     before = set(threading.enumerate())
     workers = CopyWorkers(3)
@@ -264,7 +325,7 @@ def test_closing_lets_the_threads_end(small_parts):
     assert all(thread.daemon for thread in threads)
     workers.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
         assert not thread.is_alive()
     there = np.zeros(400, int)
     workers.copy(there, np.arange(400))  # others are started
@@ -272,7 +333,7 @@ def test_closing_lets_the_threads_end(small_parts):
     threads = mine()
     del workers
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
         assert not thread.is_alive(), "a workers that was dropped lets its threads end too"
 
 
@@ -292,7 +353,7 @@ def test_several_callers_share_a_crew(workers):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
         assert not thread.is_alive()
     assert failures.empty()
 
@@ -302,9 +363,14 @@ def test_several_callers_share_a_crew(workers):
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyBackend]:
-    """The strict host backend, which stages everything from 100 bytes on through three slots of 256 bytes."""
-    for name, value in {"SLOTS": SLOTS, "SLOT_BYTES": SLOT, "THRESHOLD": 100, "THREADS": 2}.items():
+    """The strict host backend, which stages everything from 100 bytes on through three slots of 256 bytes.
+
+    What copies in the background pass through is three more.
+    """
+    sizes = {"SLOTS": SLOTS, "SLOT_BYTES": SLOT, "THRESHOLD": 100, "LIMIT": SLOTS * SLOT}
+    for name, value in {**sizes, "THREADS": 2}.items():
         monkeypatch.setenv(f"DEVMEM_STAGING_{name}", str(value))
+    monkeypatch.setattr(growing_ring, "SMALLEST", SLOT)
     dm.close()
     made = FaultyBackend(HostBackend())
     made.configure({"strict": True, "devices": 1})
@@ -336,8 +402,7 @@ def pinned_bytes(backend: FaultyBackend) -> int:
 
 def whole(context: Any) -> bool:
     """Every slot that was made can be taken."""
-    ring = context.ring
-    return set(ring.free_slots()) == set(ring.made)
+    return all(set(ring.free_slots()) == set(ring.made) for ring in (context.ring, context.growing_ring))
 
 
 def round_trip(context: Any) -> None:
@@ -400,7 +465,7 @@ def test_a_slot_is_used_again_only_after_its_event(backend, context):
         thread.start()
         assert not done.wait(0.2), "a slot was used again before the device had read it"
         latch.release()
-        assert done.wait(20)
+        assert done.wait(100)
         thread.join()
     stream.synchronize()
     assert np.array_equal(one.copy_to_host(), keep)
@@ -424,13 +489,13 @@ def test_a_copy_does_not_wait_for_another_stream(backend, context):
     assert len(context.ring.made) == SLOTS
 
 
-def test_blocks_of_pageable_slot_memory_are_bounded_too(backend, context, monkeypatch):
+def test_blocks_ofpageable_slot_memory_are_bounded_too(backend, context, monkeypatch):
     """They are on the caller's own stream, which may be waited for: of a driver that reads them later, as here."""
     held, other = dm.stream(non_blocking=True), dm.stream(non_blocking=True)
     sent, more = data(SLOTS * SLOT, 1), data(20 * SLOT, 2)
     one, two = dm.device_array(sent.shape, "u1"), dm.device_array(more.shape, "u1")
     dm.synchronize()
-    sound, ordinary, in_flight = context.handle.driver, ring_module._pageable_slot, []
+    sound, ordinary, in_flight = context.handle.driver, ring_module.pageable_slot, []
 
     class Late:
         def __getattr__(self, name):
@@ -449,7 +514,7 @@ def test_blocks_of_pageable_slot_memory_are_bounded_too(backend, context, monkey
         in_flight.append(sum(kept.nbytes for _, keep in context.completions.busy.get(other, ()) for kept in keep))
         return ordinary(nbytes)
 
-    monkeypatch.setattr(ring_module, "_pageable_slot", counted)
+    monkeypatch.setattr(ring_module, "pageable_slot", counted)
     with hold(held):
         one.copy_to_device(sent, stream=held)
         with hold(other) as latch:
@@ -482,6 +547,30 @@ def test_a_finalizer_that_copies_while_a_slot_is_looked_for(backend, context, mo
     assert np.array_equal(dm.to_device(sent, stream=stream).copy_to_host(), sent)
     monkeypatch.undo()
     assert nested == [True, True]
+    round_trip(context)
+
+
+def test_a_handler_that_trims_while_a_slot_is_looked_for(backend, context, monkeypatch):
+    """The slots that the search has listed are the driver's again then, and none of them may be taken."""
+    stream, sent, sound, nested = dm.stream(), data(), context.handle.driver, []
+    array = dm.to_device(sent)
+
+    class Trimming:
+        def __getattr__(self, name):
+            return getattr(sound, name)
+
+        def event_query(self, event):
+            if not nested:
+                nested.append(True)
+                sound.synchronize()
+                context.ring.trim()
+            return sound.event_query(event)
+
+    monkeypatch.setattr(context.handle, "driver", Trimming())
+    array.copy_to_device(sent[::-1].copy(), stream=stream)
+    monkeypatch.undo()
+    assert nested
+    assert np.array_equal(array.copy_to_host(stream=stream), sent[::-1])
     round_trip(context)
 
 
@@ -547,9 +636,12 @@ def test_a_slot_whose_download_waits_is_emptied_by_the_next_copy_that_needs_it(b
     stream.synchronize()
     assert not back.any(), "the download was not waited for"
     other = data(3 * SLOT, 4)
-    assert np.array_equal(dm.to_device(other).copy_to_host(), other)
-    assert np.array_equal(back, sent), "emptied on the way"
+    assert np.array_equal(dm.copy_async(other).result().copy_to_host(), other)
+    assert np.array_equal(back[:SLOT], sent[:SLOT]), (
+        "emptied on the way; the other slots too, unless the first was free again"
+    )
     assert under_way.result() is back
+    assert np.array_equal(back, sent)
     assert whole(context)
 
 
@@ -571,13 +663,16 @@ def test_storing_that_is_interrupted_is_done_later(backend, context, monkeypatch
 
     monkeypatch.setattr(under_way._download, "_store", store)
     with pytest.raises(KeyboardInterrupt):
-        under_way.wait() if who == "waits" else dm.to_device(data())
+        under_way.wait() if who == "waits" else dm.copy_async(data())
     assert whole(context)
     assert np.array_equal(under_way.result(), sent)
     round_trip(context)
 
 
-STAGING = {each.__code__.co_filename for each in (ring_module.Ring.take, Download.finish, upload)}
+STAGING = {
+    each.__code__.co_filename
+    for each in (ring_module.Ring.take, growing_ring.GrowingRing.take, Download.finish, upload)
+}
 
 
 class InterruptAt:
@@ -607,29 +702,32 @@ class InterruptAt:
 @pytest.mark.parametrize("what", ["to_device", "copy_to_host", "trim"])
 def test_no_slot_is_lost_to_an_interrupt(backend, context, what):
     """At each line, wherever the slot is then: being made, taken, filled, put back."""
-    array, sent = dm.device_array(data().shape, "u1"), data()
-    target = np.zeros_like(sent)
-    for line in range(1, 5000):
-        array.copy_to_device(sent)
-        with dm.current_device().entered():
+    with context.device:  # current on this thread, too
+        array, sent = dm.device_array(data().shape, "u1"), data()
+        target = np.zeros_like(sent)
+        for line in range(1, 5000):
+            array.copy_to_device(sent)
+            assert array.open_device is context
+            assert context.ring.made
+            with context.device.entered():
+                if what != "trim":
+                    context.ring.trim()  # so that they are made again
+                with InterruptAt(line) as interrupt:
+                    if what == "to_device":
+                        array.copy_to_device(sent)
+                    elif what == "copy_to_host":
+                        array.copy_to_host(target)
+                    else:
+                        context.ring.trim()
+            assert whole(context), f"after line {line}"
+            assert not context.ring._making, f"after line {line}"
+            assert all(slot.holder is None for slot in context.ring.made), f"after line {line}"
             if what != "trim":
-                context.ring.trim()  # so that they are made again
-            with InterruptAt(line) as interrupt:
-                if what == "to_device":
-                    array.copy_to_device(sent)
-                elif what == "copy_to_host":
-                    array.copy_to_host(target)
-                else:
-                    context.ring.trim()
-        assert whole(context), f"after line {line}"
-        assert not context.ring._making, f"after line {line}"
-        assert all(slot.holder is None for slot in context.ring.made), f"after line {line}"
-        if what != "trim":
-            assert pinned_bytes(backend) == len(context.ring.made) * SLOT, f"after line {line}"
-        if interrupt.left > 0:
-            break
-    assert line > (15 if what == "trim" else 200)
-    round_trip(context)
+                assert pinned_bytes(backend) == len(context.ring.made) * SLOT, f"after line {line}"
+            if interrupt.left > 0:
+                break
+        assert line > (15 if what == "trim" else 200)
+        round_trip(context)
 
 
 class Meanwhile(ring_module.Slot):
@@ -698,7 +796,11 @@ def test_a_download_stores_a_block_whose_storing_was_interrupted(backend, contex
     stream.synchronize()
     main, results, tried = threading.current_thread(), [], threading.Event()
     thread = threading.Thread(target=lambda: results.append(under_way.result()))
-    sound_store, sound_claim, sound_back = under_way._download._store, context.ring.claim, context.ring.give_back
+    sound_store, sound_claim, sound_back = (
+        under_way._download._store,
+        context.growing_ring.claim,
+        context.growing_ring.give_back,
+    )
 
     def store(block, elements):
         if threading.current_thread() is main and not thread.is_alive() and not results:
@@ -714,15 +816,15 @@ def test_a_download_stores_a_block_whose_storing_was_interrupted(backend, contex
 
     def give_back(lease):
         if threading.current_thread() is main and thread.is_alive():
-            assert tried.wait(20), "the other thread wants this slot, and waits for it"
+            assert tried.wait(100), "the other thread wants this slot, and waits for it"
         sound_back(lease)
 
     monkeypatch.setattr(under_way._download, "_store", store)
-    monkeypatch.setattr(context.ring, "claim", claim)
-    monkeypatch.setattr(context.ring, "give_back", give_back)
+    monkeypatch.setattr(context.growing_ring, "claim", claim)
+    monkeypatch.setattr(context.growing_ring, "give_back", give_back)
     with pytest.raises(KeyboardInterrupt):
-        dm.to_device(data())
-    thread.join(20)
+        dm.copy_async(data())
+    thread.join(100)
     assert not thread.is_alive()
     assert np.array_equal(results[0], sent)
     round_trip(context)
@@ -797,11 +899,11 @@ def test_a_download_that_another_copy_ended_keeps_nothing(backend, context, monk
         if how == "stored":
             with monkeypatch.context() as patch:
                 patch.setattr(under_way._download, "_store", refuse)
-                dm.to_device(data())
+                dm.copy_async(data())
         else:
             backend.fail_at(1, "event_synchronize")
             with pytest.raises(BackendError):
-                dm.to_device(data())
+                dm.copy_async(data())
             backend.disarm()
         assert under_way._download._failed
         return weakref.ref(mine)
@@ -923,7 +1025,7 @@ def test_threads_never_make_one_slot_too_many(backend, context):
 
     def take():
         with dm.use_backend("faulty"), dm.current_device().entered():
-            barrier.wait(20)
+            barrier.wait(100)
             lease = context.ring.lease(context.streams.legacy)
             found.append((context.ring.take(lease, SLOT), lease))
 
@@ -931,7 +1033,7 @@ def test_threads_never_make_one_slot_too_many(backend, context):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert len(found) == 6
     assert len(context.ring.made) == sum(slot.in_ring for slot, _ in found) == SLOTS
     for _, lease in found:

@@ -19,7 +19,7 @@ import pytest
 import devmem as dm
 from devmem._core.copy import statistics
 from devmem._core.copy import trace as tracefile
-from devmem._core.copy.statistics import SAMPLED, CopyStatistics, begin
+from devmem._core.copy.statistics import SAMPLED, CopyStatistics, LockedStatistics, begin, copy_statistics
 from devmem._core.copy.trace import TraceFile
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 def counted(timed_from: int = 1000) -> CopyStatistics:
     """Statistics of no device, which is only named in a trace."""
-    made = CopyStatistics(None, None)  # type: ignore[arg-type]
+    made = copy_statistics(None, None)  # type: ignore[arg-type]
     made.timed_from = timed_from
     return made
 
@@ -162,6 +162,7 @@ def test_small_direct_ones_apart_from_the_others():
     assert stats.take(False)["d2h direct"]["copies"] == 2
 
 
+@pytest.mark.skipif(not SAMPLED, reason="without a GIL each is timed")
 def test_sixteen_of_4096_are_timed():
     timed = [number for number in range(9000) if not number & SAMPLED]
     assert timed == [*range(16), *range(4096, 4112), *range(8192, 8208)]
@@ -295,3 +296,31 @@ def test_a_second_process_has_a_file_of_its_own(trace):
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert events(trace.path)[-1]["name"] == "ours"
     assert events(trace.path.with_name(f"trace.{run.stdout.strip()}.json"))[-1]["name"] == "theirs"
+
+
+# -- without a GIL -----------------------------------------------------------------------------------------------------
+
+
+def test_each_change_of_a_count_is_made_under_the_lock():
+    """No other thread changes a count between its being read and being written."""
+    stats = LockedStatistics(None, None)  # type: ignore[arg-type]
+    free: list[bool] = []
+
+    def try_the_lock() -> None:
+        free.append(stats.lock.acquire(blocking=False))
+
+    class Watched(list[Any]):
+        def __setitem__(self, *change: Any) -> None:
+            beside = threading.Thread(target=try_the_lock)
+            beside.start()
+            beside.join()
+            super().__setitem__(*change)
+
+    for counters in (stats.small, stats._paths):
+        for path in ("h2d direct", "d2h direct"):
+            counters[path] = Watched([0, 0, 0, 0.0])
+    stats.count("h2d direct", 1, begin())
+    stats.add("d2h direct", 1, 2, 0.0, 0.0)
+    assert stats.take(True)["d2h direct"]["bytes"] == 2
+    assert free and not any(free)
+    assert stats.take(False) == {}

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from devmem import plugins
 from devmem._core.base import config
+from devmem._core.base.device_handle import checked_driver
 from devmem._core.device import backends
+from devmem._core.device.device import device_at
 from devmem.spi import SPI_VERSION
+from devmem.spi.driver import REQUIRED
 from devmem.spi.errors import BackendUnavailable, ConfigError, DevmemWarning, PluginError
+from devmem.spi.types import Capability, DeviceInfo
 
 
 class Backend:
@@ -60,6 +68,14 @@ def chosen():
         return backends.chosen_name(), [str(w.message) for w in seen]
 
 
+def test_the_plugins_that_the_settings_block_are_not_loaded(world, monkeypatch):
+    registry = world()
+    monkeypatch.setenv("DEVMEM_BLOCK_PLUGINS", "one,other")
+    config.forget()
+    assert chosen()[0] == "host"
+    assert registry.block == ("one", "other")
+
+
 @pytest.mark.parametrize(
     ("reasons", "want"),
     [({"cuda": None, "roc": None}, "cuda"), ({"cuda": None}, "cuda"), ({"roc": None}, "roc")],
@@ -93,7 +109,7 @@ def test_the_setting_wins(world, monkeypatch):
 
 def test_usable_backend_gives_it_or_says_why_not(world):
     registry = world(cuda=None)
-    assert backends.usable_backend("cuda") is registry.backends["cuda"].backend
+    assert backends.usable_backend("cuda") is registry.backends["cuda"]
     with pytest.raises(BackendUnavailable, match="the backend 'roc' cannot be used: no library"):
         backends.usable_backend("roc")
     with pytest.raises(
@@ -130,6 +146,8 @@ def test_options_are_handed_over_before_the_backend_is_asked(world, monkeypatch)
     seen = []
 
     class Configurable(Backend):
+        options: ClassVar = {"strict": "0 | 1", "devices": "how many"}
+
         def configure(self, options):
             seen.append(dict(options))
 
@@ -145,7 +163,123 @@ def test_options_are_handed_over_before_the_backend_is_asked(world, monkeypatch)
     assert seen == [{"strict": False, "devices": 5}]
 
 
+class Pocl(Backend):
+    """A third party's backend with one setting."""
+
+    options: ClassVar = {"fast": "0 | 1: skip the checks"}
+
+    def configure(self, options):
+        if options.get("fast", "0") not in ("0", "1"):
+            raise ConfigError(f"DEVMEM_POCL_FAST={options['fast']!r} is not allowed: give 0 or 1")
+        self.given = dict(options)
+
+
+def test_options_of_a_third_party_reach_it_and_are_listed(world, monkeypatch):
+    backend = Pocl("pocl")
+    world().backends["pocl"] = plugins.LoadedBackend(backend, "elsewhere")
+    assert backends.usable_backend("pocl").backend.given == {}
+    monkeypatch.setenv("DEVMEM_POCL_FAST", "1")
+    assert backends.usable_backend("pocl").backend.given == {"fast": "1"}
+    [row] = [each for each in config.describe() if each.name == "DEVMEM_POCL_FAST"]
+    assert (row.value, row.source, row.help) == ("1", "environment", "0 | 1: skip the checks")
+    monkeypatch.setenv("DEVMEM_POCL_FAST", "very")
+    with pytest.raises(ConfigError, match="DEVMEM_POCL_FAST='very' is not allowed"):
+        backends.usable_backend("pocl")
+
+
+def test_an_option_that_a_third_party_does_not_know_is_told_once(world, monkeypatch):
+    world().backends["pocl"] = plugins.LoadedBackend(Pocl("pocl"), "elsewhere")
+    monkeypatch.setattr(config, "_told", set())
+    monkeypatch.setenv("DEVMEM_POCL_FASTER", "1")
+    with pytest.warns(DevmemWarning, match="DEVMEM_POCL_FASTER is not a setting .* did you mean DEVMEM_POCL_FAST?"):
+        backends.usable_backend("pocl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backends.usable_backend("pocl")
+
+
+def test_a_backend_that_raises_when_it_is_asked_is_unavailable(world):
+    class Raises(Backend):
+        def unavailable(self):
+            raise OSError("libpocl.so: cannot open")
+
+    world().backends["pocl"] = plugins.LoadedBackend(Raises("pocl"), "devmem-pocl 1.0")
+    with pytest.raises(
+        PluginError, match=r"unavailable\(\) of the backend 'pocl' from devmem-pocl 1.0 raised OSError: libpocl"
+    ):
+        backends.usable_backend("pocl")
+
+
+# -- what open() returned ----------------------------------------------------------------------------------------------
+
+INFO = DeviceInfo("pocl", 0, "PoCL", "uuid", 1 << 30)
+
+
+def driver_with(info=INFO, without=()):
+    return SimpleNamespace(**{name: print for name in REQUIRED if name not in without} | {"info": info})
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (None, "opened device 3 with None, which lacks info, enter"),
+        (driver_with(without=["stream_wait"]), "which lacks stream_wait "),
+        (driver_with({"name": "PoCL"}), "an info that is {'name': 'PoCL'}"),
+        (driver_with(replace(INFO, alignment=96)), "alignment=96: it is a power of two, at least 64"),
+        (
+            driver_with(replace(INFO, capabilities=frozenset({"time_travel"}))),
+            "unknown capabilities time_travel; there are",
+        ),
+        (
+            driver_with(replace(INFO, capabilities=frozenset({Capability.HOLD}))),
+            "the capability 'hold', but without hold, release of SupportsHold",
+        ),
+    ],
+)
+def test_a_driver_that_breaks_the_contract_is_refused_by_name(driver, said):
+    with pytest.raises(PluginError, match=f"the backend 'pocl' .*{re.escape(said)}"):
+        checked_driver(driver, "pocl", 3)
+
+
+def test_a_driver_that_keeps_the_contract_is_taken():
+    driver = driver_with()
+    assert checked_driver(driver, "pocl", 0) is driver
+
+
+def test_a_refused_driver_is_closed():
+    class Opens(Backend):
+        def open(self, ordinal):
+            return driver
+
+    closed = []
+    driver = driver_with(without=["fill", "close"])
+    driver.close = lambda: closed.append(1)
+    plugins.registry.add_backend(Opens("refused"), "a test")
+    try:
+        with pytest.raises(PluginError, match="lacks fill"):
+            device_at("refused", 0).opened()
+    finally:
+        plugins.registry.remove_backend("refused")
+    assert closed == [1]
+
+
 def test_a_warning_is_a_devmem_warning(world):
     world()
     with pytest.warns(DevmemWarning, match="no GPU backend can be used"):
         backends.first_usable()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyError("a"), TypeError("b")])
+@pytest.mark.parametrize("verb", ["unavailable", "device_count"])
+def test_a_backend_that_fails_is_told_beside_the_others(world, verb, error):
+    def fail():
+        raise error
+
+    registry = world(sound=None)
+    broken = Backend("broken")
+    setattr(broken, verb, fail)
+    registry.backends["broken"] = plugins.LoadedBackend(broken, "elsewhere")
+    found = {each.name: each for each in backends.statuses()}
+    assert (found["sound"].usable, found["sound"].devices) == (True, 2)
+    assert (found["broken"].usable, found["broken"].devices) == (False, 0)
+    assert f"{verb}() of the backend 'broken' from elsewhere raised {type(error).__name__}" in found["broken"].reason

@@ -63,16 +63,18 @@ ROOMS = ("base", "ordering", "memory", "lifetime", "copy", "device", "interop", 
 #: The longest prefix of a module's name decides. "devmem" among ``ours`` is the public namespace, the root module.
 RULES: Mapping[str, Rule] = {
     # The folder of the backends, which is empty, is imported first: later, it would replace the function `devmem.backends`.
-    "devmem": rule("api spi _core errors memory kernels", exactly="devmem.backends"),
+    "devmem": rule("api spi _core errors memory spill kernels", exactly="devmem.backends"),
     "devmem.errors": rule("spi"),
     "devmem.memory": rule("spi _core.memory"),
+    "devmem.spill": rule("_core.bulk.spill.store"),
     "devmem.spi": rule(),
     "devmem.toolkit": rule("spi"),
     "devmem.plugins": rule("spi", "pluggy"),
+    "devmem._native": rule(),
     "devmem._core": rule(),
     **{
         f"devmem._core.{room}": rule(
-            f"spi toolkit plugins {' '.join(f'_core.{before}' for before in ROOMS[:at])}",
+            f"spi toolkit plugins _native {' '.join(f'_core.{before}' for before in ROOMS[:at])}",
             "numpy",
             lazily="ml_dtypes",  # a capsule of bfloat16 asks for it
         )
@@ -80,9 +82,10 @@ RULES: Mapping[str, Rule] = {
     },
     "devmem.kernels": rule("spi toolkit _core", "numpy"),
     "devmem.kernels.compilers.numba_cuda": rule("spi toolkit _core kernels", "numpy numba"),
+    "devmem.kernels.compilers.numba_cuda_mlir": rule("spi toolkit _core kernels", "numpy numba_cuda_mlir"),
     "devmem.kernels.compilers.numba_hip": rule("spi toolkit _core kernels", "numpy numba"),
-    "devmem.kernels.compilers.simulator": rule("spi toolkit _core kernels", "numpy greenlet"),
-    "devmem.api": rule("_core kernels plugins spi toolkit", "numpy"),
+    "devmem.kernels.compilers.simulator": rule("spi toolkit _native _core kernels", "numpy greenlet", lazily="numba"),
+    "devmem.api": rule("_core _native kernels plugins spi toolkit", "numpy"),
     "devmem.backends": rule(),
     "devmem.backends.host": rule("spi toolkit", "numpy"),
     "devmem.backends.cuda": rule("spi toolkit", "cuda"),
@@ -90,21 +93,38 @@ RULES: Mapping[str, Rule] = {
     # Both speak to foreign arrays and allocators; numpy is the library's own dependency and no foreign one.
     # An old EMM plugin is a resource in the same way for both: adapters.emm has it.
     "devmem.compat": rule(
-        "devmem api spi adapters.emm _core.lifetime.allocation _core.ordering.stream _core.memory", "numpy", lazily=None
+        "devmem api spi adapters.emm _core.lifetime.allocation _core.ordering.leases _core.ordering.stream _core.memory",
+        "numpy",
+        lazily=None,
     ),
     # Its kernels are functions that kernels call, too; and what a device is that kernels are simulated on.
+    "devmem.compat.numba_cuda.cg": rule("kernels.names"),
+    "devmem.compat.numba_cuda.device_functions": rule("kernels.functions"),
+    "devmem.compat.numba_cuda.fp16": rule("compat kernels.compilers.simulator.half_precision"),
+    "devmem.compat.numba_cuda.libdevice": rule("compat kernels.compilers.simulator.libdevice"),
     "devmem.compat.numba_cuda.kernel": rule("devmem api spi compat kernels.functions kernels.work_items", lazily=None),
     "devmem.compat.numba_roc.compiler": rule("devmem api spi compat kernels.work_items", "numpy", lazily=None),
     "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.base.simulation", lazily=None),
+    "devmem.compat.numba_cuda.cudadrv.streams": rule("devmem api spi compat _core.base.interrupts", lazily=None),
+    "devmem.compat.numba_roc.hsadrv.devices": rule("devmem api spi compat _core.base.simulation", lazily=None),
     "devmem.adapters": rule(
-        "devmem api spi toolkit _core.lifetime.allocation _core.ordering.stream _core.memory", "numpy", lazily=None
+        "devmem api spi toolkit spill _core.lifetime.allocation _core.ordering.stream _core.memory",
+        "numpy",
+        lazily=None,
     ),
-    "devmem.cli": rule("devmem api testing.emulator", "click numpy rich", lazily="matplotlib"),
+    "devmem.cli": rule(
+        "devmem api _native toolkit.host_limits toolkit.sizes testing.emulator", "click numpy rich", lazily="matplotlib"
+    ),
     # Asks the drop-ins which names they have. Loaded by `devmem migrate`.
-    "devmem.cli.import_rewriter": rule("cli.usage_scan cli.name_resolution cli.migration_rules", "libcst"),
+    "devmem.cli.import_rewriter": rule(
+        "cli.usage_scan cli.name_resolution cli.migration_rules cli.kernel_refusals cli.relevant_statements", "libcst"
+    ),
+    "devmem.cli.kernel_refusals": rule("cli.migration_rules kernels.compilers.simulator.kernel_check spi", "libcst"),
+    "devmem.cli.notebooks": rule("cli.import_rewriter cli.migration_rules cli.name_resolution"),
     "devmem.cli.usage_scan": rule("cli.name_resolution cli.migration_rules", "libcst"),
     "devmem.cli.name_resolution": rule("cli.migration_rules", "libcst"),
-    "devmem.cli.reexports": rule("cli.migration_rules"),
+    "devmem.cli.reexports": rule("cli.migration_rules cli.import_bindings"),
+    "devmem.cli.relevant_statements": rule("cli.migration_rules cli.import_bindings"),
     "devmem.cli.migration_rules": rule("compat kernels"),
     # The suites are numpy users, as any user of devmem is; hypothesis only where a plugin author asks for it.
     "devmem.testing": rule("devmem api spi toolkit errors memory", "numpy pytest hypothesis"),
@@ -255,11 +275,13 @@ def hidden_cycles(sources: Sources) -> list[str]:
     ]
 
 
-def circles(sources: Sources) -> list[list[str]]:
-    """Groups of modules that import each other, by imports of any kind; packages' own ``__init__`` modules are left out."""
-    modules = {name for name, (_, is_package) in sources.items() if not is_package}
+def circles(sources: Sources, *, packages: bool = False) -> list[list[str]]:
+    """Groups of modules that import each other, by imports of any kind; ``packages``: their ``__init__``s are among them."""
+    modules = {name for name, (_, is_package) in sources.items() if packages or not is_package}
     edges = {
-        name: {item.name for item in imports(name, sources[name][0], sources)} & modules - {name} for name in modules
+        name: {item.name for item in imports(name, source, sources, is_package=is_package)} & modules - {name}
+        for name, (source, is_package) in sources.items()
+        if name in modules
     }
     reached = {name: reachable(edges, name) for name in modules}
     groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in modules}
@@ -301,6 +323,7 @@ def test_no_modules_import_each_other_even_for_typing():
         name: (path.read_text(encoding="utf-8"), path.name == "__init__.py") for name, path in MODULES.items()
     }
     assert circles(everything) == []
+    assert circles(everything, packages=True) == []
 
 
 def test_no_import_inside_a_function_hides_a_cycle():
@@ -415,6 +438,12 @@ def test_a_circle_of_typing_imports_is_found():
     assert circles(tree) == [["p.a", "p.b"]]
     assert circles(tree | {"p.b": ("import os", False)}) == []
     assert circles(tree | {"p.b": ("def f():\n    from .a import x", False)}) == [["p.a", "p.b"]]
+
+
+def test_a_circle_of_a_package_and_its_module_is_found():
+    tree = {"p": ("def f():\n    from . import a\n    return a", True), "p.a": ("from . import f", False)}
+    assert circles(tree) == []
+    assert circles(tree, packages=True) == [["p", "p.a"]]
 
 
 def test_a_cycle_through_a_package_is_found():

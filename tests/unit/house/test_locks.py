@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-KINDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"}
+KINDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "OuterLock"}
 #: What a job of the host backend is waited for by. No code runs while it is locked but the job itself.
 GATE = ("backends/host/streams.py", "Lock")
 
@@ -27,12 +27,10 @@ def locks() -> dict[str, list[str]]:
 
 def test_a_thread_can_take_each_lock_again():
     """A signal's handler, or a finalizer, may call devmem while the thread that it runs on has any of them."""
-    wrong = [(file, kind) for file, kinds in locks().items() for kind in kinds if kind not in ("RLock", "Condition")]
-    assert wrong == [GATE]
-    for file, kinds in locks().items():
-        if "Condition" in kinds:  # over an RLock, which is what it makes for itself
-            source = (ROOT / "devmem" / file).read_text(encoding="utf-8")
-            assert re.search(r"Condition\(\)|Condition\(self\.\w+\)", source), file
+    # A condition is no lock that an interrupt leaves whole: see devmem/_core/base/changes.py.
+    assert [
+        (file, kind) for file, kinds in locks().items() for kind in kinds if kind not in ("RLock", "OuterLock")
+    ] == [GATE]
 
 
 def test_the_table_has_every_lock():

@@ -57,9 +57,9 @@ def test_arrays_without_axes_and_records(devmem_backend):
         (abi.scalar("d", float), 1, "d", [1.0]),
         (abi.complex_number("f"), 1 - 2j, "f", [1.0, -2.0]),
         (abi.complex_number("d"), np.complex128(3 + 4j), "d", [3.0, 4.0]),
-        (abi.tuple_of_scalars([abi.scalar("i", int), abi.scalar("i", int)]), (8, 9), "i", [8, 9]),
+        (abi.tuple_of([abi.scalar("i", int), abi.scalar("i", int)]), (8, 9), "i", [8, 9]),
         (
-            abi.tuple_of_scalars([abi.tuple_of_scalars([abi.scalar("i", int)] * 2), abi.scalar("i", int)]),
+            abi.tuple_of([abi.tuple_of([abi.scalar("i", int)] * 2), abi.scalar("i", int)]),
             ((8, 9), 7),
             "i",
             [8, 9, 7],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import importlib.util
 import re
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem.compat import numba_cuda
 
 _spec = importlib.util.spec_from_file_location(
     "devmem_tests_kernels_all", Path(__file__).parents[2] / "helpers" / "kernels_all.py"
@@ -22,6 +24,7 @@ sys.modules.setdefault(_spec.name, kernels_all)
 _spec.loader.exec_module(kernels_all)
 
 CASES = kernels_all.cases()
+POINT = collections.namedtuple("Point", "x scale rest")
 H100, NO_GPU = (9, 0), (99, 9)
 
 
@@ -103,6 +106,66 @@ def test_names_are_the_same_without_the_module(numba):
         "atom.",
     ):
         assert part in code, part
+
+
+def test_all_atomic_operations(numba):
+    def kernel(u, f):
+        dm.atomic.sub(u, 0, 3)
+        dm.atomic.and_(u, 1, 6)
+        dm.atomic.or_(u, 2, 8)
+        dm.atomic.xor(u, 3, 5)
+        dm.atomic.inc(u, 4, 7)
+        dm.atomic.dec(u, 5, 7)
+        dm.atomic.compare_and_swap(u, 1, 2)
+        dm.atomic.nanmax(f, 0, 2.0)
+        dm.atomic.nanmin(f, 0, 2.0)
+
+    code = ptx(numba, kernel, "void(uint32[::1], float64[::1])")
+    for part in ("and", "or", "xor", "inc", "dec", "cas"):
+        assert re.search(rf"(atom|red)\.\S*{part}\.", code), part
+
+
+def test_functions_of_numba_cuda_through_the_drop_in(numba):
+    from devmem.compat import numba_cuda as cuda
+
+    def kernel(a, f, out):
+        i = cuda.grid(1)
+        mask = cuda.ballot_sync(0xFFFFFFFF, a[i] > 0)
+        value = cuda.shfl_down_sync(0xFFFFFFFF, a[i], 1)
+        out[i] = cuda.popc(mask) + value + cuda.clz(a[i]) + cuda.brev(a[i]) + cuda.ffs(a[i])
+        out[i] += cuda.syncthreads_count(a[i])
+        cuda.syncwarp()
+        cuda.threadfence_system()
+        pair = cuda.float32x2(f[i], 2.5)
+        f[i] = cuda.libdevice.rsqrtf(f[i]) + cuda.fma(f[i], pair.x, cuda.float4(pair, pair).w)
+
+    code = ptx(numba, kernel, "void(int32[::1], float32[::1], int32[::1])")
+    for part in ("vote.", "shfl.", "popc.", "clz.", "brev.", "membar.sys", "bar.red", "rsqrt.", "fma."):
+        assert part in code, part
+
+
+def test_random_numbers_are_device_functions(numba):
+    from devmem.compat.numba_cuda import random
+
+    def kernel(states, out):
+        i = dm.grid(1)
+        out[i] = random.xoroshiro128p_uniform_float64(states, i) + random.xoroshiro128p_normal_float32(states, i)
+
+    types = (numba.typing.from_dtype(random.xoroshiro128p_dtype)[::1], numba.typing.types.float64[::1])
+    code = numba.ptx_for(kernel, types, H100, {})
+    assert "cos" in code or "st.global" in code
+
+
+def test_arrays_in_tuples_are_arguments(numba):
+    def kernel(pair, out):
+        i = dm.grid(1)
+        if i < out.size:
+            out[i] = pair.x[i] * pair.scale + pair.rest[0][i]
+
+    types, array = numba.typing.types, numba.typing.types.float64[::1]
+    pair = types.NamedTuple((array, types.float64, types.UniTuple(array, 1)), POINT)
+    code = numba.ptx_for(kernel, (pair, array), H100, {})
+    assert ".entry" in code
 
 
 @pytest.mark.parametrize(("axis", "register"), [(0, "x"), (1, "y"), (2, "z")], ids=["x", "y", "z"])
@@ -293,7 +356,7 @@ def test_who_comes_while_the_names_are_registered_waits(numba, monkeypatch):
     def registering():
         NAMES.kinds["one"] = 1
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(100)
         NAMES.kinds["other"] = 2
 
     def second():
@@ -304,7 +367,7 @@ def test_who_comes_while_the_names_are_registered_waits(numba, monkeypatch):
     monkeypatch.setattr(NAMES, "_register_all", registering)
     threads = [threading.Thread(target=NAMES.register), threading.Thread(target=second)]
     threads[0].start()
-    assert begun.wait(20)
+    assert begun.wait(100)
     threads[1].start()
     threads[1].join(0.2)  # time enough to go wrong
     go_on.set()
@@ -352,6 +415,30 @@ def test_signatures_are_parsed_into_numbas_types(numba):
         numba.typing.types_of("void(unheard_of)")
 
 
+def test_an_address_is_an_integer_of_64_bits(numba, devmem_backend):
+    def kernel(where, n):
+        i = cuda.grid(1)
+        if i < n:
+            where[i] = 2 * i
+
+    from numba import cuda, types
+
+    signature = types.void(types.CPointer(types.float32), types.int32)
+    text = numba_cuda.kernel._signature_text(signature)
+    assert text == "void(CPointer(float32), int32)"
+    assert numba.typing.types_of(text) == signature.args
+    code = ptx(numba, kernel, text)
+    assert len(re.findall(r"\.param \.u64", code)) == 1 and re.search(r"\bst\.(global\.)?[fb]32\b", code)
+    slot, words = numba.typing.slot(signature.args[0]), memoryview(bytearray(8))
+    slot.put(0x7F00_1234_5678_9ABC, words, 0)
+    assert int.from_bytes(words, "little") == 0x7F00_1234_5678_9ABC
+    assert numba.typing.fits(signature.args[0], types.int64)
+    assert not numba.typing.fits(signature.args[0], types.float32[::1])
+    if devmem_backend == "host":  # the simulator runs it there
+        with pytest.raises(TypeError, match=r"CPointer\(float32\) in .* the simulator takes no addresses"):
+            numba_cuda.jit(signature)(kernel)[1, 1](dm.to_device(np.zeros(4, "f4")), 4)
+
+
 @pytest.mark.parametrize(
     ("declared", "given", "fits"),
     [
@@ -391,7 +478,7 @@ def test_it_is_looked_for_and_not_imported():
         "import sys; from devmem.kernels.compilers.numba_cuda import NumbaCuda; NumbaCuda().unavailable(); "
         "assert not [name for name in sys.modules if name.startswith('numba')]"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=140)
 
 
 def test_where_numba_cuda_is_something_else_it_knows_no_names(monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 import devmem as dm
 from devmem.kernels.compilers import numba_hip
 from devmem.kernels.compilers.numba_hip import NumbaHip
+from devmem.kernels.compilers.numba_hip.architecture import architecture
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tests" / "helpers" / "numba_hip_names.py"
@@ -77,10 +78,10 @@ def test_what_cannot_be_imported_is_told(monkeypatch):
 )
 def test_the_architecture_with_its_features(arch, features, told):
     info = SimpleNamespace(arch=arch, facts={"features": features}, name="a GPU")
-    assert numba_hip.architecture(SimpleNamespace(info=info)) == told
+    assert architecture(SimpleNamespace(info=info)) == told
 
 
 def test_an_unknown_architecture_is_refused():
     info = SimpleNamespace(arch="", facts={}, name="an old GPU")
     with pytest.raises(dm.UnsupportedError, match="'' of an old GPU is not an AMD architecture"):
-        numba_hip.architecture(SimpleNamespace(info=info))
+        architecture(SimpleNamespace(info=info))

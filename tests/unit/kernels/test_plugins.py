@@ -39,11 +39,15 @@ def names(found, backend):
 def test_those_of_devmem_come_first_and_import_nothing_else():
     before = set(sys.modules)
     found = registry(plugin(compiler()))
-    assert names(found, "cuda") == ["numba_cuda", "theirs"]
+    assert names(found, "cuda") == ["numba_cuda", "numba_cuda_mlir", "theirs"]
     assert names(found, "roc") == ["numba_hip"]
     assert names(found, "host") == ["simulator"]
     assert names(found, "unheard_of") == []
-    assert not {name for name in set(sys.modules) - before if name.partition(".")[0] in ("numba", "llvmlite", "cuda")}
+    assert not {
+        name
+        for name in set(sys.modules) - before
+        if name.partition(".")[0] in ("numba", "numba_cuda_mlir", "llvmlite", "cuda")
+    }
 
 
 def test_a_compiler_that_lacks_a_part_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import operator
 import random
@@ -172,7 +173,8 @@ def test_parts_of_arrays_share_their_memory(simulated):
         column[2] = 20
         middle[1, 1] += 100
         middle[0] = -1
-        a[0, 1:] = a[2, :3]
+        for i in range(3):
+            a[0, 1 + i] = a[2, i]
         a[2, 10:] = 7  # a slice ends where the array does
         assert a[3:, 0].size == 0
 
@@ -320,6 +322,20 @@ def test_tuples_of_tuples_of_numbers(simulated):
     assert out.tolist() == [1, 3, 0.5]
 
 
+def test_arrays_in_tuples_and_named_tuples(simulated):
+    pair = collections.namedtuple("Pair", "x scale")
+
+    def kernel(p, t, out):
+        i = threadIdx.x
+        out[i] = p.x[i] * p.scale + t[0][0][i]
+
+    x, y = (simulated.put(np.arange(3) * by) for by in (1, 10))
+    out = simulated.put(np.zeros(3))
+    simulated(kernel, 1, 3, pair(x, 2), ((y,), 5), out)
+    assert simulated.get(out).tolist() == [0, 12, 24]
+    assert "array 'p'" in str(simulated.report(lambda p: p.x[9], 1, 1, pair(x, 2)))
+
+
 def test_numbers_are_converted_to_what_was_declared(simulated):
     seen = []
 
@@ -367,6 +383,7 @@ def test_signatures(text, types):
         "void(f4[::1, ::1])",
         "void(f4[:, ::1, :])",
         "void(object)",
+        "void(CPointer(float32), int32)",
     ],
 )
 def test_what_is_no_signature(text):
@@ -589,9 +606,9 @@ def test_atomics_give_the_value_from_before(simulated, operation, operands, afte
         (">i8", 5, "add", (np.float32(2),), 7),
         ("i8", 5, "cas", (5.0, np.float32(1 << 40)), 1 << 40),
         ("f4", 0, "exch", (0.1,), np.float32(0.1)),
-        ("f8", 5, "max", (np.nan,), np.nan),
+        ("f8", 5, "max", (np.nan,), 5),
         ("f4", np.nan, "max", (1,), np.nan),
-        ("f4", 5, "min", (np.nan,), np.nan),
+        ("f4", 5, "min", (np.nan,), 5),
         ("f8", np.nan, "min", (1,), np.nan),
     ],
 )
@@ -601,6 +618,20 @@ def test_operands_of_atomics_become_elements(simulated, dtype, before, operation
 
     a, old = simulated.run(kernel, 1, 1, np.array([[0, before]], dtype), np.zeros(1, dtype))
     np.testing.assert_array_equal([a[0, 1], old[0]], [after, before])
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_a_loop_that_waits_for_a_later_thread_ends(simulated, count):
+    def kernel(turn, order):
+        i = dm.threadIdx.x
+        while atomic.cas(turn, 0, dm.blockDim.x - i, dm.blockDim.x - i) != dm.blockDim.x - i:
+            pass
+        order[i] = i
+        atomic.add(turn, 0, 1)
+
+    turn, order = simulated.run(kernel, 1, count, np.ones(1, np.int64), np.zeros(count, np.int64))
+    assert turn[0] == count + 1
+    assert order.tolist() == list(range(count))
 
 
 @pytest.mark.parametrize("operands", [(1 << 64,), ((1,),), ("1",)])
@@ -721,7 +752,7 @@ def test_blocks_are_dealt_out_to_several_threads(simulated):
     meet = threading.Barrier(2)
 
     def kernel():
-        meet.wait(30)  # two blocks have to run at once for either to end
+        meet.wait(100)  # two blocks have to run at once for either to end
 
     simulated(kernel, 2, 1)
     assert meet.n_waiting == 0
@@ -915,12 +946,14 @@ def unset(monkeypatch):
     for name in ("RACE_CHECK", "SHUFFLE", "WAVE_SIZE"):
         monkeypatch.delenv(f"DEVMEM_SIM_{name}", raising=False)
     config.forget()
-    before = simulation.in_force.set(None)
+    before = simulation.in_force.get()
+    simulation.in_force.set(None)
     yield monkeypatch
-    simulation.in_force.reset(before)
+    simulation.in_force.set(before)
     config.forget()
 
 
+@pytest.mark.own_thread  # its last choice stays
 def test_scopes_go_before_settings(unset):
     assert simulation.current() == simulation.Simulation(False, None, 32)
     unset.setenv("DEVMEM_SIM_RACE_CHECK", "1")

@@ -10,7 +10,9 @@ import pickle
 import numpy as np
 import pytest
 
+from devmem.kernels.compilers.simulator.kernel_arrays import kernel_array
 from devmem.kernels.compilers.simulator.numbers import TYPES, kernel_number
+from devmem.kernels.compilers.simulator.reports import Misuse
 from devmem.kernels.names import atomic, const, local, shared
 from devmem.spi.errors import SimulatorError
 
@@ -183,3 +185,33 @@ def test_numpy_stores_and_casts_them_as_its_own(value, dtype):
     if isinstance(value, np.integer):
         wide = np.uint64 if value.dtype.kind == "u" else np.int64
     assert stored(kernel_number(value)) == stored(wide(value))
+
+
+@pytest.mark.parametrize("operation", [operator.add, operator.sub, operator.mul, operator.truediv])
+def test_single_precision_is_rounded_as_if_once(operation):
+    random = np.random.default_rng(1)
+    bits = random.integers(0, 1 << 32, (3000, 2), np.uint64).astype(np.uint32)
+    bits[:1000] &= 0x80FFFFFF  # results that are tiny
+    bits[1000:2000, 1] = bits[1000:2000, 0] ^ (bits[1000:2000, 1] & 0xFFF)  # neighbours
+    pairs = bits.view(F4)
+    found = np.array([operation(kernel_number(a), kernel_number(b)) for a, b in pairs], F4)
+    assert np.array_equal(found, operation(*pairs.T), equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", [int, bool, *TYPES], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("axes", [1, 2])
+def test_an_index_is_an_integer_of_any_type(kind, axes):
+    array = kernel_array(np.arange(float(3**axes)).reshape((3,) * axes), "array")
+    one, expected = kernel_number(kind(1)) if kind not in (int, bool) else kind(1), [1, 4][axes - 1]
+    index = one if axes == 1 else (one, one)
+    if np.dtype(kind).kind in "fc":
+        with pytest.raises(TypeError, match="indexed with integers"):
+            array[index]
+        return
+    assert type(array[index]) is TYPES[F8]
+    assert array[index] == expected
+    array[index] = 7.0
+    assert array[index] == 7
+    for beyond in (3 * one, one + 2):
+        with pytest.raises(Misuse, match=f"index {beyond} on axis"):
+            array[beyond if axes == 1 else (one, beyond)]

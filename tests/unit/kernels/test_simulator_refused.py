@@ -292,6 +292,16 @@ def shape_with_an_argument(a, n):
     own[0, 0] = a[0]
 
 
+def shape_of_an_array(a):
+    near = dm.local.array(a.size, np.float32)  # refused
+    near[0] = a[0]
+
+
+def shape_like_an_array(a):
+    near = shared.array(a.shape[0], np.float32)  # refused
+    near[0] = a[0]
+
+
 def shape_of_the_block(a):
     near = shared.array(dm.blockDim.x, np.float32)  # refused
     near[0] = a[0]
@@ -322,6 +332,8 @@ STATEMENTS = {
     drawing_of_numpy: "np.random.random is for the host",
     yielding: "generators are not for kernels",
     waiting: "async functions are not for kernels",
+    shape_of_an_array: "a.size is that of an argument: make it a global",
+    shape_like_an_array: "the shape of devmem.shared.array() is a constant, and a.shape is that of an argument",
     shape_of_an_argument: "n is an argument: make it a global",
     shape_with_an_argument: "the shape of devmem.local.array() is a constant, and n is an argument",
     shape_of_the_block: "devmem.blockDim is not",
@@ -406,16 +418,6 @@ compiled = Dispatcher()
 def test_names_of_one_vendors_compiler(simulated, kernel, told):
     with pytest.raises(UnsupportedError, match=rf"(?s){told}.*test_simulator_refused\.py:\d+ in <lambda>"):
         simulated(kernel, 1, 1)
-
-
-def test_names_of_numba_cudas_through_the_namespace_that_stands_for_it(simulated):
-    from devmem.compat import numba_cuda as cuda
-
-    def kernel(a):
-        a[0] = cuda.shfl_sync(-1, a[0], 0)
-
-    with pytest.raises(UnsupportedError, match=r"cuda\.shfl_sync works on CUDA alone: exchange values through"):
-        simulated(kernel, 1, 1, simulated.put(np.ones(4)))
 
 
 def test_what_to_write_instead():

@@ -39,13 +39,42 @@ def at(report, kind, thread, block=(0, 0, 0)):
 # -- indices and stores that compiled code has no, or another, meaning for -------------------------------------------------
 
 
-def test_a_negative_index_is_told_what_compiled_code_makes_of_it(simulated):
+def test_a_negative_index_is_reported_where_that_is_asked_for(simulated, monkeypatch):
     def kernel(a):
         a[threadIdx.x] = a[threadIdx.x - 1]
 
-    told = str(simulated.report(kernel, 1, 4, np.zeros(4)))
+    def by_a_slice(a):
+        a[-2:] = 0
+
+    def flat(a):
+        a[0] = a.flat[-1]
+
+    with dm.simulator(negative="report"):
+        told = str(simulated.report(kernel, 1, 4, np.zeros(4)))
+        assert "slice -2:None on axis 0 of <array 'a'" in str(simulated.report(by_a_slice, 1, 1, np.zeros(4)))
+        assert "index -1 of the 4 elements" in str(simulated.report(flat, 1, 1, np.zeros(4)))
     assert "index -1 on axis 0 of <array 'a' of shape (4,), dtype float64>: compiled code counts from the end" in told
     assert "a[a.size - 1], or a[(i - 1) % n]" in told
+    with pytest.raises(dm.ConfigError, match="negative='refuse' must be one of 'wrap', 'report'"):
+        dm.simulator(negative="refuse")
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_negative_indices_count_from_the_end_as_in_compiled_code(simulated, watched):
+    def kernel(a, m, out):
+        near = shared.array(3, np.int32)
+        near[threadIdx.x] = threadIdx.x
+        barrier()
+        i = threadIdx.x
+        a[i] = m[-1, i - 1] + near[i - 3] + a[-1:].size + m.flat[-2]
+        if i == 0:
+            out[0], out[1] = m[..., -1][-2], m[:-1].size
+
+    given = np.zeros(3, np.int32), np.arange(6, dtype=np.int32).reshape(2, 3), np.zeros(2, np.int32)
+    with dm.simulator(race_check=watched):
+        a, _, out = simulated.run(kernel, 1, 3, *given)
+    assert a.tolist() == [5 + 0 + 1 + 4, 3 + 1 + 1 + 4, 4 + 2 + 1 + 4]
+    assert out.tolist() == [2, 3]
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -86,7 +115,7 @@ def test_what_is_stored_as_ever(simulated):
         imaginary[0], imaginary[1] = 2, 1j
         dates[0] = dates[1]
         words[0] = words[1]
-        real[3:5] = real[0:2]
+        real[3:5] = real[0]
 
     given = (
         np.zeros(5),
@@ -96,9 +125,26 @@ def test_what_is_stored_as_ever(simulated):
         np.array(["a", "b"]),
     )
     got = simulated.run(kernel, 1, 1, *given)
-    assert [each.tolist() for each in got[:3]] == [[1, 3, 0.5, 1, 3], [2, 1], [2, 1j]]
+    assert [each.tolist() for each in got[:3]] == [[1, 3, 0.5, 1, 1], [2, 1], [2, 1j]]
     assert got[3][0] == got[3][1]
     assert got[4].tolist() == ["b", "b"]
+
+
+def test_no_array_is_stored_in_another(simulated):
+    def kernel(a, b):
+        a[:] = b
+
+    with pytest.raises(SimulatorError, match=r"misuse: an array is stored in .* write a loop"):
+        simulated.run(kernel, 1, 1, np.zeros(3), np.ones(3))
+
+
+def test_a_bool_is_not_compared_by_identity(simulated):
+    def kernel(a, flag):
+        if flag is True:
+            a[0] = 1
+
+    with pytest.raises(SimulatorError, match="no object that could be True: write if x"):
+        simulated.run(kernel, 1, 1, np.zeros(3), True)
 
 
 # -- what no device has ------------------------------------------------------------------------------------------------
@@ -784,12 +830,12 @@ def write_behind(a):
 
 
 def before_the_first(a):
-    a[0] = a[5 - grid(1)]  # here
+    a[0] = a[-3 - grid(1)]  # here
 
 
 def of_shared(a):
     s = shared.array((2, 3), np.int32)
-    s[1, threadIdx.x - 1] = 1  # here
+    s[1, threadIdx.x - 4] = 1  # here
 
 
 def of_local(a):
@@ -824,10 +870,6 @@ def of_a_slice(a):
     a[2:6][4 + threadIdx.x] = 0  # here
 
 
-def by_a_slice(a):
-    a[-2:] = 0  # here
-
-
 def of_a_row(a):
     shared.array((2, 3), np.int32)[0][3] = 1  # here
 
@@ -835,8 +877,8 @@ def of_a_row(a):
 BOUNDS = [
     (read_behind, (3, 0, 0), (1, 0, 0), "index 8 on axis 0 of <array 'a' of shape (8,), dtype int32>"),
     (write_behind, (3, 0, 0), (1, 0, 0), "index 8 on axis 0 of <array 'a'"),
-    (before_the_first, (2, 0, 0), (1, 0, 0), "index -1 on axis 0 of <array 'a'"),
-    (of_shared, (0, 0, 0), (0, 0, 0), "index -1 on axis 1 of <shared array of shape (2, 3)"),
+    (before_the_first, (2, 0, 0), (1, 0, 0), "index -9 on axis 0 of <array 'a'"),
+    (of_shared, (0, 0, 0), (0, 0, 0), "index -4 on axis 1 of <shared array of shape (2, 3)"),
     (of_local, (2, 0, 0), (0, 0, 0), "index 4 on axis 0 of <local array of shape (3,)"),
     (of_const, (0, 0, 0), (0, 0, 0), "index 5 on axis 0 of <const array of shape (5,)"),
     (of_dynamic, (2, 0, 0), (0, 0, 0), "index 2 on axis 0 of <dynamic shared array of shape (2,)"),
@@ -844,7 +886,6 @@ BOUNDS = [
     (by_numpys_integers, (0, 0, 0), (1, 0, 0), "index 8 on axis 0 of <array 'a'"),
     (too_many_indices, (0, 0, 0), (0, 0, 0), "2 indices for <array 'a' of shape (8,)"),
     (of_a_slice, (0, 0, 0), (0, 0, 0), "index 4 on axis 0 of <array 'a' of shape (4,)"),
-    (by_a_slice, (0, 0, 0), (0, 0, 0), "slice -2:None on axis 0 of <array 'a'"),
     (of_a_row, (0, 0, 0), (0, 0, 0), "index 3 on axis 0 of <shared array of shape (3,)"),
 ]
 

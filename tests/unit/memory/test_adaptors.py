@@ -8,8 +8,9 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ class Below:
     """A third party's resource without a device, which does as it is told and counts."""
 
     def __init__(self) -> None:
-        self.next = 1 << 20
+        self.addresses = itertools.count(2 << 20, 1 << 20)  # of no two threads the same
         self.live: dict[int, int] = {}
         self.answer: object = None
         self.error: BaseException | None = None
@@ -64,9 +65,9 @@ class Below:
             raise self.error
         if self.answer is not None:
             return self.answer  # type: ignore[return-value]
-        self.next += 1 << 20
-        self.live[self.next] = nbytes
-        return self.next
+        ptr = next(self.addresses)
+        self.live[ptr] = nbytes
+        return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         assert self.live.pop(ptr) == nbytes
@@ -79,13 +80,13 @@ class Below:
 
 def test_the_chain_is_shown_and_bound_down_to_the_driver(driver: FaultyDriver) -> None:
     stack = Statistics(Limit(None, "1KiB"))
-    assert repr(stack) == "Statistics(Limit(DriverMemory(not bound), max_bytes=1024))"
+    assert repr(stack) == "Statistics(Limit(DriverMemory(not bound), max_bytes=1024 bytes (1.0 KiB)))"
     with pytest.raises(dm.DevmemError, match="not bound to a device yet"):
         stack.allocate(5, S)
     stack.bind(driver)
     stack.bind(driver)  # the same one again: nothing
     stack.deallocate(stack.allocate(5, S), 5, S)
-    with pytest.raises(dm.DevmemError, match=r"Statistics\(Limit\(.* is bound to a device already"):
+    with pytest.raises(dm.ClosedError, match=r"Statistics\(Limit\(.* is bound to host:0 as it was before"):
         stack.bind(FaultyDriver(driver))
 
 
@@ -106,6 +107,7 @@ def test_what_is_passed_on() -> None:
     below = Caching()
     stack = Statistics(Limit(below, 5))
     assert (stack.cached_bytes, stack.largest_free_block) == (100, 60)
+    assert dm.memory.PoolMemory(below).cached_bytes == 100
     stack.trim(7)
     assert below.kept == 7
 
@@ -181,6 +183,34 @@ def test_a_device_that_cannot_is_named_and_nothing_is_bound(driver: FaultyDriver
 def test_what_is_no_resource_is_refused_at_once(upstream: object) -> None:
     with pytest.raises(dm.PluginError, match="is not a memory resource"):
         Limit(upstream, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [lambda: FailIf(None, 5), lambda: OnOutOfMemory(None, "x")])  # type: ignore[arg-type]
+def test_what_cannot_be_called_is_refused_at_once(make: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match=r"\(\w+=\) is a function, not"):
+        make()
+
+
+@pytest.mark.parametrize("verb", ["allocate", "deallocate", "bind", "trim", "forget_stream"])
+def test_a_resource_does_not_end_the_program(driver: FaultyDriver, verb: str) -> None:
+    def leave(*_: object) -> None:
+        raise SystemExit(3)
+
+    below = Below()
+    stack = Statistics(below)
+    if verb != "bind":
+        stack.bind(driver)
+        ptr = stack.allocate(100, S)
+    setattr(below, verb, leave)
+    calls: dict[str, Callable[[], object]] = {
+        "allocate": lambda: stack.allocate(100, S),
+        "deallocate": lambda: stack.deallocate(ptr, 100, S),
+        "bind": lambda: stack.bind(driver),
+        "trim": lambda: stack.trim(0),
+        "forget_stream": lambda: stack.forget_stream(7),
+    }
+    with pytest.raises(dm.PluginError, match=rf"SystemExit\(3\) was raised by the memory resource Below .* in {verb}"):
+        calls[verb]()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +290,10 @@ def test_a_share_of_the_device(driver: FaultyDriver) -> None:
         limit.allocate(driver.info.total_bytes // 2 + 1, S)
 
 
-@pytest.mark.parametrize("size", ["4 GiBs", "-1", "", "0%", "101%", -5, 1.5, None, True, "1e3"])
+@pytest.mark.parametrize(
+    "size",
+    ["4 GiBs", "-1", "", "0%", "101%", -5, 1.5, None, True, "1e3", "9" * 5000, "9" * 400 + ".5", "9" * 30, 1 << 64],
+)
 def test_sizes_that_are_none(size: object) -> None:
     with pytest.raises(dm.ConfigError, match="is not a s"):
         Limit(None, size)  # type: ignore[arg-type]
@@ -372,7 +405,7 @@ def test_owners_by_line() -> None:
         assert (first.nbytes, first.count, first.function) == (1600, 2, "test_owners_by_line")
         assert second.nbytes == 8
         assert second.line == first.line - 1
-        assert str(first).startswith("1600 bytes in 2 blocks from ")
+        assert str(first).startswith("1600 bytes (1.6 KiB) in 2 blocks from ")
         assert __file__ in str(first)
         assert statistics.owners(1) == [first]
         del small, large
@@ -485,6 +518,12 @@ def test_lines_of_many_threads_replay(driver: FaultyDriver, tmp_path: Path) -> N
 # -- failures on purpose -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("n", [0, 1.5, "first"])
+def test_fail_nth_counts_in_whole_numbers(n: Any) -> None:
+    with pytest.raises(dm.ConfigError, match="counted from 1 in whole numbers"):
+        FailNth(None, n)
+
+
 @pytest.mark.parametrize(("repeat", "failing"), [(False, [3]), (True, [3, 4, 5])])
 def test_fail_nth_fails_the_allocations_it_names(driver: FaultyDriver, repeat: bool, failing: list[int]) -> None:
     stack = FailNth(Below(), 3, repeat=repeat)
@@ -586,6 +625,19 @@ def test_a_callback_may_free_arrays() -> None:
 # -- Scrub and Prefetch ------------------------------------------------------------------------------------------------
 
 
+def test_what_is_allocated_is_moved_at_once(driver: FaultyDriver) -> None:
+    stack = Prefetch()
+    stack.bind(driver)
+    assert stack.allocate(0, S) == 0
+    assert driver.calls["prefetch"] == 0
+    stack.deallocate(stack.allocate(1000, S), 1000, S)
+    assert driver.calls["prefetch"] == 1
+    driver.fail_at(1, "prefetch")
+    with pytest.raises(BackendError):
+        stack.allocate(1000, S)
+    assert driver.blocks() == {}
+
+
 def test_blocks_are_wiped_before_they_go_on(driver: FaultyDriver) -> None:
     seen = np.ones(1000, np.uint8)
 
@@ -635,9 +687,25 @@ def test_no_block_that_was_withheld_is_lost_when_another_fails(driver: FaultyDri
             stack.deallocate(ptr, 1000, S)
     driver.fail_at(2, "free")
     with pytest.raises(BackendError, match="free"):
-        stack.trim(0)  # one of them goes, one is given back with an error, one stays
-    assert stack.cached_bytes == 1000
-    assert len(driver.blocks()) == 1
+        stack.trim(0)  # two of them go, one is given back with an error
+    assert stack.cached_bytes == 0
+    assert driver.blocks() == {}
+
+
+def test_a_block_that_cannot_be_wiped_does_not_keep_the_others(driver: FaultyDriver) -> None:
+    stack = Scrub(DriverMemory())
+    stack.bind(driver)
+    blocks = [stack.allocate(1000, S) for _ in range(3)]
+    driver.fail_at(1, "fill", repeat=True)
+    for ptr in blocks:
+        with pytest.raises(BackendError):
+            stack.deallocate(ptr, 1000, S)
+    for _ in range(2):
+        driver.disarm()
+        driver.fail_at(1, "fill")
+        with pytest.raises(BackendError):
+            stack.trim(0)
+        assert len(driver.blocks()) == 1
     stack.trim(0)
     assert driver.blocks() == {}
 
@@ -662,11 +730,8 @@ def test_what_was_withheld_is_wiped_behind_the_work_of_its_stream(driver: Faulty
 
 
 def test_it_waits_only_where_the_memory_may_go_anywhere(driver: FaultyDriver) -> None:
-    class Recycling(DriverMemory):
-        """Nothing is known of a foreign class."""
-
-    bottoms = ((DriverMemory(), 0), (StreamOrderedMemory(), 0), (Statistics(DriverMemory()), 1), (Recycling(), 1))
-    for below, waits in bottoms:
+    """The driver's free takes blocks that no stream uses: not even a fill may be pending."""
+    for below, waits in ((DriverMemory(), 1), (StreamOrderedMemory(), 0), (Statistics(DriverMemory()), 1)):
         stack = Scrub(below)
         stack.bind(driver)
         ptr = stack.allocate(100, S)
@@ -675,8 +740,8 @@ def test_it_waits_only_where_the_memory_may_go_anywhere(driver: FaultyDriver) ->
         assert driver.calls["stream_synchronize"] - before == waits
 
 
-@pytest.mark.parametrize("byte", [-1, 256])
-def test_a_byte_is_a_byte(byte: int) -> None:
+@pytest.mark.parametrize("byte", [-1, 256, "a", 1.5])
+def test_a_byte_is_a_byte(byte: Any) -> None:
     with pytest.raises(dm.ConfigError, match="from 0 to 255"):
         Scrub(None, byte)
 
@@ -721,7 +786,7 @@ def test_a_finalizer_that_frees_in_the_middle_of_a_call_does_not_hang(driver: Fa
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(100)
     assert not thread.is_alive(), "it waits for itself"
     stack.trim(0)
 
@@ -747,5 +812,5 @@ def run(count: int, work: object) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(100)
     assert problems == []

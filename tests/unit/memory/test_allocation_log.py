@@ -218,4 +218,4 @@ def test_allocations_that_fail_outweigh_a_stack_that_cannot_be_had(log: Path) ->
 
 
 def test_a_limit_shows_what_it_is(driver: FaultyDriver) -> None:
-    assert repr(Limit(DriverMemory(), 5)) == "Limit(DriverMemory(not bound), max_bytes=5)"
+    assert repr(Limit(DriverMemory(), 5)) == "Limit(DriverMemory(not bound), max_bytes=5 bytes)"

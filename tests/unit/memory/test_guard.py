@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from interrupts import AtPoint
 
 import devmem as dm
 from devmem.backends.host.hooks import HostBackend
@@ -80,6 +82,13 @@ def test_writes_within_are_none_of_its_business(guard: Guard, driver: Driver) ->
     killer(guard, ptr)
     guard.check()
     assert guard.reports == []
+
+
+def test_it_waits_only_where_any_stream_may_use_the_memory(guard: Guard, driver: FaultyDriver) -> None:
+    before = driver.calls["stream_synchronize"]
+    ptr = owner(guard)
+    assert driver.calls["stream_synchronize"] - before == (type(guard.upstream) is DriverMemory)
+    killer(guard, ptr)
 
 
 def test_a_double_free_is_reported_with_both_lines(guard: Guard, driver: Driver) -> None:
@@ -488,3 +497,19 @@ def test_the_report_is_short(guarded: Guard) -> None:
     text = str(caught.value)
     assert re.search(r"devmem.(_core|api)", text) is None  # the program's lines, not ours
     assert text.count("File ") < 40
+
+
+def test_an_interrupted_trim_loses_no_block(driver: FaultyDriver, at_point: Callable[..., AtPoint]) -> None:
+    guard, file = Guard(DriverMemory()), sys.modules[Guard.__module__].__file__
+    guard.bind(driver)
+    point = left = 0
+    while left <= 0:
+        point += 1
+        for ptr in [owner(guard) for _ in range(3)]:
+            killer(guard, ptr)
+        with at_point(point, lambda code: code.co_filename == file) as at:
+            guard.trim(0)
+        left = at.left
+        guard.trim(0)
+        assert driver.blocks() == {}, at.where
+    assert point > 20

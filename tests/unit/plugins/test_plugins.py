@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import types
 import warnings
@@ -267,20 +268,6 @@ def test_a_star_blocks_all_third_parties_and_no_built_in(installed):
     assert "extra" in registry.every_backend()
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-
-
-def test_options_reach_a_backend_that_takes_them():
-    class Configurable(Backend):
-        def configure(self, options):
-            self.options = options
-
-    backend = Configurable("x")
-    plugins.configure(backend, {"strict": True})
-    assert backend.options == {"strict": True}
-    plugins.configure(Backend("plain"), {"strict": True})
-
-
 def test_a_plugin_that_exits_the_program_is_a_broken_plugin(monkeypatch):
     def leave():
         raise SystemExit(3)
@@ -291,3 +278,110 @@ def test_a_plugin_that_exits_the_program_is_a_broken_plugin(monkeypatch):
     with pytest.warns(DevmemWarning, match="SystemExit: 3"):
         assert "sound" in registry.every_backend()
     assert "leaver" in registry.failures
+
+
+class Leaving(Backend):
+    """Does what it was made with in place of one method."""
+
+    def __init__(self, verb, action):
+        super().__init__("leaving")
+        self.options = {"a": "a number"}
+        setattr(self, verb, action)
+
+
+def leave(*_):
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("verb", ["unavailable", "device_count", "open", "configure"])
+def test_a_backend_that_exits_the_program_when_it_is_asked(verb):
+    backend = Leaving(verb, leave)
+    loaded = plugins.LoadedBackend(backend, "here")
+    calls = {
+        "unavailable": loaded.unavailable,
+        "device_count": loaded.device_count,
+        "open": lambda: loaded.open(0),
+        "configure": lambda: loaded.configure(lambda backend: {"a": 1}),
+    }
+    with pytest.raises(
+        PluginError, match=rf"^{verb}\(0?\) of the backend 'leaving' from here raised SystemExit: 3, .*test_plugins.py:"
+    ):
+        calls[verb]()
+
+
+@pytest.mark.parametrize(
+    ("verb", "answer"),
+    [
+        ("unavailable", 5),
+        ("unavailable", True),
+        *(("device_count", each) for each in ("2", -1, 1 << 70, None, 1.0, True)),
+    ],
+)
+def test_an_answer_that_is_none_is_told_with_its_value(verb, answer):
+    loaded = plugins.LoadedBackend(Leaving(verb, lambda: answer), "here")
+    with pytest.raises(
+        PluginError, match=rf"{verb}\(\) of the backend 'leaving' from here returned {answer!r}: it returns"
+    ):
+        getattr(loaded, verb)()
+
+
+@pytest.mark.parametrize("name", [5, "", None, ["a"]])
+def test_names_are_text(installed, name):
+    compiler = types.SimpleNamespace(
+        name=name, backend="x", unavailable=leave, type_of=leave, types_of=leave, fits=leave, compile=leave
+    )
+    for hooks in (
+        plugin([Backend(name)]),
+        plugin(resources={name if name != ["a"] else 5: list}),
+        plugin(devmem_kernel_compilers=lambda: [compiler]),
+    ):
+        installed(Entry("nameless", hooks), Entry("sound", plugin([Backend("sound")])))
+        registry = Registry()
+        with pytest.warns(DevmemWarning, match=r"a name is a str, and not empty|lacks name"):
+            assert "sound" in registry.every_backend()
+
+
+def test_a_version_is_a_number():
+    with pytest.raises(PluginError, match="'x' from here has spi_version '1'"):
+        Registry().add_backend(Backend("x", "1"), "here")
+
+
+def test_a_backend_that_exits_the_program_when_it_is_registered():
+    class Nameless(Backend):
+        name = property(leave, lambda self, name: None)
+
+    with pytest.raises(PluginError, match="SystemExit: 3"):
+        Registry().add_backend(Nameless("x"), "here")
+
+
+def test_an_interrupt_while_plugins_are_loaded_leaves_none_out(installed):
+    class Interrupted(Entry):
+        def load(self):
+            if not self.loaded:
+                self.loaded = 1
+                raise KeyboardInterrupt
+            return super().load()
+
+    entries = [Entry("one", plugin([Backend("one")])), Interrupted("two", plugin([Backend("two")]))]
+    installed(*entries, Entry("three", plugin([Backend("three")])))
+    registry = Registry()
+    with pytest.raises(KeyboardInterrupt):
+        registry.every_backend()
+    assert {"one", "two", "three"} <= set(registry.every_backend())
+    assert entries[0].loaded == 1
+    assert registry.failures.keys().isdisjoint({"one", "two", "three"})
+
+
+@pytest.mark.parametrize("look_up", [lambda each: each.backend("host"), lambda each: each.compilers_for("host")])
+def test_a_handler_may_come_while_a_built_in_is_loaded(monkeypatch, look_up):
+    registry, load, found = Registry(), importlib.import_module, []
+
+    def interrupted(*names):
+        if not found:
+            found.append(None)
+            found[0] = look_up(registry)
+        return load(*names)
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert look_up(registry) == found[0]
+    assert found[0]

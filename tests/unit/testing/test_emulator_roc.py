@@ -33,7 +33,7 @@ def run(code, layout="full", **variables):
     """Run code in a new process that finds the emulated runtime."""
     environment = {**os.environ, **emulator.environment("roc", layout), "PYTHONPATH": str(ROOT), **variables}
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=140)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -47,6 +47,64 @@ def test_every_exported_function_is_described():
     names = emulator.control("roc").functions()
     assert sorted(described) == sorted(names), set(described) ^ set(names)
     assert all(hasattr(library, name) for name in described + listed("hip.h", "HIP_PER_THREAD"))
+    """)
+
+
+#: The status of calls for boxes that no memory holds.
+TOO_LARGE = {
+    "fills": """
+    hipMemset2D(p, size(2**63), 7, size(100), size(3)) == 1
+    hipMemset2D(p, size(2**32), 7, size(100), size(2**32 + 1)) == 1
+    hipMemsetD16(p, 7, size(2**63 + 1)) == 1
+    hipMemsetD32(p, 7, size(2**62 + 1)) == 1
+    """,
+    "fills of planes": """
+    hipMemset3D(Pitched(p.value, 8, 8, 16), 7, Three(8, 16, 9)) == 1  # one plane too many
+    hipMemset3D(Pitched(p.value, 2**63, 8, 2), 7, Three(8, 1, 3)) == 1
+    hipMemset3D(Pitched(p.value, 8, 8, 0), 7, Three(8, 1, 2**40)) == 1
+    """,
+    "copies": """
+    hipMemcpy2D(p, size(100), host, size(100), size(100), size(2**62), 1) == 1
+    hipMemcpy2D(p, size(2**32), p, size(2**32), size(100), size(2**32 + 1), 3) == 1
+    hipMemcpy3D(copy3d(x=2**64 - 8)) == 1
+    hipMemcpy3D(copy3d(y=2**64 - 2)) == 1
+    hipMemcpy3D(copy3d(z=2**64 - 1)) == 1
+    """,
+    "pitched": """
+    hipMallocPitch(ctypes.byref(u64()), ctypes.byref(size()), size(2**64 - 1), size(2)) == 2
+    hipMallocPitch(ctypes.byref(u64()), ctypes.byref(size()), size(2**20), size(2**44 + 1)) == 2
+    hipMalloc3D(ctypes.byref(Pitched()), Three(2**20, 2**44 + 1, 1)) == 2
+    """,
+}
+
+
+@pytest.mark.parametrize("calls", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_box_that_no_memory_holds_is_refused_before_a_byte_is_written(calls):
+    run(f"""
+    class Pitched(ctypes.Structure):
+        _fields_ = [("at", u64), ("pitch", size), ("xsize", size), ("ysize", size)]
+
+    class Three(ctypes.Structure):
+        _fields_ = [("x", size), ("y", size), ("z", size)]
+
+    class Copy(ctypes.Structure):
+        _fields_ = [("src_array", u64), ("src_at", Three), ("src", Pitched), ("dst_array", u64), ("dst_at", Three),
+                    ("dst", Pitched), ("extent", Three), ("kind", ctypes.c_int)]
+
+    def copy3d(**at):
+        source, target = Pitched(ctypes.addressof(host), 100, 100, 8), Pitched(p.value, 100, 100, 8)
+        return ctypes.byref(Copy(0, Three(), source, 0, Three(**at), target, Three(16, 2, 1), 1))
+
+    library = opened()
+    library.hipMemset3D.argtypes = [Pitched, ctypes.c_int, Three]
+    library.hipMalloc3D.argtypes = [ctypes.c_void_p, Three]
+    p, host = u64(), ctypes.create_string_buffer(1 << 16)
+    assert library.hipMalloc(ctypes.byref(p), size(1024)) == library.hipMemset(p, 1, size(1024)) == 0
+    for call in {calls.split(chr(10))}:
+        assert not call.strip() or eval("library." + call.strip()), call
+        assert library.hipMemcpy(host, p, size(1024), 2) == 0
+        assert host.raw[:1024] == bytes([1]) * 1024, call
+    assert library.hipMemset3D(Pitched(p.value, 8, 8, 16), 7, Three(8, 16, 8)) == 0
     """)
 
 

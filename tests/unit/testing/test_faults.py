@@ -12,7 +12,7 @@ import pytest
 
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.driver import PROTOCOLS, Configurable
-from devmem.spi.errors import BackendError, DeviceLost, DevmemWarning, OutOfMemory, UnsupportedError
+from devmem.spi.errors import BackendError, ConfigError, DeviceLost, DevmemWarning, OutOfMemory, UnsupportedError
 from devmem.spi.types import LEGACY_STREAM, MemoryKind
 from devmem.testing import FaultyBackend, FaultyDriver, LiveCounts, StreamHold, every_failure, hold
 from devmem.testing.stream_hold import entered
@@ -102,7 +102,7 @@ class TestLiveCounts:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(100)
         assert driver.calls["alloc"] == driver.calls["free"] == 1600
         assert driver.live() == EMPTY
         assert not driver.mistakes
@@ -318,7 +318,8 @@ class TestStreamHold:
 
     def test_expires_when_a_call_waits_for_it(self, driver: FaultyDriver) -> None:
         stream, ptr = driver.stream_create(0, True), driver.alloc(100, LEGACY_STREAM)
-        with pytest.raises(AssertionError, match="waited"), StreamHold(driver, stream, patience=0.01):
+        waited = pytest.raises(AssertionError, match=r"waited for the held stream(?s:.*)test_faults")
+        with waited, StreamHold(driver, stream, patience=0.01):
             driver.fill(ptr, 0, 1, 100, stream)
             driver.stream_synchronize(stream)
         with StreamHold(driver, stream, patience=0.01, tolerant=True) as held:
@@ -357,7 +358,7 @@ class TestStreamHold:
 
 def test_importing_the_package_does_not_import_pytest() -> None:
     code = "import sys, devmem.testing as t; assert 'pytest' not in sys.modules; assert 'DriverTests' in dir(t)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=140)
 
 
 def test_unknown_names_are_attribute_errors() -> None:
@@ -366,3 +367,16 @@ def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="Nothing"):
         devmem.testing.Nothing  # noqa: B018
     assert all(hasattr(devmem.testing, name) for name in devmem.testing.__all__)
+
+
+def test_a_backend_without_settings_takes_none() -> None:
+    class Plain:
+        name, spi_version, open, device_count = "plain", 1, HostBackend.open, HostBackend.device_count
+
+        def unavailable(self) -> None:
+            return None
+
+    backend = FaultyBackend(Plain())  # type: ignore[arg-type]
+    backend.configure({})
+    with pytest.raises(ConfigError, match="'faulty' has no setting 'fast'; it has: none"):
+        backend.configure({"fast": "1"})

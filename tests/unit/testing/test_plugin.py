@@ -37,7 +37,7 @@ def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(root))
             patch.delenv("DEVMEM_BACKEND", raising=False)
-            return pytester.runpytest_subprocess("-p", "no:randomly", *options, timeout=50)
+            return pytester.runpytest_subprocess("-p", "no:randomly", *options, timeout=140)
 
     return run
 

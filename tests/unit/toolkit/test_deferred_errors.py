@@ -255,8 +255,9 @@ def test_events_of_a_pool_that_cannot_be_destroyed(driver):
     pool = PoolMemory()
     pool.bind(driver)
     events = pool._reuse.events
-    for event in [events.record(LEGACY_STREAM) for _ in range(3)]:
-        events.give_back(event)
+    recorded = [events.record(LEGACY_STREAM) for _ in range(3)]
+    recorded.clear()  # an event to which nothing refers is spare
+    assert len(events._spare) == 3
     driver.fail_at(1, "event_destroy", repeat=True)
     assert not kept_by(events.drop_spare)
     assert not events._spare
@@ -397,6 +398,7 @@ FINE = {
     "raise error.with_traceback(None) from error.__cause__": "in the `except` that gave the name, which ends with it",
     "self._error = error": "on a worker's thread, of a test; who joins it takes the error out",
     "self._failures[-1 if at is None else at] = error": "the launch forgets them when one is raised",
+    "self._failures[-1] = error": "the same, of blocks that wait for each other",
 }
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ....spi.errors import LayoutError
 from ...base.arguments import dtype_of, layout_of, order_of
+from ...base.array_view import Shaped
 from ...base.layout import Shape
 from ..ndarray import DeviceNDArray
 from .asnumpy import AsNumpy, read_only
@@ -26,7 +27,7 @@ class Step(Protocol):
     def __call__(self, array: Any, /) -> Any: ...
 
 
-class SmartArray(AsNumpy):
+class SmartArray(Shaped, AsNumpy):
     """An array that is on the host and on the device, and moves when the side that is asked for lacks the newest elements.
 
     It is used as an ndarray where the host computes, and given to kernels as it is. Each side has memory of its own, which stays;
@@ -64,9 +65,17 @@ class SmartArray(AsNumpy):
     Raises
     ------
     LayoutError
-        Python objects; another shape than the object's; a ``where`` or ``order`` that there is not.
+        Python objects; another shape than the object's; an unknown ``where`` or ``order``.
     TypeError
         Neither ``obj`` nor ``shape``.
+
+    Examples
+    --------
+    >>> a = dm.SmartArray(np.arange(3))
+    >>> a.gpu()[0] = 7                         # on the device
+    >>> a.gpu_changed()
+    >>> int(a.sum())                            # moves to the host, as its elements are newer on the device
+    10
     """
 
     __slots__ = ("__weakref__", "_dtype", "_shape", "_sides", "_steps")
@@ -179,26 +188,6 @@ class SmartArray(AsNumpy):
         """Bytes from one element to the next on the host side; the device side has no gaps."""
         return self._memory().strides
 
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self._shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self._dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self.size * self._dtype.itemsize
-
     def __len__(self) -> int:
         if not self._shape:
             raise TypeError("len() of an array without axes")
@@ -288,7 +277,7 @@ class SmartArray(AsNumpy):
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def _gpu_unread(self) -> DeviceNDArray[Any] | None:
-        """The device side as it lies, for work that writes all of it and is followed by `_gpu_overwritten`.
+        """The device side without an upload, for work that writes all of it and is followed by `_gpu_overwritten`.
 
         Nothing is uploaded. None where the device side is up to date as it is, or this is a view of a part: the rest is needed.
         """
@@ -328,7 +317,7 @@ class SmartArray(AsNumpy):
         return self._through(step, host)
 
     def _device_has(self, step: Step) -> bool:
-        """Whether the device side, as it lies, has such a view; memory that is not there yet will lie without gaps."""
+        """Whether the device side has such a view in the layout that it has; one that is not made yet will have no gaps."""
         gpu = self._sides.gpu_memory()
         if gpu is None:
             return True

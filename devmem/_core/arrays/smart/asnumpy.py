@@ -11,12 +11,13 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ....spi.errors import LayoutError
+from ..conversions import Conversions
 
 #: Methods of an ndarray that write it.
 WRITERS = frozenset({"byteswap", "fill", "itemset", "partition", "put", "setfield", "sort"})
 
 
-class AsNumpy(NDArrayOperatorsMixin):
+class AsNumpy(Conversions, NDArrayOperatorsMixin):
     """The uses of an ndarray: operators, universal functions, methods, conversions.
 
     What reads gets an ndarray that is up to date and read-only; what writes announces it first.
@@ -33,6 +34,9 @@ class AsNumpy(NDArrayOperatorsMixin):
     def _write(self, what: str) -> npt.NDArray[Any]:
         """The elements as an ndarray, up to date, about to be written."""
         raise NotImplementedError
+
+    def _value(self, what: str) -> Any:
+        return self._read(what)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         host = self._read("numpy")
@@ -94,18 +98,6 @@ class AsNumpy(NDArrayOperatorsMixin):
     def __contains__(self, value: object) -> bool:
         return value in self._read("in")
 
-    def __bool__(self) -> bool:
-        return bool(self._read("bool()"))
-
-    def __int__(self) -> int:
-        return int(self._read("int()"))
-
-    def __float__(self) -> float:
-        return float(self._read("float()"))
-
-    def __complex__(self) -> complex:
-        return complex(self._read("complex()"))
-
     def __bytes__(self) -> bytes:
         return self._read("bytes()").tobytes()
 
@@ -157,11 +149,11 @@ def read_only(each: object, what: str) -> Any:
     return each._read(what) if isinstance(each, AsNumpy) else each
 
 
-def _ndarrays(each: Any, what: str) -> Any:
+def _ndarrays(each: object, what: str) -> Any:
     """Arguments without SmartArrays, in lists and tuples of them neither."""
     if isinstance(each, dict):
         return {name: _ndarrays(value, what) for name, value in each.items()}
-    if type(each) in (list, tuple):
+    if type(each) is list or type(each) is tuple:
         return type(each)(_ndarrays(value, what) for value in each)
     return read_only(each, what)
 

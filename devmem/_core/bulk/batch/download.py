@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....spi.errors import DevmemError, OutOfMemory
-from ....spi.types import CopyKind
+from ....spi.types import Box, CopyKind
 from ...arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ...arrays.pinned import pinned_like
 from ...base.address import address
@@ -27,7 +27,7 @@ from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
 from ...ordering.stream import Stream
 from .pack import aligned_sizes
-from .submit_many import copy_many
+from .submit_many import copy_boxes, copy_many
 from .tree import Tree, flatten, path, paths, rebuild
 
 #: Arrays of so many bytes are copied by themselves: packing them on the device saves nothing.
@@ -135,7 +135,7 @@ class _SmallArrays:
         return views
 
     def _fetch_span(self, low: int, high: int) -> list[HostArray]:
-        """Fetch what the arrays span, as it lies."""
+        """Fetch all bytes that the arrays span, gaps included."""
         [allocation] = self.allocations
         low = max(low - low % ALIGNED, min(low, allocation.ptr))  # so that elements stay aligned in the host's buffer
         host = self._buffer(high - low)
@@ -153,9 +153,16 @@ class _SmallArrays:
             return False
         try:
             with StreamUse(stream, block):
+                boxes: list[Box] = []
                 for at, strides in layouts.items():
-                    array, ptr = self.arrays[at], block.ptr + offsets[at]
-                    opened.copies.place(ArrayView(ptr, array._shape, array._dtype, strides), array, stream, False)
+                    array = self.arrays[at]
+                    packed = ArrayView(block.ptr + offsets[at], array._shape, array._dtype, strides)
+                    together = opened.copies.boxes(packed, array, stream)
+                    if not together:
+                        opened.copies.place(packed, array, stream, False)
+                    boxes += together
+                if boxes:
+                    copy_boxes(opened, boxes, CopyKind.D2D, stream)
                 self._copy_contiguous(block.ptr, offsets, CopyKind.D2D)
                 self._read(block.ptr, host)
         finally:

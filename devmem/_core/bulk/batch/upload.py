@@ -1,35 +1,41 @@
 """Host arrays to a device: one block of memory for all, and few copies.
 
 Arrays that are small are packed on the host and copied together. Larger ones are copied from where they are: page-locked ones
-by one call of the driver, where it copies several at once; any other one by one. Arrays that are copied alike lie side by side
-in the block.
+by one call of the driver, where it copies several at once, and those whose rows lie apart by another; any other one by one.
+Arrays that are copied alike lie side by side in the block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
+from itertools import accumulate
 from operator import add, attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...._native import core
 from ....spi.errors import LayoutError
-from ....spi.types import Capability, CopyKind
+from ....spi.types import Box, CopyKind
 from ...arrays.creation import to_device
 from ...arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
-from ...base.address import address
+from ...arrays.pinned import PinnedNDArray
+from ...base.address import address, addresses, extent
 from ...base.arguments import host_array
 from ...base.array_view import ArrayView
 from ...base.device_handle import CurrentDevice
 from ...base.layout import like_strides
 from ...copy.host_memory import HostMemory, host_memory_of
+from ...copy.plan import against_rows
+from ...copy.rows import rows
 from ...device.device import open_device_of
 from ...device.open_device import OpenDevice
 from ...lifetime.allocation import Allocation, StreamUse
 from ...ordering.stream import Stream
 from .pack import aligned_sizes, groups, join
-from .submit_many import copy_many
+from .submit_many import copy_boxes, copy_many
 from .tree import Tree, flatten, path, paths, rebuild
 
 #: Arrays of so many bytes are copied from where they are: packing moves them once more, which takes longer than a call of the
@@ -44,7 +50,8 @@ class _Route(IntEnum):
 
     PACKED = 0
     BATCHED = 1
-    SINGLE = 2
+    ROWS = 2
+    SINGLE = 3
 
 
 def upload_many(tree: Tree, stream: object, device: object) -> Tree:
@@ -57,7 +64,7 @@ def upload_many(tree: Tree, stream: object, device: object) -> Tree:
     with CurrentDevice(opened.handle):
         if not stream:
             chosen.check_waitable()
-        numbers = [at for at in range(len(leaves)) if at not in found] if found else list(range(len(leaves)))
+        numbers = [at for at in range(len(leaves)) if at not in found] if found else range(len(leaves))
         upload = _Upload(opened, leaves, numbers, chosen, chosen if stream else None)
         try:
             arrays = upload.run()
@@ -77,7 +84,7 @@ class _Upload:
 
     Attributes
     ----------
-    numbers : list of int
+    numbers : sequence of int
         The leaves that are uploaded, in the order in which they are to lie in the block.
     sources, sizes : list
         Their arrays and bytes.
@@ -88,7 +95,7 @@ class _Upload:
     """
 
     def __init__(
-        self, opened: OpenDevice, leaves: list[Any], numbers: list[int], stream: Stream, bound: Stream | None
+        self, opened: OpenDevice, leaves: list[Any], numbers: Sequence[int], stream: Stream, bound: Stream | None
     ) -> None:
         self.opened = opened
         self.stream = stream
@@ -99,7 +106,7 @@ class _Upload:
         self.in_progress = slice(None)
         self._page_locks_seen = opened.page_locks.segments
         routes = self._routes()
-        if routes:
+        if routes and routes.count(routes[0]) < len(routes):  # else they lie as they are given
             ranks = sorted(range(len(routes)), key=routes.__getitem__)
             self.numbers = [numbers[rank] for rank in ranks]
             self.sources = [self.sources[rank] for rank in ranks]
@@ -107,6 +114,7 @@ class _Upload:
         self.steps = aligned_sizes(self.sizes)
         self.packed_end = routes.count(_Route.PACKED) if routes else len(numbers)
         self.batched_end = self.packed_end + routes.count(_Route.BATCHED)
+        self.rows_end = self.batched_end + routes.count(_Route.ROWS)
 
     def run(self) -> list[Any]:
         """Device arrays, complete where no stream was named."""
@@ -116,11 +124,14 @@ class _Upload:
         block = self.opened.memory.allocate(total, self.stream, self.bound is None)
         try:
             with StreamUse(self.stream, block):
-                contiguous = self._copy_packed(block)
-                arrays = self._arrays(block, contiguous=contiguous and self.packed_end == len(self.sources))
-                if self.packed_end < self.batched_end:
-                    self._copy_batched(arrays)
-                for at in range(self.batched_end, len(arrays)):
+                contiguous = self._copy_packed(block) and self.batched_end == len(self.sources)
+                batched = self.packed_end == self.batched_end or self._copy_batched(block)
+                arrays = self._arrays(block, contiguous=contiguous)  # made while the device copies
+                for at in () if batched else range(self.packed_end, self.batched_end):
+                    self._copy_single(arrays, at)
+                if self.batched_end < self.rows_end:
+                    self._copy_rows(arrays)
+                for at in range(self.rows_end, len(arrays)):
                     self._copy_single(arrays, at)
             self.in_progress = slice(None)
             if self.bound is None:
@@ -132,21 +143,45 @@ class _Upload:
 
     def _routes(self) -> list[_Route]:
         """How each array is copied; an empty list where all are packed."""
-        if self.sources and self.opened.copies.is_capturing(self.stream):
+        if self.sources and self.stream.is_capturing():
             # What a graph copies it copies whenever it is launched, from where the user's arrays are.
             return [_Route.SINGLE] * len(self.sources)
         if max(self.sizes, default=0) < LARGE:
             return []
-        batch = self.opened.handle.has(Capability.BATCH_COPY)
-        return [
-            _Route.PACKED if nbytes < LARGE else _Route.BATCHED if batch and self._is_locked(source) else _Route.SINGLE
-            for source, nbytes in zip(self.sources, self.sizes, strict=True)
-        ]
+        if self.opened.page_locks.segments or not self.opened.copies.batches:
+            return [
+                _Route.PACKED if nbytes < LARGE else self._route(source)
+                for source, nbytes in zip(self.sources, self.sizes, strict=True)
+            ]
+        # Nothing is registered, so views of one array are page-locked all or none: only the first in a row is looked at closely.
+        routes: list[_Route] = []
+        base, of_base = None, _Route.SINGLE
+        for source, nbytes in zip(self.sources, self.sizes, strict=True):
+            if nbytes < LARGE:
+                routes.append(_Route.PACKED)
+            elif not source.flags.c_contiguous:
+                routes.append(self._route(source))
+            else:
+                if source.base is not base:
+                    base, of_base = source.base, self._route(source)
+                routes.append(of_base)
+        return routes
+
+    def _route(self, source: npt.NDArray[Any]) -> _Route:
+        """How a large array is copied."""
+        copies = self.opened.copies
+        if not (copies.batches or copies.volume_batches) or not self._is_locked(source):
+            return _Route.SINGLE
+        if source.flags.c_contiguous:
+            return _Route.BATCHED if copies.batches else _Route.SINGLE
+        strides = like_strides(source.shape, source.strides, source.itemsize)
+        parts = rows(source.shape, source.itemsize, strides, source.strides)
+        return _Route.SINGLE if not copies.volume_batches or against_rows(parts, copies) else _Route.ROWS
 
     def _is_locked(self, source: npt.NDArray[Any]) -> bool:
         """Whether the driver can be given an array in one piece, to be read when the turn of the copy comes."""
         locks = self.opened.page_locks
-        if not source.flags.c_contiguous or (source.base is None and not locks.segments):
+        if source.base is None and not locks.segments:
             return False  # most arrays: to look closer takes as long as to copy them
         # Memory that another library has locked is not asked for, which takes the driver longer than a copy of this size.
         memory = host_memory_of(self.opened.handle, locks, source, ask=False)
@@ -165,14 +200,30 @@ class _Upload:
             ptr += len(joined)
         return contiguous
 
-    def _copy_batched(self, arrays: list[Any]) -> None:
-        """Copy page-locked arrays from where they are, by one call of the driver."""
+    def _copy_batched(self, block: Allocation) -> bool:
+        """Copy page-locked arrays from where they are, by one call of the driver; False where memory was (un)locked meanwhile."""
         self.in_progress = part = slice(self.packed_end, self.batched_end)
         sources, sizes, locks = self.sources[part], self.sizes[part], self.opened.page_locks
-        dsts, srcs = [array._ptr for array in arrays[part]], list(map(address, sources))
+        start = block.ptr + sum(self.steps[: part.start])
+        dsts, srcs = list(accumulate(self.steps[part][:-1], initial=start)), addresses(sources)
         with locks.steady(min(srcs), max(map(add, srcs, sizes))):
+            if locks.segments is not self._page_locks_seen:
+                return False
+            copy_many(self.opened, dsts, srcs, sizes, CopyKind.H2D, self.stream, sources)
+        return True
+
+    def _copy_rows(self, arrays: list[Any]) -> None:
+        """Copy page-locked arrays whose rows lie apart from where they are, by one call of the driver."""
+        self.in_progress = part = slice(self.batched_end, self.rows_end)
+        sources, locks = self.sources[part], self.opened.page_locks
+        boxes: list[Box] = []
+        for array, source in zip(arrays[part], sources, strict=True):
+            parts = rows(source.shape, source.itemsize, array.strides, source.strides)
+            boxes += parts.boxes(array._ptr, address(source), volume=True)
+        lows, highs = zip(*map(extent, sources), strict=True)
+        with locks.steady(min(lows), max(highs)):
             if locks.segments is self._page_locks_seen:
-                copy_many(self.opened, dsts, srcs, sizes, CopyKind.H2D, self.stream, sources)
+                copy_boxes(self.opened, boxes, CopyKind.H2D, self.stream, sources)
                 return
         for at in range(part.start, part.stop):  # memory was locked or unlocked since it was looked at
             self._copy_single(arrays, at)
@@ -189,11 +240,14 @@ class _Upload:
     def _arrays(self, block: Allocation | None, *, contiguous: bool) -> list[Any]:
         """Device arrays for the sources' elements, one behind the other in the block.
 
-        ``contiguous``: all are known to be C-contiguous. Asking them takes long, compared with the rest.
+        ``contiguous``: all are known to be C-contiguous, and there is a block. Asking them takes long, compared with the rest.
         """
         opened, bound = self.opened, self.bound
         nothing = opened.memory.nothing(self.stream)
         ptr = 0 if block is None else block.ptr
+        if contiguous and core is not None:
+            made: list[Any] = core.beside(opened, block, ptr, bound, nothing, self.sources, self.sizes, self.steps)
+            return made
         arrays: list[Any] = []
         for source, nbytes, step in zip(self.sources, self.sizes, self.steps, strict=True):
             shape, dtype, strides = source.shape, source.dtype, None
@@ -217,7 +271,7 @@ def _device_arrays(
 ) -> dict[int, Any]:
     """The leaves that are device arrays of any library, on this device, by number; any other becomes an ndarray in place."""
     found: dict[int, Any] = {}
-    if classes == {np.ndarray} and not any(dtype.hasobject for dtype in set(map(_dtype, leaves))):
+    if classes <= {np.ndarray, PinnedNDArray} and not any(dtype.hasobject for dtype in set(map(_dtype, leaves))):
         return found
     for at, leaf in enumerate(leaves):
         if type(leaf) is not np.ndarray or leaf.dtype.hasobject:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import os
+from collections.abc import Callable
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, SupportsIndex, cast
@@ -17,10 +17,12 @@ from ....spi.files import DirectFiles
 from ...arrays.creation import empty, target_of
 from ...arrays.ndarray import DeviceNDArray, device_view
 from ...arrays.smart import SmartArray
-from ...base.arguments import check_same, dtype_of, shape_of
+from ...base.arguments import check_same, dtype_of, integers_of, shape_of
 from ...base.array_view import part_of
+from ...base.config import settings
 from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, check_size, contiguous_strides
+from ...copy.engine import SLOT_FROM
 from ...copy.staging.blocks import Block, nearest, tiles
 from ...copy.statistics import begin
 from ...device.device import open_device_of
@@ -37,69 +39,97 @@ def load(
 ) -> DeviceNDArray[Any]:
     """A device array of what is in a file; see `devmem.load`."""
     target = None if to is None else target_of(to, device)
+    with open_file(path_of(path)) as file:
+        array = load_elements(file, _elements(file, dtype, shape, offset), stream, device, target)
+    return array if to is None else cast("DeviceNDArray[Any]", to)
+
+
+def load_elements(
+    file: OpenFile,
+    elements: Elements,
+    stream: object,
+    device: object,
+    target: DeviceNDArray[Any] | None = None,
+    *,
+    waits: bool = True,
+) -> DeviceNDArray[Any]:
+    """A new device array, or the target, with elements of a file; unless it ``waits``, the caller waits for the stream."""
     opened = open_device_of(device) if target is None else target.open_device
     chosen = opened.streams.stream_of(stream if target is None or target.stream is None else stream or target.stream)
-    with open_file(_path(path)) as file:
-        elements = _elements(file, dtype, shape, offset)
-        dtype, lengths = elements.dtype, elements.shape
-        nbytes = check_size(lengths, dtype.itemsize)
-        file.check_holds(elements.start, nbytes)
-        if target is not None:
-            check_same("load(to=)", target.shape, target.dtype, lengths, dtype)
-            target.allocation.check_writable()
-        strides = contiguous_strides(lengths, dtype.itemsize, "F") if elements.fortran else None
-        with CurrentDevice(opened.handle):
-            # No graph: it would copy again, from memory that is used for something else by then.
-            chosen.check_waitable()
-            array = empty(opened, lengths, dtype, strides, nbytes, stream) if target is None else target
-            try:
-                if nbytes:
-                    with StreamUse(chosen, array.allocation):
-                        if array.is_f_contiguous() if elements.fortran else array.is_c_contiguous():
-                            _read_contiguous(array, file, elements.start, chosen, not stream)
-                        else:
-                            _read_strided(array, file, elements.start, strides, chosen)
-            except BaseException:
-                if target is None:
-                    array.allocation.discard()
-                raise
-    return array if to is None else cast("DeviceNDArray[Any]", to)
+    dtype, lengths = elements.dtype, elements.shape
+    nbytes = check_size(lengths, dtype.itemsize)
+    file.check_holds(elements.start, nbytes)
+    if target is not None:
+        check_same("load(to=)", target.shape, target.dtype, lengths, dtype)
+        target.allocation.check_writable()
+    strides = contiguous_strides(lengths, dtype.itemsize, "F") if elements.fortran else None
+    with CurrentDevice(opened.handle):
+        # No graph: it would copy again, from memory that is used for something else by then.
+        chosen.check_waitable()
+        array = empty(opened, lengths, dtype, strides, nbytes, stream) if target is None else target
+        try:
+            if nbytes:
+                with StreamUse(chosen, array.allocation):
+                    if array.is_f_contiguous() if elements.fortran else array.is_c_contiguous():
+                        _read_contiguous(array, file, elements.start, chosen, waits and not stream)
+                    else:
+                        _read_strided(array, file, elements.start, strides, chosen)
+        except BaseException:
+            if target is None:
+                array.allocation.discard()
+            raise
+    return array
 
 
 def save(array: object, path: object) -> None:
     """Write a device array to a .npy file; see `devmem.save`."""
+    source = source_of(array)
+    fortran = source.is_f_contiguous() and not source.is_c_contiguous()
+    header = npy.make_header(source.dtype, source.shape, fortran)
+    with replacing(path_of(path)) as (file, temporary):
+        file.write(header, 0)
+        store_elements(source, file, temporary, len(header), fortran)
+
+
+def store_elements(
+    source: DeviceNDArray[Any], file: OpenFile, temporary: Path, start: int, fortran: bool = False
+) -> None:
+    """Write the elements of a device array to a place in a new file, in C order, or ``fortran`` order."""
+    if not source.nbytes:
+        return
+    stream = source.stream_in_force()
+    with CurrentDevice(source.open_device.handle):
+        stream.check_waitable()
+        source.open_device.free_queue.safe_point()
+        with StreamUse(stream, source.allocation):
+            if fortran or source.is_c_contiguous():
+                _write_contiguous(source, file, temporary, start, stream)
+            else:
+                _write_strided(source, file, temporary, start, stream)
+
+
+def source_of(array: object) -> DeviceNDArray[Any]:
+    """The device array to be written, which is there."""
     source = device_view(array.gpu() if isinstance(array, SmartArray) else array)
     if source is None:
         raise TypeError(f"save() writes device arrays, not a {type(array).__name__}: that is numpy.save()")
     source.allocation.check()
-    stream = source.stream_in_force()
-    fortran = source.is_f_contiguous() and not source.is_c_contiguous()
-    header = npy.make_header(source.dtype, source.shape, fortran)
-    with replacing(_path(path)) as (file, temporary):
-        file.write(header, 0)
-        if source.nbytes:
-            with CurrentDevice(source.open_device.handle):
-                stream.check_waitable()
-                source.open_device.free_queue.safe_point()
-                with StreamUse(stream, source.allocation):
-                    if fortran or source.is_c_contiguous():
-                        _write_contiguous(source, file, temporary, len(header), stream)
-                    else:
-                        _write_strided(source, file, temporary, len(header), stream)
+    return source
 
 
-# -- below -------------------------------------------------------------------------------------------------------------
-
-
-def _path(path: object) -> str:
+def path_of(path: object) -> str:
+    """The path of a file as text."""
     if isinstance(path, (str, bytes, os.PathLike)):
         return os.fsdecode(path)
     raise TypeError(f"a file is given by its path, not as a {type(path).__name__}")
 
 
+# -- below -------------------------------------------------------------------------------------------------------------
+
+
 def _elements(file: OpenFile, dtype: object, shape: object, offset: SupportsIndex) -> Elements:
     """What is to be loaded: as the file says, or as the caller does."""
-    start = operator.index(offset)
+    (start,) = integers_of((offset,), "load(offset=): an offset is a whole number of bytes")
     if not 0 <= start <= file.size():
         raise LayoutError(
             f"load(offset={start}): an offset is a number of bytes from the file's beginning, and {file.path} has "
@@ -123,12 +153,12 @@ def _elements(file: OpenFile, dtype: object, shape: object, offset: SupportsInde
 def _read_contiguous(array: DeviceNDArray[Any], file: OpenFile, start: int, stream: Stream, blocking: bool) -> None:
     """Copy bytes of a file to where an array has its elements."""
     opened, nbytes = array.open_device, array.nbytes
-    direct = _direct_files(opened, nbytes)
-    if direct is not None:
-        began = begin()
-        opened.handle.driver.stream_synchronize(stream.handle)  # what the memory was before may still be in use
-        _check_count(file, direct.read(file.path, start, array.ptr, nbytes), nbytes)
-        opened.statistics.count("h2d file direct", nbytes, began, array=array, stream=stream)
+    direct, link = _direct_files(opened, nbytes), file.link()
+    # A stream that is not waited for may be busy: the file is then read into slots, and the stream copies from them later.
+    if direct is not None and link is not None and (blocking or _is_idle(opened, stream)):
+        moved = _move_directly("h2d file direct", direct.read, link, array, file, start, stream)
+        if moved < nbytes:
+            raise file.too_short(start, moved, nbytes)
         return
     workers = opened.ring.workers
 
@@ -146,21 +176,20 @@ def _read_strided(array: DeviceNDArray[Any], file: OpenFile, start: int, strides
     array.open_device.copies.upload(array, elements, stream, True)  # blocking: the file is the caller's again on return
 
 
-def _write_contiguous(array: DeviceNDArray[Any], file: OpenFile, temporary: Path, start: int, stream: Stream) -> None:
+def _write_contiguous(source: DeviceNDArray[Any], file: OpenFile, temporary: Path, start: int, stream: Stream) -> None:
     """Copy the bytes of a contiguous array to a file, behind its header."""
-    opened, nbytes = array.open_device, array.nbytes
-    direct = _direct_files(opened, nbytes)
+    opened = source.open_device
+    direct = _direct_files(opened, source.nbytes)
     if direct is not None:
-        began = begin()
-        opened.handle.driver.stream_synchronize(stream.handle)
-        _check_count(file, direct.write(str(temporary), start, array.ptr, nbytes), nbytes)
-        opened.statistics.count("d2h file direct", nbytes, began, array=array, stream=stream)
+        moved = _move_directly("d2h file direct", direct.write, str(temporary), source, file, start, stream)
+        if moved < source.nbytes:
+            raise OSError(f"{file.path}: {moved} of {source.nbytes} bytes were written")
         return
 
     def store(block: Block, host: npt.NDArray[Any]) -> None:
         file.write(host, start + (block[0].start or 0))
 
-    opened.copies.download_bytes("d2h file", array, store, stream)
+    opened.copies.download_bytes("d2h file", source, store, stream)
 
 
 def _write_strided(array: DeviceNDArray[Any], file: OpenFile, temporary: Path, start: int, stream: Stream) -> None:
@@ -174,14 +203,36 @@ def _write_strided(array: DeviceNDArray[Any], file: OpenFile, temporary: Path, s
         array.open_device.copies.download(part_of(array, tile), mapped[tile], stream, True)
 
 
+def _is_idle(opened: OpenDevice, stream: Stream) -> bool:
+    """Whether work on the stream would begin at once: it is idle, and so is the default one, if it waits for that."""
+    query, legacy = opened.handle.driver.stream_query, opened.streams.legacy
+    return query(stream.handle) and (not stream.waits_for(legacy) or query(legacy.handle))
+
+
 def _direct_files(opened: OpenDevice, nbytes: int) -> DirectFiles | None:
     """The library that moves so many bytes between files and the device by itself, if there is one."""
-    if opened.copies.is_small(nbytes):
+    # Races are looked for in the calls of the driver.
+    if settings().races or (opened.copies.is_small(nbytes) and nbytes < SLOT_FROM):
         return None
     found = plugins.registry.direct_files(opened.handle.info.backend)
     return found if found is not None and found.unavailable() is None else None
 
 
-def _check_count(file: OpenFile, moved: int, nbytes: int) -> None:
-    if moved != nbytes:
-        raise OSError(f"{file.path}: {moved} of {nbytes} bytes were moved")
+def _move_directly(
+    path: str,
+    move: Callable[[str, int, int, int], int],
+    name: str,
+    array: DeviceNDArray[Any],
+    file: OpenFile,
+    start: int,
+    stream: Stream,
+) -> int:
+    """Let a library move the bytes of a contiguous array, and count them under this path; how many it moved."""
+    began = begin()
+    # What the memory was before may still be in use, or what it is may be on its way. An event comes after what is on other
+    # streams as work would: the default stream and those that wait for it may have none of their own.
+    stream.record().synchronize()
+    with naming(file.path):
+        moved = move(name, start, array.ptr, array.nbytes)
+    array.open_device.statistics.count(path, moved, began, array=array, stream=stream)
+    return moved

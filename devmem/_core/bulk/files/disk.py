@@ -21,6 +21,8 @@ from ...copy.staging.workers import CopyWorkers
 
 #: Bytes that a file can have, and more than a system can be asked for.
 MAX_BYTES = (1 << 63) - 1
+#: What tells a file from another one, and from itself before it was written.
+Version = tuple[int, ...]
 
 _numbers = count()
 
@@ -38,11 +40,16 @@ class OpenFile:
         found = os.fstat(self.raw.fileno())
         return found.st_size if stat.S_ISREG(found.st_mode) else MAX_BYTES
 
+    def link(self) -> str | None:
+        """A path of the file that is open, also where another has taken its place; None where the system has no such path."""
+        found = f"/dev/fd/{self.raw.fileno()}"
+        return found if Path(found).exists() else None
+
     def check_holds(self, start: int, nbytes: int) -> None:
         """Raise LayoutError unless so many bytes can be behind an offset."""
         size = self.size()
         if size < start + nbytes:
-            raise self._too_short(start, max(size - start, 0), nbytes)
+            raise self.too_short(start, max(size - start, 0), nbytes)
 
     def read(self, host: npt.NDArray[Any], offset: int, workers: CopyWorkers) -> None:
         """Fill contiguous host memory from an offset on; on several threads, where it is large."""
@@ -53,6 +60,11 @@ class OpenFile:
                 workers.run([*reads])
             else:
                 self._read(view, offset)
+
+    def read_whole(self, host: npt.NDArray[Any], offset: int) -> None:
+        """Fill contiguous host memory from an offset on, on this thread."""
+        with naming(self.path):
+            self._read(host.data, offset)
 
     def write(self, data: npt.NDArray[Any] | bytes, offset: int) -> None:
         """Write contiguous host memory to an offset. On one thread: the system lets only one at a time write to a file."""
@@ -70,6 +82,27 @@ class OpenFile:
             else:
                 os.truncate(self.raw.fileno(), nbytes)
 
+    def version(self) -> Version:
+        """What a file of this path that was put there since, or was written since, does not have in common with this one."""
+        found = os.fstat(self.raw.fileno())
+        written = (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else ()
+        return found.st_dev, found.st_ino, *written
+
+    def check_version(self, version: Version) -> None:
+        """Raise LayoutError unless this is the file that had the version."""
+        if self.version() != version:
+            raise LayoutError(
+                f"{self.path}: the file was replaced or written after its header was read, so its arrays may lie elsewhere: "
+                f"load it again"
+            )
+
+    def too_short(self, start: int, found: int, expected: int) -> LayoutError:
+        """The error of a file that ends too early."""
+        return LayoutError(
+            f"{self.path}: {found} bytes found from offset {start} on, {expected} expected: the file is cut short, or its "
+            f"elements have another dtype or shape"
+        )
+
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def _read(self, view: memoryview, offset: int) -> None:
@@ -77,7 +110,7 @@ class OpenFile:
         while done < view.nbytes:
             more = self._read_some(view[done:], offset + done)
             if not more:
-                raise self._too_short(offset, done, view.nbytes)
+                raise self.too_short(offset, done, view.nbytes)
             done += more
 
     def _read_some(self, view: memoryview, offset: int) -> int:
@@ -93,12 +126,6 @@ class OpenFile:
         with self._seeking:
             self.raw.seek(offset)
             return self.raw.write(view) or 0
-
-    def _too_short(self, start: int, found: int, expected: int) -> LayoutError:
-        return LayoutError(
-            f"{self.path}: {found} bytes found from offset {start} on, {expected} expected: the file is cut short, or its "
-            f"elements have another dtype or shape"
-        )
 
 
 @contextmanager
@@ -125,8 +152,10 @@ def replacing(path: str) -> Iterator[tuple[OpenFile, Path]]:
         try:
             with raw:
                 if mode is not None:
-                    temporary.chmod(mode)
+                    temporary.chmod(mode | stat.S_IWUSR)  # it may be opened again, to be written
                 yield OpenFile(raw, path), temporary
+            if mode is not None:
+                temporary.chmod(mode)
             temporary.replace(target)
         except BaseException:
             with suppress(OSError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-import operator
+import re
+import reprlib
 import struct
 from typing import Any, BinaryIO, NamedTuple
 
@@ -11,11 +12,22 @@ import numpy as np
 from numpy.lib import format
 
 from ....spi.errors import LayoutError
-from ...base.layout import Shape
+from ...base.arguments import integers_of
+from ...base.layout import Shape, check_size
 
 MAGIC = b"\x93NUMPY"
 #: The most bytes that a header of the third version may have, as NumPy has it for the others: it is read as a Python literal.
 MAX_HEADER = 10_000
+_TORCH = "a PyTorch file: from_dlpack() takes the tensors of torch.load(path, map_location='cpu'), load() a .safetensors file"
+#: What other files begin with, and what they are: a zip archive's first entry follows at once, with its name.
+_OTHERS = {
+    rb"PAR1": "a Parquet file: read it with pyarrow, see docs/how-to/load-data.md",
+    rb"ARROW1": "an Arrow file: read it with pyarrow, see docs/how-to/load-data.md",
+    rb"\x89HDF\r\n": "an HDF5 file: read it with h5py, to_device(h5py.File(path)[name][...])",
+    rb"PK.{28,300}/data\.pkl": _TORCH,
+    rb"\x80\x02\x8a\nl\xfc": _TORCH,  # before version 1.6: a pickled number
+    rb"PK": "a zip archive, as numpy.savez makes them: give it a name that ends in .npz",
+}
 
 
 class Elements(NamedTuple):
@@ -36,15 +48,13 @@ def read_header(file: BinaryIO, path: str) -> Elements:
         It is no .npy file, its header is broken, or its elements are Python objects.
     """
     at = file.tell()
-    begin = file.read(len(MAGIC))
+    begin = file.read(512)
     if not begin:
         raise LayoutError(f"{path}: nothing is there{f' from offset {at} on' if at else ', the file is empty'}")
-    if begin != MAGIC:
-        raise LayoutError(
-            f"{path}: a zip archive, as numpy.savez makes them: take the arrays out with numpy.load() first"
-            if begin.startswith(b"PK")
-            else f"{path}: no .npy file (it begins with {begin!r}): of a raw file say dtype= and shape="
-        )
+    if not begin.startswith(MAGIC):
+        found = next((what for pattern, what in _OTHERS.items() if re.match(pattern, begin, re.DOTALL)), None)
+        other = f"no .npy file (it begins with {begin[: len(MAGIC)]!r}): of a raw file say dtype= and shape="
+        raise LayoutError(f"{path}: {found or other}")
     file.seek(at)
     try:
         version = format.read_magic(file)
@@ -56,9 +66,11 @@ def read_header(file: BinaryIO, path: str) -> Elements:
             shape, fortran, dtype = _read_version_3(file)
         else:
             raise ValueError(f"version {version[0]}.{version[1]} is not known, only 1.0 to 3.0")
-        if dtype.subdtype is not None or any(length < 0 for length in shape):
-            raise ValueError(f"no array has the dtype {dtype} and the shape {shape}")
-        elements = Elements(dtype, tuple(map(operator.index, shape)), bool(fortran), file.tell())
+        lengths = integers_of(shape, "a shape is made of integers")
+        if dtype.subdtype is not None or any(length < 0 for length in lengths):
+            raise ValueError(f"no array has the dtype {dtype} and the shape {lengths}")
+        check_size(lengths, dtype.itemsize)
+        elements = Elements(dtype, lengths, bool(fortran), file.tell())
     except OSError:
         raise
     except Exception as error:  # the header is Python text, and its readers raise all kinds of errors for broken text
@@ -92,6 +104,10 @@ def _read_version_3(file: BinaryIO) -> tuple[Shape, bool, np.dtype[Any]]:
     if length > MAX_HEADER:
         raise ValueError(f"it has {length} bytes, more than {MAX_HEADER}")
     facts = ast.literal_eval(file.read(length).decode("utf-8"))
+    if not isinstance(facts, dict) or facts.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError(f"it says {reprlib.repr(facts)}, not descr, fortran_order and shape")
+    if not isinstance(facts["shape"], tuple) or not isinstance(facts["fortran_order"], bool):
+        raise ValueError(f"it says {reprlib.repr(facts)}, where the shape is a tuple and fortran_order True or False")
     return facts["shape"], facts["fortran_order"], format.descr_to_dtype(facts["descr"])
 
 

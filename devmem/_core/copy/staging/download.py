@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy.typing as npt
 
-from ....spi.errors import DevmemError, LayoutError
+from ....spi.errors import LayoutError
 from ....spi.types import CopyKind
 from ....toolkit.deferred_errors import fresh_copy
 from ...base.array_view import ArrayView
@@ -75,7 +75,8 @@ class Download:
                 plan = rows((nbytes,), 1, (1,), (1,)) if gaps else rows(shape, itemsize, elements.strides, strides)
                 lease.in_flight = slot.in_ring
                 ptr = src._ptr + block_offset(strides, block)
-                self._submitter.copy_rows(plan, slot.ptr, ptr, CopyKind.D2H, stream, not slot.in_ring)
+                kept = None if slot.in_ring else elements  # a slot of the ring is the lease's to give back
+                self._submitter.copy_rows(plan, slot.ptr, ptr, CopyKind.D2H, stream, not slot.in_ring, kept)
                 if slot.in_ring:
                     self._blocks[slot] = block, elements
                     slot.reader = self
@@ -99,7 +100,7 @@ class Download:
                 for slot in list(self._blocks):
                     if ring.claim(slot, lease):
                         if slot.reader is self:
-                            self._drain(slot)
+                            ring.drain(slot)
                         ring.give_back(lease)
             ring.wait_until(self._can_go_on)
         if self._failed:
@@ -142,13 +143,3 @@ class Download:
             raise error or LayoutError("this copy has failed, and its error was raised: make it anew")
         finally:
             del error  # or its traceback and this frame would keep each other
-
-    def _drain(self, slot: Slot) -> None:
-        """Drain a slot. If the wait for it fails, the caller gets that error now, and not once more."""
-        known = self._failed
-        try:
-            self._ring.drain(slot)
-        except DevmemError:
-            if not known:
-                self._error = None
-            raise

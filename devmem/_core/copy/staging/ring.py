@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,20 +35,18 @@ import numpy.typing as npt
 from ....spi.errors import ClosedError, DevmemError, OutOfMemory
 from ....spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
 from ....toolkit.deferred_errors import FirstError
-from ...base.address import address
+from ...base.address import address, bytes_at
+from ...base.changes import Changes
 from ...base.config import settings
 from ...base.device_handle import DeviceHandle
+from ...base.interrupts import is_out
 from ...base.layout import Shape
 from ...ordering.completions import CompletionTracker
 from ...ordering.stream import Stream
 from ...ordering.stream_table import StreamTable
-from ..host_scratch import scratch
+from ..host_copy import scratch
 from ..statistics import CopyStatistics
 from .workers import CopyWorkers
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
 
 #: Threads that copy at once where no setting says how many: more do not make the bus of one device busier.
 MAX_THREADS = 4
@@ -70,7 +68,12 @@ class Ring:
     """The slots of one open device, and the threads that fill and empty them. Its methods need the device entered."""
 
     def __init__(
-        self, handle: DeviceHandle, completions: CompletionTracker, streams: StreamTable, statistics: CopyStatistics
+        self,
+        handle: DeviceHandle,
+        completions: CompletionTracker,
+        streams: StreamTable,
+        statistics: CopyStatistics,
+        workers: CopyWorkers | None = None,
     ) -> None:
         chosen = settings()
         self.handle = handle
@@ -83,13 +86,14 @@ class Ring:
         self._configured_slots: int = chosen.staging_slots
         #: How many slots may exist now: fewer than configured where page-locked memory has run out.
         self.slot_limit: int = self._configured_slots
-        self.workers = CopyWorkers(chosen.staging_threads or min(MAX_THREADS, os.cpu_count() or 1), statistics.trace)
+        threads = chosen.staging_threads or min(MAX_THREADS, os.cpu_count() or 1)
+        self.workers = workers or CopyWorkers(threads, statistics.trace)
         self.made: dict[Slot, None] = {}
-        #: Leases that are making a slot.
-        self._making: dict[SlotLease, None] = {}
+        #: Leases that are making a slot, of so many bytes.
+        self._making: dict[SlotLease, int] = {}
         self._turns = count()
         self._lock = threading.RLock()
-        self._freed = threading.Condition(self._lock)
+        self._changes = Changes(self._lock)
 
     def block_bytes(self, nbytes: int) -> int:
         """The size of the blocks of a copy of so many bytes: a slot's, or less where that would give one or two blocks only.
@@ -110,30 +114,30 @@ class Ring:
         DevmemError
             The wait for the slot's previous copy failed.
         """
-        slot = self._claim_first(lease, self._is_idle) or self._make(lease)
+        slot = self._claim_first(lease, self._is_idle) or self._make(lease, self.slot_bytes)
         if slot is None:
             # What is to be enqueued comes after the stream's own slots anyway; the one that it completes first.
             handle = lease.stream.handle
             slot = self._claim_first(lease, lambda slot: slot.stream == handle)
         if slot is None:
             self.limit_in_flight(lease.stream)
-            return _pageable_slot(nbytes)
+            return pageable_slot(nbytes)
         self.drain(slot)
         return slot
 
-    def drain(self, slot: Slot) -> None:
+    def drain(self, slot: Slot, what: str = "a slot") -> None:
         """Wait for the copy in a slot that the caller holds, and store the elements that it fetched."""
         reader = slot.reader
         if slot.event:
             try:
-                with self.statistics.waiting("a slot"):
+                with self.statistics.waiting(what):
                     self.handle.driver.event_synchronize(slot.event)
             except DevmemError as error:
                 slot.reader = None
                 if reader is not None:
                     reader.fail(error)
                 raise
-            self._give_back_event(slot)
+            slot.event = 0
         if reader is not None:
             reader.deliver(slot)  # if it is interrupted, the next copy that takes the slot does it
         slot.reader = None
@@ -151,9 +155,9 @@ class Ring:
         return sorted((slot for slot in list(self.made) if slot.holder is None), key=lambda slot: slot.turn)
 
     def claim(self, slot: Slot, lease: SlotLease) -> bool:
-        """Take this slot, if it is free."""
+        """Take this slot, if it is free, and was not given back to the driver meanwhile, as by a signal's handler."""
         with self._lock:
-            if slot.holder is not None:
+            if slot.holder is not None or slot not in self.made:
                 return False
             lease.slot = slot
             slot.holder = lease
@@ -164,7 +168,7 @@ class Ring:
         with self._lock:
             if lease.slot is not None and lease.slot.holder is lease:
                 lease.slot.holder = None
-            self._freed.notify_all()
+        self._changes.tell()
         lease.slot = None
 
     def release(self, lease: SlotLease) -> None:
@@ -179,16 +183,20 @@ class Ring:
         self.give_back(lease)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, which is looked at whenever a slot became free or a download failed."""
-        with self._lock:
-            if not condition():
-                with self.statistics.waiting("a block that another thread stores"):
-                    self._freed.wait_for(condition)
+        """Wait for a condition, which is looked at whenever a slot became free or a download failed.
+
+        Raises
+        ------
+        RuntimeError
+            Another thread has the slots, and this is a signal's handler or a finalizer, which cannot wait.
+        """
+        if not condition():
+            with self.statistics.waiting("a block that another thread stores"):
+                self._changes.wait_until(condition, "a slot of the staging ring")
 
     def wake(self) -> None:
         """Let waiting threads look at their conditions again."""
-        with self._lock:
-            self._freed.notify_all()
+        self._changes.tell()
 
     def limit_in_flight(self, stream: Stream) -> None:
         """Wait for the caller's own stream where it has as many pageable blocks in flight as the ring has slots."""
@@ -203,16 +211,19 @@ class Ring:
 
     def release_events(self) -> None:
         """Give back the events of free slots whose copies have completed; the slots stay."""
+        if not self.made:
+            return
         with self._lock:
             for slot in self.free_slots():
                 if slot.event and slot.reader is None and self._is_idle(slot):
-                    self._give_back_event(slot)
+                    slot.event = 0
 
     def trim(self) -> None:
         """Give back the slots that no copy uses; this may wait for the device."""
-        with self.lease(self.streams.legacy) as lease:
-            unused: Callable[[Slot], bool] = lambda slot: slot.reader is None and self._is_idle(slot)  # noqa: E731
-            self._destroy(iter(partial(self._claim_first, lease, unused), None))
+        if self.made:
+            with self.lease(self.streams.legacy) as lease:
+                unused: Callable[[Slot], bool] = lambda slot: slot.reader is None and self._is_idle(slot)  # noqa: E731
+                self._destroy(iter(partial(self._claim_first, lease, unused), None))
         self.retry()
 
     def close(self) -> None:
@@ -238,16 +249,24 @@ class Ring:
         with self._lock:
             return next((slot for slot in self.free_slots() if fits(slot) and self.claim(slot, lease)), None)
 
-    def _make(self, lease: SlotLease) -> Slot | None:
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether a slot of so many bytes may be made; the lock is held."""
+        return len(self.made) + len(self._making) < self.slot_limit
+
+    def _make_do(self) -> None:
+        """Take note that page-locked memory has run out: no more is tried for each block."""
+        self.slot_limit = len(self.made)
+
+    def _make(self, lease: SlotLease, nbytes: int) -> Slot | None:
         """A new slot, unless there are enough, or page-locked memory has run out."""
         with self._lock:
-            if len(self.made) + len(self._making) >= self.slot_limit:
+            if not self._has_room(nbytes):
                 return None
-            self._making[lease] = None
-        driver, nbytes, ptr = self.handle.driver, self.slot_bytes, 0
+            self._making[lease] = nbytes
+        driver, ptr = self.handle.driver, 0
         try:
-            ptr = driver.alloc(nbytes, LEGACY_STREAM, MemoryKind.PINNED, AllocFlags.NONE)
-            lease.slot = slot = Slot(np.asarray(_HostMemory(ptr, nbytes)), ptr, lease)
+            [ptr] = map(driver.alloc, (nbytes,), (LEGACY_STREAM,), (MemoryKind.PINNED,), (AllocFlags.NONE,))
+            lease.slot = slot = Slot(bytes_at(ptr, nbytes), ptr, lease)
             self.made[slot] = None
             return slot
         except BaseException as error:
@@ -255,7 +274,7 @@ class Ring:
                 driver.free(ptr, nbytes, LEGACY_STREAM, MemoryKind.PINNED)
             if not isinstance(error, OutOfMemory):
                 raise
-            self.slot_limit = len(self.made)  # not tried again for each block
+            self._make_do()
             return None
         finally:
             # Only when it is counted in `made`: else another thread would find room for one too many.
@@ -264,17 +283,16 @@ class Ring:
     def _destroy(self, slots: Iterable[Slot]) -> None:
         with FirstError() as first:
             for slot in slots:
-                self.made.pop(slot, None)
+                driver = self.handle.driver
                 try:
-                    self.handle.driver.free(slot.ptr, self.slot_bytes, LEGACY_STREAM, MemoryKind.PINNED)
-                    self._give_back_event(slot)
+                    self.made.pop(slot, None)
+                    driver.free(slot.ptr, slot.nbytes, LEGACY_STREAM, MemoryKind.PINNED)
                 except DevmemError as error:  # the rest must still be given back
                     first.put(error)
-
-    def _give_back_event(self, slot: Slot) -> None:
-        event, slot.event = slot.event, 0
-        if event:
-            self.completions.events.give_back(event)
+                except BaseException:
+                    if is_out(driver, slot.ptr):
+                        self.made[slot] = None
+                    raise
 
 
 class SlotLease:
@@ -297,7 +315,7 @@ class SlotLease:
     def __enter__(self) -> SlotLease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.ring.release(self)
         except BaseException:  # interrupted once more
@@ -310,8 +328,8 @@ class Slot:
 
     Attributes
     ----------
-    ptr : int
-        The address.
+    ptr, nbytes : int
+        The address, and the size.
     holder : SlotLease or None
         The lease that has taken it.
     event, stream, turn : int
@@ -320,12 +338,13 @@ class Slot:
         Whether the memory is the ring's, and has to be given back.
     """
 
-    __slots__ = ("_raw", "_reader", "event", "holder", "in_ring", "ptr", "stream", "turn")
+    __slots__ = ("_raw", "_reader", "event", "holder", "in_ring", "nbytes", "ptr", "stream", "turn")
 
     def __init__(self, raw: npt.NDArray[np.uint8], ptr: int, holder: SlotLease | None = None) -> None:
         self._raw = raw
         self._reader: weakref.ref[SlotReader] | None = None
         self.ptr = ptr
+        self.nbytes = raw.nbytes
         self.event = self.stream = self.turn = 0
         self.holder = holder
         self.in_ring = holder is not None
@@ -351,13 +370,7 @@ def _threshold(handle: DeviceHandle) -> int:
     return max(threshold, 1) if chosen.staging_slots and pays else sys.maxsize
 
 
-def _pageable_slot(nbytes: int) -> Slot:
+def pageable_slot(nbytes: int) -> Slot:
+    """Pageable memory in place of a slot, for one use."""
     raw = scratch((nbytes,), np.uint8)
     return Slot(raw, address(raw))
-
-
-class _HostMemory:
-    """Memory of the driver, for ``numpy.asarray``."""
-
-    def __init__(self, ptr: int, nbytes: int) -> None:
-        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (ptr, False), "version": 3}

@@ -39,8 +39,7 @@ def upload(
             plan = rows(shape, itemsize, strides, packed.strides)
             lease.in_flight = slot.in_ring
             ptr = dst._ptr + block_offset(strides, block)
-            running = submitter.copy_rows(plan, ptr, slot.ptr, CopyKind.H2D, stream, False)
+            kept = None if slot.in_ring else packed  # a slot of the ring is the lease's to give back
+            submitter.copy_rows(plan, ptr, slot.ptr, CopyKind.H2D, stream, False, kept)
             if slot.in_ring:
                 ring.enqueued(slot, lease)
-            elif running:
-                ring.completions.keep_until_complete(stream, packed)

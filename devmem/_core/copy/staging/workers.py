@@ -12,12 +12,12 @@ call a driver.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from mmap import PAGESIZE
 from queue import SimpleQueue
 from time import perf_counter
@@ -26,6 +26,8 @@ from typing import Any
 import numpy.typing as npt
 
 from ....toolkit.deferred_errors import FirstError
+from ....toolkit.one_step import in_one_step
+from ....toolkit.threads import run_apart
 from ..host_copy import copy_elements
 from ..trace import TraceFile
 from .blocks import blocks
@@ -44,8 +46,10 @@ class CopyWorkers:
         self._trace = trace
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._started = threads <= 1
-        self._running = 0
-        self._starting = threading.RLock()  # a finalizer of the user's, run by the collector in between, may copy
+        #: An entry for each thread that is to be started yet, and for each that runs.
+        self._missing, self._running = deque(itertools.repeat(None, threads - 1)), deque[None]()
+        self._numbers = itertools.count(1)
+        self._closes = 0
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # never finished __init__
@@ -69,7 +73,7 @@ class CopyWorkers:
     def split(self, nbytes: int) -> list[tuple[int, int]]:
         """Ranges of bytes of much the same size, cut at pages, for as many threads as they are worth."""
         step = -(-nbytes // self._share(nbytes) // PAGESIZE) * PAGESIZE
-        return list(pairwise([*range(0, nbytes, step or 1), nbytes]))
+        return list(itertools.pairwise([*range(0, nbytes, step or 1), nbytes]))
 
     def run(self, steps: list[Step]) -> None:
         """Take steps at the same time, and return when all are done; then the first error of one is raised.
@@ -77,13 +81,15 @@ class CopyWorkers:
         Steps must not call a driver, and do not wait for one another.
         """
         if not self._started:
-            self._start()
+            with suppress(RuntimeError):  # the system gives no more threads: the caller works alone
+                run_apart(self._start)
+            self._started = True
         if self._trace is not None:
             steps = [partial(_traced, self._trace, step) for step in steps]
         with FirstError() as first:
             job = _Job(steps, first)
             try:
-                for _ in range(min(len(steps) - 1, self._running)):
+                for _ in range(min(len(steps) - 1, len(self._running))):
                     self._jobs.put(job)
                 job.work()
                 job.wait()
@@ -93,26 +99,36 @@ class CopyWorkers:
 
     def close(self) -> None:
         """Let the threads end. A later copy starts new ones."""
-        running, self._running, self._started = self._running, 0, self.threads <= 1
-        for _ in range(running):
-            self._jobs.put(None)
+        self._started = self.threads <= 1
+        self._closes += 1  # a call that starts threads just now starts no more of them
+        with suppress(IndexError):  # none runs any more
+            while True:
+                ended = map(deque.popleft, (self._running,))
+                in_one_step(partial(self._missing.extend, ended), partial(self._jobs.put, None))
 
     def _share(self, nbytes: int) -> int:
         """How many threads so many bytes are worth."""
         return max(1, min(self.threads, nbytes // PART))
 
     def _start(self) -> None:
-        with self._starting:
-            if self._started:
-                return
-            self._started = True
-        with suppress(
-            RuntimeError
-        ):  # the system gives no more threads: those there are do the work, or the caller alone
-            for number in range(1, self.threads):
-                name = f"devmem-staging-{number}"
-                threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True).start()
-                self._running += 1
+        """Start the threads that are missing; `run_apart` does, so that each is counted, whatever interrupts the caller.
+
+        It takes no lock: a finalizer of the user's, run by the collector in between, may copy.
+        """
+        closes = self._closes
+        with suppress(IndexError, RuntimeError):  # no more threads can be had: those there are do the work
+            while True:
+                one = map(deque.popleft, (self._missing,))
+                if self._closes != closes:
+                    return
+                # Counted first: a thread that `close` did not know of would never end.
+                self._running.extend(one)
+                name = f"devmem-staging-{next(self._numbers)}"
+                try:
+                    threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True).start()
+                except RuntimeError:
+                    self._missing.extend(map(deque.pop, (self._running,)))
+                    raise
 
 
 class _Job:

@@ -12,13 +12,13 @@ meanwhile.
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
-from functools import partial
 
 from ....spi.driver import Driver
-from ....spi.errors import BackendError
+from ....spi.errors import BackendError, ClosedError
 from ....spi.types import LEGACY_STREAM, Capability
+from ...base.interrupts import CannotWait
+from ...base.outer_lock import OuterLock
 from ...ordering.completions import CompletionQueue, EventPool
 from .free_lists import FreeLists
 from .stream_cache import PendingBlocks, StreamCache
@@ -34,10 +34,10 @@ class CrossStreamReuse:
     def __init__(self, lists: FreeLists, driver: Driver) -> None:
         self.lists = lists
         self.driver = driver
-        self.events = EventPool(self)
+        self.events = EventPool.of(self)
         self.queue: CompletionQueue[StreamCache | int, PendingBlocks] = CompletionQueue(self.events)
         self._captures = Capability.CAPTURE in driver.info.capabilities
-        self._recording = threading.RLock()
+        self._recording = OuterLock("a pool, of which another thread asks the streams,")
 
     def reclaim_completed(self) -> None:
         """Make blocks idle whose events have completed."""
@@ -51,6 +51,10 @@ class CrossStreamReuse:
         merge with others. Without a size all are asked, because only idle chunks can go back.
         """
         self.reclaim_completed()
+        with suppress(CannotWait):  # then no block is reclaimed
+            self._reclaim(stream, size)
+
+    def _reclaim(self, stream: int, size: int) -> None:
         lists = self.lists
         with self._recording:
             with lists.lock, lists as writable:
@@ -76,14 +80,18 @@ class CrossStreamReuse:
             self.reclaim_completed()
 
     def record(self, pending: PendingBlocks, key: StreamCache | int, handle: int) -> None:
-        """Record an event behind blocks, unless the stream captures a graph; ``key`` tells streams with one handle apart."""
+        """Record an event behind blocks, unless the stream captures a graph; ``key`` tells streams with one handle apart.
+
+        Of a device that was closed there are no events: blocks that the host had beyond that wait for the device.
+        """
         if not self.capturing(handle):
             pending.recorded = True
             try:
                 self.queue.add(key, handle, pending)
-            except BaseException:
+            except BaseException as error:
                 pending.recorded = False
-                raise
+                if not isinstance(error, ClosedError):
+                    raise
 
     def record_if_possible(self, pending: PendingBlocks, key: StreamCache | int, handle: int) -> None:
         """As `record`; if the driver refuses, the blocks wait for the device, or for the next time that the stream is asked."""
@@ -91,11 +99,19 @@ class CrossStreamReuse:
             self.record(pending, key, handle)
 
     def forget(self, stream: int) -> None:
-        """Record an event behind the blocks of a stream that is about to be destroyed, and do not name it again."""
+        """Record an event behind the blocks of a stream that is about to be destroyed, and do not name it again.
+
+        Raises
+        ------
+        CannotWait
+            Another thread may be naming it, and this is a handler: the stream has to stay for now.
+        """
         with self._recording:
             with self.lists.lock, self.lists as writable:
                 if not writable:
-                    self.lists.deferred.append(partial(self.lists.forget_stream, stream))
+                    if (cache := self.lists.by_stream.get(stream)) is not None:
+                        cache.handle_valid = False  # it is destroyed before the lists are changed
+                    self.lists.deferred.append((self.lists.forget_stream, stream))
                     return
                 pending = self.lists.forget_stream(stream)
             if pending is not None:
@@ -127,11 +143,23 @@ class CrossStreamReuse:
         """Whether a stream that can be asked captures a graph: then nothing may be waited for."""
         if not self._captures:
             return False
-        with self._recording:  # so that no handle is forgotten meanwhile
-            with self.lists.lock, self.lists:
-                handles = [each.stream for each in self.lists.by_stream.values() if each.handle_valid]
-            # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
-            return any(self.capturing(handle) for handle in (LEGACY_STREAM, *handles))
+        try:
+            with self._recording:  # so that no handle is forgotten meanwhile
+                with self.lists.lock, self.lists:
+                    caches = list(self.lists.by_stream.values())
+                # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
+                return self.capturing(LEGACY_STREAM) or any(map(self._is_capturing, caches))
+        except CannotWait:  # nor for the device
+            return True
+
+    def _is_capturing(self, cache: StreamCache) -> bool:
+        """As `capturing`; a signal's handler may destroy the stream before it is asked."""
+        try:
+            return cache.handle_valid and self.capturing(cache.stream)
+        except BackendError:
+            if cache.handle_valid and self.lists.by_stream.get(cache.stream) is cache:
+                raise
+            return False
 
     def _handle(self, cache: StreamCache) -> int:
         if cache.thread is None or cache is getattr(self.lists.thread, "cache", None):

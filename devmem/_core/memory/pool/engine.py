@@ -9,7 +9,7 @@ A pool takes chunks from its upstream and keeps freed blocks for reuse. A reques
    no more than the request.
 
 Only the last step waits, where anything is cached, and `Pool.trim`. Any thread may allocate and deallocate; `FreeLists` has the
-lock, `CrossStreamReuse` speaks to the driver. A subclass says how blocks are found (`_cut`), reclaimed (`_reclaim`), and how
+lock, `CrossStreamReuse` speaks to the driver. A subclass says how blocks are found (`_find`), reclaimed (`_reclaim`), and how
 large the next chunk is (`_plan`).
 """
 
@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from functools import partial
+from collections.abc import Iterable
+from threading import get_ident
 
 from ....spi.driver import Driver
 from ....spi.errors import DevmemError, LayoutError, OutOfMemory
 from ....spi.memory import MemoryResource
 from ....spi.types import LEGACY_STREAM
 from ....toolkit.deferred_errors import FirstError
+from ....toolkit.sizes import exact_size
+from ...base.interrupts import is_untaken
 from ..adaptor import Adaptor
 from .cross_stream import CrossStreamReuse
 from .free_lists import Effort, FreeLists
@@ -38,6 +41,8 @@ class Pool(Adaptor, ABC):
         self._limit = sys.maxsize
         self._lists = FreeLists(ordered=super().stream_ordered, whole_blocks=whole_blocks)
         self._bound: CrossStreamReuse | None = None
+        #: What is known of streams, by number: those that are not here need not be forgotten.
+        self._by_stream = self._lists.by_stream
 
     def bind(self, driver: Driver) -> None:
         """Take the device, whose events tell what streams have completed."""
@@ -56,8 +61,8 @@ class Pool(Adaptor, ABC):
         """The size of the block that serves a request."""
 
     @abstractmethod
-    def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
-        """A free block, out of what the stream may use now; 0 if none serves."""
+    def _find(self, nbytes: int, stream: int, effort: Effort) -> int:
+        """Take a free block out of the lists, which are being changed, of those that the stream may use now; 0 if none serves."""
 
     @abstractmethod
     def _reclaim(self, nbytes: int, stream: int) -> int:
@@ -72,17 +77,21 @@ class Pool(Adaptor, ABC):
         self._lists.add_chunk(ptr, chunk)
         return None
 
-    def _allocate_chunk(self, size: int, stream: int) -> int:
-        [ptr] = map(self._allocate, (size,), (stream,))  # no interrupt comes before it is stored
-        return ptr
+    def _allocate_chunk(self, size: int, stream: int, got: list[int]) -> None:
+        """Ask the upstream for a chunk, and put its address into ``got``, before which no interrupt can come."""
+        got.extend(map(self._allocate, (size,), (stream,)))
 
-    def _deallocate_chunk(self, ptr: int, size: int) -> None:
+    def deallocate_chunk(self, ptr: int, size: int) -> None:
         self._deallocate(ptr, size, LEGACY_STREAM)
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that are free, here and in the upstream; also those that a stream may still use."""
-        return self._cached() + super().cached_bytes
+        """Bytes that are free or on their way back, here and in the upstream; also those that a stream may still use."""
+        return self._cached() + sum(list(self._lists.transit.values())) + super().cached_bytes
+
+    def is_out(self, ptr: int) -> bool:
+        """No: blocks are kept here."""
+        return False
 
     def trim(self, keep_bytes: int) -> None:
         """Give idle chunks back to the upstream until at most ``keep_bytes`` are kept.
@@ -92,21 +101,33 @@ class Pool(Adaptor, ABC):
         """
         reuse, keep_nothing = self._reuse, keep_bytes == 0
         reuse.reclaim_completed()
-        self._release(self._cached() - keep_bytes)
-        if (self._cached() > keep_bytes or (keep_nothing and reuse.queue.waiting)) and not reuse.any_capturing():
+        cached = self._released(keep_bytes)
+        if (cached > keep_bytes or (keep_nothing and reuse.queue.waiting)) and not reuse.any_capturing():
             reuse.wait_for_device()
-            self._release(self._cached() - keep_bytes)
+            cached = self._released(keep_bytes)
         with self._lists.lock, self._lists as writable:
             if writable:
                 self._lists.drop_empty_caches()
         if keep_nothing:
             reuse.events.drop_spare()
-        super().trim(max(0, keep_bytes - self._cached()))
+        super().trim(max(0, keep_bytes - cached))
 
     def forget_stream(self, stream: int) -> None:
         """Take note that a stream is about to be destroyed: its handle may be another stream's soon."""
         super().forget_stream(stream)
         self._reuse.forget(stream)
+
+    def detach(self, streams: Iterable[int]) -> None:
+        """Forget these streams, of whose ends the pool is not told."""
+        super().detach(streams)
+        for stream in streams:
+            self._reuse.forget(stream)
+
+    def _released(self, keep_bytes: int) -> int:
+        """Release idle chunks beyond so many bytes; how many bytes are kept then."""
+        cached = self._cached()
+        self._release(cached - keep_bytes)
+        return self._cached() if cached > keep_bytes else cached
 
     def _cached(self) -> int:
         with self._lists.lock, self._lists:
@@ -124,6 +145,21 @@ class Pool(Adaptor, ABC):
         if not ptr:
             [ptr] = map(self._grow, (nbytes,), (stream,))
         return ptr
+
+    def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
+        """A free block, of those that the stream may use now; 0 if none serves."""
+        lists, ptr = self._lists, 0
+        try:
+            with lists.lock, lists as writable:
+                change = lists.current
+                if writable:
+                    [ptr] = map(self._find, (nbytes,), (stream,), (effort,))
+            return ptr
+        except BaseException:
+            if ptr:  # no second interrupt comes before it is among the changes to be made
+                lists.deferred.append((lists.take_back, change, ptr, nbytes, stream))
+                lists.make_changes()
+            raise
 
     def _grow(self, nbytes: int, stream: int) -> int:
         chunk, over = self._plan(nbytes, stream)
@@ -152,54 +188,64 @@ class Pool(Adaptor, ABC):
         return ptr
 
     def _from_new_chunk(self, chunk: int, nbytes: int, stream: int) -> int:
-        lists = self._lists
+        lists, me = self._lists, get_ident()
         with lists.lock, lists:
             if lists.reserved + chunk > self._limit:
                 raise OutOfMemory(
-                    f"{self!r} is at its limit: {chunk} bytes more on top of {lists.reserved} that it holds, of which "
-                    f"{lists.cached} are cached but do not serve; raise max_bytes, or free something"
+                    f"{self!r} is at its limit: {exact_size(chunk)} more on top of {exact_size(lists.reserved)} that it holds, "
+                    f"of which {exact_size(lists.cached)} are cached but do not serve; raise max_bytes, or free something"
                 )
-            lists.begin_transit(chunk)
-        ptr = 0
+            lists.request(me, chunk)
+        got: list[int] = []
         try:
-            [ptr] = map(self._allocate_chunk, (chunk,), (stream,))
-            with lists.lock, lists as writable:
-                if not writable:
-                    lists.deferred.append(partial(self._enter_chunk, ptr, chunk, nbytes, stream))
-                    return ptr
-                rest = self._enter_chunk(ptr, chunk, nbytes, stream)
-            if rest is not None:
-                # How long this stream will be there is not known, but now it is.
-                self._reuse.record_if_possible(rest, stream, stream)
-            return ptr
+            try:
+                self._allocate_chunk(chunk, stream, got)
+                [ptr] = got
+                with lists.lock, lists as writable:
+                    if not writable:
+                        lists.deferred.append((self._enter_chunk, ptr, chunk, nbytes, stream))
+                        # The block may come back before that: it must not merge with a neighbour that is another chunk.
+                        lists.chunks[ptr] = chunk
+                        return ptr
+                    rest = self._enter_chunk(ptr, chunk, nbytes, stream)
+                if rest is not None:
+                    # How long this stream will be there is not known, but now it is.
+                    self._reuse.record_if_possible(rest, stream, stream)
+                return ptr
+            finally:
+                lists.requested.pop(me, None)
         except BaseException:
-            with lists.lock, lists:  # what was half entered is undone by now
-                entered = ptr in lists.chunks
-                if not entered:
-                    lists.begin_transit(-chunk)
-            if entered:
-                self.deallocate(ptr, nbytes, stream)
-            elif ptr:
-                self._deallocate_chunk(ptr, chunk)
+            for ptr in got:  # no second interrupt comes before it is among the changes to be made
+                lists.deferred.append((lists.unwind_chunk, ptr, chunk, nbytes, stream))
+            lists.make_changes()
+            self._give_back_transit()
             raise
 
     def _release(self, nbytes: int) -> None:
         """Give idle chunks back until they make up so many bytes."""
         lists = self._lists
         with lists.lock, lists as writable:
-            taken = lists.take_idle_chunks(nbytes) if writable else []
+            if writable:
+                lists.take_idle_chunks(nbytes)
+        self._give_back_transit()
+
+    def _give_back_transit(self) -> None:
+        """Give the upstream the chunks that are in transit. Inside a change of the lists they wait for the next call."""
+        lists = self._lists
+        with lists.lock, lists as writable:
+            starts = list(lists.transit) if writable else []
         with FirstError() as first:
-            try:
-                while taken:
-                    start, size = taken.pop()
-                    try:
-                        self._deallocate_chunk(start, size)
-                    except Exception as error:  # it is gone nevertheless, and the other chunks are still to go
-                        first.put(error)
-                    finally:
-                        with lists.lock, lists:
-                            lists.begin_transit(-size)
-            finally:
-                with lists.lock, lists:
-                    for start, size in taken:
-                        lists.put_back(start, size)
+            for start in starts:
+                first.attempt(self._give_back_chunk, start)  # if one cannot be freed, the other chunks are still to go
+
+    def _give_back_chunk(self, start: int) -> None:
+        """Give a chunk in transit back, unless another thread has; if an interrupt comes before, it stays there."""
+        transit, size = self._lists.transit, 0
+        try:
+            [size] = map(transit.pop, (start,), (0,))  # no interrupt comes before it is stored
+            if size:
+                self.deallocate_chunk(start, size)
+        except BaseException as error:
+            if size and is_untaken(error, self.upstream, start):
+                transit[start] = size
+            raise

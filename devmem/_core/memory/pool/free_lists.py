@@ -24,11 +24,12 @@ from enum import IntEnum
 from functools import partial
 from operator import itemgetter
 from types import FrameType, TracebackType
+from typing import Any
 
 from ....spi.types import PER_THREAD_STREAM
 from ....toolkit.one_step import in_one_step
-from .size_bins import SMALL, Chunks, Fit, FreeSet, SizeBins, rounded
-from .stream_cache import PendingBlocks, StreamCache, Token
+from .size_bins import SMALL, Chunks, Fit, FreeSet, SizeBins, cut_from, rounded
+from .stream_cache import PendingBlocks, StreamCache, Token, Verbs
 
 #: Each time so many more streams are known, those that only ever allocated are forgotten: a bound on memory.
 MANY_STREAMS = 64
@@ -60,12 +61,16 @@ class FreeLists:
         self.ordered = ordered
         #: Every block is a chunk: none is cut or merged, and the one that was freed first goes back first.
         self.whole_blocks = whole_blocks
-        #: By stream and requested size, the blocks to hand out again: all that a hit touches. A list is never exchanged.
-        self.ready: dict[int, dict[int, list[int]]] = {}
+        #: By stream and requested size, how blocks are handed out again and taken back: all that a hit touches.
+        self.ready: dict[int, dict[int, Verbs]] = {}
         self.thread = threading.local()
         self.chunks = Chunks()
-        #: Bytes of all chunks; and bytes that are being taken from the upstream or given back right now.
-        self.chunk_bytes = self.in_transit = 0
+        #: Bytes of all chunks.
+        self.chunk_bytes = 0
+        #: Chunks of the upstream's that are in no list: they are to be given back. By address.
+        self.transit: dict[int, int] = {}
+        #: Bytes that a thread is asking the upstream for right now.
+        self.requested: dict[int, int] = {}
         self.peak_live = self.peak_reserved = 0
         #: Bytes that were idle in parts of chunks when last nearly as much was live as ever.
         self.parts_at_peak = 0
@@ -73,7 +78,7 @@ class FreeLists:
         self.by_thread: list[StreamCache] = []
         self.idle = self.new_bins()
         self.pending: dict[PendingBlocks, None] = {}
-        self.deferred: deque[Callable[[], object]] = deque()
+        self.deferred: deque[tuple[Any, ...]] = deque()  # changes to be made: a step, and its arguments
         self.lock = threading.RLock()
         self._inside: list[FrameType] = []  # the ``with`` blocks that are open, all of the thread that has the lock
         self.current = 0  # the number of the change that is made, or was made last
@@ -128,30 +133,41 @@ class FreeLists:
         while self.deferred:
             self._complete = True
             self._begin()
-            step = self.deferred[0]
-            step()
+            step, *arguments = self.deferred[0]
+            step(*arguments)
             in_one_step(self.deferred.popleft, self._journal.clear)
 
     def take_back(self, change: int, ptr: int, nbytes: int, stream: int) -> None:
-        """File a block that a change has cut, if the change was not undone: an interrupt came before the block was handed out."""
-        with self.lock, self as writable:
-            if writable and change not in self._undone:
-                self.file(ptr, nbytes, stream)
+        """A change: take back a block that was not handed out, unless the change that has cut it was undone."""
+        if change not in self._undone:
+            self._free_unused(ptr, nbytes, stream)
+
+    def _free_unused(self, ptr: int, nbytes: int, stream: int) -> None:
+        if self.whole_blocks:
+            self.idle.large.add(ptr, self.chunks[ptr])
+        else:
+            self.file(ptr, nbytes, stream)
 
     def change(self, step: Callable[..., object], *arguments: object) -> None:
         """Change the lists: now, or at the end of the ``with`` block that this thread is in."""
-        with self.lock, self as writable:
-            if writable:
-                step(*arguments)
-            else:
-                self.deferred.append(partial(step, *arguments))
+        self.deferred.append((step, *arguments))
+        self.make_changes()
+
+    def make_changes(self) -> None:
+        """Make the changes that are `deferred`. What is interrupted is made with the next change of the lists."""
+        with self.lock:
+            # The caller is in no block, though an interrupt may have come as it left one.
+            caller = sys._getframe(1)
+            self._inside[:] = [each for each in self._inside if each is not caller]
+            with self:
+                pass  # entering makes them, or leaving the outermost block does
 
     # -- bytes and chunks ----------------------------------------------------------------------------------------------
 
     @property
     def reserved(self) -> int:
         """Bytes that the upstream has given, or may be about to give."""
-        return self.chunk_bytes + self.in_transit
+        return self.chunk_bytes + sum(list(self.transit.values())) + sum(list(self.requested.values()))
 
     @property
     def cached(self) -> int:
@@ -176,32 +192,30 @@ class FreeLists:
         for cache in self.caches():
             cache.coalesce()
 
-    def begin_transit(self, nbytes: int) -> None:
-        """Count bytes that are about to come from the upstream; negative: that have gone back, or did not come."""
-        self.in_transit += nbytes
+    def request(self, thread: int, nbytes: int) -> None:
+        """Count bytes that a thread is about to ask the upstream for, until it takes them out of `requested`."""
+        self.requested[thread] = nbytes
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def add_chunk(self, start: int, size: int) -> None:
-        """Enter a chunk that was in transit."""
+        """Enter a new chunk."""
         self._journal.append((self._undo_add, start, size))
-        self.in_transit -= size
         self.chunks[start] = size
         self.chunk_bytes += size
 
     def _undo_add(self, start: int, size: int) -> None:
-        if self.chunks.pop(start, None) is not None:
-            self.in_transit += size
+        if start in self.chunks:
+            del self.chunks[start]
             self.chunk_bytes -= size
 
     def _undo_take(self, start: int, size: int) -> None:
         if start not in self.chunks:
-            self.in_transit -= size
+            self.transit.pop(start, None)
             self.chunks[start] = size
             self.chunk_bytes += size
 
-    def take_idle_chunks(self, nbytes: int) -> list[tuple[int, int]]:
-        """Take out idle chunks until they make up so many bytes, and little more; they are in transit from now on."""
-        taken: list[tuple[int, int]] = []
+    def take_idle_chunks(self, nbytes: int) -> None:
+        """Take out idle chunks until they make up so many bytes, and little more; they are in `transit` from now on."""
         idle: list[tuple[int, int, FreeSet]] = []
         for free in (self.idle.small, self.idle.large) if nbytes > 0 else ():
             starts = free.starts if self.whole_blocks else free.whole.starts()
@@ -217,15 +231,15 @@ class FreeLists:
             self._journal.append((self._undo_take, start, size))
             del self.chunks[start]
             self.chunk_bytes -= size
-            self.in_transit += size
+            self.transit[start] = size
             nbytes -= size
-            taken.append((start, size))
-        return taken
 
-    def put_back(self, start: int, size: int) -> None:
-        """Enter a chunk again that was taken out and did not go back."""
-        self.add_chunk(start, size)
-        self.idle.large.add(start, size)
+    def unwind_chunk(self, start: int, size: int, nbytes: int, stream: int) -> None:
+        """A change: take back a new chunk's block that was not handed out, or put a chunk that was not entered in `transit`."""
+        if start in self.chunks:
+            self._free_unused(start, nbytes, stream)
+        else:
+            self.transit[start] = size
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -268,10 +282,12 @@ class FreeLists:
 
     def forget_stream(self, stream: int) -> PendingBlocks | None:
         """Remove the cache of a stream that is about to be destroyed; its blocks, for which an event is to be recorded."""
-        cache = self.by_stream.pop(stream, None)
-        self.ready.pop(stream, None)
+        cache = self.by_stream.get(stream)
         if cache is None:
             return None
+        self._journal.append((self._undo_forget, stream, cache))
+        self.by_stream.pop(stream)
+        self.ready.pop(stream, None)
         own = [each for each in self.pending if each.cache is cache]
         self.undo_pending(own)
         for each in own:
@@ -280,6 +296,11 @@ class FreeLists:
         if made is not None:
             made.cache = None
         return made
+
+    def _undo_forget(self, stream: int, cache: StreamCache) -> None:
+        self.by_stream[stream] = cache
+        if cache.handle_valid:
+            self.ready[stream] = cache.by_request
 
     def drop_empty_caches(self) -> None:
         """Forget threads that have ended, and streams that only ever allocated."""
@@ -338,17 +359,17 @@ class FreeLists:
         # chunks have no order that does not matter: what is left of a new chunk was never used.
         own = cache.handle_valid or not self.ordered
         bins = [cache.free, *[each.free for each in self.pending if each.cache is cache and own], self.idle]
-        ptr = _cut_from(bins, size, Fit.CLOSE)
+        ptr = cut_from(bins, size, Fit.CLOSE)
         # Not before: what is merged now has to be cut again, which the next hit pays for.
         if not ptr and cache.coalesce():
-            ptr = _cut_from(bins, size, Fit.CLOSE)
+            ptr = cut_from(bins, size, Fit.CLOSE)
         if not ptr and size >= SMALL and effort is not Effort.FIRST:
             ptr = self._cut_far(bins, size, effort)
         if ptr:
             blocks = cache.list_for(nbytes, size)
             if size <= BATCH_BYTES and cache.handle_valid:
                 count = min(BATCH, BATCH_BYTES // size)
-                start = _cut_from(bins, rounded(count * size), Fit.CLOSE)
+                start = cut_from(bins, rounded(count * size), Fit.CLOSE)
                 if start:
                     # Other threads may allocate them from then on: that is not undone. The first one would be filed with them.
                     in_one_step(
@@ -365,7 +386,7 @@ class FreeLists:
         all of them would be reserved beyond what is live. So their sum is bounded; beyond it a chunk is exchanged instead.
         """
         if effort is Effort.LAST:
-            return _cut_from(bins, size, Fit.PARTS) or _cut_from(bins, size, Fit.WHOLE)
+            return cut_from(bins, size, Fit.PARTS) or cut_from(bins, size, Fit.WHOLE)
         little = LITTLE * self.peak_live
         every = self.all_bins()
         whole = sum(each.large.whole.nbytes for each in every)
@@ -376,20 +397,12 @@ class FreeLists:
         # A program that used its parts up when it was last near its peak does so again as it grows: then parts may also make up
         # what is missing to the peak. Without this rule a training step whose sizes all came before asks for new chunks again.
         few = parts <= little + (below_peak if self.parts_at_peak <= little else 0)
-        ptr = _cut_from(bins, size, Fit.PARTS) if few or size * SMALL_SHARE <= self.peak_live else 0
+        ptr = cut_from(bins, size, Fit.PARTS) if few or size * SMALL_SHARE <= self.peak_live else 0
         if not ptr and few and whole - size >= LITTLE * self.chunk_bytes:
-            ptr = _cut_from(bins, size, Fit.WHOLE)
+            ptr = cut_from(bins, size, Fit.WHOLE)
         return ptr
 
 
 def _remove(blocks: list[int], ptr: int) -> None:
     with suppress(ValueError):  # it had not come there
         blocks.remove(ptr)
-
-
-def _cut_from(bins: list[SizeBins], size: int, fit: Fit) -> int:
-    for free in bins:
-        ptr = free.cut(size, fit)
-        if ptr:
-            return ptr
-    return 0

@@ -12,19 +12,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from ....spi.errors import ConfigError
 from ....spi.memory import MemoryResource
 from ....spi.types import PER_THREAD_STREAM
+from ....toolkit.host_limits import host_bytes
+from ....toolkit.numa import check_node, on_node
+from ...base.interrupts import keeps
+from ...base.shown import Report
 from ..direct import PinnedMemory
-from ..host_limits import host_bytes
-from ..numa import check_node, on_node
 from ..size_text import bytes_of
 from .engine import Pool
 from .free_lists import Effort
-from .size_bins import Fit, rounded
+from .size_bins import Fit, cut_from, rounded
 from .stream_cache import PendingChunk
 
 #: What the driver locks is whole pages.
@@ -32,8 +35,17 @@ PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedReport:
-    """What a pool of pinned memory holds and has done. Sizes are in bytes."""
+class PinnedReport(Report):
+    """What a pool of pinned memory holds and has done. Sizes are in bytes.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.PinnedPool(), kind="pinned") as pool:
+    ...     host = dm.pinned_array(3)
+    >>> report = pool.report()
+    >>> report.misses, report.live_bytes        # whole pages
+    (1, 4096)
+    """
 
     max_bytes: int  #: the limit
     reserved_bytes: int  #: taken from the upstream and not given back
@@ -61,7 +73,13 @@ class PinnedPool(Pool):
         the host's memory by default: no other program can use pages that are locked. What is cached goes back, the longest
         unused first, before OutOfMemory is raised.
     numa_node : int, optional
-        The node on which new blocks come to lie (Linux).
+        The node on which new blocks come to lie (Linux). By default the driver's, which is the nearest to the device where the
+        machine has several, the driver tells it, and the program has no policy of its own; ``devmem info`` shows it.
+
+    Examples
+    --------
+    >>> with dm.use_memory(dm.memory.PinnedPool(max_bytes="1GiB"), kind="pinned"):
+    ...     host = dm.pinned_array(3)
     """
 
     _shown = ("max_bytes", "numa_node")
@@ -93,6 +111,7 @@ class PinnedPool(Pool):
         """
         return self._miss(nbytes, stream)
 
+    @keeps
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Take a block back, for any stream when this one has completed what is on it now. Does not wait.
 
@@ -100,11 +119,21 @@ class PinnedPool(Pool):
         """
         if not ptr:
             return
-        pending = PendingChunk(ptr, self._size(nbytes))
-        self._lists.change(self._lists.pending.setdefault, pending)
+        deferred = self._lists.deferred
+        try:
+            pending = PendingChunk(ptr, self._size(nbytes))
+        except BaseException:  # interrupted
+            deferred.append((self._keep, ptr, nbytes))
+            raise
+        deferred.append((self._lists.add_pending, pending))  # no interrupt comes before
+        self._lists.make_changes()
         # The thread's own default stream is another one in each thread.
         key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()
         self._reuse.record(pending, key, stream)
+
+    def _keep(self, ptr: int, nbytes: int) -> None:
+        """A change: take a block back that waits for the device."""
+        self._lists.add_pending(PendingChunk(ptr, self._size(nbytes)))
 
     @property
     def stream_ordered(self) -> bool:
@@ -139,13 +168,9 @@ class PinnedPool(Pool):
         """Whole pages, and at most 1/64 more."""
         return rounded((nbytes + PAGE - 1) & -PAGE) + PAGE - 1 & -PAGE
 
-    def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
-        lists = self._lists
-        if not lists.idle.large.starts:
-            return 0
-        with lists.lock, lists as writable:
-            ptr = lists.idle.cut(self._size(nbytes), Fit.EXACT) if writable else 0
-            self._hits += bool(ptr)
+    def _find(self, nbytes: int, stream: int, effort: Effort) -> int:
+        [ptr] = map(cut_from, ((self._lists.idle,),), (self._size(nbytes),), (Fit.EXACT,))
+        self._hits += bool(ptr)
         return ptr
 
     def _reclaim(self, nbytes: int, stream: int) -> int:
@@ -156,18 +181,18 @@ class PinnedPool(Pool):
         size = self._size(nbytes)
         return size, self._lists.reserved + size - self._limit
 
-    def _allocate_chunk(self, size: int, stream: int) -> int:
-        with self._timed(), nullcontext() if self.numa_node is None else on_node(self.numa_node):
-            ptr = super()._allocate_chunk(size, stream)
+    def _allocate_chunk(self, size: int, stream: int, got: list[int]) -> None:
+        allocate = partial(super()._allocate_chunk, size, stream, got)
+        with self._timed():
+            allocate() if self.numa_node is None else on_node(self.numa_node, allocate)
         with self._lists.lock, self._lists:
             self._misses += 1
-        return ptr
 
-    def _deallocate_chunk(self, ptr: int, size: int) -> None:
+    def deallocate_chunk(self, ptr: int, size: int) -> None:
         with self._lists.lock, self._lists:
             self._given_back += 1
         with self._timed():
-            super()._deallocate_chunk(ptr, size)
+            super().deallocate_chunk(ptr, size)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

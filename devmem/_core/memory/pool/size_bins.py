@@ -12,9 +12,13 @@ Nothing here is safe to be used by two threads at once: `FreeLists` holds the lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from functools import partial
+from itertools import repeat
 from typing import Any
+
+from ....toolkit.one_step import in_one_step
 
 #: The smallest block, and what every size is a multiple of.
 UNIT = 512
@@ -63,8 +67,7 @@ class Chunks(dict[int, int]):
         """Take back the steps since the journal was empty."""
         while self.journal:
             step, *arguments = self.journal[-1]
-            step(*arguments)
-            self.journal.pop()
+            in_one_step(partial(step, *arguments), self.journal.pop)  # a step is not taken back twice
         while self.changed:
             self.changed[-1].renew()
             self.changed.pop()
@@ -114,11 +117,11 @@ class Bins:
 
     def starts(self) -> list[int]:
         """The blocks."""
-        return [start for found in self.bins.values() for start in found]
+        return [start for found in list(self.bins.values()) for start in list(found)]
 
     def highest(self) -> Mapping[int, None]:
         """The blocks of the highest class that there is."""
-        return self.bins[self.mask.bit_length() - 1] if self.mask else {}
+        return self.bins.get(self.mask.bit_length() - 1, {})
 
 
 class FreeSet:
@@ -130,16 +133,16 @@ class FreeSet:
         #: The size of every chunk of the pool, by its address.
         self.chunks = chunks
         self._note = chunks.journal.append
-        self._clear()
+        self._clear({})
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest block."""
-        sizes = self.starts.__getitem__
-        return max(max(map(sizes, each.highest()), default=0) for each in (self.parts, self.whole))
+        """Bytes of the largest block; a handler that asks in the middle of a change may find one in no or one table."""
+        size = self.starts.get
+        return max(max(map(size, each.highest(), repeat(0)), default=0) for each in (self.parts, self.whole))
 
     def add(self, start: int, size: int) -> None:
         """Put a block in, and merge it with the blocks right before and after it."""
@@ -172,16 +175,15 @@ class FreeSet:
         """Take over all blocks of another set."""
         blocks = other.starts
         self._note((other._restore_all, blocks))
-        other._clear()
+        other._clear({})
         for start, size in blocks.items():
             self.add(start, size)
 
     def renew(self) -> None:
         """Make all that follows from the blocks' addresses and sizes anew."""
-        blocks = self.starts
-        self._clear()
-        for start, size in blocks.items():
-            self._insert(start, size)
+        self._clear(self.starts)
+        for start, size in self.starts.items():
+            self._index(start, size)
 
     def _restore(self, start: int, size: int) -> None:
         self.chunks.changed.append(self)
@@ -194,13 +196,16 @@ class FreeSet:
     def _insert(self, start: int, size: int) -> None:
         self._note((self._take_back, start))
         self.starts[start] = size
+        self._index(start, size)
+
+    def _index(self, start: int, size: int) -> None:
         self.ends[start + size] = start
         self.nbytes += size
         (self.whole if self.chunks.get(start) == size else self.parts).put(class_of(size), start, size)
 
-    def _clear(self) -> None:
+    def _clear(self, starts: dict[int, int]) -> None:
         #: The size of each block by its address, in the order of entry; and its address by its end.
-        self.starts: dict[int, int] = {}
+        self.starts = starts
         self.ends: dict[int, int] = {}
         #: Blocks that are parts of chunks, and chunks that are free from end to end.
         self.parts, self.whole = Bins(), Bins()
@@ -256,19 +261,25 @@ class SizeBins:
         """The set that blocks of a class are cut from, and come back to."""
         return self.small if size < self._limit else self.large
 
-    def cut(self, size: int, fit: Fit) -> int:
-        """Cut ``size`` bytes out; 0 if no block serves."""
-        free, number = self.of(size), class_of(size)
-        if fit is Fit.PARTS:
-            start = free.parts.find(number)
-        elif fit is Fit.CLOSE:
-            most = class_of(size + size // CLOSE) if size >= SMALL else 0
-            start = free.parts.find(number, most) or free.whole.find(number, most)
-        else:
-            start = free.whole.find(number, number if fit is Fit.EXACT else 0)
-        return free.take(start, size) if start else 0
-
     def absorb(self, other: SizeBins) -> None:
         """Take over all blocks of other bins."""
         self.small.absorb(other.small)
         self.large.absorb(other.large)
+
+
+def cut_from(bins: Iterable[SizeBins], size: int, fit: Fit) -> int:
+    """Cut ``size`` bytes out of the first bins that have a block that serves; 0 if none has."""
+    number, most = class_of(size), 0
+    if fit is Fit.EXACT:
+        most = number
+    elif fit is Fit.CLOSE and size >= SMALL:
+        most = class_of(size + size // CLOSE)
+    for each in bins:
+        free = each.of(size)
+        if free.starts:
+            start = free.parts.find(number, most) if fit is Fit.PARTS or fit is Fit.CLOSE else 0
+            if not start and fit is not Fit.PARTS:
+                start = free.whole.find(number, most)
+            if start:
+                return free.take(start, size)
+    return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
 from itertools import compress
 
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
@@ -10,6 +11,10 @@ from .size_bins import Chunks, SizeBins
 
 #: How many requested sizes a stream remembers the class of: a bound on memory, not a matter of speed.
 REMEMBERED = 4096
+
+#: How a stream takes a block of one class and gives one back: an iterator that pops from the list of the class, and its
+#: ``append``. No interrupt comes between an iterator and the loop that it serves, so no block is lost there.
+Verbs = tuple[Iterator[int], Callable[[int], None]]
 
 
 class StreamCache:
@@ -24,9 +29,9 @@ class StreamCache:
         #: The handle may be named at any time: blocks have come back on the stream, so `forget_stream` is called before it is
         #: destroyed; or it is a default stream. The handle of any other stream is good only during the call that passes it.
         self.handle_valid = stream in (LEGACY_STREAM, PER_THREAD_STREAM)
-        #: The list of free blocks of each class, by each size that was asked for, and by the size of the class.
-        self.by_request: dict[int, list[int]] = {}
+        #: The list of free blocks of each class, by its size; its verbs by each size that was asked for.
         self.lists: dict[int, list[int]] = {}
+        self.by_request: dict[int, Verbs] = {}
         self.free = SizeBins(chunks)
 
     @property
@@ -46,7 +51,7 @@ class StreamCache:
             found = self.lists[size] = []
         if len(self.by_request) >= REMEMBERED:
             self.by_request.clear()
-        self.by_request[nbytes] = found
+        self.by_request[nbytes] = iter(found.pop, 0), found.append  # no address is 0: the iterator never ends
         return found
 
     def coalesce(self) -> bool:

@@ -185,7 +185,7 @@ class DeviceNDArray(DeviceArrayViews):
             if view._dtype.names is not None:
                 return with_class(devmem.DeviceRecord(view), DeviceRecord)
             view.__class__ = devmem.DeviceNDArray
-            return view._one("indexing one element")
+            return view._value("indexing one element")
         except DevmemError as error:
             raise translated(error) from error
 
@@ -229,8 +229,8 @@ class DeviceNDArray(DeviceArrayViews):
         """A new, uninitialised array of the same shape and order of axes; the device is current."""
         return with_class(super().like(stream), DeviceNDArray)
 
-    def _one(self, what: str) -> Any:
-        return self._devmem_array()._one(what)
+    def _value(self, what: str) -> Any:
+        return self._devmem_array()._value(what)
 
     def _indexed(self, item: Any) -> Any:
         """The view that ints and slices select; devmem's own arrays take other indices too."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import devmem
 
+from ...._core.ordering.leases import OwnedHandle
 from ....adapters.emm import EMMMemory, EMMPinnedMemory
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
@@ -43,7 +44,7 @@ class Context:
         self.allocations: dict[Any, Any] = {}
         self.modules: dict[Any, Any] = {}
         self.extras: dict[Any, Any] = {}
-        self.deallocations = PendingDeallocs(self, (devmem.Stream, devmem.Event))
+        self.deallocations = PendingDeallocs(self, OwnedHandle)
         self.memory_manager = manager_class()(context=self)
         self._opened: Any = None
 
@@ -240,7 +241,7 @@ class Context:
 def _open(native: Any) -> None:
     """Prepare an open device for use here."""
     if disabled():
-        raise CudaSupportError(f"CUDA is disabled by the environment: {DISABLED}=1")
+        raise CudaSupportError(f"CUDA is disabled due to setting {DISABLED}=1 in the environment")
     context = state.contexts.get(native.device)
     if context is None:
         device = Device(native.device.ordinal)

@@ -6,7 +6,7 @@ from typing import Any
 
 import devmem
 
-from ...._core.base.simulation import THREADS
+from ...._core.base.simulation import THREADS, wave_size
 from ....spi.errors import DevmemError
 from ....spi.types import Capability, MemoryKind
 from . import nvidia_driver, state
@@ -148,7 +148,7 @@ def _attributes(native: devmem.Device) -> dict[str, int]:
         "UNIFIED_ADDRESSING": bool(info.facts.get("unified_addressing", False)),
         "INTEGRATED": bool(info.facts.get("integrated", False)),
         "ASYNC_ENGINE_COUNT": int(info.facts.get("copy_engines", 1)),
-        "WARP_SIZE": info.warp_size,
+        "WARP_SIZE": wave_size(info),
         "COMPUTE_CAPABILITY_MAJOR": major,
         "COMPUTE_CAPABILITY_MINOR": minor,
         "KERNEL_EXEC_TIMEOUT": 0,

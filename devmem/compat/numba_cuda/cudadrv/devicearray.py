@@ -77,6 +77,11 @@ def from_record_like(rec: Any, stream: Any = 0, gpu_data: Any = None) -> DeviceR
     return DeviceRecord(rec.dtype, stream=stream, gpu_data=gpu_data)
 
 
+def is_host_record(obj: object) -> bool:
+    """Whether it is a NumPy record."""
+    return isinstance(obj, np.void)
+
+
 def auto_device(obj: Any, stream: Any = 0, copy: bool = True, user_explicit: bool = False) -> tuple[Any, bool]:
     """The object on the device, and whether it is new: device memory as it is, anything else as a copy.
 

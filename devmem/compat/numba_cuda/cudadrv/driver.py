@@ -172,18 +172,25 @@ class Driver:
 
 
 class _ActiveContext:
-    """The current context: ``context_handle`` and ``devnum``."""
+    """The context that is current in the driver: ``context_handle`` and ``devnum``, None where none is."""
+
+    context_handle: int | None = None
+    devnum: int | None = None
 
     def __enter__(self) -> _ActiveContext:
         context = get_context()
-        self.context_handle, self.devnum = context.handle, context.device.id
+        native = context.device.native
+        has_contexts = nvidia_driver.binding_of(native) is not None
+        current = nvidia_driver.current_handle(native) if has_contexts else context.handle
+        if current:
+            self.context_handle, self.devnum = current, context.device.id
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def __bool__(self) -> bool:
-        return True
+        return self.context_handle is not None
 
 
 driver = Driver()
@@ -224,8 +231,13 @@ def _copy(dst: int, src: int, size: int, kind: CopyKind, stream: Any, *keep: Any
     chosen = native.streams.stream_of(native_stream(stream))
     try:
         with native.device.entered() as device:
-            if size and device.copy(dst, src, size, kind, chosen.handle, blocking=not stream):
-                native.completions.keep_until_complete(chosen, *keep)
+            try:
+                if size:
+                    running = device.copy(dst, src, size, kind, chosen.handle, blocking=not stream)
+                    native.completions.keep_host_side(running, chosen, *keep)
+            except BaseException as error:
+                native.completions.keep_interrupted(error, chosen, *keep)
+                raise
             if not stream and kind is CopyKind.D2D:
                 device.stream_synchronize(chosen.handle)
     except DevmemError as error:

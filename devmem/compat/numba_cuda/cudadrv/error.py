@@ -5,7 +5,18 @@ All functions of the package raise numba.cuda's types; an error that devmem has 
 
 from __future__ import annotations
 
-from ....spi.errors import BackendError, BackendUnavailable, DevmemError, ForkedError, LayoutError, OutOfMemory
+import functools
+from typing import Any
+
+from ....spi.errors import (
+    BackendError,
+    BackendUnavailable,
+    DevmemError,
+    ForkedError,
+    LayoutError,
+    OutOfMemory,
+    SimulatorError,
+)
 
 #: CUDA_ERROR_OUT_OF_MEMORY, and the same number of HIP.
 OUT_OF_MEMORY = 2
@@ -121,10 +132,33 @@ def translated(error: DevmemError) -> Exception:
         return _Forked(f"CUDA initialized before forking: {error}")
     elif isinstance(error, BackendUnavailable):
         return _Unavailable(str(error))
+    elif (
+        isinstance(error, SimulatorError)
+        and isinstance(error.__cause__, Exception)
+        and not isinstance(error.__cause__, DevmemError)
+    ):
+        return _of_both_kinds(error, error.__cause__)
     try:  # raised here, as an exception that is its own cause would never be freed
         raise error
     finally:
         del error
+
+
+def _of_both_kinds(error: SimulatorError, cause: Exception) -> Exception:
+    """A report that is also of the kind of the exception that the kernel raised, which is what numba.cuda raises."""
+    try:
+        kind: Any = type(cause)
+        found: Exception = _report_and(kind)(str(error))
+    except TypeError:  # exceptions of C that hold more than others
+        found = SimulatorError(str(error))
+    found.__dict__.update(vars(error))
+    return found
+
+
+@functools.lru_cache(64)
+def _report_and(kind: Any) -> Any:
+    names = {"__init__": SimulatorError.__init__, "__reduce__": SimulatorError.__reduce__, "__str__": Exception.__str__}
+    return type(kind.__name__, (SimulatorError, kind), names)
 
 
 def _unpickle(kind: type[CudaAPIError], code: int, msg: str, fields: dict[str, object]) -> CudaAPIError:

@@ -22,6 +22,7 @@ from ....spi.types import AllocFlags, MemoryKind
 from .error import OUT_OF_MEMORY, CudaAPIError, translated
 from .ipc import GetIpcHandleMixin
 from .pointers import AutoFreePointer, HostBytes, ManagedMemory, MappedMemory, PinnedMemory
+from .state import contexts_in_use
 
 VERSION = 1
 #: numba.cuda's environment variables: the module of the manager, and the limits of the queue of deferred frees.
@@ -203,7 +204,8 @@ class PendingDeallocs:
             return len(self._added)
         with native.device.entered():
             native.free_queue.safe_point()
-        return len(self._added) + sum(isinstance(item, self._kind) for item in list(native.free_queue.pending))
+        waiting = *native.free_queue.dropped, *native.free_queue.pending
+        return len(self._added) + sum(isinstance(item, self._kind) for item in waiting)
 
     def add_item(self, dtor: Callable[[Any], object], handle: Any, size: int = 0) -> None:
         """Call ``dtor(handle)`` when the queue is next emptied; ``size`` bytes count towards its limit."""
@@ -287,7 +289,7 @@ def set_memory_manager(mm_plugin: Any) -> None:
     Raises
     ------
     RuntimeError
-        It is written for another version of the interface.
+        It is written for another version of the interface; or a device is in use with another manager.
     TypeError
         It derives from Numba's own base classes, and so allocates for Numba's contexts.
     """
@@ -297,6 +299,13 @@ def set_memory_manager(mm_plugin: Any) -> None:
         version = mm_plugin(context=None).interface_version
         if version != VERSION:
             raise RuntimeError(f"EMM Plugin interface has version {version} - version {VERSION} required")
+        for context in contexts_in_use():
+            used = type(context.memory_manager)
+            if used is not mm_plugin:
+                raise RuntimeError(
+                    f"{context.device} is in use with the memory manager {used.__name__}, so {mm_plugin.__name__} comes too "
+                    f"late: set the manager before the first use of a device, or call cuda.close() before"
+                )
     _manager = mm_plugin
 
 

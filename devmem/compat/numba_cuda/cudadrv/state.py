@@ -71,6 +71,11 @@ def forget(device: devmem.Device) -> None:
         ready.discard(each)
 
 
+def contexts_in_use() -> list[Any]:
+    """The contexts of the open devices that are prepared."""
+    return [contexts[each.device] for each in list(ready) if each.handle.dead is None and each.device in contexts]
+
+
 def set_open_function(function: Callable[[Any], None]) -> None:
     """Set the function that prepares a device; called by the module of the contexts."""
     global _open

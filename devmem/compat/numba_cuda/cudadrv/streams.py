@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import devmem
 
+from ...._core.base.interrupts import holds_nothing
 from ....spi.errors import DevmemError, LayoutError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 from ...deprecation import warn_old_name
@@ -23,11 +21,8 @@ S = TypeVar("S", bound="Stream")
 
 _record, _synchronize = devmem.Event.record, devmem.Event.synchronize
 
-#: CUDA_ERROR_INVALID_HANDLE, the driver's error for an event without timing.
-INVALID_HANDLE = 400
-#: The pending callbacks of each stream.
-_callbacks: weakref.WeakKeyDictionary[Stream, deque[Callable[[], None]]] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()
+#: CUDA_ERROR_INVALID_HANDLE, the driver's error for an event without timing, and CUDA_ERROR_UNKNOWN.
+INVALID_HANDLE, UNKNOWN = 400, 999
 
 
 class Stream(devmem.Stream):
@@ -68,33 +63,20 @@ class Stream(devmem.Stream):
         with super().auto_synchronize():
             yield self
 
-    def add_callback(self, callback: Callable[[Any, int, Any], object], arg: Any = None) -> None:
+    def add_callback(  # type: ignore[override]  # numba.cuda's callbacks take three arguments
+        self, callback: Callable[[Any, int, Any], object], arg: Any = None
+    ) -> None:
         """Call ``callback(stream, status, arg)`` once all work now on the stream is done.
 
         It is called from a Python thread, not from the driver's: it may use the GPU, cannot deadlock, and later work on the
         stream does not wait for it. Callbacks of one stream run in order. An exception of one becomes a warning.
         """
-        event = devmem.event(timing=False) if devmem.current_device() == self.device else self._event()
-        event.record(_native(self))
 
-        def run() -> None:
-            status = 0
-            try:
-                event.synchronize()
-            except DevmemError as error:
-                status = int(getattr(error, "code", 0)) or 999  # CUDA_ERROR_UNKNOWN
-            try:
-                callback(self, status, arg)
-            except Exception as error:
-                warnings.warn(f"Exception in stream callback: {error}", stacklevel=2)
+        @holds_nothing
+        def call(error: DevmemError | None) -> None:
+            callback(self, 0 if error is None else int(getattr(error, "code", 0)) or UNKNOWN, arg)
 
-        with _lock:
-            waiting = _callbacks.get(self)
-            if waiting is not None:
-                waiting.append(run)
-                return
-            waiting = _callbacks[self] = deque([run])
-        threading.Thread(target=_run_callbacks, args=(self, waiting), daemon=True, name="stream callbacks").start()
+        super().add_callback(call)
 
     def async_done(self) -> asyncio.Future[Any]:
         """A future that is done once all work now on the stream is done; its result is the stream."""
@@ -115,10 +97,6 @@ class Stream(devmem.Stream):
         self.add_callback(passed)
         return future
 
-    def _event(self) -> devmem.Event:
-        with self.device:
-            return devmem.event(timing=False)
-
 
 class DefaultStream(Stream):
     """A default stream: a copy that is given this object is asynchronous, unlike one without a stream."""
@@ -128,9 +106,8 @@ class DefaultStream(Stream):
     def __int__(self) -> int:
         return 0
 
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """(version, number of the stream in NVIDIA's driver)."""
-        return 0, int(self)
+    def _cuda_stream(self) -> tuple[int, int]:
+        return 0, int(self)  # the number of the stream in NVIDIA's driver
 
 
 class NumberedStream(DefaultStream):
@@ -268,16 +245,3 @@ def _checked_stream(stream: Any) -> Any:
     if not stream and stream != 0:
         raise TypeError(f"Expected a Stream object or 0, got {type(stream).__name__}")
     return native_stream(stream)
-
-
-def _run_callbacks(stream: Stream, waiting: deque[Callable[[], None]]) -> None:
-    """Run the callbacks of one stream until none is pending."""
-    while True:
-        with _lock:
-            if not waiting:
-                _callbacks.pop(stream, None)
-                return
-            run = waiting[0]
-        run()
-        with _lock:
-            waiting.popleft()

@@ -7,6 +7,7 @@ from typing import Any
 
 import devmem
 
+from ...._core.base.simulation import wave_size
 from ....api.devices import chosen_backend
 from ....spi.errors import BackendUnavailable
 from .error import HsaContextMismatchError, HsaSupportError
@@ -93,7 +94,7 @@ class Agent:
         """Work-items that run in step."""
         if self._device is None:
             raise AttributeError("the host has no wavefronts")
-        return self._device.info.warp_size
+        return wave_size(self._device.info)
 
     def create_context(self) -> Context:
         """The context of the device."""

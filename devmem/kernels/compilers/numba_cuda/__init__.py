@@ -18,6 +18,7 @@ class NumbaCuda(NumbaCompiler):
 
     name = "numba_cuda"
     backend = "cuda"
+    extra = "cuda-kernels"
 
     def unavailable(self) -> str | None:
         """Why numba-cuda cannot be used, found out without importing it; None if it can."""

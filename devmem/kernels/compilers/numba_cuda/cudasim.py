@@ -10,6 +10,7 @@ import numpy as np
 from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator.kernelapi import FakeCUDAModule
 
+from ....spi.errors import UnsupportedError
 from ...work_items import Dim3, WorkItem, this_thread
 
 _lock = threading.RLock()
@@ -17,6 +18,8 @@ _lock = threading.RLock()
 
 class SimulatedThread:
     """A thread of numba's simulator as a `WorkItem`."""
+
+    debug = False  # numba's simulator checks divisions itself
 
     def __init__(self, thread: simulator.BlockThread, launch: FakeCUDAModule) -> None:
         self.runner = thread
@@ -37,6 +40,14 @@ class SimulatedThread:
     def wave_barrier(self) -> None:
         """Wait for the whole block: the simulator has no smaller barrier."""
         self.runner.syncthreads()
+
+    def grid_barrier(self) -> None:
+        """Raise UnsupportedError: blocks run one after the other."""
+        raise UnsupportedError("numba's simulator has no barrier of the grid: use devmem's, on the host backend")
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call numba's function."""
+        return getattr(self.launch, name)(*arguments)
 
     def fence(self, scope: int) -> None:
         """Do nothing: Python threads see each other's writes."""

@@ -5,6 +5,7 @@ The namespaces (``shared``, ``atomic``) use numba's templates.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from numba import cuda
@@ -20,7 +21,7 @@ from numba.cuda.extending import register_model
 from numba.cuda.typing import signature, templates
 
 from ... import names
-from ...functions import DeviceFunction
+from ...functions import CudaFunction, DeviceFunction
 from ..numba_names import NumbaModules, NumbaNames
 
 #: The names of each namespace, with numba's template for each.
@@ -29,11 +30,9 @@ NAMESPACES: dict[Any, dict[str, Any]] = {
     names.local: {"array": cudadecl.Cuda_local_array},
     names.const: {"array_like": cudadecl.Cuda_const_array_like},
     names.atomic: {
-        "add": cudadecl.Cuda_atomic_add,
-        "max": cudadecl.Cuda_atomic_max,
-        "min": cudadecl.Cuda_atomic_min,
-        "exch": cudadecl.Cuda_atomic_exch,
-        "cas": cudadecl.Cuda_atomic_cas,
+        each: getattr(cudadecl, f"Cuda_atomic_{each.rstrip('_')}")
+        for each in vars(names.Atomic)
+        if not each.startswith("_")
     },
 }
 #: The special registers behind indices.
@@ -128,4 +127,14 @@ NAMES = CudaNames(
         impl_registry=cudaimpl.registry,
     )
 )
-register, type_of_name = NAMES.register, NAMES.type_of_name
+register = NAMES.register
+
+
+def type_of_name(name: Any) -> Any:
+    """The type of one of devmem's names, of a device function, or of one of numba's own functions."""
+    if not isinstance(name, CudaFunction):
+        return NAMES.type_of_name(name)
+    resolve = getattr(cudadecl.CudaModuleTemplate, f"resolve_{name.__name__}", None)
+    if resolve is not None:
+        return resolve(cudadecl.CudaModuleTemplate, None)
+    return cuda_target.typing_context.resolve_value_type(operator.attrgetter(name.__name__)(cuda))

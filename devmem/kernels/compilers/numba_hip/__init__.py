@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ....spi.driver import Driver
 from ....spi.errors import UnsupportedError
 from ....spi.kernel import KernelCompiler
+from ...functions import CudaFunction
 from ..numba_compiler import NumbaCompiler
 
 INSTALL = "pip install 'devmem-arrays[rocm-kernels]'"
@@ -24,6 +24,7 @@ class NumbaHip(NumbaCompiler):
 
     name = "numba_hip"
     backend = "roc"
+    extra = "rocm-kernels"
 
     def unavailable(self) -> str | None:
         """Why numba-hip cannot be used, as far as that is known without importing it; it needs an installed ROCm."""
@@ -53,17 +54,10 @@ def devmem_kernel_compilers() -> Sequence[KernelCompiler]:
 
 
 def type_of_name(name: object) -> Any:
-    """The type of one of devmem's names in numba-hip."""
+    """The type of one of devmem's names in numba-hip; AttributeError for a function that only CUDA has."""
     from . import device_names
 
+    if isinstance(name, CudaFunction):
+        raise AttributeError(f"{name!r} works on CUDA alone")
+
     return device_names.type_of_name(name)
-
-
-def architecture(driver: Driver) -> str:
-    """The architecture with its features, as the runtime names it: ``gfx90a:sramecc+:xnack-``."""
-    features = str(driver.info.facts.get("features", ""))
-    if not driver.info.arch.startswith("gfx"):
-        raise UnsupportedError(
-            f"the architecture {driver.info.arch!r} of {driver.info.name} is not an AMD architecture"
-        )
-    return f"{driver.info.arch}:{features}" if features else driver.info.arch

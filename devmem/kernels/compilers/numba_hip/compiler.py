@@ -13,7 +13,8 @@ from numba.np import numpy_support
 from ....spi.driver import Driver
 from ..numba_compiler import check_options
 from ..numba_types import Typing
-from . import architecture, device_names
+from . import device_names
+from .architecture import architecture
 
 #: Options that are passed on to numba-hip, with its defaults.
 OPTIONS = {"debug": False, "lineinfo": False, "fastmath": False, "opt": True}

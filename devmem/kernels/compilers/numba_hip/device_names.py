@@ -27,7 +27,17 @@ ATOMICS = {
     "max": ("max", "umax", "fmax"),
     "min": ("min", "umin", "fmin"),
     "exch": ("xchg", "xchg", "xchg"),
+    "sub": ("sub", "sub", "fsub"),
+    "nanmax": ("max", "umax", "fmax"),
+    "nanmin": ("min", "umin", "fmin"),
+    "and_": ("and", "and", ""),
+    "or_": ("or", "or", ""),
+    "xor": ("xor", "xor", ""),
 }
+#: Operations on unsigned integers that LLVM has no instruction for in all versions.
+COMPUTED = ("inc", "dec")
+#: Operations that compare, and their numbers of arguments.
+COMPARING = {"cas": 4, "compare_and_swap": 3}
 #: Names that ROCm's headers may have for a barrier of the wavefront, the best first.
 WAVE_BARRIER = ("syncwarp", "builtin_amdgcn_wave_barrier")
 
@@ -52,7 +62,7 @@ class HipNames(NumbaNames):
 
     def register_namespaces(self) -> None:
         """Register ``atomic``; the other namespaces are numba-hip's."""
-        self.namespace(names.atomic, {operation: _atomic(operation) for operation in (*ATOMICS, "cas")})
+        self.namespace(names.atomic, {each: _atomic(each) for each in (*ATOMICS, *COMPUTED, *COMPARING)})
 
     def device_function(self, function: DeviceFunction) -> Any:
         """The dispatcher that numba-hip's decorator makes."""
@@ -121,18 +131,23 @@ def _must_call(context: Any, builder: Any, name: str) -> None:
 
 def _atomic(operation: str) -> Any:
     function = getattr(names.Atomic, operation)
-    integers_only = operation == "cas"
+    integers_only = operation not in ATOMICS or not ATOMICS[operation][2]
+    count = COMPARING.get(operation, 3)
 
     class Template(templates.AbstractTemplate):  # type: ignore[misc]  # numba has no types for checkers
         key = function
 
         def generic(self, args: Any, kws: Any) -> Any:
-            if kws or len(args) != (4 if operation == "cas" else 3) or not isinstance(args[0], types.Array):
+            if kws or len(args) != count or not isinstance(args[0], types.Array):
                 return None
-            array, index, *operands = args
+            array, index, *operands = args if operation != "compare_and_swap" else (args[0], None, *args[1:])
             kinds = types.Integer if integers_only else (types.Integer, types.Float)
             if not isinstance(array.dtype, kinds) or array.dtype.bitwidth not in (32, 64):
                 return None
+            if operation in COMPUTED and array.dtype.signed:
+                return None
+            if index is None:
+                return templates.signature(array.dtype, array, *[array.dtype] * 2) if array.ndim == 1 else None
             at = types.intp if array.ndim == 1 and isinstance(index, types.Integer) else index
             return templates.signature(array.dtype, array, at, *[array.dtype] * len(operands))
 
@@ -140,18 +155,42 @@ def _atomic(operation: str) -> Any:
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         array, at, *_ = sig.args
+        if operation == "compare_and_swap":
+            at, args = types.intp, (args[0], context.get_constant(types.intp, 0), *args[1:])
         place = _element(context, builder, array, at, args[0], args[1])
-        if operation == "cas":
+        if operation in COMPARING:
             found = builder.cmpxchg(place, args[2], args[3], "monotonic", "monotonic")
             return builder.extract_value(found, 0)
+        if operation in COMPUTED:
+            return _update(builder, place, args[2], operation)
         signed, unsigned, floating = ATOMICS[operation]
         if isinstance(array.dtype, types.Float):
             return builder.atomic_rmw(floating, place, args[2], "monotonic")
         return builder.atomic_rmw(signed if array.dtype.signed else unsigned, place, args[2], "monotonic")
 
-    for count in ((types.Array, types.Any, *[types.Any] * (2 if operation == "cas" else 1)),):
-        impl_registry.lower(function, *count)(build)
+    impl_registry.lower(function, types.Array, *[types.Any] * (count - 1))(build)
     return Template
+
+
+def _update(builder: Any, place: Any, operand: Any, operation: str) -> Any:
+    """Replace an element until no other thread has changed it in between; return the old value."""
+    begin = builder.load_atomic(place, "monotonic", operand.type.width // 8)
+    before, again, done = builder.block, builder.append_basic_block("again"), builder.append_basic_block("done")
+    builder.branch(again)
+    builder.position_at_end(again)
+    old = builder.phi(operand.type)
+    old.add_incoming(begin, before)
+    zero, one = operand.type(0), operand.type(1)
+    if operation == "inc":
+        new = builder.select(builder.icmp_unsigned(">=", old, operand), zero, builder.add(old, one))
+    else:
+        wraps = builder.or_(builder.icmp_unsigned("==", old, zero), builder.icmp_unsigned(">", old, operand))
+        new = builder.select(wraps, operand, builder.sub(old, one))
+    found = builder.cmpxchg(place, old, new, "monotonic", "monotonic")
+    old.add_incoming(builder.extract_value(found, 0), again)
+    builder.cbranch(builder.extract_value(found, 1), done, again)
+    builder.position_at_end(done)
+    return old
 
 
 def _element(context: Any, builder: Any, array: Any, at: Any, value: Any, index: Any) -> Any:

@@ -4,6 +4,9 @@
 distributes the blocks of a grid over a few host threads; ``block_runner`` runs the work-items of a block as greenlets.
 ``kernel_arrays`` are the arrays that kernels see, ``numbers`` their elements, ``atomics`` the atomic operations. If the user asks
 for it, ``shared_memory`` detects races there and ``lost_updates`` in device memory. ``reports`` formats the errors.
+
+Where the user allows it, ``compiled_blocks`` runs kernels whose threads do not wait for each other, compiled by numba;
+``plain_source`` writes them without devmem's names.
 """
 
 from __future__ import annotations

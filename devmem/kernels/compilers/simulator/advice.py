@@ -11,11 +11,14 @@ from ...names import Position
 
 #: For negative indices.
 NEGATIVE = (
-    ": compiled code counts from the end, which is nearly always a mistake in a kernel; if it is intended, write "
-    "a[a.size - 1], or a[(i - 1) % n]"
+    ": compiled code counts from the end; if that is intended, write a[a.size - 1], or a[(i - 1) % n], or set "
+    "DEVMEM_SIM_NEGATIVE=wrap"
 )
 #: For arrays in shared memory.
 STATIC = "no GPU has that much for a block: most have 48 KiB for constant shapes, AMD's have 64 KiB"
+
+#: The kinds of dtypes that an atomic operation takes, where these are not integers and floats.
+ATOMIC_KINDS = {"cas": "iu", "and_": "iu", "or_": "iu", "xor": "iu", "inc": "u", "dec": "u"}
 
 #: For operations on whole arrays.
 WHOLE = (
@@ -73,10 +76,10 @@ def against_storing(value: Any, dtype: np.dtype[Any]) -> str | None:
 
 def against_atomic(operation: str, dtype: np.dtype[Any], operands: tuple[Any, ...]) -> str | None:
     """Why no device does an atomic operation on this dtype, or not the intended one; None if one may."""
-    kinds = "iu" if operation == "cas" else "iuf"
+    kinds = ATOMIC_KINDS.get(operation, "iuf")
     if dtype.kind not in kinds or dtype.itemsize not in (4, 8):
-        floats = "" if operation == "cas" else " or floats"
-        return f"devices have no atomic.{operation} for {dtype}: use integers{floats} of 32 or 64 bits"
+        which = {"u": "unsigned integers", "iu": "integers", "iuf": "integers or floats"}[kinds]
+        return f"devices have no atomic.{operation} for {dtype}: use {which} of 32 or 64 bits"
     for each in operands:
         if (why := against_storing(each, dtype)) is not None:
             return why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -83,25 +84,36 @@ class RecordType:
 
 @dataclass(frozen=True, slots=True)
 class TupleType:
-    """A tuple of numbers, or of tuples of them."""
+    """A tuple of numbers, arrays, records, or tuples of them; ``kind`` is the class, if it is a named tuple."""
 
-    parts: tuple[ScalarType | TupleType, ...]
+    parts: tuple[Type, ...]
+    kind: type = tuple
 
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.parts))})"
 
     def accepts(self, given: object) -> bool:
         """Whether the other has as many parts, and each can be converted."""
-        if not isinstance(given, TupleType) or len(given.parts) != len(self.parts):
+        if not isinstance(given, TupleType) or (len(given.parts), given.kind) != (len(self.parts), self.kind):
             return False
         return all(part.accepts(other) for part, other in zip(self.parts, given.parts, strict=True))
 
-    def convert(self, value: Any) -> Any:
-        """The tuple with each part converted."""
-        return tuple(part.convert(each) for part, each in zip(self.parts, value, strict=True))
+
+@dataclass(frozen=True, slots=True)
+class EnumType:
+    """A member of an enumeration, which kernels compare."""
+
+    kind: type[enum.Enum]
+
+    def __str__(self) -> str:
+        return self.kind.__name__
+
+    def accepts(self, given: object) -> bool:
+        """Whether it is a member of the same enumeration."""
+        return given == self
 
 
-Type = ArrayType | ScalarType | RecordType | TupleType
+Type = ArrayType | ScalarType | RecordType | TupleType | EnumType
 
 _BOOL, _INT, _UINT, _FLOAT, _COMPLEX = (ScalarType(np.dtype(name)) for name in ("?", "i8", "u8", "f8", "c16"))
 
@@ -122,13 +134,10 @@ def type_of(argument: object) -> Type:
         return RecordType(argument.dtype)
     if isinstance(argument, np.generic):
         return ScalarType(argument.dtype)
+    if isinstance(argument, enum.Enum):
+        return EnumType(type(argument))
     if isinstance(argument, tuple):
-        parts = tuple(type_of(each) for each in argument)
-        if not all(isinstance(part, ScalarType | TupleType) for part in parts):
-            raise TypeError(
-                f"{argument!r} is no argument for a kernel: tuples contain numbers only; pass arrays and records one by one"
-            )
-        return TupleType(tuple(part for part in parts if isinstance(part, ScalarType | TupleType)))
+        return TupleType(tuple(map(type_of, argument)), type(argument))
     return _type_of_memory(argument)
 
 
@@ -143,6 +152,10 @@ def parse_signature(signature: str) -> tuple[Type, ...]:
 
 
 def _parse(text: str, signature: str) -> Type:
+    if text.startswith("CPointer("):
+        raise TypeError(
+            f"{text} in {signature!r}: the simulator takes no addresses, whose lengths it cannot know: pass arrays"
+        )
     found = re.fullmatch(r"(\w+)\s*(?:\[([\s:,1]*)\])?", text)
     try:
         dtype = np.dtype(NAMES.get(found[1], found[1])) if found else None

@@ -16,9 +16,11 @@ from .reports import Misuse
 _LIMITS = {
     kind: (int(np.iinfo(kind).min), int(np.iinfo(kind).max)) for kind in (np.dtype(code).type for code in "iIlLqQ")
 }
-#: By the type of the elements: classes of operands that need no check.
-_COMPARED: dict[Any, frozenset[Any]] = dict.fromkeys(_LIMITS, INTEGRAL)
-_COMBINED = _COMPARED | dict.fromkeys((np.float32, np.float64), REAL)
+#: By the type of the elements: classes of operands that need no check, for operations on integers, and for the others.
+_INTEGERS: dict[Any, frozenset[Any]] = dict.fromkeys(_LIMITS, INTEGRAL)
+_NUMBERS = _INTEGERS | dict.fromkeys((np.float32, np.float64), REAL)
+#: Operations on unsigned integers alone are checked each time.
+_UNCHECKED = {"u": {}, "iu": _INTEGERS, "iuf": _NUMBERS}
 
 # Around every atomic operation of every launch: two streams may work on the same array.
 _lock = threading.RLock()
@@ -34,11 +36,12 @@ def converted(operation: str, array: object, dtype: np.dtype[Any], operands: tup
     """
     native = dtype.type
     limits = _LIMITS.get(native)
-    if limits is not None and len(operands) == 1:
+    kinds = advice.ATOMIC_KINDS.get(operation, "iuf")
+    if limits is not None and len(operands) == 1 and dtype.kind in kinds:
         value = operands[0]
         if type(value) is int and limits[0] <= value <= limits[1]:  # the common case
             return (native(value),)
-    fit = (_COMPARED if operation == "cas" else _COMBINED).get(native)
+    fit = _UNCHECKED[kinds].get(native)
     if fit is None or not fit.issuperset(map(type, operands)):
         why = advice.against_atomic(operation, dtype, operands)
         if why is not None:
@@ -61,15 +64,33 @@ def exchange(data: npt.NDArray[Any], key: tuple[int, ...], operation: str, opera
         before = data[key]
         if operation == "add":
             data[key] = before + value
+        elif operation == "sub":
+            data[key] = before - value
         elif operation == "exch":
             data[key] = value
+        elif operation == "and_":
+            data[key] = before & value
+        elif operation == "or_":
+            data[key] = before | value
+        elif operation == "xor":
+            data[key] = before ^ value
+        elif operation == "inc":
+            data[key] = 0 if before >= value else before + 1
+        elif operation == "dec":
+            data[key] = value if before == 0 or before > value else before - 1
+        elif operation == "nanmax":
+            if value > before or before != before:
+                data[key] = value
+        elif operation == "nanmin":
+            if value < before or before != before:
+                data[key] = value
         elif operation == "cas":
             if before == value:
                 data[key] = operands[1]
         elif operation == "max":
-            if value > before or value != value:  # NaN, which propagates
+            if value > before:  # as compiled, a NaN on either side leaves the element
                 data[key] = value
-        elif value < before or value != value:
+        elif value < before:
             data[key] = value
     return before
 

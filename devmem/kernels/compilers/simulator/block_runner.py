@@ -1,8 +1,9 @@
 """Run the work-items of a block as greenlets of one host thread.
 
 A work-item runs until it ends or reaches a barrier, where it switches back to the runner. When none can run, the runner checks
-that all of the block, or of a wave, wait at the same barrier, and releases them; otherwise it reports a divergence. Greenlets
-never run at the same time, so plain memory accesses need no locks within a block.
+that all of the block, of a wave, or of the lanes in a mask, wait at the same barrier, and releases them; otherwise it reports a
+divergence. At some barriers each work-item gives a value, and is given those of the others. Greenlets never run at the same
+time, so plain memory accesses need no locks within a block.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from ....spi.errors import SimulatorError
 from ...work_items import Dim3, this_thread
 from . import advice
+from .cuda_functions import call
 from .kernel_arrays import KernelArray, kernel_array
 from .kernel_check import returned_at
 from .launch_parameters import LaunchParameters
@@ -27,8 +29,13 @@ from .raw_arrays import dtype_of, poisoned, shape_of
 from .reports import CallSite, MemorySite, Misuse, call_chain, explain, memory_site, report, user_frame
 from .shared_memory import AccessLog, BarrierEpochs, WatchedArray
 
-#: The kinds of barriers that a work-item waits for.
-BLOCK, WAVE = "barrier", "wave's barrier"
+#: The kinds of barriers that a work-item waits for: of the block, of the wave, of some lanes of the wave, of the grid.
+BLOCK, WAVE, LANES, GRID = "barrier", "wave's barrier", "exchange of lanes", "barrier of the grid"
+
+#: Where a work-item lets others run: at an atomic operation that has returned the same value `SPINS` times, as one in a loop
+#: does that waits for another thread.
+SPIN = "loop that waits for another thread"
+SPINS = 100
 
 #: More bytes of shared memory in arrays of constant shapes than any GPU has for a block.
 STATIC = 160 << 10
@@ -138,21 +145,54 @@ class BlockRunner:
     def _release(self) -> list[SimulatedWorkItem]:
         """The waiting work-items whose barrier is complete; none runs. Raise a divergence if none can ever go on."""
         waiting, self.waiting = self.waiting, []
+        if spinning := [item for item in waiting if item.place[0] is SPIN]:
+            self.waiting = [item for item in waiting if item.place[0] is not SPIN]
+            return spinning
         first = waiting[0]
-        if len(waiting) == len(self.items) and all(item.place == first.place for item in waiting):
-            if first.place[0] is BLOCK:
+        if first.place[0] is not LANES and all(item.place == first.place for item in self.items):
+            if first.place[0] is GRID and isinstance(told := self.launch.wait_for_grid(), str):
+                told = f"the thread waits at a {GRID}, and {told}"
+                raise report("divergence", told, first, *CallSite(first.place[1:]).innermost())
+            if first.place[0] is not WAVE:
                 self.epochs.block += 1
+                values = {item.index: item.value for item in waiting}
+                for item in waiting:
+                    item.received = values
             else:
                 self.epochs.waves = [epoch + 1 for epoch in self.epochs.waves]
             return waiting
+        met = self._exchange(waiting) if any(item.place[0] is LANES for item in waiting) else ()
+        if met:
+            self.waiting = [item for item in waiting if item not in met]
+            return list(met)
         waves = {item.wave for item in waiting if item.place[0] is WAVE}
         if not waves:
-            _check_same_barrier(self.items)
+            _check_same_barrier(self._partners(first) if first.place[0] is LANES else self.items)
         for wave in waves:
             _check_same_barrier(self.waves[wave])
             self.epochs.waves[wave] += 1
         self.waiting = [item for item in waiting if item.wave not in waves]
         return [item for item in waiting if item.wave in waves]
+
+    def _partners(self, item: SimulatedWorkItem) -> list[SimulatedWorkItem]:
+        """The lanes that a work-item exchanges values with, itself among them; those that have returned are left out."""
+        mask = item.place[1]
+        return [other for other in self.waves[item.wave] if mask >> other.lane & 1 and other.place]
+
+    def _exchange(self, waiting: Sequence[SimulatedWorkItem]) -> dict[SimulatedWorkItem, None]:
+        """The work-items whose lanes all wait at the same exchange; each has the values now."""
+        groups: dict[tuple[Any, ...], list[SimulatedWorkItem]] = {}
+        for item in waiting:
+            if item.place[0] is LANES:
+                groups.setdefault((item.wave, item.place), []).append(item)
+        met: dict[SimulatedWorkItem, None] = {}
+        for group in groups.values():
+            if group[0].place[1] is None or len(self._partners(group[0])) == len(group):
+                values = {item.lane: item.value for item in group}
+                for item in group:
+                    item.received = values
+                    met[item] = None
+        return met
 
     # -- shared memory -----------------------------------------------------------------------------------------------
 
@@ -196,13 +236,18 @@ class SimulatedWorkItem:
     __slots__ = (
         "block",
         "block_dim",
+        "debug",
         "greenlet",
         "grid_dim",
         "group",
         "index",
         "lane",
         "place",
+        "received",
+        "seen",
+        "spins",
         "thread",
+        "value",
         "wave",
         "wave_size",
         "work_dim",
@@ -215,10 +260,14 @@ class SimulatedWorkItem:
         self.thread = thread
         self.block = Dim3(0, 0, 0)
         self.block_dim, self.grid_dim, self.work_dim = launch.block_dim, launch.grid_dim, launch.work_dim
-        self.wave_size = launch.simulation.wave_size
+        self.wave_size, self.debug = launch.simulation.wave_size, launch.debug
         self.wave, self.lane = divmod(index, self.wave_size)
         self.place: tuple[Any, ...] = ()  # the kind and call of the barrier it waits at; empty while it runs
         self.greenlet: Any = None  # the greenlet that runs it
+        self.value: Any = None  # what it gives to the others at a barrier
+        self.received: dict[int, Any] = {}  # what they gave, by lane, or by index in the block
+        self.seen: Any = None  # what the last atomic operation returned, and how often in a row
+        self.spins = 0
 
     def barrier(self, scope: int) -> None:
         """Wait for the other work-items of the block."""
@@ -231,6 +280,33 @@ class SimulatedWorkItem:
     def wave_barrier(self) -> None:
         """Wait for the other work-items of the wave."""
         self._wait((WAVE, *call_chain(user_frame(sys._getframe(1)), _WORK)))
+
+    def block_values(self, value: Any) -> list[Any]:
+        """Wait for the other work-items of the block; what each of them gave."""
+        self.value = value
+        self._wait((BLOCK, *call_chain(user_frame(sys._getframe(1)), _WORK)))
+        return list(self.received.values())
+
+    def lane_values(self, mask: int, value: Any) -> dict[int, Any]:
+        """Wait for the lanes in the mask that have not returned; what each of them gave."""
+        if not mask >> self.lane & 1:
+            raise Misuse("misuse", f"the mask {mask:#x} leaves out lane {self.lane}, which passes it")
+        self.value = value
+        self._wait((LANES, mask, *call_chain(user_frame(sys._getframe(1)), _WORK)))
+        return self.received
+
+    def converged_lanes(self) -> int:
+        """The lanes of the wave that come to this call before they wait for something else, as a mask."""
+        self._wait((LANES, None, *call_chain(user_frame(sys._getframe(1)), _WORK)))
+        return sum(1 << lane for lane in self.received)
+
+    def grid_barrier(self) -> None:
+        """Wait for all work-items of the grid."""
+        self._wait((GRID, *call_chain(user_frame(sys._getframe(1)), _WORK)))
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a function of numba.cuda's."""
+        return call(self, name, arguments)
 
     def fence(self, scope: int) -> None:
         """Record the fence; host threads see each other's writes without it."""
@@ -267,7 +343,15 @@ class SimulatedWorkItem:
         updates = self.group.launch.updates
         if updates is not None:
             updates.ordered = True
-        return ary.exchange(operation, index, operands)
+        found = ary.exchange(operation, index, operands)
+        if found != self.seen:
+            self.seen, self.spins = found, 0
+        elif self.spins < SPINS:
+            self.spins += 1
+        else:
+            self.spins = 0
+            self._wait((SPIN, *call_chain(user_frame(sys._getframe(1)), _WORK)))
+        return found
 
     def _wait(self, place: tuple[Any, ...]) -> None:
         group = self.group
@@ -289,11 +373,11 @@ def _check_same_barrier(items: list[SimulatedWorkItem]) -> None:
     others = [item for item in items if item.place != first.place]
     if not others:
         return
-    what, code, line = first.place[0], *CallSite(first.place[1:]).innermost()
+    what, code, line = first.place[0], *CallSite(_call_of(first.place)).innermost()
     elsewhere = [item for item in others if item.place]
     who = f"thread {tuple((elsewhere or others)[0].thread)}"
     if elsewhere:
-        where = CallSite(elsewhere[0].place[1:])
+        where = CallSite(_call_of(elsewhere[0].place))
         told = f"the thread waits at a {what}, and {who} at another {elsewhere[0].place[0]}, at {where}"
         if where.innermost() == (code, line):
             told += ", reached through another call"
@@ -301,6 +385,10 @@ def _check_same_barrier(items: list[SimulatedWorkItem]) -> None:
         more = f" and {len(others) - 1} more have" if len(others) > 1 else " has"
         told = f"the thread waits at a {what}, and {who}{more} returned without reaching it"
     raise report("divergence", told, first, code, line)
+
+
+def _call_of(place: tuple[Any, ...]) -> tuple[object, ...]:
+    return place[2:] if place[0] is LANES else place[1:]
 
 
 def _end_greenlet(worker: Any) -> None:

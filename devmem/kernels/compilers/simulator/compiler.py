@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from ...._core.base.config import Simulators
 from ...._core.base.layout import span
 from ...._core.base.simulation import current
 from ....spi.driver import Driver, SupportsHostFunction
 from ....spi.errors import LayoutError, SimulatorError, UnsupportedError
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Extent
 from ...launch import MAX_BLOCKS_YZ, MAX_THREADS_Z
+from ...tuples import tuple_like
 from ...work_items import this_thread
-from .argument_types import RecordType, ScalarType, TupleType, Type, parse_signature, type_of
+from .argument_types import EnumType, RecordType, ScalarType, TupleType, Type, parse_signature, type_of
+from .device_code import in_python
 from .kernel_check import check_kernel
 
 #: Most work-items of a block; every current GPU allows this many.
@@ -73,8 +76,8 @@ class Simulator:
             raise UnsupportedError(
                 f"kernels cannot be simulated on {driver.info.name}: the host cannot access its memory"
             )
-        check_kernel(function, options)
-        return SimulatedKernel(function, types, driver, driver)
+        cooperative = check_kernel(function, options)
+        return SimulatedKernel(function, types, driver, driver, bool(options.get("debug")), cooperative)
 
 
 class SimulatedKernel:
@@ -89,16 +92,21 @@ class SimulatedKernel:
         types: tuple[Hashable, ...],
         driver: Driver,
         launcher: SupportsHostFunction,
+        debug: bool,
+        cooperative: bool,
     ) -> None:
+        from .compiled_blocks import CompiledBlocks
         from .launch import SimulatedLaunch  # imports greenlet, an extra
         from .launch_parameters import Constants
 
-        self._function = function
+        self._function = in_python(function)
+        self._compiled = CompiledBlocks(function, debug)
         self._types = types
         self._driver = driver
         self._launcher = launcher
         self._launch = SimulatedLaunch
         self._constants: Constants = {}
+        self._debug, self._cooperative = debug, cooperative
 
     def launch(self, grid: Extent, block: Extent, shared_bytes: int, stream: int, arguments: Sequence[object]) -> None:
         """Enqueue the kernel. Its report is raised by the next call that waits for the stream, or launches on it.
@@ -120,8 +128,29 @@ class SimulatedKernel:
             raise UnsupportedError("a kernel cannot launch another one: launch it from the host, after this one")
         _check(grid, block, shared_bytes)
         ranges: list[tuple[int, int]] = []
-        makers = [self._prepare(number, argument, ranges) for number, argument in enumerate(arguments)]
-        run = self._launch(self._function, makers, grid, block, shared_bytes, current(), self._constants)
+        names = self._function.__code__.co_varnames
+        makers = [
+            self._prepare(
+                argument,
+                self._types[place] if place < len(self._types) else type_of(argument),
+                f"array {names[place]!r}" if place < len(names) else "array",
+                ranges,
+            )
+            for place, argument in enumerate(arguments)
+        ]
+        simulation = current()
+        run = self._launch(
+            self._function,
+            makers,
+            grid,
+            block,
+            shared_bytes,
+            simulation,
+            self._constants,
+            self._debug,
+            self._cooperative,
+            self._compiled if simulation.mode is Simulators.FAST else None,
+        )
         if stream not in (LEGACY_STREAM, PER_THREAD_STREAM):
             self._launcher.launch_host_function(run, ranges, stream)
             return
@@ -138,20 +167,24 @@ class SimulatedKernel:
     def close(self) -> None:
         """Do nothing: nothing is loaded on the device."""
 
-    def _prepare(self, number: int, argument: Any, ranges: list[tuple[int, int]]) -> Callable[[Sequence[int]], object]:
+    def _prepare(
+        self, argument: Any, kind: Hashable, space: str, ranges: list[tuple[int, int]]
+    ) -> Callable[[Sequence[int]], object]:
         """A function that makes the kernel's argument from the host addresses of ``ranges``; its own range is appended."""
-        kind = self._types[number] if number < len(self._types) else type_of(argument)
-        if isinstance(kind, ScalarType | TupleType):
+        if isinstance(kind, TupleType):
+            parts = [self._prepare(*each, space, ranges) for each in zip(argument, kind.parts, strict=True)]
+            return lambda places: tuple_like(argument, [make(places) for make in parts])
+        if isinstance(kind, ScalarType):
             value = kind.convert(argument)
             return lambda places: value
+        if isinstance(kind, EnumType):
+            return lambda places: argument
         if isinstance(argument, np.void):
             record = _record(np.array(argument.copy()))  # np.array() of a record alone is a view
             return lambda places: record
         from .kernel_arrays import kernel_array
         from .raw_arrays import array_at
 
-        names = self._function.__code__.co_varnames
-        space = f"array {names[number]!r}" if number < len(names) else "array"
         dtype, shape = argument.dtype, tuple(getattr(argument, "shape", ()))
         strides, readonly = tuple(getattr(argument, "strides", ())), _readonly(argument)
         low, high = span(shape, strides, dtype.itemsize)

@@ -36,6 +36,8 @@ def why_refused(code: CodeType, found: Sequence[dis.Instruction], at: int, outsi
         return None  # pytest's rewritten `assert`
     if step.opname == "LOAD_CONST" and isinstance(step.argval, frozenset):
         return _REFUSED["BUILD_SET"]
+    if step.opname == "IS_OP" and any(isinstance(each.argval, bool) for each in found[max(at - 1, 0) : at]):
+        return f"a bool of a kernel is no object that could be {found[at - 1].argval}: write if x, or if not x"
     if step.opname == "STORE_SUBSCR":
         made = _container(found, at)
         if made is not None and isinstance(outside(made), np.ndarray):
@@ -60,7 +62,7 @@ def why_not_constant(
     """Why the shape in a call of ``shared.array`` or ``local.array`` is not constant; None if it may be.
 
     The instruction at ``at`` loads ``shared`` or ``local``; ``given`` are the kernel's arguments. Only clear cases are reported:
-    an argument of the kernel, or a length of the launch.
+    an argument of the kernel, its shape or size, or a length of the launch.
     """
     if not isinstance(value, Shared | Local) or at + 2 >= len(found) or found[at + 1].argval != "array":
         return None
@@ -69,8 +71,11 @@ def why_not_constant(
         loaded = set(_words(found[place])) & set(given)
         changed = {word for step in found if "STORE" in step.opname for word in _words(step)}
         alone = _loads(found[place + 1]) or found[place + 1].opname == "BUILD_TUPLE"  # used as it is, not indexed
-        if alone and "FAST" in found[place].opname and loaded and not loaded & changed:
-            return f"{told} {min(loaded)} is an argument: {_CONSTANT}"
+        if "FAST" in found[place].opname and loaded and not loaded & changed:
+            if alone:
+                return f"{told} {min(loaded)} is an argument: {_CONSTANT}"
+            if found[place + 1].opname == "LOAD_ATTR" and found[place + 1].argval in ("shape", "size"):
+                return f"{told} {min(loaded)}.{found[place + 1].argval} is that of an argument: {_CONSTANT}"
         if isinstance(asked := outside(place), Position):
             return f"{told} devmem.{asked.name} is not: {_CONSTANT}"
     return None

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...._core.base.config import NegativeIndices
+from ...work_items import this_thread
 from . import advice, atomics
+from .array_functions import FUNCTIONS, METHODS, UFUNCS, apply
 from .numbers import INTEGRAL, REAL, TYPES, kernel_number, numpy_type, stored
+from .raw_arrays import dtype_of
 from .reports import Misuse
 
 Array = npt.NDArray[Any]
 #: The memory space of arrays from `devmem.const`.
 CONST = "const array"
 
+#: What NumPy raises for an index that is out of bounds, or no integer, or for too many; the general path reports it.
+_NO_ELEMENT = IndexError, OverflowError, TypeError, ValueError
 # Classes of plain indices of one element.
 _INDEX_TYPES = INTEGRAL - {np.bool_}
 
@@ -25,12 +32,11 @@ class KernelArray:
     """An array in a kernel.
 
     ``a[i]`` and ``a[i, j]`` are kernel numbers and can be assigned to; fewer indices, and slices, give views.
-    An index out of bounds is reported, also a negative one. Records are `Record`: ``a[i]["x"]``, ``a[i].x``.
-    As on a device, there is no arithmetic with whole arrays.
+    A negative index counts from the end, unless the simulation reports it; an index out of bounds is reported. Records are
+    `Record`: ``a[i]["x"]``, ``a[i].x``. As on a device, there is no arithmetic with whole arrays.
     """
 
     __slots__ = ("_data", "shape", "space")
-    __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]  # None is how Python marks a class as unhashable
 
     def __init__(self, data: Array, space: str) -> None:
@@ -50,10 +56,23 @@ class KernelArray:
         self._store(self._key(index)[0], value)
 
     def __getattr__(self, name: str) -> Any:
+        if name in (self._data.dtype.names or ()):
+            return self._with_data(self._data[name])
+        if name in METHODS:
+            return partial(METHODS[name], self)
         raise AttributeError(f"an array in a kernel has no {name!r}: {advice.WHOLE}")
 
-    def __array_function__(self, function: Any, *_: Any) -> Any:
+    def __array_function__(self, function: Any, kinds: Any, arguments: Any, named: Any) -> Any:
+        if function.__name__ in FUNCTIONS and arguments[:1] and arguments[0] is self:
+            return FUNCTIONS[function.__name__](*arguments, **named)
         raise TypeError(f"numpy.{function.__name__}() is given a whole {NAME!r}")
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        out = options.pop("out", ())
+        if method != "__call__" or options or ufunc.__name__ not in UFUNCS or len(out) != 1:
+            raise TypeError(f"numpy.{ufunc.__name__}() is given a whole {NAME!r}")
+        apply(ufunc, inputs, out[0])
+        return out[0]
 
     def __len__(self) -> int:
         if not self.shape:
@@ -98,6 +117,25 @@ class KernelArray:
         """The same elements with the axes in reverse."""
         return self._with_data(self._data.T)
 
+    @property
+    def real(self) -> KernelArray:
+        """The real parts, in the same memory."""
+        return self._with_data(self._data.real)
+
+    @property
+    def imag(self) -> KernelArray:
+        """The imaginary parts, in the same memory; of real arrays read-only zeros."""
+        return self._with_data(self._data.imag)
+
+    @property
+    def flat(self) -> FlatArray:
+        """The elements in C order, by one index."""
+        return FlatArray(self)
+
+    def view(self, dtype: Any) -> KernelArray:
+        """The same memory as elements of another type."""
+        return self._with_data(self._data.view(dtype_of(dtype)))
+
     def exchange(self, operation: str, index: Any, operands: tuple[Any, ...]) -> Any:
         """Do an atomic operation on an element; return the old value."""
         key, is_element = self._key(index)
@@ -118,11 +156,14 @@ class KernelArray:
     def _key(self, index: Any) -> tuple[tuple[Any, ...], bool]:
         """The checked index, and whether it selects a single element."""
         shape = self.shape
-        if len(shape) == 1 and type(index) in _INDEX_TYPES:  # the common case
-            at = operator.index(index)
-            if 0 <= at < shape[0]:
-                return (at,), True
         parts = index if type(index) is tuple else (index,)
+        if len(parts) == len(shape) and all(type(part) in _INDEX_TYPES for part in parts):  # the common case
+            places = tuple(map(operator.index, parts))
+            if all(0 <= at < length for at, length in zip(places, shape, strict=True)):
+                return places, True
+        if Ellipsis in parts:
+            at = parts.index(Ellipsis)
+            parts = parts[:at] + (slice(None),) * (len(shape) - len(parts) + 1) + parts[at + 1 :]
         if len(parts) > len(shape):
             raise Misuse("out of bounds", f"{len(parts)} indices for {self!r}")
         key: list[Any] = []
@@ -139,18 +180,22 @@ class KernelArray:
                     f"arrays in kernels are indexed with integers and slices, not with {part!r}{advice.on_index(part)}"
                 )
                 raise TypeError(told) from None
-            if not 0 <= at < shape[axis]:
-                raise Misuse("out of bounds", f"index {at} on axis {axis} of {self!r}{advice.NEGATIVE * (at < 0)}")
+            length = shape[axis]
+            if not 0 <= at < length:
+                negative = -length <= at < 0
+                if not negative or _reports_negative():
+                    raise Misuse("out of bounds", f"index {at} on axis {axis} of {self!r}{advice.NEGATIVE * negative}")
+                at += length
             key.append(at)
         return tuple(key), is_element
 
     def _slice(self, part: Any, axis: int) -> Any:
-        """The checked slice. Compiled kernels clip bounds behind the end; a negative bound is reported."""
+        """The checked slice. Compiled kernels clip its bounds, and count negative ones from the end."""
         start, stop, step = (
             None if bound is None else operator.index(bound) for bound in (part.start, part.stop, part.step)
         )
-        if (start or 0) < 0 or (stop or 0) < 0:
-            raise Misuse("out of bounds", f"slice {start}:{stop} on axis {axis} of {self!r}")
+        if ((start or 0) < 0 or (stop or 0) < 0) and _reports_negative():
+            raise Misuse("out of bounds", f"slice {start}:{stop} on axis {axis} of {self!r}{advice.NEGATIVE}")
         return slice(start, stop, step)
 
     def _subarray(self, key: tuple[Any, ...]) -> KernelArray:
@@ -161,12 +206,45 @@ class KernelArray:
 
     def _store(self, key: tuple[Any, ...], value: Any) -> None:
         if isinstance(value, KernelArray):
-            value = value._data
-        elif isinstance(value, RecordReference):
+            raise Misuse("misuse", f"an array is stored in {self!r}: {advice.WHOLE}")
+        if isinstance(value, RecordReference):
             value = value.load()
         if type(value) not in REAL and (why := advice.against_storing(value, self._data.dtype)) is not None:
             raise Misuse("misuse", f"{why} (in {self!r})")
         self._data[key] = stored(value, self._data.dtype)
+
+
+class FlatArray:
+    """The elements of an array in C order."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: KernelArray) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return self._array.size
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array[self._key(index)]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._array[self._key(index)] = value
+
+    def _key(self, index: Any) -> tuple[int, ...]:
+        at, size = operator.index(index), len(self)
+        if at < 0 and not _reports_negative():
+            at += size
+        if not 0 <= at < size:
+            raise Misuse("out of bounds", f"index {index} of the {size} elements of {self._array!r}")
+        key: tuple[int, ...] = ()
+        for length in reversed(self._array.shape):
+            at, place = divmod(at, length)
+            key = (place, *key)
+        return key
 
 
 class RecordReference:
@@ -213,15 +291,21 @@ class Vector(KernelArray):
         self._length = data.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is int and 0 <= index < self._length:
-            return self._number(self._data.item(index))  # twice as fast as from a NumPy integer
+        try:
+            if index >= 0:
+                return self._number(self._data.item(index))  # twice as fast as from a NumPy integer
+        except _NO_ELEMENT:
+            pass
         return KernelArray.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if type(index) is int and 0 <= index < self._length and type(value) in REAL:
-            self._data[index] = value
-        else:
-            KernelArray.__setitem__(self, index, value)
+            try:
+                self._data[index] = value
+                return
+            except OverflowError:  # an integer that wraps
+                pass
+        KernelArray.__setitem__(self, index, value)
 
 
 class Matrix(KernelArray):
@@ -235,18 +319,24 @@ class Matrix(KernelArray):
         self._rows, self._columns = data.shape
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is tuple and len(index) == 2:
-            row, column = index
-            if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
-                return self._number(self._data.item(row, column))
+        if type(index) is tuple:
+            try:
+                row, column = index
+                if row >= 0 and column >= 0:
+                    return self._number(self._data.item(row, column))
+            except _NO_ELEMENT:
+                pass
         return KernelArray.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if type(index) is tuple and len(index) == 2 and type(value) in REAL:
             row, column = index
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
-                self._data[index] = value
-                return
+                try:
+                    self._data[index] = value
+                    return
+                except OverflowError:
+                    pass
         KernelArray.__setitem__(self, index, value)
 
 
@@ -313,6 +403,16 @@ def kernel_array(data: Array, space: str) -> KernelArray:
         kinds = _NARROW if data.dtype.kind in "iu" and data.itemsize < 8 else _KINDS
         kind = kinds[min(data.ndim, 3)]
     return (kind if data.flags.writeable else _READ_ONLY[kind])(data, space)
+
+
+def plain_array(array: KernelArray) -> Array:
+    """The elements as NumPy's array."""
+    return array._data
+
+
+def _reports_negative() -> bool:
+    item: Any = this_thread.item
+    return item is not None and item.group.launch.simulation.negative is NegativeIndices.REPORT
 
 
 def _field(value: Any) -> Any:

@@ -10,7 +10,10 @@ from typing import Any
 
 from ....spi.errors import SimulatorError, UnsupportedError
 from ...functions import DeviceFunction
+from ...names import this_grid
 from ...portable_names import portable_advice
+from .device_code import jit_is_disabled, python_function
+from .device_math import MATH
 from .instructions import why_no_kernel_code, why_not_constant, why_refused
 from .reports import describe
 
@@ -30,10 +33,10 @@ _BLOCK_ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VAL
 _UNKNOWN: Any = object()
 
 
-def check_kernel(function: Callable[..., object], options: Mapping[str, object]) -> None:
+def check_kernel(function: Callable[..., object], options: Mapping[str, object]) -> bool:
     """Check a kernel, and the device functions that it refers to, for code that a GPU would not run.
 
-    Like compilers, skip branches that a constant condition excludes.
+    Like compilers, skip branches that a constant condition excludes. Return whether its blocks may wait for each other.
 
     Raises
     ------
@@ -47,6 +50,7 @@ def check_kernel(function: Callable[..., object], options: Mapping[str, object])
     _check_options(options)
     waiting: list[Any] = [function]
     seen: set[int] = set()
+    cooperative = False
     while waiting:
         each = waiting.pop()
         if id(each) in seen:
@@ -54,11 +58,15 @@ def check_kernel(function: Callable[..., object], options: Mapping[str, object])
         seen.add(id(each))
         given = each.__code__.co_varnames[: each.__code__.co_argcount] if each is function else ()
         for code, line, written, value in UsedNames(each, given).used(each.__code__):
+            cooperative |= value is this_grid
             if isinstance(value, DeviceFunction):
                 _check_options(value.options)
                 waiting.append(value.function)
+            elif (helper := python_function(value)) is not None:
+                waiting.append(helper)
             else:
                 _check(value, written, code, line)
+    return cooperative
 
 
 class UsedNames:
@@ -205,10 +213,13 @@ def _check(value: Any, written: str, code: CodeType, line: int) -> None:
     if _module_of(value) in _HOST_ONLY:
         told = f"{written} is for the host, and no compiler has it: {_HOST_ONLY[_module_of(value)]}"
         raise _misuse(told, code, line)
+    if _module_of(value) == "math" and value not in MATH:
+        raise _misuse(f"{written} is a function that no compiler has", code, line)
     if (
         type(value) is FunctionType
         and (value.__module__ or "").partition(".")[0] not in _LIBRARIES
         and not _known_to_numba(value)
+        and not jit_is_disabled()
     ):
         told = f"{written} is a plain function, which no compiler takes: decorate it with @devmem.kernel(device=True)"
         raise _misuse(told, code, line)

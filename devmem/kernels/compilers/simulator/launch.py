@@ -1,4 +1,7 @@
-"""A simulated launch: a few host threads run the blocks of a grid."""
+"""A simulated launch: a few host threads run the blocks of a grid.
+
+Blocks that may wait for each other, at a barrier of the grid, run as greenlets of a single thread.
+"""
 
 # Decision: docs/adr/0010-kernels-are-compiled-by-the-vendors-compiler.md
 from __future__ import annotations
@@ -6,7 +9,11 @@ from __future__ import annotations
 import math
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from greenlet import getcurrent, greenlet
 
 from ...._core.base.simulation import THREADS, Simulation
 from ....spi.errors import SimulatorError
@@ -14,11 +21,15 @@ from ....spi.types import Extent
 from ....toolkit.host_functions import this_thread
 from ...work_items import Dim3
 from .block_runner import BlockRunner
+from .compiled_blocks import CompiledBlocks
 from .interrupts import Interrupts
 from .kernel_arrays import KernelArray
 from .launch_parameters import Constants, LaunchParameters
 from .lost_updates import track_updates
 from .reports import locals_of
+
+#: Seconds that a thread runs compiled blocks before it looks for an interrupt.
+_TURN = 0.01
 
 
 class SimulatedLaunch(LaunchParameters):
@@ -37,8 +48,11 @@ class SimulatedLaunch(LaunchParameters):
         shared_bytes: int,
         simulation: Simulation,
         constants: Constants,
+        debug: bool,
+        cooperative: bool,
+        compiled: CompiledBlocks | None,
     ) -> None:
-        super().__init__(function, grid, block, shared_bytes, simulation, constants)
+        super().__init__(function, grid, block, shared_bytes, simulation, constants, debug)
         self._makers = makers
         self._order: Sequence[int] = range(math.prod(grid))
         if simulation.shuffle is not None:
@@ -48,6 +62,10 @@ class SimulatedLaunch(LaunchParameters):
         self._failures: dict[int, BaseException] = {}
         self._interrupts = Interrupts()
         self._begun = self._ended = False
+        self._cooperative = cooperative
+        self._compiled = compiled  #: to run in the simulator's place, where it can
+        self._given: tuple[object, ...] | None = None  #: its arguments, once it can
+        self._to_launch: Callable[..., object] | None = None  # switches from a block to the launch
         self._finished: threading.Event | None = (
             None  # made only for a waiter, as it costs more than the rest of this constructor
         )
@@ -86,17 +104,24 @@ class SimulatedLaunch(LaunchParameters):
         return reports[0] if reports else ""
 
     def _run(self) -> None:
+        if self._compiled is not None:
+            self._given = self._compiled.ready(self.simulation, self.arguments)
         helpers = []
         # A reproducible order needs a single thread, as the switches between several are not reproducible.
-        threads = 1 if self.simulation.shuffle is not None else min(THREADS, len(self._order))
+        threads = min(THREADS, len(self._order))
+        if self._cooperative or self.simulation.shuffle is not None:
+            threads = 1
         for _ in range(threads - 1):
             helper = threading.Thread(target=self._help, name="devmem-simulator", daemon=True)
             try:
-                helper.start()
+                helper.start()  # on the stream's thread, where no signal's handler runs
             except RuntimeError:  # no more threads can be started: go on with fewer
                 break
             helpers.append(helper)
-        self._blocks()
+        if self._cooperative:
+            self._blocks_together()
+        else:
+            self._blocks()
         for helper in helpers:
             helper.join()
         for value in self.arguments + tuple(value for error in self._failures.values() for value in locals_of(error)):
@@ -110,6 +135,9 @@ class SimulatedLaunch(LaunchParameters):
             self._blocks()
 
     def _blocks(self) -> None:
+        if self._given is not None:
+            self._compiled_blocks(self._given)
+            return
         at: int | None = -1
         try:
             group = BlockRunner(self)
@@ -123,12 +151,63 @@ class SimulatedLaunch(LaunchParameters):
         except BaseException as error:
             self._failures[-1 if at is None else at] = error
 
-    def _take(self) -> int | None:
+    def _compiled_blocks(self, given: tuple[object, ...]) -> None:
+        """Run ranges of blocks that take so long that taking the next is cheap, and an interrupt does not wait."""
+        assert self._compiled is not None
+        count = 1
+        try:
+            while (first := self._take(count)) is not None:
+                blocks, start = range(first, min(first + count, len(self._order))), time.perf_counter()
+                self._interrupts.run_interruptible(self._compiled.run, blocks, self, given, self._failures)
+                if time.perf_counter() - start < _TURN:
+                    count *= 2
+        except BaseException as error:
+            self._failures[-1] = error
+
+    def _blocks_together(self) -> None:
+        running: dict[int, greenlet] = {}
+        try:
+            self._interrupts.run_interruptible(self._take_turns, running)
+        except BaseException as error:
+            self._failures[-1] = error
+        finally:
+            for block in running.values():
+                if block:
+                    with suppress(SimulatorError):  # the report of the block is made already
+                        block.throw()
+
+    def _take_turns(self, running: dict[int, greenlet]) -> None:
+        """Run each block up to the next barrier of the grid, until all have ended."""
+        self._to_launch = getcurrent().switch
+        running.update((number, greenlet(self._run_block)) for number in self._order)
+        while running:
+            returned = [number for number, block in running.items() if not block.switch(number)]
+            if returned and len(returned) < len(running):
+                told = f"block {tuple(self._block(returned[0]))} has returned without reaching it"
+                for number, block in running.items():
+                    if number not in returned:
+                        block.switch(told)
+            if returned:
+                return
+
+    def _run_block(self, number: int) -> None:
+        group, seed = BlockRunner(self), self.simulation.shuffle
+        try:
+            group.run(self._block(number), None if seed is None else (seed, number))
+        finally:
+            group.close()
+
+    def wait_for_grid(self) -> object:
+        """Go on with the next block. A text says why the block can never go on; anything else: it can."""
+        assert self._to_launch is not None
+        return self._to_launch(True)
+
+    def _take(self, count: int = 1) -> int | None:
         with self._lock:
-            if self._failures or self._next == len(self._order):
+            if self._failures or self._next >= len(self._order):
                 return None
-            self._next += 1
-            return self._next - 1
+            self._next += count
+            return self._next - count
 
     def _block(self, number: int) -> Dim3:
         across, down, _ = self.grid_dim

@@ -30,6 +30,7 @@ class LaunchParameters:
         shared_bytes: int,
         simulation: Simulation,
         constants: Constants,
+        debug: bool,
     ) -> None:
         self.function = function
         self.arguments: tuple[object, ...] = ()
@@ -38,7 +39,12 @@ class LaunchParameters:
         self.shared_bytes = shared_bytes
         self.simulation = simulation
         self.updates = UpdateLog() if simulation.watches else None
+        self.debug = debug
         self._constants = constants
+
+    def wait_for_grid(self) -> object:
+        """Let the other blocks come to the barrier of the grid; a text says why the caller's block can never go on."""
+        raise NotImplementedError
 
     def constant(self, site: MemorySite, code: CodeType, array: Any) -> KernelArray:
         """The copy of a host array for a call in the kernel, made at the first call, as if it were compiled in."""

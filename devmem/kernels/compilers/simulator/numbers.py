@@ -2,6 +2,8 @@
 
 By NumPy's own rules ``a[i] * 0.1`` would be rounded to single precision, the sum of two bools would be a bool, and an unsigned
 element minus a greater constant would wrap around: silently, and unlike on a GPU.
+
+Operators of real numbers are the compiled core's where there is one, which asks `_general` for what it leaves to Python.
 """
 
 from __future__ import annotations
@@ -13,13 +15,28 @@ from typing import Any
 
 import numpy as np
 
+from ...._native import core
+from ...work_items import this_thread
+
 ARITHMETIC = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
 SHIFTS = "lshift", "rshift"
 BITWISE = "and", "or", "xor"
+DIVISIONS = "truediv", "floordiv", "mod"
 EQUALITY = "eq", "ne"
 ORDER = "lt", "le", "gt", "ge"
 
 _INTEGERS = "biu"
+#: What NumPy's floats and Python's have in common, but for division by zero.
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/"}
+#: A method of floats with Python's operator in its source: a call of `operator.add` would take longer than it. In float32 the
+#: result is rounded twice, which changes nothing: first to more than twice the digits.
+_OF_FLOATS = """
+def method(self, other):
+    try:
+        return makers[type(other)]({})
+    except (KeyError, ZeroDivisionError):
+        return general(self, other)
+"""
 _PYTHON: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 
 
@@ -85,14 +102,46 @@ def _number(native: Any) -> Any:
 
     It has one base class, as NumPy crashes when it converts a scalar with several.
     """
-    base = {"i": np.int64, "u": np.uint64}.get(np.dtype(native).kind, native)
-    names: dict[str, Any] = {"__slots__": (), "native": native, "base": base}
+    kind = np.dtype(native).kind
+    base = {"i": np.int64, "u": np.uint64}.get(kind, native)
+    found: Any = None
+    if core is not None and native in _COMPILED:
+        found = core.number_class(
+            native.__name__, base, _COMPILED[native], result("add", native, np.float32) is np.float32
+        )
+    if found is None:
+        found = type(native.__name__, (base,), {"__slots__": ()})
+        _IN_PYTHON.add(found)
+    found.__name__, found.native, found.base = native.__name__, native, base  # by that name errors tell of it
+    found.__repr__ = base.__str__  # as a tuple of them is printed by devices
     for part in "real", "imag":
-        names[part] = property(_of_part(getattr(base, part)))
+        setattr(found, part, property(_of_part(getattr(base, part))))
     for method in "conjugate", "__round__":
         if hasattr(base, method):  # complex numbers are not rounded
-            names[method] = _of_method(getattr(base, method))
-    return type(native.__name__, (base,), names)
+            setattr(found, method, _of_method(getattr(base, method)))
+    return found
+
+
+def _general(name: str, left: Any, right: Any) -> Any:
+    """What Python does with the methods of an operator of two operands, at least one of them of a compiled class."""
+    for own, other, method in ((left, right, f"__{name}__"), (right, left, f"__r{name}__")):
+        function = _METHODS.get((type(own), method))
+        found = NotImplemented if function is None else function(own, other)
+        if found is not NotImplemented:
+            return found
+    return NotImplemented
+
+
+#: Methods that a compiled class leaves to Python, by class and name.
+_METHODS: dict[tuple[type, str], Any] = {}
+#: The classes whose operators are all methods in Python.
+_IN_PYTHON: set[type] = set()
+_LEFT_TO_PYTHON = {"__pow__", "__rpow__", "__pos__", "__invert__"}
+#: The NumPy types whose operators the compiled core has, and what it calls them: 1 signed, 2 unsigned, 3 float32, 4 float64.
+_COMPILED: dict[Any, int] = {np.float32: 3, np.float64: 4}
+_COMPILED |= {np.dtype(f"{sign}int{bits}").type: 1 + bool(sign) for bits in (8, 16, 32, 64) for sign in ("", "u")}
+if core is not None:
+    core.number_results(_general, _FALSE, _TRUE)
 
 
 def _of_part(part: Any) -> Callable[[Any], Any]:
@@ -161,8 +210,8 @@ def stored(value: Any, dtype: np.dtype[Any]) -> Any:
     return value.astype(dtype) if isinstance(value, np.integer) else value
 
 
-def _numpy_number(value: Any) -> Any:
-    """A kernel number as a plain NumPy number."""
+def numpy_number(value: Any) -> Any:
+    """A kernel number as a plain NumPy number; any other value unchanged."""
     native = numpy_type(type(value))
     try:
         return value if native is None else native(value)
@@ -182,7 +231,7 @@ def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
     other = numpy_type(kind)
     left, right = (other, mine.native) if reflected else (mine.native, other)
     if other is None and issubclass(kind, np.generic):  # such as float16: NumPy's own rules
-        return kernel_number, _numpy_number
+        return kernel_number, numpy_number
     found = None if other is None else result(name, left, right)
     if found is None:
         return None, None
@@ -194,33 +243,48 @@ def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
     # NumPy's own operator gives the same result, faster.
     same = cast is mine.base and (issubclass(kind, mine.base) or kind in (int, float, complex))
     exact = name == "pow" and np.dtype(found).kind in _INTEGERS
+    if cast is np.float64 and name in ("add", "sub", "mul"):
+        cast = float  # the same arithmetic, twice as fast, and none of it raises
+    elif name == "pow" and cast is np.float32 and np.dtype(right).kind in _INTEGERS:
+        return TYPES[found], np.float64  # which holds larger exponents, odd ones among them
     return TYPES[found], None if same and not exact else cast
 
 
 def _binary(mine: Any, name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
     operation = _power if name == "pow" else getattr(operator, f"__{name}__")
     direct = getattr(mine.base, f"__{'r' if reflected else ''}{name}__")
-    cases: dict[type, tuple[Any, Any]] = {}
+    divides, cases = name in DIVISIONS, dict[type, tuple[Any, Any]]()
+    makers: dict[type, Any] = {}  # of `cases`, those whose result is a float
 
     def method(self: Any, other: Any) -> Any:
         try:
             make, cast = cases[type(other)]
         except KeyError:
             make, cast = cases[type(other)] = _case(name, mine, type(other), reflected)
+            if make in (TYPES[np.float32], TYPES[np.float64]):
+                makers[type(other)] = make
         if make is None:
             return NotImplemented
+        if divides and not (self if reflected else other) and (item := this_thread.item) is not None and item.debug:
+            raise ZeroDivisionError("division by zero")
         try:
             if cast is None:
                 return make(direct(self, other))
-            operands = cast(self), cast(other)
-            return make(operation(*(operands[::-1] if reflected else operands)))
+            if reflected:
+                return make(operation(cast(other), cast(self)))
+            return make(operation(cast(self), cast(other)))
         except OverflowError:
             if type(other) is not int:
                 raise
         unsigned = _UINT64(other)  # as compilers take a constant that needs all 64 bits
         return operation(unsigned, self) if reflected else operation(self, unsigned)
 
-    return method
+    if name not in _SIGNS or not issubclass(mine.base, np.floating):
+        return method
+    values: dict[str, Any] = {"__name__": __name__, "makers": makers, "general": method}
+    operands = "float(other)", "float(self)"
+    exec(_OF_FLOATS.format(f" {_SIGNS[name]} ".join(operands if reflected else operands[::-1])), values)
+    return values["method"]  # type: ignore[no-any-return]
 
 
 def _unary(mine: Any, name: str) -> Callable[[Any], Any]:
@@ -243,13 +307,22 @@ def _bool_operator(name: str) -> Callable[[Any, Any], Any]:
     return method
 
 
+def _bool_division(name: str, reflected: bool) -> Callable[[Any, Any], Any]:
+    method = f"__{'r' * reflected}{name}__"
+
+    def divide(self: Any, other: Any) -> Any:
+        return getattr(TYPES[np.int64](self), method)(int(other)) if isinstance(other, int) else NotImplemented
+
+    return divide
+
+
 def _array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
     """NumPy functions get NumPy numbers; results become kernel numbers. Operators with NumPy on the left come here too."""
     if ufunc in _UFUNCS and method == "__call__" and not options:
         operands = [kernel_number(each) for each in inputs]
         if all(type(each) in _CLASSES for each in operands):
             return _UFUNCS[ufunc](*operands)
-    found = getattr(ufunc, method)(*map(_numpy_number, inputs), **options)
+    found = getattr(ufunc, method)(*map(numpy_number, inputs), **options)
     return tuple(map(kernel_number, found)) if isinstance(found, tuple) else kernel_number(found)
 
 
@@ -261,18 +334,26 @@ def _rdivmod(self: Any, other: Any) -> Any:
     return other // self, other % self
 
 
+for _name in "truediv", "floordiv", "mod":  # Python's own raise where the divisor is False
+    for _reflected in False, True:
+        setattr(Bool, f"__{'r' * _reflected}{_name}__", _bool_division(_name, _reflected))
 for _name in BITWISE + EQUALITY + ORDER:
     setattr(Bool, f"__{_name}__", _bool_operator(_name))
 for _native, _kind in TYPES.items():
     if _native is np.bool_:
         continue
+    _methods: dict[str, Any] = {
+        f"__{_name}__": _binary(_kind, _name) for _name in ARITHMETIC + SHIFTS + BITWISE + EQUALITY + ORDER
+    }
     for _name in ARITHMETIC + SHIFTS + BITWISE:
-        setattr(_kind, f"__{_name}__", _binary(_kind, _name))
-        setattr(_kind, f"__r{_name}__", _binary(_kind, _name, reflected=True))
-    for _name in EQUALITY + ORDER:
-        setattr(_kind, f"__{_name}__", _binary(_kind, _name))
+        _methods[f"__r{_name}__"] = _binary(_kind, _name, reflected=True)
     for _name in ("neg", "pos", "invert") if np.dtype(_native).kind in _INTEGERS else ("neg", "pos"):
-        setattr(_kind, f"__{_name}__", _unary(_kind, _name))
+        _methods[f"__{_name}__"] = _unary(_kind, _name)
+    for _name, _method in _methods.items():
+        if _kind in _IN_PYTHON or _name in _LEFT_TO_PYTHON:
+            setattr(_kind, _name, _method)
+        else:
+            _METHODS[_kind, _name] = _method
     _kind.__abs__, _kind.__divmod__, _kind.__rdivmod__ = _absolute, _divmod, _rdivmod
 for _kind in _CLASSES:
     _kind.__array_ufunc__ = _array_ufunc

@@ -9,14 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...._core.base.address import bytes_at
 from ...._core.base.layout import span
-
-
-class _Bytes:
-    """Bytes at an address, from which NumPy makes an array."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 def array_at(
@@ -24,7 +18,7 @@ def array_at(
 ) -> npt.NDArray[Any]:
     """The array whose lowest byte is at ``address``; ``low``, zero or negative, is that byte's offset from the first element."""
     reach = span(shape, strides, dtype.itemsize)[1] - low
-    return np.ndarray(shape, dtype, np.asarray(_Bytes(address, reach)), -low, strides)
+    return np.ndarray(shape, dtype, bytes_at(address, reach), -low, strides)
 
 
 def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -418,6 +418,7 @@ def test_numbers_of_one_element():
         assert int(one) == 3
         assert float(one) == 3.0
         assert complex(one) == 3
+    assert complex(dm.to_device(np.array([1 + 2j]))) == 1 + 2j
     assert not dm.to_device(0)
     for many in (dm.zeros(2), dm.zeros(0)):
         for kind in (bool, int, float, complex):

@@ -166,7 +166,7 @@ def test_it_returns_while_the_stream_is_held(way, need, hold):
     assert under_way.done()
     assert under_way.wait(timeout=0) is True
     assert under_way.result() is under_way.result()
-    assert np.array_equal(under_way.result(timeout=30), DATA)
+    assert np.array_equal(under_way.result(timeout=100), DATA)
     assert "done" in repr(under_way)
     dm.synchronize()
     assert np.array_equal(room, DATA)
@@ -254,7 +254,7 @@ def test_two_threads_wait(way, need, hold, device):
             thread.start()
         latch.release()
         for thread in threads:
-            thread.join(30)
+            thread.join(100)
             assert not thread.is_alive()
     assert len(found) == 8
     assert all(each is found[0] for each in found)

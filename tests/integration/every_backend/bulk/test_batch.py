@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.bulk.batch import upload
 from devmem.testing import every_failure
 
 pytestmark = pytest.mark.usefixtures("tidy", "device")
@@ -136,11 +137,12 @@ def test_device_arrays_of_another_device_are_copied(second):
     np.testing.assert_array_equal(down[1], np.arange(4))
 
 
-def test_they_share_one_block_as_long_as_one_of_them_lives():
+def test_they_share_one_block_as_long_as_one_of_them_lives(device):
     before = dm.memory_info().live
     arrays = dm.to_device_many([np.full(100, number, "u1") for number in range(10)])
     assert dm.memory_info().live - before == 10 * 256
-    assert all(array.ptr % 256 == 0 for array in arrays)
+    alignment = min(256, device.info.alignment)
+    assert all(array.ptr % alignment == 0 for array in arrays)
     last = arrays[7]
     del arrays
     gc.collect()
@@ -303,7 +305,9 @@ def test_what_comes_down_is_counted_once():
     arrays = [dm.to_device(np.arange(512.0).reshape(16, 32)) for _ in range(3)]
     dm.transfer_stats(reset=True)
     down = dm.to_host_many([arrays[0][:, ::2], arrays[1], arrays[2].T])
-    assert sum(path["bytes"] for path in dm.transfer_stats().values()) == sum(each.nbytes for each in down)
+    assert sum(path["bytes"] for path in dm.transfer_stats(reset=True).values()) == sum(each.nbytes for each in down)
+    dm.to_host_many(arrays)
+    assert [path["copies"] for path in dm.transfer_stats().values()] == [1]
 
 
 def test_freed_arrays_are_refused():
@@ -347,6 +351,31 @@ def pinned(nbytes, seed=0):
     return array
 
 
+def described(arrays):
+    kept = {id(array.allocation): None for array in arrays}
+    first = min(array.ptr for array in arrays if array.nbytes)
+    return [
+        (
+            type(array), array.ptr and array.ptr - first, array.shape, array.dtype, array.strides, array.stream,
+            array.open_device, list(kept).index(id(array.allocation)), array.allocation.freed,
+        )
+        for array in arrays
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_the_compiled_core_makes_the_arrays_that_python_makes(monkeypatch, bound):
+    if upload.core is None:
+        pytest.skip("Python makes them")
+    data, stream = np.arange(24.0), dm.stream() if bound else 0
+    tree = [data, data.reshape(2, 3, 4), np.zeros((0, 3), "i2"), np.float32(7), data[:5].astype("u1"), data[:0], data]
+    compiled = dm.to_device_many(tree, stream)
+    monkeypatch.setattr(upload, "core", None)
+    python = dm.to_device_many(tree, stream)
+    assert described(compiled) == described(python)
+    assert same(tree, compiled) and same(tree, python)
+
+
 def test_page_locked_leaves_are_copied_from_where_they_are_by_one_call(need, recorded):
     need("batch_copy")
     leaves = [pinned(32 * KIB + number, number) for number in range(20)]
@@ -363,6 +392,39 @@ def test_page_locked_leaves_are_copied_from_where_they_are_by_one_call(need, rec
     assert [call.method for call in seen].count("copy") == 3  # the small ones together, and each of the large
     assert same(tree, up)
     assert dm.transfer_stats()["h2d batch"]["bytes"] == sum(leaf.nbytes for leaf in leaves)
+    with recorded.during() as seen:
+        dm.to_device_many(leaves[:1], stream)
+    assert [call.method for call in seen if call.method.startswith("copy")] == ["copy"]
+
+
+def test_arrays_are_made_while_the_device_copies(need, recorded, monkeypatch):
+    need("batch_copy")
+    make, began = upload._Upload._arrays, []
+
+    def made(*what, **how):
+        began.append("copy_batch" in [call.method for call in recorded.log])
+        return make(*what, **how)
+
+    monkeypatch.setattr(upload._Upload, "_arrays", made)
+    tree, stream = [pinned(32 * KIB, number) for number in range(10)], dm.stream()
+    up = dm.to_device_many(tree, stream)
+    assert began == [True]
+    assert same(tree, up)
+
+
+def test_views_of_one_page_locked_array_are_looked_at_once(need, monkeypatch):
+    """What takes as long for each as its place in the batch."""
+    need("batch_copy")
+    looked, look = [], upload.host_memory_of
+    monkeypatch.setattr(upload, "host_memory_of", lambda *what, **how: looked.append(what) or look(*what, **how))
+    one, other = dm.pinned_array((50, 32 * KIB), np.uint8), dm.pinned_array((50, 32 * KIB), np.uint8)
+    one[...], other[...] = 1, 2
+    plain = np.full((3, 32 * KIB), 3, np.uint8)
+    tree = [*one, *plain, *other, plain[0].copy()]
+    before = dm.transfer_stats().get("h2d batch", {"bytes": 0})["bytes"]
+    assert same(tree, dm.to_device_many(tree, dm.stream()))
+    assert len(looked) == 3
+    assert dm.transfer_stats()["h2d batch"]["bytes"] - before == one.nbytes + other.nbytes
 
 
 def test_sources_of_a_batch_live_until_the_stream_has_passed(need, hold):
@@ -382,6 +444,59 @@ def test_sources_of_a_batch_live_until_the_stream_has_passed(need, hold):
         latch.release()
     for found, expected in zip(dm.to_host_many(up), wanted, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("which", ["legacy", "per thread", "none named"])
+def test_on_a_default_stream_another_one_takes_the_batch_ordered_by_two_events(need, hold, recorded, device, which):
+    """Drivers refuse the call there. What is on the default stream comes before, and what comes to be there, after."""
+    need("batch_copy", "hold")
+    stream = {"legacy": dm.legacy_default_stream, "per thread": dm.per_thread_default_stream}.get(which, lambda: 0)()
+    leaves = [pinned(32 * KIB, number) for number in range(10)]
+    wanted = [leaf.copy() for leaf in leaves]
+    if which == "none named":
+        with recorded.during() as seen:
+            assert same(leaves, dm.to_device_many(leaves))
+    else:
+        with hold(stream) as latch, recorded.during() as seen:
+            up = dm.to_device_many(leaves, stream)
+            outs = [dm.pinned_array(32 * KIB, np.uint8) for _ in leaves]
+            for array, out in zip(up, outs, strict=True):
+                array.copy_to_host(out, stream=stream)
+            assert not stream.query()
+            latch.release()
+        del leaves
+        stream.synchronize()
+        assert same(wanted, outs)
+    calls = [call for call in seen if call.method in ("copy_batch", "stream_wait", "event_record")]
+    at = [call.method for call in calls].index("copy_batch")
+    on = calls[at].args[4]
+    assert on not in (1, 2)
+    assert [call.method for call in calls[at - 2 : at + 3]] == [
+        "event_record", "stream_wait", "copy_batch", "event_record", "stream_wait",
+    ]  # fmt: skip
+    assert (calls[at - 1].args[0], calls[at + 1].args[1]) == (on, on)
+    with recorded.during() as seen:
+        dm.to_device_many([pinned(32 * KIB, number) for number in range(10)], stream)
+    assert "stream_create" not in [call.method for call in seen], "made once"
+    with recorded.during() as seen:
+        dm.to_device_many([pinned(32 * KIB, number) for number in range(3)], stream)
+    assert "copy_batch" not in [call.method for call in seen], "not worth two events"
+
+
+def test_a_driver_that_turns_out_to_have_no_call_for_several_copies_is_asked_once(need, device, monkeypatch):
+    need("batch_copy")
+    asked = []
+
+    def refuse(*arguments):
+        asked.append(arguments)
+        raise dm.UnsupportedError("no such call")
+
+    monkeypatch.setattr(device.driver(), "copy_batch", refuse, raising=False)
+    monkeypatch.setattr(device.opened().copies, "batches", True)  # what it will be again afterwards
+    leaves = [pinned(32 * KIB, number) for number in range(10)]
+    for stream in (dm.stream(), 0, dm.stream()):
+        assert same(leaves, dm.to_device_many(leaves, stream))
+    assert len(asked) == 1
 
 
 def test_registered_leaves_arrive(need):
@@ -420,7 +535,7 @@ def test_arrays_of_their_own_are_put_together_by_one_call(need, recorded):
     hosts = [np.random.default_rng(number).random(100 + number) for number in range(20)]
     arrays = [dm.to_device(host) for host in hosts]
     with recorded.during() as seen:
-        down = dm.to_host_many(arrays)
+        down = dm.to_host_many(arrays, dm.stream())
     names = [call.method for call in seen]
     assert (names.count("copy_batch"), names.count("copy")) == (1, 1)
     assert same(hosts, down)

@@ -15,9 +15,10 @@ import pytest
 import devmem as dm
 from devmem import plugins
 from devmem._core.base.array_view import ArrayView
-from devmem._core.bulk.files import disk
+from devmem._core.bulk.files import disk, npy
 from devmem._core.copy.staging import Download
 from devmem._core.copy.submit import Submitter
+from devmem.adapters.kvikio import KvikIO
 
 SLOT, SLOTS = 1024, 3
 DATA = np.random.default_rng(1).integers(0, 256, (12, 20, 30), np.uint8).view("i2")
@@ -41,11 +42,23 @@ ARRAYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def staged(with_settings, need_kind):
-    """Everything from 100 bytes on passes through a few small slots."""
+@pytest.fixture(autouse=True, params=["slots", "direct"])
+def staged(request, with_settings, need_kind, device, monkeypatch):
+    """Everything from 100 bytes on passes through a few small slots; or past them, where a backend moves files by itself."""
     need_kind("pinned")
+    files_by(request.param, device, monkeypatch)
     with_settings(STAGING_THRESHOLD="100", STAGING_SLOT_BYTES=str(SLOT), STAGING_SLOTS=str(SLOTS), STAGING_THREADS="2")
+    return request.param
+
+
+def files_by(way, device, monkeypatch):
+    """Let files pass through slots or past them."""
+    if way == "slots":
+        monkeypatch.setitem(plugins.registry.files, device.backend, None)
+        return
+    found = plugins.registry.direct_files(device.backend)
+    if found is None or found.unavailable():
+        pytest.skip(f"files pass through slots on {device.backend} devices")
 
 
 def same(found, expected):
@@ -166,11 +179,28 @@ def test_raw_files_are_loaded_at_an_offset(offset, tmp_path):
     assert dm.load(tmp_path / "raw", dtype="f8", shape=(0, 3), offset=offset).shape == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("begin", "told"),
+    [
+        (b"PAR1\x15\x04", r"a Parquet file.*pyarrow.*load-data\.md"),
+        (b"ARROW1\0\0", r"an Arrow file.*pyarrow.*load-data\.md"),
+        (b"\x89HDF\r\n\x1a\n", r"an HDF5 file.*h5py"),
+        (b"PK\x03\x04" + bytes(22) + b"\x10\0\x12\0archive/data.pkl", r"a PyTorch file.*torch\.load.*\.safetensors"),
+        (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", r"a PyTorch file.*torch\.load.*\.safetensors"),
+    ],
+)
+def test_the_file_of_another_library_is_named(begin, told, tmp_path):
+    (tmp_path / "data").write_bytes(begin + bytes(1000))
+    with pytest.raises(dm.LayoutError, match=f"data: {told}"):
+        dm.load(tmp_path / "data")
+
+
 def test_what_is_said_wrongly(tmp_path):
     raw, npy = tmp_path / "raw", tmp_path / "a.npy"
     raw.write_bytes(DATA.tobytes())
     np.save(npy, DATA)
     np.savez(tmp_path / "a.npz", DATA)
+    (tmp_path / "a.npz").rename(tmp_path / "a.zip")
     np.save(tmp_path / "objects.npy", np.array([None, 3]), allow_pickle=True)
     for arguments, told in [
         ({"path": raw}, "no .npy file"),
@@ -185,7 +215,7 @@ def test_what_is_said_wrongly(tmp_path):
         ({"path": npy, "offset": 2**63}, rf"offset={2**63}"),
         ({"path": raw, "dtype": "i2", "shape": (1 << 40, 1 << 40)}, "does not fit"),
         ({"path": npy, "dtype": "i2", "shape": 3}, "by itself"),
-        ({"path": tmp_path / "a.npz"}, "zip archive"),
+        ({"path": tmp_path / "a.zip"}, "zip archive"),
         ({"path": tmp_path / "objects.npy"}, "Python objects"),
     ]:
         with pytest.raises(dm.LayoutError, match=told):
@@ -307,17 +337,18 @@ def test_a_file_that_is_cut_short(cut, tmp_path, tidy):
     assert "a.npy" in str(told.value)
 
 
-def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, tidy):
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="no reads at a position here")
+def test_a_file_that_shrinks_while_it_is_read(staged, tmp_path, monkeypatch, tidy):
     np.save(tmp_path / "a.npy", DATA)
-    sound = disk.OpenFile._read_some
+    sound, late = os.preadv, 128 + (4 * SLOT if staged == "slots" else 0)
 
-    def read(self, view, offset):
-        if offset >= 128 + 4 * SLOT:
-            os.truncate(tmp_path / "a.npy", max(offset, 128 + 4 * SLOT) + 10)
-            monkeypatch.setattr(disk.OpenFile, "_read_some", sound)
-        return sound(self, view, offset)
+    def read(file, views, offset):
+        if offset >= late:
+            os.truncate(tmp_path / "a.npy", offset + 10)
+            monkeypatch.setattr(os, "preadv", sound)
+        return sound(file, views, offset)
 
-    monkeypatch.setattr(disk.OpenFile, "_read_some", read)
+    monkeypatch.setattr(os, "preadv", read)
     dm.synchronize()
     dm.trim()
     live = dm.memory_info().live
@@ -375,7 +406,7 @@ def test_only_regular_files_are_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_full_disk_leaves_what_was_there(turned, tmp_path, monkeypatch, tidy):
+def test_a_full_disk_leaves_what_was_there(turned, staged, tmp_path, monkeypatch, tidy):
     (tmp_path / "a.npy").write_bytes(b"before")
     array = dm.to_device(DATA)
     full, written, fetched = OSError(errno.ENOSPC, "No space left on device"), [], [0]
@@ -389,7 +420,7 @@ def test_a_full_disk_leaves_what_was_there(turned, tmp_path, monkeypatch, tidy):
 
     def refuse(*arguments):
         written.append(arguments)
-        if len(written) > (0 if turned else 4):
+        if len(written) > (0 if turned else 4 if staged == "slots" else 1):  # the first one writes the header
             raise full
         return sound(*arguments)
 
@@ -481,8 +512,8 @@ def test_failures_of_the_driver(recorded, method, way, tmp_path):
 # -- bounded, and in order ---------------------------------------------------------------------------------------------
 
 
-def test_in_bounded_memory(with_settings, tmp_path):
-    """However large the file is, it passes through the slots, and no host array holds it."""
+def test_in_bounded_memory(staged, with_settings, tmp_path):
+    """However large the file is, it passes through the slots or past them, and no host array holds it."""
     with_settings(STAGING_SLOT_BYTES=str(64 * SLOT))
     large = np.random.default_rng(2).integers(0, 256, 16 << 20, np.uint8)
     np.save(tmp_path / "a.npy", large)
@@ -501,8 +532,8 @@ def test_in_bounded_memory(with_settings, tmp_path):
     assert ring.slot_bytes == 64 * SLOT
     assert np.array_equal(np.load(tmp_path / "b.npy"), large)
     assert np.array_equal(np.load(tmp_path / "c.npy"), large.reshape(256, 256, 256).transpose(1, 2, 0))
-    stats = dm.transfer_stats()
-    assert stats["h2d file"]["bytes"] == stats["d2h file"]["bytes"] == large.nbytes
+    stats, way = dm.transfer_stats(), "file" if staged == "slots" else "file direct"
+    assert stats[f"h2d {way}"]["bytes"] == stats[f"d2h {way}"]["bytes"] == large.nbytes
 
 
 def test_without_slots_it_is_bounded_too(with_settings, tmp_path):
@@ -558,10 +589,11 @@ def test_loading_is_ordered_on_its_stream(need, hold, tmp_path):
     assert np.all(there.copy_to_host() == 7)
 
 
-def test_saving_waits_for_the_arrays_stream(need, hold, tmp_path, device):
+@pytest.mark.parametrize("own", [True, False], ids=["its own", "one that the default stream comes after"])
+def test_saving_waits_for_the_arrays_stream(own, need, hold, tmp_path, device):
     need("hold")
-    stream = dm.stream(non_blocking=True)
-    array = dm.to_device(DATA, stream=stream)
+    stream = dm.stream(non_blocking=own)
+    array = dm.to_device(DATA, stream=stream if own else 0)
     dm.save(array, tmp_path / "a.npy")
     errors, done = [], threading.Event()
 
@@ -581,7 +613,7 @@ def test_saving_waits_for_the_arrays_stream(need, hold, tmp_path, device):
         assert not done.wait(0.2), "it was written before the stream came to it"
         assert np.array_equal(np.load(tmp_path / "a.npy"), DATA), "a reader sees the file that was there"
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     thread.join()
     assert not errors
     assert np.all(np.load(tmp_path / "a.npy") == 5)
@@ -595,7 +627,7 @@ def test_threads_that_load_save_and_copy(device, tmp_path):
         rng = np.random.default_rng(number)
         try:
             with dm.use_backend(device.backend):
-                barrier.wait(30)
+                barrier.wait(100)
                 for _ in range(12):
                     sent = rng.integers(0, 256, int(rng.integers(100, 9000)), np.uint8)
                     array = dm.to_device(sent)
@@ -611,7 +643,7 @@ def test_threads_that_load_save_and_copy(device, tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(40)
+        thread.join(100)
         assert not thread.is_alive()
     assert failures == []
     assert left(tmp_path) == ["1.npy", "3.npy"]
@@ -689,8 +721,10 @@ def test_a_direct_reader_is_used_where_it_can_be(reason, device, monkeypatch, tm
     monkeypatch.setitem(plugins.registry.files, device.backend, direct)
     monkeypatch.setitem(plugins.DIRECT_FILES, device.backend, "")
     np.save(tmp_path / "a.npy", DATA)
-    stream = dm.stream()
-    there = dm.load(tmp_path / "a.npy", stream=stream)
+    there, stream = (
+        dm.load(tmp_path / "a.npy"),
+        dm.stream(),
+    )  # a load on a stream would be direct where that is idle at once
     there.fill(3, stream=stream)
     dm.save(there, tmp_path / "b.npy")
     assert np.array_equal(np.load(tmp_path / "b.npy"), np.full_like(DATA, 3))
@@ -703,7 +737,7 @@ def test_a_direct_library_that_stops_short(device, monkeypatch, tmp_path, tidy):
     monkeypatch.setitem(plugins.registry.files, device.backend, Direct(device, short=5))
     monkeypatch.setitem(plugins.DIRECT_FILES, device.backend, "")
     np.save(tmp_path / "a.npy", DATA)
-    with pytest.raises(OSError, match=r"a\.npy: \d+ of \d+ bytes"):
+    with pytest.raises(dm.LayoutError, match=rf"a\.npy: {DATA.nbytes - 5} bytes found .* {DATA.nbytes} expected"):
         dm.load(tmp_path / "a.npy")
     there = dm.to_device(DATA)
     with pytest.raises(OSError, match=r"b\.npy: \d+ of \d+ bytes"):
@@ -711,13 +745,14 @@ def test_a_direct_library_that_stops_short(device, monkeypatch, tmp_path, tidy):
     assert left(tmp_path) == ["a.npy"]
 
 
-def test_with_kvikio_itself(device, tmp_path):
+def test_with_kvikio_itself(device, monkeypatch, tmp_path):
     """Where it is installed; without GPUDirect Storage it moves the bytes in its own compatibility mode."""
     pytest.importorskip("kvikio")
-    if device.backend not in plugins.DIRECT_FILES:
-        pytest.skip(f"no library moves files to the memory of {device.backend} devices")
-    library = plugins.registry.direct_files(device.backend)
+    library = plugins.Registry().direct_files(device.backend)
+    if not isinstance(library, KvikIO):
+        pytest.skip(f"KvikIO moves no files to the memory of {device.backend} devices")
     library.unavailable()
+    monkeypatch.setitem(plugins.registry.files, device.backend, library)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_reason", None)
         np.save(tmp_path / "a.npy", DATA)
@@ -728,3 +763,54 @@ def test_with_kvikio_itself(device, tmp_path):
         assert {"h2d file direct", "d2h file direct"} <= dm.transfer_stats().keys()
         with pytest.raises(OSError, match="KvikIO"):
             library.read(str(tmp_path / "nothing"), 0, there.ptr, 10)
+
+
+def test_loading_comes_after_the_default_stream(need, hold, tmp_path):
+    """A stream that waits for the default one may have no work of its own."""
+    need("hold")
+    small = DATA.ravel()[: SLOTS * SLOT // 2]
+    np.save(tmp_path / "a.npy", small)
+    array, stream = dm.to_device(small), dm.stream()
+    dm.load(tmp_path / "a.npy", to=array, stream=stream)
+    array.fill(3, stream=dm.default_stream())
+    dm.synchronize()
+    with hold(dm.default_stream()) as latch:
+        array.fill(7, stream=dm.default_stream())
+        dm.load(tmp_path / "a.npy", to=array, stream=stream)
+        latch.release()
+    dm.synchronize()
+    same(array.copy_to_host(), small)
+
+
+def test_the_file_that_was_opened_is_read_to_its_end(tmp_path, monkeypatch):
+    """Whole, although another one takes its place after its header was read."""
+    np.save(tmp_path / "a.npy", DATA)
+    read_header = npy.read_header
+
+    def replaced(*args):
+        found = read_header(*args)
+        np.save(tmp_path / "b.npy", np.full_like(DATA, 5))
+        (tmp_path / "b.npy").replace(tmp_path / "a.npy")
+        return found
+
+    monkeypatch.setattr(npy, "read_header", replaced)
+    same(dm.load(tmp_path / "a.npy").copy_to_host(), DATA)
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid") or os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_file_that_is_not_to_be_written_is_replaced(turned, tmp_path):
+    """Its folder may be written to: that is what replacing asks for; the new file has its permissions."""
+    array = dm.to_device(DATA)[:, ::-1] if turned else dm.to_device(DATA)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    os.chown(tmp_path, 65534, 65534)
+    os.seteuid(65534)
+    try:
+        (tmp_path / "a.npy").write_bytes(b"before")
+        (tmp_path / "a.npy").chmod(0o440)
+        dm.save(array, tmp_path / "a.npy")
+    finally:
+        os.seteuid(0)
+    assert (tmp_path / "a.npy").stat().st_mode & 0o777 == 0o440
+    same(np.load(tmp_path / "a.npy"), array.copy_to_host())

@@ -357,8 +357,9 @@ def test_streams_say_which_they_are():
     assert repr(legacy) == "<Legacy default CUDA stream>"
     assert repr(mine) == "<Per-thread default CUDA stream>"
     assert repr(own) == f"<CUDA stream {int(own)}>"
-    assert own.__cuda_stream__() == (0, own.handle)
-    assert default.__cuda_stream__() == (0, 0)
+    if own.device.info.exchange.cuda_stream:
+        assert own.__cuda_stream__() == (0, own.handle)
+        assert default.__cuda_stream__() == (0, 0)
     for each in (own, default, legacy, mine):
         assert each
         assert not each.external
@@ -477,7 +478,7 @@ def test_callbacks_are_called_in_order_when_the_stream_has_passed(need, hold):
         stream.add_callback(lambda *_: done.set())
         assert not calls
         latch.release()
-    assert done.wait(20)
+    assert done.wait(100)
     assert calls == [(stream, 0, number) for number in range(5)]
 
 

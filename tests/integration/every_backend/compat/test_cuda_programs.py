@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
 import threading
 
@@ -195,7 +196,7 @@ def test_a_thread_for_each_device(device):
     for each in threads:
         each.start()
     for each in threads:
-        each.join(20)
+        each.join(100)
     assert results == {number: 10 * number for number in range(len(cuda.gpus))}
 
 
@@ -229,10 +230,20 @@ def test_arguments_by_their_names(kernels):
     assert d.copy_to_host().tolist() == [3, 4, 5, 6]
 
 
-def test_arrays_in_a_tuple_are_refused(kernels):
-    d = cuda.to_device(np.arange(4.0))
-    with pytest.raises(TypeError, match="one by one"):
-        increase[1, 4]((d, d), 1)
+def test_arrays_in_a_tuple(kernels):
+    @cuda.jit
+    def difference(pair, out):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = pair[0][i] - pair[1][i]
+
+    d, out = cuda.to_device(np.arange(4.0)), cuda.device_array(4)
+    host = np.ones(4)
+    with pytest.warns(dm.DevmemWarning, match="uploaded"):
+        difference[1, 4]((d, host), out)
+    assert out.copy_to_host().tolist() == [-1, 0, 1, 2]
+    with pytest.raises(TypeError, match="SmartArray"):
+        difference[1, 4]((d, dm.SmartArray(host)), out)
 
 
 def test_a_kernel_on_host_arrays(kernels):
@@ -292,11 +303,15 @@ def twice_each_and_more(array):
 def test_a_kernel_that_a_kernel_calls_is_a_function(kernels):
     """As in numba.cuda: ``device=True`` is for functions that are never launched, and need not be said."""
     d = cuda.to_device(np.arange(4.0))
-    twice_each[1, 4](d)
+    twice_each.specialize(d)[1, 4](d)
     twice_each_and_more[1, 4](d)
     assert d.copy_to_host().tolist() == [2, 6, 10, 14]
-    with pytest.raises(ValueError, match="is launched with a grid"):
+    with pytest.raises(ValueError, match="launch configuration was not specified"):
         twice(1)
+    with pytest.raises(ValueError, match=r"griddim must be a sequence of 1, 2 or 3 integers, got \[1, 2, 3, 4\]"):
+        twice_each[(1, 2, 3, 4), 5]
+    with pytest.raises(TypeError, match=r"blockdim must be a sequence of integers, got \[2\.0\]"):
+        twice_each[1, 2.0]
 
 
 def test_a_function_of_a_kernel_is_looked_through(kernels, device):
@@ -408,3 +423,101 @@ def test_signatures_and_options():
     with pytest.warns(DeprecationWarning, match="argtypes"):
         assert cuda.jit(argtypes=["float64[:]", "int32"])(body).signatures == ("void(float64[:], int32)",)
     assert cuda.jit(body).py_func is body
+
+
+def test_a_record_of_the_host_is_written_back(kernels):
+    @cuda.jit
+    def double(record):
+        record.x *= 2
+
+    rows = np.array([(1.5, 3), (2.5, 4)], [("x", "f4"), ("n", "i4")]).view(np.recarray)
+    double[1, 1](rows[1])
+    assert rows.x.tolist() == [1.5, 5]
+
+
+def test_fields_of_an_array_of_records(kernels):
+    @cuda.jit
+    def copy(rows, out):
+        i = cuda.grid(1)
+        out[i] = rows.x[i]
+
+    rows, out = np.array([(1.5, 3), (2.5, 4)], [("x", "f4"), ("n", "i4")]).view(np.recarray), np.zeros(2)
+    copy[1, 2](cuda.In(rows), cuda.Out(out))
+    assert out.tolist() == [1.5, 2.5]
+
+
+def test_the_signature_that_loses_least_is_taken(kernels):
+    @cuda.jit(["(float64[::1], float32, float32)", "(float64[::1], float64, float64)"])
+    def add(out, x, y):
+        out[0] = x + y
+
+    for types, total in ((float, 1 + 2**-25), (np.float32, 1)):
+        out = np.zeros(1)
+        add[1, 1](cuda.Out(out), types(1), types(2**-25))
+        assert out[0] == total
+
+
+def test_a_kernels_exception_is_of_its_kind(kernels):
+    class Own(Exception):
+        pass
+
+    @cuda.jit
+    def wrong(x, which):
+        if which == 0:
+            raise Own("here")
+        raise IndexError
+
+    for which, kind in enumerate((Own, IndexError)):
+        with pytest.raises(kind) as caught:
+            wrong[1, 1](cuda.device_array(1), which)
+        assert isinstance(caught.value, dm.SimulatorError)
+        assert caught.value.lineno
+
+
+def test_members_of_enumerations_are_arguments(kernels):
+    class Color(enum.Enum):
+        RED = 1
+        BLUE = 2
+
+    @cuda.jit
+    def is_red(color, out):
+        out[0] = color == Color.RED
+
+    out = np.zeros(2, bool)
+    is_red[1, 1](Color.RED, cuda.Out(out[:1]))
+    is_red[1, 1](Color.BLUE, cuda.Out(out[1:]))
+    assert out.tolist() == [True, False]
+
+
+def test_extensions_replace_arguments(kernels):
+    class Unwrap:
+        def prepare_args(self, kind, value, stream, retr):
+            if not isinstance(value, list):
+                return kind, value
+            array = np.array(value)
+            retr.append(lambda: value.__setitem__(slice(None), array.tolist()))
+            return kind, cuda.InOut(array)
+
+    @cuda.jit(extensions=[Unwrap()])
+    def double(x):
+        x[cuda.grid(1)] *= 2
+
+    given = [1, 2, 3]
+    double[1, 3](given)
+    assert given == [2, 4, 6]
+
+
+def test_what_guvectorize_does_not_take():
+    with pytest.raises(TypeError, match="'what'"):
+        cuda.guvectorize(["void(float32[:], float32[:])"], "(x)->(x)", what=True)
+    with pytest.raises(TypeError, match="cannot return values"):
+        cuda.guvectorize(["int32(int32[:], int32[:])"], "(m)->(m)")
+
+
+def test_printed_positions_and_tuples(kernels, capfd):
+    @cuda.jit
+    def show(x):
+        print(cuda.threadIdx, (x[0], x[1]))
+
+    show[1, 1](cuda.In(np.arange(2)))
+    assert capfd.readouterr().out == "(0, 0, 0) (0, 1)\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.base.simulation import wave_size
 from devmem.compat import numba_roc as roc
 from devmem.compat.numba_roc.hsadrv import devices, driver, error
 from devmem.compat.numba_roc.hsadrv.devicearray import DeviceMemory, DeviceNDArray, HostArray, auto_device
@@ -467,7 +468,7 @@ def test_agents_and_devices():
     assert (host.device, host.is_component) == ("CPU", False)
     assert len(gpus) == len(devices.cus) == devices.get_num_gpus() == len(devices.get_all_contexts())
     assert all((each.device, each.is_component) == ("GPU", True) for each in gpus)
-    assert gpus[0].wavefront_size == dm.current_device().info.warp_size
+    assert gpus[0].wavefront_size == wave_size(dm.current_device().info)
     assert gpus[0] == devices.get_context().agent
     assert gpus[0].name in repr(gpus[0])
     assert gpus[0].create_context() == devices.get_context()

@@ -58,15 +58,19 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_the_host_side_is_kept(verb, monkeypatch, need_kind):
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_host_side_is_kept(verb, monkeypatch, need, need_kind):
     need_kind("pinned")
+    if verb == "upload of rows":
+        need(
+            "strided_copy"
+        )  # otherwise the rows are packed on the host, and the driver has read them when its copy returns
     stream = dm.stream()
     array = dm.zeros((8, 1024), np.uint8)
     host = dm.pinned_array((8, 1024), np.uint8)
     completions = dm.current_device().opened().completions
     with hold(stream):
-        behind_the_copy(lambda: verb(array, host, stream), monkeypatch)
+        behind_the_copy(lambda: VERBS[verb](array, host, stream), monkeypatch)
         assert completions.is_busy(stream), "nothing keeps the host's side of the copy that is running"
     stream.synchronize()
     completions.poll()

@@ -154,6 +154,7 @@ def test_bounded_memory_where_one_side_is_turned(with_settings, device, second, 
     assert np.array_equal(here.copy_to_host(), large.transpose(axes))
 
 
+@pytest.mark.races("the default stream reads what another one writes")
 def test_bounded_memory_on_a_stream_that_is_late(with_settings, device, second, need, hold, monkeypatch):
     """Where there are no slots, the driver may read the tiles later: it is waited for before they are the whole."""
     need("hold")
@@ -204,7 +205,7 @@ def test_what_is_on_the_sources_stream_comes_first(way, need, hold, device, seco
         done = in_background(lambda: here.copy_to_device(there))
         assert not done.wait(0.2), "it did not wait for the source"
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     assert not done.errors
     assert np.all(here.copy_to_host() == 5)
 
@@ -227,7 +228,7 @@ def test_on_the_destinations_stream_it_has_its_place(way, need, hold, device, se
         done = in_background(work)
         done.wait(0.2)  # it waits where the slots are all on the held stream, or the copy is the driver's own
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     stream.synchronize()
     assert not done.errors
     assert np.array_equal(after.copy_to_host(), DATA)
@@ -253,7 +254,7 @@ def test_memory_for_which_no_stream_was_named(way, need, hold, device, second, i
             done = in_background(work)
             assert not done.wait(0.2), "it did not wait for the memory's own stream"
             latch.release()
-            assert done.wait(30)
+            assert done.wait(100)
     assert not done.errors
     assert np.all(here.copy_to_host() == 4)
 
@@ -266,7 +267,7 @@ def test_threads_that_copy_either_way(way, device, second):
         here, there = (device, second) if number % 2 else (second, device)
         try:
             with here:
-                barrier.wait(30)
+                barrier.wait(100)
                 for at in range(8):
                     array = dm.to_device(DATA + at, device=there)
                     moved = dm.to_device(array.transpose(1, 0, 2) if at % 2 else array, device=here)
@@ -279,7 +280,7 @@ def test_threads_that_copy_either_way(way, device, second):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(40)
+        thread.join(100)
         assert not thread.is_alive()
     assert failures == []
     for each in (device, second):
@@ -333,8 +334,51 @@ def test_where_one_row_fails_the_others_are_waited_for(recorded, need, hold, in_
         done = in_background(lambda: target[rows].copy_to_device(source[rows], stream=stream), here)
         assert not done.wait(0.3), "it came back while the source was still to be read"
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     assert recorded.injected
     recorded.disarm()
     assert [type(error) for error in done.errors] == [dm.BackendError]
     assert np.array_equal(target.copy_to_host()[:3, :10], DATA[:3, :10])
+
+
+def test_the_source_is_not_reset_before_it_was_copied(device, second, in_background, need, hold):
+    need("hold", "peer_events")
+    if expected(device, second, "peer") != "peer":
+        pytest.skip(f"{device} does not reach memory of {second}")
+    source, target = dm.to_device(DATA, device=second), dm.zeros(DATA.shape, "i2", device=device)
+    stream = dm.stream(non_blocking=True)
+    with hold(stream) as held:
+        copied = dm.copy_async(source, target, stream=stream)
+        reset = in_background(second.reset)
+        assert not reset.wait(0.3)
+        held.release()
+        assert reset.wait(100)
+    copied.result()
+    assert np.array_equal(target.copy_to_host(), DATA)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_source_is_not_reset_while_it_is_copied(device, second, waits, in_background, monkeypatch):
+    """Its memory would be another array's by then, and the copy silently of that."""
+    if expected(device, second, "peer") != "peer":
+        pytest.skip(f"{device} does not reach memory of {second}")
+    source, target = dm.to_device(DATA, device=second), dm.zeros(DATA.shape, "i2", device=device)
+    dm.synchronize()
+    driver, there = device.opened().handle.driver, second.opened().handle
+    real, resets, alive = driver.copy_peer, [], []
+
+    def copy_peer(*arguments, **named):
+        resets.append(in_background(second.reset))
+        alive.append(not resets[0].wait(0.3) and there.dead is None)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(driver, "copy_peer", copy_peer)
+    if waits:
+        target.copy_to_device(source)
+    else:
+        dm.copy_async(source, target).result()
+    assert alive == [True]
+    assert resets[0].wait(100)
+    assert np.array_equal(target.copy_to_host(), DATA)
+    with pytest.raises(dm.ClosedError):
+        target.copy_to_device(source)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.copy.staging.growing_ring import SMALLEST
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -81,25 +82,26 @@ def test_the_same_streams_next_copy_waits_for_a_slot(hold, shaped, again, in_bac
         done = in_background(work)
         assert not done.wait(0.1), "a slot was taken while the copy in it had not begun"
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     assert done.errors == []
     stream.synchronize()
     assert np.array_equal(one.copy_to_host(), DATA)
     assert np.array_equal(two.copy_to_host(), OTHER)
 
 
-def test_slots_that_a_download_fills_are_not_filled_by_an_upload(hold, shaped, in_background):
-    """What a background download has fetched is taken out before another copy goes into the slot."""
+def test_slots_that_a_download_fills_are_not_filled_by_an_upload(hold, shaped, in_background, with_settings):
+    """What a background download has fetched is taken out before another copy goes into the slot, where no more are made."""
+    with_settings(STAGING_LIMIT=str(SLOTS * SMALLEST), STAGING_SLOT_BYTES=str(SLOT))
     stream = dm.stream(non_blocking=True)
     one, two = empty(stream, stream)
     one.copy_to_device(DATA)
     back = shaped(np.zeros_like(DATA))
     with hold(stream) as latch:
         under_way = dm.copy_async(one, back, stream=stream)
-        done = in_background(lambda: two.copy_to_device(shaped(OTHER), stream=stream))
+        done = in_background(lambda: dm.copy_async(shaped(OTHER), two, stream=stream).wait())
         assert not done.wait(0.1)
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     assert done.errors == []
     under_way.result()
     stream.synchronize()

@@ -6,6 +6,7 @@ import json
 import os
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,15 +139,20 @@ def test_the_bytes_of_all_paths_are_the_bytes_that_were_moved(devmem_backend, st
 def test_seconds_of_few_small_copies_are_theirs(device, with_settings):
     with_settings()
     source = np.arange(16.0)
+    began = time.perf_counter()
     for _ in range(5000):
         dm.to_device(source).copy_to_host()
+    took = time.perf_counter() - began
     stats = dm.transfer_stats()
     for path in ("h2d direct", "d2h direct"):
         assert stats[path]["copies"] == 5000
         assert stats[path]["bytes"] == 5000 * 128
-        assert 0 < stats[path]["seconds"] < 10
-    small = device.opened().statistics.small
-    assert small["h2d direct"][2] == small["d2h direct"][2] == 32
+        # 32 copies are timed, and their mean stands for all: a wait for the processor in one of them counts 156 times.
+        assert 0 < stats[path]["seconds"] < 156 * took
+    statistics = device.opened().statistics
+    compiled = statistics.compiled(False) if statistics.compiled else ([0] * 4, [0] * 4)
+    for counter, found in zip(statistics.small.values(), compiled, strict=True):
+        assert 32 <= counter[2] + found[2] < 48  # each counts its own: Python those for which a pool looked for a block
 
 
 def test_waiting_for_a_slot_is_told(staged, need, hold, device):
@@ -176,7 +182,7 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device):
             assert not done.wait(0.001), "it did not wait for a slot"
         assert not done.wait(0.02), "it did not wait for a slot"
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     thread.join()
     stream.synchronize()
     assert problems == []
@@ -296,7 +302,7 @@ def test_the_copy_threads_and_the_waits_are_there(staged, tmp_path, monkeypatch)
         if threading.current_thread().name.startswith("devmem-staging-"):
             begun.set()
         else:
-            assert begun.wait(30)
+            assert begun.wait(100)
         copy(*arguments)
 
     monkeypatch.setattr(workers, "copy_elements", together)
@@ -346,14 +352,24 @@ def test_a_process_that_dies_leaves_a_trace(python, tmp_path):
     path = tmp_path / "trace.json"
     done = python(SCRIPT + "array.copy_to_host()\nos.kill(os.getpid(), signal.SIGKILL)", TRACE=str(path))
     assert done.returncode == -9
-    assert [event["name"] for event in events(path) if event["ph"] == "X"] == ["h2d direct", "d2h direct"]
+    assert [event["name"] for event in events(path) if event.get("cat") == "copy"] == ["h2d direct", "d2h direct"]
+
+
+def test_the_calls_that_were_chosen_as_the_device_opened_are_in_the_trace(device, python, tmp_path):
+    if "copy_calls" not in device.info.facts:
+        pytest.skip("this backend has one call for each copy")
+    path = tmp_path / "trace.json"
+    done = python(SCRIPT, TRACE=str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    [chosen] = [event for event in events(path) if event["name"] == "calls chosen"]
+    assert chosen["args"]["why"].startswith("single copies")
 
 
 def test_an_end_with_a_trace_is_quiet(python, tmp_path):
     path = tmp_path / "trace.json"
     done = python("import warnings\nwarnings.simplefilter('error')\n" + SCRIPT, TRACE=str(path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(events(path)) == 3
+    assert [event["name"] for event in events(path) if event.get("cat") == "copy"] == ["h2d direct"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -380,7 +396,7 @@ def test_the_child_of_a_fork_leaves_the_file_alone(python, tmp_path):
     )
     done = python(script, TRACE=str(path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert [event["name"] for event in events(path) if event["ph"] == "X"] == ["h2d direct", "d2h direct"]
+    assert [event["name"] for event in events(path) if event.get("cat") == "copy"] == ["h2d direct", "d2h direct"]
     own = path.with_name(f"trace.{done.stdout.strip()}.json")
     assert [event["name"] for event in events(own) if event["ph"] == "X"] == ["mine"]
     assert {event["pid"] for event in events(own)} == {int(done.stdout)}
@@ -415,3 +431,20 @@ def test_the_child_of_a_fork_that_may_use_devices_has_a_file_of_its_own(python, 
     assert len([event for event in events(path) if event["ph"] == "X"]) == 1
     own = path.with_name(f"trace.{pid}.json")
     assert [event["name"] for event in events(own) if event["ph"] == "X"] == ["h2d direct"]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["no stream", "a stream"])
+def test_the_trace_says_whether_several_copies_were_one_call(need, traced, recorded, named):
+    need("batch_copy")
+    arrays = [dm.pinned_array(1 << 20, "u1") for _ in range(4)]
+    with recorded.during() as seen:
+        dm.to_device_many(arrays, dm.stream() if named else 0)
+    calls = [call.method for call in seen]
+    whys = [event["args"]["why"] for event in traced() if event["name"] == "h2d batch"]
+    if "copy_batch" in calls:
+        assert calls.count("copy_batch") == 1
+        assert whys == ["one call of the driver for several copies"]
+    else:
+        assert calls.count("copy") == 4
+        assert len(whys) == 1
+        assert whys[0].startswith("the driver is called for each: ")

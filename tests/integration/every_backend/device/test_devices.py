@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.device import device as opening
+from devmem._core.ordering.completions import leaked
 from devmem.memory import DriverMemory
 from devmem.testing import hold
 
@@ -376,6 +380,29 @@ def test_close_closes_all(device, second):
     dm.close()
 
 
+def test_a_device_that_cannot_be_waited_for_is_closed_and_its_copies_keep_what_they_use(device, second, monkeypatch):
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(sound, name)
+
+        def synchronize(self):
+            raise dm.BackendError("it failed", backend="x", call="synchronize", code=1, name="FAILED")
+
+    other, opened, source = dm.to_device(np.ones(3), device=second), device.opened(), np.ones(3)
+    sound, used, before = opened.handle.driver, weakref.ref(source), len(leaked)
+    with device.entered():
+        opened.completions.keep_until_complete(opened.streams.default, source)
+    del source
+    monkeypatch.setattr(opened.handle, "driver", Failing())
+    with pytest.raises(dm.BackendError, match="it failed"):
+        dm.close()
+    with pytest.raises(dm.ClosedError, match="was closed"):
+        other.tolist()
+    gc.collect()
+    assert used() is not None
+    del leaked[before:]
+
+
 def test_facts_and_repr_survive():
     d, s = dm.zeros(3), dm.stream()
     dm.reset()
@@ -412,3 +439,29 @@ def test_a_device_setting_that_does_not_exist_is_named(with_settings, unscoped, 
     with_settings(BACKEND=device.backend, DEVICE="9999")
     with pytest.raises(dm.ConfigError, match=r"DEVMEM_DEVICE=9999.*numbered from 0"):
         unscoped(lambda: dm.zeros(3))
+
+
+def test_an_ordinal_of_any_length_is_told():
+    backend = dm.current_device().backend
+    with pytest.raises(dm.ConfigError, match="there is no device"):
+        dm.device(f"{backend}:{'9' * 5000}")
+
+
+@pytest.mark.parametrize("at", ["_open_driver", "OpenDevice"])
+def test_a_handler_may_come_while_a_device_is_opened(at, monkeypatch):
+    dm.reset()
+    call, made = getattr(opening, at), []
+
+    def interrupted(*arguments):
+        result = call(*arguments)
+        if not made:
+            made.append(None)
+            made[0] = dm.to_device(np.arange(3))
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, at, interrupted)
+        array = dm.zeros(3, int)
+    assert array.open_device is made[0].open_device
+    array.copy_to_device(made[0])
+    assert array.copy_to_host().tolist() == [0, 1, 2]

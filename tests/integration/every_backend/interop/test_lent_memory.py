@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -96,6 +97,48 @@ def test_numpy_reads_it(left):
     del host
     gc.collect()
     dm.to_device(DATA)
+    assert not left()
+
+
+def test_host_memory_goes_back_to_its_pool_after_the_device_was_closed(left, need_kind):
+    """Where blocks of a pool and others are dropped together, all of them, and what the driver keeps open with them."""
+    need_kind("managed")
+    files, counted = Path("/proc/self/fd"), set[int]()
+    for _ in range(4):
+        array = dm.to_device(DATA)
+        kept = [dm.copy_async(array, pinned=True).result() for _ in range(3)] + [
+            dm.pinned_array(3),
+            dm.managed_array(3),
+        ]
+        dm.reset()
+        np.testing.assert_array_equal(kept[0], DATA)
+        assert len(left()) == 1
+        kept.clear()
+        settle()
+        assert not left()
+        if files.is_dir():
+            counted.add(len(list(files.iterdir())))
+    assert len(counted) <= 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_block_whose_return_fails_does_not_keep_the_others(left, need_kind, monkeypatch, error):
+    need_kind("managed")
+    first, second = dm.managed_array(3), dm.pinned_array(3)
+    dm.reset()
+    heap = next(each for each in left()[0][0].memory.all_heaps() if each.kind == "managed")
+    deallocate = heap.deallocate
+
+    def fail(*block):
+        deallocate(*block)
+        raise error
+
+    monkeypatch.setattr(heap, "deallocate", fail)
+    del first
+    del second
+    with pytest.raises(error):
+        dm.trim()
+    settle()
     assert not left()
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+import standin_compiler
 
 import devmem as dm
 from devmem.kernels.compilers import abi
 from devmem.kernels.compilers.numba_types import LoadedKernel
 from devmem.kernels.launch import Launch
 from devmem.spi.types import Capability
-
-_spec = importlib.util.spec_from_file_location(
-    "standin_compiler", Path(__file__).parents[3] / "helpers" / "standin_compiler.py"
-)
-standin_compiler = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(standin_compiler)
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -156,18 +149,19 @@ class ReadingDriver:
     """Reads the words of each launch when as many as it waits for have begun: that is when shared words would be seen."""
 
     def __init__(self, parties):
-        self.together = threading.Barrier(parties, timeout=20)
+        self.together = threading.Barrier(parties, timeout=100)
         self.seen = []
 
     def load(self, image, name):
         return 1
 
-    def launch(self, function, grid, block, shared_bytes, stream, params):
+    def launch(self, function, grid, block, shared_bytes, stream, params, sizes):
         import ctypes
 
         self.together.wait()
         address = ctypes.c_void_p.from_address(params).value
         self.seen.append(ctypes.c_int64.from_address(address).value)
+        assert sizes[0] == 8
 
 
 def test_threads_that_launch_the_same_kernel_have_words_of_their_own():
@@ -216,7 +210,7 @@ def test_a_scalar_that_does_not_fit_is_named():
 
 
 def test_threads_that_launch_first_have_it_compiled_once(copying, compiler, device, monkeypatch):
-    together, real = threading.Barrier(4, timeout=20), compiler.compile
+    together, real = threading.Barrier(4, timeout=100), compiler.compile
 
     def slowly(*arguments):
         threading.Event().wait(0.05)  # the others come by, if they can
@@ -250,7 +244,6 @@ def test_threads_that_launch_first_have_it_compiled_once(copying, compiler, devi
 def capture(device, monkeypatch):
     """Begins and ends a capture on a stream, as the driver tells of one."""
     context = device.opened()
-    stream = dm.stream()
     held = []
 
     class Capturing:
@@ -264,7 +257,7 @@ def capture(device, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(context.handle, "capabilities", context.handle.capabilities | {Capability.CAPTURE})
         patch.setattr(context.handle, "driver", Capturing())
-        yield stream, held
+        yield dm.stream(), held
         held.clear()
         dm.trim()
 

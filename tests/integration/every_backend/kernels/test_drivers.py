@@ -32,11 +32,11 @@ with device.entered() as driver:
     one, other = driver.load(b"code", "first"), driver.load(b"code", "second")
     assert one != other
     for function in (one, other, one):
-        driver.launch(function, (2, 3, 4), (8, 1, 1), 0, 1, 0x1000)
+        driver.launch(function, (2, 3, 4), (8, 1, 1), 0, 1, 0x1000, ())
     assert count() == [2, 2, 3, 0], count()
     driver.unload(one)
     try:
-        driver.launch(one, (1, 1, 1), (1, 1, 1), 0, 1, 0x1000)
+        driver.launch(one, (1, 1, 1), (1, 1, 1), 0, 1, 0x1000, ())
     except (BackendError, KeyError):
         pass
     else:
@@ -70,7 +70,7 @@ told = lambda: control().calls().get("cuFuncSetAttribute", 0)
 with dm.current_device().entered() as driver:
     one, other = driver.load(b"code", "first"), driver.load(b"code", "second")
     def launch(function, shared_bytes):
-        driver.launch(function, (1, 1, 1), (1, 1, 1), shared_bytes, 1, 0x1000)
+        driver.launch(function, (1, 1, 1), (1, 1, 1), shared_bytes, 1, 0x1000, ())
         return told()
     # With what a function declares itself even a little may be more than it gets untold; never of less than before.
     assert [launch(one, n) for n in (0, 4096, 64, 4096, 99_000)] == [0, 1, 1, 1, 2]

@@ -80,6 +80,14 @@ def test_copies_of_registered_arrays_are_right():
         np.testing.assert_array_equal(d[::7].copy_to_host(), a[::7])
 
 
+def test_an_array_stays_page_locked_where_a_part_of_it_is_registered_too():
+    a = pages(3)
+    with dm.pinned(a), dm.pinned(a[10:20]), dm.stream() as stream, dm.capture(stream) as plan:
+        d = dm.to_device(a, stream=stream)  # a plan takes page-locked memory only
+    plan.close()
+    d.free()
+
+
 @pytest.mark.parametrize("also", ["not registered", "registered"])
 def test_arrays_that_share_a_page_with_a_registered_one_are_copied_too(also):
     raw = pages(8)
@@ -94,7 +102,7 @@ def test_arrays_that_share_a_page_with_a_registered_one_are_copied_too(also):
             np.testing.assert_array_equal(array, want)
 
 
-def test_mapped_arrays_may_share_their_pages(need_kind, locked):
+def test_mapped_arrays_may_share_their_pages_but_not_lie_on_pages_that_were_locked_apart(need_kind, locked):
     need_kind("mapped")
     raw = pages(2)
     small, neighbour, wide = raw[100:200], raw[300:400], raw[PAGE - 100 : PAGE + 100]
@@ -103,17 +111,31 @@ def test_mapped_arrays_may_share_their_pages(need_kind, locked):
         assert (dm.as_device_array(seen).copy_to_host() == 7).all()
     with dm.mapped(small):
         before = locked()
-        # Pages that are locked piece by piece may have addresses apart from each other: then it is refused, and nothing is left.
-        refused = ""
-        try:
-            with dm.mapped(wide) as seen:
-                assert seen[100:].ptr == seen.ptr + 100
-        except dm.LayoutError as error:
-            refused = str(error)
-        assert not refused or "neighbour that shares them" in refused
+        with pytest.raises(dm.LayoutError, match="neighbour that shares them"):
+            dm.mapped(wide)
         assert locked() == before
-    with dm.mapped(wide), dm.mapped(small):
-        pass
+    with dm.mapped(wide) as whole, dm.mapped(small) as part:
+        whole.fill(1)
+        part.fill(2)
+    with dm.mapped(small, wide) as (part, whole):  # their pages are locked together
+        assert (part.copy_to_host() == 2).all() and (whole.copy_to_host() == 1).all()
+    assert locked() == {}
+
+
+@pytest.mark.parametrize("neighbour", [False, True])
+def test_memory_mapped_read_only_is_registered(tmp_path, locked, neighbour):
+    file = tmp_path / "data"
+    file.write_bytes(bytes(range(256)) * 256)
+    fixed = np.memmap(file, np.uint8, "r")
+    assert not fixed.flags.writeable
+    both = [fixed[:PAGE], np.memmap(file, np.uint8, "r+")[PAGE:]] if neighbour else [fixed]
+    with dm.pinned(*both):
+        assert locked()
+        for each in both:
+            array = dm.to_device(each)
+            assert np.array_equal(array.copy_to_host(), each)
+            if each.flags.writeable:
+                array.copy_to_host(each)
     assert locked() == {}
 
 
@@ -279,7 +301,7 @@ def test_the_end_waits_for_copies_that_use_the_memory(need, in_background, locke
         done = in_background(leave)
         assert not done.wait(0.1), "the memory was let go while a copy was held back"
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     assert done.errors == []
     assert locked() == {}
     assert set(d.tolist()) == {9}
@@ -297,7 +319,7 @@ def test_the_end_of_mapped_waits_for_work_on_the_view(need, in_background):
         done = in_background(mapping.close)
         assert not done.wait(0.1), "it did not wait"
         latch.release()
-        assert done.wait(30)
+        assert done.wait(100)
     assert done.errors == []
     assert (a == 4).all()
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.arrays import creation
+from devmem._core.base.polling import until
 
 PAGE = mmap.PAGESIZE
 #: Seconds after which a thread hangs; and for which one is given the chance to go on where it must not.
@@ -147,6 +149,38 @@ def test_a_copy_that_is_refused_for_another_reason_is_made_once(driver, recorded
     assert arrived()
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_memory_whose_pages_are_locked_as_it_is_copied_has_been_read(driver, recorded, memory, others):
+    """The driver takes it for page-locked, and may read it after the call, when its owner changes it."""
+    mine, stream = mine_of(memory), dm.stream()
+    blocks = [dm.register(np.frombuffer(mmap.mmap(-1, PAGE), "u1"))] if others else []
+    sound = driver.copy
+
+    def copied(*arguments, **options):
+        driver.copy = sound
+        if not others:
+            blocks.append(dm.register(memory[2 * PAGE :]))
+        return sound(*arguments, **options)
+
+    locks = dm.current_device().opened().page_locks
+    driver.copy = copied
+
+    def shares(low, high):
+        del locks.shares
+        blocks.append(dm.register(memory[2 * PAGE :]))
+        return False  # it was not, when it was asked
+
+    if others:
+        locks.shares = shares
+    with recorded.during() as seen:
+        array = dm.to_device(mine, stream=stream)
+    last = [call for call in seen if call.method in ("copy", "stream_synchronize")][-1]
+    assert last.method == "stream_synchronize" or last.keywords["blocking"]
+    assert np.array_equal(array.copy_to_host(), mine)
+    for each in blocks:
+        each.close()
+
+
 # -- memory that is locked or unlocked while a copy runs ---------------------------------------------------------------
 
 
@@ -180,6 +214,7 @@ def test_pages_are_neither_locked_nor_unlocked_under_a_copy(driver, recorded, me
     assert driver.registered() == {}
 
 
+@pytest.mark.races("it replaces methods of the backend's own driver")
 @pytest.mark.parametrize("method", ["host_register", "host_unregister"])
 def test_a_copy_waits_while_a_driver_is_busy_with_its_pages(driver, recorded, memory, method):
     mine, neighbour = mine_of(memory), memory[2 * PAGE :]
@@ -202,11 +237,12 @@ def test_a_copy_waits_while_a_driver_is_busy_with_its_pages(driver, recorded, me
     assert driver.registered() == {}
 
 
-def test_a_copy_enqueued_while_it_was_waited_for_is_waited_for_too(driver, recorded, memory, need):
+def test_a_copy_enqueued_while_it_was_waited_for_is_waited_for_too(driver, recorded, memory, need_kind):
     """Between the wait for what runs already and the unlocking another thread may enqueue more."""
-    mine, neighbour = mine_of(memory), memory[2 * PAGE :]
+    need_kind("pinned")
+    neighbour = memory[2 * PAGE :]
     stream = dm.stream(non_blocking=True)
-    array = dm.zeros(mine.shape, "u1")
+    array, room = dm.zeros(PAGE, "u1"), dm.pinned_array(PAGE, "u1")  # any copy may touch the pages
     block = dm.register(neighbour)
     registry = dm.current_device().opened().page_locks
     sound, calls = registry._wait_for_copies_of_devices, []
@@ -214,7 +250,7 @@ def test_a_copy_enqueued_while_it_was_waited_for_is_waited_for_too(driver, recor
     def settle(entered):
         sound(entered)
         if not calls:
-            array.copy_to_host(mine, stream=stream)
+            array.copy_to_host(room, stream=stream)
         calls.append([call.method for call in recorded.log])
 
     registry._wait_for_copies_of_devices = settle
@@ -269,3 +305,49 @@ def test_a_finalizer_does_not_wait_for_its_own_thread(driver, memory):
     copy()
     assert arrived()
     assert driver.registered() == {}
+
+
+# -- a handler, or a finalizer, that would wait for another thread ----------------------------------------------------------
+
+
+def test_a_handler_copies_pages_of_the_interrupted_copy_that_another_thread_unlocks(driver, memory):
+    """The other thread waits for the copy that the handler came into, which cannot go on before the handler ends."""
+    mine, neighbour = mine_of(memory), memory[2 * PAGE :]
+    copy, arrived = copier("to_device", mine)
+    block, sound, others = dm.register(neighbour), driver.copy, []
+    locks = dm.current_device().opened().page_locks
+
+    def interrupted(*arguments, **options):
+        driver.copy = sound
+        others.append(Thread(block.close))
+        assert until(lambda: any(each.busy for each in locks.segments), HANG)
+        copy()
+        with pytest.raises(RuntimeError, match="which another thread has locked or unlocked"):
+            dm.register(neighbour)
+        return sound(*arguments, **options)
+
+    driver.copy = interrupted
+    copy()
+    others[0].finish()
+    assert arrived()
+    assert driver.registered() == {}
+
+
+def test_a_handler_leaves_pages_locked_that_another_thread_copies(driver, memory, at_point):
+    """The next that unlocks pages unlocks them."""
+    mine, neighbour = mine_of(memory), memory[2 * PAGE :]
+    copy, arrived = copier("to_device", mine)
+    block = dm.register(neighbour)
+    with stopped(driver, "copy") as stop:
+        other = Thread(copy)
+        assert stop.there.wait(HANG)
+        with at_point(3, lambda code: code.co_filename == creation.__file__, block.close):
+            dm.device_array(PAGE, "u1")
+        assert block.closed
+        assert len(driver.registered()) == 1
+        stop.go_on.set()
+        other.finish()
+    with dm.pinned(np.frombuffer(mmap.mmap(-1, PAGE), "u1")):
+        pass
+    assert driver.registered() == {}
+    assert arrived()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 import devmem as dm
+from devmem.toolkit.host_functions import this_thread
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -39,6 +42,24 @@ def test_a_scope_left_twice_says_so_and_changes_nothing(scope):
     with pytest.raises(dm.DevmemError, match="was left before"):
         once.__exit__(None, None, None)
     assert in_force() == before
+
+
+@pytest.mark.own_thread  # the choice stays in its thread
+def test_a_scope_whose_end_was_interrupted_ends_on_any_thread(scope, in_thread):
+    """The collector drops it, perhaps on a thread that must call no driver and has choices of its own."""
+    dropped, counted = [scope()], dm.current_device().opened().handle
+    before = counted.scopes
+    dropped[0].__enter__()
+
+    def drop():
+        with this_thread.running_host_function(), warnings.catch_warnings(action="error"):
+            here = in_force()
+            dropped.clear()
+            assert in_force() == here
+
+    in_thread(drop)
+    assert counted.scopes == before
+    dm.close()  # which ends what holds in this thread
 
 
 def test_cleanup_that_is_left_twice_says_so_and_is_not_deferred_for_ever():

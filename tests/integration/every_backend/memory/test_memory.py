@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.memory import DriverMemory, MemoryResource, StreamOrderedMemory
+from devmem.memory import DriverMemory, MemoryResource, PoolMemory, StreamOrderedMemory
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -318,6 +319,52 @@ def test_trim_drains_what_waits(recorded):
     assert dm.memory_info().pending == 0
 
 
+@pytest.mark.parametrize("stack", [None, "stream_ordered", "pool", "limit:1GiB,pool"])
+def test_one_trim_of_an_idle_device_leaves_nothing_cached(need, stack):
+    if stack == "stream_ordered":
+        need("stream_ordered")
+    gc.collect()
+    dm.trim()
+    live = dm.memory_info().live
+    with dm.use_memory(stack) if stack else contextlib.nullcontext():
+        for _ in range(5):  # what is freed behind other streams is given back when its own has passed that
+            streams = [dm.stream(non_blocking=number % 2 == 0) for number in range(4)]
+            for number in range(40):
+                used, other = dm.zeros(65536, stream=streams[number % 4]), dm.zeros(65536)
+                other.fill(1, stream=streams[(number + 1) % 4])
+                cycle = [used, other]
+                cycle.append(cycle)
+                del used, other, cycle
+            del streams
+            dm.synchronize()
+            gc.collect()
+            dm.trim()
+            assert dm.memory_info()[2:] == (live, 0, 0)
+
+
+@pytest.mark.parametrize("held_by", ["its own stream", "another stream"])
+def test_trim_does_not_wait_for_a_stream_that_is_held(device, need, hold, held_by):
+    need("hold")
+    if "stream_ordered" not in device.info.capabilities:
+        pytest.skip("plain memory is given back when the device is idle")
+    gc.collect()
+    dm.trim()
+    live = dm.memory_info().live
+    with dm.use_memory("stream_ordered"):
+        slow, quick = dm.stream(non_blocking=True), dm.stream(non_blocking=True)
+        block = dm.zeros(65536, stream=slow if held_by == "its own stream" else quick)
+        dm.synchronize()
+        with hold(slow) as latch:
+            block.fill(1, stream=slow)
+            del block
+            dm.trim()
+            assert not slow.query()
+            latch.release()
+        dm.synchronize()
+        dm.trim()
+        assert dm.memory_info()[2:] == (live, 0, 0)
+
+
 # -- defer_cleanup -----------------------------------------------------------------------------------------------------
 
 
@@ -403,11 +450,34 @@ def test_the_share_of_memory_that_may_wait(with_settings):
     assert dm.memory_info().pending == 0
 
 
-def test_a_share_of_nothing_frees_at_once(with_settings):
+def test_what_waits_is_counted_once(with_settings):
+    """A safe point looks at what was dropped of late only, however much waits."""
+    with_settings(MAX_PENDING_DEALLOCS_COUNT="1000")
+    stream, queue = dm.stream(), dm.current_device().opened().free_queue
+    for _ in range(100):
+        dm.device_array(100, "u1", stream=stream)
+    assert dm.memory_info().pending == 10_000
+    assert len(queue.dropped) < 20
+
+
+@pytest.mark.parametrize(
+    "safe_point",
+    [
+        lambda array: array.copy_to_host(),
+        lambda array: array.copy_to_device(np.zeros(4)),
+        lambda array: dm.copy_async(array, np.zeros(4)),
+        lambda array: dm.zeros(4),
+        lambda array: dm.stream(),
+    ],
+    ids=["copy_to_host", "copy_to_device", "copy_async", "allocation", "stream"],
+)
+def test_a_share_of_nothing_frees_at_the_next_call(with_settings, safe_point):
     with_settings(MAX_PENDING_DEALLOCS_RATIO="0")
+    array = dm.zeros(4)
     dm.device_array(100, "u1")
-    dm.device_array(1, "u1").free()
+    kept = safe_point(array)
     assert dm.memory_info().pending == 0
+    del kept
 
 
 def test_the_default_thresholds_of_pending_frees(with_settings):
@@ -423,6 +493,10 @@ def test_the_default_thresholds_of_pending_frees(with_settings):
 # -- out of memory -----------------------------------------------------------------------------------------------------
 
 
+#: A size in the units of people, behind the number of bytes.
+UNIT = r"\([0-9.]+ [KMGT]iB\)"
+
+
 def too_much():
     return dm.memory_info().total * 4 // 3 + MIB
 
@@ -434,8 +508,8 @@ def test_the_message_has_every_number(device):
         dm.device_array(asked, "u1")
     error = caught.value
     found = re.search(
-        rf"out of memory on {device}: asked for {asked} bytes; free (\d+) of (\d+), "
-        r"cached (\d+), pending (\d+), live (\d+) bytes in (\d+) block",
+        rf"out of memory on {device}: asked for {asked} bytes {UNIT} \(.+\); free (\d+) bytes {UNIT} of (\d+) bytes {UNIT}, "
+        rf"cached (\d+) bytes.*, pending (\d+) bytes.*, live (\d+) bytes {UNIT} in (\d+) block",
         str(error),
     )
     assert found, str(error)
@@ -456,8 +530,9 @@ def test_of_page_locked_memory_it_tells_of_the_host(device, need_kind):
         with pytest.raises(dm.OutOfMemory) as caught:
             dm.pinned_array(2 * MIB, "u1")
     found = re.search(
-        rf"out of page-locked host memory for {device}: asked for {2 * MIB} bytes of a host that has (\d+); "
-        r"devmem holds cached (\d+), pending 0, live (\d+) bytes in (\d+) blocks .*\(Limit\)",
+        rf"out of page-locked host memory for {device}: asked for {2 * MIB} bytes {UNIT} "
+        rf"\(.*\(Limit\)\); the host has (\d+) bytes {UNIT}, of which "
+        r"devmem holds cached (\d+) bytes.*, pending 0 bytes, live (\d+) bytes.* in (\d+) blocks",
         str(caught.value),
     )
     assert found, str(caught.value)
@@ -504,7 +579,8 @@ def test_inside_defer_cleanup_the_message_says_how_much_is_deferred(recorded):
         for _ in range(3):
             dm.device_array(1000, "u1")
         with pytest.raises(
-            dm.OutOfMemory, match=r"pending 3000.*3000 bytes cannot be freed inside defer_cleanup\(\): leave it"
+            dm.OutOfMemory,
+            match=r"pending 3000 bytes.*3000 bytes \(2\.9 KiB\) cannot be freed inside defer_cleanup\(\): leave it",
         ):
             dm.device_array(too_much(), "u1")
         assert dm.memory_info().pending == 3000
@@ -607,10 +683,29 @@ def test_running_out_says_how_to_learn_who_holds_most():
         assert kept.nbytes
 
 
-def test_a_stack_of_a_device_that_was_reset_says_so():
-    stack = dm.memory.Statistics(DriverMemory())
+@pytest.mark.parametrize("make", [DriverMemory, PoolMemory, lambda: dm.memory.Statistics(DriverMemory())])
+@pytest.mark.parametrize("end", [dm.reset, dm.close])
+def test_a_stack_of_a_device_that_was_reset_says_so(make, end):
+    stack = make()
     with dm.use_memory(stack):
         dm.device_array(3)
-    dm.reset()
-    with pytest.raises(dm.DevmemError, match="reset or closed since"):
+    end()
+    with pytest.raises(dm.ClosedError, match=r"as it was before it was reset or closed: make a new (stack|resource)"):
         dm.use_memory(stack)
+    with dm.use_memory(make()):
+        dm.device_array(3)
+
+
+def test_memory_info_counts_while_other_threads_drop(monkeypatch):
+    """What is dropped after the live blocks were counted is pending, and not less than nothing is live."""
+    queue = dm.current_device().opened().free_queue
+    count = queue.waiting_bytes
+
+    def count_later():
+        dm.device_array(1 << 20, np.uint8)
+        return count()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue, "waiting_bytes", count_later)
+        assert min(dm.memory_info()) >= 0
+    dm.trim()

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import re
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -154,7 +155,7 @@ def test_a_text_that_is_wrong(text, what):
 def test_by_the_environment(with_settings):
     with_settings(MEMORY_MANAGER="limit:1MiB,statistics")
     assert dm.zeros(10).tolist() == [0.0] * 10
-    with pytest.raises(dm.OutOfMemory, match=r"at most 1048576 bytes are in use \(Limit\)"):
+    with pytest.raises(dm.OutOfMemory, match=r"at most 1048576 bytes \(1.0 MiB\) are in use \(Limit\)"):
         dm.zeros(1 << 20, "u1").copy()
     gc.collect()
     with_settings(MEMORY_MANAGER="limit:lots")
@@ -294,6 +295,14 @@ def test_a_name_of_a_plugin(plugin):
     assert plugin[-1][1] is stack.upstream
 
 
+def test_a_name_that_nothing_has_tells_which_plugins_could_not_be_loaded(monkeypatch):
+    with pytest.raises(dm.ConfigError, match=r"no memory resource is named 'theirs': [^(]*$"):
+        dm.use_memory("theirs")
+    monkeypatch.setitem(plugins.registry.failures, "broken", plugins.Failure("pkg 1.0", "broken from pkg 1.0 failed"))
+    with pytest.raises(dm.ConfigError, match=r"\(could not be loaded: broken from pkg 1.0 failed\)$"):
+        dm.use_memory("theirs")
+
+
 def test_a_factory_that_does_not_fit(monkeypatch):
     monkeypatch.setitem(plugins.registry.resources, "misfit", (lambda: 5, "pkg 1.0"))
     with pytest.raises(
@@ -390,7 +399,7 @@ def test_a_text_for_memory_that_the_host_sees(kind):
         array = HOST_KINDS[kind](1000)
         array[...] = np.arange(1000)
         assert dm.to_device(array).tolist() == list(range(1000))
-        with pytest.raises(dm.OutOfMemory, match="8000 of at most 10240 bytes are in use"):
+        with pytest.raises(dm.OutOfMemory, match=r"8000 of at most 10240 bytes \(10.0 KiB\) are in use"):
             HOST_KINDS[kind](1000)
         del array
         gc.collect()
@@ -430,7 +439,7 @@ def test_flags_that_the_stack_does_not_have_are_served_beside_it(need_kind):
         assert statistics.total_count == 1
 
 
-def test_the_pinned_stack_of_the_environment(with_settings, need_kind):
+def test_the_pinned_stack_of_the_environment(with_settings, need_kind, package):
     need_kind("pinned")
     with_settings(PINNED_MEMORY_MANAGER="limit:1000")
     array = dm.pinned_array(100)
@@ -448,6 +457,10 @@ def test_the_pinned_stack_of_the_environment(with_settings, need_kind):
     with pytest.raises(dm.ConfigError, match=r"DEVMEM_PINNED_MEMORY_MANAGER='driver': .* cannot serve pinned memory"):
         dm.pinned_array(100)
     assert dm.zeros(2).tolist() == [0, 0]
+    name = package("from devmem.memory import *\ndef make(device): return Limit(PinnedMemory(), 2000 + device.ordinal)")
+    with_settings(PINNED_MEMORY_MANAGER=f"{name}:make")
+    with pytest.raises(dm.OutOfMemory, match="of at most 2000 bytes"):
+        dm.pinned_array(1000)
 
 
 def test_host_memory_outlives_its_device(kind):
@@ -464,16 +477,22 @@ def test_host_memory_outlives_its_device(kind):
 
 def test_the_largest_owners_are_named():
     with dm.use_memory("statistics:owners"):
-        small = dm.zeros(10)
-        large = dm.zeros(1000)
+        arrays = [
+            dm.zeros(10),
+            dm.zeros(1000),
+            dm.zeros(30),
+            dm.zeros(20),
+            dm.zeros(50),
+            dm.zeros(40),
+        ]
         with pytest.raises(dm.OutOfMemory) as caught:
             dm.device_array(dm.memory_info().total * 4, "u1")
         owners = re.findall(
-            r"(\d+) bytes in 1 blocks from .*?test_stacks.py:(\d+) \(test_the_largest", str(caught.value)
+            r"(\d+) bytes(?: \([^)]*\))? in 1 blocks from .*?test_stacks.py:(\d+) \(test_the_largest", str(caught.value)
         )
-        assert [nbytes for nbytes, _ in owners] == ["8000", "80"]
-        small.free()
-        large.free()
+        assert [nbytes for nbytes, _ in owners] == ["8000", "400", "320", "240", "160"]
+        for array in arrays:
+            array.free()
 
 
 def test_the_largest_free_block_is_named():
@@ -482,7 +501,7 @@ def test_the_largest_free_block_is_named():
 
     with (
         dm.use_memory(memory.Statistics(Keeping())),
-        pytest.raises(dm.OutOfMemory, match="largest free block 4321 bytes"),
+        pytest.raises(dm.OutOfMemory, match=r"largest free block 4321 bytes \(4.2 KiB\)"),
     ):
         dm.device_array(dm.memory_info().total * 4, "u1")
 
@@ -505,6 +524,36 @@ def test_a_stack_that_cannot_trim_does_not_stop_the_others():
     ):
         dm.zeros(3).free()
     stubborn.broken = False
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("no"), SystemExit(3)])
+def test_a_trim_that_one_stack_fails_gives_back_what_the_others_keep(error):
+    class Broken:
+        def __init__(self):
+            self.upstream = memory.DriverMemory()
+            self.bind = self.upstream.bind
+
+        def allocate(self, nbytes, stream):
+            return self.upstream.allocate(nbytes, stream)
+
+        def deallocate(self, ptr, nbytes, stream):
+            self.upstream.deallocate(ptr, nbytes, stream)
+
+        def trim(self, keep_bytes):
+            raise error
+
+    with dm.use_memory(Broken()) as broken, dm.use_memory("statistics,pool") as pool:
+        dm.zeros(3).free()
+        assert pool.cached_bytes
+        with pytest.raises((ZeroDivisionError, dm.PluginError)):
+            dm.trim()
+        assert not pool.cached_bytes
+        broken.trim = lambda keep_bytes: None
+
+
+def test_a_stack_has_an_end():
+    with pytest.raises(dm.ConfigError, match="a stack has at most 64 parts"):
+        dm.use_memory(",".join(["statistics"] * 5000))
 
 
 def test_a_third_partys_memory_error_counts_as_out_of_memory(package):
@@ -624,6 +673,28 @@ def test_a_stack_is_known_from_its_installation_on():
     assert stack.current_bytes == 0
 
 
+def test_a_resource_is_asked_what_it_keeps_without_a_lock():
+    """Another thread may have what the resource waits for, and may itself set up a stack."""
+    other = []
+
+    def set_up():
+        with dm.use_memory(memory.Statistics()):
+            pass
+
+    class Asking(memory.Adaptor):
+        @property
+        def cached_bytes(self):
+            if not other:
+                other.append(threading.Thread(target=set_up, daemon=True))
+                other[0].start()
+                other[0].join(60)
+            return 0
+
+    with dm.use_memory(Asking()):
+        dm.device_array(100, "u1").free()
+    assert not other[0].is_alive()
+
+
 def test_work_that_was_begun_in_a_block_and_outlives_it_takes_what_is_in_force_then():
     inner, outer = memory.Statistics(), memory.Statistics()
     with dm.use_memory(inner):
@@ -642,6 +713,16 @@ def test_fewer_than_no_bytes_cannot_be_kept(keep):
         dm.trim(keep)
 
 
+@pytest.mark.parametrize("keep", [(1 << 64) - 1, 1 << 70])
+@pytest.mark.parametrize("stack", ["driver", "pool", "stream_ordered"])
+def test_more_bytes_may_be_kept_than_there_are(need, stack, keep):
+    if stack == "stream_ordered":
+        need("stream_ordered")
+    with dm.use_memory(stack):
+        dm.zeros(3).free()
+        dm.trim(keep)
+
+
 def test_a_threshold_of_the_drivers_pool(need):
     need("stream_ordered")
     with dm.use_memory("statistics,stream_ordered:0") as stack:
@@ -657,6 +738,65 @@ def test_a_threshold_of_the_drivers_pool(need):
         dm.zeros(3).free()
 
 
+def test_the_devices_current_pool_serves_if_it_is_asked_for(need, device, recorded):
+    need("shared_pool")
+    with recorded.during() as seen, dm.use_memory("statistics,stream_ordered:current") as stack:
+        stream = dm.stream()
+        array = dm.to_device(np.arange(1000.0), stream=stream)
+        assert array.copy_to_host().tolist() == list(range(1000))
+        array.free()
+        stream.synchronize()
+        with device.entered():
+            assert stack.cached_bytes == 0, "what others keep there is not devmem's to count"
+            stack.trim(0)
+    methods = [call.method for call in seen]
+    assert "alloc_shared" in methods
+    assert not {"alloc_async", "pool_cached", "pool_trim", "pool_threshold"} & set(methods)
+    with pytest.raises(dm.ConfigError, match="threshold is not devmem's to set"):
+        dm.use_memory("stream_ordered:1GiB;current")
+
+
+@pytest.mark.parametrize(("name", "pool"), [("current", "shared_pool"), ("hw_decompress", "decompress_pool")])
+def test_a_device_without_such_a_pool_says_so(device, monkeypatch, name, pool):
+    handle = device.opened().handle
+    info = dataclasses.replace(handle.info, capabilities=handle.info.capabilities - {Capability(pool)})
+    monkeypatch.setattr(handle.driver, "info", info)
+    with pytest.raises(dm.UnsupportedError, match=rf"{pool}.*leave {name} out|stream-ordered"):
+        dm.use_memory(f"stream_ordered:{name}")
+
+
+def test_a_pool_for_the_decompression_engine(need, device, recorded):
+    need("decompress_pool", "pool_control")
+    with recorded.during() as seen, dm.use_memory("statistics,stream_ordered:64MiB;hw_decompress") as stack:
+        stream = dm.stream()
+        array = dm.to_device(np.arange(1000.0), stream=stream)
+        assert array.copy_to_host().tolist() == list(range(1000))
+        array.free()
+        stream.synchronize()
+        with device.entered():
+            assert stack.cached_bytes > 0
+            stack.trim(0)
+            assert stack.cached_bytes == 0
+    methods = [call.method for call in seen]
+    assert "alloc_decompressible" in methods and "alloc_async" not in methods
+    with pytest.raises(dm.ConfigError, match="leave one of the two out"):
+        dm.use_memory("stream_ordered:current=1;hw_decompress")
+
+
+def test_what_trim_keeps_is_kept_of_both_pools_together(need, device):
+    need("decompress_pool", "pool_control")
+    plain, other = memory.StreamOrderedMemory(), memory.StreamOrderedMemory(hw_decompress=True)
+    for resource in (plain, other):
+        with dm.use_memory(resource):
+            dm.device_array(1 << 20, "u1").free()
+    dm.synchronize()
+    with device.entered():
+        assert plain.cached_bytes == other.cached_bytes >= 2 << 20, "it is counted once, for both"
+        plain.trim(1 << 20)
+        assert 0 < plain.cached_bytes <= 1 << 20
+        plain.trim(0)
+
+
 # -- when memory goes back ---------------------------------------------------------------------------------------------
 
 
@@ -668,7 +808,7 @@ def test_a_stream_ordered_free_on_its_home_stream_waits_for_nothing(recorded: Fa
         before = recorded.calls.copy()
         arrays.pop().free()
         del arrays
-        dm.trim()
+        dm.device_array(100, stream=stream)  # more wait than may
         done = recorded.calls - before
     assert done["free_async"] == 30
     assert not [name for name in done if "synchronize" in name or "event" in name or name == "stream_wait"]
@@ -677,13 +817,13 @@ def test_a_stream_ordered_free_on_its_home_stream_waits_for_nothing(recorded: Fa
 def test_a_free_that_synchronises_is_put_off_and_done_at_once(recorded: FaultyDriver):
     stream = dm.stream()
     with dm.use_memory("statistics,driver"):
-        arrays = [dm.device_array(100, stream=stream) for _ in range(10)]
+        arrays = [dm.device_array(100, stream=stream) for _ in range(20)]
         before = recorded.calls.copy()
         del arrays
         assert not recorded.calls - before
-        dm.trim()
+        dm.device_array(100, stream=stream)  # more wait than may
         done = recorded.calls - before
-    assert done["free"] == 10
+    assert done["free"] == 20
     assert done["stream_synchronize"] == 1  # once for all of them
 
 
@@ -719,3 +859,46 @@ def test_a_resource_that_cannot_say_what_it_keeps_does_not_stop_the_others():
         gc.collect()
         dm.trim()
         dm.close()
+
+
+def test_a_pool_that_is_forgotten_names_no_stream_that_ends_meanwhile():
+    """Bound again, it would ask a destroyed stream whether it captures, or record an event on it."""
+    pool, stream = memory.PoolMemory(), dm.stream()
+    with dm.use_memory(pool):
+        dm.device_array(1000, stream=stream).free()
+        stream.synchronize()
+        dm.trim()
+    assert pool not in [heap.resource for heap in dm.current_device().opened().memory.heaps]
+    handle = stream.handle
+    stream.close()
+    with dm.use_memory(pool):
+        dm.device_array(1000).free()
+        dm.trim()
+        assert handle not in pool._lists.by_stream
+
+
+def test_a_pool_below_a_stack_of_others_hears_of_the_end_of_streams(package):
+    """Their adaptor does not pass it on: the pool is told all the same."""
+    module = package(MINE)
+    pool, stream = memory.PoolMemory(), dm.stream()
+    with dm.use_memory(__import__(module).Mine(pool)):
+        dm.device_array(1000, stream=stream).free()
+        handle = stream.handle
+        stream.close()
+        assert handle not in pool._lists.by_stream
+    with dm.current_device().entered():
+        pool.trim(0)
+
+
+def test_a_pool_that_is_forgotten_keeps_no_event():
+    """A program that makes a pool for each task would have all their events until the device is closed."""
+    pool, (first, second) = memory.PoolMemory(), (dm.stream(), dm.stream())
+    with dm.use_memory(pool):
+        dm.device_array(1 << 20, np.uint8, stream=first).free()
+        dm.device_array(1 << 20, np.uint8, stream=second).free()  # an event is recorded behind the other's block
+        events = pool._reuse.events.events
+        assert events
+    dm.synchronize()
+    del pool, first, second
+    dm.trim()
+    assert not events

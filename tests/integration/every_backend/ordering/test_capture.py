@@ -27,7 +27,8 @@ class Capturing:
             return found
 
         def call(*arguments, **options):
-            self.asked.append(name)
+            if name != "event_record" or arguments[1] == self.stream:  # a pool records events on other streams
+                self.asked.append(name)
             return found(*arguments, **options)
 
         return call
@@ -51,6 +52,8 @@ def captured(device, monkeypatch):
 
 
 def begin(driver, stream):
+    # A pool that had to grow would record an event: it asks the driver itself, which knows nothing of this capture.
+    dm.device_array(DATA.size, DATA.dtype, stream=stream).free()
     driver.stream = stream.handle
     driver.asked.clear()
 
@@ -70,7 +73,7 @@ CALLS = {
     "item": lambda array, out: array.item(3),
 }
 #: What touches the device without the stream's having anything of it.
-HARMLESS = {"enter", "exit", "event_query", "alloc", "alloc_async", "free", "free_async"}
+HARMLESS = {"enter", "exit", "event_create", "event_query", "alloc", "alloc_async", "free", "free_async"}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -116,7 +119,8 @@ def test_what_a_graph_reads_is_kept_for_good(captured, device, monkeypatch, whos
     ours, driver = captured
     stream, completions = ours, device.opened().completions
     if whose == "foreign":
-        stream = dm.external_stream(DATA.ctypes.data)  # no stream has this handle
+        with device.entered() as below:
+            stream = dm.external_stream(below.stream_create(0, True))
         stream.handle = ours.handle
     into_graph, asked, query = set(), [], driver.driver.event_query
 

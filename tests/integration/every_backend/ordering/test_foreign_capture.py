@@ -43,7 +43,7 @@ class Foreign:
                 assert create(ctypes.byref(stream), NON_BLOCKING) == 0
                 assert begin(stream, GLOBAL) == 0
                 self.told.set()
-                assert self.asked.wait(30)
+                assert self.asked.wait(100)
                 self.result = self.end(stream, ctypes.byref(graph))
                 if not self.result:
                     assert self.destroy(graph) == 0
@@ -52,12 +52,12 @@ class Foreign:
 
     def __enter__(self):
         self.thread.start()
-        assert self.told.wait(30)
+        assert self.told.wait(100)
         return self
 
     def __exit__(self, *_):
         self.asked.set()
-        self.thread.join(30)
+        self.thread.join(100)
 
 
 @pytest.fixture
@@ -67,7 +67,8 @@ def foreign(device):
     gc.collect()  # what tests before left in cycles may be memory whose end waits for the device, which a capture forbids
     dm.trim()
     dm.synchronize()
-    return Foreign(device, *LIBRARIES[device.backend])
+    yield Foreign(device, *LIBRARIES[device.backend])
+    dm.close()  # memory that a graph may use stays until then, and later tests count what is live
 
 
 def uploads(stream, source):
@@ -158,8 +159,7 @@ def test_memory_that_a_graph_may_use_is_kept_and_holds_up_nothing(foreign, devic
     ptr = array.ptr
     with foreign:
         stream = dm.external_stream(foreign.stream.value)
-        with pytest.raises(BackendError):  # the emulated libraries record events alone into a graph
-            array.copy_to_device(source, stream=stream)
+        array.copy_to_device(source, stream=stream)
         del array
         gc.collect()
     dropped = [dm.to_device(DATA, stream=home) for _ in range(10)]
@@ -176,7 +176,7 @@ def test_memory_that_a_graph_may_use_is_lent_to_others_still(foreign):
     """Their stream waits for what is on ours, not for what is in a graph."""
     home, consumer = dm.stream(), dm.stream()
     array = dm.to_device(DATA, stream=home)
-    with foreign, pytest.raises(BackendError):
+    with foreign:
         array.copy_to_device(dm.pinned_array_like(DATA), stream=dm.external_stream(foreign.stream.value))
     assert foreign.result == 0
     array.__dlpack__(stream=consumer.handle)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.device.device import current_open_device
+from devmem._core.ordering.leases import HandleLeases, OwnedHandle
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -24,7 +28,7 @@ def elsewhere(action):
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(20)
+    thread.join(100)
     assert not thread.is_alive()
     if failed:
         raise failed[0]
@@ -40,6 +44,12 @@ def once(monkeypatch, driver, verb, action):
         return original(*arguments, **keywords)
 
     monkeypatch.setattr(driver, verb, call)
+
+
+def is_in_use(handle):
+    """Whether a stream of the current device, not one that is kept for the next use, has the handle."""
+    owned = dm.current_device().opened().streams._handles.get(handle)
+    return owned is not None and not owned.leaving
 
 
 def on(stream):
@@ -66,7 +76,7 @@ def test_a_stream_that_ends_while_all_streams_are_asked_for_captures(need, monke
     with dm.current_device().entered():
         assert not opened.streams.any_capturing()
     dm.trim()
-    assert handle not in opened.streams._handles
+    assert not is_in_use(handle)
 
 
 @pytest.mark.parametrize("last_use", ["home", "another"])
@@ -82,8 +92,22 @@ def test_a_stream_that_ends_while_a_block_is_given_back_behind_it(monkeypatch, l
     once(monkeypatch, opened.handle.driver, verb, lambda: elsewhere(ending.close))
     array.free()
     assert ending.closed
-    assert handle not in opened.streams._handles
+    assert not is_in_use(handle)
     (other if last_use == "home" else home).close()
+
+
+def test_a_block_that_comes_back_to_a_pool_on_a_stream_that_was_just_closed():
+    """The pool is told of the end when no lease can name the stream any more, or it would keep the handle of a destroyed one."""
+    pool, opened = dm.memory.PoolMemory(), dm.current_device().opened()
+    stream, leases = dm.stream(), opened.streams.leases
+    with dm.use_memory(pool), dm.current_device().entered():
+        handle = stream.handle
+        ptr = pool.allocate(1000, handle)
+        with leases.hold():
+            stream.close()
+            pool.deallocate(ptr, 1000, handle)
+        assert not is_in_use(handle)
+        assert handle not in pool._lists.by_stream
 
 
 def test_a_lease_that_an_interrupt_left_behind_keeps_nothing():
@@ -92,7 +116,42 @@ def test_a_lease_that_an_interrupt_left_behind_keeps_nothing():
     stream = dm.stream()
     handle = stream.handle
     stream.close()
-    assert handle not in opened.streams._handles
+    assert not is_in_use(handle)
+
+
+def owned(handle, destroyed):
+    """A handle whose end is noted."""
+    driver = SimpleNamespace(destroy=destroyed.append)
+    made = OwnedHandle(handle, table := {}, SimpleNamespace(driver=driver), "destroy", lambda dropped: True)
+    table[handle] = made
+    return made
+
+
+def test_a_handle_waits_for_each_lease_that_was_there_before():
+    leases, destroyed = HandleLeases(), []
+    for handle in range(3):
+        with leases.hold():
+            pass
+        with leases.hold():
+            leases.hold()  # never entered
+            leases.destroy(owned(handle, destroyed))
+            assert handle not in destroyed
+        assert handle in destroyed
+
+
+def test_a_lease_that_ends_just_as_a_handle_is_given_up_keeps_nothing():
+    leases, destroyed = HandleLeases(), []
+    lease = leases.hold()
+
+    class GivenUp(deque):
+        def extend(self, entries):
+            lease.__exit__(None, None, None)
+            super().extend(entries)
+
+    leases.given_up = GivenUp()
+    with lease:
+        leases.destroy(owned(5, destroyed))
+        assert destroyed == [5]
 
 
 def test_streams_that_come_and_go_in_several_threads():
@@ -101,7 +160,7 @@ def test_streams_that_come_and_go_in_several_threads():
     failed = []
 
     def work():
-        barrier.wait(10)
+        barrier.wait(100)
         try:
             for _ in range(60):
                 stream = dm.stream()
@@ -115,5 +174,47 @@ def test_streams_that_come_and_go_in_several_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
     assert not failed
+
+
+class InterruptedOnce(dict):
+    """A table; an interrupt comes just before the first entry is made."""
+
+    interrupts = 1
+
+    def __setitem__(self, key, value):
+        if self.interrupts:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
+        super().__setitem__(key, value)
+
+
+@pytest.mark.parametrize("kind", ["stream", "event"])
+def test_what_was_made_as_an_interrupt_came_is_destroyed_by_the_next_lease(kind, recorded, monkeypatch):
+    opened = dm.current_device().opened()
+    owner, table = (opened.streams, "_handles") if kind == "stream" else (opened.completions.events, "events")
+    kept = InterruptedOnce(getattr(owner, table))
+    monkeypatch.setattr(owner, table, kept)
+    before = set(kept)
+    with recorded.during() as seen:
+        with pytest.raises(KeyboardInterrupt):
+            dm.stream() if kind == "stream" else dm.event()
+        [made] = set(kept) - before
+        with dm.current_device().entered(), opened.streams.leases.hold():
+            pass
+        dm.trim()
+    assert (f"{kind}_destroy", (made,)) in [(call.method, call.args) for call in seen]
+    assert set(kept) == before
+
+
+def test_a_stream_that_is_being_destroyed_is_found_by_no_lease_that_begins(device, monkeypatch):
+    """Another thread may begin one at any time, here as the memory stacks are told of the stream's end."""
+    stream, streams, found = dm.stream(), current_open_device().streams, []
+    with dm.use_memory("pool"):
+        kept = dm.zeros(3)
+        dm.device_array(3, stream=stream).free()  # the stack keeps a block by the stream: it has to be told
+    monkeypatch.setattr(streams, "on_destroy", lambda handle: found.append(handle in streams.idle()))
+    stream.close()
+    assert found == [False]
+    kept.free()

@@ -1,0 +1,130 @@
+"""Hints for managed arrays: where their pages are to be, and which of them are not needed any more."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy.typing as npt
+
+from ...spi.errors import LayoutError
+from ...spi.types import Capability, Place, PlaceKind
+from ..base.address import extent
+from ..base.device_handle import CurrentDevice
+from ..device.device import device_of
+from ..lifetime.allocation import Allocation, StreamUse
+
+if TYPE_CHECKING:
+    from ..device.open_device import OpenDevice
+    from ..ordering.stream import Stream
+
+    class ManagedNDArray(Protocol):
+        """What is asked of a managed array, whose class is in `host_visible`."""
+
+        _open_device: OpenDevice
+
+        @property
+        def nbytes(self) -> int: ...
+
+        def _owner(self) -> Allocation: ...
+
+
+WITHOUT = "leave it to the driver"
+
+
+def prefetch(
+    arrays: Iterable[ManagedNDArray], to_host: bool, stream: object, device: object, numa_node: object, discard: bool
+) -> None:
+    """Move pages ahead of use; see `devmem.prefetch_managed`."""
+    for opened, ranges, owners in _by_device(arrays, discard):
+        opened.handle.require(Capability.MANAGED, "prefetch managed memory", WITHOUT)
+        to, chosen = place_of(opened, to_host, device, numa_node), opened.streams.stream_of(stream)
+        chosen.check_not_recorded("to prefetch managed memory")
+        plain = to.kind is PlaceKind.HOST or to == Place(PlaceKind.DEVICE, opened.handle.info.ordinal)
+        with CurrentDevice(opened.handle) as driver, StreamUse(chosen, *owners):
+            if plain and not discard and (len(ranges) == 1 or not opened.handle.has(Capability.MANAGED_PLACES)):
+                for ptr, nbytes in ranges:
+                    driver.prefetch(ptr, nbytes, to.kind is PlaceKind.HOST, chosen.handle)
+                continue
+            opened.handle.require(
+                Capability.MANAGED_PLACES, f"prefetch managed memory to {to.kind} {to.number}", WITHOUT
+            )
+            ptrs, sizes = zip(*ranges, strict=True)
+            _on_created(opened, chosen, lambda on: driver.prefetch_to(ptrs, sizes, to, on, discard=discard))  # noqa: B023
+
+
+def discard(arrays: Iterable[ManagedNDArray], stream: object) -> None:
+    """Give up contents; see `devmem.discard_managed`."""
+    for opened, ranges, owners in _by_device(arrays, True):
+        opened.handle.require(Capability.MANAGED_PLACES, "discard managed memory", WITHOUT)
+        chosen = opened.streams.stream_of(stream)
+        chosen.check_not_recorded("to discard managed memory")
+        ptrs, sizes = zip(*ranges, strict=True)
+        with CurrentDevice(opened.handle) as driver, StreamUse(chosen, *owners):
+            _on_created(opened, chosen, lambda on: driver.discard(ptrs, sizes, on))  # noqa: B023
+
+
+def advise(array: ManagedNDArray, advice: str, to_host: bool, device: object, numa_node: object) -> None:
+    """Tell how pages will be used; see `ManagedNDArray.advise`."""
+    words = [a + b for a in ("set_", "unset_") for b in ("read_mostly", "preferred_location", "accessed_by")]
+    if advice not in words:
+        raise LayoutError(f"advice is one of {', '.join(words)}, not {advice!r}")
+    for opened, [(ptr, nbytes)], _ in _by_device([array], False):
+        opened.handle.require(Capability.MANAGED, "advise on managed memory", WITHOUT)
+        to = place_of(opened, to_host, device, numa_node)
+        with CurrentDevice(opened.handle) as driver:
+            if to.kind is PlaceKind.HOST or to == Place(PlaceKind.DEVICE, opened.handle.info.ordinal):
+                driver.advise(ptr, nbytes, advice, to.kind is PlaceKind.HOST)
+            else:
+                opened.handle.require(Capability.MANAGED_PLACES, f"advise for {to.kind} {to.number}", WITHOUT)
+                driver.advise_for(ptr, nbytes, advice, to)
+
+
+def place_of(opened: OpenDevice, to_host: bool, device: object, numa_node: object) -> Place:
+    """The place that arguments name: a NUMA node, a device, the host, or else the arrays' own device."""
+    if device is not None and (to_host or numa_node is not None):
+        raise LayoutError("pages are moved to one place: give device=, or to_host=True with or without numa_node=")
+    if numa_node is not None:
+        node = operator.index(numa_node)  # type: ignore[arg-type]
+        if not 0 <= node < 1 << 31:
+            raise LayoutError(f"numa_node={node} is no NUMA node: they are counted from 0")
+        return Place(PlaceKind.NUMA_NODE, node)
+    if device is None:
+        return Place(PlaceKind.HOST) if to_host else Place(PlaceKind.DEVICE, opened.handle.info.ordinal)
+    other = device_of(device)
+    if other.backend != opened.handle.info.backend:
+        raise LayoutError(
+            f"managed memory of {opened.device} cannot be moved to {other}, which is another backend's device"
+        )
+    return Place(PlaceKind.DEVICE, other.ordinal)
+
+
+def _by_device(
+    arrays: Iterable[ManagedNDArray], whole: bool
+) -> list[tuple[OpenDevice, list[tuple[int, int]], list[Allocation]]]:
+    """The ranges of arrays and what owns them, by device; of ``whole`` ones, every byte of a range is an element's."""
+    found: dict[OpenDevice, tuple[list[tuple[int, int]], list[Allocation]]] = {}
+    for array in arrays:
+        owner, (low, high) = array._owner(), extent(cast("npt.NDArray[Any]", array))
+        if whole and high - low != array.nbytes:
+            raise LayoutError(
+                f"an array of {array.nbytes} bytes spans {high - low}: the bytes between its elements would be discarded too; "
+                f"give arrays without gaps"
+            )
+        if high > low:
+            ranges, owners = found.setdefault(array._open_device, ([], []))
+            ranges.append((low, high - low))
+            owners.append(owner)
+    return [(opened, *parts) for opened, parts in found.items()]
+
+
+def _on_created(opened: OpenDevice, stream: Stream, call: Callable[[int], None]) -> None:
+    """Call with the handle of a stream, or of a created one that two events order with a default stream, which drivers refuse."""
+    if not stream.is_default:
+        call(stream.handle)
+        return
+    side = opened.streams.side_stream().handle
+    opened.completions.order(side, stream.handle)
+    call(side)
+    opened.completions.order(stream.handle, side)

@@ -1,0 +1,95 @@
+"""What the compiled core reads of device handles, allocations, arrays, streams and events: its classes, or such with these slots.
+
+Flags are bools: the core's classes take nothing else for them, and have False where none was set.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._native import core
+
+if TYPE_CHECKING or core is None:
+
+    class HandleState:
+        """The slots of a `DeviceHandle` that the core reads."""
+
+        __slots__ = (
+            "dead",
+            "dlpack_device",
+            "driver",
+            "drop",
+            "dropped",
+            "dropped_bytes",
+            "entry",
+            "heap",
+            "lane",
+            "legacy_number",
+            "outside",
+            "scopes",
+        )
+
+        dead: object
+        dlpack_device: tuple[int, int]
+        driver: object
+        drop: object
+        dropped: object
+        dropped_bytes: int
+        entry: object
+        heap: object
+        lane: object
+        legacy_number: int | None
+        outside: int
+        scopes: int
+
+    class AllocationState:
+        """The slots of an `Allocation` that the core reads."""
+
+        __slots__ = ("device_handle", "freed", "heap", "home", "nbytes", "ptr", "queue", "streams", "unnamed")
+
+        device_handle: object
+        freed: bool
+        heap: object
+        home: object
+        nbytes: int
+        ptr: int
+        queue: object
+        streams: object
+        unnamed: bool
+
+    class ArrayState:
+        """The slots of an `ArrayView`, and of the arrays that are views."""
+
+        __slots__ = ("_dtype", "_ptr", "_shape", "_stream", "_strides", "allocation", "open_device")
+
+        _dtype: object
+        _ptr: int
+        _shape: tuple[int, ...]
+        _stream: object
+        _strides: tuple[int, ...] | None
+        allocation: object
+        open_device: object
+
+    class OwnerState:
+        """The slots of a `Stream` or an `Event`."""
+
+        __slots__ = ("_drop", "device_handle", "handle", "owned", "services")
+
+    class StreamState(OwnerState):
+        """The slots of a `Stream`."""
+
+        __slots__ = ("external", "is_default", "non_blocking", "plain", "recorder", "simple")
+
+    class EventState(OwnerState):
+        """The slots of an `Event`."""
+
+        __slots__ = ("recorded", "timing")
+
+    class RecordState:
+        """The slots of an `OwnedHandle` that the core reads."""
+
+        __slots__ = ("handle", "idle", "key", "leaving", "table")
+
+else:
+    HandleState, AllocationState, ArrayState = core.HandleState, core.AllocationState, core.ArrayState
+    StreamState, EventState, RecordState = core.StreamState, core.EventState, core.RecordState

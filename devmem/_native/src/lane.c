@@ -1,0 +1,445 @@
+/* The lane of an open device: its driver's table of C entry points, and what has to hold for it to be taken.
+ *
+ * A lane is taken where the device's driver is the one that offered the table, the device is not being closed, no stream and no stack
+ * of memory is in force for the thread, no page-locked memory is about, and nothing dropped needs more than the driver's stream-ordered
+ * free. All of that is looked at in every call; what is not so is Python's to do.
+ *
+ * Calls in the vendor's library go without the GIL, and are counted in the handle: a device that is closed waits for them.
+ */
+#include "native.h"
+
+#include <structmember.h>
+
+static PyTypeObject *lane_type;
+static PyObject *device_variable_get, *stream_variable_get, *find_device;
+/* The device that was current in the last call, as the variable has it, and its lane; both NULL after `forget`. */
+static PyObject *last_device, *last_lane;
+/* Whether any stream was ever made current in the process. */
+static bool streams_entered;
+static PyObject *name_lane, *name_segments, *name_depth, *name_pending, *name_pending_bytes, *name_foreign_releases, *name_popleft;
+
+/* -- the vendor's calls; without the GIL ------------------------------------------------------------------------------------ */
+
+int in_device(struct lane *lane, vendor_work *work, void *of, enum table_call *call) {
+    const struct driver_table *table = lane->table;
+    struct handle_state *handle = (struct handle_state *)lane->handle;
+    uint64_t before = 0;
+    *call = GET_CURRENT;
+    handle->outside++;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = table->get_current(&before);
+    bool elsewhere = before != table->current;
+    if (!status && elsewhere) {
+        *call = SET_CURRENT;
+        status = table->set_current(table->current);
+    }
+    if (!status) {
+        status = work(table, of, call);
+        int left = elsewhere ? table->set_current(before) : 0;
+        if (left && !status) {
+            *call = SET_CURRENT;
+            status = left;
+        }
+    }
+    Py_END_ALLOW_THREADS
+    handle->outside--;
+    return status;
+}
+
+int free_one(const struct driver_table *table, void *of, enum table_call *call) {
+    struct given_back *block = of;
+    block->entered = true;
+    *call = FREE;
+    return table->free(block->address, table->stream);
+}
+
+int free_all(const struct driver_table *table, void *of, enum table_call *Py_UNUSED(call)) {
+    struct frees *frees = of;
+    frees->entered = true;
+    for (Py_ssize_t at = 0; at < frees->count; at++) {
+        int status = table->free(frees->each[at].address, table->stream);
+        if (status && !frees->status)
+            frees->status = status;
+    }
+    return 0;
+}
+
+/* -- whether it may be taken -------------------------------------------------------------------------------------------------- */
+
+bool is_open(const struct lane *lane) {
+    const struct handle_state *handle = (const struct handle_state *)lane->handle;
+    return handle && handle->driver == lane->driver && handle->entry == lane->driver && handle->dead == Py_None &&
+           lane->table->flags & TABLE_USABLE;
+}
+
+struct lane *lane_of_handle(PyObject *handle) {
+    if (!handle || !PyObject_TypeCheck(handle, handle_type))
+        return NULL;
+    PyObject *lane = ((struct handle_state *)handle)->lane;
+    return lane && Py_TYPE(lane) == lane_type && is_open((struct lane *)lane) ? (struct lane *)lane : NULL;
+}
+
+struct lane *current_lane(void) {
+    if (!find_device)
+        return NULL;
+    PyObject *device = PyObject_CallNoArgs(device_variable_get);
+    if (!device)
+        return NULL;
+    if (device != last_device) {
+        PyObject *opened = PyObject_CallNoArgs(find_device);
+        PyObject *lane = opened ? PyObject_GetAttr(opened, name_lane) : NULL;
+        Py_XDECREF(opened);
+        if (!lane) {
+            Py_DECREF(device);
+            return NULL;
+        }
+        set_field(&last_lane, lane);
+        set_field(&last_device, device);
+        Py_DECREF(lane);
+    }
+    Py_DECREF(device);
+    if (is_none(last_lane) || Py_TYPE(last_lane) != lane_type)
+        return NULL;
+    struct lane *lane = (struct lane *)last_lane;
+    return is_open(lane) ? lane : NULL;
+}
+
+int on_legacy(PyObject *stream) {
+    if (stream && stream != zero && stream != Py_None)
+        return 0;
+    if (!streams_entered)
+        return 1;
+    PyObject *current = PyObject_CallNoArgs(stream_variable_get);
+    if (!current)
+        return -1;
+    Py_DECREF(current);
+    return current == Py_None;
+}
+
+/* A whole number of an object's attribute, or the length of that; -1 with an exception. */
+static Py_ssize_t number(PyObject *object, PyObject *name, bool is_length) {
+    PyObject *found = PyObject_GetAttr(object, name);
+    Py_ssize_t value = !found ? -1 : is_length ? PyObject_Size(found) : PyLong_AsSsize_t(found);
+    Py_XDECREF(found);
+    return value;
+}
+
+int takes_memory(struct lane *lane) {
+    const struct handle_state *handle = (const struct handle_state *)lane->handle;
+    PyObject *heap = handle->heap;
+    if (handle->scopes || is_none(heap))
+        return 0;
+    if (heap != lane->heap) {
+        Py_INCREF(heap);
+        PyObject *tables = PyObject_CallFunctionObjArgs(lane->plain, heap, NULL);
+        if (!tables) {
+            Py_DECREF(heap);
+            return -1;
+        }
+        PyObject **fields[] = {&lane->live, &lane->lent, &lane->ready, &lane->home};
+        for (Py_ssize_t at = 0, count = PyTuple_Check(tables) ? PyTuple_Size(tables) : 0; at < 4; at++)
+            set_field(fields[at], at < count ? PyTuple_GetItem(tables, at) : NULL);
+        set_field(&lane->heap, heap);
+        Py_DECREF(tables);
+        Py_DECREF(heap);
+    }
+    return lane->live != NULL;
+}
+
+int is_unlocked(const struct lane *lane) {
+    Py_ssize_t segments = number(lane->locks, name_segments, true);
+    return segments < 0 ? -1 : segments == 0;
+}
+
+/* -- pools: no Python runs --------------------------------------------------------------------------------------------------- */
+
+/* How the pool takes a block of so many bytes for the legacy stream, or gives one back: a new reference, NULL where it has none yet. */
+static PyObject *pool_verb(const struct lane *lane, size_t nbytes, Py_ssize_t which) {
+    PyObject *known = PyDict_GetItemWithError(lane->ready, lane->home), *key = known ? PyLong_FromSize_t(nbytes) : NULL;
+    PyObject *verbs = key ? PyDict_GetItemWithError(known, key) : NULL, *verb = verbs ? PyTuple_GetItem(verbs, which) : NULL;
+    Py_XINCREF(verb);
+    Py_XDECREF(key);
+    PyErr_Clear();
+    return verb;
+}
+
+PyObject *from_pool(const struct lane *lane, size_t nbytes) {
+    PyObject *blocks = pool_verb(lane, nbytes, 0), *ptr = blocks ? PyIter_Next(blocks) : NULL;
+    Py_XDECREF(blocks);
+    PyErr_Clear(); /* it has none */
+    return ptr;
+}
+
+bool to_pool(const struct lane *lane, PyObject *ptr, size_t nbytes) {
+    PyObject *append = pool_verb(lane, nbytes, 1), *done = append ? PyObject_CallFunctionObjArgs(append, ptr, NULL) : NULL;
+    Py_XDECREF(append);
+    Py_XDECREF(done);
+    PyErr_Clear();
+    return done;
+}
+
+/* -- dropped memory ------------------------------------------------------------------------------------------------------------ */
+
+bool is_simple(const struct lane *lane, const struct allocation_state *block, uint64_t *address) {
+    if ((PyObject *)Py_TYPE((PyObject *)block) != lane->owned || block->freed || !block->ptr || block->streams != Py_None ||
+        block->home != lane->legacy || !lane->live || block->heap != lane->heap || block->device_handle != lane->handle ||
+        (PySet_Size(lane->lent) != 0 && PySet_Contains(lane->lent, block->ptr) != 0))
+        return false;
+    PyObject *append = lane->ready ? pool_verb(lane, (size_t)block->nbytes, 1) : NULL;
+    Py_XDECREF(append);
+    *address = PyLong_AsUnsignedLongLong(block->ptr);
+    return *address != 0 && !PyErr_Occurred() && (append || !lane->ready);
+}
+
+PyObject *strike_out(struct lane *lane, struct allocation_state *block) {
+    PyObject *ptr = block->ptr;
+    Py_INCREF(ptr);
+    block->freed = 1;
+    set_field(&block->ptr, zero);
+    bool out = PyDict_DelItem(lane->live, ptr) == 0;
+    if (!out || (!lane->ready && PyDict_DelItem(lane->blocks, ptr) < 0))
+        PyErr_Clear();
+    if (!out)
+        Py_CLEAR(ptr);
+    return ptr;
+}
+
+void enter_again(struct lane *lane, struct allocation_state *block, PyObject *ptr, PyObject *live) {
+    struct handle_state *handle = (struct handle_state *)lane->handle;
+    PyObject *nbytes = PyLong_FromSsize_t(block->nbytes);
+    bool whole = live == lane->live && lane->ready; /* the driver has the pool's chunk */
+    if (nbytes && PyDict_SetItem(live, ptr, nbytes) == 0 && (whole || PyDict_SetItem(lane->blocks, ptr, ptr) == 0))
+        set_field(&block->ptr, ptr);
+    else
+        PyErr_Clear(); /* without memory for the books it is lost: better than an address in use twice */
+    Py_XDECREF(nbytes);
+    handle->dropped_bytes += block->nbytes;
+    Py_XDECREF(PyObject_CallFunctionObjArgs(handle->drop, (PyObject *)block, NULL));
+    PyErr_Clear();
+}
+
+int is_deferred(const struct lane *lane) {
+    Py_ssize_t depth = number(lane->deferral, name_depth, false);
+    return depth < 0 ? -1 : depth > 0;
+}
+
+/* Take all that was dropped: 1, 0 where one of them is not simple and nothing was done, -1 with an exception. */
+static int take_dropped(struct lane *lane, Py_ssize_t count, struct frees *frees) {
+    struct handle_state *handle = (struct handle_state *)lane->handle;
+    uint64_t address;
+    if (count > MOST_FREES)
+        return 0;
+    Py_ssize_t held = is_deferred(lane), streams = held ? 0 : PyObject_Size(lane->own_streams);
+    if (held || streams) /* deferred; or a stream may be capturing a graph */
+        return held < 0 || streams < 0 ? -1 : 0;
+    if (!is_open(lane))
+        return 0;
+    for (Py_ssize_t at = 0; at < count; at++) {
+        PyObject *item = PySequence_GetItem(handle->dropped, at);
+        if (!item) { /* another thread, or a signal's handler, was here */
+            PyErr_Clear();
+            return 0;
+        }
+        bool simple = is_simple(lane, (struct allocation_state *)item, &address);
+        Py_DECREF(item);
+        if (!simple)
+            return PyErr_Occurred() ? -1 : 0;
+    }
+    PyObject *pooled[MOST_FREES]; /* dropped at the end: that may call weak references, and so anything */
+    Py_ssize_t back = 0;
+    while (count-- > 0) { /* no Python runs here: each is still what it was */
+        PyObject *item = PyObject_CallMethodObjArgs(handle->dropped, name_popleft, NULL);
+        if (!item)
+            return -1;
+        struct allocation_state *block = (struct allocation_state *)item;
+        handle->dropped_bytes -= block->nbytes;
+        PyObject *ptr = strike_out(lane, block);
+        if (ptr && !lane->ready) {
+            frees->each[frees->count].block = block;
+            frees->each[frees->count].ptr = ptr;
+            frees->each[frees->count++].address = PyLong_AsUnsignedLongLong(ptr);
+            continue;
+        }
+        if (ptr && !to_pool(lane, ptr, (size_t)block->nbytes)) {
+            block->freed = 0;
+            enter_again(lane, block, ptr, lane->live);
+        }
+        Py_XDECREF(ptr);
+        pooled[back++] = item;
+    }
+    if (frees->count)
+        set_field(&frees->live, lane->live);
+    while (back > 0)
+        Py_DECREF(pooled[--back]);
+    return 1;
+}
+
+int settle(struct lane *lane, struct frees *frees) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    for (Py_ssize_t at = 0; at < frees->count; at++) {
+        struct allocation_state *block = frees->each[at].block;
+        PyObject *ptr = frees->each[at].ptr;
+        if (!frees->entered) {
+            block->freed = 0;
+            enter_again(lane, block, ptr, frees->live);
+        }
+        Py_DECREF(ptr);
+        Py_DECREF((PyObject *)block);
+    }
+    int status = frees->status, done = 0;
+    frees->count = frees->status = 0;
+    Py_CLEAR(frees->live);
+    PyErr_Restore(kind, value, trace);
+    if (status && !kind) {
+        PyObject *told = PyObject_CallFunction(lane->told, "ii", (int)FREE, status);
+        done = told ? 0 : -1;
+        Py_XDECREF(told);
+    }
+    return done;
+}
+
+int free_now(struct lane *lane, struct frees *frees) {
+    enum table_call call;
+    if (!frees->count)
+        return 0;
+    in_device(lane, free_all, frees, &call);
+    return settle(lane, frees);
+}
+
+int safe_point(struct lane *lane, struct frees *frees) {
+    struct handle_state *handle = (struct handle_state *)lane->handle;
+    frees->live = NULL;
+    frees->count = frees->status = frees->entered = 0;
+    Py_ssize_t busy = PyObject_Size(lane->completing);
+    if (busy)
+        return busy < 0 ? -1 : 0;
+    Py_ssize_t dropped = PyObject_Size(handle->dropped);
+    if (dropped <= 0)
+        return dropped < 0 ? -1 : 1;
+    Py_ssize_t pending = number(lane->queue, name_pending, true);
+    Py_ssize_t releases = number(lane->queue, name_foreign_releases, true);
+    Py_ssize_t bytes = number(lane->queue, name_pending_bytes, false);
+    if (pending < 0 || releases < 0 || bytes < 0)
+        return PyErr_Occurred() ? -1 : 0;
+    if (releases)
+        return 0;
+    if (pending + dropped <= lane->max_count && bytes + handle->dropped_bytes <= lane->max_bytes)
+        return 1;
+    return pending ? 0 : take_dropped(lane, dropped, frees);
+}
+
+void refuse(struct lane *lane, enum table_call call, int status) {
+    PyObject *never = PyObject_CallFunction(lane->refused, "ii", (int)call, status);
+    Py_XDECREF(never);
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_SystemError, "the driver did not raise for call %d, status %d", (int)call, status);
+}
+
+/* -- the type ------------------------------------------------------------------------------------------------------------------- */
+
+#define TABLES(X)                                                                                                                 \
+    X(blocks) X(completing) X(own_streams) X(held) X(spare_streams) X(spare_events) X(stream_handles) X(event_handles)
+#define GIVEN(X)                                                                                                                  \
+    TABLES(X) X(opened) X(handle) X(driver) X(keep) X(refused) X(queue) X(locks) X(legacy) X(deferral) X(owned) X(plain)         \
+    X(recover) X(once_more) X(told) X(services) X(memory) X(given_up) X(simple)
+#define EACH(X) GIVEN(X) X(heap) X(live) X(lent) X(ready) X(home)
+COLLECTED(lane, struct lane, EACH)
+
+/* Lane(address of the table, bytes from which copies are Python's, count and bytes of the queue, objects by name) */
+static PyObject *lane_new(PyTypeObject *type, PyObject *arguments, PyObject *named) {
+    unsigned long long table;
+    Py_ssize_t small, max_count, max_bytes;
+    if (!PyArg_ParseTuple(arguments, "Knnn:Lane", &table, &small, &max_count, &max_bytes))
+        return NULL;
+    struct lane *lane = (struct lane *)PyType_GenericAlloc(type, 0);
+    if (!lane)
+        return NULL;
+    bool right = named;
+    lane->table = (struct driver_table *)(uintptr_t)table;
+    lane->small = small;
+    lane->max_count = max_count;
+    lane->max_bytes = max_bytes;
+#define TAKE(field) right = right && (lane->field = Py_XNewRef(PyDict_GetItemString(named, #field)));
+#define IS_TABLE(field) right = right && PyDict_Check(lane->field);
+    GIVEN(TAKE)
+    TABLES(IS_TABLE)
+    if (!right || !PyObject_TypeCheck(lane->handle, handle_type) || !PyBool_Check(lane->simple) || !PyType_Check(lane->owned) ||
+        !PyType_IsSubtype((PyTypeObject *)lane->owned, allocation_type)) {
+        PyErr_SetString(PyExc_TypeError, "a lane takes every object by its name: tables, a device handle, a class of allocations");
+        Py_CLEAR(lane);
+    }
+    return (PyObject *)lane;
+}
+
+/* take(reset): ((copies, bytes, timed copies, their seconds), the same) of uploads and of downloads */
+static PyObject *lane_take(PyObject *self, PyObject *reset) {
+    struct lane *lane = (struct lane *)self;
+    int zeroed = PyObject_IsTrue(reset);
+    if (zeroed < 0)
+        return NULL;
+    PyObject *found = Py_BuildValue("((LLLd)(LLLd))", lane->up.copies, lane->up.bytes, lane->up.timed, lane->up.seconds,
+                                    lane->down.copies, lane->down.bytes, lane->down.timed, lane->down.seconds);
+    if (found && zeroed)
+        lane->up = lane->down = (struct counter){0};
+    return found;
+}
+
+static PyMethodDef lane_methods[] = {
+    {"take", lane_take, METH_O, "What was copied: (copies, bytes, timed copies, seconds) of uploads and downloads."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot lane_slots[] = {
+    {Py_tp_new, (void *)lane_new},         {Py_tp_dealloc, (void *)lane_dealloc}, {Py_tp_traverse, (void *)lane_traverse},
+    {Py_tp_clear, (void *)lane_clear}, {Py_tp_methods, lane_methods},         {0, NULL},
+};
+static PyType_Spec lane_spec = {"devmem._native.core.Lane", sizeof(struct lane), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                lane_slots};
+
+/* connect(get of the current device, get of the current stream, what finds the open device) */
+static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *arguments) {
+    PyObject *device, *stream, *find;
+    if (!PyArg_ParseTuple(arguments, "OOO:connect", &device, &stream, &find))
+        return NULL;
+    set_field(&device_variable_get, device);
+    set_field(&stream_variable_get, stream);
+    set_field(&find_device, find);
+    return none();
+}
+
+/* forget(): the current device may be another one, or opened anew */
+static PyObject *forget(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
+    Py_CLEAR(last_device);
+    Py_CLEAR(last_lane);
+    return none();
+}
+
+/* stream_entered(): a stream is about to be made current */
+static PyObject *stream_entered(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
+    streams_entered = true;
+    return none();
+}
+
+static PyMethodDef functions[] = {
+    {"stream_entered", stream_entered, METH_NOARGS, "Say that a stream is about to be made current."},
+    {"connect", connect, METH_VARARGS, "Say where the current device and stream are to be found."},
+    {"forget", forget, METH_NOARGS, "Forget which device was current."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_lane(PyObject *module) {
+    const struct name names[] = {
+        {&name_lane, "lane"}, {&name_segments, "segments"}, {&name_depth, "depth"}, {&name_pending, "pending"},
+        {&name_pending_bytes, "pending_bytes"}, {&name_foreign_releases, "foreign_releases"}, {&name_popleft, "popleft"}, {NULL, NULL},
+    };
+    if (intern(names) < 0)
+        return -1;
+    lane_type = (PyTypeObject *)PyType_FromSpec(&lane_spec);
+    if (!lane_type || PyModule_AddObjectRef(module, "Lane", (PyObject *)lane_type) < 0 ||
+        PyModule_AddIntConstant(module, "TABLE_VERSION", TABLE_VERSION) < 0 ||
+        PyModule_AddIntConstant(module, "TABLE_BYTES", sizeof(struct driver_table)) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
+}

@@ -1,0 +1,237 @@
+/* devmem's compiled core, devmem._native.core, in C against the limited API of CPython 3.11.
+ *
+ * Each function does what the Python code beside its call does, and does it only where nothing has to be decided: otherwise it
+ * returns None, having changed nothing, and that code runs. The Python code is the specification.
+ *
+ * No signal handler runs inside of a function here, because no bytecode does: what a function has begun it ends, so an interrupt
+ * loses nothing. The collector may run wherever an object is made, and other threads wherever the GIL is released; state is whole
+ * at these points.
+ *
+ *   state.c     the parts of device handles, allocations and arrays that the core reads: base classes of the Python classes
+ *   lane.c      one open device's way to the vendor's library: when it may be taken, entering, the queue of dropped memory
+ *   verbs.c     to_device, device_array, copies, free
+ *   views.c     slices and reshapes
+ *   streams.c   streams and events that are used again
+ *   dlpack.c    capsules, and DLPack's table of C functions
+ *   buffers.c   addresses of host arrays
+ *   numbers.c   the numbers of simulated kernels
+ */
+#ifndef DEVMEM_NATIVE_H
+#define DEVMEM_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver_table.h"
+
+#define MOST_AXES 8 /* arrays with more are left to Python */
+
+/* -- state.c: the layouts of the base classes ---------------------------------------------------------------------------- */
+
+struct handle_state {
+    PyObject_HEAD
+    PyObject *driver, *entry, *dead, *dropped, *lane, *heap;
+    PyObject *drop; /* the bound append of `dropped` */
+    PyObject *dlpack_device, *legacy_number; /* for DLPack: (type, number); the legacy default stream, or None */
+    Py_ssize_t dropped_bytes;
+    Py_ssize_t scopes; /* `with use_memory()` blocks */
+    Py_ssize_t outside; /* calls of the core that are in the vendor's library, without the GIL */
+};
+
+struct allocation_state {
+    PyObject_HEAD
+    PyObject *queue, *device_handle, *heap, *home, *ptr, *streams;
+    Py_ssize_t nbytes;
+    char freed, unnamed;
+};
+
+struct array_state {
+    PyObject_HEAD
+    PyObject *ptr, *shape, *dtype, *strides, *stream, *allocation, *open_device;
+};
+
+/* A stream or an event: it owns a handle by a record, which is None of one that is closed. */
+struct owner_state {
+    PyObject_HEAD
+    PyObject *services, *device_handle, *handle, *owned, *drop;
+    PyObject *recorder; /* of a stream */
+    char external, is_default, non_blocking, plain, simple; /* of a stream */
+    char recorded, timing; /* of an event */
+};
+
+struct record_state {
+    PyObject_HEAD
+    PyObject *handle, *table, *key;
+    char idle, leaving;
+};
+
+extern PyTypeObject *handle_type, *allocation_type, *array_type, *stream_type, *event_type, *record_type;
+extern PyObject *zero;
+extern PyObject *device_array_class; /* `DeviceNDArray`, once `arrays` has told it */
+
+#define VISIT(field) Py_VISIT(state->field);
+#define CLEAR(field) Py_CLEAR(state->field);
+/* What a type needs to be collected: its struct has the object fields that EACH lists. */
+#define COLLECTED(name, layout, EACH)                                           \
+    static int name##_traverse(PyObject *self, visitproc visit, void *arg) {    \
+        layout *state = (layout *)self;                                         \
+        EACH(VISIT)                                                             \
+        Py_VISIT(Py_TYPE(self));                                                \
+        return 0;                                                               \
+    }                                                                           \
+    static int name##_clear(PyObject *self) {                                   \
+        layout *state = (layout *)self;                                         \
+        EACH(CLEAR)                                                             \
+        return 0;                                                               \
+    }                                                                           \
+    static void name##_dealloc(PyObject *self) {                                \
+        PyTypeObject *type = Py_TYPE(self);                                     \
+        PyObject_GC_UnTrack(self);                                              \
+        name##_clear(self);                                                     \
+        ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);                     \
+        Py_DECREF(type);                                                        \
+    }
+
+/* A new array of a class; `ptr` may be NULL. */
+PyObject *make_array(PyTypeObject *class, PyObject *ptr, PyObject *shape, PyObject *dtype, PyObject *strides, PyObject *stream,
+                     PyObject *allocation, PyObject *opened);
+
+static inline void set_field(PyObject **field, PyObject *value) {
+    PyObject *before = *field;
+    Py_XINCREF(value);
+    *field = value;
+    Py_XDECREF(before);
+}
+
+/* -- lane.c -------------------------------------------------------------------------------------------------------------- */
+
+struct counter {
+    long long copies, bytes, timed;
+    double seconds;
+};
+
+struct lane {
+    PyObject_HEAD
+    struct driver_table *table;
+    Py_ssize_t small;                   /* bytes from which a copy is Python's */
+    Py_ssize_t max_count, max_bytes;    /* of the queue of dropped memory */
+    PyObject *opened, *handle, *driver; /* the open device */
+    PyObject *keep;                     /* owns the table */
+    PyObject *refused;                  /* raises for (call, status) */
+    PyObject *blocks;                   /* the driver's live addresses */
+    PyObject *queue, *completing, *locks, *legacy, *own_streams, *deferral;
+    PyObject *owned;                    /* the class of allocations that are freed when they are dropped */
+    PyObject *plain;                    /* whether a heap's verbs are the driver's stream-ordered ones */
+    PyObject *recover;                  /* answers a failing allocation */
+    PyObject *once_more;                /* answers a failing copy */
+    PyObject *told;                     /* warns of a failure to free dropped memory */
+    PyObject *heap, *live, *lent;       /* the last heap that was found plain, and its tables */
+    PyObject *ready, *home;             /* of a pool: by stream how a hit is made, and the legacy stream's number; else NULL */
+    PyObject *services, *memory;        /* the device's streams, and its memory */
+    PyObject *held, *given_up;          /* leases on handles, and handles whose end waits for them */
+    PyObject *spare_streams, *spare_events, *stream_handles, *event_handles;
+    PyObject *simple;                   /* whether no graph can be captured on a stream */
+    struct counter up, down;
+};
+
+/* Dropped blocks that are about to be freed, in their order. */
+#define MOST_FREES 64
+struct frees {
+    PyObject *live; /* the table that they were struck out of */
+    Py_ssize_t count;
+    int status; /* of the first that failed */
+    bool entered;
+    struct {
+        struct allocation_state *block;
+        PyObject *ptr;
+        uint64_t address;
+    } each[MOST_FREES];
+};
+
+/* What is done in the vendor's library, in the device and without the GIL: a status, and which call it is of. */
+typedef int vendor_work(const struct driver_table *table, void *of, enum table_call *call);
+/* Enter the device, work and leave: the status. */
+int in_device(struct lane *lane, vendor_work *work, void *of, enum table_call *call);
+
+/* The lane of a device handle, where the core may take it, or NULL: borrowed. */
+struct lane *lane_of_handle(PyObject *handle);
+/* The lane of the current device, where the core may take it: borrowed. NULL with or without an exception. */
+struct lane *current_lane(void);
+/* Whether a lane may be taken now; no Python runs. */
+bool is_open(const struct lane *lane);
+/* Whether work without a named stream is ordered on the legacy default stream: 1, 0, or -1 with an exception. */
+int on_legacy(PyObject *stream);
+/* Whether memory comes from a plain heap: 1, 0, or -1 with an exception. */
+int takes_memory(struct lane *lane);
+/* Whether host memory may be copied without a look at page locks. */
+int is_unlocked(const struct lane *lane);
+/* What has to be done before memory is taken or copied: 1, 0 where it is Python's, -1 with an exception. What is to be freed then is in
+ * `frees`, and the caller gives it to `free_all` once the device is entered, and then to `settle`; or to `free_now`. */
+int safe_point(struct lane *lane, struct frees *frees);
+/* Free in the vendor's library. `vendor_work`. */
+int free_all(const struct driver_table *table, void *frees, enum table_call *call);
+/* Close the books of what was freed, and warn of a failure; where the device was not entered, queue it again. -1 with an exception. */
+int settle(struct lane *lane, struct frees *frees);
+int free_now(struct lane *lane, struct frees *frees);
+/* One address is given back to the driver, and whether the device was entered for it. `vendor_work`. */
+struct given_back {
+    uint64_t address;
+    bool entered;
+};
+int free_one(const struct driver_table *table, void *block, enum table_call *call);
+/* A block that is free in the pool, or NULL; and one that the pool takes back: False where it has to make room for it. */
+PyObject *from_pool(const struct lane *lane, size_t nbytes);
+bool to_pool(const struct lane *lane, PyObject *ptr, size_t nbytes);
+/* Enter a block again in the table that it was struck out of: it was not given back. It waits in the queue, as a dropped one does. */
+void enter_again(struct lane *lane, struct allocation_state *block, PyObject *ptr, PyObject *live);
+/* Whether an allocation is one that the core may free, and its address. */
+bool is_simple(const struct lane *lane, const struct allocation_state *block, uint64_t *address);
+/* Close the books of a block: its address, a new reference, which it forgets; NULL where it was not in them. */
+PyObject *strike_out(struct lane *lane, struct allocation_state *block);
+/* Whether cleanup is deferred: 1, 0, or -1 with an exception. */
+int is_deferred(const struct lane *lane);
+/* Raise for a status. */
+void refuse(struct lane *lane, enum table_call call, int status);
+
+/* -- dlpack.c: bytes of an element of one of NumPy's own types; 0 of others, or before `exchange` has told which they are ------------ */
+
+Py_ssize_t known_itemsize(const PyObject *dtype);
+
+/* -- views.c: the tuple of some lengths, or strides ----------------------------------------------------------------------------- */
+
+PyObject *tuple_of(const Py_ssize_t *values, int count);
+
+/* -- the other files: each adds its names to the module; -1 with an exception set if that fails ---------------------------- */
+
+int add_buffers(PyObject *module);
+int add_dlpack(PyObject *module);
+int add_lane(PyObject *module);
+int add_numbers(PyObject *module);
+int add_state(PyObject *module);
+int add_streams(PyObject *module);
+int add_verbs(PyObject *module);
+int add_views(PyObject *module);
+
+#define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
+
+/* Make the names of attributes that a file asks for; the last has no place. -1 with an exception. */
+struct name {
+    PyObject **place;
+    const char *text;
+};
+static inline int intern(const struct name *names) {
+    for (; names->place; names++)
+        if (!(*names->place = PyUnicode_InternFromString(names->text)))
+            return -1;
+    return 0;
+}
+
+/* A new reference to None. */
+static inline PyObject *none(void) { return Py_NewRef(Py_None); }
+
+/* Whether a reference is missing or None. */
+static inline bool is_none(const PyObject *object) { return !object || object == Py_None; }
+
+#endif

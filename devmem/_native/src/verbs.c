@@ -1,0 +1,502 @@
+/* to_device, device_array, copies and free, where nothing has to be decided: contiguous and small, on the legacy default stream, from
+ * and to memory of the driver itself.
+ *
+ * Objects are made first, because the collector may run then; what holds is looked at after that; then comes the vendor's library;
+ * then the books, in which no Python runs.
+ */
+#include "native.h"
+
+#include <string.h>
+#include <time.h>
+
+/* Small copies are timed when their number has none of these bits, as in devmem._core.copy.statistics. */
+#define SAMPLED 0xFF0
+
+PyObject *device_array_class;
+static PyObject *scalars, *array_class, *empty, *name_dtype, *name_shape, *name_discard;
+
+/* What was asked of the vendor's library. */
+struct work {
+    uint64_t address; /* on the device */
+    void *host;       /* NULL: nothing is copied */
+    size_t nbytes;
+    PyObject *pooled; /* a block of the pool's, or NULL: the driver gives one */
+    bool allocate, up, timed;
+    double seconds;
+    enum table_call failed;
+    struct frees *frees;
+};
+
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
+}
+
+static int copy_bytes(const struct driver_table *table, bool up, uint64_t device, uint64_t host, size_t nbytes) {
+    int (*call)(uint64_t, uint64_t, size_t) = up ? table->copy_up : table->copy_down;
+    uint64_t to = up ? device : host, from = up ? host : device;
+    if (table->flags & TABLE_COPIES_TAKE_STREAM)
+        return ((int (*)(uint64_t, uint64_t, size_t, int, uint64_t))call)(to, from, nbytes, up ? KIND_UP : KIND_DOWN, table->stream);
+    return call(to, from, nbytes);
+}
+
+/* Free what was dropped, allocate and copy. A new block stays. */
+static int do_work(const struct driver_table *table, void *of, enum table_call *call) {
+    struct work *work = of;
+    int status = free_all(table, work->frees, call);
+    if (work->allocate) {
+        *call = ALLOCATE;
+        status = table->allocate(&work->address, work->nbytes, table->pool, table->stream);
+    }
+    if (!status && work->host) {
+        double began = work->timed ? now() : 0.0;
+        *call = work->up ? COPY_UP : COPY_DOWN;
+        status = copy_bytes(table, work->up, work->address, (uintptr_t)work->host, work->nbytes);
+        if (!status && work->up && table->flags & TABLE_UPLOADS_WAIT) {
+            *call = SYNCHRONIZE;
+            status = table->synchronize(table->stream);
+        }
+        if (work->timed)
+            work->seconds = now() - began;
+    }
+    return status;
+}
+
+static int perform(struct lane *lane, struct work *work, struct frees *frees) {
+    work->frees = frees;
+    return in_device(lane, do_work, work, &work->failed);
+}
+
+static void count(struct counter *counter, const struct work *work) {
+    counter->copies++;
+    counter->bytes += (long long)work->nbytes;
+    if (work->timed) {
+        counter->timed++;
+        counter->seconds += work->seconds;
+    }
+}
+
+/* The contiguous buffer of an ndarray with elements, fewer bytes than are Python's to copy, and no Python objects; else false. The
+ * format, which NumPy makes anew each time, is asked for only where the dtype is none of NumPy's own numbers. */
+static bool small_buffer(const struct lane *lane, PyObject *host, PyObject *dtype, int flags, Py_buffer *view) {
+    if (PyObject_GetBuffer(host, view, PyBUF_STRIDES | (known_itemsize(dtype) ? 0 : PyBUF_FORMAT) | flags) < 0) {
+        PyErr_Clear(); /* datetimes have none; read-only memory has no writable one */
+        return false;
+    }
+    if (view->len > 0 && view->len < lane->small && view->ndim <= MOST_AXES && PyBuffer_IsContiguous(view, 'C') &&
+        (!view->format || !strchr(view->format, 'O')))
+        return true;
+    PyBuffer_Release(view);
+    return false;
+}
+
+/* Whether a tuple is the shape of a buffer. */
+static bool has_shape(PyObject *shape, const Py_buffer *view) {
+    if (!PyTuple_Check(shape) || PyTuple_Size(shape) != view->ndim)
+        return false;
+    for (int axis = 0; axis < view->ndim; axis++)
+        if (PyLong_AsSsize_t(PyTuple_GetItem(shape, axis)) != view->shape[axis])
+            return false;
+    return true;
+}
+
+/* The shape of a buffer; arrays of one shape, one after the other, share the tuple. */
+static PyObject *shape_of(const Py_buffer *view) {
+    static PyObject *last;
+    if (last && has_shape(last, view)) {
+        Py_INCREF(last);
+        return last;
+    }
+    PyObject *shape = tuple_of(view->shape, view->ndim);
+    if (shape)
+        set_field(&last, shape);
+    return shape;
+}
+
+/* What has to hold for memory to be taken, which a pool gives at once: 1, 0, or -1 with an exception. */
+static int may_allocate(struct lane *lane, struct work *work, struct frees *frees) {
+    int found = takes_memory(lane);
+    if (found > 0)
+        found = is_open(lane) ? safe_point(lane, frees) : 0;
+    if (found > 0 && (!is_open(lane) || !lane->live || (lane->ready && !(work->pooled = from_pool(lane, work->nbytes)))))
+        found = free_now(lane, frees);
+    return found;
+}
+
+/* The array and its allocation, still without memory. */
+static struct array_state *blank(struct lane *lane, PyObject *shape, PyObject *dtype, PyObject *strides) {
+    struct allocation_state *block = (struct allocation_state *)PyType_GenericAlloc((PyTypeObject *)lane->owned, 0);
+    PyObject *array = block ? make_array((PyTypeObject *)device_array_class, NULL, shape, dtype, strides ? strides : Py_None, Py_None,
+                                         (PyObject *)block, lane->opened) : NULL;
+    Py_XDECREF((PyObject *)block);
+    if (!array)
+        return NULL;
+    set_field(&block->queue, lane->queue);
+    set_field(&block->device_handle, lane->handle);
+    set_field(&block->home, lane->legacy);
+    set_field(&block->streams, Py_None);
+    block->unnamed = 1;
+    return (struct array_state *)array;
+}
+
+/* Enter a block in the books; it is given back if that fails. From the end on its finalizer gives it back. */
+static int enter_block(struct lane *lane, struct array_state *array, PyObject *heap, PyObject *live, struct work *work,
+                       PyObject *address) {
+    struct allocation_state *block = (struct allocation_state *)array->allocation;
+    PyObject *ptr = address ? address : PyLong_FromUnsignedLongLong(work->address);
+    PyObject *nbytes = ptr ? PyLong_FromSize_t(work->nbytes) : NULL;
+    if (!nbytes || PyDict_SetItem(live, ptr, nbytes) < 0 || (!address && PyDict_SetItem(lane->blocks, ptr, ptr) < 0)) {
+        PyObject *kind, *value, *trace;
+        enum table_call call;
+        struct given_back back = {.address = work->address};
+        PyErr_Fetch(&kind, &value, &trace);
+        if (ptr && PyDict_DelItem(live, ptr) < 0)
+            PyErr_Clear();
+        if (work->pooled)
+            to_pool(lane, work->pooled, work->nbytes);
+        else
+            in_device(lane, free_one, &back, &call);
+        PyErr_Restore(kind, value, trace);
+        Py_XDECREF(nbytes);
+        Py_XDECREF(address ? NULL : ptr);
+        return -1;
+    }
+    set_field(&block->heap, heap);
+    block->nbytes = (Py_ssize_t)work->nbytes;
+    set_field(&array->ptr, ptr);
+    set_field(&block->ptr, ptr);
+    Py_DECREF(nbytes);
+    if (!address)
+        Py_DECREF(ptr);
+    return 0;
+}
+
+/* Give the block of an array back on the way out of a failure, whose exception is set. */
+static void discard(struct array_state *array) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyObject *done = PyObject_CallMethodObjArgs(array->allocation, name_discard, NULL);
+    if (!done)
+        PyErr_WriteUnraisable(array->allocation);
+    Py_XDECREF(done);
+    PyErr_Restore(kind, value, trace);
+}
+
+/* Memory for a blank array, and its first elements; `host`, whose buffer is `work->host`, may be NULL. */
+static PyObject *fill_in(struct lane *lane, struct array_state *array, struct work *work, PyObject *host, struct frees *frees) {
+    PyObject *heap = lane->heap, *live = lane->live, *address = work->pooled;
+    Py_INCREF(heap);
+    Py_INCREF(live);
+    int status = 0, settled = 0;
+    bool made = work->allocate = !address;
+    if (!address) {
+        status = perform(lane, work, frees);
+        made = !status || work->failed == COPY_UP || work->failed == SYNCHRONIZE || (work->failed == SET_CURRENT && work->address);
+        settled = settle(lane, frees); /* a warning may have become an error */
+        if (!made && !settled && work->failed == ALLOCATE)
+            /* What the driver's method would have raised is answered as it is there: room is made, and it is asked once more. */
+            address = PyObject_CallFunction(lane->recover, "iin", (int)work->failed, status, (Py_ssize_t)work->nbytes);
+        else if (!made && !settled)
+            refuse(lane, work->failed, status);
+    }
+    if (address)
+        made = (work->address = PyLong_AsUnsignedLongLong(address)) && !PyErr_Occurred();
+    int done = made ? enter_block(lane, array, heap, live, work, address) : -1;
+    if (!done && address) {
+        work->allocate = false;
+        status = work->host ? perform(lane, work, frees) : 0;
+    }
+    if (!done && settled < 0) {
+        discard(array);
+        done = -1;
+    } else if (!done && status) {
+        PyObject *answer = PyObject_CallFunction(lane->once_more, "iiOO", (int)work->failed, status, array, host ? host : Py_None);
+        if (!answer) {
+            discard(array);
+            done = -1;
+        }
+        Py_XDECREF(answer);
+    } else if (!done && work->host)
+        count(&lane->up, work);
+    Py_XDECREF(address);
+    Py_DECREF(heap);
+    Py_DECREF(live);
+    if (done < 0) {
+        Py_DECREF((PyObject *)array);
+        return NULL;
+    }
+    return (PyObject *)array;
+}
+
+/* upload(ndarray, stream, copy, to, device): a new array, or None. */
+static PyObject *upload(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 5 || arguments[2] != Py_True || arguments[3] != Py_None || arguments[4] != Py_None ||
+        (PyObject *)Py_TYPE(arguments[0]) != array_class)
+        return none();
+    PyObject *host = arguments[0], *shape = NULL, *dtype = NULL, *result = NULL;
+    struct lane *lane = current_lane();
+    if (!lane)
+        return PyErr_Occurred() ? NULL : none();
+    Py_INCREF((PyObject *)lane);
+    struct array_state *array = NULL;
+    struct frees frees;
+    Py_buffer view;
+    int go = on_legacy(arguments[1]);
+    if (go > 0)
+        go = is_unlocked(lane);
+    if (go > 0 && !(dtype = PyObject_GetAttr(host, name_dtype)))
+        go = -1;
+    if (go > 0 && (go = small_buffer(lane, host, dtype, 0, &view))) {
+        shape = shape_of(&view);
+        array = shape ? blank(lane, shape, dtype, NULL) : NULL;
+        struct work work = {.host = view.buf, .nbytes = (size_t)view.len, .up = true, .timed = !(lane->up.copies & SAMPLED)};
+        go = array ? may_allocate(lane, &work, &frees) : -1;
+        if (go > 0) {
+            result = fill_in(lane, array, &work, host, &frees);
+            array = NULL;
+        }
+        PyBuffer_Release(&view);
+        Py_XDECREF(shape);
+        Py_XDECREF((PyObject *)array);
+    }
+    Py_XDECREF(dtype);
+    Py_DECREF((PyObject *)lane);
+    return go ? result : none();
+}
+
+static PyObject *new_array(PyObject *shape, PyObject *dtype, PyObject *strides, Py_ssize_t nbytes, PyObject *stream) {
+    struct lane *lane = current_lane();
+    if (!lane)
+        return PyErr_Occurred() ? NULL : none();
+    Py_INCREF((PyObject *)lane);
+    PyObject *result = NULL;
+    struct frees frees;
+    int go = on_legacy(stream);
+    if (go > 0) {
+        struct array_state *array = blank(lane, shape, dtype, strides);
+        struct work work = {.nbytes = (size_t)nbytes};
+        go = array ? may_allocate(lane, &work, &frees) : -1;
+        if (go > 0)
+            result = fill_in(lane, array, &work, NULL, &frees);
+        else
+            Py_XDECREF((PyObject *)array);
+    }
+    Py_DECREF((PyObject *)lane);
+    return go ? result : none();
+}
+
+/* allocate(shape, dtype, strides or None, bytes, stream): a new array, or None. */
+static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    Py_ssize_t nbytes = given == 5 ? PyLong_AsSsize_t(arguments[3]) : 0;
+    if (nbytes <= 0)
+        return PyErr_Occurred() ? NULL : none();
+    return new_array(arguments[0], arguments[1], arguments[2], nbytes, arguments[4]);
+}
+
+/* vector(length, class of a scalar, strides, order, stream): a new array with one axis, or None. */
+static PyObject *vector(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    if (given != 5 || !PyLong_CheckExact(arguments[0]) || !PyType_Check(arguments[1]) || arguments[2] != Py_None ||
+        !PyUnicode_CheckExact(arguments[3]) || PyUnicode_CompareWithASCIIString(arguments[3], "C") || !scalars)
+        return none();
+    PyObject *known = PyDict_GetItemWithError(scalars, arguments[1]); /* (dtype, bytes of an element) */
+    Py_ssize_t length = known ? PyLong_AsSsize_t(arguments[0]) : 0, nbytes;
+    if (length <= 0 || __builtin_mul_overflow(length, PyLong_AsSsize_t(PyTuple_GetItem(known, 1)), &nbytes)) {
+        PyErr_Clear(); /* Python says what is wrong */
+        return none();
+    }
+    const Py_buffer described = {.ndim = 1, .shape = &length};
+    PyObject *shape = shape_of(&described);
+    PyObject *made = shape ? new_array(shape, PyTuple_GetItem(known, 0), Py_None, nbytes, arguments[4]) : NULL;
+    Py_XDECREF(shape);
+    return made;
+}
+
+/* The lane of an array which is contiguous, bound to no stream, and in a block of the core's on the legacy stream: a new reference. */
+static struct lane *lane_of(PyObject *object, uint64_t *address) {
+    if (!PyObject_TypeCheck(object, array_type))
+        return NULL;
+    struct array_state *array = (struct array_state *)object;
+    if (!array->allocation || !PyObject_TypeCheck(array->allocation, allocation_type) || array->stream != Py_None ||
+        array->strides != Py_None)
+        return NULL;
+    struct allocation_state *block = (struct allocation_state *)array->allocation;
+    struct lane *lane = lane_of_handle(block->device_handle);
+    if (!lane || block->freed || (PyObject *)Py_TYPE((PyObject *)block) != lane->owned || block->home != lane->legacy)
+        return NULL;
+    *address = PyLong_AsUnsignedLongLong(array->ptr);
+    if (!*address || PyErr_Occurred()) {
+        PyErr_Clear();
+        return NULL;
+    }
+    Py_INCREF((PyObject *)lane);
+    return lane;
+}
+
+/* Copy between an array and an ndarray of its shape and dtype: 1, 0, or -1 with an exception. */
+static int copy(struct lane *lane, PyObject *object, uint64_t address, PyObject *host, bool up) {
+    struct array_state *array = (struct array_state *)object;
+    struct frees frees;
+    Py_buffer view;
+    PyObject *dtype = PyObject_GetAttr(host, name_dtype);
+    if (!dtype)
+        return -1;
+    Py_DECREF(dtype);
+    int go = dtype == array->dtype ? is_unlocked(lane) : 0;
+    if (go <= 0 || !small_buffer(lane, host, array->dtype, up ? 0 : PyBUF_WRITABLE, &view))
+        return go < 0 ? -1 : 0;
+    struct counter *counter = up ? &lane->up : &lane->down;
+    struct work work = {.address = address, .host = view.buf, .nbytes = (size_t)view.len, .up = up,
+                        .timed = !(counter->copies & SAMPLED)};
+    int status = 0;
+    go = has_shape(array->shape, &view) && is_open(lane) ? safe_point(lane, &frees) : 0;
+    if (go > 0 && (!is_open(lane) || ((struct allocation_state *)array->allocation)->freed))
+        go = free_now(lane, &frees);
+    else if (go > 0) {
+        status = perform(lane, &work, &frees);
+        go = settle(lane, &frees) < 0 ? -1 : 1;
+        if (!status)
+            count(counter, &work);
+    }
+    PyBuffer_Release(&view);
+    if (go > 0 && status) {
+        PyObject *answer = PyObject_CallFunction(lane->once_more, "iiOO", (int)work.failed, status, object, host);
+        Py_XDECREF(answer);
+        return answer ? 1 : -1;
+    }
+    return go;
+}
+
+/* download(array, ndarray or None, stream, pinned): the ndarray, a new one for None; or None. */
+static PyObject *download(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    uint64_t address;
+    if (given != 4 || arguments[3] != Py_False || (arguments[1] != Py_None && (PyObject *)Py_TYPE(arguments[1]) != array_class))
+        return none();
+    struct lane *lane = lane_of(arguments[0], &address);
+    if (!lane)
+        return none();
+    int go = on_legacy(arguments[2]);
+    PyObject *host = NULL;
+    if (go > 0) {
+        struct array_state *array = (struct array_state *)arguments[0];
+        host = arguments[1] == Py_None ? PyObject_CallFunctionObjArgs(empty, array->shape, array->dtype, NULL) : arguments[1];
+        if (arguments[1] != Py_None)
+            Py_INCREF(host);
+        go = host ? copy(lane, arguments[0], address, host, false) : -1;
+    }
+    Py_DECREF((PyObject *)lane);
+    if (go > 0)
+        return host;
+    Py_XDECREF(host);
+    return go < 0 ? NULL : none();
+}
+
+/* upload_into(array, ndarray, stream): True, or None. */
+static PyObject *upload_into(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given) {
+    uint64_t address;
+    if (given != 3 || (PyObject *)Py_TYPE(arguments[1]) != array_class)
+        return none();
+    struct lane *lane = lane_of(arguments[0], &address);
+    if (!lane)
+        return none();
+    int go = on_legacy(arguments[2]);
+    if (go > 0)
+        go = copy(lane, arguments[0], address, arguments[1], true);
+    Py_DECREF((PyObject *)lane);
+    return go < 0 ? NULL : go ? PyBool_FromLong(1) : none();
+}
+
+/* beside(open device, allocation, address, stream or None, allocation of empty arrays, C-contiguous ndarrays, their bytes, bytes from
+ * each to the next): arrays like these, one behind the other. */
+static PyObject *beside(PyObject *Py_UNUSED(module), PyObject *arguments) {
+    PyObject *opened, *block, *stream, *nothing, *sources, *sizes, *steps;
+    unsigned long long address;
+    if (!PyArg_ParseTuple(arguments, "OO!KOO!O!O!O!:beside", &opened, allocation_type, &block, &address, &stream, allocation_type, &nothing,
+                          &PyList_Type, &sources, &PyList_Type, &sizes, &PyList_Type, &steps))
+        return NULL;
+    PyObject *made = PyList_New(0);
+    for (Py_ssize_t at = 0; made && at < PyList_Size(sources); at++) {
+        PyObject *nbytes = PyList_GetItem(sizes, at), *step = nbytes ? PyList_GetItem(steps, at) : NULL;
+        PyObject *source = step ? PyList_GetItem(sources, at) : NULL, *shape = source ? PyObject_GetAttr(source, name_shape) : NULL;
+        PyObject *dtype = shape ? PyObject_GetAttr(source, name_dtype) : NULL, *array = NULL;
+        bool empty = dtype && PyLong_AsUnsignedLongLong(nbytes) == 0;
+        PyObject *ptr = dtype ? PyLong_FromUnsignedLongLong(empty ? 0 : address) : NULL;
+        if (ptr)
+            array = make_array((PyTypeObject *)device_array_class, ptr, shape, dtype, Py_None, stream, empty ? nothing : block, opened);
+        address += array ? PyLong_AsUnsignedLongLong(step) : 0;
+        Py_XDECREF(ptr);
+        Py_XDECREF(dtype);
+        Py_XDECREF(shape);
+        if (PyErr_Occurred() || PyList_Append(made, array) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(array);
+    }
+    return made;
+}
+
+/* free(allocation): True, or None. */
+static PyObject *free_block(PyObject *Py_UNUSED(module), PyObject *object) {
+    uint64_t address;
+    if (!PyObject_TypeCheck(object, allocation_type))
+        return none();
+    struct allocation_state *block = (struct allocation_state *)object;
+    struct lane *lane = lane_of_handle(block->device_handle);
+    if (!lane || !is_simple(lane, block, &address)) {
+        PyErr_Clear();
+        return none();
+    }
+    Py_INCREF((PyObject *)lane);
+    int deferred = is_deferred(lane), go = deferred < 0 ? -1 : !deferred, status = 0;
+    enum table_call call;
+    PyObject *ptr = go > 0 ? strike_out(lane, block) : NULL, *live = lane->live;
+    struct given_back back = {.address = address};
+    Py_INCREF(live);
+    if (ptr && lane->ready)
+        back.entered = to_pool(lane, ptr, (size_t)block->nbytes);
+    else if (ptr)
+        status = in_device(lane, free_one, &back, &call);
+    if (ptr && !back.entered)
+        enter_again(lane, block, ptr, live);
+    Py_DECREF(live);
+    Py_XDECREF(ptr);
+    if (status) {
+        if (!PyErr_Occurred())
+            refuse(lane, call, status);
+        go = -1;
+    }
+    Py_DECREF((PyObject *)lane);
+    return go < 0 ? NULL : go ? PyBool_FromLong(1) : none();
+}
+
+/* arrays(class of ndarrays, numpy.empty, class of device arrays, {class of a scalar: (dtype, its bytes)}) */
+static PyObject *arrays(PyObject *Py_UNUSED(module), PyObject *arguments) {
+    PyObject *class, *make, *device, *known;
+    if (!PyArg_ParseTuple(arguments, "OOOO!:arrays", &class, &make, &device, &PyDict_Type, &known))
+        return NULL;
+    if (!PyType_Check(device) || !PyType_IsSubtype((PyTypeObject *)device, array_type)) {
+        PyErr_SetString(PyExc_TypeError, "the class of device arrays is a subclass of ArrayState");
+        return NULL;
+    }
+    set_field(&device_array_class, device);
+    set_field(&scalars, known);
+    set_field(&array_class, class);
+    set_field(&empty, make);
+    return none();
+}
+
+static PyMethodDef functions[] = {
+    {"upload", FAST(upload), "A new device array with the elements of an ndarray."},
+    {"allocate", FAST(allocate), "A new device array."},
+    {"vector", FAST(vector), "A new device array with one axis."},
+    {"download", FAST(download), "Copy a device array to the host."},
+    {"upload_into", FAST(upload_into), "Copy an ndarray into a device array."},
+    {"beside", beside, METH_VARARGS, "Device arrays like some ndarrays, one behind the other."},
+    {"free", free_block, METH_O, "Free an allocation."},
+    {"arrays", arrays, METH_VARARGS, "Say what arrays are."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_verbs(PyObject *module) {
+    const struct name names[] = {{&name_dtype, "dtype"}, {&name_shape, "shape"}, {&name_discard, "discard"}, {NULL, NULL}};
+    return intern(names) < 0 ? -1 : PyModule_AddFunctions(module, functions);
+}

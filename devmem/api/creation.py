@@ -1,0 +1,395 @@
+"""Making device arrays, by the names that NumPy, CuPy and PyTorch have for it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core.arrays.creation import empty as empty_array
+from .._core.arrays.creation import like
+from .._core.arrays.creation import to_device as _to_device
+from .._core.arrays.ndarray import DeviceNDArray, device_view
+from .._core.base.arguments import dtype_of, layout_of
+from .._core.device.device import open_device_of
+from ..spi.errors import LayoutError
+from .arrays import ArrayOf, ElementType, S
+
+K = TypeVar("K", bound=np.generic)
+
+
+@overload
+def empty(
+    shape: Any, dtype: type[np.float64] = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[np.float64]: ...
+
+
+@overload
+def empty(
+    shape: Any, dtype: ElementType[S], order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[S]: ...
+
+
+@overload
+def empty(
+    shape: Any, dtype: npt.DTypeLike, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+def empty(
+    shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]:
+    """An uninitialised device array, with the arguments of ``numpy.empty``; otherwise as `device_array`.
+
+    Parameters
+    ----------
+    shape, dtype, order, stream
+        As for `device_array`.
+    device : Device, int or str, optional
+        Where: ``"cuda:1"``; the current device, if not given.
+
+    Examples
+    --------
+    >>> dm.empty((2, 3), np.float32).nbytes
+    24
+    """
+    return _empty(shape, dtype, order, stream, device)
+
+
+@overload
+def zeros(
+    shape: Any, dtype: type[np.float64] = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[np.float64]: ...
+
+
+@overload
+def zeros(
+    shape: Any, dtype: ElementType[S], order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[S]: ...
+
+
+@overload
+def zeros(
+    shape: Any, dtype: npt.DTypeLike, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+def zeros(
+    shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]:
+    """A device array of zeros; otherwise as `empty`.
+
+    Examples
+    --------
+    >>> dm.zeros(3).copy_to_host()
+    array([0., 0., 0.])
+    """
+    return _filled(shape, dtype, order, stream, device, np.zeros((), dtype_of(dtype)))
+
+
+@overload
+def ones(
+    shape: Any, dtype: type[np.float64] = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[np.float64]: ...
+
+
+@overload
+def ones(
+    shape: Any, dtype: ElementType[S], order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[S]: ...
+
+
+@overload
+def ones(
+    shape: Any, dtype: npt.DTypeLike, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+def ones(
+    shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]:
+    """A device array of ones; otherwise as `empty`.
+
+    Examples
+    --------
+    >>> dm.ones(3, np.int8).copy_to_host()
+    array([1, 1, 1], dtype=int8)
+    """
+    return _filled(shape, dtype, order, stream, device, _value("ones", 1, dtype))
+
+
+@overload
+def full(
+    shape: Any, fill_value: Any, dtype: None = None, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+@overload
+def full(
+    shape: Any, fill_value: Any, dtype: ElementType[S], order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[S]: ...
+
+
+@overload
+def full(
+    shape: Any, fill_value: Any, dtype: npt.DTypeLike | None, order: str = "C", stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+def full(
+    shape: Any,
+    fill_value: Any,
+    dtype: npt.DTypeLike | None = None,
+    order: str = "C",
+    stream: Any = 0,
+    *,
+    device: Any = None,
+) -> DeviceNDArray[Any]:
+    """A device array of one value, of the value's own dtype if none is given; otherwise as `empty`.
+
+    Examples
+    --------
+    >>> dm.full((2, 2), 7).copy_to_host()
+    array([[7, 7],
+           [7, 7]])
+    """
+    wanted = np.asarray(fill_value).dtype if dtype is None else dtype
+    return _filled(shape, wanted, order, stream, device, _value("full", fill_value, wanted))
+
+
+@overload
+def empty_like(ary: ArrayOf[S], dtype: None = None, stream: Any = 0, *, device: Any = None) -> DeviceNDArray[S]: ...
+
+
+@overload
+def empty_like(ary: Any, dtype: ElementType[K], stream: Any = 0, *, device: Any = None) -> DeviceNDArray[K]: ...
+
+
+@overload
+def empty_like(
+    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+def empty_like(
+    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]:
+    """An uninitialised device array with the shape and order of axes of an array, without its gaps.
+
+    Parameters
+    ----------
+    ary : array_like or DeviceNDArray
+        The model.
+    dtype : dtype, optional
+        That of the model, if not given.
+    stream : stream, optional
+        As for `device_array`.
+    device : Device, int or str, optional
+        Where; if not given, where the model is, or the current device for one on the host.
+
+    Examples
+    --------
+    >>> dm.empty_like(np.zeros((2, 3)), np.int8).dtype
+    dtype('int8')
+    """
+    if device is None and isinstance(ary, DeviceNDArray):
+        device = ary.device
+    shape, kind, strides, nbytes = like(ary, None if dtype is None else dtype_of(dtype))
+    return empty_array(open_device_of(device), shape, kind, strides, nbytes, stream)
+
+
+@overload
+def zeros_like(ary: ArrayOf[S], dtype: None = None, stream: Any = 0, *, device: Any = None) -> DeviceNDArray[S]: ...
+
+
+@overload
+def zeros_like(ary: Any, dtype: ElementType[K], stream: Any = 0, *, device: Any = None) -> DeviceNDArray[K]: ...
+
+
+@overload
+def zeros_like(
+    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+def zeros_like(
+    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]:
+    """A device array of zeros; otherwise as `empty_like`.
+
+    Examples
+    --------
+    >>> dm.zeros_like(np.arange(3)).copy_to_host()
+    array([0, 0, 0])
+    """
+    result = empty_like(ary, dtype, stream, device=device)
+    result.fill(np.zeros((), result.dtype), stream)
+    return result
+
+
+@overload
+def ones_like(ary: ArrayOf[S], dtype: None = None, stream: Any = 0, *, device: Any = None) -> DeviceNDArray[S]: ...
+
+
+@overload
+def ones_like(ary: Any, dtype: ElementType[K], stream: Any = 0, *, device: Any = None) -> DeviceNDArray[K]: ...
+
+
+@overload
+def ones_like(
+    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+def ones_like(
+    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]:
+    """A device array of ones; otherwise as `empty_like`.
+
+    Examples
+    --------
+    >>> dm.ones_like(np.arange(3)).copy_to_host()
+    array([1, 1, 1])
+    """
+    return full_like(ary, 1, dtype, stream, device=device)
+
+
+@overload
+def full_like(
+    ary: ArrayOf[S], fill_value: Any, dtype: None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[S]: ...
+
+
+@overload
+def full_like(
+    ary: Any, fill_value: Any, dtype: ElementType[K], stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[K]: ...
+
+
+@overload
+def full_like(
+    ary: Any, fill_value: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]: ...
+
+
+def full_like(
+    ary: Any, fill_value: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+) -> DeviceNDArray[Any]:
+    """A device array of one value, cast to the dtype; otherwise as `empty_like`.
+
+    Examples
+    --------
+    >>> dm.full_like(np.arange(3), 5).copy_to_host()
+    array([5, 5, 5])
+    """
+    result = empty_like(ary, dtype, stream, device=device)
+    result.fill(_value("full_like", fill_value, result.dtype), stream)
+    return result
+
+
+@overload
+def asarray(
+    obj: ArrayOf[S], dtype: None = None, *, stream: Any = 0, device: Any = None, copy: bool | None = None
+) -> DeviceNDArray[S]: ...
+
+
+@overload
+def asarray(
+    obj: Any, dtype: ElementType[K], *, stream: Any = 0, device: Any = None, copy: bool | None = None
+) -> DeviceNDArray[K]: ...
+
+
+@overload
+def asarray(
+    obj: Any, dtype: npt.DTypeLike | None = None, *, stream: Any = 0, device: Any = None, copy: bool | None = None
+) -> DeviceNDArray[Any]: ...
+
+
+def asarray(
+    obj: Any,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    stream: Any = 0,
+    device: Any = None,
+    copy: bool | None = None,
+) -> DeviceNDArray[Any]:
+    """A device array of whatever there is: an array that is on the device already is returned as it is.
+
+    Parameters
+    ----------
+    obj : array_like or DeviceNDArray
+        As for `to_device`.
+    dtype : dtype, optional
+        A host array is converted on the host, by ``numpy.asarray``; a device array must have it.
+    stream : stream, optional
+        As for `to_device`.
+    device : Device, int or str, optional
+        Where to; the current device, if not given.
+    copy : bool, optional
+        True copies always, False never, which leaves arrays that are on the device already. None copies where it is needed.
+
+    Raises
+    ------
+    LayoutError
+        A device array has another dtype; ``copy=False``, and a copy is needed.
+
+    Examples
+    --------
+    >>> d = dm.asarray([1, 2, 3])
+    >>> dm.asarray(d) is d
+    True
+    """
+    lent = device_view(obj)
+    if lent is None:
+        if copy is False:
+            raise LayoutError(
+                f"asarray(copy=False) of a {type(obj).__name__} of the host: a device array of it is a copy, leave copy= out"
+            )
+        return _to_device(obj if dtype is None else np.asarray(obj, dtype_of(dtype)), stream, True, None, device)  # type: ignore[no-any-return]
+    if dtype is not None and dtype_of(dtype) != lent.dtype:
+        raise LayoutError(
+            f"asarray(dtype={dtype_of(dtype)}) of a device array of {lent.dtype}: devmem converts on the host only, "
+            f"devmem.asarray(d.copy_to_host(), dtype); d.view(dtype) reads the same bytes as another type"
+        )
+    found: DeviceNDArray[Any] = lent.to(lent.device if device is None and lent is not obj else device, stream)
+    if copy is False and found is not lent:
+        raise LayoutError(
+            f"asarray(copy=False) of an array on {lent.device} for {found.device}: another device has it as a copy only"
+        )
+    return lent.copy(stream) if copy and found is lent else found
+
+
+def _empty(shape: Any, dtype: npt.DTypeLike, order: str, stream: Any, device: Any) -> DeviceNDArray[Any]:
+    lengths, kind, steps, nbytes = layout_of(shape, dtype, None, order)
+    return empty_array(open_device_of(device), lengths, kind, None if order == "C" else steps, nbytes, stream)
+
+
+def _filled(
+    shape: Any, dtype: npt.DTypeLike, order: str, stream: Any, device: Any, value: npt.NDArray[Any]
+) -> DeviceNDArray[Any]:
+    result = _empty(shape, dtype, order, stream, device)
+    result.fill(value, stream)
+    return result
+
+
+def _value(call: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The value as an array of the dtype, which was named: NumPy converts to it."""
+    kind = dtype_of(dtype)
+    try:
+        return np.array(value, kind)
+    except OverflowError as error:
+        raise LayoutError(f"{call}(fill_value={value!r}) does not fit into {kind}: {error}") from None
+
+
+__all__ = [
+    "asarray",
+    "empty",
+    "empty_like",
+    "full",
+    "full_like",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]

@@ -1,0 +1,88 @@
+"""Many managed arrays at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .._core.arrays import managed_hints
+from .._core.arrays.host_visible import ManagedNDArray
+
+
+def prefetch_managed(
+    arrays: Iterable[ManagedNDArray],
+    to_host: bool = False,
+    stream: Any = 0,
+    *,
+    device: Any = None,
+    numa_node: int | None = None,
+    discard: bool = False,
+) -> None:
+    """Move the pages of managed arrays ahead of use, ordered on the stream: by one driver call where the driver has it (CUDA 13).
+
+    Parameters
+    ----------
+    arrays : iterable of managed arrays
+        Views count with all bytes that they span.
+    to_host : bool
+        To the host; to the device that made them, unless anything else is named.
+    stream : stream, optional
+        A stream of the arrays' device.
+    device : Device, str or int, optional
+        To another device of the backend.
+    numa_node : int, optional
+        To one NUMA node of the host, by the system's number.
+    discard : bool
+        The elements are not needed: nothing has to be moved, and they are undefined until they are written.
+
+    A hint: nothing but time depends on it, unless ``discard`` is given.
+
+    Raises
+    ------
+    UnsupportedError
+        The device has no managed memory that moves, or its driver cannot name the place, or cannot discard.
+    LayoutError
+        More than one place is named, or an array that is to be discarded has gaps.
+
+    Examples
+    --------
+    >>> a, b = dm.managed_array(1000), dm.managed_array(1000)
+    >>> dm.prefetch_managed([a, b])
+    >>> dm.prefetch_managed([a, b], numa_node=0)
+    """
+    managed_hints.prefetch(_managed(arrays), to_host, stream, device, numa_node, discard)
+
+
+def discard_managed(arrays: Iterable[ManagedNDArray], stream: Any = 0) -> None:
+    """Say that the elements of managed arrays are not needed any more, in stream order: their pages need not be moved or kept.
+
+    The elements are undefined until they are written; the arrays stay valid.
+
+    Raises
+    ------
+    UnsupportedError
+        The driver cannot: CUDA can from 13.0 on. On HIP devmem does not yet.
+    LayoutError
+        An array has gaps between its elements, which would be discarded too.
+
+    Examples
+    --------
+    >>> a = dm.managed_array(1000)
+    >>> dm.discard_managed([a])
+    >>> dm.synchronize()
+    >>> a[...] = 1
+    """
+    managed_hints.discard(_managed(arrays), stream)
+
+
+def _managed(arrays: Iterable[ManagedNDArray]) -> list[ManagedNDArray]:
+    found = list(arrays)
+    for array in found:
+        if not isinstance(array, ManagedNDArray):
+            raise TypeError(
+                f"these are hints for managed arrays, not for a {type(array).__name__}: managed_array() makes one"
+            )
+    return found
+
+
+__all__ = ["discard_managed", "prefetch_managed"]

@@ -1,0 +1,143 @@
+"""``math`` and NumPy's types as kernels see them: functions compute in the type of their argument, and raise nothing.
+
+Compiled, ``math.sqrt`` of a float32 is a float32, of an integer a float64, and of a negative number nan; ``math.floor`` gives a
+float; ``np.uint8(250) + np.uint8(10)`` is 260, as both are integers of 64 bits before they are added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .libdevice import FUNCTIONS as LIBDEVICE
+from .numbers import INTEGRAL, TYPES, kernel_number, stored
+
+_SINGLE = TYPES[np.float32]
+_SINGLES = {_SINGLE, np.float32}
+
+#: The functions of `math` that compilers have, by their names in libdevice where these differ.
+_UNARY = dict.fromkeys(
+    """
+    acos acosh asin asinh atan atanh cos cosh erf erfc exp exp2 expm1 fabs lgamma log log10 log1p log2 sin sinh sqrt tan tanh
+    """.split()  # noqa: SIM905  (as a list, four times as long)
+) | {"ceil": None, "floor": None, "trunc": None, "gamma": "tgamma"}
+_BINARY = ("atan2", "copysign", "fmod", "hypot", "nextafter", "pow", "remainder")
+_PREDICATES = ("isfinite", "isinf", "isnan")
+
+
+def _unary(name: str, device: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    plain = getattr(math, name)
+    rounds = name in ("ceil", "floor", "trunc")
+
+    def function(x: Any) -> Any:
+        try:
+            # Python's integer has no sign if it is 0.
+            found = math.copysign(plain(float(x)), x) if rounds else plain(x)
+        except (OverflowError, ValueError):
+            found = float(device(np.float64(x)))
+        return _SINGLE(found) if type(x) in _SINGLES else found
+
+    return function
+
+
+def _binary(name: str) -> Callable[[Any, Any], Any]:
+    plain, device = getattr(math, name), LIBDEVICE[name]
+    of_singles = LIBDEVICE["nextafterf"] if name == "nextafter" else plain
+
+    def function(x: Any, y: Any) -> Any:
+        single = type(x) in _SINGLES and (type(y) in _SINGLES or (name == "pow" and type(y) in INTEGRAL))
+        try:
+            found = of_singles(x, y) if single else plain(x, y)
+        except (OverflowError, ValueError):
+            found = float(device(x, y))
+        return _SINGLE(found) if single else found
+
+    return function
+
+
+def _parts(name: str) -> Callable[[Any], Any]:
+    def function(x: Any) -> Any:
+        return tuple(map(kernel_number, LIBDEVICE[f"{name}f" if type(x) in _SINGLES else name](x)))
+
+    return function
+
+
+def _ldexp(x: Any, n: Any) -> Any:
+    return kernel_number(LIBDEVICE["ldexpf" if type(x) in _SINGLES else "ldexp"](x, n))
+
+
+#: By the function of `math`: what a kernel calls instead.
+MATH: dict[Any, Any] = {getattr(math, name): getattr(math, name) for name in _PREDICATES}
+MATH |= {
+    getattr(math, name): _unary(name, LIBDEVICE[other or name]) for name, other in _UNARY.items() if hasattr(math, name)
+}
+MATH |= {getattr(math, name): _binary(name) for name in _BINARY}
+MATH |= {math.frexp: _parts("frexp"), math.modf: _parts("modf"), math.ldexp: _ldexp}
+MATH |= {math.degrees: _unary("degrees", np.degrees), math.radians: _unary("radians", np.radians)}
+
+
+class NumberType:
+    """A type of NumPy's in a kernel: calling it converts to a kernel number, and it is a dtype everywhere else."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.dtype = np.dtype(native)
+        self.__name__ = native.__name__
+
+    def __repr__(self) -> str:
+        return repr(self.native)
+
+    def __call__(self, value: Any = 0) -> Any:
+        """The value in this type; integers wrap."""
+        kind = self.dtype.kind
+        if kind in "iu" and isinstance(value, float | np.floating):
+            value = np.float64(value).astype(self.dtype)
+        return kernel_number(self.native(stored(value, self.dtype)))
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, self.native)
+
+    def __eq__(self, other: object) -> bool:
+        return self.dtype == other or (isinstance(other, NumberType) and self.dtype == other.dtype)
+
+    def __hash__(self) -> int:
+        return hash(self.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+
+#: By the type of NumPy's: the one that a kernel calls instead.
+NUMBER_TYPES: dict[Any, Any] = {native: NumberType(native) for native in TYPES}
+
+
+def _module(theirs: ModuleType, replaced: dict[Any, Any]) -> ModuleType:
+    found = ModuleType(theirs.__name__)
+    for name, value in vars(theirs).items():
+        try:
+            vars(found)[name] = replaced.get(value, value)
+        except TypeError:  # cannot be a key
+            vars(found)[name] = value
+    return found
+
+
+class _Lazy(ModuleType):
+    """NumPy with other types; its lazy attributes are NumPy's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return NUMBER_TYPES.get(found := getattr(np, name), found)
+
+
+_numpy = _Lazy("numpy")
+vars(_numpy).update((native.__name__, made) for native, made in NUMBER_TYPES.items())
+
+#: By the id of a value that a kernel refers to: what it finds there instead.
+REPLACED: dict[int, Any] = {
+    id(math): _module(math, MATH),
+    id(np): _numpy,
+    **{id(each): made for each, made in (MATH | NUMBER_TYPES).items()},
+}

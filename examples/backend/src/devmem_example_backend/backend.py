@@ -1,0 +1,48 @@
+"""The backend: what devmem asks before it opens a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from devmem.spi import SPI_VERSION
+from devmem.spi.driver import Driver
+from devmem.spi.errors import BackendError, ConfigError
+from devmem.toolkit.settings import checked
+
+
+class ExampleBackend:
+    """Devices that are threads, always there. ``DEVMEM_EXAMPLE_DEVICES`` says how many."""
+
+    name = "example"
+    spi_version = SPI_VERSION
+    options: Mapping[str, str] = MappingProxyType({"devices": "1 or more: how many devices there are"})
+
+    def __init__(self) -> None:
+        self._devices = 1
+
+    def configure(self, options: Mapping[str, object]) -> None:
+        """Take the settings, which are text."""
+        devices = str(checked(self.name, options, {"devices": str}).get("devices", self._devices))
+        if not devices.isdecimal() or int(devices) < 1:
+            raise ConfigError(f"DEVMEM_EXAMPLE_DEVICES={devices!r} is not allowed: give a whole number, 1 or more")
+        self._devices = int(devices)
+
+    def unavailable(self) -> str | None:
+        """Never: it needs nothing. A real backend says what is missing, with the command that installs it."""
+        return None
+
+    def device_count(self) -> int:
+        """As many as were asked for."""
+        return self._devices
+
+    def open(self, ordinal: int) -> Driver:
+        """Open a device."""
+        # A real backend imports its vendor's module here and no sooner: finding a plugin must not load it.
+        from devmem.toolkit.default_streams import with_default_streams
+
+        from .driver import ExampleDriver
+
+        if not 0 <= ordinal < self._devices:
+            raise BackendError(f"no device {ordinal}", backend="example", call="open", code=1, name="NO_DEVICE")
+        return with_default_streams(ExampleDriver(ordinal))

@@ -1,0 +1,185 @@
+"""Host memory that is used in place, on machines whose devices take the host's addresses, and why it is not elsewhere."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import devmem as dm
+
+pytestmark = pytest.mark.usefixtures("tidy")
+
+
+@pytest.fixture
+def coherent(device, with_settings, monkeypatch, tmp_path):
+    """The device of a machine where it uses the host's memory in place; a trace is written."""
+    monkeypatch.setenv("DEVMEM_EMULATOR_COHERENCE", "2")
+    monkeypatch.setenv("HSA_XNACK", "1")
+    with_settings(HOST_STRICT="0", TRACE=str(tmp_path / "trace.json"))
+    if not dm.current_device().info.coherence:
+        pytest.skip("this device takes no addresses of the host's memory")
+    return dm.current_device()
+
+
+def decided(tmp_path):
+    """What the trace says about arrays that need not be copied: (what, why)."""
+    [path] = tmp_path.glob("trace*.json")
+    events = json.loads(path.read_text() + "]")
+    return [(each["name"], each["args"]["why"]) for each in events if each["name"].endswith("in place")]
+
+
+@pytest.mark.parametrize("host", [np.arange(12.0), np.arange(24.0).reshape(4, 6)[::2, ::-3]])
+def test_a_host_array_is_used_in_place(coherent, tmp_path, host):
+    want = host.copy()
+    for array in (dm.to_device(host, copy=False), dm.from_dlpack(host), dm.from_dlpack(host, copy=False)):
+        assert array.ptr == host.ctypes.data and array.shape == host.shape
+        np.testing.assert_array_equal(array.copy_to_host(), want)
+    assert {*decided(tmp_path)} == {("in place", f"the device uses the memory, by {coherent.info.coherence}")}
+    assert dm.transfer_stats().keys() <= {"d2h direct", "d2h 2d", "d2h packed", "d2h span"}
+
+
+def test_both_sides_see_what_the_other_writes(coherent):
+    host = np.zeros(1000)
+    array = dm.to_device(host, copy=False)
+    array[...] = 5
+    dm.synchronize()
+    assert (host == 5).all()
+    host[...] = 7
+    assert (array.copy_to_host() == 7).all()
+    array.copy_to_device(np.arange(1000.0))
+    assert (host == np.arange(1000.0)).all()
+    other = dm.zeros(1000)
+    other.copy_to_device(array)
+    assert (other.copy_to_host() == host).all()
+
+
+def test_the_memory_lives_as_long_as_it_is_used(coherent, need, hold):
+    need("hold")
+    host = np.full(1 << 16, 3, np.uint8)
+    gone = weakref.ref(host)
+    stream = dm.stream(non_blocking=True)
+    array, target = dm.to_device(host, stream, copy=False), dm.device_array(1 << 16, np.uint8)
+    dm.synchronize()
+    with hold(stream):
+        target.copy_to_device(array, stream)
+        del host, array
+        gc.collect()
+        assert gone() is not None
+    stream.synchronize()
+    assert (target.copy_to_host() == 3).all()
+    dm.synchronize()
+    gc.collect()
+    assert gone() is None
+
+
+def test_free_lets_go_of_the_host_array(coherent):
+    host = np.arange(10)
+    gone = weakref.ref(host)
+    array = dm.to_device(host, copy=False)
+    del host
+    assert array.copy_to_host().tolist() == list(range(10))
+    array.free()
+    dm.synchronize()
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("rows", [8, 2000])  # the second takes several staging slots
+def test_both_sides_may_be_the_same_memory(coherent, rows):
+    """As if the source had been copied away first, on the way to the device and back."""
+    host = np.arange(rows * rows, dtype=np.uint32).reshape(rows, rows)
+    array = dm.to_device(host, copy=False)
+    cases = [(np.s_[1:], np.s_[:-1]), (np.s_[:-1], np.s_[1:]), (np.s_[:, 1:], np.s_[:, :-1]), (np.s_[:], np.s_[::-1])]
+    for to, of in cases:
+        for copy in (array[to].copy_to_device, lambda source, to=to: dm.to_device(source, to=array[to])):
+            want = host[of].copy()
+            copy(host[of])
+            np.testing.assert_array_equal(host[to], want)
+        want = host[of].copy()
+        array[of].copy_to_host(host[to])
+        np.testing.assert_array_equal(host[to], want)
+    want = host.T.copy()
+    array.T.copy_to_host(host)
+    np.testing.assert_array_equal(host, want)
+
+
+def test_a_copy_onto_itself_waits_for_what_writes_it(coherent, need, hold):
+    need("hold")
+    host, fives, copied = dm.pinned_array(1000), dm.to_device(np.full(1000, 5.0)), []
+    stream, array = dm.stream(non_blocking=True), dm.to_device(host, copy=False)
+    with hold(stream) as held:
+        array.copy_to_device(fives, stream)
+        thread = threading.Thread(target=lambda: copied.append(array.copy_to_host(host, stream=stream)[0]))
+        thread.start()
+        held.release()
+        thread.join()
+    assert copied == [5]
+
+
+def test_read_only_memory_is_not_written(coherent):
+    host = np.arange(10)
+    host.flags.writeable = False
+    array = dm.to_device(host, copy=False)
+    assert array.ptr == host.ctypes.data
+    with pytest.raises(ValueError, match="read-only"):
+        array[...] = 1
+
+
+def test_what_is_not_aligned_is_copied_and_the_trace_says_so(coherent, tmp_path):
+    host = np.zeros(81, np.uint8)[1:].view("f8")
+    array = dm.to_device(host, copy=False)
+    assert array.ptr != host.ctypes.data
+    assert decided(tmp_path) == [("not in place", "its elements are not aligned")]
+
+
+def test_copies_are_made_where_they_are_asked_for(coherent):
+    host = np.arange(10)
+    for array in (dm.to_device(host), dm.from_dlpack(host, copy=True)):
+        assert array.ptr != host.ctypes.data
+    assert dm.to_device(np.zeros(0), copy=False).size == 0
+    assert dm.to_device([1, 2, 3], copy=False).tolist() == [1, 2, 3]
+
+
+def test_it_goes_to_another_device_by_the_host(coherent, second, tmp_path):
+    host = np.arange(1000.0)
+    array = dm.to_device(host, copy=False)
+    there = array.to(second)
+    np.testing.assert_array_equal(there.copy_to_host(), host)
+    there[...] = 1
+    array.copy_to_device(there)
+    assert (host == 1).all()
+
+
+def test_two_devices_use_the_same_memory(coherent, second):
+    """As if the source had been copied away first; it takes several staging slots."""
+    host = np.arange(3 << 20, dtype=np.uint32)
+    here, there = dm.to_device(host, copy=False), dm.to_device(host, copy=False, device=second)
+    for to, of in ((np.s_[1:], np.s_[:-1]), (np.s_[:-1], np.s_[1:])):
+        want = host[of].copy()
+        there[to].copy_to_device(here[of])
+        np.testing.assert_array_equal(host[to], want)
+
+
+def test_it_is_exchanged_with_others(coherent):
+    host = np.arange(10.0)
+    array = dm.to_device(host, copy=False)
+    assert dm.from_dlpack(array).ptr == host.ctypes.data
+
+
+def test_elsewhere_it_is_copied_and_the_trace_says_why(device, with_settings, tmp_path):
+    with_settings(TRACE=str(tmp_path / "trace.json"))
+    if dm.current_device().info.coherence:
+        pytest.skip("this device takes the host's addresses")
+    host = np.arange(10.0)
+    for array in (dm.to_device(host, copy=False), dm.from_dlpack(host)):
+        assert array.ptr != host.ctypes.data
+        np.testing.assert_array_equal(array.copy_to_host(), host)
+    assert (
+        decided(tmp_path)
+        == [("not in place", "the device takes no addresses of the host's memory: neither ATS nor HMM")] * 2
+    )

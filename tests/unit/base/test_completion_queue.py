@@ -1,0 +1,56 @@
+"""What is put behind an event is kept, whatever runs while it is put there."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from types import SimpleNamespace
+
+import pytest
+
+from devmem._core.ordering import completions
+from devmem._core.ordering.completions import CompletionQueue, EventPool
+
+FILE = completions.__file__
+
+
+def of_a_driver(query):
+    handles = iter(range(1, 1 << 20))
+    driver = SimpleNamespace(
+        event_create=lambda timing: next(handles),
+        event_record=lambda event, stream: None,
+        event_query=query,
+        event_destroy=lambda event: None,
+    )
+    return CompletionQueue(EventPool(SimpleNamespace(driver=driver)))
+
+
+def test_a_finalizer_that_polls_does_not_lose_a_payload(at_point):
+    queue = of_a_driver(lambda event: False)
+
+    def poll():
+        sys.settrace(None)
+        queue.completed()
+
+    for number in range(1, 100):
+        with at_point(number, lambda code: code.co_filename == FILE, poll) as point:
+            queue.add("stream", 1, number)
+        assert [payload for _, payload in queue.waiting.pop("stream")] == [number], point.where
+        if point.left > 0:
+            break
+    assert number > 5
+
+
+def test_what_a_failed_query_has_left_is_forgotten_with_the_rest():
+    answers, payloads = [True], [{1}, {2}]
+    queue = of_a_driver(lambda event: answers.pop())  # the second one fails
+    gone = [weakref.ref(each) for each in payloads]
+    while payloads:
+        queue.add("stream", 1, payloads.pop())
+    with pytest.raises(IndexError):
+        queue.completed()
+    assert all(each() is not None for each in gone)
+    queue.forget()
+    gc.collect()  # the error's traceback
+    assert all(each() is None for each in gone)

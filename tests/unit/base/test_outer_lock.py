@@ -1,0 +1,149 @@
+"""`OuterLock`: no handler waits for what another thread does while it may wait for the handler's own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+import devmem as dm
+from devmem._core.arrays import creation
+from devmem._core.base import outer_lock
+from devmem._core.base.interrupts import CannotWait
+from devmem._core.base.outer_lock import OuterLock
+from devmem._core.memory.pool import engine
+from devmem.compat import numba_cuda
+
+
+@pytest.fixture
+def taken():
+    """A lock that another thread has, and what ends that."""
+    lock, there, go_on = OuterLock("a test"), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            there.set()
+            assert go_on.wait(100)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert there.wait(100)
+    yield lock, go_on
+    go_on.set()
+    thread.join()
+
+
+def test_a_handler_is_refused_what_another_thread_has(taken, at_point):
+    lock, _ = taken
+    seen = []
+
+    def handler():
+        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock:
+            pass
+        seen.append(True)
+
+    with at_point(3, lambda code: code.co_filename == creation.__file__, handler):
+        dm.zeros(3)
+    assert seen
+
+
+class Asked:
+    """In place of the lock in an outer one: lets its holder go on when another thread waits for it."""
+
+    def __init__(self, lock, go_on):
+        self.lock, self.go_on = lock, go_on
+        self.__exit__ = lock.__exit__
+
+    def acquire(self, blocking):
+        if blocking:
+            self.go_on.set()
+        return self.lock.acquire(blocking)
+
+
+def wrapped(verb):
+    return lambda *arguments: verb(*arguments)
+
+
+@pytest.mark.parametrize("decorator", [lambda verb: verb, wrapped], ids=["plain", "wrapped"])
+def test_a_resource_of_the_program_waits_for_it(taken, decorator):
+    """What devmem calls there has interrupted nothing: a pool below it asks its streams as one without it does."""
+    lock, go_on = taken
+    lock._lock = Asked(lock._lock, go_on)
+    seen = []
+
+    class Own(dm.memory.Adaptor):
+        @decorator
+        def allocate(self, nbytes, stream):
+            with lock:
+                seen.append(nbytes)
+            return super().allocate(nbytes, stream)
+
+    with dm.use_memory(Own()):
+        dm.device_array(3, "u1").free()
+    assert seen == [3]
+
+
+@pytest.mark.parametrize("module", [dm, numba_cuda], ids=["devmem", "numba_cuda"])
+def test_a_callback_of_a_stream_waits_for_it(taken, module):
+    lock, go_on = taken
+    lock._lock = Asked(lock._lock, go_on)
+    done, failed = threading.Event(), []
+
+    def called(*_):
+        try:
+            with lock:
+                pass
+        except CannotWait as error:
+            failed.append(str(error))
+        done.set()
+
+    try:
+        stream = module.stream()
+        stream.add_callback(called)
+        assert done.wait(100)
+    finally:
+        dm.close()  # the drop-in has installed plain memory for the whole device, which waits where it is freed
+    assert failed == []
+
+
+def test_a_handler_below_a_resource_of_the_program_is_refused(taken, at_point):
+    lock, _ = taken
+    seen = []
+
+    class Own(dm.memory.Adaptor):
+        def allocate(self, nbytes, stream):
+            return super().allocate(nbytes, stream)
+
+    def handler():
+        with pytest.raises(CannotWait, match=r"^a test needs another thread"), lock:
+            pass
+        seen.append(True)
+
+    with (
+        dm.use_memory(Own(dm.memory.PoolMemory())),
+        at_point(3, lambda code: code.co_filename == engine.__file__, handler),
+    ):
+        dm.device_array(3 << 20, "u1")
+    assert seen
+
+
+def test_others_wait_for_it(taken):
+    lock, go_on = taken
+    go_on.set()
+    with lock, lock:
+        assert lock._lock._is_owned()
+    assert not lock._lock._is_owned()
+
+
+@pytest.mark.own_thread
+def test_no_interrupt_leaves_it_taken(at_point):
+    lock, number, left = OuterLock("a test"), 0, 0
+    while left <= 0:
+        number += 1
+        with at_point(number, lambda code: code.co_filename in (__file__, outer_lock.__file__)) as point, lock:
+            len("")
+        left = point.left
+        sys.settrace(None)
+        assert not lock._lock._is_owned(), point.where
+    assert number > 2

@@ -1,0 +1,109 @@
+"""Variables of scopes: in this thread or task, whatever the interpreter hands on to the threads that it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from contextvars import copy_context
+from pathlib import Path
+
+import pytest
+
+from devmem._core.base.scopes import Deferral, OwnThreadVariable
+
+ROOT = Path(__file__).parents[3]
+
+
+class Started(threading.Thread):
+    """A thread that is started with a copy of its starter's context, as threads are where they inherit it."""
+
+    def __init__(self, target):
+        super().__init__(target=target)
+        self._context = copy_context()
+        self.found = []
+
+    def run(self):
+        if sys.version_info >= (3, 14):  # which has run this in the context
+            self.found.append(self._target())
+        else:
+            self.found.append(self._context.run(self._target))
+
+
+def seen_by(target):
+    thread = Started(target)
+    thread.start()
+    thread.join()
+    return thread.found[0]
+
+
+@pytest.fixture
+def variable():
+    made = OwnThreadVariable("of_a_test", "nothing")
+    yield made
+    made.set("nothing")
+
+
+def test_a_new_thread_inherits_nothing(variable):
+    variable.set("ours")
+    assert seen_by(variable.get) == "nothing"
+    assert variable.get() == "ours"
+
+
+def test_a_new_thread_has_a_value_of_its_own(variable):
+    variable.set("ours")
+
+    def own():
+        variable.set("its own")
+        return variable.get(), copy_context().run(variable.get)
+
+    assert seen_by(own) == ("its own", "its own")
+    assert variable.get() == "ours"
+
+
+def test_a_copied_context_brings_its_values_along(variable):
+    """As `asyncio.to_thread` and `devmem.prefetch` do, on threads that were started before or in the scope."""
+    variable.set("ours")
+    copied = copy_context()
+    assert seen_by(lambda: copied.run(variable.get)) == "ours"
+    thread = threading.Thread(target=lambda: found.append(copied.run(variable.get)))
+    found = []
+    thread.start()
+    thread.join()
+    assert found == ["ours"]
+
+
+def test_a_task_changes_its_own(variable):
+    variable.set("ours")
+    copy_context().run(variable.set, "the task's")
+    assert variable.get() == "ours"
+
+
+INHERITED = """
+import threading, devmem as dm
+def look():
+    return dm.current_device() == device, device.opened().memory.current_heap().resource is counts
+found, device = [], dm.device("host:1")
+with device, dm.stream(), dm.use_memory(dm.memory.Statistics()) as counts:
+    thread = threading.Thread(target=lambda: found.append(look()))
+    thread.start()
+    thread.join()
+    print(look(), *found)
+"""
+
+
+@pytest.mark.skipif(not hasattr(sys.flags, "thread_inherit_context"), reason="no thread of this Python inherits scopes")
+def test_no_scope_reaches_a_thread_that_inherits_its_context():
+    command = [sys.executable, "-X", "thread_inherit_context=1", "-c", INHERITED]
+    environment = os.environ | {"DEVMEM_BACKEND": "host"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.stdout == "(True, True) (False, False)\n", done.stderr
+
+
+def test_the_child_of_a_fork_has_no_blocks_and_no_lock_of_its_parent():
+    deferral = Deferral()
+    before, deferral.depth = deferral.counting, 2
+    deferral.reset()
+    assert deferral.depth == 0
+    assert deferral.counting is not before

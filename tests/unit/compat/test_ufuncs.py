@@ -1,0 +1,119 @@
+"""``cuda.reduce``, ``cuda.vectorize`` and ``cuda.guvectorize`` of the drop-in, on the host backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.compat import numba_cuda as cuda
+
+pytestmark = pytest.mark.filterwarnings("ignore::devmem.DevmemWarning")
+
+
+@pytest.fixture(autouse=True)
+def on_the_host():
+    pytest.importorskip("greenlet")
+    with dm.device("host"):
+        yield
+
+
+total = cuda.reduce(lambda a, b: a + b)
+
+
+@cuda.vectorize(["float32(float32, float32)", "float64(float64, float64)"])
+def hypotenuse(x, y):
+    return (x * x + y * y) ** 0.5
+
+
+@cuda.guvectorize(["void(float64[:, :], float64[:, :], float64[:, :])"], "(m,n),(n,p)->(m,p)")
+def product(a, b, c):
+    for i in range(a.shape[0]):
+        for j in range(b.shape[1]):
+            found = 0.0
+            for k in range(b.shape[0]):
+                found += a[i, k] * b[k, j]
+            c[i, j] = found
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 20_000])
+def test_a_reduction_takes_every_element_once(count):
+    a = np.arange(count, dtype=np.int64) + 1
+    assert total(a) == a.sum()
+    assert total(cuda.to_device(a), init=5) == a.sum() + 5
+
+
+def test_a_reduction_of_a_part_into_an_array():
+    a, result = cuda.to_device(np.arange(10.0)), cuda.to_device(np.zeros(2))
+    assert total(a, size=4, res=result) is None
+    assert result.copy_to_host().tolist() == [6, 0]
+    greatest = cuda.Reduce(lambda a, b: a if a > b else b)
+    assert greatest(np.array([3.0, 9, 4]), init=-np.inf) == 9
+
+
+def test_what_cannot_be_reduced():
+    with pytest.raises(TypeError, match="only arrays with one axis are reduced, and this one has 2"):
+        total(np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="size=5 of an array of 3 elements"):
+        total(np.zeros(3), size=5)
+
+
+def test_a_function_of_numbers_is_broadcast():
+    x, y = np.arange(6.0).reshape(2, 3), np.arange(3.0)
+    assert np.array_equal(hypotenuse(x, y), np.hypot(x, y))
+    assert hypotenuse(3, 4) == 5
+    assert hypotenuse(np.float32(3), np.float32(4)).dtype == np.float32
+    on_device = hypotenuse(cuda.to_device(x), y)
+    assert cuda.is_cuda_array(on_device)
+    assert np.array_equal(on_device.copy_to_host(), np.hypot(x, y))
+    out = np.empty((2, 3))
+    assert hypotenuse(x, y, out=out) is out
+    assert hypotenuse(np.empty((0, 3)), y).shape == (0, 3)
+    assert hypotenuse.reduce(np.array([3.0, 4, 12])) == 13
+
+
+def test_a_function_without_types_takes_those_of_its_arguments():
+    @cuda.vectorize
+    def less(x, y):
+        return x < y
+
+    found = less(np.arange(3), 1)
+    assert found.tolist() == [True, False, False]
+    assert found.dtype == np.bool_
+
+
+def test_arguments_that_do_not_fit():
+    with pytest.raises(TypeError, match="takes 2 arguments, and was given 1"):
+        hypotenuse(1)
+    with pytest.raises(TypeError, match=r"declared for .*and was given"):
+        hypotenuse(1j, 2)
+    with pytest.raises(ValueError, match="broadcast"):
+        hypotenuse(np.zeros(2), np.zeros(3))
+    with pytest.raises(ValueError, match=r"out has shape \(3,\), and the result \(2,\)"):
+        hypotenuse(np.zeros(2), 1, out=np.zeros(3))
+
+
+def test_a_function_of_arrays_is_applied_to_each_item():
+    a, b = np.random.default_rng(1).random((5, 2, 3)), np.random.default_rng(2).random((3, 4))
+    assert np.allclose(product(a, b), a @ b)
+    c = np.empty((5, 2, 4))
+    assert product(a, b, c) is c
+    assert np.allclose(product(cuda.to_device(a), b).copy_to_host(), a @ b)
+
+
+def test_a_number_for_each_item():
+    @cuda.guvectorize(["void(float64[:], float64, float64[:])"], "(n),()->(n)")
+    def shifted(x, by, out):
+        for i in range(x.shape[0]):
+            out[i] = x[i] + by
+
+    assert shifted(np.arange(6.0).reshape(2, 3), np.array([10.0, 20])).tolist() == [[10, 11, 12], [23, 24, 25]]
+
+
+def test_axes_that_do_not_match():
+    with pytest.raises(ValueError, match="axis n has length 3 and length 2"):
+        product(np.zeros((2, 3)), np.zeros((2, 4)))
+    with pytest.raises(ValueError, match="has 1 axes, and needs at least 2"):
+        product(np.zeros(3), np.zeros((3, 4)))
+    with pytest.raises(TypeError, match="takes another number"):
+        cuda.guvectorize(["void(float64[:], float64[:])"], "(n)->(n),(n)")(lambda x, out: None)

@@ -1,0 +1,175 @@
+"""Memory that is opened of another process's pool: imported once, and closed with the last that has it open."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from devmem._core.base.interrupts import CannotWait
+from devmem._core.interop import ipc
+from devmem._core.memory import heap
+from devmem.toolkit import memory, one_step, vendor_functions
+from devmem.toolkit.driver_parts import DriverState
+from devmem.toolkit.handles import Handles
+from devmem.toolkit.memory import ForeignMemory
+from devmem.toolkit.vendor_functions import RelaxedCapture, VendorFunctions, checked, recorded
+
+CODE = (__file__, ipc.__file__, one_step.__file__, heap.__file__)
+KEY, OTHER = ("owner", b"block"), ("owner", b"other")
+
+
+class Imports:
+    """A driver that imports blocks, one at a time each."""
+
+    def __init__(self):
+        self.out, self.addresses = {}, iter(range(4096, 1 << 40, 4096))
+
+    def pool_open(self, descriptor, data):
+        assert data not in self.out.values()
+        ptr = next(self.addresses)
+        self.out[ptr] = data
+        return ptr
+
+    def pool_close(self, ptr):
+        self.out.pop(ptr, None)
+
+
+@pytest.fixture
+def pool():
+    made = ipc.OpenedPool()
+    made.bind(Imports())
+    return made
+
+
+def watched(code):
+    return code.co_filename in CODE and (code.co_filename != __file__ or code.co_name.startswith("pool_"))
+
+
+def opened(pool, key=KEY):
+    [ptr] = map(pool.open, (key,), (3,), (key[1],))
+    return ptr
+
+
+def test_a_block_is_imported_once(pool):
+    first, second, other = opened(pool), opened(pool), opened(pool, OTHER)
+    assert first == second != other
+    pool.deallocate(first, 8, 0)
+    assert set(pool.driver.out) == {first, other}
+    pool.deallocate(second, 8, 0)
+    pool.deallocate(other, 8, 0)
+    assert not pool.driver.out
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_no_interrupt_leaves_an_import(pool, at_point, others):
+    kept = [opened(pool) for _ in range(others)]
+    number, left = 0, 0
+    while left <= 0:
+        number, got = number + 1, []
+        with at_point(number, watched) as point:
+            got.extend(map(pool.open, (KEY,), (3,), (KEY[1],)))
+        left = point.left
+        for ptr in got:
+            pool.deallocate(ptr, 8, 0)
+        assert list(pool.driver.out) == kept, point.where
+    assert number > 2
+    for ptr in kept:
+        pool.deallocate(ptr, 8, 0)
+    assert not pool.driver.out
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_no_interrupt_leaves_an_import_that_was_let_go_of(pool, at_point, others):
+    """Nor an entry among the live blocks. What the interrupt came before is let go of again, as the queue does."""
+    kept = [opened(pool) for _ in range(others)]
+    books = heap.Heap(SimpleNamespace(device="a device"), pool)
+    books.live = ipc.Counted()
+    for ptr in kept:
+        books.live[ptr] = 8
+    number, left = 0, 0
+    while left <= 0:
+        number += 1
+        block = heap.Block(opened(pool), 8)
+        books.live[block.ptr] = 8
+        with at_point(number, watched) as point:
+            books.give_back(block, 0)
+        left = point.left
+        assert list(books.live.items()) == [(ptr, 8) for ptr in [*kept, block.ptr] if ptr], point.where
+        books.give_back(block, 0)
+        assert list(pool.driver.out) == kept, point.where
+        assert list(books.live.items()) == [(ptr, 8) for ptr in kept], point.where
+    assert number > 10
+    for ptr in kept:
+        pool.deallocate(ptr, 8, 0)
+    assert not pool.driver.out
+
+
+def test_no_interrupt_counts_an_address_that_is_not_entered(at_point):
+    books, number, left = ipc.Counted(), 0, 0
+    while left <= 0:
+        number, entered = number + 1, False
+        with at_point(number, watched) as point:
+            books[4096], entered = 8, True
+        left = point.left
+        assert list(books.items()) == [(4096, 8)] * entered, point.where
+        if entered:
+            assert books.pop(4096) == 8
+    assert number > 2
+
+
+def test_a_handler_imports_no_block_that_its_own_thread_imports(pool, at_point):
+    """At each point: it is refused there, or has the one import."""
+    number, left, refused = 0, 0, 0
+    while left <= 0:
+        number, got = number + 1, []
+
+        def handler(got=got):
+            nonlocal refused
+            try:
+                got.append(opened(pool))
+            except CannotWait:
+                refused += 1
+
+        with at_point(number, watched, handler) as point:
+            got.append(opened(pool))
+        left = point.left
+        assert len(set(got)) == 1, point.where
+        for ptr in got:
+            assert set(pool.driver.out) == {ptr}, point.where
+            pool.deallocate(ptr, 8, 0)
+        assert not pool.driver.out, point.where
+    assert refused
+    assert number > 5
+
+
+class Opens:
+    """A driver that opens memory, any number of times, whose calls can be interrupted before and behind the vendor's."""
+
+    def __init__(self, functions):
+        state = DriverState(0, functions, None, RelaxedCapture(None), Handles(int), Handles(int))
+        self.ipc_close = ForeignMemory(state, bytes, bytes, int).ipc_close
+
+
+def test_no_interrupt_keeps_memory_open_that_was_let_go_of(at_point):
+    """Of the driver's own, which counts how often it is open."""
+    ended, resource = [], ipc.Opened()
+
+    def bound(form):
+        return lambda name: form(name, lambda ptr: (ended.append(ptr) or 0,), lambda *_: None, int)
+
+    resource.bind(Opens(VendorFunctions("", bound(checked), bound(recorded))))
+    books, number, left = heap.Heap(SimpleNamespace(device="a device"), resource), 0, 0
+    books.live = ipc.Counted()
+    code = (*CODE, memory.__file__, vendor_functions.__file__)
+    while left <= 0:
+        number, block = number + 1, heap.Block(4096, 8)
+        books.live[4096] = 8
+        ended.clear()
+        with at_point(number, lambda each: each.co_filename in code and each.co_filename != __file__) as point:
+            books.give_back(block, 0)
+        left = point.left
+        books.give_back(block, 0)
+        assert ended == [4096], point.where
+        assert not list(books.live.items()), point.where
+    assert number > 5
