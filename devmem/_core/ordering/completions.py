@@ -188,6 +188,11 @@ class CompletionQueue(Generic[K, T]):
                 self.waiting.pop(key)
         return [payload for _, payload in found]
 
+    def forget(self) -> None:
+        """Let go of every payload."""
+        self.waiting.clear()
+        self._completed.clear()
+
     def synchronize(self, keys: Iterable[K] | None = None) -> None:
         """Wait for the events of these streams, or of all."""
         for key in list(self.waiting) if keys is None else keys:
