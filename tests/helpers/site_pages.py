@@ -1,4 +1,4 @@
-"""The built site. scripts/check builds it, and .ci/run says by SITE_BUILT that it has done so: then the tests are not skipped."""
+"""The built site. scripts/check builds it. With SITE_BUILT set, its absence is an error."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""The table of stages that .ci/run prints, and the lines on the machine that it prints where it took too long."""
+"""The table of stages that .ci/run prints, and the rows that scripts/repeat-ci makes of it."""
 
+import importlib.machinery
+import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,10 +24,14 @@ def test_every_stage_and_session_has_its_minutes(tmp_path):
     assert "nox" not in told
 
 
-@pytest.mark.skipif(not (Path("/proc").exists() and shutil.which("ps")), reason="needs Linux's /proc, and ps")
-def test_the_machine_is_told_in_a_line():
-    with subprocess.Popen([str(ROOT / "scripts" / "load"), "0.1"], stdout=subprocess.PIPE, text=True) as process:
-        first, second = (process.stdout.readline() for _ in range(2))
-        process.terminate()
-    for line in (first, second):
-        assert re.fullmatch(r"[\d:]+ load [\d.]+, \d+ MiB free, \d+ MiB of disk;( ?;?\d+ s .*)+\n", line), line
+def test_a_row_of_the_gate_tells_commit_minutes_and_what_failed():
+    loader = importlib.machinery.SourceFileLoader("repeat_ci", str(ROOT / "scripts" / "repeat-ci"))
+    repeat_ci = importlib.util.module_from_spec(importlib.util.spec_from_loader("repeat_ci", loader))
+    loader.exec_module(repeat_ci)
+    log = "| stage | minutes |\n| --- | ---: |\n| main | 4.5 |\n| cuda-driver | 0.2 |\n| all of it, by the clock | 9.0 |\n"
+    row = repeat_ci.described("abc1234", True, time.time() - 540, 0, log)
+    assert re.fullmatch(
+        r"\| abc1234 \| [\d-]+ [\d:]+ \| two busy loops \| 9\.0 \| passed \| main 4\.5, cuda-driver 0\.2 \|\n", row
+    )
+    row = repeat_ci.described("abc1234", False, time.time(), 1, log + "== failed: main (exit code 1). To repeat it:\n")
+    assert "| none | 0.0 | failed: main |" in row
