@@ -1,6 +1,7 @@
 """How tests wait for other threads and processes: as long as a busy machine needs, and less than the test itself may take.
 
-``DEVMEM_TEST_PATIENCE=3`` makes each of these limits three times as long, and those of the tests with them (tests/conftest.py).
+``TEST_PATIENCE=3`` makes each of these limits three times as long, and those of the tests with them (tests/conftest.py).
+(``DEVMEM_...`` would be a setting of the library, which warns of those that it does not have.)
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 #: How much longer than usual everything may take.
-FACTOR = float(os.environ.get("DEVMEM_TEST_PATIENCE") or 1)
+FACTOR = float(os.environ.get("TEST_PATIENCE") or 1)
 if not 0 < FACTOR < math.inf:
-    raise ValueError(f"DEVMEM_TEST_PATIENCE={FACTOR} is no factor: limits are multiplied by it, as with 3")
+    raise ValueError(f"TEST_PATIENCE={FACTOR} is no factor: limits are multiplied by it, as with 3")
 #: How long what must not go on is given to go on all the same, in seconds.
 MOMENT = 0.1
 

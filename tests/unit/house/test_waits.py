@@ -151,7 +151,7 @@ def test_a_busy_machine_raises_the_limits_of_tests_too(tmp_path, last, told):
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "DEVMEM_TEST_PATIENCE": "2.5",
+            "TEST_PATIENCE": "2.5",
             "PYTEST_ADDOPTS": "",
         },
         timeout=patience(),
