@@ -18,6 +18,7 @@ import interrupts
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from waits import patience
 
 # Before anything reads a setting. What the caller has set stays: the same suite runs on a GPU with DEVMEM_BACKEND=cuda.
 os.environ.setdefault("DEVMEM_BACKEND", "host")
@@ -87,9 +88,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.path.is_relative_to(here):
             continue
-        limit, last = item.get_closest_marker("timeout"), float(item.config.getini("faulthandler_timeout"))
-        if limit is not None and 0 < last <= limit.args[0]:
-            raise pytest.UsageError(f"{item.nodeid} may take {limit.args[0]} s, but the process ends after {last:g} s")
         folders = item.path.relative_to(here).parts[:-1]
         if folders and folders[0] in FOLDERS:
             item.add_marker(folders[0])
@@ -99,6 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("interrupts")
         if not BUSY.isdisjoint(folders) or item.path.name.startswith(BUSY_FILES):
             item.add_marker(pytest.mark.timeout(LONG))
+        set_limit(item)
         races = item.get_closest_marker("races")
         if races is not None and os.environ.get("DEVMEM_RACES") == "1":
             item.add_marker(pytest.mark.skip(reason=f"races are looked for: {races.args[0]}"))
@@ -112,6 +111,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
     for item in smoke.values():  # the first test of each file, in whatever order they run
         item.add_marker("quick")
+
+
+def set_limit(item: pytest.Item) -> None:
+    """Let a test take as long as this machine's patience is; what it waits for itself has the same factor."""
+    marker, config = item.get_closest_marker("timeout"), item.config
+    limit = patience(float(marker.args[0] if marker else config.getoption("timeout") or config.getini("timeout")))
+    last = float(config.getini("faulthandler_timeout"))
+    if 0 < last <= limit:
+        raise pytest.UsageError(
+            f"{item.nodeid} may take {limit:g} s, but the process ends after {last:g} s: "
+            f"run pytest with -o faulthandler_timeout={limit + 30:g}"
+        )
+    item.add_marker(pytest.mark.timeout(limit), append=False)
 
 
 def is_slow(item: pytest.Item) -> bool:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 import devmem
 from devmem.kernels.names import PUBLIC
@@ -75,7 +76,9 @@ def test_the_examples_run(tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("DEVMEM_")}
     env |= {"DEVMEM_BACKEND": "host", "DEVMEM_HOST_DEVICES": "2", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", "-c", RUNNER, *NAMES]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=140, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=patience(140), check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +37,9 @@ def test_what_a_page_writes_passes_the_suite(page, classes, tests, tmp_path):
     (tmp_path / "test_page.py").write_text(suite)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=140, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=patience(140), check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = int(done.stdout.split(" passed")[0].split()[-1])
     assert passed > 20, done.stdout

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from .test_pages import ROOT, run_page
 
@@ -40,6 +41,6 @@ def test_the_samples_pass_over_the_emulated_runtime(tmp_path: Path):
     [samples] = run_page.blocks(TEXT)
     (tmp_path / "test_samples.py").write_text(samples.text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_samples.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patience())
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{samples.text.count('def test_')} passed" in done.stdout

@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from waits import patience
+
 
 def check_ends(program: str, folder: str) -> None:
     """Run a program, which imports helpers from the folder, and see that it prints ``ends`` and exits well."""
@@ -15,7 +17,7 @@ def check_ends(program: str, folder: str) -> None:
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=140,
+        timeout=patience(140),
         check=False,
     )
     assert (run.returncode, run.stdout) == (0, "ends\n"), run.stderr

@@ -31,9 +31,10 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import interrupts
+from waits import patience
 
 #: Points of one run after which it is taken to go round for ever, and seconds after which it is taken to wait in a driver.
-MANY_POINTS, PATIENCE = 200_000, 60.0
+MANY_POINTS, PATIENCE = 200_000, patience(60)
 #: How likely another thread goes on at a point; one of them is drawn for each run, as faults differ in how often they want it.
 CHANCES = (0.02, 0.1, 0.3, 1.0)
 

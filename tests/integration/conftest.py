@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from waits import together
 
 import devmem as dm
 from devmem import plugins
@@ -116,25 +118,15 @@ def unscoped() -> Callable[[Callable[[], object]], object]:
 
 
 def run_in_thread(call: Callable[[], object]) -> object:
-    outcome: list[object] = []
-    errors: list[BaseException] = []
     backend = dm.current_device().backend
 
-    def body() -> None:
-        try:
-            with dm.use_backend(backend):
-                outcome.append(call())
-        except BaseException as error:
-            errors.append(error)
+    def body() -> object:
+        with dm.use_backend(backend):
+            return call()
 
     # An empty context, as every new thread has: scopes of this one must not be seen there.
-    thread = threading.Thread(target=contextvars.Context().run, args=(body,))
-    thread.start()
-    thread.join(100)
-    assert not thread.is_alive(), "the other thread still waits"
-    if errors:
-        raise errors[0]
-    return outcome[0]
+    [outcome] = together(partial(contextvars.Context().run, body))
+    return outcome
 
 
 class Background(threading.Thread):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 
@@ -382,7 +383,7 @@ def run(script: str | Path, **variables: str) -> str:
         env=os.environ | {"DASK_DISTRIBUTED__WORKER__DAEMON": "True"} | variables,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patience(280),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from .conftest import load
 
@@ -63,7 +64,7 @@ def test_an_engine_is_exact_or_says_why_not(name, devmem_backend, tmp_path):
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     done = subprocess.run(
-        command, env=os.environ | settings | quiet, capture_output=True, text=True, timeout=130, check=False
+        command, env=os.environ | settings | quiet, capture_output=True, text=True, timeout=patience(130), check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     outcome = done.stdout.strip().splitlines()[-1]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 ROOT = Path(__file__).parents[2]
 
@@ -206,7 +207,7 @@ def run(devmem_backend: str) -> Callable[[str, str], None]:
             env=os.environ | {"PYTHONPATH": path, "DEVMEM_BACKEND": devmem_backend},
             capture_output=True,
             text=True,
-            timeout=140,
+            timeout=patience(140),
             check=False,
         )
         if done.stdout.startswith("skip: "):

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.testing import hold
@@ -181,7 +182,9 @@ import numpy as np, {library.package} as library, devmem as dm
 made = library.from_dlpack(dm.to_device(np.arange(4.0))[::-1])
 assert made.tolist() == [3.0, 2.0, 1.0, 0.0]
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=140, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=patience(140), check=False
+    )
     assert done.returncode in (0, -signal.SIGABRT), done.stderr
     return "terminates the process" if done.returncode else "shared"
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.testing import hold
@@ -94,7 +95,7 @@ def test_two_ranks_exchange_arrays(installed):
         env=os.environ | settings,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=patience(),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from .conftest import MODE
 
@@ -46,7 +47,7 @@ def test_a_library_does_what_the_page_says(library):
     if library not in os.environ.get("JUDGES", ""):
         pytest.skip(f"{library} runs over an emulated runtime: nox -s judges, or allocators")
     command = [sys.executable, str(HERE / f"verbs_{library}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(280), check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     failed = {verb: result for verb, result in found["verbs"].items() if result.startswith("fails")}

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waits import patience
 
 MODE = os.environ.get("PROGRAMS", "")
 if not MODE:
@@ -63,7 +64,7 @@ def kernels_in(folder: Path) -> Iterator[tuple[str, str]]:
 
 def drive(name: str, folder: Path, out: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(HERE / "drivers.py"), name, str(folder), str(out)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables, timeout=840)
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables, timeout=patience(840))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

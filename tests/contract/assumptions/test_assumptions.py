@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.spi.errors import BackendError, UnsupportedError
@@ -146,7 +147,7 @@ def test_the_range_of_memory_of_another_process_is_known(driver: Any) -> None:
         ptr = driver.ipc_open(bytes.fromhex(other.stdout.readline().strip()))
         found = driver.pointer_range(ptr)
         driver.ipc_close(ptr)
-        other.communicate("\n", timeout=140)
+        other.communicate("\n", timeout=patience(140))
     assert found is not None and found[0] <= ptr and ptr + (1 << 20) <= found[0] + found[1]
 
 
@@ -175,7 +176,7 @@ def test_memory_of_the_drivers_pool_is_shared_by_a_descriptor(driver: Any) -> No
         input=handle + "\n",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waits import patience, together
 
 import devmem as dm
 from devmem.backends.cuda.hooks import CudaBackend
@@ -290,30 +292,18 @@ def test_memory_belongs_to_the_primary_context() -> None:
 
 def test_two_devices_in_two_threads(two: None) -> None:
     barrier = threading.Barrier(2)
-    errors: list[BaseException] = []
 
     def work(ordinal: int) -> None:
-        try:
-            with dm.use_backend("cuda"), dm.device(ordinal):
-                for turn in range(30):
-                    barrier.wait(100)
-                    assert current() == 0
-                    array = dm.to_device(DATA + turn)
-                    assert array.device.ordinal == ordinal
-                    use_all_verbs()
-                    assert np.array_equal(array.copy_to_host(), DATA + turn)
-        except BaseException as error:
-            errors.append(error)
-            barrier.abort()
+        with dm.use_backend("cuda"), dm.device(ordinal):
+            for turn in range(30):
+                barrier.wait(patience())
+                assert current() == 0
+                array = dm.to_device(DATA + turn)
+                assert array.device.ordinal == ordinal
+                use_all_verbs()
+                assert np.array_equal(array.copy_to_host(), DATA + turn)
 
-    threads = [threading.Thread(target=work, args=(ordinal,)) for ordinal in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    together(*(partial(work, ordinal) for ordinal in (0, 1)))
 
 
 def test_a_copy_between_devices_keeps_no_context(two: None) -> None:
@@ -459,7 +449,12 @@ assert emulator.control("cuda").live() == (0, 0)
 """
     environment = {**os.environ, "DEVMEM_BACKEND": "cuda", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=140, check=False
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(140),
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

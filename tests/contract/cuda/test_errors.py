@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.backends.cuda.hooks import CudaBackend
@@ -519,7 +520,7 @@ def run_alone(script: str) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=patience(140),
         check=False,
     )
     assert done.returncode == 0, done.stderr

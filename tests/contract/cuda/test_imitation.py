@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from devmem.testing import emulator
 
@@ -56,7 +57,7 @@ def run(script: str, *, path: Path | None = None, **variables: str) -> str:
         env={**kept, "PYTHONPATH": os.pathsep.join(paths), **variables},
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=patience(140),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from waits import patience
 
 import devmem as dm
 from devmem.backends.cuda.hooks import CudaBackend
@@ -535,7 +536,12 @@ dm.close()
         "DEVMEM_EMULATOR_CUDA_VERSION": str(version),
     }
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=140, check=False
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(140),
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -733,7 +739,7 @@ def test_shared_with_another_process(driver: Any) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=patience(140),
         check=False,
     )
     assert done.returncode == 0, done.stderr

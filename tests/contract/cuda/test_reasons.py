@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from devmem.backends.cuda.hooks import CudaBackend
 from devmem.testing import emulator
@@ -71,7 +72,7 @@ def run(script: str, environment: dict[str, str]) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=patience(140),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from waits import patience
 
 ROOT = Path(__file__).resolve().parents[3]
 PROVIDERS = ["rocm", "hip", "ctypes"]
@@ -88,7 +89,12 @@ def world(way: str = "as shipped", **more: str) -> dict[str, str]:
 
 def run(environment: dict[str, str], *arguments: str, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=140, check=False
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(140),
+        check=False,
     )
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     assert done.stderr == "", "something was printed"

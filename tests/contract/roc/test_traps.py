@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waits import patience
 
 from devmem.backends.roc.copies import MOST_IN_BATCH
 from devmem.backends.roc.functions import FUNCTIONS
@@ -126,7 +127,7 @@ backend.configure({{"provider": {provider!r}}})
         env={**kept, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=patience(140),
         check=False,
     )
     assert done.returncode == code, done.stderr

@@ -10,13 +10,14 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import threading
 import types
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 import standins
+from waits import patience, together
 
 import devmem as dm
 from devmem import memory
@@ -283,22 +284,13 @@ def test_blocks_of_a_lender_that_is_gone_are_never_handed_out_again():
 
 def test_many_threads(device):
     lent = LentBlocks(device)
-    problems = []
 
     def work(number):
-        try:
-            for turn in range(50):
-                ptr = lent.lend(1 + (turn * 7919 + number) % 20_000)
-                lent.take_back(ptr)
-        except BaseException as error:
-            problems.append(error)
+        for turn in range(50):
+            ptr = lent.lend(1 + (turn * 7919 + number) % 20_000)
+            lent.take_back(ptr)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(100)
-    assert problems == []
+    together(*(partial(work, number) for number in range(8)))
     assert len(lent) == 0
     dm.trim()
 
@@ -625,11 +617,7 @@ def test_pytorch_calls_from_many_threads(pluggable, device):
                 problems.append((number, turn))
             pluggable.free(ptr, 0, device.ordinal, None)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(100)
+    together(*(partial(work, number) for number in range(8)))
     assert problems == []
     assert len(torch._shim.lent(device.ordinal)) == 0
     dm.trim()
@@ -710,7 +698,7 @@ def test_a_failed_allocation_is_an_exception_in_cplusplus(python, tmp_path):
         """
     )
     command = ["c++", "-std=c++11", "-shared", "-fPIC", str(source), "-o", str(library)]
-    subprocess.run(command, check=True, timeout=140)
+    subprocess.run(command, check=True, timeout=patience(140))
     done = python(
         f"""
 import ctypes, warnings, devmem as dm

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -144,7 +145,7 @@ def works(resource):
         capture_output=True,
         text=True,
         check=False,
-        timeout=140,
+        timeout=patience(140),
         env=env,
     )
     assert done.returncode == 0, done.stderr

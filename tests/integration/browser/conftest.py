@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import patience
 
 #: Seconds that a page gets for what a click leads to: more than any machine needs, less than a test's own limit.
-PATIENCE = 60
+PATIENCE = patience(60)
 #: The style of a page on which everything is at once where it is to be.
 AT_REST = "*, *::before, *::after { transition: none !important; animation: none !important; scroll-behavior: auto !important }"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem import plugins
@@ -32,7 +33,7 @@ def threads(monkeypatch):
     def noted(step):
         if threading.get_ident() not in seen:
             seen.add(threading.get_ident())
-            met.wait(100)  # or the caller may be so quick that it does the other's part as well
+            met.wait(patience())  # or the caller may be so quick that it does the other's part as well
         step()
 
     monkeypatch.setattr(CopyWorkers, "run", lambda self, steps: run(self, [partial(noted, step) for step in steps]))

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import standin_compiler
+from waits import patience
 
 import devmem as dm
 from devmem import plugins
@@ -302,12 +303,12 @@ def _(env: Env) -> None:
     assert np.array_equal(dm.copy_async(env.array, stream=env.stream, pinned=True).result(), env.host)
     up = dm.copy_async(env.pinned, env.target, stream=env.stream)
     down = dm.copy_async(env.array, env.out, stream=env.stream)
-    assert up.wait(timeout=100)
+    assert up.wait(timeout=patience())
     with down:
         pass
     assert down.done()
     assert dm.copy_async(env.host, stream=env.stream).result().shape == env.shape
-    assert np.array_equal(dm.copy_async(env.array, stream=env.stream).result(timeout=100), env.host)
+    assert np.array_equal(dm.copy_async(env.array, stream=env.stream).result(timeout=patience()), env.host)
     dm.copy_async(env.array, env.target, stream=env.side)
     dm.copy_async(env.array, env.out, stream=env.side)  # dropped, both of them
     dm.synchronize()
@@ -974,7 +975,7 @@ def _(env: Env) -> None:
 def _(env: Env) -> None:
     called = threading.Event()
     env.side.add_callback(lambda error: called.set())
-    assert called.wait(100), "also where the wait fails"
+    assert called.wait(patience()), "also where the wait fails"
 
 
 @entry("DeviceNDArray.record_stream")

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "examples" / "arena-allocator"
@@ -22,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-index", "--no-build-isolation", "--target", str(target), str(PACKAGE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=140)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patience(140))
     assert done.returncode == 0, done.stderr
     return target
 
@@ -31,7 +32,13 @@ def run(site: Path, *command: str, **variables: str) -> subprocess.CompletedProc
     env = {name: value for name, value in os.environ.items() if not name.startswith("DEVMEM_")}
     env |= {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "PYTHONWARNINGS": "error"} | HOST | variables
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=140, env=env, cwd=site
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(140),
+        env=env,
+        cwd=site,
     )
 
 

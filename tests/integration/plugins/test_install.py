@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ROOT / "examples" / "backend", ROOT / "examples" / "arena-allocator"
@@ -22,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-index", "--no-build-isolation", "--target", str(target), *map(str, PACKAGES)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=140)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patience(140))
     assert done.returncode == 0, done.stderr
     return target
 
@@ -35,7 +36,7 @@ def run(site: Path, script: str, **variables: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         check=False,
-        timeout=140,
+        timeout=patience(140),
         env=env,
     )
 

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 import devmem as dm
 
@@ -50,7 +51,7 @@ def run(
     }
     # Python 3.12 and later warn of forks in processes with threads, which is what is tested here.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, env=env, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(HANG), env=env, check=False)
     assert done.stderr == stderr
     assert done.returncode == code
     return done.stdout.splitlines()

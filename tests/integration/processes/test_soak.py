@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 
@@ -21,7 +22,7 @@ def soak(monkeypatch):
 
 def run(script, *arguments):
     command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience(140), check=False)
 
 
 def test_a_soak_of_a_few_seconds():

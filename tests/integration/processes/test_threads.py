@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from waits import together
 
 import devmem as dm
 from devmem.backends.host.hooks import HostBackend
 from devmem.testing import FaultyBackend
 
 THREADS = 8
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -46,27 +46,14 @@ def settle() -> None:
     dm.trim()
 
 
-def together(work: Callable[[int], object]) -> None:
+def on_threads(work: Callable[[int], object]) -> None:
     """Run it on eight threads, which start at once; raise what any of them raised."""
-    barrier = threading.Barrier(THREADS)
-    failed: list[BaseException] = []
 
     def one(number: int) -> None:
-        try:
-            with dm.use_backend("faulty"):
-                barrier.wait(PATIENCE)
-                work(number)
-        except BaseException as error:
-            failed.append(error)
+        with dm.use_backend("faulty"):
+            work(number)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not any(thread.is_alive() for thread in threads)
-    if failed:
-        raise failed[0]
+    together(*(partial(one, number) for number in range(THREADS)))
 
 
 class Node:
@@ -103,7 +90,7 @@ def test_garbage_cycles_leave_nothing_live(backend: FaultyBackend) -> None:
             Node(array=array, view=array[::2], stream=stream, event=event, pinned=pinned)
             assert np.array_equal(array.copy_to_host(), expected)
 
-    together(work)
+    on_threads(work)
 
 
 def test_finalizers_run_in_the_middle_of_everything(backend: FaultyBackend) -> None:
@@ -119,7 +106,7 @@ def test_finalizers_run_in_the_middle_of_everything(backend: FaultyBackend) -> N
             assert np.array_equal(array.copy_to_host(), expected)
 
     with eager_collector():
-        together(work)
+        on_threads(work)
 
 
 def test_a_drain_that_collects(backend: FaultyBackend) -> None:
@@ -178,7 +165,7 @@ def test_everything_at_once(backend: FaultyBackend) -> None:
             assert info.total >= info.free
         stream.close()
 
-    together(work)
+    on_threads(work)
 
 
 def test_streams_of_other_threads(backend: FaultyBackend) -> None:
@@ -201,7 +188,7 @@ def test_streams_of_other_threads(backend: FaultyBackend) -> None:
             stream.synchronize()
             assert np.array_equal(out, expected)
 
-    together(work)
+    on_threads(work)
     handed_on.clear()
 
 
@@ -218,14 +205,14 @@ def test_one_array_from_every_thread(backend: FaultyBackend) -> None:
             streams[number].synchronize()
             assert np.array_equal(out, expected)
 
-    together(work)
+    on_threads(work)
 
 
 def test_freeing_once_is_enough(backend: FaultyBackend) -> None:
     """Threads that free the same array at the same time: one does, the others find it done."""
     for _ in range(30):
         array = dm.to_device(content(0, 0))
-        together(lambda number, array=array: array.free())  # type: ignore[misc]
+        on_threads(lambda number, array=array: array.free())  # type: ignore[misc]
         with pytest.raises(dm.ClosedError):
             array.copy_to_host()
 
@@ -234,7 +221,7 @@ def test_devices_are_opened_once(backend: FaultyBackend) -> None:
     for _ in range(5):
         dm.close()
         before = backend.calls["open"]
-        together(lambda number: dm.device(number % 2).memory_info())
+        on_threads(lambda number: dm.device(number % 2).memory_info())
         assert backend.calls["open"] == before + 2
 
 
@@ -247,7 +234,7 @@ def test_deferral_counts_for_all_threads(backend: FaultyBackend) -> None:
                 dm.trim()
 
     with dm.defer_cleanup():
-        together(work)
+        on_threads(work)
         assert dm.memory_info().pending == THREADS * 20 * 3 * 4000
     dm.trim()
 
@@ -260,7 +247,7 @@ def test_registrations_are_counted_across_threads(backend: FaultyBackend) -> Non
             with dm.pinned(array[number * 100 :], array):
                 dm.to_device(array[number * 100 :][:50])
 
-    together(work)
+    on_threads(work)
     assert backend.drivers[0].registered() == {}
 
 
@@ -277,4 +264,4 @@ def test_scopes_are_a_thread_s_own(backend: FaultyBackend) -> None:
                     assert array.allocation.home is stream
                     assert np.array_equal(array.copy_to_host(), expected)
 
-    together(work)
+    on_threads(work)

@@ -13,11 +13,13 @@ import threading
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import vendors
+from waits import patience, together
 
 import devmem as dm
 from devmem.errors import BackendError, DeviceLost, DevmemError, LayoutError, OutOfMemory
@@ -199,7 +201,7 @@ def test_a_held_source_stream_is_waited_for(way: tuple[Side, Side]) -> None:
         thread.start()
         assert outcome == []
         held.release()
-    thread.join(100)
+    thread.join(patience())
     assert not thread.is_alive()
     assert np.array_equal(outcome[0], np.full_like(data(), 5))
 
@@ -463,27 +465,17 @@ def test_one_vendors_lost_device_leaves_the_other_working(failing: str, both: Bo
 
 
 def test_threads_that_copy_both_ways_at_once(both: Both) -> None:
-    problems: list[BaseException] = []
 
     def body(number: int) -> None:
-        try:
-            first, second = (both.cuda, both.roc) if number % 2 else (both.roc, both.cuda)
-            for turn in range(10):
-                values = np.full(3000 + turn, number * 100 + turn, np.int32)
-                array = dm.to_device(dm.to_device(values, device=first.device), device=second.device)
-                assert np.array_equal(array.copy_to_host(), values)
-        except BaseException as error:
-            problems.append(error)
+        first, second = (both.cuda, both.roc) if number % 2 else (both.roc, both.cuda)
+        for turn in range(10):
+            values = np.full(3000 + turn, number * 100 + turn, np.int32)
+            array = dm.to_device(dm.to_device(values, device=first.device), device=second.device)
+            assert np.array_equal(array.copy_to_host(), values)
 
     for side in both:
         side.control.delay(0, jitter=200, seed=3)
-    threads = [threading.Thread(target=body, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
-    assert problems == []
+    together(*(partial(body, number) for number in range(4)))
 
 
 def test_random_copies_among_all_devices_under_delays(both: Both) -> None:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from devmem import _native
 
@@ -31,7 +32,7 @@ def test_results_errors_driver_calls_counters_and_what_is_left_are_the_same():
         pytest.skip(_native.why)
     outcomes = {}
     for core, running in [(core, start(core)) for core in "01"]:
-        said, wrong = running.communicate()
+        said, wrong = running.communicate(timeout=patience())
         assert running.returncode == 0, wrong
         outcomes[core] = [json.loads(line) for line in said.splitlines()]
     *python, none = outcomes["0"]

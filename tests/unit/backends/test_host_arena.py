@@ -7,12 +7,13 @@ import itertools
 import signal
 import subprocess
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waits import patience, together
 
 from devmem.backends.host.arena import CHUNK, KEPT_PAGES, SLAB_LIMIT, Arena, _slot_size
 from devmem.spi.errors import OutOfMemory
@@ -206,7 +207,9 @@ print("alias", flush=True)
 ctypes.string_at(ptr, 1)
 print("read", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=140, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(140), check=False
+    )
     assert done.stdout == "alias\n"
     assert done.returncode == -signal.SIGSEGV
 
@@ -221,11 +224,7 @@ def test_threads_never_get_the_same_block():
             release(arena, arena.allocate(300), 300)
             mine.append(kept)
 
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in got]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, mine) for mine in got))
     everything = [ptr for mine in got for ptr in mine]
     assert len(set(everything)) == len(everything) == len(arena.live)
     arena.mapping.unmap()

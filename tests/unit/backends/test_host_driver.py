@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+from waits import patience, together
 
 from devmem.backends.host import hooks
 from devmem.backends.host.driver import HostDriver
@@ -66,7 +67,9 @@ def run_program(body):
         "d = HostDriver(0, strict=True, devices=1)\n"
         "d.enter()\n" + body
     )
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=140, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(140), check=False
+    )
 
 
 class TestBackend:
@@ -83,7 +86,9 @@ class TestBackend:
             "from devmem.backends.host import hooks as h; h.devmem_backends()[0].device_count()\n"
             "print(sorted(set(sys.modules) - before))"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=140, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(140), check=True
+        )
         assert "numpy" not in done.stdout
         assert "driver" not in done.stdout
 
@@ -175,18 +180,9 @@ class TestContext:
         driver.close()
 
     def test_is_the_threads_own(self, driver):
-        errors = []
-
-        def run():
-            try:
-                driver.alloc(1, S)
-            except BackendError as error:
-                errors.append(error.name)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        assert errors == ["INVALID_CONTEXT"]
+        with pytest.raises(BackendError) as caught:
+            together(lambda: driver.alloc(1, S))
+        assert caught.value.name == "INVALID_CONTEXT"
 
     def test_entered_devices_nest(self):
         one, two = HostDriver(0, strict=True, devices=2), HostDriver(1, strict=True, devices=2)
@@ -615,7 +611,7 @@ class TestRegistration:
         threading.Thread(target=unregister, daemon=True).start()
         assert not ended.is_set()
         driver.release(hold)
-        assert ended.wait(100)
+        assert ended.wait(patience())
 
 
 class TestPeer:
@@ -671,7 +667,7 @@ class TestPeer:
         threading.Thread(target=free, daemon=True).start()
         assert not ended.is_set()
         one.release(hold)
-        assert ended.wait(100)
+        assert ended.wait(patience())
         assert read(one, a, 8) == b"2" * 8
 
     def test_a_device_may_close_under_a_copy(self, pair):

@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from waits import patience, together
 
 from devmem.backends.host import files as host_files
 from devmem.backends.host.driver import HostDriver
@@ -17,7 +18,7 @@ from devmem.spi.errors import BackendError
 from devmem.spi.types import LEGACY_STREAM, CopyKind, MemoryKind
 
 S = LEGACY_STREAM
-LATE = 20.0
+LATE = patience()
 DATA = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
 pytestmark = pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system does not read files at a position")
 
@@ -240,9 +241,7 @@ def test_memory_that_is_freed_in_a_streams_order_meanwhile(driver, path, monkeyp
             if here:
                 free()
             else:
-                thread = threading.Thread(target=free)
-                thread.start()
-                thread.join()
+                together(free)
         return sound(*arguments)
 
     monkeypatch.setattr(os, "preadv", read)

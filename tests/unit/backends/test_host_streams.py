@@ -9,6 +9,7 @@ import threading
 from queue import SimpleQueue
 
 import pytest
+from waits import patience, together
 
 from devmem.backends.host import driver as host_driver
 from devmem.backends.host.hooks import HostBackend
@@ -19,7 +20,7 @@ from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, CopyKind, MemoryK
 from devmem.toolkit.host_functions import this_thread
 
 H2D, D2H, D2D = CopyKind.H2D, CopyKind.D2H, CopyKind.D2D
-LATE = 20.0  # seconds after which something that should have happened has not
+LATE = patience()  # seconds after which something that should have happened has not
 
 
 def open_device(ordinal=0, devices=1):
@@ -248,9 +249,7 @@ class TestPerThread:
             driver.stream_synchronize(PER_THREAD_STREAM)
 
         for _ in range(20):
-            thread = threading.Thread(target=lambda: (driver.enter(), touch()))
-            thread.start()
-            thread.join()
+            together(lambda: (driver.enter(), touch()))
         assert len(driver._engine._per_thread) <= 2
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from devmem.backends.roc.functions import REQUIRED
 
@@ -94,7 +95,7 @@ def look(before: str = "", options: dict[str, object] | None = None, **environme
         env={**kept, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=patience(140),
         check=False,
     )
     assert done.returncode == 0, done.stderr

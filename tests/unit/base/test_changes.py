@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from waits import patience, together
 
 import devmem as dm
 from devmem._core.base import changes
@@ -25,17 +26,13 @@ def lock():
 
 def is_free(lock):
     """Whether another thread can take it."""
-    found = []
 
     def take():
-        if lock.acquire(timeout=100):
+        if taken := lock.acquire(timeout=patience()):
             lock.release()
-            found.append(True)
+        return taken
 
-    thread = threading.Thread(target=take)
-    thread.start()
-    thread.join()
-    return bool(found)
+    return together(take) == [True]
 
 
 def test_a_change_ends_the_wait(lock):
@@ -49,11 +46,11 @@ def test_a_change_ends_the_wait(lock):
 
     thread = threading.Thread(target=made.wait_until, args=(attempt, "a test"))
     thread.start()
-    assert waits.wait(100)
+    assert waits.wait(patience())
     with lock:
         state.append(True)
         made.tell()
-    thread.join(100)
+    thread.join(patience())
     assert not thread.is_alive()
     assert all(seen)
     assert not made._waiting
@@ -80,7 +77,7 @@ def test_a_stream_callback_may_wait(lock):
 
     with dm.stream() as stream:
         stream.add_callback(callback)
-    assert called.wait(100)
+    assert called.wait(patience())
     assert not failed
 
 

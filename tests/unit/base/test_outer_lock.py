@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem._core.arrays import creation
@@ -24,11 +25,11 @@ def taken():
     def hold():
         with lock:
             there.set()
-            assert go_on.wait(100)
+            assert go_on.wait(patience())
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert there.wait(100)
+    assert there.wait(patience())
     yield lock, go_on
     go_on.set()
     thread.join()
@@ -101,7 +102,7 @@ def test_a_callback_of_a_stream_waits_for_it(taken, module):
     try:
         stream = module.stream()
         stream.add_callback(called)
-        assert done.wait(100)
+        assert done.wait(patience())
     finally:
         dm.close()  # the drop-in has installed plain memory for the whole device, which waits where it is freed
     assert failed == []

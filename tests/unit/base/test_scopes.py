@@ -10,6 +10,7 @@ from contextvars import copy_context
 from pathlib import Path
 
 import pytest
+from waits import together
 
 from devmem._core.base.scopes import Deferral, OwnThreadVariable
 
@@ -67,11 +68,7 @@ def test_a_copied_context_brings_its_values_along(variable):
     variable.set("ours")
     copied = copy_context()
     assert seen_by(lambda: copied.run(variable.get)) == "ours"
-    thread = threading.Thread(target=lambda: found.append(copied.run(variable.get)))
-    found = []
-    thread.start()
-    thread.join()
-    assert found == ["ours"]
+    assert together(lambda: copied.run(variable.get)) == ["ours"]
 
 
 def test_a_task_changes_its_own(variable):

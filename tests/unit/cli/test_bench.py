@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from waits import patience
 
 import devmem
 from devmem.cli import bench as command
@@ -426,7 +427,7 @@ def test_over_an_emulated_driver_it_says_so():
         ],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=patience(150),
     )
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from waits import patience
 
 import devmem as dm
 from devmem.cli import view
@@ -52,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "DEVMEM_MEMORY_MANAGER": "log:run.log;frames=2,statistics:owners",
         "PYTHONPATH": str(Path(dm.__file__).parents[1]),
     }
-    subprocess.run([sys.executable, "program.py"], cwd=path, env=settings, check=True, timeout=140)
+    subprocess.run([sys.executable, "program.py"], cwd=path, env=settings, check=True, timeout=patience(140))
     return path
 
 

@@ -12,6 +12,7 @@ import warnings
 
 import numpy as np
 import pytest
+from waits import patience
 
 from devmem.compat import numba_cuda as cuda
 from devmem.compat.numba_cuda import errors
@@ -107,7 +108,9 @@ def test_importing_it_imports_neither_numba_nor_a_vendor():
         "hasattr(cuda, 'nonsense')\n"
         "print(sorted({m.partition('.')[0] for m in sys.modules} & {'numba', 'numba_cuda', 'cuda', 'hip', 'rocm', 'llvmlite'}))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=140, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=patience(140), check=False
+    )
     assert done.stdout.strip() == "[]", done.stderr
 
 

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waits import blocked, patience, together
 
 import devmem as dm
 from devmem._core.base.layout import span
@@ -202,10 +204,10 @@ def test_an_interrupt_waits_for_the_others():
             def step(begun=begun, ended=ended, at_work=at_work, go_on=go_on):
                 begun.append(True)
                 if threading.current_thread() is caller:
-                    at_work.wait(100)
+                    at_work.wait(patience())
                 else:
                     at_work.set()
-                    go_on.wait(100)
+                    go_on.wait(patience())
                 ended.append(True)
 
             timer = threading.Timer(0.02, go_on.set)
@@ -247,7 +249,7 @@ def test_parked_threads_keep_nothing_alive(workers):
 
 def test_steps_are_taken_at_the_same_time():
     workers, together, met = CopyWorkers(3), threading.Barrier(3), []
-    workers.run([lambda: met.append(together.wait(100)) for _ in range(3)])
+    workers.run([lambda: met.append(together.wait(patience())) for _ in range(3)])
     assert sorted(met) == [0, 1, 2]
     with pytest.raises(OSError, match="disk"):
         workers.run([lambda: None, lambda: (_ for _ in ()).throw(OSError("disk")), lambda: None])
@@ -325,7 +327,7 @@ def test_closing_lets_the_threads_end(small_parts):
     assert all(thread.daemon for thread in threads)
     workers.close()
     for thread in threads:
-        thread.join(100)
+        thread.join(patience())
         assert not thread.is_alive()
     there = np.zeros(400, int)
     workers.copy(there, np.arange(400))  # others are started
@@ -333,7 +335,7 @@ def test_closing_lets_the_threads_end(small_parts):
     threads = mine()
     del workers
     for thread in threads:
-        thread.join(100)
+        thread.join(patience())
         assert not thread.is_alive(), "a workers that was dropped lets its threads end too"
 
 
@@ -349,12 +351,7 @@ def test_several_callers_share_a_crew(workers):
             if not np.array_equal(there, source):
                 failures.put(f"{seed}")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
+    together(*(partial(work, seed) for seed in range(4)))
     assert failures.empty()
 
 
@@ -454,19 +451,17 @@ def test_a_slot_is_used_again_only_after_its_event(backend, context):
         one.copy_to_device(first, stream=stream)  # the slots are full, and nothing of it has been copied yet
         keep = first.copy()
         first[...] = 0
-        done = threading.Event()
 
         def more():
             with dm.use_backend("faulty"):
                 two.copy_to_device(second, stream=stream)
-            done.set()
 
         thread = threading.Thread(target=more)
         thread.start()
-        assert not done.wait(0.2), "a slot was used again before the device had read it"
+        blocked(thread, "a slot was used again before the device had read it")
         latch.release()
-        assert done.wait(100)
-        thread.join()
+        thread.join(patience())
+        assert not thread.is_alive()
     stream.synchronize()
     assert np.array_equal(one.copy_to_host(), keep)
     assert np.array_equal(two.copy_to_host(), second)
@@ -816,7 +811,7 @@ def test_a_download_stores_a_block_whose_storing_was_interrupted(backend, contex
 
     def give_back(lease):
         if threading.current_thread() is main and thread.is_alive():
-            assert tried.wait(100), "the other thread wants this slot, and waits for it"
+            assert tried.wait(patience()), "the other thread wants this slot, and waits for it"
         sound_back(lease)
 
     monkeypatch.setattr(under_way._download, "_store", store)
@@ -824,7 +819,7 @@ def test_a_download_stores_a_block_whose_storing_was_interrupted(backend, contex
     monkeypatch.setattr(context.growing_ring, "give_back", give_back)
     with pytest.raises(KeyboardInterrupt):
         dm.copy_async(data())
-    thread.join(100)
+    thread.join(patience())
     assert not thread.is_alive()
     assert np.array_equal(results[0], sent)
     round_trip(context)
@@ -1020,20 +1015,14 @@ def test_a_slot_whose_stream_cannot_be_waited_for_is_never_used_again(backend, c
 
 def test_threads_never_make_one_slot_too_many(backend, context):
     """Each slot is counted from the moment on at which it is being made."""
-    barrier = threading.Barrier(6)
     found: list[Any] = []
 
     def take():
         with dm.use_backend("faulty"), dm.current_device().entered():
-            barrier.wait(100)
             lease = context.ring.lease(context.streams.legacy)
             found.append((context.ring.take(lease, SLOT), lease))
 
-    threads = [threading.Thread(target=take) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
+    together(*[take] * 6)
     assert len(found) == 6
     assert len(context.ring.made) == sum(slot.in_ring for slot, _ in found) == SLOTS
     for _, lease in found:

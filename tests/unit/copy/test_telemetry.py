@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from waits import together
 
 import devmem as dm
 from devmem._core.copy import statistics
@@ -100,14 +101,11 @@ def test_no_count_is_lost_between_threads():
             while not over.is_set():
                 told.append(stats.take(True))
 
-        workers = [threading.Thread(target=work) for _ in range(threads)]
-        taker = threading.Thread(target=take)
-        for thread in [taker, *workers]:
-            thread.start()
-        for thread in workers:
-            thread.join()
-        over.set()
-        taker.join()
+        def add() -> None:
+            together(*[work] * threads)
+            over.set()
+
+        together(add, take)
     finally:
         sys.setswitchinterval(before)
     told.append(stats.take(True))
@@ -131,9 +129,7 @@ def test_what_a_copy_waits_is_this_threads_since_it_began():
         statistics.waits.seconds += 1000.0
 
     with stats.waiting("a slot"):
-        other = threading.Thread(target=wait_elsewhere)
-        other.start()
-        other.join()
+        together(wait_elsewhere)
     waited = statistics.waits.seconds
     assert 0 < waited < 1000
     seconds = stats.count("x", 10_000, began)
@@ -208,11 +204,7 @@ def test_many_threads_at_once(trace):
         for number in range(200):
             trace.span("part", "staging", number, number + 1, {"text": "x" * number})
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[work] * 4)
     assert sum(event["name"] == "part" for event in events(trace.path)) == 800
 
 
@@ -306,14 +298,9 @@ def test_each_change_of_a_count_is_made_under_the_lock():
     stats = LockedStatistics(None, None)  # type: ignore[arg-type]
     free: list[bool] = []
 
-    def try_the_lock() -> None:
-        free.append(stats.lock.acquire(blocking=False))
-
     class Watched(list[Any]):
         def __setitem__(self, *change: Any) -> None:
-            beside = threading.Thread(target=try_the_lock)
-            beside.start()
-            beside.join()
+            free.extend(together(lambda: stats.lock.acquire(blocking=False)))
             super().__setitem__(*change)
 
     for counters in (stats.small, stats._paths):

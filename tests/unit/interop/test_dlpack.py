@@ -6,13 +6,13 @@ import ctypes
 import gc
 import subprocess
 import sys
-import threading
 import weakref
 
 import crafted
 import numpy as np
 import pytest
 from crafted import Crafted, everything_let_go
+from waits import patience, together
 
 from devmem._core.base.address import address
 from devmem._core.interop import dlpack
@@ -220,9 +220,7 @@ def test_a_tensor_may_end_on_another_thread():
     seen = weakref.ref(owner)
     box = [dlpack.take(Exported(np.arange(3.0), VERSIONED, owner=owner).__dlpack__())]
     del owner
-    thread = threading.Thread(target=box.clear)
-    thread.start()
-    thread.join()
+    together(box.clear)
     gc.collect()
     assert seen() is None
 
@@ -241,7 +239,7 @@ class Cycle: pass
 c = Cycle(); c.c = c; c.keep = [np.from_dlpack(P()), dlpack.take(P().__dlpack__())]
 print("done")
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=140)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=patience(140))
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
 
 
@@ -300,7 +298,7 @@ print("done")
 @pytest.mark.parametrize("when", [ON_ITS_OWN_THREAD, AFTER_THE_END], ids=["on a thread of C", "after the interpreter"])
 def test_a_consumer_in_c_lets_go(versioned, when):
     script = IN_C.replace("{versioned}", repr(versioned)) + when
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=140)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=patience(140))
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
 
 
@@ -347,20 +345,14 @@ def test_one_of_many_threads_takes_a_capsule(memory):
             for _ in range(50):
                 tensor = Crafted(address(memory), versioned=versioned)
                 taken, refused = [], []
-                start = threading.Barrier(4)
 
-                def take(tensor=tensor, taken=taken, refused=refused, start=start):
-                    start.wait()
+                def take(tensor=tensor, taken=taken, refused=refused):
                     try:
                         taken.append(dlpack.take(tensor.capsule))
                     except BufferError as error:
                         refused.append(str(error))
 
-                threads = [threading.Thread(target=take) for _ in range(4)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+                together(*[take] * 4)
                 assert (len(taken), len(refused)) == (1, 3)
                 taken.clear()
                 assert tensor.deleted == 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 import pickle
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import together
 
 import devmem as dm
 from devmem.kernels import names, work_items
@@ -146,11 +146,7 @@ def test_what_others_must_know_of_goes_to_the_item(item):
 
 
 def test_an_item_is_a_threads_own(item):
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(work_items.running_item()))
-    thread.start()
-    thread.join()
-    assert seen == [None]
+    assert together(work_items.running_item) == [None]
     assert work_items.running_item() is item
 
 

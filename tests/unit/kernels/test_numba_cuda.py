@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.compat import numba_cuda
@@ -356,7 +357,7 @@ def test_who_comes_while_the_names_are_registered_waits(numba, monkeypatch):
     def registering():
         NAMES.kinds["one"] = 1
         begun.set()
-        assert go_on.wait(100)
+        assert go_on.wait(patience())
         NAMES.kinds["other"] = 2
 
     def second():
@@ -367,7 +368,7 @@ def test_who_comes_while_the_names_are_registered_waits(numba, monkeypatch):
     monkeypatch.setattr(NAMES, "_register_all", registering)
     threads = [threading.Thread(target=NAMES.register), threading.Thread(target=second)]
     threads[0].start()
-    assert begun.wait(100)
+    assert begun.wait(patience())
     threads[1].start()
     threads[1].join(0.2)  # time enough to go wrong
     go_on.set()
@@ -478,7 +479,7 @@ def test_it_is_looked_for_and_not_imported():
         "import sys; from devmem.kernels.compilers.numba_cuda import NumbaCuda; NumbaCuda().unavailable(); "
         "assert not [name for name in sys.modules if name.startswith('numba')]"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=140)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=patience(140))
 
 
 def test_where_numba_cuda_is_something_else_it_knows_no_names(monkeypatch):

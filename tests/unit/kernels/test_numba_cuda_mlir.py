@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem import laneid
@@ -117,7 +118,7 @@ with dm.current_device().entered():
     [found] = made.overloads.values()
 assert "%laneid" in found.ptx and "bar.sync" in found.ptx and ".shared" in found.ptx, found.ptx
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=140)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=patience(140))
 
 
 def test_barriers_are_one_instruction_and_fences_another(mlir):
@@ -321,7 +322,7 @@ def test_it_is_looked_for_and_not_imported():
         "import sys; from devmem.kernels.compilers.numba_cuda_mlir import NumbaCudaMlir; NumbaCudaMlir().unavailable(); "
         "assert not [name for name in sys.modules if name.startswith('numba')]"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=140)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=patience(140))
 
 
 def test_without_it_the_command_that_installs_it_is_told(monkeypatch):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from waits import patience
 
 pytest.importorskip("numba", reason="numba is not installed")
 
@@ -62,4 +63,4 @@ if not numba.config.DISABLE_JIT:
 @pytest.mark.parametrize("disabled", ["0", "1"])
 def test_they_run_as_device_functions_also_where_jit_is_disabled(disabled):
     environment = {**os.environ, "DEVMEM_BACKEND": "host", "NUMBA_DISABLE_JIT": disabled}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=patience(120))

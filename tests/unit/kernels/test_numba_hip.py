@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.kernels.compilers import numba_hip
@@ -32,7 +33,12 @@ def test_the_names_against_the_registries_of_numba_hip():
     """All well-known kernels are typed, and what devmem builds itself is built, and runs on the host."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, str(PROGRAM)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(110),
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "built"

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from waits import patience, together
 
 import devmem as dm
 from devmem._core.base import config, simulation
@@ -749,10 +750,10 @@ def test_without_barriers_one_greenlet_runs_all_threads(simulated):
 
 
 def test_blocks_are_dealt_out_to_several_threads(simulated):
-    meet = threading.Barrier(2)
+    meet = threading.Barrier(2, timeout=patience())
 
     def kernel():
-        meet.wait(100)  # two blocks have to run at once for either to end
+        meet.wait()  # two blocks have to run at once for either to end
 
     simulated(kernel, 2, 1)
     assert meet.n_waiting == 0
@@ -990,9 +991,5 @@ def test_what_the_scope_refuses(given, what):
 
 
 def test_a_scope_is_this_threads_alone():
-    seen = []
     with dm.simulator(wave_size=3):
-        thread = threading.Thread(target=lambda: seen.append(simulation.current().wave_size))
-        thread.start()
-        thread.join()
-    assert seen == [32]
+        assert together(lambda: simulation.current().wave_size) == [32]

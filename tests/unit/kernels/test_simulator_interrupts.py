@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from waits import patience
 
 from devmem.kernels.compilers.simulator.interrupts import Interrupted, Interrupts
 from devmem.kernels.compilers.simulator.interrupts import _raise_in as raise_in
@@ -52,7 +53,7 @@ def test_a_loop_without_end_is_ended():
     interrupts = Interrupts()
     runner = Runner(interrupts, None)
     runner.start()
-    assert runner.begun.wait(100)
+    assert runner.begun.wait(patience())
     assert interrupts.interrupt_all(runner.over)
     assert runner.ended
     assert runner.problem is None
@@ -88,10 +89,10 @@ def test_what_does_not_let_itself_be_ended_is_told(monkeypatch):
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert begun.wait(100)
+    assert begun.wait(patience())
     assert not interrupts.interrupt_all(over)
     go.set()
-    thread.join(100)
+    thread.join(patience())
     assert over.is_set()
 
 
@@ -121,9 +122,9 @@ def test_nothing_is_raised_behind_it(hasty, monkeypatch):
     interrupts = Interrupts()
     runner = Runner(interrupts, 3, times=20_000)
     runner.start()
-    assert runner.begun.wait(100)
+    assert runner.begun.wait(patience())
     assert interrupts.interrupt_all(runner.over)
-    runner.join(100)
+    runner.join(patience())
     assert runner.problem is None
 
 
@@ -143,9 +144,9 @@ def test_who_interrupts_a_launch_is_told_where_it_was_if_it_was_anywhere(simulat
             thread = threading.Thread(target=run, args=([],))
             thread.start()
             if when == "while it runs":
-                assert begun.wait(100)
+                assert begun.wait(patience())
                 assert "the launch was interrupted here" in run.interrupt()
-            thread.join(100)
+            thread.join(patience())
             assert not thread.is_alive()
             assert run.interrupt() == ""
 
@@ -189,5 +190,7 @@ print(sorted([3, 1, 2], key=lambda each: -each))
 
 def test_the_interpreter_does_not_go_on_looking_for_it():
     """Python 3.11 would hang in the first function that a debugger, or a coverage tool, traces."""
-    done = subprocess.run([sys.executable, "-c", LOOKED_FOR], capture_output=True, text=True, timeout=140, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKED_FOR], capture_output=True, text=True, timeout=patience(140), check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[3, 2, 1]\n", "")

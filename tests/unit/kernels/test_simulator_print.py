@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 
@@ -25,7 +26,7 @@ class Meeting:
         self.pieces.append(text)
         if threading.get_ident() not in self.writers:
             self.writers.add(threading.get_ident())
-            self.both.wait(100)
+            self.both.wait(patience())
 
     def flush(self) -> None:
         """Nothing to do."""

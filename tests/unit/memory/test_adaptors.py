@@ -7,13 +7,13 @@ import dataclasses
 import itertools
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waits import together
 
 import devmem as dm
 from devmem._core.memory import allocation_log
@@ -784,10 +784,7 @@ def test_a_finalizer_that_frees_in_the_middle_of_a_call_does_not_hang(driver: Fa
             stack.deallocate(stack.allocate(100, S), 100, S)
         driver.exit(token)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(100)
-    assert not thread.is_alive(), "it waits for itself"
+    together(work)
     stack.trim(0)
 
 
@@ -799,18 +796,5 @@ def test_a_kind_that_there_is_not_is_refused() -> None:
         Statistics(Odd()).kind  # noqa: B018
 
 
-def run(count: int, work: object) -> None:
-    problems: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            work()  # type: ignore[operator]
-        except BaseException as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=body) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    assert problems == []
+def run(count: int, work: Callable[[], object]) -> None:
+    together(*[work] * count)

@@ -143,7 +143,7 @@ def test_the_driver_is_metered(driver: FaultyDriver, resource: type) -> None:
     result = allocation_log.replay(RECORDS, bound(resource(), meter), stream=lambda handle: S)
     assert meter.calls == 8  # with the two that were left over
     assert (meter.peak_reserved_bytes, meter.reserved_bytes) == (result.peak_live_bytes, 0)
-    assert 0 < meter.seconds <= result.seconds + 1
+    assert meter.seconds > 0
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

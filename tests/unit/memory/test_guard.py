@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from interrupts import AtPoint
+from waits import together
 
 import devmem as dm
 from devmem.backends.host.hooks import HostBackend
@@ -233,26 +233,22 @@ def test_a_driver_that_fails_while_it_looks_loses_nothing(driver: FaultyDriver) 
 def test_blocks_freed_by_other_threads_while_it_checks(driver: FaultyDriver) -> None:
     guard = Guard(DriverMemory(), quarantine_bytes="8KiB")
     guard.bind(driver)
-    problems: list[BaseException] = []
+    going = [True] * 3
 
     def churn() -> None:
         token = driver.enter()
         try:
             for _ in range(60):
                 killer(guard, owner(guard))
-        except BaseException as error:
-            problems.append(error)
         finally:
             driver.exit(token)
+            going.pop()
 
-    threads = [threading.Thread(target=churn) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        guard.check()
-    for thread in threads:
-        thread.join()
-    assert problems == []
+    def check() -> None:
+        while going:
+            guard.check()
+
+    together(check, *[churn] * 3)
     assert guard.reports == []
     guard.trim(0)
     assert driver.blocks() == {}

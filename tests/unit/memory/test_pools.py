@@ -6,11 +6,13 @@ import itertools
 import lzma
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waits import patience, together
 
 import devmem as dm
 from devmem._core.memory.allocation_log import read, replay
@@ -34,12 +36,7 @@ def bound(resource: Any, driver: Any) -> Any:
 
 def in_thread(function: Any) -> Any:
     """What a function returns in a thread of its own."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
-    thread.start()
-    thread.join(100)
-    assert found, "it raised, or did not return"
-    return found[0]
+    return together(function)[0]
 
 
 class Addresses:
@@ -398,16 +395,16 @@ def test_an_address_that_comes_back_before_its_free_returned() -> None:
     def stop() -> None:
         upstream.in_free = lambda: None
         freed.set()
-        assert go.wait(100)
+        assert go.wait(patience())
 
     upstream.in_free = stop
     trimming = threading.Thread(target=pool.trim, args=(0,), daemon=True)
     trimming.start()
-    assert freed.wait(100)
+    assert freed.wait(patience())
     again = pool.allocate(3 * MIB, LEGACY_STREAM)
     assert again == ptr, "the test widens nothing"
     go.set()
-    trimming.join(100)
+    trimming.join(patience())
     report = pool.report()
     assert (report.live_bytes, report.cached_bytes, report.reserved_bytes) == (3 * MIB, 0, 3 * MIB)
     other = pool.allocate(3 * MIB, LEGACY_STREAM)
@@ -426,11 +423,9 @@ def test_eight_threads_on_crossing_streams(make: Any) -> None:
     guard, out = threading.Lock(), dict[int, int]()
     handed: list[tuple[int, int]] = []
     problems: list[str] = []
-    start = threading.Barrier(8)
 
     def work(number: int) -> None:
         chance = np.random.default_rng(number)
-        start.wait(100)
         for turn in range(300):
             stream, nbytes = int(chance.integers(1, 6)), int(2 ** chance.uniform(5, 21))
             ptr = pool.allocate(nbytes, stream)
@@ -448,17 +443,12 @@ def test_eight_threads_on_crossing_streams(make: Any) -> None:
             if turn % 50 == number:
                 pool.trim(int(chance.integers(1 << 20)))
 
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(8)]
     switching = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
+        together(*(partial(work, number) for number in range(8)))
     finally:
         sys.setswitchinterval(switching)
-    assert not any(thread.is_alive() for thread in threads)
     assert not problems
     for ptr, nbytes in handed:
         pool.deallocate(ptr, nbytes, LEGACY_STREAM)

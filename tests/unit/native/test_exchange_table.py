@@ -6,13 +6,13 @@ import contextlib
 import ctypes
 import gc
 import sys
-import threading
 
 import numpy as np
 import pytest
 from exchange_table import Deleter, Table, Tell, end, exported, pointer_in
 from own_process import check_ends
 from table_driver import TableBackend
+from waits import together
 
 import devmem as dm
 from devmem import _native
@@ -113,11 +113,8 @@ def delete_again(table, times):
 def test_deleters_are_called_on_any_thread(table):
     before = live()
     tensors = [exported(table, dm.to_device(np.arange(10.0))) for _ in range(200)]
-    threads = [threading.Thread(target=lambda part=tensors[at::4]: [end(each) for each in part]) for at in range(4)]
-    for each in threads:  # ctypes releases the GIL for these calls
-        each.start()
-    for each in threads:
-        each.join(100)
+    # ctypes releases the GIL for these calls
+    together(*(lambda part=tensors[at::4]: [end(each) for each in part] for at in range(4)))
     assert live() == before
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from own_process import check_ends
 from table_driver import TableBackend
-from threads_at_once import at_once
+from waits import together
 
 import devmem as dm
 from devmem import _native
@@ -254,5 +254,5 @@ def test_each_has_one_owner_in_several_threads(backend):
                 event.close()
                 stream.close()
 
-    at_once(3, work)
+    together(*[work] * 3)
     assert not out

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 from table_driver import TableBackend
+from waits import together
 
 import devmem as dm
 from devmem import _native
@@ -187,20 +188,15 @@ def test_an_adaptor_above_is_asked(backend):
 
 def test_threads_never_share_a_block(backend):
     """Each writes its own number into its arrays, and finds it there."""
-    wrong, go = [], threading.Barrier(4)
+    wrong = []
 
     def work(number):
         host = np.full(16, float(number))
-        go.wait()
         for _ in range(300):
             held = [dm.to_device(host) for _ in range(3)]
             wrong.extend(each for each in held if each.copy_to_host().tolist() != host.tolist())
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    together(*(partial(work, number) for number in range(4)))
     gc.collect()
     assert wrong == []
     dm.trim()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from waits import patience
 
 from devmem.testing import emulator
 from devmem.testing.emulator import build
@@ -89,7 +90,7 @@ def test_two_processes_may_build_at_once(empty_cache):
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    paths = {process.communicate(timeout=140)[0] for process in both}
+    paths = {process.communicate(timeout=patience(140))[0] for process in both}
     assert [process.returncode for process in both] == [0, 0]
     assert len(paths) == 1
     assert [entry.name for entry in empty_cache.iterdir() if entry.name.startswith("building-")] == []

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from devmem.testing import emulator
 
@@ -70,7 +71,7 @@ def run(code, **variables):
     """Run code in a new process with the emulated runtime."""
     environment = {**os.environ, **emulator.environment("cuda", runtime=True), "PYTHONPATH": str(ROOT), **variables}
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=140)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=patience(140))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

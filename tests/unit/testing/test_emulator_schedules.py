@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from devmem.testing import emulator
 
@@ -146,5 +147,5 @@ def test_delays_do_not_change_the_result(backend):
         pytest.skip(str(error))
     command = [sys.executable, "-c", PROGRAM, str(SEEDS), backend]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=140)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=patience(140))
     assert done.returncode == 0, done.stdout + done.stderr

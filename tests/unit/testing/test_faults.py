@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
+from waits import patience, together
 
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.driver import PROTOCOLS, Configurable
@@ -98,11 +98,7 @@ class TestLiveCounts:
                 for _ in range(200):
                     driver.free(driver.alloc(100, LEGACY_STREAM), 100, LEGACY_STREAM)
 
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
+        together(*[work] * 8)
         assert driver.calls["alloc"] == driver.calls["free"] == 1600
         assert driver.live() == EMPTY
         assert not driver.mistakes
@@ -358,7 +354,7 @@ class TestStreamHold:
 
 def test_importing_the_package_does_not_import_pytest() -> None:
     code = "import sys, devmem.testing as t; assert 'pytest' not in sys.modules; assert 'DriverTests' in dir(t)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=140)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patience(140))
 
 
 def test_unknown_names_are_attribute_errors() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 import devmem
 from devmem.testing import StreamHold, emulator
@@ -37,7 +38,7 @@ def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(root))
             patch.delenv("DEVMEM_BACKEND", raising=False)
-            return pytester.runpytest_subprocess("-p", "no:randomly", *options, timeout=140)
+            return pytester.runpytest_subprocess("-p", "no:randomly", *options, timeout=patience(140))
 
     return run
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import wrong_drivers
+from waits import patience
 
 from devmem.backends.host.hooks import HostBackend
 from devmem.spi.driver import Backend, Driver
@@ -195,7 +196,7 @@ def test_a_stuck_driver_is_reported_with_its_stack(tmp_path: Path, driver: str, 
     (tmp_path / "test_stuck.py").write_text(STUCK)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", f"test_stuck.py::TestStuck::{test}"]
     environment = {**os.environ, "DRIVER": driver}
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=140)
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patience(140))
     assert ran.returncode == 1, ran.stdout
     assert "Timeout" in ran.stderr
     assert re.search(rf'wrong_drivers/\w+.py", line \d+ in {method}$', ran.stderr, re.MULTILINE), ran.stderr

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any
 
 import pytest
+from waits import together
 
 from devmem.spi.driver import REQUIRED
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM, DeviceInfo
@@ -130,9 +130,7 @@ def test_each_thread_has_a_stream_until_it_ends(below: Calls) -> None:
     driver = with_default_streams(below)
     fill(driver, PER_THREAD_STREAM)
     for _ in range(2):
-        thread = threading.Thread(target=fill, args=(driver, PER_THREAD_STREAM))
-        thread.start()
-        thread.join()
+        together(lambda: fill(driver, PER_THREAD_STREAM))
     seen = below.take()
     assert [call for call in seen if call[0] == "fill"] == [filled(16), filled(17), filled(19)]
     assert ("stream_destroy", 17) in seen

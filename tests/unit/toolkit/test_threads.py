@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from interrupts import AtPoint, interrupt
+from waits import patience
 
 import devmem as dm
 from devmem._core.bulk import prefetch
@@ -30,7 +31,7 @@ def named(name):
 
 def wait_for(condition):
     """A thread that was told to end needs a moment."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + patience()
     while not condition() and time.monotonic() < end:
         time.sleep(0.001)
     assert condition()
@@ -95,5 +96,5 @@ def test_a_handler_that_has_interrupted_threading_starts_threads_itself():
         done.set()
 
     threading.Thread(target=interrupted, daemon=True).start()
-    assert done.wait(100)
+    assert done.wait(patience())
     wait_for(lambda: started == [1])

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.testing import every_failure
@@ -801,7 +802,7 @@ def test_a_change_during_a_copy_is_not_lost(devmem_backend):
             smart.gpu_changed()
     finally:
         going.set()
-        reader.join(100)
+        reader.join(patience())
     assert (smart.host() == 199).all()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 
 import numpy as np
 import pytest
+from waits import patience, together
 
 import devmem as dm
 from devmem.errors import BackendError, ClosedError, LayoutError
@@ -166,7 +166,7 @@ def test_it_returns_while_the_stream_is_held(way, need, hold):
     assert under_way.done()
     assert under_way.wait(timeout=0) is True
     assert under_way.result() is under_way.result()
-    assert np.array_equal(under_way.result(timeout=100), DATA)
+    assert np.array_equal(under_way.result(timeout=patience()), DATA)
     assert "done" in repr(under_way)
     dm.synchronize()
     assert np.array_equal(room, DATA)
@@ -249,13 +249,7 @@ def test_two_threads_wait(way, need, hold, device):
 
     with hold(stream) as latch:
         under_way = dm.copy_async(array, room, stream=stream)
-        threads = [threading.Thread(target=wait) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        latch.release()
-        for thread in threads:
-            thread.join(100)
-            assert not thread.is_alive()
+        together(*[wait] * 4, latch.release)
     assert len(found) == 8
     assert all(each is found[0] for each in found)
     assert np.array_equal(found[0], DATA)

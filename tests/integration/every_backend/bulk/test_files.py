@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import threading
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import blocked, patience, together
 
 import devmem as dm
 from devmem import plugins
@@ -590,62 +591,39 @@ def test_loading_is_ordered_on_its_stream(need, hold, tmp_path):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["its own", "one that the default stream comes after"])
-def test_saving_waits_for_the_arrays_stream(own, need, hold, tmp_path, device):
+def test_saving_waits_for_the_arrays_stream(own, need, hold, tmp_path, in_background):
     need("hold")
     stream = dm.stream(non_blocking=own)
     array = dm.to_device(DATA, stream=stream if own else 0)
     dm.save(array, tmp_path / "a.npy")
-    errors, done = [], threading.Event()
-
-    def work():
-        try:
-            with dm.use_backend(device.backend):
-                dm.save(array, tmp_path / "a.npy")
-        except BaseException as error:
-            errors.append(error)
-        done.set()
-
     dm.synchronize()
     with hold(stream) as latch:
         array.fill(5, stream=stream)
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert not done.wait(0.2), "it was written before the stream came to it"
+        done = in_background(lambda: dm.save(array, tmp_path / "a.npy"))
+        blocked(done, "it was written before the stream came to it")
         assert np.array_equal(np.load(tmp_path / "a.npy"), DATA), "a reader sees the file that was there"
         latch.release()
-        assert done.wait(100)
-    thread.join()
-    assert not errors
+        assert done.wait(patience())
+    assert not done.errors
     assert np.all(np.load(tmp_path / "a.npy") == 5)
 
 
 def test_threads_that_load_save_and_copy(device, tmp_path):
     """They share the slots, and take out each other's blocks."""
-    failures, barrier = [], threading.Barrier(4)
 
     def work(number):
         rng = np.random.default_rng(number)
-        try:
-            with dm.use_backend(device.backend):
-                barrier.wait(100)
-                for _ in range(12):
-                    sent = rng.integers(0, 256, int(rng.integers(100, 9000)), np.uint8)
-                    array = dm.to_device(sent)
-                    if number % 2:
-                        dm.save(array, tmp_path / f"{number}.npy")
-                        assert np.array_equal(np.load(tmp_path / f"{number}.npy"), sent)
-                        array = dm.load(tmp_path / f"{number}.npy")
-                    assert np.array_equal(array.copy_to_host(), sent)
-        except BaseException as error:
-            failures.append(error)
+        with dm.use_backend(device.backend):
+            for _ in range(12):
+                sent = rng.integers(0, 256, int(rng.integers(100, 9000)), np.uint8)
+                array = dm.to_device(sent)
+                if number % 2:
+                    dm.save(array, tmp_path / f"{number}.npy")
+                    assert np.array_equal(np.load(tmp_path / f"{number}.npy"), sent)
+                    array = dm.load(tmp_path / f"{number}.npy")
+                assert np.array_equal(array.copy_to_host(), sent)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
-    assert failures == []
+    together(*(partial(work, number) for number in range(4)))
     assert left(tmp_path) == ["1.npy", "3.npy"]
     whole_ring()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import numpy as np
 import pytest
+from waits import blocked, patience
 
 import devmem as dm
 from devmem._core.bulk import scatter
@@ -249,7 +249,7 @@ def test_what_is_under_way_is_waited_for_when_it_is_interrupted(device, monkeypa
     assert waited[1:] == made
 
 
-def test_what_is_under_way_is_waited_for_when_another_fails(recorded, need, need_kind, hold):
+def test_what_is_under_way_is_waited_for_when_another_fails(recorded, need, need_kind, hold, in_background):
     """Or it would write to the caller's array after the call."""
     need("hold")
     need_kind("pinned")
@@ -258,26 +258,14 @@ def test_what_is_under_way_is_waited_for_when_another_fails(recorded, need, need
     out = dm.pinned_array((14, 30, 40), "i4")
     out[...] = -1
     dm.synchronize()
-    errors, done = [], threading.Event()
-
-    def work():
-        try:
-            with dm.use_backend(recorded.name):
-                dm.gather([first, second], out=out)
-        except BackendError as error:
-            errors.append(error)
-        done.set()
-
     with hold(stream) as latch:
         recorded.fail_at(2, "copy")
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert not done.wait(0.3), "it came back while a copy was under way"
+        done = in_background(lambda: dm.gather([first, second], out=out))
+        blocked(done, "it came back while a copy was under way")
         latch.release()
-        assert done.wait(100)
-    thread.join()
+        assert done.wait(patience())
     recorded.disarm()
-    assert len(errors) == 1
+    assert [type(error) for error in done.errors] == [BackendError]
     assert np.array_equal(out[:7], DATA)
 
 
@@ -320,6 +308,7 @@ assert np.array_equal(dm.gather(eight), host)
 """
 
 
+@pytest.mark.exhaustive  # it compares times
 def test_eight_devices_take_as_long_as_one(python, device):
     """Each copy takes 40 ms there, so one behind the other would take eight times as long."""
     from devmem.testing import emulator

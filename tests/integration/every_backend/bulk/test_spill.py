@@ -12,10 +12,12 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import MOMENT, patience, together
 
 import devmem as dm
 from devmem._core.arrays import creation
@@ -409,7 +411,7 @@ def test_wrong_arguments_are_refused(make):
 # -- order, statistics ----------------------------------------------------------------------------------------------------
 
 
-def test_work_on_streams_is_done_before_an_array_moves(make, need):
+def test_work_on_streams_is_done_before_an_array_moves(make, need, in_background):
     need("hold")
     store = make(None, None)
     stream = dm.stream()
@@ -418,12 +420,11 @@ def test_work_on_streams_is_done_before_an_array_moves(make, need):
     with hold(stream) as held:
         array.fill(3.0, stream=stream)
         del array
-        mover = threading.Thread(target=lambda: moved.append(store.spill()))
-        mover.start()
-        mover.join(0.05)
+        done = in_background(lambda: moved.append(store.spill()))
+        done.wait(MOMENT)  # it waits, or takes the array for held
         held.release()
-    mover.join()
-    assert moved == [8000] or moved == [0]  # an array whose work has not passed may count as held
+        assert done.wait(patience())
+    assert moved in ([0], [8000])  # an array whose work has not passed may count as held
     assert (store["x"].copy_to_host() == 3.0).all()
 
 
@@ -580,26 +581,17 @@ def test_the_child_of_a_fork_leaves_the_files_alone(make, tmp_path):
 def test_threads_share_a_store(make):
     store = make("192KiB", "192KiB")
     put(store, *range(12), kib=32)
-    failures = []
 
     def use(seed):
         draw = np.random.default_rng(seed)
-        try:
-            for _ in range(40):
-                number = int(draw.integers(12))
-                if draw.integers(4):
-                    assert exact(store, number, kib=32), number
-                else:
-                    put(store, number, kib=32)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(40):
+            number = int(draw.integers(12))
+            if draw.integers(4):
+                assert exact(store, number, kib=32), number
+            else:
+                put(store, number, kib=32)
 
-    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert failures == []
+    together(*(partial(use, seed) for seed in range(4)))
     stats = store.stats()
     assert sum(stats[tier]["count"] for tier in ("device", "host", "disk")) == 12
     assert sum(stats[tier]["bytes"] for tier in ("device", "host", "disk")) == 12 * 32 * KIB
@@ -682,7 +674,7 @@ def test_a_handler_does_not_wait_for_another_threads_move(make, at_point, in_bac
 
     def stopped(self, entry):
         there.set()
-        assert go_on.wait(100)
+        assert go_on.wait(patience())
         sound(self, entry)
 
     def handled():
@@ -692,11 +684,11 @@ def test_a_handler_does_not_wait_for_another_threads_move(make, at_point, in_bac
 
     monkeypatch.setattr(Store, "_bring_back", stopped)
     done = in_background(lambda: exact(store, 1))
-    assert there.wait(100)
+    assert there.wait(patience())
     with at_point(3, lambda code: code.co_filename == creation.__file__, handled):
         dm.zeros(3)
     go_on.set()
-    assert done.wait(100)
+    assert done.wait(patience())
     assert answers == [True]
     assert exact(store, 1)
 

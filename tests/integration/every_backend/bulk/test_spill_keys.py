@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
 
 import numpy as np
 import pytest
+from waits import together
 
 import devmem as dm
 from devmem._core.base import changes
@@ -25,10 +25,7 @@ def test_another_thread_may_use_the_store_while_the_program_measures_a_value(tid
     used = []
 
     def sizeof(value):
-        thread = threading.Thread(target=lambda: used.append(store.stats()), daemon=True)
-        thread.start()
-        thread.join(100)
-        assert not thread.is_alive()
+        used.extend(together(store.stats))
         return 8
 
     with Store(sizeof=sizeof) as store:

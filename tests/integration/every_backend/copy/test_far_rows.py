@@ -7,7 +7,8 @@ import pytest
 
 import devmem as dm
 
-pytestmark = pytest.mark.usefixtures("tidy")
+#: The memory of arrays of 6 GiB is never touched, but a machine has to promise it.
+pytestmark = [pytest.mark.usefixtures("tidy"), pytest.mark.exhaustive]
 
 PITCH = (1 << 31) + 4096
 WIDTH = 65536

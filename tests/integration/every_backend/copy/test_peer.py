@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waits import blocked, patience, together
 
 import devmem as dm
 from devmem._core.copy import peer
@@ -203,9 +204,9 @@ def test_what_is_on_the_sources_stream_comes_first(way, need, hold, device, seco
         with second:
             there.fill(5, stream=stream)
         done = in_background(lambda: here.copy_to_device(there))
-        assert not done.wait(0.2), "it did not wait for the source"
+        blocked(done, "it did not wait for the source")
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     assert not done.errors
     assert np.all(here.copy_to_host() == 5)
 
@@ -228,7 +229,7 @@ def test_on_the_destinations_stream_it_has_its_place(way, need, hold, device, se
         done = in_background(work)
         done.wait(0.2)  # it waits where the slots are all on the held stream, or the copy is the driver's own
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     stream.synchronize()
     assert not done.errors
     assert np.array_equal(after.copy_to_host(), DATA)
@@ -252,37 +253,26 @@ def test_memory_for_which_no_stream_was_named(way, need, hold, device, second, i
                     here.copy_to_device(there)
 
             done = in_background(work)
-            assert not done.wait(0.2), "it did not wait for the memory's own stream"
+            blocked(done, "it did not wait for the memory's own stream")
             latch.release()
-            assert done.wait(100)
+            assert done.wait(patience())
     assert not done.errors
     assert np.all(here.copy_to_host() == 4)
 
 
 def test_threads_that_copy_either_way(way, device, second):
     """Each waits for slots of both rings, and none for another."""
-    failures, barrier = [], threading.Barrier(4)
 
     def work(number):
         here, there = (device, second) if number % 2 else (second, device)
-        try:
-            with here:
-                barrier.wait(100)
-                for at in range(8):
-                    array = dm.to_device(DATA + at, device=there)
-                    moved = dm.to_device(array.transpose(1, 0, 2) if at % 2 else array, device=here)
-                    wanted = (DATA + at).transpose(1, 0, 2) if at % 2 else DATA + at
-                    assert np.array_equal(moved.copy_to_host(), wanted)
-        except BaseException as error:
-            failures.append(error)
+        with here:
+            for at in range(8):
+                array = dm.to_device(DATA + at, device=there)
+                moved = dm.to_device(array.transpose(1, 0, 2) if at % 2 else array, device=here)
+                wanted = (DATA + at).transpose(1, 0, 2) if at % 2 else DATA + at
+                assert np.array_equal(moved.copy_to_host(), wanted)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
-    assert failures == []
+    together(*(partial(work, number) for number in range(4)))
     for each in (device, second):
         ring = each.opened().ring
         assert set(ring.free_slots()) == set(ring.made)
@@ -332,9 +322,9 @@ def test_where_one_row_fails_the_others_are_waited_for(recorded, need, hold, in_
         recorded.fail_at(4, "copy_peer")
         rows = np.s_[:, :10]
         done = in_background(lambda: target[rows].copy_to_device(source[rows], stream=stream), here)
-        assert not done.wait(0.3), "it came back while the source was still to be read"
+        blocked(done, "it came back while the source was still to be read")
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     assert recorded.injected
     recorded.disarm()
     assert [type(error) for error in done.errors] == [dm.BackendError]
@@ -350,9 +340,9 @@ def test_the_source_is_not_reset_before_it_was_copied(device, second, in_backgro
     with hold(stream) as held:
         copied = dm.copy_async(source, target, stream=stream)
         reset = in_background(second.reset)
-        assert not reset.wait(0.3)
+        blocked(reset)
         held.release()
-        assert reset.wait(100)
+        assert reset.wait(patience())
     copied.result()
     assert np.array_equal(target.copy_to_host(), DATA)
 
@@ -378,7 +368,7 @@ def test_the_source_is_not_reset_while_it_is_copied(device, second, waits, in_ba
     else:
         dm.copy_async(source, target).result()
     assert alive == [True]
-    assert resets[0].wait(100)
+    assert resets[0].wait(patience())
     assert np.array_equal(target.copy_to_host(), DATA)
     with pytest.raises(dm.ClosedError):
         target.copy_to_device(source)

@@ -10,6 +10,7 @@ import gc
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 
@@ -109,7 +110,7 @@ def test_the_source_stays_until_the_copy_has_read_it(ordered, hold, second, in_b
                 done = in_background(reuse)
             done.wait(0.1)  # plain memory is freed when the copy has read it
             latch.release()
-            assert done.wait(100)
+            assert done.wait(patience())
         assert not done.errors
     moved.wait()
     assert np.array_equal(target.copy_to_host(), DATA)

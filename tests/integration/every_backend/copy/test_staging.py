@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import textwrap
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
+from waits import blocked, patience, together
 
 import devmem as dm
 from devmem.spi.types import MemoryKind
@@ -128,7 +129,7 @@ def test_later_work_never_overtakes_a_block(need, hold, in_background):
         done = in_background(work)
         done.wait(0.1)  # it waits where its slots are all on the held stream; there is nothing to be seen from here
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     stream.synchronize()
     assert not done.errors
     assert np.array_equal(back.copy_to_host(), DATA)
@@ -143,9 +144,9 @@ def test_a_download_takes_what_was_there_when_it_was_called(need, hold, in_backg
     dm.synchronize()
     with hold(stream) as latch:
         done = in_background(lambda: array.copy_to_host(back, stream=stream))
-        assert not done.wait(0.1), "it was complete before the stream went on"
+        blocked(done, "it was complete before the stream went on")
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
         assert not done.errors
         array.fill(7, stream=stream)
     stream.synchronize()
@@ -215,34 +216,23 @@ def test_a_captured_stream_goes_directly(device, monkeypatch):
 
 
 def test_four_threads_up_and_down(device):
-    backend, failures = device.backend, []
-    barrier = threading.Barrier(4)
+    backend = device.backend
 
     def work(seed):
         rng = np.random.default_rng(seed)
-        try:
-            with dm.use_backend(backend):
-                stream = dm.stream() if seed % 2 else 0
-                barrier.wait(100)
-                for _ in range(15):
-                    sent = rng.integers(0, 256, int(rng.integers(100, 9000)), np.uint8)
-                    array = dm.to_device(sent, stream=stream)
-                    if seed == 3:
-                        under_way = dm.copy_async(array, stream=stream)
-                        again = dm.copy_async(array, stream=stream)
-                        assert np.array_equal(again.result(), sent)
-                        assert np.array_equal(under_way.result(), sent)
-                    assert np.array_equal(array.copy_to_host(stream=stream), sent)
-        except BaseException as error:
-            failures.append(error)
+        with dm.use_backend(backend):
+            stream = dm.stream() if seed % 2 else 0
+            for _ in range(15):
+                sent = rng.integers(0, 256, int(rng.integers(100, 9000)), np.uint8)
+                array = dm.to_device(sent, stream=stream)
+                if seed == 3:
+                    under_way = dm.copy_async(array, stream=stream)
+                    again = dm.copy_async(array, stream=stream)
+                    assert np.array_equal(again.result(), sent)
+                    assert np.array_equal(under_way.result(), sent)
+                assert np.array_equal(array.copy_to_host(stream=stream), sent)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
-    assert failures == []
+    together(*(partial(work, seed) for seed in range(4)))
 
 
 def test_bounded_page_locked_memory(recorded, with_settings):

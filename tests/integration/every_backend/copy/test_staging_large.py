@@ -98,7 +98,8 @@ json.dump({
 MIB, GIB = 1 << 20, 1 << 30
 
 
-@pytest.mark.timeout(300)  # it is work, of eight seconds on an idle machine
+@pytest.mark.exhaustive  # it is work, of eight seconds on an idle machine
+@pytest.mark.timeout(300)
 def test_twenty_gibibytes_each_way(python, need_kind):
     need_kind("pinned")
     ring = {"STAGING_SLOTS": "4", "STAGING_SLOT_BYTES": str(16 * MIB), "STAGING_THRESHOLD": str(MIB)}

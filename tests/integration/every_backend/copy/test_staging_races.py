@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from waits import blocked, patience
 
 import devmem as dm
 from devmem._core.copy.staging.growing_ring import SMALLEST
@@ -80,9 +81,9 @@ def test_the_same_streams_next_copy_waits_for_a_slot(hold, shaped, again, in_bac
                 bound.copy_to_device(shaped(OTHER))
 
         done = in_background(work)
-        assert not done.wait(0.1), "a slot was taken while the copy in it had not begun"
+        blocked(done, "a slot was taken while the copy in it had not begun")
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     assert done.errors == []
     stream.synchronize()
     assert np.array_equal(one.copy_to_host(), DATA)
@@ -99,9 +100,9 @@ def test_slots_that_a_download_fills_are_not_filled_by_an_upload(hold, shaped, i
     with hold(stream) as latch:
         under_way = dm.copy_async(one, back, stream=stream)
         done = in_background(lambda: dm.copy_async(shaped(OTHER), two, stream=stream).wait())
-        assert not done.wait(0.1)
+        blocked(done)
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     assert done.errors == []
     under_way.result()
     stream.synchronize()

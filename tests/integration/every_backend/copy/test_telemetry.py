@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waits import blocked, patience
 
 import devmem as dm
 from devmem._core.copy.staging import workers
@@ -155,7 +156,7 @@ def test_seconds_of_few_small_copies_are_theirs(device, with_settings):
         assert 32 <= counter[2] + found[2] < 48  # each counts its own: Python those for which a pool looked for a block
 
 
-def test_waiting_for_a_slot_is_told(staged, need, hold, device):
+def test_waiting_for_a_slot_is_told(staged, need, hold, device, in_background):
     """The whole ring is on a stream that stands still: the copy waits until that goes on."""
     need("hold")
     staged()
@@ -163,32 +164,20 @@ def test_waiting_for_a_slot_is_told(staged, need, hold, device):
     array, source = dm.zeros(5 * 4096, "u1"), np.zeros(5 * 4096, "u1")
     array.copy_to_device(source)
     dm.transfer_stats(reset=True)
-    done, ring = threading.Event(), device.opened().ring
-    problems: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            with dm.use_backend(device.backend):
-                array.copy_to_device(source, stream=stream)
-        except BaseException as error:
-            problems.append(error)
-        done.set()
-
+    ring = device.opened().ring
     with hold(stream) as latch:
-        thread = threading.Thread(target=work)
-        thread.start()
+        done = in_background(lambda: array.copy_to_device(source, stream=stream))
         # A slot that still is on a stream, and that no other copy can have: it is being waited for.
         while len(ring.free_slots()) == len(ring.made) or not all(slot.event for slot in ring.made):
-            assert not done.wait(0.001), "it did not wait for a slot"
-        assert not done.wait(0.02), "it did not wait for a slot"
+            assert done.is_alive(), "it did not wait for a slot"
+        blocked(done, "it did not wait for a slot")
         latch.release()
-        assert done.wait(100)
-    thread.join()
+        assert done.wait(patience())
     stream.synchronize()
-    assert problems == []
+    assert not done.errors
     numbers = dm.transfer_stats()["h2d staged"]
     assert numbers["copies"] == 1
-    assert 0.01 < numbers["waited_seconds"] <= numbers["seconds"]
+    assert 0 < numbers["waited_seconds"] <= numbers["seconds"]
 
 
 def test_finishing_a_background_download_is_part_of_its_time(staged):
@@ -302,7 +291,7 @@ def test_the_copy_threads_and_the_waits_are_there(staged, tmp_path, monkeypatch)
         if threading.current_thread().name.startswith("devmem-staging-"):
             begun.set()
         else:
-            assert begun.wait(100)
+            assert begun.wait(patience())
         copy(*arguments)
 
     monkeypatch.setattr(workers, "copy_elements", together)

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem._core.base import device_handle
@@ -31,7 +32,7 @@ def paused(recorded):
         def paused_call(*arguments, **keywords):
             setattr(driver, method, call)
             inside.set()
-            assert go.wait(100)
+            assert go.wait(patience())
             return call(*arguments, **keywords)
 
         setattr(driver, method, paused_call)
@@ -52,7 +53,7 @@ def test_it_waits_for_the_calls_of_other_threads_and_refuses_new_ones(end, metho
     inside, go = paused(method)
     found = []
     call = in_background(lambda: found.append(dm.to_device(VALUES).copy_to_host()))
-    assert inside.wait(100)
+    assert inside.wait(patience())
     ending = in_background(end)
     while type(kept.open_device.handle.entry) is not device_handle.ClosedEntry:
         assert ending.is_alive()
@@ -63,8 +64,8 @@ def test_it_waits_for_the_calls_of_other_threads_and_refuses_new_ones(end, metho
     assert ending.is_alive()
     assert driver.calls["close"] == 0
     go.set()
-    assert ending.wait(100)
-    assert call.wait(100)
+    assert ending.wait(patience())
+    assert call.wait(patience())
     assert not ending.errors
     assert all(isinstance(error, dm.ClosedError) for error in call.errors)  # what began before it was ended as it would
     assert bool(found) != bool(call.errors)
@@ -82,9 +83,9 @@ def test_it_can_be_called_inside_a_call(end, device):
 def test_two_threads_may_do_it_at_once(end, paused, in_background):
     inside, go = paused("synchronize")
     both = [in_background(end), in_background(end)]
-    assert inside.wait(100)
+    assert inside.wait(patience())
     go.set()
-    assert all(each.wait(100) for each in both)
+    assert all(each.wait(patience()) for each in both)
     assert not [error for each in both for error in each.errors]
     usable()
 
@@ -97,15 +98,15 @@ def test_an_array_of_two_streams_is_not_freed_beside_the_close(end, paused, in_b
     stream.synchronize()
     inside, go = paused("copy")
     call = in_background(lambda: dm.to_device(VALUES))
-    assert inside.wait(100)
+    assert inside.wait(patience())
     ending = in_background(end)
     while type(array.open_device.handle.entry) is not device_handle.ClosedEntry:
         assert ending.is_alive()
     with pytest.raises(dm.ClosedError, match="is being closed by another thread"):
         array.free()
     go.set()
-    assert ending.wait(100)
-    assert call.wait(100)
+    assert ending.wait(patience())
+    assert call.wait(patience())
     assert not ending.errors
     usable()
 
@@ -148,14 +149,14 @@ def test_a_call_that_does_not_end_makes_it_say_so_and_nothing_is_taken_from_it(e
     driver = dm.current_device().driver()
     inside, go = paused("copy")
     call = in_background(lambda: dm.to_device(VALUES))
-    assert inside.wait(100)
+    assert inside.wait(patience())
     monkeypatch.setattr(open_device, "PATIENCE", 0.05)
     with pytest.raises(dm.DevmemError, match="another thread was inside a call"):
         end()
     assert driver.calls["close"] == driver.calls["free"] == driver.calls["free_async"] == 0
     monkeypatch.undo()
     go.set()
-    assert call.wait(100)
+    assert call.wait(patience())
     assert all(isinstance(error, dm.ClosedError) for error in call.errors)
     usable()
     open_device.leaked.pop()[1].close()
@@ -194,7 +195,7 @@ def test_threads_at_work_are_told_that_it_was_closed_and_nothing_else(end, need)
         end()
     done.set()
     for thread in threads:
-        thread.join(100)
+        thread.join(patience())
         assert not thread.is_alive()
     assert not wrong
     usable()

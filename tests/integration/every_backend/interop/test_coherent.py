@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
-import threading
 import weakref
 
 import numpy as np
 import pytest
+from waits import together
 
 import devmem as dm
 
@@ -110,15 +110,12 @@ def test_both_sides_may_be_the_same_memory(coherent, rows):
 
 def test_a_copy_onto_itself_waits_for_what_writes_it(coherent, need, hold):
     need("hold")
-    host, fives, copied = dm.pinned_array(1000), dm.to_device(np.full(1000, 5.0)), []
+    host, fives = dm.pinned_array(1000), dm.to_device(np.full(1000, 5.0))
     stream, array = dm.stream(non_blocking=True), dm.to_device(host, copy=False)
     with hold(stream) as held:
         array.copy_to_device(fives, stream)
-        thread = threading.Thread(target=lambda: copied.append(array.copy_to_host(host, stream=stream)[0]))
-        thread.start()
-        held.release()
-        thread.join()
-    assert copied == [5]
+        copied, _ = together(lambda: array.copy_to_host(host, stream=stream)[0], held.release)
+    assert copied == 5
 
 
 def test_read_only_memory_is_not_written(coherent):

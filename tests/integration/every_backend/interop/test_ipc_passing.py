@@ -10,13 +10,13 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from two_processes import THERE, data, of_both
+from waits import patience, together
 
 import devmem as dm
 from devmem._core.interop import passing, sharing
@@ -70,7 +70,7 @@ def peer(device):
 
 
 def ended(process):
-    _, errors = process.communicate(timeout=140)
+    _, errors = process.communicate(timeout=patience(140))
     assert process.returncode == 0, errors
 
 
@@ -128,19 +128,10 @@ assert connection.recv(1) == b"!"
 assert dm.receive_ipc_array(connection)[1, 1] == 7
 """
     )
-    array, sent = dm.to_device(data()), threading.Event()
-
-    def send():
-        dm.send_ipc_array(connection, array)
-        sent.set()
-
+    array = dm.to_device(data())
     assert connection.recv(1) == b"?"
     connection.sendall(b"!")
-    sender = threading.Thread(target=send)
-    sender.start()
-    ended(process)
-    sender.join()
-    assert sent.is_set()
+    together(lambda: dm.send_ipc_array(connection, array), lambda: ended(process), limit=140)
 
 
 @of_both
@@ -174,21 +165,18 @@ while True:
 
 def test_the_same_process_is_refused_at_both_ends():
     one, other = socket.socketpair()
-    array, failures = dm.to_device(data()), []
+    array = dm.to_device(data())
 
     def send():
-        try:
+        with pytest.raises(dm.DevmemError, match="the other process could not open the array"):
             dm.send_ipc_array(one, array)
-        except dm.DevmemError as error:
-            failures.append(str(error))
 
-    with one, other:
-        sender = threading.Thread(target=send)
-        sender.start()
+    def receive():
         with pytest.raises(dm.UnsupportedError, match="made in this process"):
             dm.receive_ipc_array(other)
-        sender.join()
-    assert "the other process could not open the array" in failures[0]
+
+    with one, other:
+        together(send, receive)
 
 
 def message(**changes):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import standin_compiler
+from waits import patience, together
 
 import devmem as dm
 from devmem.kernels.compilers import abi
@@ -149,7 +151,7 @@ class ReadingDriver:
     """Reads the words of each launch when as many as it waits for have begun: that is when shared words would be seen."""
 
     def __init__(self, parties):
-        self.together = threading.Barrier(parties, timeout=100)
+        self.together = threading.Barrier(parties, timeout=patience())
         self.seen = []
 
     def load(self, image, name):
@@ -167,13 +169,7 @@ class ReadingDriver:
 def test_threads_that_launch_the_same_kernel_have_words_of_their_own():
     driver = ReadingDriver(4)
     kernel = LoadedKernel(driver, b"", "name", [abi.scalar("q", int)])
-    threads = [
-        threading.Thread(target=kernel.launch, args=((1, 1, 1), (1, 1, 1), 0, 0, (number,))) for number in range(4)
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    together(*(partial(kernel.launch, (1, 1, 1), (1, 1, 1), 0, 0, (number,)) for number in range(4)))
     assert sorted(driver.seen) == [0, 1, 2, 3]
 
 
@@ -210,30 +206,20 @@ def test_a_scalar_that_does_not_fit_is_named():
 
 
 def test_threads_that_launch_first_have_it_compiled_once(copying, compiler, device, monkeypatch):
-    together, real = threading.Barrier(4, timeout=100), compiler.compile
+    real = compiler.compile
 
     def slowly(*arguments):
         threading.Event().wait(0.05)  # the others come by, if they can
         return real(*arguments)
 
     monkeypatch.setattr(compiler, "compile", slowly)
-    failures = []
 
     def launch():
-        try:
-            src, dst = dm.to_device(np.arange(3.0), device=device), dm.zeros(3)
-            together.wait()
-            copying[1, 1](src, dst)
-            np.testing.assert_array_equal(dst.copy_to_host(), np.arange(3.0))
-        except BaseException as error:
-            failures.append(error)
+        src, dst = dm.to_device(np.arange(3.0), device=device), dm.zeros(3)
+        copying[1, 1](src, dst)
+        np.testing.assert_array_equal(dst.copy_to_host(), np.arange(3.0))
 
-    threads = [threading.Thread(target=launch) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert failures == []
+    together(*[launch] * 4)
     assert len(compiler.compiled) == 1
 
 

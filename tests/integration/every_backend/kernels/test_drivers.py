@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from devmem.testing import emulator
 
@@ -105,7 +106,12 @@ def run(backend, script, provider="", **variables):
     if provider:
         environment["DEVMEM_ROC_PROVIDER"] = provider
     return subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patience(110),
+        check=False,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 
@@ -86,7 +87,7 @@ def test_in_the_simulator_of_numba_cuda():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=patience(110),
         check=False,
     )
     assert done.returncode == 0, done.stderr

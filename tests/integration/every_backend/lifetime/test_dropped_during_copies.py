@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waits import blocked, patience, together
 
 import devmem as dm
 from devmem.backends.host.hooks import HostBackend
@@ -25,8 +26,6 @@ Array = np.ndarray[Any, Any]
 
 SHAPE = (4, 6, 256)
 GARBAGE = 0xEE
-#: How long we look at something that must not happen.
-GRACE = 0.05
 
 
 class Bench:
@@ -302,7 +301,7 @@ def test_a_copy_that_failed_half_way_is_waited_for(bench: Bench, kind: str) -> N
     assert often[method] > 1
 
     # The call has to wait for the stream, which goes on when the latch gives up.
-    with hold(bench.slow, patience=10 * GRACE, tolerant=True) as latch:
+    with hold(bench.slow, patience=0.5, tolerant=True) as latch:
         bench.backend.fail_at(2, method)
         with pytest.raises(dm.BackendError, match=f"injected failure of {method}"):
             array[part].copy_to_device(source[part], stream=bench.slow)
@@ -355,7 +354,7 @@ def test_a_stream_is_closed_with_copies_in_flight(bench: Bench) -> None:
         array = dm.to_device(source, stream=stream)
         del source
         with running(stream.close) as closing:
-            assert not closing.wait(GRACE), "close() did not wait"
+            blocked(closing, "close() did not wait")
             latch.release()
     assert stream.closed
     assert np.array_equal(array.bind(0).copy_to_host(), base)
@@ -555,29 +554,26 @@ def test_the_default_stream_of_a_thread_that_is_gone(bench: Bench, same_ident: b
             left["upload"] = dm.to_device(left.pop("source"), stream=stream)
             left["ident"] = threading.get_ident()
 
-    def second() -> None:
+    def second() -> bool:
+        if same_ident and threading.get_ident() != left["ident"]:
+            return False
         with dm.use_backend("faulty"):
-            left["again"] = threading.get_ident()
             del left["upload"]
             left["array"].free()
             dm.trim()
             bench.scribble(base.nbytes)
+        return True
 
-    thread = threading.Thread(target=first)
-    thread.start()
-    thread.join(100)
-    if same_ident:
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join(100)
-        assert not thread.is_alive()
+    together(first)
+    if same_ident:  # as soon as the system has ended the first one: it may be a little behind
+        found = any(together(second)[0] for _ in range(1000))
     else:
-        second()
+        found = second()
     left["latch"].__exit__(None, None, None)
     dm.synchronize()
     assert np.array_equal(out, base)
-    if same_ident and left["again"] != left["ident"]:
-        pytest.skip("the new thread has an ident of its own")
+    if not found:
+        pytest.skip("every new thread has an ident of its own")
 
 
 def test_a_default_stream_that_was_handed_to_another_thread(bench: Bench) -> None:
@@ -594,9 +590,7 @@ def test_a_default_stream_that_was_handed_to_another_thread(bench: Bench) -> Non
             left["latch"].__enter__()
             array.copy_to_host(out, stream=array.stream)
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join(100)
+    together(elsewhere)
     array.free()
     dm.trim()
     bench.scribble(base.nbytes)
@@ -628,7 +622,7 @@ def running(call: Callable[[], object]) -> Iterator[threading.Event]:
     try:
         yield done
     finally:
-        thread.join(100)
+        thread.join(patience())
     assert not thread.is_alive()
     if failed:
         raise failed[0]
@@ -642,7 +636,7 @@ def test_the_end_of_mapped_waits(bench: Bench) -> None:
         view = mapping.__enter__()
         view.copy_to_device(source, stream=bench.slow)
         with running(mapping.close) as closing:
-            assert not closing.wait(GRACE), "it did not wait"
+            blocked(closing, "it did not wait")
             latch.release()
     assert np.array_equal(array, base)
     with pytest.raises(dm.ClosedError):
@@ -660,7 +654,7 @@ def test_the_end_of_pinned_waits(bench: Bench, verb: str) -> None:
         array = dm.to_device(source, stream=bench.slow)
         array.copy_to_host(out, stream=bench.slow)
         with running(held.close) as closing:
-            assert not closing.wait(GRACE), "it did not wait"
+            blocked(closing, "it did not wait")
             latch.release()
     assert np.array_equal(out, base)
 
@@ -672,7 +666,7 @@ def test_deregister_waits_for_copies_of_the_pages(bench: Bench) -> None:
     with hold(bench.slow) as latch:
         array = dm.to_device(source, stream=bench.slow)
         with running(lambda: dm.deregister(source)) as closing:
-            assert not closing.wait(GRACE), "it did not wait"
+            blocked(closing, "it did not wait")
             latch.release()
     source[...] = 0
     assert np.array_equal(array.copy_to_host(), base)
@@ -688,7 +682,7 @@ def test_the_device_ends_with_copies_in_flight(bench: Bench, end: str) -> None:
         uploaded = dm.to_device(source, stream=bench.slow)
         array.copy_to_host(out, stream=bench.slow)
         with running(getattr(dm, end)) as closing:
-            assert not closing.wait(GRACE), "it did not wait"
+            blocked(closing, "it did not wait")
             latch.release()
     assert np.array_equal(out, base), "pinned memory stays readable, and what was on its way arrived"
     assert np.array_equal(source, base)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
+from waits import together
 
 import devmem as dm
 
@@ -194,27 +195,16 @@ def test_copy_and_deepcopy_make_memory_of_their_own(duplicate):
 def test_many_threads_read_and_write_one_array():
     count, length = 8, 5000
     d = dm.zeros((count, length), "i4")
-    problems = []
-    start = threading.Barrier(count)
 
     def work(mine):
-        try:
-            start.wait()
-            for turn in range(20):
-                value = mine * 1000 + turn
-                d[mine] = value
-                d[mine, ::2] = np.full(length // 2, value, "i4")
-                assert (d[mine].copy_to_host() == value).all()
-                assert d[mine][::-1].copy().tolist()[0] == value
-        except BaseException as error:
-            problems.append(error)
+        for turn in range(20):
+            value = mine * 1000 + turn
+            d[mine] = value
+            d[mine, ::2] = np.full(length // 2, value, "i4")
+            assert (d[mine].copy_to_host() == value).all()
+            assert d[mine][::-1].copy().tolist()[0] == value
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
+    together(*(partial(work, i) for i in range(count)))
     np.testing.assert_array_equal(
         d.copy_to_host(), np.arange(count, dtype="i4")[:, None] * 1000 + 19 + np.zeros((1, length), "i4")
     )

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import scheduler
 from interrupts import watch
+from waits import patience
 
 import devmem as dm
 from devmem._core.base import outer_lock
@@ -114,7 +115,7 @@ def streams(world):
     dm.copy_async(world.array, stream=stream).wait()
     del array
     stream.close()
-    assert called.wait(100)
+    assert called.wait(patience())
 
 
 def memory(world):

@@ -7,6 +7,7 @@ import mmap
 
 import numpy as np
 import pytest
+from waits import blocked, patience
 
 import devmem as dm
 from devmem.testing import hold
@@ -299,9 +300,9 @@ def test_the_end_waits_for_copies_that_use_the_memory(need, in_background, locke
         d.copy_to_device(a, stream=s)
         assert not s.query()
         done = in_background(leave)
-        assert not done.wait(0.1), "the memory was let go while a copy was held back"
+        blocked(done, "the memory was let go while a copy was held back")
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     assert done.errors == []
     assert locked() == {}
     assert set(d.tolist()) == {9}
@@ -317,9 +318,9 @@ def test_the_end_of_mapped_waits_for_work_on_the_view(need, in_background):
         view.copy_to_device(d, stream=s)
         assert not s.query()
         done = in_background(mapping.close)
-        assert not done.wait(0.1), "it did not wait"
+        blocked(done, "it did not wait")
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     assert done.errors == []
     assert (a == 4).all()
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem._core.arrays import creation
@@ -15,7 +16,7 @@ from devmem._core.base.polling import until
 
 PAGE = mmap.PAGESIZE
 #: Seconds after which a thread hangs; and for which one is given the chance to go on where it must not.
-HANG, CHANCE = 30, 0.1
+HANG, CHANCE = patience(), 0.1
 
 copying = pytest.mark.parametrize("way", ["to_device", "copy_to_device", "copy_to_host", "gathered"])
 

@@ -7,9 +7,11 @@ import gc
 import mmap
 import threading
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
+from waits import blocked, patience, together
 
 import devmem as dm
 from devmem._core.base.device_handle import ClosedEntry
@@ -174,9 +176,9 @@ def test_letting_go_waits_for_copies_of_every_device(pair, need, locked, in_back
         d.copy_to_host(a, stream=stream)
         assert not stream.query()
         done = in_background((lambda: dm.deregister(a)) if way == "deregister" else pair[0].reset, pair[0])
-        assert not done.wait(0.1), "the memory was let go while another device's copy was held back"
+        blocked(done, "the memory was let go while another device's copy was held back")
         latch.release()
-        assert done.wait(100)
+        assert done.wait(patience())
     assert done.errors == []
     assert locked() == {}
     assert set(a.tolist()) == {9}
@@ -407,32 +409,20 @@ def test_what_could_not_be_unlocked_is_unlocked_at_the_devices_end(pair, locked,
 def test_threads_on_two_devices_lock_and_unlock_overlapping_memory(pair, locked, recorded):
     """What a thread has registered itself stays locked, in the same pieces, however others come and go around it."""
     raw = pages(12)
-    failures = []
-    start = threading.Barrier(4)
 
     def work(seed):
         chance = np.random.default_rng(seed)
         device = pair[seed % 2]
         mine = np.zeros(8, "u1")  # shares its page with whatever else is on the heap
-        try:
-            start.wait(100)
-            for _ in range(40):
-                low, high = sorted(chance.integers(0, raw.size, 2))
-                part = raw[low : high + 1]
-                with device, dm.pinned(part, mine):
-                    d, own = dm.to_device(part), dm.to_device(mine)
-                    d.copy_to_host()
-                    own.copy_to_host(mine)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(40):
+            low, high = sorted(chance.integers(0, raw.size, 2))
+            part = raw[low : high + 1]
+            with device, dm.pinned(part, mine):
+                d, own = dm.to_device(part), dm.to_device(mine)
+                d.copy_to_host()
+                own.copy_to_host(mine)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    assert not any(thread.is_alive() for thread in threads)
-    assert failures == []
+    together(*(partial(work, seed) for seed in range(4)))
     assert locked() == {}
     assert recorded.mistakes() == []
 
@@ -446,7 +436,7 @@ def test_a_thread_waits_for_pages_that_a_driver_is_busy_with(pair, locked, recor
 
     def slow(*arguments):
         entered.set()
-        assert leave.wait(100)
+        assert leave.wait(patience())
         register(*arguments)
 
     driver.host_register = slow
@@ -459,7 +449,7 @@ def test_a_thread_waits_for_pages_that_a_driver_is_busy_with(pair, locked, recor
 
     first = threading.Thread(target=run, args=(pair[0], a))
     first.start()
-    assert entered.wait(100)
+    assert entered.wait(patience())
     with pair[1], dm.pinned(b):
         assert list(locked()) == [b.ctypes.data]
     second = threading.Thread(target=run, args=(pair[1], a))
@@ -467,8 +457,8 @@ def test_a_thread_waits_for_pages_that_a_driver_is_busy_with(pair, locked, recor
     second.join(0.1)
     assert done == [], "the second device was told that its memory is locked before it was"
     leave.set()
-    first.join(100)
-    second.join(100)
+    first.join(patience())
+    second.join(patience())
     assert sorted(map(str, done)) == sorted(map(str, pair))
     assert len(recorded.named("host_register")) == 2
     for device in pair:
@@ -485,7 +475,7 @@ def test_registering_while_the_device_is_reset_leaves_nothing_locked(pair, locke
 
     def slow(*arguments):
         entered.set()
-        assert leave.wait(100)
+        assert leave.wait(patience())
         register(*arguments)
 
     driver.host_register = slow
@@ -500,15 +490,15 @@ def test_registering_while_the_device_is_reset_leaves_nothing_locked(pair, locke
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert entered.wait(100)
+    assert entered.wait(patience())
     handle = pair[0].opened().handle
     resetting = threading.Thread(target=pair[0].reset)
     resetting.start()
     while type(handle.entry) is not ClosedEntry:
         assert resetting.is_alive()
     leave.set()
-    thread.join(100)
-    resetting.join(100)
+    thread.join(patience())
+    resetting.join(patience())
     assert not resetting.is_alive()
     assert errors == []  # the call had begun before, and what it locked ended with the device
     assert driver.registered() == {}

@@ -6,12 +6,13 @@ import threading
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem._core.ordering import callbacks
 from devmem.testing import hold
 
-PATIENCE = 20
+PATIENCE = patience()
 
 
 def test_callbacks_come_in_order_behind_the_work(need):

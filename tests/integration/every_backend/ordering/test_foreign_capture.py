@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem.spi.errors import BackendError
@@ -43,7 +44,7 @@ class Foreign:
                 assert create(ctypes.byref(stream), NON_BLOCKING) == 0
                 assert begin(stream, GLOBAL) == 0
                 self.told.set()
-                assert self.asked.wait(100)
+                assert self.asked.wait(patience())
                 self.result = self.end(stream, ctypes.byref(graph))
                 if not self.result:
                     assert self.destroy(graph) == 0
@@ -52,12 +53,12 @@ class Foreign:
 
     def __enter__(self):
         self.thread.start()
-        assert self.told.wait(100)
+        assert self.told.wait(patience())
         return self
 
     def __exit__(self, *_):
         self.asked.set()
-        self.thread.join(100)
+        self.thread.join(patience())
 
 
 @pytest.fixture

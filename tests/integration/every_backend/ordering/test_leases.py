@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from waits import together
 
 import devmem as dm
 from devmem._core.device.device import current_open_device
@@ -18,20 +18,7 @@ pytestmark = pytest.mark.usefixtures("tidy")
 
 def elsewhere(action):
     """Run an action on another thread, to its end."""
-    failed = []
-
-    def run():
-        try:
-            action()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(100)
-    assert not thread.is_alive()
-    if failed:
-        raise failed[0]
+    together(action)
 
 
 def once(monkeypatch, driver, verb, action):
@@ -156,26 +143,15 @@ def test_a_lease_that_ends_just_as_a_handle_is_given_up_keeps_nothing():
 
 def test_streams_that_come_and_go_in_several_threads():
     host = np.arange(1000)
-    barrier = threading.Barrier(4)
-    failed = []
 
     def work():
-        barrier.wait(100)
-        try:
-            for _ in range(60):
-                stream = dm.stream()
-                array = dm.to_device(host, stream=stream)
-                stream.synchronize()
-                del array, stream
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(60):
+            stream = dm.stream()
+            array = dm.to_device(host, stream=stream)
+            stream.synchronize()
+            del array, stream
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    assert not failed
+    together(*[work] * 4)
 
 
 class InterruptedOnce(dict):

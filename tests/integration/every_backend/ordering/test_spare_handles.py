@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import threading
 from operator import attrgetter, methodcaller
 from types import SimpleNamespace
 
 import pytest
-from threads_at_once import at_once
+from waits import together
 
 import devmem as dm
 from devmem._core.ordering.leases import HandleLeases
@@ -263,9 +262,8 @@ def test_what_two_threads_end_is_ended_once(most):
         def get(self, key, default=None):
             found = super().get(key, default)
             if not others:
-                others.append(threading.Thread(target=made.end))
-                others[0].start()
-                others[0].join(100)
+                others.append("came")
+                together(made.end)
             return found
 
     made.table = table = Table(table)
@@ -308,7 +306,7 @@ def test_streams_and_events_of_several_threads():
             event.close()
             stream.close()
 
-    at_once(4, work)
+    together(*[work] * 4)
     assert not out
 
 

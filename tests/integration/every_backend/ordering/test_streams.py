@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import numpy as np
 import pytest
+from waits import blocked, patience
 
 import devmem as dm
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
@@ -602,10 +602,10 @@ def test_a_stream_of_another_device_is_refused_by_name(device, second, need):
         driver.stream_destroy(handle)
 
 
-def test_a_wait_for_the_legacy_stream_is_one_for_the_blocking_streams(device, need):
+def test_a_wait_for_the_legacy_stream_is_one_for_the_blocking_streams(need, in_background):
     need("hold")
     blocking, apart, legacy = dm.stream(), dm.stream(non_blocking=True), dm.legacy_default_stream()
-    array, done = dm.zeros(4), threading.Event()
+    array = dm.zeros(4)
     dm.synchronize()
     with hold(apart):
         array.fill(1, stream=apart)
@@ -613,17 +613,11 @@ def test_a_wait_for_the_legacy_stream_is_one_for_the_blocking_streams(device, ne
         assert legacy.query()
     dm.synchronize()
 
-    def wait():
-        with dm.use_backend(device.backend):
-            legacy.synchronize()
-        done.set()
-
     with hold(blocking) as latch:
         array.fill(2, stream=blocking)
         assert not legacy.query()
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert not done.wait(0.2)
+        done = in_background(legacy.synchronize)
+        blocked(done)
         latch.release()
-        assert done.wait(100)
-    thread.join()
+        assert done.wait(patience())
+    assert not done.errors
