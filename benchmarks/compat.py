@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from null import NullBackend
 from overhead import machine
 from table import FULL, QUICK, Effort, Row, line, markdown
 from timing import interleaved, spread
 
 import devmem as dm
 from devmem.compat import numba_cuda as cuda
+from devmem.testing import NullBackend
 
 LIMIT = 1.3
 TIMES = 50

@@ -32,13 +32,14 @@ import emulated_hip
 import numpy as np
 from gpucheck.about import commit, host
 from live import FREED, MADE, bytes_per_array, cost_by_live, count_bytes
-from null import CountingDriver, NullBackend
+from null import CountingDriver
 from table import FULL, QUICK, Effort, Row, line, markdown
 from timing import interleaved, ratio, spread
 from verbs import CASES, ELEMENTS, Place, verbs
 
 import devmem as dm
 from devmem import _native
+from devmem.testing import NullBackend
 
 ROOT = Path(__file__).resolve().parents[1]
 BACKENDS = ["host", "null"]

@@ -29,12 +29,12 @@ from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
-from null import NullBackend, NullDriver
 from table import Row, line, markdown
 from timing import interleaved, ratio, spread
 
 import devmem as dm
 from devmem.spi.types import AllocFlags, MemoryKind
+from devmem.testing import NullBackend, NullDriver
 
 MIB = 1 << 20
 #: Bytes of the large and of the small copies; the smallest staged copy in this benchmark.

@@ -93,6 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folders[0])
         if not EXHAUSTIVE.isdisjoint(folders):
             item.add_marker("exhaustive")
+        if {"every_backend", "compat"} <= set(folders):
+            item.add_marker("translation")
         if "interrupt" in item.path.stem:
             item.add_marker("interrupts")
         if not BUSY.isdisjoint(folders) or item.path.name.startswith(BUSY_FILES):

@@ -1,4 +1,4 @@
-"""Tools for testing a backend, an allocator or a program: conformance suites, fault injection, stream holds.
+"""Tools for testing a backend, an allocator or a program: conformance suites, fault injection, stream holds, a null driver.
 
 ::
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .fault_injection import LiveCounts as LiveCounts
     from .fault_injection import every_failure as every_failure
     from .memory_resource import MemoryResourceTests as MemoryResourceTests
+    from .null_driver import NullBackend as NullBackend
+    from .null_driver import NullDriver as NullDriver
     from .stream_hold import StreamHold as StreamHold
     from .stream_hold import hold as hold
 
@@ -34,6 +36,8 @@ _MODULES = {
     "FaultyDriver": "fault_injection",
     "LiveCounts": "fault_injection",
     "MemoryResourceTests": "memory_resource",
+    "NullBackend": "null_driver",
+    "NullDriver": "null_driver",
     "StreamHold": "stream_hold",
     "every_failure": "fault_injection",
     "hold": "stream_hold",
@@ -45,6 +49,8 @@ __all__ = [
     "FaultyDriver",
     "LiveCounts",
     "MemoryResourceTests",
+    "NullBackend",
+    "NullDriver",
     "StreamHold",
     "every_failure",
     "hold",

@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs/reference/assumptions.md").read_text(encoding="utf-8")
 PLACES = {
     "": ["tests/contract/assumptions/test_assumptions.py"],
     "suite": sorted(str(path.relative_to(ROOT)) for path in (ROOT / "devmem/testing").glob("driver_*.py")),
-    "truth": ["tests/contract/emulator/test_truth_cuda.py", "tests/contract/emulator/test_truth_roc.py"],
+    "truth": ["tests/helpers/truth.py", *(f"tests/contract/emulator/test_truth_{name}.py" for name in ("cuda", "roc"))],
 }
 
 

@@ -20,6 +20,7 @@ from waits import together
 import devmem as dm
 from devmem import plugins
 from devmem.spi.driver import Driver
+from devmem.spi.types import Capability
 from devmem.testing import FaultyBackend, FaultyDriver
 from devmem.testing.fault_injection import FailurePlan
 
@@ -76,6 +77,33 @@ def need_kind(device: dm.Device) -> Callable[..., None]:
                 pytest.skip(f"{device} has no {kind} memory")
 
     return check
+
+
+class _Capturing:
+    def __init__(self, driver: Driver, stream: dm.Stream) -> None:
+        self.driver, self.stream = driver, stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.driver, name)
+
+    def capturing(self, handle: int) -> bool:
+        return handle == self.stream.handle
+
+
+@pytest.fixture
+def seems_to_capture(device: dm.Device) -> Callable[..., contextlib.AbstractContextManager[None]]:
+    """``with seems_to_capture(stream):`` the driver says that the stream records a graph."""
+
+    @contextlib.contextmanager
+    def seems(stream: dm.Stream) -> Iterator[None]:
+        handle = device.opened().handle
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(handle, "capabilities", handle.capabilities | {Capability.CAPTURE})
+            patch.setattr(handle, "driver", _Capturing(handle.driver, stream))
+            patch.setattr(stream, "simple", False)
+            yield
+
+    return seems
 
 
 @pytest.fixture

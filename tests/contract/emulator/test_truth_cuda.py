@@ -12,35 +12,44 @@ import functools
 import importlib.metadata
 import mmap
 import os
-import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
-import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import truth
+from truth import (
+    DISABLE_TIMING,
+    GLOBAL,
+    INVALID_CONTEXT,
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    INVALIDATED,
+    LEGACY,
+    NON_BLOCKING,
+    NOT_FOUND,
+    NOT_READY,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    PER_THREAD,
+    RELAXED,
+    UNSUPPORTED,
+    emulator_only,
+)
 
 from devmem.testing import emulator
 from devmem.toolkit.numa import online_nodes
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="the claims are written with cuda-bindings")
 
-ROOT = Path(emulator.__file__).parents[3]
 SUCCESS = driver.CUresult.CUDA_SUCCESS
-INVALID_VALUE = driver.CUresult.CUDA_ERROR_INVALID_VALUE
-INVALID_HANDLE = driver.CUresult.CUDA_ERROR_INVALID_HANDLE
-INVALID_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
-INVALID_DEVICE = driver.CUresult.CUDA_ERROR_INVALID_DEVICE
-NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
-NOT_SUPPORTED = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
-DESTROYED = driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED
-LEGACY, PER_THREAD, NON_BLOCKING = 1, 2, 1
 SERIES = int(importlib.metadata.version("cuda-bindings").split(".")[0])
-DISABLE_TIMING = 2
 FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+MODES = driver.CUstreamCaptureMode
+DESTROYED = driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED
 
 
 def driver_here() -> bool:
@@ -52,45 +61,19 @@ def driver_here() -> bool:
 
 
 HERE = driver_here()
-
-
-def claims(source):
-    """Mark a class of claims with their source in the vendor's reference; pytest collects it where there is a driver."""
-
-    def decorate(cls):
-        cls.__test__ = HERE
-        cls.source = source
-        return cls
-
-    return decorate
-
-
-def environment() -> dict[str, str]:
-    try:
-        added = emulator.environment("cuda")
-    except emulator.BuildError as error:
-        pytest.skip(f"no emulator: {error}")
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **added, "PYTHONPATH": path}
+claims = truth.claims(HERE)
 
 
 if not HERE:
 
-    def run_again(**variables):
-        """Run this file in a process with the emulator."""
-        command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull]
-        command += ["--rootdir", str(ROOT), "-x", "--import-mode=importlib", __file__]
-        run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=280)
-        done = run(command, env={**environment(), **variables})
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
     @pytest.mark.timeout(300)
     def test_every_claim_holds_on_the_emulator():
-        run_again()
+        truth.run_again(__file__, truth.environment("cuda"))
 
     @pytest.mark.timeout(300)
     def test_every_claim_holds_where_stream_0_is_the_per_thread_stream():
-        run_again(CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM="1")
+        variables = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
+        truth.run_again(__file__, truth.environment("cuda") | variables)
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
@@ -105,63 +88,149 @@ def returns(result, *codes):
     assert result[0] in codes, result[0]
 
 
-def assert_blocked(stream):
-    """The stream is not complete, also after some time."""
-    time.sleep(0.01)
-    returns(driver.cuStreamQuery(stream), NOT_READY)
+class Cuda(truth.Vendor):
+    """The driver under the names of the statements that hold for both vendors."""
 
+    name, column = "cuda", 0
+    UNDEFINED = frozenset({"test_default_streams_cannot_be_destroyed"})
+    BY_ORDINAL = (("cuDeviceGet",), ("cuDeviceTotalMem",), ("cuDevicePrimaryCtxRetain",))
+    ERROR_NAMES: ClassVar = {OUT_OF_MEMORY: "CUDA_ERROR_OUT_OF_MEMORY", NOT_READY: "CUDA_ERROR_NOT_READY"}
+    ERROR_TEXTS: ClassVar = {OUT_OF_MEMORY: "out of memory"}
+    DEFAULT_STREAMS = (0, LEGACY, PER_THREAD)
+    UNSAFE = ("allocate", "query an event")
+    SAFE_IF_RELAXED = ("allocate", "query an event", "wait for an event", "page-lock")
+    NO_RANGE = (NOT_FOUND, INVALID_VALUE)
+    PITCH_MULTIPLE = 32
+    EVENT_FLAGS = (0, 1, DISABLE_TIMING, DISABLE_TIMING | 4)
+    NO_EVENT_FLAGS = (64, 4)  # 4: shared between processes, but keeping time
+    UNKNOWN_EVENT = INVALID_HANDLE
+    PINNED, PINNED_FLAGS, NO_REGISTER_FLAGS = 0, (0, 7), 64
+    WITH_BLOCK = """
+    ok(driver.cuInit(0))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+    block = int(ok(driver.cuMemAlloc(64)))
+    """
 
-def pinned(size, flags=0):
-    """Page-locked memory and an array over it."""
-    address = int(ok(driver.cuMemHostAlloc(size, flags)))
-    return address, np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+    def call(self, function, *arguments):
+        error, *values = getattr(driver, function)(*arguments)
+        if error != SUCCESS:
+            raise truth.Refused(error)
+        values = [int(value) if isinstance(value, driver.CUdeviceptr) else value for value in values]
+        return values[0] if len(values) == 1 else tuple(values)
 
+    def entering(self):
+        context = self.call("cuCtxGetCurrent")
+        return lambda: self.call("cuCtxSetCurrent", context)
 
-def address_of(array):
-    return array.ctypes.data
+    def child(self, code, *, expect=0, files=(), **variables):
+        """Run code in a new process, with helpers like those of this file."""
+        prelude = """
+        import ctypes, os, sys, threading
+        import numpy as np
+        from cuda.bindings import driver
+        def ok(result):
+            assert result[0] == 0, result[0]
+            return result[1] if len(result) == 2 else result[1:]
+        def code(result):
+            return int(result[0])
+        """
+        return truth.child(prelude, code, expect=expect, files=files, variables=variables)
 
+    def identity(self, device):
+        name, uuid = self.call("cuDeviceGetName", 64, device), self.call("cuDeviceGetUuid", device)
+        return name.rstrip(b"\0 "), bytes(uuid.bytes), self.call("cuDeviceGetPCIBusId", 32, device).split(b"\0")[0]
 
-def read(address, size):
-    out = np.zeros(size, np.uint8)
-    ok(driver.cuMemcpyDtoH(address_of(out), address, size))
-    return out
+    def device_at(self, bus):
+        return int(self.call("cuDeviceGetByPCIBusId", bus))
 
+    def error_name(self, code):
+        return self.call("cuGetErrorName", driver.CUresult(code)).decode()
 
-class Gate:
-    """Block a stream, on any driver: it waits for a word of host memory."""
+    def error_text(self, code):
+        return self.call("cuGetErrorString", driver.CUresult(code)).decode()
 
-    def __init__(self, stream):
-        self.address, self.word = pinned(4)
-        self.word[:] = 0
-        ok(driver.cuStreamWaitValue32(stream, self.address, 1, 0))
+    def allocate_rows(self, width, height):
+        return self.call("cuMemAllocPitch", width, height, 4)
 
-    def open(self):
-        self.word[:] = (1, 0, 0, 0)
+    def allocate_word(self):
+        return self.pin(4, 0)
 
-    def __enter__(self):
-        return self
+    def wait_word(self, stream, address, value):
+        self.call("cuStreamWaitValue32", stream, address, value, 0)
 
-    def __exit__(self, *exception):
-        self.open()
-        ok(driver.cuCtxSynchronize())
-        ok(driver.cuMemFreeHost(self.address))
+    def write_word(self, stream, address, value):
+        self.call("cuStreamWriteValue32", stream, address, value, 0)
 
+    def wait_event(self, stream, event):
+        self.call("cuStreamWaitEvent", stream, event, 0)
 
-def emulated():
-    try:
-        emulator.control("cuda")
-    except emulator.EmulatorNotLoaded:
-        return False
-    return True
+    def launch_host(self, stream, function, data):
+        self.call("cuLaunchHostFunc", stream, driver.CUhostFn(function), data)
 
+    @contextlib.contextmanager
+    def peer(self, device):
+        """What enables and disables access to a device."""
+        yield self.call("cuDevicePrimaryCtxRetain", device)
+        self.call("cuDevicePrimaryCtxRelease", device)
 
-@pytest.fixture
-def only_emulated():
-    if not emulated():
-        pytest.skip("the vendor leaves this undefined; the emulator defines it")
+    def begin_capture(self, stream, mode):
+        self.call("cuStreamBeginCapture", stream, MODES(mode))
 
+    def exchange_mode(self, mode):
+        return int(self.call("cuThreadExchangeStreamCaptureMode", MODES(mode)))
 
-emulator_only = pytest.mark.usefixtures("only_emulated")
+    def capture_status(self, stream):
+        found = self.call("cuStreamIsCapturing", stream)
+        assert found == self.call("cuStreamGetCaptureInfo", stream)[0]
+        return int(found)
+
+    def instantiate(self, graph):
+        return self.call("cuGraphInstantiate", graph, 0)
+
+    def create_pool(self, *, shareable=False):
+        if shareable:
+            kinds = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
+            if not self.call("cuDeviceGetAttribute", kinds, 0) & 1:
+                pytest.skip("the device's pools have no file descriptors")
+        return self.call("cuMemPoolCreate", pool_properties(shareable=shareable))
+
+    def ipc_handle(self, address):
+        return ctypes.string_at(self.call("cuIpcGetMemHandle", address).getPtr(), 64)
+
+    def open_ipc(self, data):
+        handle = driver.CUipcMemHandle()
+        ctypes.memmove(handle.getPtr(), data, 64)
+        return self.call("cuIpcOpenMemHandle", handle, 1)
+
+    def export_pool(self, pool, flags):
+        return int(self.call("cuMemPoolExportToShareableHandle", pool, FILE, flags))
+
+    def export_pointer(self, address):
+        return ctypes.string_at(self.call("cuMemPoolExportPointer", address).getPtr(), 64)
+
+    def physical_properties(self):
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        if not self.call("cuDeviceGetAttribute", attribute, 0):
+            pytest.skip("the device has no virtual memory management")
+        made = driver.CUmemAllocationProp()
+        made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        made.location.id = 0
+        made.requestedHandleTypes = FILE
+        return made
+
+    def granularity(self, properties):
+        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return int(self.call("cuMemGetAllocationGranularity", properties, least))
+
+    def reserve(self, size):
+        return self.call("cuMemAddressReserve", size, 0, 0, 0)
+
+    def allow(self, address, size):
+        self.call("cuMemSetAccess", address, size, [access()], 1)
+
+    def export_physical(self, physical):
+        return int(self.call("cuMemExportToShareableHandle", physical, FILE, 0))
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +241,7 @@ def context(request):
         return
     primary = always_retained()
     ok(driver.cuCtxSetCurrent(primary))
-    before = emulator.control("cuda").live() if emulated() else None
+    before = emulator.control("cuda").live() if vendor.emulated() else None
     yield primary
     ok(driver.cuCtxSetCurrent(primary))
     ok(driver.cuCtxSynchronize())
@@ -193,84 +262,33 @@ def no_context():
     """The test runs without a current context."""
 
 
-@pytest.fixture
-def stream():
-    made = ok(driver.cuStreamCreate(NON_BLOCKING))
-    yield made
-    ok(driver.cuStreamSynchronize(made))
-    ok(driver.cuStreamDestroy(made))
-
-
-@pytest.fixture
-def other():
-    made = ok(driver.cuStreamCreate(NON_BLOCKING))
-    yield made
-    ok(driver.cuStreamSynchronize(made))
-    ok(driver.cuStreamDestroy(made))
-
-
-@pytest.fixture
-def event():
-    made = ok(driver.cuEventCreate(DISABLE_TIMING))
-    yield made
-    ok(driver.cuEventDestroy(made))
-
-
-@pytest.fixture
-def block():
-    """Device memory of 4096 bytes, zeroed."""
-    address = int(ok(driver.cuMemAlloc(4096)))
-    ok(driver.cuMemsetD8(address, 0, 4096))
-    ok(driver.cuCtxSynchronize())
-    yield address
-    ok(driver.cuMemFree(address))
-
-
-@pytest.fixture
-def pool():
-    made = ok(driver.cuMemPoolCreate(pool_properties()))
-    yield made
-    ok(driver.cuMemPoolDestroy(made))
-
-
-def pool_properties():
+def pool_properties(*, shareable=False):
     properties = driver.CUmemPoolProps()
     properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.handleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+    properties.handleTypes = FILE if shareable else driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = 0
     return properties
 
 
-def child(code, *, expect=0, files=()):
-    """Run code in a new process, with the helpers of this file, and with some open files under their numbers here."""
-    prelude = """
-    import ctypes, os, sys, threading
-    import numpy as np
-    from cuda.bindings import driver
-    def ok(result):
-        assert result[0] == 0, result[0]
-        return result[1] if len(result) == 2 else result[1:]
-    def code(result):
-        return int(result[0])
-    """
-    text = textwrap.dedent(prelude) + textwrap.dedent(code)
-    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=120)
-    done = run([sys.executable, "-c", text], pass_fds=files)
-    assert done.returncode == expect, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
-    return done.stdout
+def access():
+    made = driver.CUmemAccessDesc()
+    made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    made.location.id = 0
+    made.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return made
 
 
-def two_devices():
-    if ok(driver.cuDeviceGetCount()) < 2:
-        pytest.skip("needs two devices")
+vendor = Cuda()
+pinned, read, pages, address_of, Gate = vendor.pinned, vendor.read, vendor.pages, vendor.address_of, vendor.gate
+assert_blocked, on_another_thread, child = vendor.assert_blocked, vendor.on_another_thread, vendor.child
 
 
 # --- the driver and its devices ---------------------------------------------------------------------------------------
 
 
 @claims("Initialization; Version Management; Device Management; Error Handling")
-class TestDriver:
+class TestDriver(truth.Devices):
     def test_calls_before_cu_init_return_not_initialized(self, no_context):
         child("""
         assert code(driver.cuDriverGetVersion()) == 0
@@ -283,20 +301,6 @@ class TestDriver:
 
     def test_cu_init_takes_no_flags(self):
         returns(driver.cuInit(1), INVALID_VALUE)
-
-    def test_ordinals_are_checked(self):
-        count = ok(driver.cuDeviceGetCount())
-        for ordinal in (-1, count):
-            returns(driver.cuDeviceGet(ordinal), INVALID_DEVICE)
-            returns(driver.cuDeviceTotalMem(ordinal), INVALID_DEVICE)
-            returns(driver.cuDevicePrimaryCtxRetain(ordinal), INVALID_DEVICE)
-
-    def test_devices_have_names_and_different_uuids_and_bus_ids(self):
-        devices = [ok(driver.cuDeviceGet(index)) for index in range(ok(driver.cuDeviceGetCount()))]
-        assert all(ok(driver.cuDeviceGetName(64, device)).rstrip(b"\0 ") for device in devices)
-        assert len({bytes(ok(driver.cuDeviceGetUuid(device)).bytes) for device in devices}) == len(devices)
-        buses = [ok(driver.cuDeviceGetPCIBusId(32, device)).split(b"\0")[0] for device in devices]
-        assert [int(ok(driver.cuDeviceGetByPCIBusId(bus))) for bus in buses] == [int(device) for device in devices]
 
     def test_attributes_report_the_features_of_the_device(self):
         names = driver.CUdevice_attribute
@@ -311,11 +315,6 @@ class TestDriver:
         assert ok(driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_WARP_SIZE, 0)) == 32
         # "NUMA ID of the host node closest to the device. Returns -1 when system does not support NUMA."
         assert ok(driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0)) in (-1, *online_nodes())
-
-    def test_errors_have_names_and_texts(self):
-        assert ok(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"CUDA_ERROR_OUT_OF_MEMORY"
-        assert ok(driver.cuGetErrorString(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)) == b"out of memory"
-        assert ok(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_NOT_READY)) == b"CUDA_ERROR_NOT_READY"
 
     def test_a_forked_child_may_not_use_the_driver(self):
         child("""
@@ -435,7 +434,7 @@ class TestContexts:
 
 
 @claims("Memory Management")
-class TestDeviceMemory:
+class TestDeviceMemory(truth.DeviceMemory):
     def test_zero_bytes_are_refused(self):
         returns(driver.cuMemAlloc(0), INVALID_VALUE)
 
@@ -443,13 +442,6 @@ class TestDeviceMemory:
         total = ok(driver.cuDeviceTotalMem(0))
         returns(driver.cuMemAlloc(total * 2), driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
         ok(driver.cuMemFree(ok(driver.cuMemAlloc(64))))
-
-    def test_addresses_are_aligned_and_distinct(self):
-        addresses = [int(ok(driver.cuMemAlloc(1))) for _ in range(32)]
-        assert len(set(addresses)) == 32
-        assert all(address % 256 == 0 for address in addresses)
-        for address in addresses:
-            ok(driver.cuMemFree(address))
 
     def test_memory_is_freed_once_and_by_its_base(self):
         address = int(ok(driver.cuMemAlloc(4096)))
@@ -466,34 +458,10 @@ class TestDeviceMemory:
         ok(driver.cuMemFree(address))
         assert ok(driver.cuMemGetInfo())[0] == free
 
-    def test_an_interior_address_finds_its_range(self, block):
-        base, size = ok(driver.cuMemGetAddressRange(block + 1000))
-        assert int(base) == block
-        assert size == 4096
-
-    def test_an_unknown_address_has_no_range(self):
-        returns(driver.cuMemGetAddressRange(64), driver.CUresult.CUDA_ERROR_NOT_FOUND, INVALID_VALUE)
-
-    @emulator_only
-    def test_the_host_cannot_access_device_memory(self):
-        code = """
-        ok(driver.cuInit(0))
-        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
-        ctypes.string_at(int(ok(driver.cuMemAlloc(64))), 1)
-        """
-        child(code, expect=-11)
-
     @emulator_only
     def test_new_memory_is_not_zeroed(self):
         address = int(ok(driver.cuMemAlloc(4096)))
         assert read(address, 4096).all()
-        ok(driver.cuMemFree(address))
-
-    def test_pitched_rows_are_padded(self):
-        address, pitch = ok(driver.cuMemAllocPitch(100, 7, 4))
-        assert pitch >= 100
-        assert pitch % 32 == 0
-        ok(driver.cuMemsetD2D8(address, pitch, 3, 100, 7))
         ok(driver.cuMemFree(address))
 
 
@@ -511,7 +479,7 @@ def box_2d(width, height):
 
 
 @claims("Memory Management; Peer Context Memory Access; API synchronization behavior")
-class TestCopies:
+class TestCopies(truth.Copies, truth.Fills, truth.Peers):
     def test_a_round_trip_keeps_the_bytes(self, block):
         source = sample()
         ok(driver.cuMemcpyHtoD(block, address_of(source), 4096))
@@ -537,10 +505,6 @@ class TestCopies:
         ok(driver.cuMemcpyDtoD(second, block, 4096))
         assert (read(second, 4096) == source).all()
         ok(driver.cuMemFree(second))
-
-    def test_zero_bytes_are_no_error(self, block):
-        ok(driver.cuMemcpyHtoD(block, address_of(sample()), 0))
-        ok(driver.cuMemsetD8(block, 1, 0))
 
     def test_an_unknown_address_is_refused(self):
         returns(driver.cuMemcpyHtoD(64, address_of(sample()), 16), INVALID_VALUE)
@@ -594,12 +558,6 @@ class TestCopies:
             ok(driver.cuStreamSynchronize(stream))
         assert (read(block, 4096) == 1).all()
 
-    def test_a_pageable_destination_is_written_before_the_call_returns(self, block, stream):
-        back = np.zeros(4096, np.uint8)
-        ok(driver.cuMemsetD8Async(block, 9, 4096, stream))
-        ok(driver.cuMemcpyDtoHAsync(address_of(back), block, 4096, stream))
-        assert (back == 9).all()
-
     def test_a_pinned_destination_is_written_in_stream_order(self, block, stream):
         address, back = pinned(4096)
         back[:] = 0
@@ -622,15 +580,6 @@ class TestCopies:
         assert (read(big, 1 << 20) == 5).all()
         ok(driver.cuMemFree(big))
         ok(driver.cuMemFreeHost(address))
-
-    def test_a_fill_writes_units_of_1_2_or_4_bytes(self, block):
-        ok(driver.cuMemsetD8(block, 0x11, 16))
-        ok(driver.cuMemsetD16(block + 16, 0x2233, 8))
-        ok(driver.cuMemsetD32(block + 32, 0x44556677, 4))
-        whole = read(block, 48)
-        assert (whole[:16] == 0x11).all()
-        assert (whole[16:32].view(np.uint16) == 0x2233).all()
-        assert (whole[32:].view(np.uint32) == 0x44556677).all()
 
     def test_a_fill_must_be_aligned_to_its_unit(self, block):
         returns(driver.cuMemsetD16(block + 1, 0, 1), INVALID_VALUE)
@@ -691,7 +640,7 @@ class TestCopies:
         assert (read(block, 64).reshape(2, 4, 8)[:, :3, :4] == source[1:3, 2:5, 1:5]).all()
 
     def test_a_peer_copy_moves_bytes_between_devices(self, context, block):
-        two_devices()
+        vendor.two_devices()
         source = sample()
         ok(driver.cuMemcpyHtoD(block, address_of(source), 4096))
         ok(driver.cuCtxSynchronize())
@@ -704,22 +653,6 @@ class TestCopies:
         ok(driver.cuMemFree(there))
         ok(driver.cuCtxPopCurrent())
         ok(driver.cuDevicePrimaryCtxRelease(1))
-
-    def test_peer_access_is_enabled_once(self, context):
-        two_devices()
-        peer = ok(driver.cuDevicePrimaryCtxRetain(1))
-        try:
-            assert ok(driver.cuDeviceCanAccessPeer(0, 0)) == 0
-            if not ok(driver.cuDeviceCanAccessPeer(0, 1)):
-                pytest.skip("the two devices have no peer access")
-            returns(driver.cuCtxDisablePeerAccess(peer), driver.CUresult.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
-            returns(driver.cuCtxEnablePeerAccess(peer, 1), INVALID_VALUE)
-            ok(driver.cuCtxEnablePeerAccess(peer, 0))
-            again = driver.cuCtxEnablePeerAccess(peer, 0)
-            returns(again, driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
-            ok(driver.cuCtxDisablePeerAccess(peer))
-        finally:
-            ok(driver.cuDevicePrimaryCtxRelease(1))
 
 
 def attributes(order, flags=0):
@@ -907,7 +840,7 @@ class TestVolumeBatches:
 
 
 @claims("Stream Management; Stream Memory Operations; Execution Control; Stream synchronization behavior")
-class TestStreams:
+class TestStreams(truth.Streams, truth.HostFunctions):
     def test_flags_and_priorities_are_kept(self, context):
         least, greatest = ok(driver.cuCtxGetStreamPriorityRange())
         made = ok(driver.cuStreamCreateWithPriority(NON_BLOCKING, greatest))
@@ -992,7 +925,7 @@ class TestStreams:
         opener = threading.Timer(0.05, gate.open)
         opener.start()
         ok(driver.cuStreamSynchronize(LEGACY))
-        assert gate.word[0] == 1
+        assert gate.word.value == 1
         opener.join()
         gate.__exit__()
         ok(driver.cuStreamDestroy(blocking))
@@ -1020,32 +953,12 @@ class TestStreams:
             returns(result, INVALID_HANDLE)
 
     @emulator_only
-    def test_default_streams_cannot_be_destroyed(self):
-        for handle in (0, LEGACY, PER_THREAD):
-            returns(driver.cuStreamDestroy(handle), INVALID_HANDLE)
-
-    def test_host_functions_run_in_stream_order(self, block, stream):
-        seen = []
-        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(gate.word[0]))
-        with Gate(stream) as gate:
-            ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(call, ctypes.c_void_p).value), 0))
-            time.sleep(0.02)
-            assert seen == []
-            gate.open()
-            ok(driver.cuStreamSynchronize(stream))
-        assert seen == [1]
-
-    @emulator_only
     def test_host_functions_may_not_call_the_driver(self, stream):
         seen = []
         call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(driver.cuMemAlloc(64)[0]))
         ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(call, ctypes.c_void_p).value), 0))
         ok(driver.cuStreamSynchronize(stream))
         assert seen == [driver.CUresult.CUDA_ERROR_NOT_PERMITTED]
-
-    def test_a_new_stream_does_not_capture(self, stream):
-        assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-        assert driver.cuStreamGetCaptureInfo(stream)[1] == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
     def test_a_stream_writes_a_word_and_another_waits_for_it(self, block, stream, other):
         ok(driver.cuStreamWaitValue32(stream, block, 5, 0))
@@ -1058,35 +971,6 @@ class TestStreams:
 
 # --- capture of graphs ------------------------------------------------------------------------------------------------
 
-UNSUPPORTED = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-INVALIDATED = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-MODES = driver.CUstreamCaptureMode
-GLOBAL, THREAD_LOCAL = MODES.CU_STREAM_CAPTURE_MODE_GLOBAL, MODES.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-RELAXED = MODES.CU_STREAM_CAPTURE_MODE_RELAXED
-
-
-@contextlib.contextmanager
-def this_thread(mode):
-    before = ok(driver.cuThreadExchangeStreamCaptureMode(mode))
-    try:
-        yield
-    finally:
-        assert ok(driver.cuThreadExchangeStreamCaptureMode(before)) == mode
-
-
-def on_another_thread(call):
-    """The result of a call on another thread, in the same context."""
-    found, context = [], ok(driver.cuCtxGetCurrent())
-
-    def run():
-        ok(driver.cuCtxSetCurrent(context))
-        found.append(call())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return found[0]
-
 
 def allocate():
     """Allocate and free: calls that are potentially unsafe during a capture."""
@@ -1094,105 +978,13 @@ def allocate():
     return (error,) if error else driver.cuMemFree(block)
 
 
-def relaxed(call):
-    with this_thread(RELAXED):
-        return call()
-
-
-@pytest.fixture
-def capturing():
-    """Begins a capture on a non-blocking stream; returns the status of its end."""
-    stream, begun = ok(driver.cuStreamCreate(NON_BLOCKING)), []
-
-    class Capture:
-        def begin(self, mode):
-            ok(driver.cuStreamBeginCapture(stream, mode))
-            begun.append(mode)
-            return stream
-
-        def end(self):
-            begun.clear()
-            error, graph = driver.cuStreamEndCapture(stream)
-            if not error:
-                ok(driver.cuGraphDestroy(graph))
-            return error
-
-    capture = Capture()
-    yield capture
-    if begun:
-        capture.end()
-    ok(driver.cuStreamDestroy(stream))
-
-
-@pytest.fixture
-def passed(event, stream):
-    """A completed event."""
-    ok(driver.cuEventRecord(event, stream))
-    ok(driver.cuEventSynchronize(event))
-    return event
-
-
 @claims("Stream Management (cuStreamBeginCapture, cuThreadExchangeStreamCaptureMode)")
-class TestCapture:
-    def test_a_stream_reports_its_capture(self, capturing):
-        stream = capturing.begin(GLOBAL)
-        assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-        assert capturing.end() == SUCCESS
-        assert ok(driver.cuStreamIsCapturing(stream)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-
-    @pytest.mark.parametrize("what", ["allocate", "query an event"])
-    @pytest.mark.parametrize(
-        "where", [on_another_thread, lambda call: call()], ids=["another thread", "the same thread"]
-    )
-    def test_in_global_mode_an_unsafe_call_of_any_thread_fails_and_invalidates_the_capture(
-        self, capturing, passed, what, where
-    ):
-        capturing.begin(GLOBAL)
-        returns(where(allocate if what == "allocate" else lambda: driver.cuEventQuery(passed)), UNSUPPORTED)
-        assert capturing.end() == INVALIDATED
-
-    @pytest.mark.parametrize("what", ["allocate", "query an event", "wait for an event", "page-lock"])
-    @pytest.mark.parametrize(
-        "where", [on_another_thread, lambda call: call()], ids=["another thread", "the same thread"]
-    )
-    def test_a_thread_in_relaxed_mode_may_make_unsafe_calls(self, capturing, passed, what, where):
-        def lock():
-            error, address = driver.cuMemHostAlloc(64, 0)
-            return (error,) if error else driver.cuMemFreeHost(address)
-
-        calls = {
-            "allocate": allocate,
-            "query an event": lambda: driver.cuEventQuery(passed),
-            "wait for an event": lambda: driver.cuEventSynchronize(passed),
-            "page-lock": lock,
-        }
-        capturing.begin(GLOBAL)
-        ok(where(lambda: relaxed(calls[what])))
-        assert capturing.end() == SUCCESS
-
-    def test_in_thread_local_mode_only_the_capturing_thread_is_restricted(self, capturing, passed):
-        capturing.begin(THREAD_LOCAL)
-        ok(on_another_thread(allocate))
-        ok(on_another_thread(lambda: driver.cuEventQuery(passed)))
-        assert capturing.end() == SUCCESS
-        capturing.begin(THREAD_LOCAL)
-        returns(allocate(), UNSUPPORTED)
-        assert capturing.end() == INVALIDATED
-
+class TestCapture(truth.Captures):
     def test_in_relaxed_mode_no_thread_is_restricted(self, capturing, passed):
         capturing.begin(RELAXED)
         ok(allocate())
         ok(on_another_thread(lambda: driver.cuEventQuery(passed)))
         assert capturing.end() == SUCCESS
-
-    def test_each_thread_has_its_own_mode(self):
-        with this_thread(RELAXED):
-            assert on_another_thread(lambda: ok(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))) == GLOBAL
-
-    def test_a_captured_event_cannot_be_queried_in_any_mode(self, capturing, event):
-        stream = capturing.begin(GLOBAL)
-        ok(driver.cuEventRecord(event, stream))
-        returns(relaxed(lambda: driver.cuEventQuery(event)), driver.CUresult.CUDA_ERROR_CAPTURED_EVENT)
 
     @emulator_only
     @pytest.mark.parametrize("what", ["cuMemPoolTrimTo", "cuStreamSynchronize", "cuCtxSynchronize"])
@@ -1202,51 +994,15 @@ class TestCapture:
         returns(getattr(driver, what)(*arguments), UNSUPPORTED)
         assert capturing.end() == INVALIDATED
 
-    @emulator_only
-    def test_what_is_no_node_here_cannot_be_captured(self, capturing, block):
-        """Pageable memory: the reference does not say when a graph reads it. And words of memory, batches and callbacks."""
-        stream = capturing.begin(RELAXED)
-        returns(driver.cuMemcpyHtoDAsync(block, np.zeros(8, np.uint8), 8, stream), NOT_SUPPORTED)
-        returns(driver.cuStreamWriteValue32(stream, block, 1, 0), NOT_SUPPORTED)
-        assert capturing.end() == SUCCESS
-
     def test_the_legacy_stream_cannot_be_used_while_a_blocking_stream_captures(self, block):
         stream = ok(driver.cuStreamCreate(0))
         implicit = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-        returns(driver.cuStreamBeginCapture(LEGACY, GLOBAL), UNSUPPORTED)
-        ok(driver.cuStreamBeginCapture(stream, GLOBAL))
+        returns(driver.cuStreamBeginCapture(LEGACY, MODES(GLOBAL)), UNSUPPORTED)
+        ok(driver.cuStreamBeginCapture(stream, MODES(GLOBAL)))
         returns(driver.cuStreamIsCapturing(driver.CUstream(LEGACY)), implicit)
         returns(driver.cuMemsetD8Async(block, 1, 1, LEGACY), implicit)
         returns(driver.cuStreamEndCapture(stream), INVALIDATED)
         ok(driver.cuStreamDestroy(stream))
-
-    def test_a_capture_ends_on_the_thread_that_began_it(self, capturing):
-        stream = capturing.begin(GLOBAL)
-        returns(driver.cuStreamBeginCapture(stream, GLOBAL), driver.CUresult.CUDA_ERROR_ILLEGAL_STATE)
-        returns(
-            on_another_thread(lambda: driver.cuStreamEndCapture(stream)),
-            driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
-        )
-
-
-@pytest.fixture
-def graph_of():
-    """An executable graph of what a function enqueues on the stream that it is given, captured in relaxed mode."""
-    made, stream = [], ok(driver.cuStreamCreate(NON_BLOCKING))
-
-    def make(enqueue):
-        ok(driver.cuStreamBeginCapture(stream, RELAXED))
-        enqueue(stream)
-        graph = ok(driver.cuStreamEndCapture(stream))
-        made.append(ok(driver.cuGraphInstantiate(graph, 0)))
-        ok(driver.cuGraphDestroy(graph))
-        return made[-1]
-
-    yield make
-    ok(driver.cuCtxSynchronize())
-    for graph in made:
-        ok(driver.cuGraphExecDestroy(graph))
-    ok(driver.cuStreamDestroy(stream))
 
 
 @claims(
@@ -1254,49 +1010,7 @@ def graph_of():
     "previous launches of hGraphExec'), cuGraphDestroy, cuGraphExecDestroy; Stream Management: cuStreamBeginCapture ('all "
     "operations pushed into the stream will not be executed, but will instead be captured into a graph')"
 )
-class TestGraphs:
-    def test_captured_work_runs_at_each_launch_and_not_before(self, graph_of, block, stream):
-        ok(driver.cuMemsetD8(block, 0, 64))
-        graph = graph_of(lambda on: ok(driver.cuMemsetD8Async(block, 7, 64, on)))
-        ok(driver.cuCtxSynchronize())
-        assert not read(block, 64).any()
-        for _ in range(2):
-            ok(driver.cuGraphLaunch(graph, stream))
-            ok(driver.cuStreamSynchronize(stream))
-            assert (read(block, 64) == 7).all()
-            ok(driver.cuMemsetD8(block, 0, 64))
-            ok(driver.cuCtxSynchronize())  # the next launch, on a stream of its own, does not wait for it
-
-    def test_copies_read_page_locked_memory_when_they_run(self, graph_of, block, stream):
-        (source, into), (target, out) = pinned(4096), pinned(4096)
-
-        def enqueue(on):
-            ok(driver.cuMemcpyHtoDAsync(block, source, 4096, on))
-            ok(driver.cuMemcpyDtoHAsync(target, block, 4096, on))
-
-        graph = graph_of(enqueue)
-        for value in (1, 2):
-            into[:], out[:] = 0, 0
-            with Gate(stream) as gate:
-                ok(driver.cuGraphLaunch(graph, stream))
-                into[:] = value
-                assert_blocked(stream)
-                assert not out.any()
-                gate.open()
-                ok(driver.cuStreamSynchronize(stream))
-            assert (out == value).all()
-        ok(driver.cuMemFreeHost(source))
-        ok(driver.cuMemFreeHost(target))
-
-    def test_nodes_of_one_stream_run_in_the_order_of_their_capture(self, graph_of, block, stream):
-        def enqueue(on):
-            for value in range(1, 20):
-                ok(driver.cuMemsetD8Async(block, value, 64, on))
-
-        ok(driver.cuGraphLaunch(graph_of(enqueue), stream))
-        ok(driver.cuStreamSynchronize(stream))
-        assert (read(block, 64) == 19).all()
-
+class TestGraphs(truth.Graphs):
     def test_later_work_on_the_stream_is_behind_the_graph(self, graph_of, block, stream):
         graph = graph_of(lambda on: ok(driver.cuMemsetD8Async(block, 7, 64, on)))
         with Gate(stream) as gate:
@@ -1320,15 +1034,6 @@ class TestGraphs:
         graph_of(enqueue)
 
     @emulator_only
-    def test_a_destroyed_graph_is_not_launched(self, graph_of, stream):
-        graph = ok(driver.cuGraphCreate(0))
-        exec_graph = ok(driver.cuGraphInstantiate(graph, 0))
-        ok(driver.cuGraphDestroy(graph))
-        ok(driver.cuGraphExecDestroy(exec_graph))
-        returns(driver.cuGraphLaunch(exec_graph, stream), INVALID_VALUE)
-        returns(driver.cuGraphExecDestroy(exec_graph), INVALID_VALUE)
-
-    @emulator_only
     def test_memory_that_was_freed_since_is_found_at_the_launch(self, graph_of, stream):
         memory = ok(driver.cuMemAlloc(64))
         graph = graph_of(lambda on: ok(driver.cuMemsetD8Async(memory, 7, 64, on)))
@@ -1340,12 +1045,7 @@ class TestGraphs:
 
 
 @claims("Event Management")
-class TestEvents:
-    def test_an_unrecorded_event_is_complete(self, event, stream):
-        ok(driver.cuEventQuery(event))
-        ok(driver.cuEventSynchronize(event))
-        ok(driver.cuStreamWaitEvent(stream, event, 0))
-
+class TestEvents(truth.Events):
     def test_an_event_completes_when_its_stream_reaches_it(self, event, stream):
         with Gate(stream):
             ok(driver.cuEventRecord(event, stream))
@@ -1369,24 +1069,6 @@ class TestEvents:
             ok(driver.cuStreamSynchronize(other))
         assert (read(block, 16) == 2).all()
 
-    def test_a_wait_is_for_the_last_record_before_it(self, event, stream, other):
-        with Gate(stream):
-            ok(driver.cuStreamWaitEvent(other, event, 0))
-            ok(driver.cuEventRecord(event, stream))
-            ok(driver.cuStreamSynchronize(other))
-
-    def test_the_time_between_two_events_is_positive(self, block, stream):
-        start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
-        ok(driver.cuEventRecord(start, stream))
-        ok(driver.cuEventSynchronize(start))
-        with Gate(stream):
-            ok(driver.cuEventRecord(end, stream))
-            returns(driver.cuEventElapsedTime(start, end), NOT_READY)
-            time.sleep(0.02)
-        assert 15 < ok(driver.cuEventElapsedTime(start, end)) < 20_000
-        ok(driver.cuEventDestroy(start))
-        ok(driver.cuEventDestroy(end))
-
     def test_elapsed_time_needs_two_recorded_events_with_timing(self, event, stream):
         timed = ok(driver.cuEventCreate(0))
         returns(driver.cuEventElapsedTime(timed, timed), INVALID_HANDLE)
@@ -1397,7 +1079,7 @@ class TestEvents:
         ok(driver.cuEventDestroy(timed))
 
     def test_an_event_is_recorded_in_its_context_and_waited_for_in_any(self, event, stream):
-        two_devices()
+        vendor.two_devices()
         ok(driver.cuCtxPushCurrent(ok(driver.cuDevicePrimaryCtxRetain(1))))
         theirs = ok(driver.cuStreamCreate(NON_BLOCKING))
         returns(driver.cuEventRecord(event, theirs), INVALID_HANDLE)
@@ -1407,19 +1089,6 @@ class TestEvents:
         ok(driver.cuStreamDestroy(theirs))
         ok(driver.cuCtxPopCurrent())
         ok(driver.cuDevicePrimaryCtxRelease(1))
-
-    def test_event_flags_are_checked(self):
-        returns(driver.cuEventCreate(64), INVALID_VALUE)
-        returns(driver.cuEventCreate(4), INVALID_VALUE)  # shared between processes, but keeping time
-
-    @emulator_only
-    def test_a_destroyed_event_is_unknown(self, stream):
-        made = ok(driver.cuEventCreate(0))
-        ok(driver.cuEventDestroy(made))
-        returns(driver.cuEventDestroy(made), INVALID_HANDLE)
-        returns(driver.cuEventRecord(made, stream), INVALID_HANDLE)
-        returns(driver.cuEventQuery(made), INVALID_HANDLE)
-        returns(driver.cuStreamWaitEvent(stream, made, 0), INVALID_HANDLE)
 
     def test_an_event_that_a_stream_waits_for_can_be_destroyed(self, block, stream, other):
         made = ok(driver.cuEventCreate(DISABLE_TIMING))
@@ -1476,15 +1145,7 @@ def pool_number(pool, attribute):
 
 
 @claims("Stream Ordered Memory Allocator")
-class TestPools:
-    def test_memory_is_allocated_and_freed_in_stream_order(self, stream):
-        address = ok(driver.cuMemAllocAsync(4096, stream))
-        ok(driver.cuMemsetD8Async(address, 5, 4096, stream))
-        back = np.zeros(4096, np.uint8)
-        ok(driver.cuMemcpyDtoHAsync(address_of(back), address, 4096, stream))
-        ok(driver.cuMemFreeAsync(address, stream))
-        assert (back == 5).all()
-
+class TestPools(truth.Pools):
     def test_zero_bytes_and_too_many_are_refused(self, stream):
         returns(driver.cuMemAllocAsync(0, stream), INVALID_VALUE)
         total = ok(driver.cuDeviceTotalMem(0))
@@ -1636,15 +1297,8 @@ ALREADY = driver.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
 NOT_REGISTERED = driver.CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
 
 
-def pages(count):
-    """Page-aligned host memory, and the buffer that owns it."""
-    raw = np.zeros((count + 1) * 4096, np.uint8)
-    start = -address_of(raw) % 4096
-    return raw[start : start + count * 4096]
-
-
 @claims("Memory Management")
-class TestHostMemory:
+class TestHostMemory(truth.HostMemory, truth.Registering):
     def test_host_and_device_write_pinned_memory(self, block):
         address, here = pinned(4096, 3)
         here[:] = 4
@@ -1664,25 +1318,8 @@ class TestHostMemory:
         ok(driver.cuMemFreeHost(address))
         returns(driver.cuMemFreeHost(address), INVALID_VALUE)
 
-    def test_flags_can_be_read_back(self):
-        address, _ = pinned(4096, 7)
-        assert ok(driver.cuMemHostGetFlags(address)) == 7
-        ok(driver.cuMemFreeHost(address))
-
     def test_pageable_memory_has_no_device_pointer(self):
         returns(driver.cuMemHostGetDevicePointer(address_of(sample()), 0), INVALID_VALUE)
-
-    def test_registered_memory_is_pinned_until_unregistered(self, block, stream):
-        here = pages(2)
-        ok(driver.cuMemHostRegister(address_of(here), 8192, 0))
-        here[:] = 1
-        with Gate(stream) as gate:
-            ok(driver.cuMemcpyHtoDAsync(block, address_of(here), 4096, stream))
-            here[:] = 2
-            gate.open()
-            ok(driver.cuStreamSynchronize(stream))
-        assert (read(block, 4096) == 2).all()
-        ok(driver.cuMemHostUnregister(address_of(here)))
 
     def test_registering_what_is_registered_is_refused(self):
         here = pages(4)
@@ -1706,12 +1343,6 @@ class TestHostMemory:
         ok(driver.cuMemHostRegister(address_of(here), 8192, 0))
         returns(driver.cuMemHostUnregister(address_of(here) + 4096), INVALID_VALUE)
         ok(driver.cuMemHostUnregister(address_of(here)))
-
-    def test_zero_bytes_and_unknown_flags_cannot_be_registered(self):
-        here = pages(1)
-        returns(driver.cuMemHostRegister(address_of(here), 0, 0), INVALID_VALUE)
-        returns(driver.cuMemHostRegister(0, 4096, 0), INVALID_VALUE)
-        returns(driver.cuMemHostRegister(address_of(here), 4096, 64), INVALID_VALUE)
 
     @pytest.mark.skipif(sys.platform != "linux", reason="asks for pages by Linux's flags")
     def test_memory_mapped_read_only_is_registered_with_the_flag_for_it_alone(self, block):
@@ -1765,28 +1396,8 @@ def location(kind, index):
     return made
 
 
-@pytest.fixture
-def managed():
-    address = int(ok(driver.cuMemAllocManaged(4096, 1)))
-    yield address
-    ok(driver.cuMemFree(address))
-
-
 @claims("Memory Management; Unified Addressing")
-class TestManagedMemory:
-    def test_host_and_device_use_one_address(self, managed):
-        here = np.frombuffer((ctypes.c_uint8 * 4096).from_address(managed), np.uint8)
-        here[:] = 3
-        assert (read(managed, 4096) == 3).all()
-        ok(driver.cuMemsetD8(managed, 4, 4096))
-        ok(driver.cuCtxSynchronize())
-        assert (here == 4).all()
-
-    def test_flags_and_size_are_checked(self):
-        returns(driver.cuMemAllocManaged(0, 1), INVALID_VALUE)
-        returns(driver.cuMemAllocManaged(64, 0), INVALID_VALUE)
-        returns(driver.cuMemAllocManaged(64, 8), INVALID_VALUE)
-
+class TestManagedMemory(truth.ManagedMemory):
     def test_managed_memory_can_be_prefetched_and_advised(self, managed, stream):
         kinds = driver.CUmemLocationType
         device, host = location(kinds.CU_MEM_LOCATION_TYPE_DEVICE, 0), location(kinds.CU_MEM_LOCATION_TYPE_HOST, 0)
@@ -1929,37 +1540,26 @@ class TestPointers:
 
 # --- IPC --------------------------------------------------------------------------------------------------------------
 
-IMPORTER = """
-ok(driver.cuInit(0))
-ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
-handle = driver.CUipcMemHandle()
-ctypes.memmove(handle.getPtr(), bytes.fromhex(os.environ["HANDLE"]), 64)
-address = int(ok(driver.cuIpcOpenMemHandle(handle, 1)))
-back = np.zeros(4096, np.uint8)
-ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
-assert (back == 7).all(), back
-ok(driver.cuMemsetD8(address, 8, 4096))
-ok(driver.cuCtxSynchronize())
-assert int(ok(driver.cuIpcOpenMemHandle(handle, 1))) == address
-ok(driver.cuIpcCloseMemHandle(address))
-ok(driver.cuIpcCloseMemHandle(address))
-assert code(driver.cuIpcCloseMemHandle(address)) != 0
-assert code(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096)) == 1
-"""
-
 
 @claims("Memory Management (cuIpcGetMemHandle)")
-class TestSharing:
-    def test_another_process_sees_the_same_bytes(self, block, monkeypatch):
-        ok(driver.cuMemsetD8(block, 7, 4096))
-        ok(driver.cuCtxSynchronize())
-        handle = ok(driver.cuIpcGetMemHandle(block))
-        monkeypatch.setenv("HANDLE", ctypes.string_at(handle.getPtr(), 64).hex())
-        child(IMPORTER)
-        assert (read(block, 4096) == 8).all()
-
-    def test_a_process_cannot_open_its_own_handle(self, block):
-        returns(driver.cuIpcOpenMemHandle(ok(driver.cuIpcGetMemHandle(block)), 1), INVALID_CONTEXT)
+class TestSharing(truth.Sharing):
+    IMPORTER = """
+    ok(driver.cuInit(0))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+    handle = driver.CUipcMemHandle()
+    ctypes.memmove(handle.getPtr(), bytes.fromhex(os.environ["HANDLE"]), 64)
+    address = int(ok(driver.cuIpcOpenMemHandle(handle, 1)))
+    back = np.zeros(4096, np.uint8)
+    ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
+    assert (back == 7).all(), back
+    ok(driver.cuMemsetD8(address, 8, 4096))
+    ok(driver.cuCtxSynchronize())
+    assert int(ok(driver.cuIpcOpenMemHandle(handle, 1))) == address
+    ok(driver.cuIpcCloseMemHandle(address))
+    ok(driver.cuIpcCloseMemHandle(address))
+    assert code(driver.cuIpcCloseMemHandle(address)) != 0
+    assert code(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096)) == 1
+    """
 
     def test_pool_and_host_memory_have_no_ipc_handle(self, pool, stream):
         address, (host, _) = ok(driver.cuMemAllocFromPoolAsync(4096, pool, stream)), pinned(64)
@@ -1969,73 +1569,31 @@ class TestSharing:
         ok(driver.cuMemFreeHost(host))
 
 
-POOL_IMPORTER = """
-ok(driver.cuInit(0))
-ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
-FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-pool = ok(driver.cuMemPoolImportFromShareableHandle(int(os.environ["FILE"]), FILE, 0))
-access = driver.CUmemAccessDesc()
-access.location.type, access.location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
-access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-if int(ok(driver.cuMemPoolGetAccess(pool, access.location))) != 3:
-    ok(driver.cuMemPoolSetAccess(pool, [access], 1))
-data = driver.CUmemPoolPtrExportData()
-ctypes.memmove(data.getPtr(), bytes.fromhex(os.environ["DATA"]), 64)
-address = int(ok(driver.cuMemPoolImportPointer(pool, data)))
-back = np.zeros(4096, np.uint8)
-ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
-assert (back == 7).all(), back
-ok(driver.cuMemsetD8(address, 8, 4096))
-ok(driver.cuCtxSynchronize())
-assert code(driver.cuMemAllocFromPoolAsync(64, pool, 0)) != 0, "an imported pool gives no memory"
-assert code(driver.cuDeviceSetMemPool(0, pool)) != 0
-ok(driver.cuMemFree(address))
-ok(driver.cuMemPoolDestroy(pool))
-"""
-
-
 @claims("Stream Ordered Memory Allocator (cuMemPoolExportToShareableHandle, cuMemPoolExportPointer)")
-class TestSharedPools:
-    @pytest.fixture
-    def shareable(self):
-        if (
-            not int(
-                ok(
-                    driver.cuDeviceGetAttribute(
-                        driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 0
-                    )
-                )
-            )
-            & 1
-        ):
-            pytest.skip("the device's pools have no file descriptors")
-        made = ok(driver.cuMemPoolCreate(self.properties()))
-        yield made
-        ok(driver.cuMemPoolDestroy(made))
-
-    @pytest.fixture
-    def pooled(self, shareable, stream):
-        address = int(ok(driver.cuMemAllocFromPoolAsync(4096, shareable, stream)))
-        ok(driver.cuMemsetD8Async(address, 7, 4096, stream))
-        ok(driver.cuStreamSynchronize(stream))
-        yield address
-        ok(driver.cuMemFreeAsync(address, stream))
-        ok(driver.cuStreamSynchronize(stream))
-
-    def test_another_process_sees_the_same_bytes(self, shareable, pooled, monkeypatch):
-        file = int(ok(driver.cuMemPoolExportToShareableHandle(shareable, FILE, 0)))
-        try:
-            data = ok(driver.cuMemPoolExportPointer(pooled))
-            monkeypatch.setenv("DATA", ctypes.string_at(data.getPtr(), 64).hex())
-            monkeypatch.setenv("FILE", str(file))
-            child(POOL_IMPORTER, files=(file,))
-            assert (read(pooled, 4096) == 8).all()
-        finally:
-            os.close(file)
-
-    def test_a_pool_that_was_not_made_for_it_is_not_exported(self, pool, shareable):
-        returns(driver.cuMemPoolExportToShareableHandle(pool, FILE, 0), INVALID_VALUE)
-        returns(driver.cuMemPoolExportToShareableHandle(shareable, FILE, 1), INVALID_VALUE)
+class TestSharedPools(truth.SharedPools):
+    IMPORTER = """
+    ok(driver.cuInit(0))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+    FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    pool = ok(driver.cuMemPoolImportFromShareableHandle(int(os.environ["FILE"]), FILE, 0))
+    access = driver.CUmemAccessDesc()
+    access.location.type, access.location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    if int(ok(driver.cuMemPoolGetAccess(pool, access.location))) != 3:
+        ok(driver.cuMemPoolSetAccess(pool, [access], 1))
+    data = driver.CUmemPoolPtrExportData()
+    ctypes.memmove(data.getPtr(), bytes.fromhex(os.environ["DATA"]), 64)
+    address = int(ok(driver.cuMemPoolImportPointer(pool, data)))
+    back = np.zeros(4096, np.uint8)
+    ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
+    assert (back == 7).all(), back
+    ok(driver.cuMemsetD8(address, 8, 4096))
+    ok(driver.cuCtxSynchronize())
+    assert code(driver.cuMemAllocFromPoolAsync(64, pool, 0)) != 0, "an imported pool gives no memory"
+    assert code(driver.cuDeviceSetMemPool(0, pool)) != 0
+    ok(driver.cuMemFree(address))
+    ok(driver.cuMemPoolDestroy(pool))
+    """
 
     @emulator_only
     def test_only_the_base_of_live_memory_of_such_a_pool_is_exported(self, pool, pooled, stream, block):
@@ -2046,16 +1604,13 @@ class TestSharedPools:
 
     @emulator_only
     def test_data_go_with_their_pool_and_access_has_to_be_set(self, shareable, pooled):
-        other = ok(driver.cuMemPoolCreate(self.properties()))
+        other = ok(driver.cuMemPoolCreate(pool_properties(shareable=True)))
         files = [int(ok(driver.cuMemPoolExportToShareableHandle(each, FILE, 0))) for each in (shareable, other)]
         right, wrong = (ok(driver.cuMemPoolImportFromShareableHandle(each, FILE, 0)) for each in files)
         data = ok(driver.cuMemPoolExportPointer(pooled))
-        access = driver.CUmemAccessDesc()
-        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         returns(driver.cuMemPoolImportPointer(right, data), INVALID_VALUE)
         for each in (right, wrong):
-            ok(driver.cuMemPoolSetAccess(each, [access], 1))
+            ok(driver.cuMemPoolSetAccess(each, [access()], 1))
         returns(driver.cuMemPoolImportPointer(wrong, data), INVALID_VALUE)
         address = int(ok(driver.cuMemPoolImportPointer(right, data)))
         assert int(ok(driver.cuMemPoolImportPointer(right, data))) == address
@@ -2068,96 +1623,42 @@ class TestSharedPools:
         with Path(os.devnull).open() as nothing:
             returns(driver.cuMemPoolImportFromShareableHandle(nothing.fileno(), FILE, 0), INVALID_VALUE)
 
-    def properties(self):
-        properties = pool_properties()
-        properties.handleTypes = FILE
-        return properties
-
-
-VIRTUAL_IMPORTER = """
-ok(driver.cuInit(0))
-ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
-FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-handle = ok(driver.cuMemImportFromShareableHandle(int(os.environ["FILE"]), FILE))
-size = int(os.environ["SIZE"])
-address = int(ok(driver.cuMemAddressReserve(size, 0, 0, 0)))
-ok(driver.cuMemMap(address, size, 0, handle, 0))
-ok(driver.cuMemRelease(handle))
-access = driver.CUmemAccessDesc()
-access.location.type, access.location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
-access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-ok(driver.cuMemSetAccess(address, size, [access], 1))
-back = np.zeros(4096, np.uint8)
-ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
-assert (back == 7).all(), back
-ok(driver.cuMemsetD8(address, 8, 4096))
-ok(driver.cuCtxSynchronize())
-ok(driver.cuMemUnmap(address, size))
-ok(driver.cuMemAddressFree(address, size))
-"""
-
 
 @claims("Virtual Memory Management (cuMemCreate, cuMemMap, cuMemSetAccess, cuMemExportToShareableHandle)")
-class TestVirtualMemory:
-    @pytest.fixture
-    def properties(self):
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        if not int(ok(driver.cuDeviceGetAttribute(attribute, 0))):
-            pytest.skip("the device has no virtual memory management")
-        made = driver.CUmemAllocationProp()
-        made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        made.location.id = 0
-        made.requestedHandleTypes = FILE
-        return made
-
-    @pytest.fixture
-    def size(self, properties):
-        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        return int(ok(driver.cuMemGetAllocationGranularity(properties, least)))
-
-    @pytest.fixture
-    def physical(self, properties, size):
-        made = ok(driver.cuMemCreate(size, properties, 0))
-        yield made
-        ok(driver.cuMemRelease(made))
-
-    @pytest.fixture
-    def addresses(self, size):
-        made = int(ok(driver.cuMemAddressReserve(2 * size, 0, 0, 0)))
-        yield made
-        ok(driver.cuMemAddressFree(made, 2 * size))
-
-    @pytest.fixture
-    def mapped(self, physical, addresses, size):
-        ok(driver.cuMemMap(addresses, size, 0, physical, 0))
-        yield addresses
-        ok(driver.cuMemUnmap(addresses, size))
+class TestVirtualMemory(truth.VirtualMemory):
+    IMPORTER = """
+    ok(driver.cuInit(0))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+    FILE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    handle = ok(driver.cuMemImportFromShareableHandle(int(os.environ["FILE"]), FILE))
+    size = int(os.environ["SIZE"])
+    address = int(ok(driver.cuMemAddressReserve(size, 0, 0, 0)))
+    ok(driver.cuMemMap(address, size, 0, handle, 0))
+    ok(driver.cuMemRelease(handle))
+    access = driver.CUmemAccessDesc()
+    access.location.type, access.location.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    ok(driver.cuMemSetAccess(address, size, [access], 1))
+    back = np.zeros(4096, np.uint8)
+    ok(driver.cuMemcpyDtoH(back.ctypes.data, address, 4096))
+    assert (back == 7).all(), back
+    ok(driver.cuMemsetD8(address, 8, 4096))
+    ok(driver.cuCtxSynchronize())
+    ok(driver.cuMemUnmap(address, size))
+    ok(driver.cuMemAddressFree(address, size))
+    """
 
     def test_what_is_mapped_can_be_accessed_once_that_is_allowed(self, mapped, size):
         assert int(driver.cuMemsetD8(mapped, 7, size)[0]) != 0
-        ok(driver.cuMemSetAccess(mapped, size, [self.access()], 1))
+        ok(driver.cuMemSetAccess(mapped, size, [access()], 1))
         ok(driver.cuMemsetD8(mapped, 7, size))
         assert (read(mapped + size - 4096, 4096) == 7).all()
-
-    def test_another_process_sees_the_same_bytes(self, physical, mapped, size, monkeypatch):
-        ok(driver.cuMemSetAccess(mapped, size, [self.access()], 1))
-        ok(driver.cuMemsetD8(mapped, 7, size))
-        ok(driver.cuCtxSynchronize())
-        file = int(ok(driver.cuMemExportToShareableHandle(physical, FILE, 0)))
-        try:
-            monkeypatch.setenv("FILE", str(file))
-            monkeypatch.setenv("SIZE", str(size))
-            child(VIRTUAL_IMPORTER, files=(file,))
-        finally:
-            os.close(file)
-        assert (read(mapped, 4096) == 8).all()
 
     def test_memory_is_there_until_its_last_mapping_has_gone(self, properties, addresses, size):
         made = ok(driver.cuMemCreate(size, properties, 0))
         ok(driver.cuMemMap(addresses, size, 0, made, 0))
         ok(driver.cuMemRelease(made))
-        ok(driver.cuMemSetAccess(addresses, size, [self.access()], 1))
+        ok(driver.cuMemSetAccess(addresses, size, [access()], 1))
         ok(driver.cuMemsetD8(addresses, 9, size))
         assert (read(addresses, 4096) == 9).all()
         ok(driver.cuMemUnmap(addresses, size))
@@ -2203,10 +1704,3 @@ class TestVirtualMemory:
         assert int(ok(driver.cuMemGetAllocationPropertiesFromHandle(again)).location.id) == 0
         for each in (made, again):
             ok(driver.cuMemRelease(each))
-
-    def access(self):
-        made = driver.CUmemAccessDesc()
-        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        made.location.id = 0
-        made.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return made

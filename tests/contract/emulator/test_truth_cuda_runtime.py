@@ -13,14 +13,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+import truth
 
 from devmem.testing import emulator
 
-ROOT = Path(emulator.__file__).parents[3]
 LIBRARY = f"libcudart.so.{os.environ.get('TRUTH_RUNTIME', '13')}"
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_PITCH, INVALID_DIRECTION = 1, 2, 12, 21
 INVALID_DEVICE, INVALID_HANDLE, NOT_READY = 101, 400, 600
@@ -45,15 +44,7 @@ def runtime_here():
 rt = runtime_here()
 
 
-def claims(source):
-    """Mark a class of claims with their source in the vendor's reference; pytest collects it where there is a runtime."""
-
-    def decorate(cls):
-        cls.__test__ = rt is not None
-        cls.source = source
-        return cls
-
-    return decorate
+claims = truth.claims(rt is not None)
 
 
 if rt is None:
@@ -61,17 +52,7 @@ if rt is None:
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize("version", ["13", "12"])
     def test_every_claim_holds_on_the_emulator(version):
-        try:
-            added = emulator.environment("cuda", runtime=True)
-        except emulator.BuildError as error:
-            pytest.skip(f"no emulator: {error}")
-        command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull]
-        command += ["--rootdir", str(ROOT), "--import-mode=importlib", "-W", "error", __file__]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        variables = {**os.environ, **added, "PYTHONPATH": path, "TRUTH_RUNTIME": version}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=110)
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-        assert " passed" in done.stdout, done.stdout
+        truth.run_again(__file__, truth.environment("cuda", runtime=True) | {"TRUTH_RUNTIME": version})
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ pytest.importorskip("libcst", reason="the extra 'migrate' is not installed")
 from devmem.cli.import_rewriter import Unparsable, rewrite
 
 ROOT = Path(__file__).parents[3]
+#: Programs before and after, a pair of files each.
+PAIRS = Path(__file__).parent / "migrated"
 ENVIRONMENT = {**os.environ, "DEVMEM_BACKEND": "host", "PYTHONPATH": str(ROOT)}
 
 
@@ -158,69 +160,11 @@ def test_what_is_none_of_ours_is_left_alone(source):
     assert (found.after, found.findings) == (source.encode(), [])
 
 
-def test_comments_and_format_stay():
-    before = """
-        #!/usr/bin/env python
-        # A header, with   its spaces.
-        '''Docs.'''
-
-        # about the GPU
-        from numba import (
-            cuda as cu,  # the device
-            njit,  # the host
-            vectorize,
-        )
-        from numba.roc import (  # all of it
-            to_device,  # up
-
-            # and this one
-            stream as make,
-        )
-
-        try:
-            from numba import roc  # noqa: F401
-        except ImportError:
-            roc = None
-
-
-        def f( a,b ):
-            import numba.roc   # here
-
-            return (numba  .  roc).stream( )  # there
-        """
-    after = """
-        #!/usr/bin/env python
-        # A header, with   its spaces.
-        '''Docs.'''
-
-        # about the GPU
-        from numba import (
-            njit,  # the host
-            vectorize,
-        )
-        from devmem.compat import (
-            numba_cuda as cu,  # the device
-        )
-        from devmem.compat.numba_roc import (  # all of it
-            to_device,  # up
-
-            # and this one
-            stream as make,
-        )
-
-        try:
-            from devmem.compat import numba_roc as roc  # noqa: F401
-        except ImportError:
-            roc = None
-
-
-        def f( a,b ):
-            from devmem.compat import numba_roc   # here
-
-            return (numba_roc).stream( )  # there
-        """
-    assert rewritten(before) == text(after)
-    assert rewritten(after) == text(after)
+@pytest.mark.parametrize("name", sorted(path.name.removesuffix(".before.py") for path in PAIRS.glob("*.before.py")))
+def test_a_program_is_rewritten_as_its_pair_says(name):
+    before, after = ((PAIRS / f"{name}.{which}.py").read_bytes() for which in ("before", "after"))
+    assert rewrite(before).after == after
+    assert rewrite(after).after == after
 
 
 @pytest.mark.parametrize(
@@ -236,48 +180,6 @@ def test_comments_and_format_stay():
 def test_a_list_in_parentheses_is_split_with_its_comments(names, kept, moved):
     after = rewrite(f"from numba.roc import ({names})\n".encode()).after.decode()
     assert after == f"from numba.roc import ({kept})\nfrom devmem.compat.numba_roc import ({moved})\n"
-
-
-def test_scopes_are_pythons():
-    before = """
-        import numba
-
-        def host():
-            return numba.njit
-
-        def device():
-            import numba.roc
-            def inner():
-                return numba.roc.stream
-            return inner
-
-        class Numba:
-            numba = 3
-            roc = numba.roc
-
-        def other(numba):
-            return numba.roc
-        """
-    after = """
-        import numba
-
-        def host():
-            return numba.njit
-
-        def device():
-            from devmem.compat import numba_roc
-            def inner():
-                return numba_roc.stream
-            return inner
-
-        class Numba:
-            numba = 3
-            roc = numba.roc
-
-        def other(numba):
-            return numba.roc
-        """
-    assert rewritten(before) == text(after)
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------

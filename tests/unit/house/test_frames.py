@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from itertools import count
 
 import numpy as np
 import pytest
 
 import devmem as dm
-from devmem.spi import SPI_VERSION
-from devmem.spi.driver import SupportsStreamOrdered
-from devmem.spi.types import AllocFlags, Capability, DeviceInfo, MemoryKind
+from devmem.spi.types import Capability
+from devmem.testing import NullBackend, NullDriver
 
 #: Frames that may stand between `to_device` and the driver.
 FRAMES = 4
@@ -21,14 +19,13 @@ FRAMES = 4
 TIMED = 16
 
 
-class Witness:
+class Witness(NullDriver):
     """A driver that does nothing but remember what was called, and through which functions."""
 
     def __init__(self, capabilities):
-        self.info = DeviceInfo("witness", 0, "a witness", "0", 1 << 40, capabilities=capabilities)
+        super().__init__("witness", 0, capabilities)
         self.calls = []  # (verb, names of the functions from the caller up)
         self.running = False
-        self.next = count(1 << 20, 1 << 20).__next__
 
     def saw(self, verb):
         frame, codes = sys._getframe(2), []
@@ -45,89 +42,25 @@ class Witness:
         [codes] = [codes for name, codes in self.calls if name == verb]
         return [code.co_qualname for code in codes[: codes.index(function.__code__)]]
 
-    def enter(self):
-        self.saw("enter")
-
-    def exit(self, token):
-        self.saw("exit")
-
-    def alloc(self, nbytes, stream, kind=MemoryKind.DEVICE, flags=AllocFlags.NONE):
-        self.saw("alloc")
-        return self.next()
-
-    def free(self, ptr, nbytes, stream, kind=MemoryKind.DEVICE):
-        self.saw("free")
-
     def copy(self, dst, src, nbytes, kind, stream, *, blocking):
         self.saw("copy")
         return self.running and not blocking
 
-    def fill(self, dst, value, width, count, stream):
-        self.saw("fill")
 
-    def memory_info(self):
-        return self.info.total_bytes, self.info.total_bytes
+def seen(method, verb):
+    """A method of the driver that does nothing, which the witness sees."""
 
-    def stream_create(self, priority, non_blocking):
-        self.saw("stream_create")
-        return self.next()
+    def call(self, *arguments, **options):
+        self.saw(verb)
+        return getattr(NullDriver, method)(self, *arguments, **options)
 
-    def event_create(self, timing):
-        self.saw("event_create")
-        return self.next()
-
-    def event_record(self, event, stream):
-        self.saw("event_record")
-
-    def _nothing(self, *_):
-        pass
-
-    def _done(self, *_):
-        return True
-
-    stream_destroy = stream_synchronize = stream_wait = event_destroy = event_synchronize = _nothing
-    synchronize = close = _nothing
-    stream_query = event_query = _done
-
-    def event_elapsed(self, start, end):
-        return 0.0
+    return call
 
 
-class OrderedWitness(Witness):
-    """One with an allocator that is ordered on streams, which devmem then prefers."""
-
-    def alloc_async(self, nbytes, stream):
-        self.saw("alloc")
-        return self.next()
-
-    def free_async(self, ptr, nbytes, stream):
-        self.saw("free")
-
-    def pool_cached(self):
-        return 0
-
-    def pool_trim(self, keep_bytes):
-        pass
-
-    def pool_threshold(self, nbytes):
-        pass
-
-
-class Backend:
-    name = "witness"
-    spi_version = SPI_VERSION
-
-    def __init__(self, driver):
-        self.driver = driver
-
-    def unavailable(self):
-        return None
-
-    def device_count(self):
-        return 1
-
-    def open(self, ordinal):
-        return self.driver
+for method in ("enter", "exit", "alloc", "free", "fill", "stream_create", "event_create", "event_record"):
+    setattr(Witness, method, seen(method, method))
+for method in ("alloc_async", "free_async"):
+    setattr(Witness, method, seen(method, method.removesuffix("_async")))
 
 
 class Adaptor:
@@ -151,9 +84,8 @@ class Adaptor:
 def witness(request, monkeypatch):
     monkeypatch.delenv("DEVMEM_MEMORY_MANAGER", raising=False)
     ordered = request.param
-    driver = (OrderedWitness if ordered else Witness)(frozenset({Capability.STREAM_ORDERED} if ordered else ()))
-    assert isinstance(driver, SupportsStreamOrdered) == ordered
-    dm.register_backend(Backend(driver))
+    driver = Witness({Capability.STREAM_ORDERED} if ordered else ())
+    dm.register_backend(NullBackend("witness", lambda name, ordinal: driver))
     try:
         with dm.use_backend("witness"):
             # Opens the device; and the first sixteen of every 4096 small copies are timed, by a longer way.

@@ -628,26 +628,11 @@ def test_threads_that_load_save_and_copy(device, tmp_path):
     whole_ring()
 
 
-def test_a_capturing_stream_is_refused(device, monkeypatch, tmp_path):
+def test_a_capturing_stream_is_refused(device, seems_to_capture, tmp_path):
     np.save(tmp_path / "a.npy", DATA)
     stream = dm.stream()
     array = dm.to_device(DATA, stream=stream)
-    context = device.opened()
-
-    class Capturing:
-        def __init__(self, driver):
-            self.driver = driver
-
-        def __getattr__(self, name):
-            return getattr(self.driver, name)
-
-        def capturing(self, handle):
-            return handle == stream.handle
-
-    with monkeypatch.context() as patch:
-        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
-        patch.setattr(context.handle, "driver", Capturing(context.handle.driver))
-        patch.setattr(stream, "simple", False)
+    with seems_to_capture(stream):
         for call in (lambda: dm.load(tmp_path / "a.npy", stream=stream), lambda: dm.save(array, tmp_path / "b.npy")):
             with pytest.raises(dm.UnsupportedError, match="captur"):
                 call()

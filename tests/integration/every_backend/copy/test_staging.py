@@ -185,27 +185,12 @@ def test_the_source_is_the_callers_again_when_an_upload_returns(need, hold):
     assert np.array_equal(array.copy_to_host(), keep)
 
 
-def test_a_captured_stream_goes_directly(device, monkeypatch):
-    context = device.opened()
+def test_a_captured_stream_goes_directly(device, seems_to_capture):
     stream = dm.stream()
     array = dm.zeros(DATA.shape, "i2")
     source = DATA.copy()
     before = paths().get("h2d staged", 0)
-
-    class Capturing:
-        def __init__(self, driver):
-            self.driver = driver
-
-        def __getattr__(self, name):
-            return getattr(self.driver, name)
-
-        def capturing(self, handle):
-            return handle == stream.handle
-
-    with monkeypatch.context() as patch:
-        patch.setattr(context.handle, "capabilities", context.handle.capabilities | {dm.spi.types.Capability.CAPTURE})
-        patch.setattr(context.handle, "driver", Capturing(context.handle.driver))
-        patch.setattr(stream, "simple", False)
+    with seems_to_capture(stream):
         array.copy_to_device(source, stream=stream)
     stream.synchronize()
     assert paths().get("h2d staged", 0) == before
