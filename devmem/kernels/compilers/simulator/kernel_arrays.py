@@ -14,7 +14,8 @@ from ...._core.base.config import NegativeIndices
 from ...work_items import this_thread
 from . import advice, atomics
 from .array_functions import FUNCTIONS, METHODS, UFUNCS, apply
-from .numbers import INTEGRAL, REAL, TYPES, kernel_number, numpy_type, stored
+from .conversions import stored
+from .numbers import INTEGRAL, REAL, TYPES, kernel_number, numpy_type
 from .raw_arrays import dtype_of
 from .reports import Misuse
 
@@ -277,7 +278,7 @@ class Record(np.record):  # type: ignore[misc]  # final for type checkers, and n
             raise AttributeError(advice.on_field(name, self.dtype))
         if (why := advice.against_storing(value, self.dtype[name])) is not None:
             raise Misuse("misuse", f"{why} (in field {name!r} of a record)")
-        super().__setitem__(name, value)
+        super().__setitem__(name, stored(value, self.dtype[name]))
 
 
 class Vector(KernelArray):
@@ -300,11 +301,8 @@ class Vector(KernelArray):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if type(index) is int and 0 <= index < self._length and type(value) in REAL:
-            try:
-                self._data[index] = value
-                return
-            except OverflowError:  # an integer that wraps
-                pass
+            self._data[index] = value
+            return
         KernelArray.__setitem__(self, index, value)
 
 
@@ -332,16 +330,13 @@ class Matrix(KernelArray):
         if type(index) is tuple and len(index) == 2 and type(value) in REAL:
             row, column = index
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
-                try:
-                    self._data[index] = value
-                    return
-                except OverflowError:
-                    pass
+                self._data[index] = value
+                return
         KernelArray.__setitem__(self, index, value)
 
 
-class NarrowIntArray(KernelArray):
-    """An array of integers with fewer than 64 bits; stored values wrap."""
+class IntArray(KernelArray):
+    """An array of integers."""
 
     __slots__ = ()
 
@@ -349,24 +344,29 @@ class NarrowIntArray(KernelArray):
         super().__setitem__(index, stored(value, self._data.dtype))
 
 
-class NarrowIntVector(NarrowIntArray, Vector):
-    """A `NarrowIntArray` with one axis."""
+class IntVector(IntArray, Vector):
+    """An `IntArray` with one axis."""
 
     __slots__ = ()
 
     def __setitem__(self, index: Any, value: Any) -> None:
         kind = type(value)
-        if type(index) is int and 0 <= index < self._length and kind in REAL and (kind is not int or 0 <= value < 128):
+        if (
+            kind in INTEGRAL
+            and type(index) is int
+            and 0 <= index < self._length
+            and (kind is not int or 0 <= value < 128)
+        ):
             try:
                 self._data[index] = value
                 return
             except OverflowError:  # rare; the general path wraps the value
                 pass
-        NarrowIntArray.__setitem__(self, index, value)
+        IntArray.__setitem__(self, index, value)
 
 
-class NarrowIntMatrix(NarrowIntArray, Matrix):
-    """A `NarrowIntArray` with two axes."""
+class IntMatrix(IntArray, Matrix):
+    """An `IntArray` with two axes."""
 
     __slots__ = ()
 
@@ -400,8 +400,7 @@ def kernel_array(data: Array, space: str) -> KernelArray:
     if data.dtype.names is not None:
         data = data.view(np.dtype((Record, data.dtype)))
     elif numpy_type(data.dtype.type) is not None:
-        kinds = _NARROW if data.dtype.kind in "iu" and data.itemsize < 8 else _KINDS
-        kind = kinds[min(data.ndim, 3)]
+        kind = (_OF_INTEGERS if data.dtype.kind in "iu" else _KINDS)[min(data.ndim, 3)]
     return (kind if data.flags.writeable else _READ_ONLY[kind])(data, space)
 
 
@@ -421,12 +420,12 @@ def _field(value: Any) -> Any:
 
 #: By the number of axes; 3: any.
 _KINDS = (KernelArray, Vector, Matrix, KernelArray)
-_NARROW = (NarrowIntArray, NarrowIntVector, NarrowIntMatrix, NarrowIntArray)
+_OF_INTEGERS = (IntArray, IntVector, IntMatrix, IntArray)
 
 #: The class name in error messages of Python and NumPy.
 NAME = "array in a kernel"
 _READ_ONLY: dict[type[KernelArray], type[KernelArray]] = {
-    _kind: type(NAME, (ReadOnlyKernelArray, _kind), {"__slots__": ()}) for _kind in (*_KINDS, *_NARROW)
+    _kind: type(NAME, (ReadOnlyKernelArray, _kind), {"__slots__": ()}) for _kind in (*_KINDS, *_OF_INTEGERS)
 }
-for _kind in (*_KINDS, *_NARROW):
+for _kind in (*_KINDS, *_OF_INTEGERS):
     _kind.__name__ = NAME
