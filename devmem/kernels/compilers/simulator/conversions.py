@@ -17,6 +17,7 @@ Everything that converts goes through here: elements and fields that are assigne
 # Rules: https://docs.nvidia.com/cuda/parallel-thread-execution, "Data Movement and Conversion Instructions: cvt"
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -37,12 +38,18 @@ def wrapped(value: int, dtype: np.dtype[Any]) -> int:
 
 def to_integer(value: Any, dtype: np.dtype[Any] = _INT64, rounding: Callable[[float], int | float] = math.trunc) -> int:
     """A float as an integer of a type."""
-    width = max(dtype.itemsize * 8, _LEAST_BITS)
+    width, low, high = _register(dtype)
     if value != value:
         single = isinstance(value, np.float32 | np.float16)
         return wrapped(0 if single and width < 64 else 1 << (width - 1), dtype)
-    low, high = (0, (1 << width) - 1) if dtype.kind == "u" else (-(1 << (width - 1)), (1 << (width - 1)) - 1)
     return wrapped(int(rounding(min(max(float(value), low), high))), dtype)
+
+
+@functools.cache
+def _register(dtype: np.dtype[Any]) -> tuple[int, int, int]:
+    """(bits, least value, greatest value) of what a float becomes before it is stored."""
+    width = max(dtype.itemsize * 8, _LEAST_BITS)
+    return (width, 0, (1 << width) - 1) if dtype.kind == "u" else (width, -(1 << (width - 1)), (1 << (width - 1)) - 1)
 
 
 def stored(value: Any, dtype: np.dtype[Any]) -> Any:

@@ -285,6 +285,8 @@ class Vector(KernelArray):
     """An array of numbers with one axis, with a fast path for plain indices."""
 
     __slots__ = ("_length", "_number")
+    #: Classes of values that NumPy itself stores as compiled code does.
+    _direct = REAL
 
     def __init__(self, data: Array, space: str) -> None:
         super().__init__(data, space)
@@ -300,9 +302,12 @@ class Vector(KernelArray):
         return KernelArray.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is int and 0 <= index < self._length and type(value) in REAL:
-            self._data[index] = value
-            return
+        if type(index) is int and 0 <= index < self._length and type(value) in self._direct:
+            try:
+                self._data[index] = value
+                return
+            except OverflowError:  # an integer that wraps
+                pass
         KernelArray.__setitem__(self, index, value)
 
 
@@ -310,6 +315,8 @@ class Matrix(KernelArray):
     """An array of numbers with two axes, with a fast path for plain indices."""
 
     __slots__ = ("_columns", "_number", "_rows")
+    #: As `Vector` has.
+    _direct = REAL
 
     def __init__(self, data: Array, space: str) -> None:
         super().__init__(data, space)
@@ -327,16 +334,33 @@ class Matrix(KernelArray):
         return KernelArray.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is tuple and len(index) == 2 and type(value) in REAL:
+        if type(index) is tuple and len(index) == 2 and type(value) in self._direct:
             row, column = index
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
-                self._data[index] = value
-                return
+                try:
+                    self._data[index] = value
+                    return
+                except OverflowError:
+                    pass
         KernelArray.__setitem__(self, index, value)
 
 
-class IntArray(KernelArray):
-    """An array of integers."""
+class LongVector(Vector):
+    """A `Vector` of integers with 64 bits."""
+
+    __slots__ = ()
+    _direct = INTEGRAL
+
+
+class LongMatrix(Matrix):
+    """A `Matrix` of integers with 64 bits."""
+
+    __slots__ = ()
+    _direct = INTEGRAL
+
+
+class NarrowIntArray(KernelArray):
+    """An array of integers with fewer than 64 bits."""
 
     __slots__ = ()
 
@@ -344,8 +368,8 @@ class IntArray(KernelArray):
         super().__setitem__(index, stored(value, self._data.dtype))
 
 
-class IntVector(IntArray, Vector):
-    """An `IntArray` with one axis."""
+class NarrowIntVector(NarrowIntArray, Vector):
+    """A `NarrowIntArray` with one axis."""
 
     __slots__ = ()
 
@@ -362,11 +386,11 @@ class IntVector(IntArray, Vector):
                 return
             except OverflowError:  # rare; the general path wraps the value
                 pass
-        IntArray.__setitem__(self, index, value)
+        NarrowIntArray.__setitem__(self, index, value)
 
 
-class IntMatrix(IntArray, Matrix):
-    """An `IntArray` with two axes."""
+class NarrowIntMatrix(NarrowIntArray, Matrix):
+    """A `NarrowIntArray` with two axes."""
 
     __slots__ = ()
 
@@ -400,7 +424,8 @@ def kernel_array(data: Array, space: str) -> KernelArray:
     if data.dtype.names is not None:
         data = data.view(np.dtype((Record, data.dtype)))
     elif numpy_type(data.dtype.type) is not None:
-        kind = (_OF_INTEGERS if data.dtype.kind in "iu" else _KINDS)[min(data.ndim, 3)]
+        kinds = _KINDS if data.dtype.kind not in "iu" else _LONG if data.itemsize == 8 else _NARROW
+        kind = kinds[min(data.ndim, 3)]
     return (kind if data.flags.writeable else _READ_ONLY[kind])(data, space)
 
 
@@ -420,12 +445,13 @@ def _field(value: Any) -> Any:
 
 #: By the number of axes; 3: any.
 _KINDS = (KernelArray, Vector, Matrix, KernelArray)
-_OF_INTEGERS = (IntArray, IntVector, IntMatrix, IntArray)
+_NARROW = (NarrowIntArray, NarrowIntVector, NarrowIntMatrix, NarrowIntArray)
+_LONG = (KernelArray, LongVector, LongMatrix, KernelArray)
 
 #: The class name in error messages of Python and NumPy.
 NAME = "array in a kernel"
 _READ_ONLY: dict[type[KernelArray], type[KernelArray]] = {
-    _kind: type(NAME, (ReadOnlyKernelArray, _kind), {"__slots__": ()}) for _kind in (*_KINDS, *_OF_INTEGERS)
+    _kind: type(NAME, (ReadOnlyKernelArray, _kind), {"__slots__": ()}) for _kind in {*_KINDS, *_NARROW, *_LONG}
 }
-for _kind in (*_KINDS, *_OF_INTEGERS):
+for _kind in {*_KINDS, *_NARROW, *_LONG}:
     _kind.__name__ = NAME
