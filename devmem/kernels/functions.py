@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import update_wrapper
-from types import MappingProxyType
+from operator import methodcaller
 from typing import Any
 
 from ..spi.errors import UnsupportedError
 from .compilers import extensions
+from .decorated import NO_OPTIONS, Decorated, Function, Options, Unchanging
 from .work_items import running_item
-
-Function = Callable[..., object]
-Options = Mapping[str, object]
-NO_OPTIONS: Options = MappingProxyType({})
-
-
-class Decorated:
-    """A function that `devmem.kernel` has decorated.
-
-    Attributes
-    ----------
-    function : function
-        The decorated function. Neither it nor its globals are changed.
-    signatures : tuple of str
-        The declared types; empty: it is compiled for the types of the arguments.
-    options : mapping
-        Options for the compiler.
-    """
-
-    __name__: str
-    __qualname__: str
-
-    def __init__(self, function: Function, signatures: Sequence[str] = (), options: Options = NO_OPTIONS) -> None:
-        self.function = function
-        self.signatures = tuple(signatures)
-        self.options = dict(options)
-
-    def __reduce__(self) -> str:
-        return self.__qualname__  # found again in its module, as functions are
 
 
 class KernelFunction(Decorated):
@@ -112,13 +84,20 @@ class KernelFunction(Decorated):
         return found
 
 
-class ConfiguredKernel:
+class ConfiguredKernel(Unchanging):
     """A kernel with the grid that it is to be launched on."""
 
     __slots__ = ("kernel",)
 
     def __init__(self, kernel: KernelFunction) -> None:
         self.kernel = kernel
+
+    def again(self) -> methodcaller:
+        """What configures a kernel likewise, in any process."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.again(), (self.kernel,)
 
 
 class DeviceFunction(Decorated):

@@ -14,7 +14,8 @@ from .._core.device.device import open_device_of
 from ..spi.errors import LayoutError
 from ..spi.types import Extent
 from .code import CompiledCodes, compiler_for
-from .functions import NO_OPTIONS, Function, KernelFunction, Options
+from .decorated import NO_OPTIONS, Function, Options
+from .functions import KernelFunction
 from .launch import EmptyLaunch, Launch, check_on_host
 
 #: Threads of a block by default: enough to occupy every GPU, and allowed by all.

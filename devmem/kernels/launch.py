@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,6 +55,15 @@ class Launch(ConfiguredKernel):
 
     def __repr__(self) -> str:
         return f"<launch of {self.kernel} on {self.grid} blocks of {self.block} threads>"
+
+    def again(self) -> methodcaller:
+        """What configures a kernel likewise; TypeError if a stream is named, which other processes do not have."""
+        if self.stream:
+            raise TypeError(
+                f"{self!r} cannot be pickled: it is on {self.stream!r}, which means something in this process only; "
+                f"send the kernel, and write kernel[grid, block, stream] where it is launched"
+            )
+        return methodcaller("__getitem__", (self.grid, self.block, 0, self.shared_bytes))
 
     def __call__(self, /, *arguments: Any, **named: Any) -> None:
         """Launch the kernel, with arguments by position or by name; arguments with a default may be left out.
@@ -249,6 +259,10 @@ class EmptyLaunch(ConfiguredKernel):
 
     def __repr__(self) -> str:
         return f"<launch of {self.kernel} on no elements>"
+
+    def again(self) -> methodcaller:
+        """What configures a kernel likewise."""
+        return methodcaller("forall", 0)
 
     def __call__(self, /, *arguments: Any, **named: Any) -> None:
         """Do nothing, except raise TypeError for a wrong number of arguments."""

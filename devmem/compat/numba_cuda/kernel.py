@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import devmem
 
+from ...kernels.decorated import Unchanging
 from ...kernels.functions import DeviceFunction
 from ...kernels.work_items import running_item
 from ...spi.errors import DevmemError
@@ -44,11 +45,21 @@ class Dispatcher(DeviceFunction):
     #: The declared types.
     signatures: tuple[str, ...] = ()
 
-    def __init__(self, function: Callable[..., object], signatures: tuple[str, ...], options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., object],
+        signatures: tuple[str, ...],
+        options: dict[str, Any],
+        extensions: Iterable[Any] = (),
+    ) -> None:
         super().__init__(function, signatures, options)
         self.kernel: Any = devmem.kernel(signatures, **options)(function)
         #: Objects whose ``prepare_args(type, value, stream, retr)`` replaces each argument of a launch; the type is None.
-        self.extensions: list[Any] = []
+        self.extensions: list[Any] = list(extensions)
+
+    def made_with(self) -> tuple[Any, ...]:
+        """What it is made with beside the function."""
+        return *super().made_with(), self.extensions
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}>"
@@ -75,14 +86,14 @@ class Dispatcher(DeviceFunction):
             A length is not an integer, or the stream argument is not a stream.
         """
         grid, block = normalize_kernel_dimensions(griddim, blockdim)
-        return _Launch(self.kernel[grid, block, native_stream(stream), sharedmem], self.extensions, stream)
+        return _Launch(self, self.kernel[grid, block, native_stream(stream), sharedmem], stream)
 
     def forall(self, ntasks: int, tpb: int = 0, stream: Any = 0, sharedmem: int = 0) -> Any:
         """The kernel with at least one thread for each task; nothing is launched for 0 tasks."""
         if ntasks < 0:
             raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
         launch = self.kernel.forall(ntasks, native_stream(stream), threads=tpb, dynamic_shared_bytes=sharedmem)
-        return _Launch(launch, self.extensions, stream)
+        return _Launch(self, launch, stream)
 
     def specialize(self, *args: Any) -> Dispatcher:
         """The kernel itself, which is compiled for the types of the arguments of each launch."""
@@ -99,17 +110,20 @@ class Dispatcher(DeviceFunction):
         return self.options
 
 
-class _Launch:
+class _Launch(Unchanging):
     """A kernel with its grid."""
 
-    def __init__(self, launch: Any, extensions: list[Any], stream: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher, launch: Any, stream: Any) -> None:
+        self.dispatcher = dispatcher
         self.launch = launch
-        self.extensions = extensions
         self.stream = stream
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.launch.again(), (self.dispatcher,)
 
     def __call__(self, *args: Any, **named: Any) -> None:
         after: list[Callable[[], object]] = []
-        for extension in reversed(self.extensions):
+        for extension in reversed(self.dispatcher.extensions):
             args = tuple(extension.prepare_args(None, each, stream=self.stream, retr=after)[1] for each in args)
         self._launch(args, named)
         for each in after:
@@ -217,9 +231,7 @@ def _decorate(
 ) -> Any:
     if device:
         return devmem.kernel(signatures, device=True, **options)(function)
-    made = Dispatcher(function, signatures, options)
-    made.extensions.extend(extensions)
-    return made
+    return Dispatcher(function, signatures, options, extensions)
 
 
 def _signatures(given: Any) -> tuple[str, ...]:

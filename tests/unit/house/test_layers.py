@@ -80,7 +80,7 @@ RULES: Mapping[str, Rule] = {
         )
         for at, room in enumerate(ROOMS)
     },
-    "devmem.kernels": rule("spi toolkit _core", "numpy"),
+    "devmem.kernels": rule("spi toolkit _core", "numpy", lazily="cloudpickle"),
     "devmem.kernels.compilers.numba_cuda": rule("spi toolkit _core kernels", "numpy numba"),
     "devmem.kernels.compilers.numba_cuda_mlir": rule("spi toolkit _core kernels", "numpy numba_cuda_mlir"),
     "devmem.kernels.compilers.numba_hip": rule("spi toolkit _core kernels", "numpy numba"),
@@ -102,7 +102,9 @@ RULES: Mapping[str, Rule] = {
     "devmem.compat.numba_cuda.device_functions": rule("kernels.functions"),
     "devmem.compat.numba_cuda.fp16": rule("compat kernels.compilers.simulator.half_precision"),
     "devmem.compat.numba_cuda.libdevice": rule("compat kernels.compilers.simulator.libdevice"),
-    "devmem.compat.numba_cuda.kernel": rule("devmem api spi compat kernels.functions kernels.work_items", lazily=None),
+    "devmem.compat.numba_cuda.kernel": rule(
+        "devmem api spi compat kernels.decorated kernels.functions kernels.work_items", lazily=None
+    ),
     "devmem.compat.numba_roc.compiler": rule("devmem api spi compat kernels.work_items", "numpy", lazily=None),
     "devmem.compat.numba_cuda.cudadrv.device": rule("devmem api spi compat _core.base.simulation", lazily=None),
     "devmem.compat.numba_cuda.cudadrv.streams": rule("devmem api spi compat _core.base.interrupts", lazily=None),

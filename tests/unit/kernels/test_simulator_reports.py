@@ -216,7 +216,7 @@ def test_atomics_that_no_device_has(simulated, operation, dtypes, watched):
     [
         (0.5, "truncates 0.5 to 0 before atomic.add"),
         (np.float32(-1.5), "truncates -1.5 to -1 before"),
-        (np.nan, "truncates nan to any integer"),
+        (np.nan, "truncates nan to -2147483648 before"),
         (None, "None is stored"),
         (1j, "write value.real"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...names import Position
+from .conversions import stored
 
 #: For negative indices.
 NEGATIVE = (
@@ -85,10 +86,7 @@ def against_atomic(operation: str, dtype: np.dtype[Any], operands: tuple[Any, ..
             return why
         if dtype.kind in "iu" and isinstance(each, float | np.floating) and not float(each).is_integer():
             return (
-                f"compiled code truncates {each} to {_cut(each)} before atomic.{operation}, as the array is of integers"
+                f"compiled code truncates {each} to {stored(each, dtype)} before atomic.{operation}, as the array is of "
+                f"integers"
             )
     return None
-
-
-def _cut(value: Any) -> str:
-    return str(int(value)) if np.isfinite(value) else "any integer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import advice
-from .numbers import INTEGRAL, REAL, stored
+from .conversions import stored
+from .numbers import INTEGRAL, REAL
 from .reports import Misuse
 
 #: The range of each integer type that devices have atomic operations for.
@@ -48,8 +50,7 @@ def converted(operation: str, array: object, dtype: np.dtype[Any], operands: tup
             raise Misuse("misuse", f"{why} (in {array!r})")
     if limits is None:
         return tuple([native(each) for each in operands])
-    low, high = limits
-    return tuple([native(n) if low <= (n := int(each)) <= high else _cut(each, dtype) for each in operands])
+    return tuple([native(operator.index(stored(each, dtype))) for each in operands])
 
 
 def exchange(data: npt.NDArray[Any], key: tuple[int, ...], operation: str, operands: tuple[Any, ...]) -> Any:
@@ -93,10 +94,3 @@ def exchange(data: npt.NDArray[Any], key: tuple[int, ...], operation: str, opera
         elif value < before:
             data[key] = value
     return before
-
-
-def _cut(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A float or an out-of-range integer, converted to an integer type as compiled code does."""
-    if isinstance(value, float | np.floating):
-        return np.float64(value).astype(dtype)
-    return dtype.type(stored(value, dtype))

@@ -1,7 +1,7 @@
 """Functions that numba.cuda's compiler has and other vendors' have not, as the simulator computes them.
 
-They are CUDA's: integers are of 32 bits or of 64, by the type of the argument; a shift that leaves the wave, and one from a lane
-that does not take part, gives the lane's own value.
+They are CUDA's: `clz` and `popc` count the bits of the argument's type, `brev` and `ffs` those of 32 or 64; a shift that leaves
+the wave, and one from a lane that does not take part, gives the lane's own value.
 """
 
 # Rules: https://nvidia.github.io/numba-cuda/reference/kernel.html
@@ -41,14 +41,14 @@ def call(item: Any, name: str, arguments: tuple[Any, ...]) -> Any:
 # -- bits --------------------------------------------------------------------------------------------------------------
 
 
-def _of_bits(function: Callable[[Any, int], int], result: Any = None) -> Callable[[Any, Any], Any]:
-    """A function of an integer's 32 or 64 bits; ``result`` None: an unsigned integer of as many."""
+def _of_bits(function: Callable[[Any, int], int], result: Any = None, least: int = 32) -> Callable[[Any, Any], Any]:
+    """A function of an integer's bits, at least of ``least``; ``result`` None: an unsigned integer of as many."""
 
     def compute(item: Any, x: Any) -> Any:
         native = np.dtype(numpy_type(type(x)) or np.int64)
         if native.kind not in "biu":
             raise TypeError(f"the function takes an integer, not {x!r}")
-        width = 64 if native.itemsize == 8 else 32
+        width = max(native.itemsize * 8, least)
         return (result or np.dtype(f"u{width // 8}").type)(function(x, width))
 
     return compute
@@ -127,7 +127,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ballot_sync": _ballot,
     "brev": _of_bits(brev),
     "cbrt": _cbrt,
-    "clz": _of_bits(clz, _INT32),
+    "clz": _of_bits(clz, _INT32, least=8),
     "eq_sync": _equal,
     "ffs": _of_bits(ffs, _UINT32),
     "fma": lambda item, a, b, c: fma(a, b, c),
@@ -135,7 +135,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "match_all_sync": _match_all,
     "match_any_sync": _match_any,
     "nanosleep": lambda item, ns: None,
-    "popc": _of_bits(popc, _INT32),
+    "popc": _of_bits(popc, _INT32, least=8),
     "selp": lambda item, a, b, c: b if a else c,
     "shfl_down_sync": _shuffle(_down),
     "shfl_sync": _shuffle(lambda item, lane: lane % item.wave_size),

@@ -1,9 +1,10 @@
 """The functions that the simulator runs: kernels and what they call, with other globals where Python's would do something else.
 
-Compilers take functions under ``numba.njit`` as device functions, and have their own ``math``. A compiled function does not take
-the arrays of the simulator, and `math` raises where a device gives nan. So a kernel that refers to either runs as a copy with
-the same code, whose globals have the Python function, and the functions of `device_math`; and so do the functions that it calls.
-`print` writes its line in pieces, between which a block on another thread may write: copies have one that writes it at once.
+Compilers read a kernel's globals when they compile it: a value that is assigned later is not seen. They take functions under
+``numba.njit`` as device functions, and have their own ``math``. A compiled function does not take the arrays of the simulator,
+and `math` raises where a device gives nan. So a kernel runs as a copy with the same code, whose globals are those of its first
+launch, with the Python function and the functions of `device_math`; and so do the functions that it calls. `print` writes its
+line in pieces, between which a block on another thread may write: copies have one that writes it at once.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import builtins
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import CellType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from ...functions import DeviceFunction
 from .device_math import REPLACED
@@ -27,6 +31,10 @@ def _print(*values: object, sep: str = " ", end: str = "\n", **options: Any) -> 
 
 _REPLACED = REPLACED | {id(print): _print}
 _BUILTINS = vars(builtins)
+#: What Python itself finds in the globals of a function.
+_OF_EVERY_MODULE = {"__builtins__", "__name__"}
+#: What modules may hold that a compiler takes for a constant.
+_CONSTANTS = (bool, int, float, complex, tuple, np.generic)
 
 
 def python_function(value: object) -> Function | None:
@@ -44,7 +52,7 @@ def jit_is_disabled() -> bool:
 
 
 def in_python(function: Function) -> Function:
-    """The function itself, or a copy with the globals that it has on a device."""
+    """A copy of the function with the globals that it has on a device."""
     return _Copies().of(function)
 
 
@@ -56,60 +64,59 @@ class _Copies:
         self._kept: list[object] = []  # so that no other object gets the id of one of them
 
     def of(self, function: Function) -> Function:
-        """A function, or its copy."""
+        """The copy of a function."""
         if not isinstance(function, FunctionType):
             return function
         found = self._made.get(id(function))
         if found is not None:
             return found  # type: ignore[no-any-return]
-        names = function.__globals__
-        copy = FunctionType(
-            function.__code__, dict(names), function.__name__, function.__defaults__, function.__closure__
-        )
+        names = _names(function)
+        # No others, which the copy would keep alive.
+        values = {name: value for name, value in function.__globals__.items() if name in names | _OF_EVERY_MODULE}
+        cells = tuple(CellType(*_contents(cell)) for cell in function.__closure__ or ())
+        copy = FunctionType(function.__code__, values, function.__name__, function.__defaults__, cells)
         copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
         self._kept.append(function)
         self._made[id(function)] = copy  # functions may call each other
-        changed = False
-        for name in _names(function):
-            value = names.get(name, _BUILTINS.get(name))
-            if (other := self._replaced(value)) is not value:
-                copy.__globals__[name] = other
-                changed = True
-        cells = tuple(self._cell(cell) for cell in function.__closure__ or ())
-        if any(one is not other for one, other in zip(cells, function.__closure__ or (), strict=True)):
-            with_cells = FunctionType(copy.__code__, copy.__globals__, copy.__name__, copy.__defaults__, cells)
-            with_cells.__kwdefaults__, with_cells.__qualname__ = copy.__kwdefaults__, copy.__qualname__
-            copy, changed = with_cells, True
-        self._made[id(function)] = copy if changed else function
-        return copy if changed else function
+        values.update(
+            (name, self._replaced(_BUILTINS[name], names)) for name in names & _BUILTINS.keys() - values.keys()
+        )
+        values.update((name, self._replaced(values[name], names)) for name in names & values.keys())
+        for cell in cells:
+            for value in _contents(cell):
+                cell.cell_contents = self._replaced(value, names)
+        return copy
 
-    def _replaced(self, value: Any) -> Any:
-        """What a name in a copy refers to instead of a value: often the value itself."""
+    def _replaced(self, value: Any, names: set[str]) -> Any:
+        """What a name in a copy refers to instead of a value, often the value itself; ``names``: all that the function has."""
         if id(value) in _REPLACED:
             return _REPLACED[id(value)]
         plain = python_function(value)
         if plain is not None:
             return self.of(plain)
         if isinstance(value, DeviceFunction):
-            function = self.of(value.function)
-            return value if function is value.function else DeviceFunction(function, value.signatures, value.options)
-        if isinstance(value, ModuleType) and any(python_function(each) is not None for each in vars(value).values()):
-            copy = ModuleType(value.__name__)
-            vars(copy).update(
-                (name, self._replaced(each)) for name, each in vars(value).items() if python_function(each)
-            )
-            for name, each in vars(value).items():
-                vars(copy).setdefault(name, each)
-            return copy
-        return value
+            return DeviceFunction(self.of(value.function), value.signatures, value.options)
+        if isinstance(value, np.ndarray | np.void):
+            return value.copy()
+        return self._module(value, names) if type(value) is ModuleType else value
 
-    def _cell(self, cell: CellType) -> CellType:
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not assigned yet
-            return cell
-        other = self._replaced(value)
-        return cell if other is value else CellType(other)
+    def _module(self, module: ModuleType, names: set[str]) -> ModuleType:
+        """The module, or a copy if one of the names in it refers to something else, or to what may be assigned anew."""
+        values = {name: vars(module)[name] for name in names & vars(module).keys()}
+        others = {name: self._replaced(value, names - {name}) for name, value in values.items()}
+        if not any(isinstance(value, _CONSTANTS) or others[name] is not value for name, value in values.items()):
+            return module
+        copy = ModuleType(module.__name__)
+        vars(copy).update(others, __getattr__=partial(getattr, module))
+        return copy
+
+
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    """What a variable of an outer function holds: nothing if it is not assigned yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def _names(function: FunctionType) -> set[str]:

@@ -1,4 +1,4 @@
-"""``math`` and NumPy's types as kernels see them: functions compute in the type of their argument, and raise nothing.
+"""``math``, NumPy's types and some built-ins in kernels: functions compute in the type of their argument, and raise nothing.
 
 Compiled, ``math.sqrt`` of a float32 is a float32, of an integer a float64, and of a negative number nan; ``math.floor`` gives a
 float; ``np.uint8(250) + np.uint8(10)`` is 260, as both are integers of 64 bits before they are added.
@@ -7,14 +7,17 @@ float; ``np.uint8(250) + np.uint8(10)`` is 260, as both are integers of 64 bits 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from .conversions import stored, to_integer
+from .exact import larger, smaller
 from .libdevice import FUNCTIONS as LIBDEVICE
-from .numbers import INTEGRAL, TYPES, kernel_number, stored
+from .numbers import INTEGRAL, TYPES, kernel_number, numpy_type
 
 _SINGLE = TYPES[np.float32]
 _SINGLES = {_SINGLE, np.float32}
@@ -92,10 +95,7 @@ class NumberType:
         return repr(self.native)
 
     def __call__(self, value: Any = 0) -> Any:
-        """The value in this type; integers wrap."""
-        kind = self.dtype.kind
-        if kind in "iu" and isinstance(value, float | np.floating):
-            value = np.float64(value).astype(self.dtype)
+        """The value in this type."""
         return kernel_number(self.native(stored(value, self.dtype)))
 
     def __instancecheck__(self, instance: object) -> bool:
@@ -111,8 +111,59 @@ class NumberType:
         return getattr(self.native, name)
 
 
-#: By the type of NumPy's: the one that a kernel calls instead.
+class _Int(NumberType):
+    """Python's ``int`` in a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(np.int64)
+
+    def __call__(self, value: Any = 0) -> Any:
+        return to_integer(value) if isinstance(value, float | np.floating) else int(value)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, int | np.integer)
+
+
+def _round(x: Any, ndigits: Any = None) -> Any:
+    if ndigits is not None:
+        return round(x, ndigits)
+    return to_integer(float(x), rounding=round) if isinstance(x, float | np.floating) else round(x)
+
+
+def _extreme(
+    plain: Callable[..., Any], is_better: Callable[[Any, Any], Any], of_floats: Callable[[Any, Any], Any]
+) -> Any:
+    """``max`` or ``min``: the result has the type that NumPy promotes all operands to, and of two floats nan is none."""
+
+    def choose(*given: Any, **options: Any) -> Any:
+        values = given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
+        natives = {numpy_type(type(each)) for each in values}
+        if options or not natives <= _COMPARED or (len(natives) < 2 and not natives <= _FLOATS):
+            return plain(*given, **options)
+        if len(given) == 2 and natives <= _FLOATS:
+            return TYPES[np.float64 if np.float64 in natives else np.float32](of_floats(*map(float, given)))
+        found, *others = values
+        for each in others:
+            common = np.promote_types(numpy_type(type(found)), numpy_type(type(each))).type
+            found, other = TYPES[common](found), TYPES[common](each)
+            found = other if is_better(other, found) else found
+        return found
+
+    return choose
+
+
+_FLOATS = {np.float32, np.float64}
+_COMPARED = {native for native in TYPES if np.dtype(native).kind in "iuf"}
+_BUILTINS: dict[Any, Any] = {
+    int: _Int(),
+    max: _extreme(max, operator.gt, larger),
+    min: _extreme(min, operator.lt, smaller),
+    round: _round,
+}
+
+#: By the type of NumPy's: the one that a kernel calls instead. C's types are NumPy's of the same width.
 NUMBER_TYPES: dict[Any, Any] = {native: NumberType(native) for native in TYPES}
+NUMBER_TYPES |= {each: NUMBER_TYPES[np.dtype(np.dtype(each).str).type] for each in (np.longlong, np.ulonglong)}
 
 
 def _module(theirs: ModuleType, replaced: dict[Any, Any]) -> ModuleType:
@@ -139,5 +190,5 @@ vars(_numpy).update((native.__name__, made) for native, made in NUMBER_TYPES.ite
 REPLACED: dict[int, Any] = {
     id(math): _module(math, MATH),
     id(np): _numpy,
-    **{id(each): made for each, made in (MATH | NUMBER_TYPES).items()},
+    **{id(each): made for each, made in (MATH | NUMBER_TYPES | _BUILTINS).items()},
 }

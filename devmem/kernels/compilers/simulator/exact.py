@@ -48,6 +48,16 @@ def _beyond(near: float) -> Any:
     return np.nextafter(found, np.float32(math.inf if near > float(found) else -math.inf))
 
 
+def larger(x: Any, y: Any) -> Any:
+    """The larger of two floats, of which nan is none; +0.0 is larger than -0.0."""
+    return x + y if x == y == 0 else np.fmax(x, y)
+
+
+def smaller(x: Any, y: Any) -> Any:
+    """The smaller of two floats, likewise."""
+    return -larger(-x, -y)
+
+
 def bits_of(value: Any, width: int) -> int:
     """An integer of ``width`` bits as an unsigned one."""
     return int(value) & (1 << width) - 1

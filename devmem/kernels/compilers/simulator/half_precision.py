@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .exact import larger, smaller
+
 _HALF = np.float16
 
 
@@ -28,8 +30,8 @@ FUNCTIONS |= {
     "hdiv": _of_halves(operator.truediv),
     "hexp10": _of_halves(lambda x: np.power(10.0, x)),
     "hfma": _of_halves(lambda a, b, c: a * b + c),
-    "hmax": _of_halves(np.fmax),
-    "hmin": _of_halves(np.fmin),
+    "hmax": _of_halves(larger),
+    "hmin": _of_halves(smaller),
     "hmul": _of_halves(operator.mul),
     "hneg": _of_halves(operator.neg),
     "hrcp": _of_halves(lambda x: 1 / x),

@@ -14,7 +14,8 @@ from ...._core.base.config import NegativeIndices
 from ...work_items import this_thread
 from . import advice, atomics
 from .array_functions import FUNCTIONS, METHODS, UFUNCS, apply
-from .numbers import INTEGRAL, REAL, TYPES, kernel_number, numpy_type, stored
+from .conversions import stored
+from .numbers import INTEGRAL, REAL, TYPES, kernel_number, numpy_type
 from .raw_arrays import dtype_of
 from .reports import Misuse
 
@@ -277,13 +278,15 @@ class Record(np.record):  # type: ignore[misc]  # final for type checkers, and n
             raise AttributeError(advice.on_field(name, self.dtype))
         if (why := advice.against_storing(value, self.dtype[name])) is not None:
             raise Misuse("misuse", f"{why} (in field {name!r} of a record)")
-        super().__setitem__(name, value)
+        super().__setitem__(name, stored(value, self.dtype[name]))
 
 
 class Vector(KernelArray):
     """An array of numbers with one axis, with a fast path for plain indices."""
 
     __slots__ = ("_length", "_number")
+    #: Classes of values that NumPy itself stores as compiled code does.
+    _direct = REAL
 
     def __init__(self, data: Array, space: str) -> None:
         super().__init__(data, space)
@@ -299,7 +302,7 @@ class Vector(KernelArray):
         return KernelArray.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is int and 0 <= index < self._length and type(value) in REAL:
+        if type(index) is int and 0 <= index < self._length and type(value) in self._direct:
             try:
                 self._data[index] = value
                 return
@@ -312,6 +315,8 @@ class Matrix(KernelArray):
     """An array of numbers with two axes, with a fast path for plain indices."""
 
     __slots__ = ("_columns", "_number", "_rows")
+    #: As `Vector` has.
+    _direct = REAL
 
     def __init__(self, data: Array, space: str) -> None:
         super().__init__(data, space)
@@ -329,7 +334,7 @@ class Matrix(KernelArray):
         return KernelArray.__getitem__(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if type(index) is tuple and len(index) == 2 and type(value) in REAL:
+        if type(index) is tuple and len(index) == 2 and type(value) in self._direct:
             row, column = index
             if type(row) is int and type(column) is int and 0 <= row < self._rows and 0 <= column < self._columns:
                 try:
@@ -340,8 +345,22 @@ class Matrix(KernelArray):
         KernelArray.__setitem__(self, index, value)
 
 
+class LongVector(Vector):
+    """A `Vector` of integers with 64 bits."""
+
+    __slots__ = ()
+    _direct = INTEGRAL
+
+
+class LongMatrix(Matrix):
+    """A `Matrix` of integers with 64 bits."""
+
+    __slots__ = ()
+    _direct = INTEGRAL
+
+
 class NarrowIntArray(KernelArray):
-    """An array of integers with fewer than 64 bits; stored values wrap."""
+    """An array of integers with fewer than 64 bits."""
 
     __slots__ = ()
 
@@ -356,7 +375,12 @@ class NarrowIntVector(NarrowIntArray, Vector):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         kind = type(value)
-        if type(index) is int and 0 <= index < self._length and kind in REAL and (kind is not int or 0 <= value < 128):
+        if (
+            kind in INTEGRAL
+            and type(index) is int
+            and 0 <= index < self._length
+            and (kind is not int or 0 <= value < 128)
+        ):
             try:
                 self._data[index] = value
                 return
@@ -400,7 +424,7 @@ def kernel_array(data: Array, space: str) -> KernelArray:
     if data.dtype.names is not None:
         data = data.view(np.dtype((Record, data.dtype)))
     elif numpy_type(data.dtype.type) is not None:
-        kinds = _NARROW if data.dtype.kind in "iu" and data.itemsize < 8 else _KINDS
+        kinds = _KINDS if data.dtype.kind not in "iu" else _LONG if data.itemsize == 8 else _NARROW
         kind = kinds[min(data.ndim, 3)]
     return (kind if data.flags.writeable else _READ_ONLY[kind])(data, space)
 
@@ -422,11 +446,12 @@ def _field(value: Any) -> Any:
 #: By the number of axes; 3: any.
 _KINDS = (KernelArray, Vector, Matrix, KernelArray)
 _NARROW = (NarrowIntArray, NarrowIntVector, NarrowIntMatrix, NarrowIntArray)
+_LONG = (KernelArray, LongVector, LongMatrix, KernelArray)
 
 #: The class name in error messages of Python and NumPy.
 NAME = "array in a kernel"
 _READ_ONLY: dict[type[KernelArray], type[KernelArray]] = {
-    _kind: type(NAME, (ReadOnlyKernelArray, _kind), {"__slots__": ()}) for _kind in (*_KINDS, *_NARROW)
+    _kind: type(NAME, (ReadOnlyKernelArray, _kind), {"__slots__": ()}) for _kind in {*_KINDS, *_NARROW, *_LONG}
 }
-for _kind in (*_KINDS, *_NARROW):
+for _kind in {*_KINDS, *_NARROW, *_LONG}:
     _kind.__name__ = NAME

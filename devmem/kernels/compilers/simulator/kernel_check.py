@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,6 +94,11 @@ class UsedNames:
                 raise _misuse(why, code, _line(step, code))
             if step.opname == "LOAD_CONST" and isinstance(step.argval, CodeType):
                 yield from self.used(step.argval)
+            if step.opname == "LOAD_GLOBAL" and step.argval not in self._globals and not hasattr(builtins, step.argval):
+                told = (
+                    f"name {step.argval!r} is not defined: kernels are compiled with the globals of their first launch"
+                )
+                raise _misuse(told, code, _line(step, code))
             value, written, end = self._loaded(found, at)
             if value is _UNKNOWN or written.startswith("@"):  # pytest's rewritten `assert`
                 continue

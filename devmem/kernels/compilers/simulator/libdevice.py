@@ -11,27 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from .exact import bits_of, brev, clz, ffs, fma, popc, rounded
+from .conversions import stored, to_integer
+from .exact import bits_of, brev, clz, ffs, fma, larger, popc, rounded, smaller
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 _F32, _F64, _I32, _I64 = np.float32, np.float64, np.int32, np.int64
 
 
-def _wrapped(value: int, kind: Any) -> Any:
-    """An integer as one of a signed type, whose bits are what fits."""
-    bits = np.dtype(kind).itemsize * 8
-    value &= (1 << bits) - 1
-    return kind(value - (1 << bits) if value >> (bits - 1) else value)
-
-
 def _cast(value: Any, kind: Any) -> Any:
-    return _wrapped(int(value), kind) if kind in (_I32, _I64) else kind(value)
+    return kind(stored(value, np.dtype(kind)))
 
 
 def _add(name: str, function: Callable[..., Any], result: Any, *arguments: Any) -> None:
@@ -177,7 +172,9 @@ _floats("copysign", np.copysign, 2)
 _floats("fdim", _fdim, 2)
 _floats("fma", lambda x, y, z: fma(x, y, z), 3)
 _add("fmaf", fma, _F32, _F32, _F32, _F32)
-for _name in "fmax", "fmin", "fmod", "hypot":
+_floats("fmax", larger, 2)
+_floats("fmin", smaller, 2)
+for _name in "fmod", "hypot":
     _floats(_name, getattr(np, _name), 2)
 _floats("pow", np.power, 2, also_fast=True)
 _add("fast_fdividef", lambda x, y: x / y, _F32, _F32, _F32)
@@ -293,29 +290,19 @@ _add("frsqrt_rn", lambda x: 1 / np.sqrt(_F64(x)), _F32, _F32)
 
 # -- conversions -------------------------------------------------------------------------------------------------------
 
-_INTEGRAL: dict[str, Callable[[Any], Any]] = {"rn": np.rint, "rz": np.trunc, "ru": np.ceil, "rd": np.floor}
-
-
-def _to_integer(mode: str, low: int, high: int) -> Callable[[Any], int]:
-    def convert(x: Any) -> int:
-        if x != x:
-            return 0 if high < 1 << 32 else -(1 << 63)
-        if math.isinf(x):
-            return high if x > 0 else low
-        return min(max(int(_INTEGRAL[mode](x)), low), high)
-
-    return convert
+_INTEGRAL: dict[str, Callable[[float], int]] = {"rn": round, "rz": math.trunc, "ru": math.ceil, "rd": math.floor}
 
 
 for _mode in _MODES:
     for _name, _kind in ("double", _F64), ("float", _F32):
-        for _what, _result, _low, _high in (
-            ("int", _I32, -(1 << 31), (1 << 31) - 1),
-            ("uint", _I32, 0, (1 << 32) - 1),
-            ("ll", _I64, -(1 << 63), (1 << 63) - 1),
-            ("ull", _I64, 0, (1 << 64) - 1),
+        for _what, _result, _integer in (
+            ("int", _I32, np.int32),
+            ("uint", _I32, np.uint32),
+            ("ll", _I64, np.int64),
+            ("ull", _I64, np.uint64),
         ):
-            _add(f"{_name}2{_what}_{_mode}", _to_integer(_mode, _low, _high), _result, _kind)
+            _convert = partial(to_integer, dtype=np.dtype(_integer), rounding=_INTEGRAL[_mode])
+            _add(f"{_name}2{_what}_{_mode}", _convert, _result, _kind)
             if _name == "double" and _mode != "rn" and _what in ("int", "uint"):
                 continue  # exact, and has one name
             _mask = (1 << np.dtype(_result).itemsize * 8) - 1 if _what.startswith("u") else 0
@@ -342,9 +329,9 @@ _add("float_as_int", _bits(_F32, _I32), _I32, _F32)
 _add("int_as_float", _bits(_I32, _F32), _F32, _I32)
 _add("double2hiint", lambda x: int(_F64(x).view(_I64)) >> 32, _I32, _F64)
 _add("double2loint", lambda x: int(_F64(x).view(_I64)), _I32, _F64)
-_add("hiloint2double", lambda x, y: _wrapped(int(x) << 32 | int(y) & 0xFFFFFFFF, _I64).view(_F64), _F64, _I32, _I32)
+_add("hiloint2double", lambda x, y: _cast(int(x) << 32 | int(y) & 0xFFFFFFFF, _I64).view(_F64), _F64, _I32, _I32)
 _add("float2half_rn", lambda x: np.float16(x).view(np.int16), None, _F32)
-_add("half2float", lambda h: _wrapped(int(h), np.int16).view(np.float16), _F32, _I32)
+_add("half2float", lambda h: _cast(int(h), np.int16).view(np.float16), _F32, _I32)
 
 # -- integers ----------------------------------------------------------------------------------------------------------
 
@@ -394,5 +381,5 @@ for _name, _of in ("", int), ("u", lambda x: bits_of(x, 32)):
     )
 _add("byte_perm", _permuted, _I32, _I32, _I32, _I32)
 for _suffix, _kind in ("", _F64), ("f", _F32):
-    _add(f"llrint{_suffix}", _to_integer("rn", -(1 << 63), (1 << 63) - 1), _I64, _kind)
-    _add(f"llround{_suffix}", lambda x: _to_integer("rz", -(1 << 63), (1 << 63) - 1)(_round_away(_F64(x))), _I64, _kind)
+    _add(f"llrint{_suffix}", partial(to_integer, rounding=round), _I64, _kind)
+    _add(f"llround{_suffix}", lambda x: to_integer(_round_away(_F64(x))), _I64, _kind)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...._native import core
 from ...work_items import this_thread
+from .conversions import to_integer
 
 ARITHMETIC = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
 SHIFTS = "lshift", "rshift"
@@ -26,6 +27,8 @@ EQUALITY = "eq", "ne"
 ORDER = "lt", "le", "gt", "ge"
 
 _INTEGERS = "biu"
+#: Above this exponent powers of integers are computed as floats.
+_LONG_POWER = 0x10000
 #: What NumPy's floats and Python's have in common, but for division by zero.
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/"}
 #: A method of floats with Python's operator in its source: a call of `operator.add` would take longer than it. In float32 the
@@ -201,15 +204,6 @@ def _numpy_type(kind: type) -> Any:
 numpy_type: Callable[[Any], Any] = functools.cache(_numpy_type)
 
 
-def stored(value: Any, dtype: np.dtype[Any]) -> Any:
-    """The value to store in an array of this dtype: integers wrap, where NumPy would refuse them."""
-    if dtype.kind not in "iu":
-        return value
-    if type(value) is int and -(1 << 63) <= value < 1 << 63:
-        value = np.int64(value)
-    return value.astype(dtype) if isinstance(value, np.integer) else value
-
-
 def numpy_number(value: Any) -> Any:
     """A kernel number as a plain NumPy number; any other value unchanged."""
     native = numpy_type(type(value))
@@ -220,10 +214,15 @@ def numpy_number(value: Any) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """The power; for integers with a negative exponent, the fraction truncated to an integer."""
-    if isinstance(exponent, np.signedinteger) and exponent < 0:
-        return base ** (exponent & 1) if base in (1, -1) else type(base)(0)
-    return base**exponent
+    """The power, as numba-cuda's `int_power_impl` computes that of integers."""
+    if not isinstance(base, np.integer):
+        return base**exponent
+    if abs(int(exponent)) > _LONG_POWER and base:
+        return base.dtype.type(to_integer(np.float64(base) ** np.float64(exponent), base.dtype))
+    if exponent >= 0:
+        return base**exponent
+    # The fraction is truncated, and what has no value is the lowest integer.
+    return base ** (exponent & 1) if base in (1, -1) else np.int64(0 if base else np.iinfo(np.int64).min)
 
 
 def _case(name: str, mine: Any, kind: type, reflected: bool) -> tuple[Any, Any]:
@@ -326,6 +325,15 @@ def _array_ufunc(self: Any, ufunc: np.ufunc, method: str, *inputs: Any, **option
     return tuple(map(kernel_number, found)) if isinstance(found, tuple) else kernel_number(found)
 
 
+def _selection(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    """A function that selects one of two numbers: compiled, of two that are equal the first, which shows by the sign of zero."""
+
+    def select(one: Any, other: Any) -> Any:
+        return kernel_number(ufunc(numpy_number(one), numpy_number(one if one == other else other)))
+
+    return select
+
+
 def _divmod(self: Any, other: Any) -> Any:
     return self // other, self % other
 
@@ -378,3 +386,4 @@ _UFUNCS: dict[np.ufunc, Any] = {
     np.greater: operator.gt,
     np.greater_equal: operator.ge,
 }
+_UFUNCS |= {each: _selection(each) for each in (np.maximum, np.minimum, np.fmax, np.fmin)}
