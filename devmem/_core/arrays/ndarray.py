@@ -15,13 +15,10 @@ from ..._native import core
 from ...spi.errors import LayoutError
 from ..base.address import address
 from ..base.arguments import (
-    assignable,
     check_destination,
     check_same,
     dtype_of,
-    host_array,
     new_shape_of,
-    one_value,
     order_of,
 )
 from ..base.array_view import D
@@ -44,6 +41,7 @@ from ..interop.dlpack import IS_COPIED
 from ..interop.dlpack import export as capsule_of
 from ..interop.dlpack_types import dtype_code
 from ..interop.export import NO_ORDER, array_interface, asked_device, consumer_of, exported, is_versioned
+from ..interop.host_objects import assignable, host_array, one_value
 from ..interop.import_ import device_memory
 from ..lifetime.allocation import StreamUse
 from ..ordering.stream import Stream
