@@ -655,8 +655,8 @@ class DeviceRecord:
     >>> points[1]["y"] = 3
     >>> float(points[1]["y"])
     3.0
-    >>> points[1] == points[0], len(points[1])
-    (np.False_, 2)
+    >>> bool(points[1] == points[0]), len(points[1])
+    (False, 2)
     """
 
     __slots__ = ("_array",)
