@@ -13,6 +13,7 @@ from .._core.arrays.creation import to_device as _to_device
 from .._core.arrays.ndarray import DeviceNDArray, device_view
 from .._core.base.arguments import dtype_of, layout_of
 from .._core.device.device import open_device_of
+from .._core.interop.host_objects import host_array
 from ..spi.errors import LayoutError
 from .arrays import ArrayOf, ElementType, S
 
@@ -154,7 +155,7 @@ def full(
     array([[7, 7],
            [7, 7]])
     """
-    wanted = np.asarray(fill_value).dtype if dtype is None else dtype
+    wanted = host_array(fill_value).dtype if dtype is None else dtype
     return _filled(shape, wanted, order, stream, device, _value("full", fill_value, wanted))
 
 
@@ -346,7 +347,7 @@ def asarray(
             raise LayoutError(
                 f"asarray(copy=False) of a {type(obj).__name__} of the host: a device array of it is a copy, leave copy= out"
             )
-        return _to_device(obj if dtype is None else np.asarray(obj, dtype_of(dtype)), stream, True, None, device)  # type: ignore[no-any-return]
+        return _to_device(obj if dtype is None else host_array(obj, dtype_of(dtype)), stream, True, None, device)  # type: ignore[no-any-return]
     if dtype is not None and dtype_of(dtype) != lent.dtype:
         raise LayoutError(
             f"asarray(dtype={dtype_of(dtype)}) of a device array of {lent.dtype}: devmem converts on the host only, "
@@ -377,7 +378,7 @@ def _value(call: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """The value as an array of the dtype, which was named: NumPy converts to it."""
     kind = dtype_of(dtype)
     try:
-        return np.array(value, kind)
+        return host_array(value, kind)
     except OverflowError as error:
         raise LayoutError(f"{call}(fill_value={value!r}) does not fit into {kind}: {error}") from None
 

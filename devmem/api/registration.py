@@ -10,9 +10,10 @@ import numpy.typing as npt
 from .._core.arrays.creation import like
 from .._core.arrays.host_visible import ManagedNDArray, MappedNDArray, Mapping, host_visible
 from .._core.arrays.pinned import PinnedNDArray
-from .._core.base.arguments import alloc_flags, layout_of, pinnable
+from .._core.base.arguments import alloc_flags, layout_of
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import current_open_device
+from .._core.interop.host_objects import pinnable
 from .._core.lifetime.registration import Registration
 from ..spi.types import AllocFlags, MemoryKind
 

@@ -12,10 +12,11 @@ import numpy.typing as npt
 from ..._native import core
 from ...spi.errors import DevmemError, LayoutError
 from ..base.address import address, extent
-from ..base.arguments import check_same, host_array
+from ..base.arguments import check_same
 from ..base.layout import Shape, contiguous_strides, like_strides
 from ..device.device import open_device_of
 from ..device.open_device import OpenDevice
+from ..interop.host_objects import host_array
 from ..ordering.stream import Stream
 from .array_base import StreamLike
 from .ndarray import DeviceNDArray, DeviceRecord, device_view, new

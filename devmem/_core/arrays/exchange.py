@@ -13,6 +13,7 @@ from ..device.device import current_open_device, open_device_of
 from ..interop import import_
 from ..interop.dlpack import HOST_TYPES, NUMPY_IS_VERSIONED, VERSION
 from ..interop.dlpack_types import NAMED_TYPES, dtype_of
+from ..interop.host_objects import check_no_mask, has_mask
 from ..lifetime.allocation import ForeignAllocation
 from .creation import empty, in_place, upload
 from .ndarray import DeviceNDArray, device_view
@@ -31,10 +32,10 @@ def from_dlpack(obj: object, device: object, copy: bool | None) -> DeviceNDArray
         if adopted is not None:
             return adopted
     if isinstance(obj, _ndarray) and type(obj) is not _ndarray:
+        check_no_mask(obj)
         view = device_view(obj)
-        if (
-            view is not None
-        ):  # devmem's own mapped or managed memory: devmem knows its device and streams, DLPack does not
+        # Devmem's own mapped or managed memory: devmem knows its device and streams, DLPack does not.
+        if view is not None:
             return _placed(view, None if device is None else open_device_of(device), copy)
     exporter = import_.device_of_tensor(obj)
     wanted = None if device is None else open_device_of(device)
@@ -65,6 +66,7 @@ def as_device_array(obj: object) -> DeviceNDArray[Any]:
     if view is None and _is_readable(obj):
         view = DeviceNDArray(*import_.by_dlpack(obj, import_.device_of_tensor(obj)))
     if view is None:
+        check_no_mask(obj)
         raise UnsupportedError(
             f"a {type(obj).__name__} has no memory that the device can use in place: copy it with devmem.to_device()"
         )
@@ -109,6 +111,7 @@ def _is_readable(obj: object) -> bool:
     return (
         current_open_device().handle.is_host
         and hasattr(type(obj), "__dlpack_device__")
+        and not has_mask(obj)
         and import_.device_of_tensor(obj)[0] in HOST_TYPES
     )
 

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator
 from threading import get_ident
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,10 @@ from ..._native import core
 from ...spi.errors import LayoutError
 from ..base.address import address
 from ..base.arguments import (
-    assignable,
     check_destination,
     check_same,
     dtype_of,
-    host_array,
     new_shape_of,
-    one_value,
     order_of,
 )
 from ..base.array_view import D
@@ -44,6 +41,7 @@ from ..interop.dlpack import IS_COPIED
 from ..interop.dlpack import export as capsule_of
 from ..interop.dlpack_types import dtype_code
 from ..interop.export import NO_ORDER, array_interface, asked_device, consumer_of, exported, is_versioned
+from ..interop.host_objects import assignable, host_array, one_value
 from ..interop.import_ import device_memory
 from ..lifetime.allocation import StreamUse
 from ..ordering.stream import Stream
@@ -647,7 +645,9 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
 class DeviceRecord:
     """An element of a record array on a device. ``r["x"]`` reads a field, ``r["x"] = 1`` writes it; both are synchronous.
 
-    It shares the memory of the array that it came from, and keeps it alive.
+    It shares the memory of the array that it came from, and keeps it alive. As a value of Python it is what a record of NumPy
+    is: fields have numbers too, it has a length, is iterated over, compared and converted by its fields, and cannot be hashed.
+    What needs the elements on the host for that is an implicit copy, and obeys ``DEVMEM_TRANSFER_GUARD``.
 
     Examples
     --------
@@ -655,6 +655,8 @@ class DeviceRecord:
     >>> points[1]["y"] = 3
     >>> float(points[1]["y"])
     3.0
+    >>> bool(points[1] == points[0]), len(points[1])
+    (False, 2)
     """
 
     __slots__ = ("_array",)
@@ -665,12 +667,39 @@ class DeviceRecord:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} dtype={self.dtype} on {self.device}>"
 
-    def __getitem__(self, name: str) -> Any:
-        field = self._array[name]
-        return field if field.shape else field[()]
+    def __getitem__(self, key: object) -> Any:
+        key = self._named(key)
+        found = self._array[key]
+        return found[()] if isinstance(key, str) and not found.shape else found
 
-    def __setitem__(self, name: str, value: object) -> None:
-        self._array[name] = value
+    def __setitem__(self, key: object, value: object) -> None:
+        self._array[self._named(key)] = value
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, self._names())
+
+    def __eq__(self, other: object) -> Any:
+        return self._on_host("comparing") == (other._on_host("comparing") if isinstance(other, DeviceRecord) else other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._on_host("comparing") != (other._on_host("comparing") if isinstance(other, DeviceRecord) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # its elements change
+
+    def __bool__(self) -> bool:
+        return bool(self._on_host("bool()"))
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self._array.__array__(dtype, copy)
+
+    def __copy__(self) -> Self:
+        # Not by the constructor: a subclass may have another one.
+        made = object.__new__(type(self))
+        made._array = self._array.copy()
+        return made
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -712,6 +741,21 @@ class DeviceRecord:
 
     def __devmem_view__(self) -> DeviceNDArray[Any]:
         return self._array
+
+    def _names(self) -> tuple[str, ...]:
+        return self.dtype.names or ()
+
+    def _named(self, key: object) -> object:
+        """A key with the name of a field in the place of its number."""
+        if isinstance(key, list):
+            raise LayoutError(
+                f"a device record gives one field at a time, not {key}: index a copy_to_host() of it instead"
+            )
+        return self._names()[operator.index(key)] if hasattr(key, "__index__") else key
+
+    def _on_host(self, what: str) -> np.void:
+        guard(what)
+        return self.copy_to_host()
 
 
 def new(

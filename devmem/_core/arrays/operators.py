@@ -52,14 +52,27 @@ else:
     _Advice = advise(_VERBS)
 
 
+class _OfTheClass:
+    """An attribute that is None in the class, and not there in its objects."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> None:
+        if instance is not None:
+            raise AttributeError(f"a {type(instance).__name__} has no __array_ufunc__: its class has, which is None")
+
+
 class Operators(_Advice):
     """Arithmetic and comparison, defined to refuse: devmem moves arrays and computes nothing.
 
     With ``__array_ufunc__ = None`` alone NumPy would step back and ``ndarray == device`` would silently be False.
+
+    NumPy looks the attribute up in the class, as Python does special methods. Dask looks at the object, and takes one that has
+    it, even as None, for an array that computes: so objects do not have it, and Dask converts them to ndarrays. Others that
+    look at the object go by the priority then, and let these operators refuse.
     """
 
     __slots__ = ()
-    __array_ufunc__ = None
+    __array_ufunc__ = _OfTheClass()
+    __array_priority__ = 1e6
     __hash__ = None  # type: ignore[assignment]  # a method for type checkers; this is how Python says that there is none
 
     def _refuse(self, *_: object) -> NoReturn:

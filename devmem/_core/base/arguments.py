@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...spi.errors import LayoutError
 from ...spi.types import AllocFlags
@@ -137,44 +136,6 @@ def _strides_of(strides: object, shape: Shape, itemsize: int) -> Shape:
     return steps
 
 
-def host_array(obj: object) -> npt.NDArray[Any]:
-    """An ndarray of what the user gave: itself, or what ``numpy.asarray`` makes of it.
-
-    Raises
-    ------
-    LayoutError
-        It has Python objects in it, or a mask that an upload would lose.
-    """
-    if isinstance(obj, np.ma.MaskedArray):
-        raise LayoutError(
-            "a masked array's mask does not go to a device: upload array.filled(...), and the mask by itself"
-        )
-    found = obj if type(obj) is np.ndarray else np.asarray(obj)
-    if found.dtype.hasobject:
-        if obj is None:
-            raise LayoutError(
-                "None is no array, and Python objects mean nothing to a device: give an array, a number or text"
-            )
-        plain = "convert it to a dtype of plain bytes first"
-        capsules = not isinstance(obj, np.ndarray) and hasattr(obj, "__dlpack__")  # NumPy does not ask for it by itself
-        raise LayoutError(
-            f"{type(obj).__name__} gives an array of dtype {found.dtype}, whose items are references to Python objects: "
-            f"{'take it with devmem.from_dlpack()' if capsules else plain}"
-        )
-    return found
-
-
-def pinnable(array: object) -> npt.NDArray[Any]:
-    """The ndarray of an argument of pinned(), mapped() or register()."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"only an ndarray's memory can be page-locked in place, not that of a {type(array).__name__}")
-    if array.dtype.hasobject:
-        raise LayoutError(
-            f"an array of dtype {array.dtype} holds references to Python objects: nothing to share with a device"
-        )
-    return array
-
-
 def alloc_flags(portable: bool, wc: bool, coherence: str) -> AllocFlags:
     """What the keywords of pinned_array() and mapped_array() ask for."""
     if coherence not in _COHERENCE:
@@ -233,7 +194,7 @@ def check_destination(ary: object, shape: Shape, dtype: np.dtype[Any], call: str
     """
     if not isinstance(ary, np.ndarray):
         give = "its host(), and call host_changed() behind it" if hasattr(ary, "host_changed") else "numpy.empty(...)"
-        raise TypeError(f"{call}: the destination is an ndarray, not a {type(ary).__name__}: give {give}")
+        raise TypeError(f"{call}: the destination must be an ndarray, not a {type(ary).__name__}: give {give}")
     if ary.dtype != dtype or ary.shape != shape:
         check_same(call, ary.shape, ary.dtype, shape, dtype)
     flags = ary.flags
@@ -264,62 +225,3 @@ def _overlaps_itself(shape: Shape, strides: Shape, itemsize: int) -> bool:
         offsets = np.add.outer(offsets, np.arange(count) * step).ravel()
     offsets.sort()
     return bool((np.diff(offsets) < itemsize).any())
-
-
-def assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A host value as an array of the dtype, cast as ``numpy.copyto(casting="same_kind")`` does.
-
-    Raises
-    ------
-    LayoutError
-        The cast is not of the same kind, or the dtype cannot hold the value.
-    """
-    try:
-        return _assignable(value, dtype)
-    except OverflowError as error:
-        raise LayoutError(f"cannot assign {value!r} to {dtype}: {error}") from None
-
-
-def _assignable(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    array_like = isinstance(value, (np.ndarray, np.generic))
-    if not array_like and dtype.fields is not None:
-        return np.asarray(value, dtype)
-    host = host_array(value)
-    if host.dtype == dtype:
-        return host
-    if not array_like and host.dtype.kind in "iu" and dtype.kind in "iu":
-        return _held(host, dtype)
-    cast = np.empty(host.shape, dtype)
-    try:
-        # A Python scalar has no dtype of its own: NumPy must see it as it is.
-        np.copyto(cast, value if not array_like and host.ndim == 0 else host, casting="same_kind")  # type: ignore[arg-type]
-    except TypeError:
-        what = f"{value!r} ({type(value).__name__})" if host.ndim == 0 and not array_like else str(host.dtype)
-        to = (
-            f"numpy.{dtype.name}(value)"
-            if host.ndim == 0 and dtype.isbuiltin
-            else f"numpy.asarray(value).astype({dtype.str!r})"
-        )
-        raise LayoutError(
-            f"cannot assign {what} to {dtype}: the cast is not of the same kind; if that is meant, convert it yourself: {to}"
-        ) from None
-    return cast
-
-
-def one_value(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The one value that `fill` stores, as an array without axes; LayoutError if there are several."""
-    cast = assignable(value, dtype)
-    if cast.size != 1:
-        raise LayoutError(
-            f"fill() stores one value, not {cast.size} of shape {cast.shape}: assign them, d[...] = values"
-        )
-    return cast.reshape(())
-
-
-def _held(integers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Python integers in any integer dtype that holds them; NumPy before version 2 would wrap the others around."""
-    limits = np.iinfo(dtype)
-    for value in (int(integers.min(initial=0)), int(integers.max(initial=0))):
-        if not limits.min <= value <= limits.max:
-            raise LayoutError(f"cannot assign {value} to {dtype}, which holds {limits.min} to {limits.max}")
-    return integers.astype(dtype)

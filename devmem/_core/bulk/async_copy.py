@@ -21,7 +21,7 @@ from ...toolkit.sizes import size_text
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ..arrays.pinned import pinned_like
-from ..base.arguments import check_destination, check_same, host_array
+from ..base.arguments import check_destination, check_same
 from ..base.device_handle import CurrentDevice
 from ..base.layout import like_strides
 from ..base.polling import until
@@ -29,6 +29,7 @@ from ..base.shown import html_facts
 from ..copy.staging import Download
 from ..device.device import open_device_of
 from ..device.open_device import OpenDevice
+from ..interop.host_objects import host_array
 from ..lifetime.allocation import StreamUse
 from ..ordering.event import Event
 from ..ordering.stream import Stream

@@ -16,10 +16,11 @@ from ...spi.errors import LayoutError
 from ..arrays.array_base import StreamLike
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, device_view
-from ..base.arguments import host_array, layout_of
+from ..base.arguments import layout_of
 from ..base.array_view import address_range
 from ..base.layout import Shape
 from ..device.open_device import OpenDevice
+from ..interop.host_objects import host_array
 
 _BYTE = np.dtype(np.uint8)
 
@@ -83,7 +84,7 @@ def _side(
         ptr, strides = low + rows.offset, (rows.slice_pitch, rows.pitch, 1)
         return view._view(ptr, extent, strides, _BYTE)
     if name == "dst" and not isinstance(given, np.ndarray):
-        raise TypeError(f"dst is a device array or an ndarray, not a {type(given).__name__}")
+        raise TypeError(f"dst must be a device array or an ndarray, not a {type(given).__name__}")
     host = host_array(given)
     if not host.flags.c_contiguous:
         raise LayoutError(

@@ -20,12 +20,13 @@ from ...spi.errors import DevmemError, LayoutError
 from ..arrays.creation import empty, like
 from ..arrays.ndarray import DeviceNDArray, device_view
 from ..arrays.pinned import pinned_like
-from ..base.arguments import check_destination, host_array
+from ..base.arguments import check_destination
 from ..base.array_view import part_of
 from ..base.device_handle import CurrentDevice
 from ..copy.staging.blocks import blocks
 from ..device.device import open_device_of
 from ..device.open_device import OpenDevice
+from ..interop.host_objects import host_array
 from ..lifetime.allocation import StreamUse
 from ..ordering.stream import Stream
 from .async_copy import Transfer, copy_async

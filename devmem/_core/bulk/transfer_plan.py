@@ -27,6 +27,7 @@ from ..arrays.ndarray import DeviceNDArray
 from ..arrays.pinned import pinned_like
 from ..base.device_handle import CurrentDevice
 from ..device.open_device import OpenDevice
+from ..interop.host_objects import check_no_mask
 from ..memory.plan_memory import PlanMemory
 from ..ordering.event import Event
 from ..ordering.leases import OwnedHandle
@@ -330,7 +331,9 @@ class TransferPlan:
             if getattr(given, fact) != getattr(side.view, fact):
                 _refuse(what, f"has {fact} {getattr(given, fact)}", f"{fact} {getattr(side.view, fact)}")
         if on_host:
-            if name == "dst" and not array.flags.writeable:
+            if name == "src":
+                check_no_mask(array)
+            elif not array.flags.writeable:
                 _refuse(what, "is read-only", "one that can be written to")
             now = self.opened.copies.host_side(array)
             return Side(array, side.first, now.address, now.keep)

@@ -86,6 +86,15 @@ def dtype_code(dtype: np.dtype[Any]) -> tuple[int, int]:
     )
 
 
+def has_type(dtype: np.dtype[Any]) -> bool:
+    """Whether DLPack has a type for the elements of a dtype."""
+    try:
+        dtype_code(dtype)
+    except BufferError:
+        return False
+    return True
+
+
 def dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
     """The dtype of DLPack's type.
 

@@ -1,7 +1,17 @@
 """Using memory of other libraries in place: what DLPack and the CUDA Array Interface say about it, checked.
 
 The result is what a device array is made of, ``(open device, allocation, address, shape, dtype, strides)``. This module makes no
-arrays, so that arrays can use it.
+arrays, so that arrays can use it. Which of the two is asked:
+
+===============  ==========================================  ===============================================================
+the object has   asked                                       where that refuses
+===============  ==========================================  ===============================================================
+DLPack alone     DLPack                                      its error
+interface alone  the interface                               its error
+both             DLPack, which says for whom memory is       the interface, if DLPack has no type for what it describes:
+                 ready, and of what kind it is               records, dates, text, long double, another byte order; else
+                                                             DLPack's error stands, whatever its reason is
+===============  ==========================================  ===============================================================
 """
 
 # Decision: docs/adr/0007-exchange-follows-dlpack.md
@@ -29,12 +39,13 @@ from ..device.open_device import OpenDevice
 from ..lifetime.allocation import ForeignAllocation
 from ..ordering.stream import Stream
 from .dlpack import DEVICE_NAMES, HOST_TYPES, IS_COPIED, READ_ONLY, VERSION, Layout, check_address, layout_of, take
+from .dlpack_types import has_type
 
 Parts = tuple[OpenDevice, ForeignAllocation, int, Shape, "np.dtype[Any]", Shape | None]
 
 #: The newest version of the CUDA Array Interface that is read.
 INTERFACE_VERSION = 3
-_TYPESTR = re.compile(r"[<>|=][a-zA-Z][0-9]{1,9}(\[[0-9]*[a-z]+\])?")
+_TYPESTR = re.compile(r"[<>|=][a-zA-Z][0-9]{1,9}(\[[0-9]*[a-zA-Z]+\])?")
 
 
 def device_memory(obj: object) -> Parts | None:
@@ -49,7 +60,7 @@ def device_memory(obj: object) -> Parts | None:
             return by_dlpack(obj, device)
         except BufferError:
             interface = _interface_of(obj)
-            if not _has_names(interface):  # DLPack has no type for records; every other refusal stands
+            if not _is_beyond_dlpack(interface):
                 raise
     else:
         interface = _interface_of(obj)
@@ -197,12 +208,16 @@ def _interface_of(obj: object) -> Any:
         return None
 
 
-def _has_names(interface: dict[str, Any]) -> bool:
-    """Whether an interface describes a record with names of fields."""
+def _is_beyond_dlpack(interface: Any) -> bool:
+    """Whether an interface describes elements that DLPack has no type for.
+
+    Bytes without names of fields may be anything: so the interface has bfloat16, too, which DLPack has a type for.
+    """
     try:
-        return any(field[0] for field in interface["descr"])
-    except (TypeError, LookupError):
-        return False
+        dtype = _element_type(interface)
+    except (TypeError, LookupError, ValueError, AttributeError):
+        return False  # it is none, or not a right one
+    return not (dtype.kind == "V" and dtype.fields is None) and not has_type(dtype)
 
 
 def _by_interface(obj: object, interface: dict[str, Any]) -> Parts:
@@ -233,9 +248,7 @@ def _parsed(interface: dict[str, Any], obj: object) -> tuple[int, bool, np.dtype
         strides = optional("strides")
         if strides is not None:
             strides = integers_of(strides, "its strides are integers")
-        dtype = _dtype_of(interface["typestr"])
-        if dtype.kind == "V":
-            dtype = _with_fields(dtype, optional("descr"))
+        dtype = _element_type(interface)
         stream, mask = optional("stream"), optional("mask")
     except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
         raise LayoutError(f"{_interface(obj)} is not one: {type(error).__name__}: {error}") from None
@@ -249,6 +262,11 @@ def _parsed(interface: dict[str, Any], obj: object) -> tuple[int, bool, np.dtype
     except ValueError as error:
         raise LayoutError(f"{_interface(obj)} {error}") from None
     return ptr, read_only, dtype, layout, stream if version >= 3 else None
+
+
+def _element_type(interface: dict[str, Any]) -> np.dtype[Any]:
+    dtype = _dtype_of(interface["typestr"])
+    return _with_fields(dtype, interface.get("descr")) if dtype.kind == "V" else dtype
 
 
 @lru_cache(maxsize=256)

@@ -879,6 +879,31 @@ def _(env: Env) -> None:
     env.record["y"] = [1.0, 2.0]
 
 
+@entry("DeviceRecord.__iter__")
+def _(env: Env) -> None:
+    assert len(list(env.record)) == len(env.record)
+
+
+@entry("DeviceRecord.__ne__")
+def _(env: Env) -> None:
+    assert bool(env.record != env.record.copy_to_host()) is False
+
+
+@entry("DeviceRecord.__bool__")
+def _(env: Env) -> None:
+    bool(env.record)
+
+
+@entry("DeviceRecord.__array__")
+def _(env: Env) -> None:
+    assert np.asarray(env.record).dtype == env.record.dtype
+
+
+@entry("DeviceRecord.__copy__")
+def _(env: Env) -> None:
+    copy.copy(env.record)
+
+
 @entry("DeviceRecord.copy_to_host")
 def _(env: Env) -> None:
     env.record.copy_to_host(stream=env.stream)

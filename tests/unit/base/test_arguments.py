@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from devmem._core.arrays.views import squeezed, transposed
 from devmem._core.base.arguments import (
-    assignable,
     check_destination,
     check_same,
     dtype_of,
-    host_array,
     layout_of,
     new_shape_of,
     order_of,
@@ -115,17 +113,6 @@ def test_new_shape_of_takes_integers_and_one_sequence():
             new_shape_of(bad)
 
 
-def test_host_array_is_the_array_itself_or_what_numpy_makes_of_it():
-    a = np.arange(3)
-    assert host_array(a) is a
-    assert host_array([1, 2]).tolist() == [1, 2]
-    assert type(host_array(np.rec.array([(1,)], dtype=[("a", "i4")]))) is np.ndarray
-    with pytest.raises(LayoutError, match=r"dict gives an array of dtype object.*convert"):
-        host_array({})
-    with pytest.raises(LayoutError, match="mask"):
-        host_array(np.ma.array([1]))
-
-
 def test_check_same_names_what_differs():
     check_same("x", (2,), np.dtype("f4"), (2,), np.dtype("f4"))
     check_same("x", (2,), np.dtype("=i4"), (2,), np.dtype("i4"))
@@ -144,21 +131,6 @@ def test_check_destination_refuses_what_cannot_be_written():
     frozen.flags.writeable = False
     with pytest.raises(LayoutError, match="read-only"):
         check_destination(frozen, (3,), np.dtype("f8"))
-
-
-def test_assignable_is_the_value_where_it_fits():
-    a = np.arange(3.0)
-    assert assignable(a, np.dtype("f8")) is a
-    assert assignable(5, np.dtype("u1")).dtype == np.dtype("u1")
-    assert assignable((1, 2.0), np.dtype("i4,f8")).tolist() == (1, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype"), [(1.5, "i4"), (1j, "f8"), (np.int8(-1), "u1"), ("x", "f4"), (np.arange(3), "?")]
-)
-def test_assignable_refuses_other_kinds(value, dtype):
-    with pytest.raises(LayoutError, match=rf"cannot assign .* to {np.dtype(dtype)}: the cast is not of the same kind"):
-        assignable(value, np.dtype(dtype))
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ CEILINGS = {
     "_core/lifetime": 13,
     "_core/copy": 21,
     "_core/device": 9,
-    "_core/interop": 14,
+    "_core/interop": 15,
     "_core/arrays": 18,
     "_core/bulk": 31,
     "backends/cuda": 9,

@@ -14,6 +14,7 @@ from ....spi.errors import LayoutError
 from ...base.arguments import dtype_of, layout_of, order_of
 from ...base.array_view import Shaped
 from ...base.layout import Shape
+from ...interop.host_objects import check_no_mask
 from ..ndarray import DeviceNDArray
 from .asnumpy import AsNumpy, read_only
 from .copies import Where, fits, sides_of, uninitialised
@@ -217,6 +218,7 @@ class SmartArray(Shaped, AsNumpy):
 
     def __setitem__(self, key: object, value: object) -> None:
         value = value._read("assignment") if isinstance(value, SmartArray) else value
+        check_no_mask(value)
         self._write("assignment")[_plain(key)] = value
 
     def __iter__(self) -> Iterator[Any]:

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ....spi.errors import DevmemError, LayoutError
-from ...base.arguments import check_destination, host_array, layout_of
+from ...base.arguments import check_destination, layout_of
 from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, contiguous_strides, memory_order
 from ...base.transfer_guard import guard
 from ...device.device import current_open_device
+from ...interop.host_objects import host_array
 from ..creation import empty, like, upload
 from ..ndarray import DeviceNDArray, device_view
 

@@ -23,7 +23,6 @@ from ...arrays.creation import to_device
 from ...arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ...arrays.pinned import PinnedNDArray
 from ...base.address import address, addresses, extent
-from ...base.arguments import host_array
 from ...base.array_view import ArrayView
 from ...base.device_handle import CurrentDevice
 from ...base.layout import like_strides
@@ -32,6 +31,7 @@ from ...copy.plan import against_rows
 from ...copy.rows import rows
 from ...device.device import open_device_of
 from ...device.open_device import OpenDevice
+from ...interop.host_objects import host_array
 from ...lifetime.allocation import Allocation, StreamUse
 from ...ordering.stream import Stream
 from .pack import aligned_sizes, groups, join

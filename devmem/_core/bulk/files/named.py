@@ -85,6 +85,10 @@ class ArrayFile(Mapping[str, DeviceNDArray[Any]]):
         rows = [(name, at.shape, at.dtype) if at is not None else (name, "compressed", "") for name, at in places]
         return html_table(("name", "shape", "dtype"), rows, repr(self).strip("<>"))
 
+    # Which one it is: a mapping compares its values, and all of them would be copied to the device for that.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __getitem__(self, name: str) -> DeviceNDArray[Any]:
         return self.load([name])[name]
 

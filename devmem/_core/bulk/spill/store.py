@@ -165,6 +165,10 @@ class Store(MutableMapping[Hashable, Any]):
         if old.entry is not None:
             old.entry.place.remove_file()
 
+    # Which one it is: a mapping compares its values, and all of them would be copied to the device for that.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __getitem__(self, key: Hashable) -> Any:
         """The value, moved back to its device if it has left that.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import numpy as np
@@ -243,6 +244,88 @@ def test_one_element_is_a_device_record():
     assert r["inner"]["b"] == 1.25
     np.testing.assert_array_equal(r["grid"].copy_to_host(), host[1, 2]["grid"])
     assert "DeviceRecord" in repr(r)
+
+
+PAIR = np.dtype([("a", "i4"), ("b", "f8")])
+PAIRS = np.array([(1, 2.5), (3, 4.5)], PAIR)
+PROTOCOLS = {
+    "iteration": list,
+    "length": len,
+    "reversed": lambda r: list(reversed(r)),
+    "in": lambda r: (4.5 in r, 7 in r),
+    "a field by its number": lambda r: (r[0], r[-1], r[np.int8(1)]),
+    "equal": lambda r: (r == PAIRS[1], PAIRS[1] == r, r == PAIRS[0]),
+    "not equal": lambda r: (r != PAIRS[1], PAIRS[1] != r, r != PAIRS[0]),
+    "with an array": lambda r: ((r == PAIRS).tolist(), (r != PAIRS).tolist(), (r == PAIRS).tolist()),
+    "with None": lambda r: (r == None, r != None),  # noqa: E711
+    "bool": bool,
+    "asarray": lambda r: (np.asarray(r).dtype, np.asarray(r).tolist()),
+    "whole": lambda r: (r[()].dtype, r[...].shape, r[None].shape),
+}
+REFUSED = {
+    "hash": hash,
+    "a number that there is no field of": lambda r: r[2],
+    "negative": lambda r: r[-3],
+    "a part": lambda r: r[0:1],
+    "a float": lambda r: r[1.0],
+    "another name": lambda r: r["z"],
+    "float": float,
+    "order": lambda r: r < r,
+    "sum": lambda r: r + 1,
+}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_record_is_the_value_that_numpys_is(name):
+    assert PROTOCOLS[name](dm.to_device(PAIRS)[1]) == PROTOCOLS[name](PAIRS[1])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_and_refuses_what_that_refuses(name):
+    for record in (PAIRS[1], dm.to_device(PAIRS)[1]):
+        with pytest.raises((TypeError, IndexError, ValueError)):
+            REFUSED[name](record)
+
+
+def test_records_compare_by_their_values():
+    d, other = dm.to_device(PAIRS), dm.to_device(PAIRS)
+    assert d[1] == d[1] == other[1]
+    assert d[0] != d[1]
+    assert not bool(dm.zeros(1, PAIR)[0])
+
+
+def test_a_record_is_written_by_number_and_as_a_whole():
+    d = dm.to_device(PAIRS)
+    d[0][-1] = 7
+    d[1][()] = (5, 6.5)
+    assert d.tolist() == [(1, 7.0), (5, 6.5)]
+
+
+def test_a_copy_of_a_record_is_its_own():
+    d = dm.to_device(PAIRS)
+    for make in (copy.copy, copy.deepcopy):
+        made = make(d[1])
+        made["a"] = 9
+        assert type(made) is dm.DeviceRecord
+        assert (made["a"], d[1]["a"]) == (9, 3)
+
+
+def test_several_fields_of_a_record_are_refused_clearly():
+    with pytest.raises(dm.LayoutError, match=r"one field at a time, not \['a', 'b'\]: index a copy_to_host"):
+        dm.to_device(PAIRS)[1][["a", "b"]]
+
+
+@pytest.mark.parametrize("use", [bool, lambda r: r == PAIRS[0], lambda r: r != r, np.asarray, list], ids=str)
+def test_what_a_record_copies_for_its_value_is_implicit(use, monkeypatch):
+    monkeypatch.setenv("DEVMEM_TRANSFER_GUARD", "disallow")
+    dm.close()
+    try:
+        record = dm.to_device(PAIRS)[0]
+        with pytest.raises(dm.TransferGuardError):
+            use(record)
+    finally:
+        monkeypatch.undo()
+        dm.close()
 
 
 def test_writing_through_a_record_writes_the_array():

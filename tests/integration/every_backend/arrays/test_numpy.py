@@ -274,3 +274,36 @@ def test_the_guard_does_not_hold_host_arrays_back(with_settings, need_kind):
 
 def _copy_here(d):
     np.asarray(d)
+
+
+# -- libraries that look for arrays which compute --------------------------------------------------------------------------
+
+
+def test_objects_do_not_say_that_they_compute():
+    """The rule of Dask: it converts what has neither attribute, and computes with what has one, even as None."""
+    d = dm.to_device(np.arange(3))
+    for name in ("__array_ufunc__", "__array_function__"):
+        assert not hasattr(d, name)
+    assert dm.DeviceNDArray.__array_ufunc__ is None  # where NumPy looks
+
+
+def test_who_asks_the_object_whether_to_step_back_does_so():
+    """As NumPy's mixin, Dask and CuPy decide: by the attribute of the object, else by the priority."""
+    d = dm.to_device(np.arange(3.0))
+    for other in (np.ma.ones(3), np.ones(3), np.float64(1), np.ones(3).view(np.recarray)):
+        assert d.__array_priority__ > getattr(other, "__array_priority__", 0)
+        for pair in ((d, other), (other, d)):
+            with pytest.raises(TypeError, match=r"copy_to_host\(\)"):
+                operator.add(*pair)
+
+
+@pytest.mark.parametrize("chunks", [-1, 2])
+@pytest.mark.parametrize("reduce", ["sum", "max", "mean"])
+def test_dask_computes_with_copies_on_the_host(reduce, chunks):
+    dask = pytest.importorskip("dask.array")
+    host = np.arange(12.0).reshape(3, 4)
+    d = dm.to_device(host)
+    found = dask.from_array(d, chunks=chunks, asarray=True)
+    assert getattr(found, reduce)().compute(scheduler="sync") == getattr(host, reduce)()
+    assert (found + 1).compute(scheduler="sync").tolist() == (host + 1).tolist()
+    d.free()  # NumPy's add.reduce leaks a reference to the part without elements that Dask tries first

@@ -125,7 +125,7 @@ def test_a_pitched_array_is_a_side_of_a_pitched_copy(device):
         (dm.LayoutError, "src_offset=-1", {"src_offset": -1}),
         (dm.LayoutError, "width=-1", {"width": -1}),
         (TypeError, "dst_pitch is a number of bytes, rows or slices, an integer, not 1.5", {"dst_pitch": 1.5}),
-        (TypeError, "dst is a device array or an ndarray, not a list", {"dst": [1]}),
+        (TypeError, "dst must be a device array or an ndarray, not a list", {"dst": [1]}),
         (TypeError, "between host arrays NumPy copies", {"dst": np.zeros(100, "u1"), "src": np.zeros(1000, "u1")}),
         (dm.LayoutError, "give a C-contiguous one", {"src": np.zeros(2000, "u1")[::2]}),
     ],

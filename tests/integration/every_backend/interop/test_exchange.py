@@ -1014,6 +1014,47 @@ def test_records_come_by_the_interface_where_dlpack_has_none(pointers, exchange)
     np.testing.assert_array_equal(seen["b"].copy_to_host(), [2.5, 4.5])
 
 
+BEYOND_DLPACK = ["M8[s]", "M8[Y]", "m8[25D]", "U3", "S5", ">f4", ">i8", "f16", "c32", ">c8"]
+
+
+@pytest.mark.parametrize("dtype", BEYOND_DLPACK)
+@pytest.mark.parametrize("way", [dm.as_device_array, dm.to_device, lambda x: dm.to_device_many([x])[0]])
+def test_what_dlpack_has_no_type_for_comes_by_the_interface(pointers, exchange, dtype, way):
+    if exchange.device_type == 1:
+        pytest.skip("all memory is the device's")
+    array = dm.to_device(np.arange(4).astype(dtype))
+
+    class Both(Producer):
+        @property
+        def __cuda_array_interface__(self):
+            return Interface(array).__cuda_array_interface__
+
+    with pytest.raises(BufferError):
+        array.__dlpack__()
+    seen = way(Both(array))
+    assert (seen.ptr, seen.dtype) == (array.ptr, np.dtype(dtype))
+    assert seen.copy_to_host().tobytes() == array.copy_to_host().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_bytes_without_names_do_not_replace_dlpack(pointers, exchange, dtype):
+    """The interface has them of types that DLPack has, too: why that refuses is not known."""
+    if exchange.device_type == 1:
+        pytest.skip("all memory is the device's")
+    array = dm.zeros(3, getattr(pytest.importorskip("ml_dtypes"), dtype))
+
+    class Refusing(Producer):
+        def __dlpack__(self, **asked):
+            raise BufferError("not this one")
+
+        @property
+        def __cuda_array_interface__(self):
+            return Interface(array).__cuda_array_interface__
+
+    with pytest.raises(BufferError, match="not this one"):
+        dm.as_device_array(Refusing(array))
+
+
 def test_what_else_dlpack_refuses_stays_refused(pointers, exchange):
     """An interface without names of fields describes nothing that DLPack has no type for, so it does not replace DLPack."""
     if exchange.device_type == 1:

@@ -1,0 +1,297 @@
+"""The border where host objects come in: what each becomes, and what is refused at every way in."""
+
+from __future__ import annotations
+
+from collections import UserList, deque
+
+import numpy as np
+import pytest
+from numpy.lib import recfunctions
+
+import devmem as dm
+from devmem._core.interop.host_objects import assignable, has_mask, host_array, pinnable
+from devmem.spi.errors import LayoutError
+
+
+class MaskedElsewhere(np.ndarray):
+    """A subclass of ndarray of another library, whose objects have a mask."""
+
+    @property
+    def mask(self):
+        return np.ones(self.shape, bool)
+
+
+class Subclass(np.ndarray):
+    """A subclass without one."""
+
+
+class Described:
+    """Says by NumPy's array interface what it has."""
+
+    def __init__(self, **more):
+        self.array = np.arange(3.0)
+        self.__array_interface__ = {**self.array.__array_interface__, **more}
+
+
+class Items:
+    """A sequence by its methods alone."""
+
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, at):
+        return self.items[at]
+
+
+class Tensor:
+    """As PyTorch's of a type that NumPy does not have: converted by DLPack only."""
+
+    def __init__(self, array, error=None):
+        self.array, self.error = array, error or TypeError("Got unsupported ScalarType BFloat16")
+
+    def __array__(self, dtype=None, copy=None):
+        raise self.error
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return self.array.__dlpack__(max_version=max_version, dl_device=(1, 0))
+
+
+M = np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0])
+RECORD = np.ma.array([(1, 2.0)], mask=[(0, 1)], dtype="i4,f8")
+MASKED = {
+    "array": M,
+    "without a masked element": np.ma.array([1.0, 2.0, 3.0]),
+    "masked": np.ma.masked,
+    "record": RECORD[0],
+    "of another library": np.arange(3.0).view(MaskedElsewhere),
+    "array interface": Described(mask=np.ones(3, bool)),
+    "list of arrays": [M, M],
+    "one element of a list": [1.0, np.ma.masked, 3.0],
+    "tuple in a list": [(1.0, 2.0, np.ma.masked)],
+    "deep in lists": [[[1.0]], [[M[1]]]],
+    "among NumPy's numbers": [np.float64(1), np.ma.masked],
+    "deque": deque([M]),
+    "sequence of another class": UserList([M]),
+    "sequence by its methods": Items(1.0, np.ma.masked),
+}
+WAYS_IN = {
+    "to_device": dm.to_device,
+    "to_device(to=)": lambda x: dm.to_device(x, to=dm.zeros(3)),
+    "asarray": dm.asarray,
+    "asarray(dtype)": lambda x: dm.asarray(x, "f4"),
+    "full": lambda x: dm.full(3, x),
+    "full(dtype)": lambda x: dm.full(3, x, "f4"),
+    "full_like": lambda x: dm.full_like(dm.zeros(3), x),
+    "fill": lambda x: dm.zeros(3).fill(x),
+    "assignment": lambda x: dm.zeros(3).__setitem__(..., x),
+    "assignment of an element": lambda x: dm.zeros(3).__setitem__(0, x),
+    "assignment of a record": lambda x: dm.zeros(3, "i4,f8").__setitem__(0, x),
+    "copy_to_device": lambda x: dm.zeros(3).copy_to_device(x),
+    "copy_async": dm.copy_async,
+    "scatter": lambda x: dm.scatter(x, [dm.current_device()]),
+    "to_device_many": lambda x: dm.to_device_many([x]),
+    "prefetch": lambda x: list(dm.prefetch([x])),
+    "SmartArray": dm.SmartArray,
+    "SmartArray on the device": lambda x: dm.SmartArray(x, where="gpu"),
+    "assignment to a SmartArray": lambda x: dm.SmartArray(np.zeros(3)).__setitem__(..., x),
+    "copy_pitched": lambda x: dm.copy_pitched(dm.zeros(3), x, width=24, height=1),
+}
+IN_PLACE = {
+    "from_dlpack": dm.from_dlpack,
+    "from_dlpack(copy=True)": lambda x: dm.from_dlpack(x, copy=True),
+    "as_device_array": dm.as_device_array,
+    "mapped": lambda x: dm.mapped(x).__enter__(),
+    "pinned": lambda x: dm.pinned(x).__enter__(),
+    "register": dm.register,
+}
+
+
+@pytest.fixture(autouse=True)
+def on_host():
+    with dm.use_backend("host"):
+        yield
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize("name", MASKED)
+def test_no_mask_is_lost_on_any_way_in(name, way):
+    with pytest.raises(LayoutError, match=r"mask.*filled"):
+        WAYS_IN[way](MASKED[name])
+
+
+@pytest.mark.parametrize("way", IN_PLACE)
+@pytest.mark.parametrize("name", [name for name, each in MASKED.items() if isinstance(each, np.ndarray)])
+def test_nor_where_memory_is_used_in_place(name, way):
+    assert not dm.is_device_array(MASKED[name])
+    with pytest.raises(LayoutError, match=r"mask.*filled"):
+        IN_PLACE[way](MASKED[name])
+
+
+def test_nor_by_an_argument_of_a_kernel_or_a_plan():
+    @dm.kernel
+    def nothing(x):
+        pass
+
+    with pytest.raises(LayoutError, match=r"mask.*filled"):
+        nothing[1, 1](dm.In(M))
+    stream, source, target = dm.stream(), dm.pinned_array(3), dm.zeros(3)
+    with dm.capture(stream) as plan:
+        target.copy_to_device(source, stream=stream)
+    with pytest.raises(LayoutError, match=r"mask.*filled"):
+        plan.update(src=np.ma.array(dm.pinned_array(3), mask=[0, 1, 0], copy=False))
+    plan.close()
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        np.rec.array([(1, 2.0)], dtype=[("mask", "i4"), ("x", "f8")]),
+        np.zeros(3).view(Subclass),
+        Described(mask=None),
+        [1, 2.0, np.float64(3)],
+        [np.arange(3), np.arange(3)],
+        "text",
+        b"bytes",
+        bytearray(8),
+        memoryview(np.zeros((2, 2))),
+        range(3),
+        {"mask": 1},
+        Items(1, 2),
+    ],
+    ids=lambda obj: type(obj).__name__,
+)
+def test_what_has_no_mask_is_not_taken_to_have_one(obj):
+    assert not has_mask(obj)
+
+
+def test_host_array_is_the_array_itself_or_what_numpy_makes_of_it():
+    a = np.arange(3)
+    assert host_array(a) is a
+    assert host_array([1, 2]).tolist() == [1, 2]
+    assert host_array([(1, 2)], np.dtype("i4,f8")).tolist() == [(1, 2.0)]
+    assert type(host_array(np.rec.array([(1,)], dtype=[("a", "i4")]))) is np.ndarray
+    with pytest.raises(LayoutError, match=r"dict gives an array of dtype object.*convert"):
+        host_array({})
+    with pytest.raises(LayoutError, match="None is no array"):
+        host_array(None)
+
+
+def test_only_an_ndarrays_memory_is_locked_in_place():
+    a = np.arange(3)
+    assert pinnable(a) is a
+    with pytest.raises(TypeError, match="not that of a list"):
+        pinnable([a])
+    with pytest.raises(LayoutError, match="references to Python objects"):
+        pinnable(np.array([None]))
+
+
+def test_a_tensor_of_a_type_that_numpy_does_not_have_comes_by_dlpack():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    values = np.array([[1.5, -2.0], [0.25, 3.0]], bfloat16)
+    tensor = Tensor(dm.to_device(values))
+    for way in (dm.to_device, dm.asarray, lambda x: dm.to_device_many([x])[0], lambda x: dm.SmartArray(x).gpu()):
+        made = way(tensor)
+        assert made.dtype == bfloat16
+        assert made.copy_to_host().tobytes() == values.tobytes()
+    assert dm.asarray(tensor, "f4").tolist() == values.tolist()
+    into = dm.zeros((2, 2), bfloat16)
+    into.copy_to_device(tensor)
+    into[0] = Tensor(dm.to_device(values[1]))
+    assert into.copy_to_host().tobytes() == values[[1, 1]].tobytes()
+
+
+def test_a_tensor_that_numpy_takes_for_an_object_comes_by_dlpack():
+    class NoArray:
+        def __dlpack_device__(self):
+            return 1, 0
+
+        def __dlpack__(self, **asked):
+            return np.arange(3.0).__dlpack__(**asked)
+
+    assert dm.to_device(NoArray()).tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("call detach() first"), ValueError("no")])
+def test_what_else_a_tensor_refuses_stays_refused(error):
+    with pytest.raises(type(error), match=str(error)[:2]):
+        dm.to_device(Tensor(np.arange(3.0), error))
+
+
+def test_a_type_error_of_what_is_no_tensor_stays():
+    class Broken:
+        def __array__(self, dtype=None, copy=None):
+            raise TypeError("broken")
+
+    with pytest.raises(TypeError, match="broken"):
+        dm.to_device(Broken())
+
+
+# -- assignments -------------------------------------------------------------------------------------------------------
+
+
+def test_assignable_is_the_value_where_it_fits():
+    a = np.arange(3.0)
+    assert assignable(a, np.dtype("f8")) is a
+    assert assignable(5, np.dtype("u1")).dtype == np.dtype("u1")
+    assert assignable((1, 2.0), np.dtype("i4,f8")).tolist() == (1, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(1.5, "i4"), (1j, "f8"), (np.int8(-1), "u1"), ("x", "f4"), (np.arange(3), "?")]
+)
+def test_assignable_refuses_other_kinds(value, dtype):
+    with pytest.raises(LayoutError, match=rf"cannot assign .* to {np.dtype(dtype)}: the cast is not of the same kind"):
+        assignable(value, np.dtype(dtype))
+
+
+AB = np.dtype([("a", "i4"), ("b", "f8")])
+ADVICE = {
+    "fields in another order": (np.array([(2.5, 1)], [("b", "f8"), ("a", "i4")]), AB, [(1, 2.5)]),
+    "a record of them": (np.array([(2.5, 1)], [("b", "f8"), ("a", "i4")])[0], AB, (1, 2.5)),
+    "fields of other names": (np.array([(1, 2.5)], [("p", "f8"), ("q", "f8")]), AB, [(1, 2.5)]),
+    "a float": (2.7, np.dtype("i4"), 2),
+    "a complex number": (2.5 + 1j, np.dtype("f8"), 2.5),
+    "dates": (np.array(["1970-01-02"], "M8[D]"), np.dtype("i4"), [1]),
+    "text": (np.array(["12"]), np.dtype("i4"), [12]),
+    "another byte order": (np.array([2.5]), np.dtype(">i4"), [2]),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+def test_what_a_refusal_advises_works(name):
+    """Whatever it says is run."""
+    value, dtype, result = ADVICE[name]
+    with pytest.raises(LayoutError, match="not of the same kind") as raised:
+        assignable(value, dtype)
+    advice = str(raised.value).rpartition("numpy.")[2]
+
+    class D:
+        pass
+
+    d = D()
+    d.dtype = dtype
+    names = {"numpy": np, "value": value, "d": d}
+    assert recfunctions  # numpy.lib.recfunctions, which has to be imported
+    converted = eval(f"numpy.{advice}", names)
+    assert assignable(converted, dtype).tolist() == result
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "advice"),
+    [
+        (np.zeros(1, "i4,i4,i4"), AB, r"the fields one by one, d\['name'\] = \.\.\.$"),
+        (np.zeros(1, "i4,i4"), np.dtype("f8"), r"give one of its fields, value\['name'\]$"),
+    ],
+)
+def test_where_nothing_converts_no_conversion_is_advised(value, dtype, advice):
+    with pytest.raises(TypeError):
+        value.astype(dtype)
+    with pytest.raises(LayoutError, match=advice):
+        assignable(value, dtype)
