@@ -14,10 +14,10 @@ from ...spi.errors import DevmemError, LayoutError
 from ..base.address import address, extent
 from ..base.arguments import check_same, host_array
 from ..base.layout import Shape, contiguous_strides, like_strides
-from ..device.device import open_device_of
+from ..device.device import DeviceLike, open_device_of
 from ..device.open_device import OpenDevice
+from ..ordering.event import StreamLike
 from ..ordering.stream import Stream
-from .array_base import StreamLike
 from .ndarray import DeviceNDArray, DeviceRecord, device_view, new
 
 
@@ -86,7 +86,7 @@ def in_place(opened: OpenDevice, host: npt.NDArray[Any], stream: Stream | None) 
     return DeviceNDArray(opened, allocation, ptr, host.shape, host.dtype, strides, stream)
 
 
-def to_device(obj: object, stream: StreamLike, copy: bool, to: object, device: object) -> Any:
+def to_device(obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike) -> Any:
     """`devmem.to_device` of a device array, a record or an object that NumPy converts to an ndarray; and with ``to=``."""
     if to is not None:
         return _into(obj, stream, copy, to, device)
@@ -114,7 +114,7 @@ def like(ary: object, dtype: np.dtype[Any] | None = None) -> tuple[Shape, np.dty
     return model.shape, kind, strides, model.size * kind.itemsize
 
 
-def target_of(to: object, device: object) -> DeviceNDArray[Any]:
+def target_of(to: object, device: DeviceLike) -> DeviceNDArray[Any]:
     """The device array that an argument ``to=`` means; ``device``: what is said of where it is."""
     target = to.__devmem_view__() if isinstance(to, DeviceRecord) else to
     if not isinstance(target, DeviceNDArray):
@@ -124,7 +124,7 @@ def target_of(to: object, device: object) -> DeviceNDArray[Any]:
     return target
 
 
-def _into(obj: object, stream: StreamLike, copy: bool, to: object, device: object) -> Any:
+def _into(obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike) -> Any:
     if core is not None and device is None and core.upload_into(to, obj, stream) is not None:
         return to
     target = target_of(to, device)

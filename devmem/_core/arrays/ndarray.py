@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..._native import core
 from ...spi.errors import LayoutError
 from ..base.address import address
+from ..base.advice import Listed, made_by
 from ..base.arguments import (
     assignable,
     check_destination,
@@ -38,7 +39,7 @@ from ..base.layout import (
 from ..base.transfer_guard import guard
 from ..copy.host_copy import host_like
 from ..copy.peer import PeerSource, copy_from_peer
-from ..device.device import Device, current_open_device, open_device_of
+from ..device.device import Device, DeviceLike, current_open_device, open_device_of
 from ..device.open_device import OpenDevice
 from ..interop.dlpack import IS_COPIED
 from ..interop.dlpack import export as capsule_of
@@ -46,8 +47,9 @@ from ..interop.dlpack_types import dtype_code
 from ..interop.export import NO_ORDER, array_interface, asked_device, consumer_of, exported, is_versioned
 from ..interop.import_ import device_memory
 from ..lifetime.allocation import StreamUse
+from ..ordering.event import StreamLike
 from ..ordering.stream import Stream
-from .array_base import ArrayBase, StreamLike
+from .array_base import ArrayBase
 from .conversions import Conversions
 from .operators import Operators
 from .pinned import pinned_like
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=np.generic)
 
 
+@made_by("to_device(x), empty(shape), zeros(shape) and their kin make device arrays", OpenDevice)
 class DeviceNDArray(ArrayBase[D], Conversions, Operators):
     """An n-dimensional array in device memory.
 
@@ -216,7 +219,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         result._stream = chosen if stream else None
         return result
 
-    def to(self, device: object, stream: StreamLike = 0) -> DeviceNDArray[D]:
+    def to(self, device: DeviceLike, stream: StreamLike = 0) -> DeviceNDArray[D]:
         """The array on a device, ``d.to("cuda:1")``: itself if it is there already, else a contiguous copy, as by `to_device`.
 
         Examples
@@ -644,7 +647,8 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         return self.copy_to_host().reshape(())[()]
 
 
-class DeviceRecord:
+@made_by("an element of an array of records is one, d[0], and to_device(x[0]) makes one", DeviceNDArray)
+class DeviceRecord(Listed):
     """An element of a record array on a device. ``r["x"]`` reads a field, ``r["x"] = 1`` writes it; both are synchronous.
 
     It shares the memory of the array that it came from, and keeps it alive.
@@ -658,6 +662,7 @@ class DeviceRecord:
     """
 
     __slots__ = ("_array",)
+    _unlisted = frozenset({"open_device"})
 
     def __init__(self, array: DeviceNDArray[Any]) -> None:
         self._array = array
