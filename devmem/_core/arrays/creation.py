@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -86,13 +86,16 @@ def in_place(opened: OpenDevice, host: npt.NDArray[Any], stream: Stream | None) 
     return DeviceNDArray(opened, allocation, ptr, host.shape, host.dtype, strides, stream)
 
 
-def to_device(obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike) -> Any:
+def to_device(
+    obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike
+) -> DeviceNDArray[Any] | DeviceRecord:
     """`devmem.to_device` of a device array, a record or an object that NumPy converts to an ndarray; and with ``to=``."""
     if to is not None:
         return _into(obj, stream, copy, to, device)
     if isinstance(obj, DeviceRecord):
         view = obj.__devmem_view__()
-        moved = to_device(view, stream, copy, to, device)
+        view.allocation.check()
+        moved = view.to(device, stream)
         return obj if moved is view else DeviceRecord(moved)
     if isinstance(obj, DeviceNDArray):
         obj.allocation.check()
@@ -124,12 +127,14 @@ def target_of(to: object, device: DeviceLike) -> DeviceNDArray[Any]:
     return target
 
 
-def _into(obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike) -> Any:
+def _into(
+    obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike
+) -> DeviceNDArray[Any] | DeviceRecord:
     if core is not None and device is None and core.upload_into(to, obj, stream) is not None:
-        return to
+        return cast("DeviceNDArray[Any]", to)
     target = target_of(to, device)
     view = device_view(obj)
     source = host_array(obj) if view is None else view
     check_same("to_device(to=)", target.shape, target.dtype, source.shape, source.dtype)
     target.put(source, stream, host_copy=copy)
-    return to
+    return cast("DeviceNDArray[Any] | DeviceRecord", to)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from threading import get_ident
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from ..._native import core
 from ...spi.errors import LayoutError
 from ..base.address import address
 from ..base.advice import Listed, made_by
+from ..base.argument_types import SupportsCudaArrayInterface, SupportsDLPack
 from ..base.arguments import (
     assignable,
     check_destination,
@@ -717,6 +718,13 @@ class DeviceRecord(Listed):
 
     def __devmem_view__(self) -> DeviceNDArray[Any]:
         return self._array
+
+
+#: What is device memory, or lends it: devmem's own, and arrays of other libraries.
+DeviceArrayLike = DeviceNDArray[Any] | DeviceRecord | SupportsDLPack | SupportsCudaArrayInterface
+#: What becomes a device array: all that NumPy makes an array of, and device memory; and such in lists, tuples and dicts.
+ArrayLike = npt.ArrayLike | DeviceArrayLike
+ArrayTree: TypeAlias = "ArrayLike | Sequence[ArrayTree] | Mapping[Any, ArrayTree]"
 
 
 def new(

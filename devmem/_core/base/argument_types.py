@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol, SupportsIndex
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 #: Lengths of the axes, or one length.
 ShapeLike = SupportsIndex | Iterable[SupportsIndex]
+#: Bytes from one element to the next along each axis.
+StridesLike = Iterable[SupportsIndex]
+#: The path of a file; and paths in lists, tuples and dicts.
+PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+PathTree: TypeAlias = "PathLike | Sequence[PathTree] | Mapping[Any, PathTree]"
 
 
 class SupportsCudaStream(Protocol):

@@ -46,7 +46,8 @@ class Dispatcher(DeviceFunction):
 
     def __init__(self, function: Callable[..., object], signatures: tuple[str, ...], options: dict[str, Any]) -> None:
         super().__init__(function, signatures, options)
-        self.kernel: Any = devmem.kernel(signatures, **options)(function)
+        decorate: Any = devmem.kernel(signatures, **options)
+        self.kernel: Any = decorate(function)
         #: Objects whose ``prepare_args(type, value, stream, retr)`` replaces each argument of a launch; the type is None.
         self.extensions: list[Any] = []
 

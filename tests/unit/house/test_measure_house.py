@@ -118,7 +118,7 @@ CEILINGS = {
     "backends/cuda": 9,
     "backends/roc": 12,
     "backends/host": 15,
-    "api": 9,
+    "api": 11,
 }
 
 

@@ -36,7 +36,13 @@ from .npy import Elements
 
 
 def load(
-    path: object, dtype: object, shape: object, offset: SupportsIndex, stream: StreamLike, device: DeviceLike, to: object
+    path: object,
+    dtype: object,
+    shape: object,
+    offset: SupportsIndex,
+    stream: StreamLike,
+    device: DeviceLike,
+    to: object,
 ) -> DeviceNDArray[Any]:
     """A device array of what is in a file; see `devmem.load`."""
     target = None if to is None else target_of(to, device)
