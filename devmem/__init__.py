@@ -13,6 +13,8 @@ from ._core.arrays.host_visible import ManagedNDArray, MappedNDArray
 from ._core.arrays.ndarray import DeviceNDArray, DeviceRecord
 from ._core.arrays.pinned import PinnedNDArray
 from ._core.arrays.smart import SmartArray
+from ._core.base.advice import MODULE as _OTHERS
+from ._core.base.advice import advice_on as _advice_on
 from ._core.base.config import Setting
 from ._core.bulk.async_copy import Transfer
 from ._core.device.backends import BackendStatus
@@ -300,35 +302,6 @@ _LATER = {
         "laneid local mem_fence shared syncthreads threadIdx warpsize wavebarrier"
     ),
 }
-#: What other libraries call what is here.
-_ELSEWHERE = {
-    "array tensor as_tensor from_numpy device_put": "asarray(x) or to_device(x) makes a device array",
-    "asnumpy to_host device_get": "d.copy_to_host() copies an array to the host, to_host_many(tree) many",
-    "empty_pinned zeros_pinned alloc_pinned_memory": "pinned_array(shape, dtype) is page-locked memory of the host",
-    "pin_memory": "pinned_array(shape, dtype) is page-locked memory of the host, pinned(x) locks an array's for a while",
-    "empty_cache free_all_blocks": "trim() gives cached memory back",
-    "mem_get_info memory_allocated memory_reserved max_memory_allocated memory_stats": (
-        "memory_info() and memory_summary() have the bytes"
-    ),
-    "reset_peak_memory_stats": "push() and pop() of a memory.Statistics have the peak between them",
-    "MemoryPool get_default_memory_pool": "use_memory('pool') chooses a pool, memory.PoolMemory is one",
-    "set_allocator": "use_memory(resource) sets the memory stack for a block, DEVMEM_MEMORY_MANAGER for the process",
-    "current_stream": "default_stream(), or the stream of the `with stream:` around the call",
-    "get_device": "current_device(), and d.device of an array",
-    "set_device": "select_device(device)",
-    "get_device_name": "current_device().name",
-    "gpus": "devices() are the devices",
-    "arange linspace eye random rand randn": "make it with NumPy, to_device(numpy.arange(10)): devmem computes nothing",
-    "concatenate cat stack": "gather(arrays) joins on the host; on a device copy_to_device() into parts of an empty() array does",
-    "sum mean max min dot matmul einsum where exp abs": (
-        "devmem computes nothing: use NumPy before to_device(), or a library that computes on the device (from_dlpack)"
-    ),
-    "savez save_file load_file load_npz": "save({name: array}, path) and load(path) take .npz and .safetensors files",
-    "DataLoader": "prefetch(batches) uploads ahead of the work",
-    "ndarray Tensor": "DeviceNDArray is the class of device arrays",
-    "cuda": "every function is in devmem itself, for each vendor; numba.cuda's names are in devmem.compat.numba_cuda",
-    "jit": "kernel is the decorator of kernels",
-}
 _HOMES = {name: module for module, names in _LATER.items() for name in names.split()}
 
 if not _typing.TYPE_CHECKING:  # which would take it that there is every name, misspelt ones too
@@ -339,10 +312,10 @@ if not _typing.TYPE_CHECKING:  # which would take it that there is every name, m
         if name in _HOMES:
             found = getattr(_import_module(_HOMES[name], __name__), name)
         else:
-            advice = next((f": {text}" for names, text in _ELSEWHERE.items() if name in names.split()), "")
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
+            text = f"module {__name__!r} has no attribute {name!r}{_advice_on(_OTHERS, name)}"
+            raise AttributeError(text, name=name, obj=_import_module(__name__))
         globals()[name] = found
         return found
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

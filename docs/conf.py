@@ -1,5 +1,7 @@
 """Sphinx configuration. The build runs with every warning an error (scripts/check)."""
 
+from sphinx.application import Sphinx
+
 import devmem
 
 project = "devmem"
@@ -24,6 +26,19 @@ suppress_warnings = ["ref.python"]
 
 # Names of our own must resolve; those of Python and NumPy would need an inventory from the network.
 nitpick_ignore_regex = [(r"py:.*", r"(?!devmem\b).*")]
+
+
+def unlisted(app: object, what: str, name: str, obj: object, skip: bool, options: object) -> bool:
+    """Whether a member is one that only devmem's own modules use, which ``dir`` does not list either; else as Sphinx says."""
+    function = obj.fget if isinstance(obj, property) else obj
+    owner, _, member = getattr(function, "__qualname__", "").rpartition(".")
+    return True if member in getattr(getattr(devmem, owner, None), "_unlisted", ()) else skip
+
+
+def setup(app: Sphinx) -> None:
+    """Leave out of the reference what is not listed."""
+    app.connect("autodoc-skip-member", unlisted)
+
 
 html_theme = "furo"
 pygments_dark_style = "github-dark"  # the theme's own underlines the modules of imports, as if they were links

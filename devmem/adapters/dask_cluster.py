@@ -62,7 +62,7 @@ def worker_store(
 
 
 def local_cluster(
-    devices: Iterable[object] | None = None,
+    devices: Iterable[Any] | None = None,
     *,
     memory: str | None = None,
     device_limit: int | str | None = "80%",

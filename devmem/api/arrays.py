@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,50 +11,58 @@ from numpy import ndarray
 from .._core.arrays.creation import empty as empty_array
 from .._core.arrays.creation import like, upload
 from .._core.arrays.creation import to_device as _to_device
-from .._core.arrays.ndarray import DeviceNDArray, DeviceRecord
+from .._core.arrays.ndarray import ArrayLike, DeviceNDArray, DeviceRecord
 from .._core.arrays.pinned import PinnedNDArray
+from .._core.base.argument_types import ShapeLike, StridesLike
 from .._core.base.arguments import layout_of
 from .._core.bulk.pitched import pitched_array as _pitched_array
-from .._core.device.device import current_open_device, open_device_of
+from .._core.device.device import DeviceLike, current_open_device, open_device_of
+from .._core.ordering.event import StreamLike
 from .._native import core
 
 #: A type of elements, what says one, and an array of them. A dtype as text says nothing to a type checker.
 S = TypeVar("S", bound=np.generic)
-T = TypeVar("T")
+T = TypeVar("T", bound=DeviceNDArray[Any] | DeviceRecord)
 ElementType = type[S] | np.dtype[S]
-S_co = TypeVar("S_co", bound=np.generic, covariant=True)
-
-
-class ArrayOf(Protocol[S_co]):
-    """What has elements of a type: arrays of NumPy's, and of devmem's."""
-
-    @property
-    def dtype(self) -> np.dtype[S_co]: ...
+#: What has elements of a type: arrays of NumPy's, and of devmem's.
+ArrayOf = npt.NDArray[S] | DeviceNDArray[S]
 
 
 @overload
-def to_device(
-    obj: np.void | DeviceRecord, stream: Any = 0, copy: bool = True, to: None = None, *, device: Any = None
+def to_device(  # type: ignore[overload-overlap]  # a record is an ArrayLike too
+    obj: np.void | DeviceRecord,
+    stream: StreamLike = 0,
+    copy: bool = True,
+    to: None = None,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceRecord: ...
 
 
 @overload
 def to_device(
-    obj: ArrayOf[S], stream: Any = 0, copy: bool = True, to: None = None, *, device: Any = None
+    obj: ArrayOf[S], stream: StreamLike = 0, copy: bool = True, to: None = None, *, device: DeviceLike = None
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
-def to_device(obj: Any, stream: Any = 0, copy: bool = True, *, to: T, device: Any = None) -> T: ...
+def to_device(obj: ArrayLike, stream: StreamLike = 0, copy: bool = True, *, to: T, device: DeviceLike = None) -> T: ...
 
 
 @overload
 def to_device(
-    obj: Any, stream: Any = 0, copy: bool = True, to: None = None, *, device: Any = None
+    obj: ArrayLike, stream: StreamLike = 0, copy: bool = True, to: None = None, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]: ...
 
 
-def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, device: Any = None) -> Any:
+def to_device(
+    obj: ArrayLike,
+    stream: StreamLike = 0,
+    copy: bool = True,
+    to: DeviceNDArray[Any] | DeviceRecord | None = None,
+    *,
+    device: DeviceLike = None,
+) -> DeviceNDArray[Any] | DeviceRecord:
     """Copy to a device.
 
     Parameters
@@ -100,7 +108,8 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, d
     array([3, 4, 5])
     """
     if core is not None and (made := core.upload(obj, stream, copy, to, device)) is not None:
-        return made
+        quick: DeviceNDArray[Any] | DeviceRecord = made
+        return quick
     if (type(obj) is ndarray or type(obj) is PinnedNDArray) and to is None:
         return upload(current_open_device() if device is None else open_device_of(device), obj, stream, copy)
     return _to_device(obj, stream, copy, to, device)
@@ -108,24 +117,36 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None, *, d
 
 @overload
 def device_array(
-    shape: Any, dtype: type[np.float64] = np.float64, strides: Any = None, order: str = "C", stream: Any = 0
+    shape: ShapeLike,
+    dtype: type[np.float64] = np.float64,
+    strides: StridesLike | None = None,
+    order: str = "C",
+    stream: StreamLike = 0,
 ) -> DeviceNDArray[np.float64]: ...
 
 
 @overload
 def device_array(
-    shape: Any, dtype: ElementType[S], strides: Any = None, order: str = "C", stream: Any = 0
+    shape: ShapeLike,
+    dtype: ElementType[S],
+    strides: StridesLike | None = None,
+    order: str = "C",
+    stream: StreamLike = 0,
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
 def device_array(
-    shape: Any, dtype: npt.DTypeLike, strides: Any = None, order: str = "C", stream: Any = 0
+    shape: ShapeLike, dtype: npt.DTypeLike, strides: StridesLike | None = None, order: str = "C", stream: StreamLike = 0
 ) -> DeviceNDArray[Any]: ...
 
 
 def device_array(
-    shape: Any, dtype: npt.DTypeLike = np.float64, strides: Any = None, order: str = "C", stream: Any = 0
+    shape: ShapeLike,
+    dtype: npt.DTypeLike = np.float64,
+    strides: StridesLike | None = None,
+    order: str = "C",
+    stream: StreamLike = 0,
 ) -> DeviceNDArray[Any]:
     """Allocate an uninitialised device array on the current device, as ``numpy.empty`` does on the host.
 
@@ -168,14 +189,14 @@ def device_array(
 
 
 @overload
-def device_array_like(ary: ArrayOf[S], stream: Any = 0) -> DeviceNDArray[S]: ...
+def device_array_like(ary: ArrayOf[S], stream: StreamLike = 0) -> DeviceNDArray[S]: ...
 
 
 @overload
-def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]: ...
+def device_array_like(ary: ArrayLike, stream: StreamLike = 0) -> DeviceNDArray[Any]: ...
 
 
-def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]:
+def device_array_like(ary: ArrayLike, stream: StreamLike = 0) -> DeviceNDArray[Any]:
     """Allocate an uninitialised device array with the shape, dtype and order of axes of an array, without its gaps.
 
     Examples
@@ -188,7 +209,12 @@ def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray[Any]:
 
 
 def pitched_array(
-    shape: Any, dtype: npt.DTypeLike = np.float64, *, pitch: int | None = None, stream: Any = 0, device: Any = None
+    shape: ShapeLike,
+    dtype: npt.DTypeLike = np.float64,
+    *,
+    pitch: int | None = None,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]:
     """Allocate an uninitialised device array whose rows begin a pitch apart, as vendors' pitched allocations do.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +10,12 @@ import numpy.typing as npt
 from .._core.arrays.creation import empty as empty_array
 from .._core.arrays.creation import like
 from .._core.arrays.creation import to_device as _to_device
-from .._core.arrays.ndarray import DeviceNDArray, device_view
+from .._core.arrays.ndarray import ArrayLike, DeviceNDArray, device_view
+from .._core.base.argument_types import ShapeLike
 from .._core.base.arguments import dtype_of, layout_of
-from .._core.device.device import open_device_of
+from .._core.device.device import DeviceLike, open_device_of
 from .._core.interop.host_objects import host_array
+from .._core.ordering.event import StreamLike
 from ..spi.errors import LayoutError
 from .arrays import ArrayOf, ElementType, S
 
@@ -22,24 +24,34 @@ K = TypeVar("K", bound=np.generic)
 
 @overload
 def empty(
-    shape: Any, dtype: type[np.float64] = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    dtype: type[np.float64] = np.float64,
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[np.float64]: ...
 
 
 @overload
 def empty(
-    shape: Any, dtype: ElementType[S], order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike, dtype: ElementType[S], order: str = "C", stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
 def empty(
-    shape: Any, dtype: npt.DTypeLike, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike, dtype: npt.DTypeLike, order: str = "C", stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]: ...
 
 
 def empty(
-    shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    dtype: npt.DTypeLike = np.float64,
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]:
     """An uninitialised device array, with the arguments of ``numpy.empty``; otherwise as `device_array`.
 
@@ -60,24 +72,34 @@ def empty(
 
 @overload
 def zeros(
-    shape: Any, dtype: type[np.float64] = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    dtype: type[np.float64] = np.float64,
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[np.float64]: ...
 
 
 @overload
 def zeros(
-    shape: Any, dtype: ElementType[S], order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike, dtype: ElementType[S], order: str = "C", stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
 def zeros(
-    shape: Any, dtype: npt.DTypeLike, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike, dtype: npt.DTypeLike, order: str = "C", stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]: ...
 
 
 def zeros(
-    shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    dtype: npt.DTypeLike = np.float64,
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]:
     """A device array of zeros; otherwise as `empty`.
 
@@ -91,24 +113,34 @@ def zeros(
 
 @overload
 def ones(
-    shape: Any, dtype: type[np.float64] = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    dtype: type[np.float64] = np.float64,
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[np.float64]: ...
 
 
 @overload
 def ones(
-    shape: Any, dtype: ElementType[S], order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike, dtype: ElementType[S], order: str = "C", stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
 def ones(
-    shape: Any, dtype: npt.DTypeLike, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike, dtype: npt.DTypeLike, order: str = "C", stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]: ...
 
 
 def ones(
-    shape: Any, dtype: npt.DTypeLike = np.float64, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    dtype: npt.DTypeLike = np.float64,
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]:
     """A device array of ones; otherwise as `empty`.
 
@@ -122,30 +154,48 @@ def ones(
 
 @overload
 def full(
-    shape: Any, fill_value: Any, dtype: None = None, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    fill_value: Any,
+    dtype: None = None,
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]: ...
 
 
 @overload
 def full(
-    shape: Any, fill_value: Any, dtype: ElementType[S], order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    fill_value: Any,
+    dtype: ElementType[S],
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
 def full(
-    shape: Any, fill_value: Any, dtype: npt.DTypeLike | None, order: str = "C", stream: Any = 0, *, device: Any = None
+    shape: ShapeLike,
+    fill_value: Any,
+    dtype: npt.DTypeLike | None,
+    order: str = "C",
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]: ...
 
 
 def full(
-    shape: Any,
+    shape: ShapeLike,
     fill_value: Any,
     dtype: npt.DTypeLike | None = None,
     order: str = "C",
-    stream: Any = 0,
+    stream: StreamLike = 0,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]:
     """A device array of one value, of the value's own dtype if none is given; otherwise as `empty`.
 
@@ -160,21 +210,25 @@ def full(
 
 
 @overload
-def empty_like(ary: ArrayOf[S], dtype: None = None, stream: Any = 0, *, device: Any = None) -> DeviceNDArray[S]: ...
-
-
-@overload
-def empty_like(ary: Any, dtype: ElementType[K], stream: Any = 0, *, device: Any = None) -> DeviceNDArray[K]: ...
+def empty_like(
+    ary: ArrayOf[S], dtype: None = None, stream: StreamLike = 0, *, device: DeviceLike = None
+) -> DeviceNDArray[S]: ...
 
 
 @overload
 def empty_like(
-    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayLike, dtype: ElementType[K], stream: StreamLike = 0, *, device: DeviceLike = None
+) -> DeviceNDArray[K]: ...
+
+
+@overload
+def empty_like(
+    ary: ArrayLike, dtype: npt.DTypeLike | None = None, stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]: ...
 
 
 def empty_like(
-    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayLike, dtype: npt.DTypeLike | None = None, stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]:
     """An uninitialised device array with the shape and order of axes of an array, without its gaps.
 
@@ -201,21 +255,25 @@ def empty_like(
 
 
 @overload
-def zeros_like(ary: ArrayOf[S], dtype: None = None, stream: Any = 0, *, device: Any = None) -> DeviceNDArray[S]: ...
-
-
-@overload
-def zeros_like(ary: Any, dtype: ElementType[K], stream: Any = 0, *, device: Any = None) -> DeviceNDArray[K]: ...
+def zeros_like(
+    ary: ArrayOf[S], dtype: None = None, stream: StreamLike = 0, *, device: DeviceLike = None
+) -> DeviceNDArray[S]: ...
 
 
 @overload
 def zeros_like(
-    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayLike, dtype: ElementType[K], stream: StreamLike = 0, *, device: DeviceLike = None
+) -> DeviceNDArray[K]: ...
+
+
+@overload
+def zeros_like(
+    ary: ArrayLike, dtype: npt.DTypeLike | None = None, stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]: ...
 
 
 def zeros_like(
-    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayLike, dtype: npt.DTypeLike | None = None, stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]:
     """A device array of zeros; otherwise as `empty_like`.
 
@@ -230,21 +288,25 @@ def zeros_like(
 
 
 @overload
-def ones_like(ary: ArrayOf[S], dtype: None = None, stream: Any = 0, *, device: Any = None) -> DeviceNDArray[S]: ...
-
-
-@overload
-def ones_like(ary: Any, dtype: ElementType[K], stream: Any = 0, *, device: Any = None) -> DeviceNDArray[K]: ...
+def ones_like(
+    ary: ArrayOf[S], dtype: None = None, stream: StreamLike = 0, *, device: DeviceLike = None
+) -> DeviceNDArray[S]: ...
 
 
 @overload
 def ones_like(
-    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayLike, dtype: ElementType[K], stream: StreamLike = 0, *, device: DeviceLike = None
+) -> DeviceNDArray[K]: ...
+
+
+@overload
+def ones_like(
+    ary: ArrayLike, dtype: npt.DTypeLike | None = None, stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]: ...
 
 
 def ones_like(
-    ary: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayLike, dtype: npt.DTypeLike | None = None, stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[Any]:
     """A device array of ones; otherwise as `empty_like`.
 
@@ -258,24 +320,34 @@ def ones_like(
 
 @overload
 def full_like(
-    ary: ArrayOf[S], fill_value: Any, dtype: None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayOf[S], fill_value: Any, dtype: None = None, stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
 def full_like(
-    ary: Any, fill_value: Any, dtype: ElementType[K], stream: Any = 0, *, device: Any = None
+    ary: ArrayLike, fill_value: Any, dtype: ElementType[K], stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> DeviceNDArray[K]: ...
 
 
 @overload
 def full_like(
-    ary: Any, fill_value: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayLike,
+    fill_value: Any,
+    dtype: npt.DTypeLike | None = None,
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]: ...
 
 
 def full_like(
-    ary: Any, fill_value: Any, dtype: npt.DTypeLike | None = None, stream: Any = 0, *, device: Any = None
+    ary: ArrayLike,
+    fill_value: Any,
+    dtype: npt.DTypeLike | None = None,
+    stream: StreamLike = 0,
+    *,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[Any]:
     """A device array of one value, cast to the dtype; otherwise as `empty_like`.
 
@@ -291,28 +363,38 @@ def full_like(
 
 @overload
 def asarray(
-    obj: ArrayOf[S], dtype: None = None, *, stream: Any = 0, device: Any = None, copy: bool | None = None
+    obj: ArrayOf[S], dtype: None = None, *, stream: StreamLike = 0, device: DeviceLike = None, copy: bool | None = None
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
 def asarray(
-    obj: Any, dtype: ElementType[K], *, stream: Any = 0, device: Any = None, copy: bool | None = None
+    obj: ArrayLike,
+    dtype: ElementType[K],
+    *,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
+    copy: bool | None = None,
 ) -> DeviceNDArray[K]: ...
 
 
 @overload
 def asarray(
-    obj: Any, dtype: npt.DTypeLike | None = None, *, stream: Any = 0, device: Any = None, copy: bool | None = None
+    obj: ArrayLike,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
+    copy: bool | None = None,
 ) -> DeviceNDArray[Any]: ...
 
 
 def asarray(
-    obj: Any,
+    obj: ArrayLike,
     dtype: npt.DTypeLike | None = None,
     *,
-    stream: Any = 0,
-    device: Any = None,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
     copy: bool | None = None,
 ) -> DeviceNDArray[Any]:
     """A device array of whatever there is: an array that is on the device already is returned as it is.
@@ -347,7 +429,8 @@ def asarray(
             raise LayoutError(
                 f"asarray(copy=False) of a {type(obj).__name__} of the host: a device array of it is a copy, leave copy= out"
             )
-        return _to_device(obj if dtype is None else host_array(obj, dtype_of(dtype)), stream, True, None, device)  # type: ignore[no-any-return]
+        host = obj if dtype is None else host_array(obj, dtype_of(dtype))
+        return cast("DeviceNDArray[Any]", _to_device(host, stream, True, None, device))  # of a record, its like
     if dtype is not None and dtype_of(dtype) != lent.dtype:
         raise LayoutError(
             f"asarray(dtype={dtype_of(dtype)}) of a device array of {lent.dtype}: devmem converts on the host only, "
@@ -361,13 +444,15 @@ def asarray(
     return lent.copy(stream) if copy and found is lent else found
 
 
-def _empty(shape: Any, dtype: npt.DTypeLike, order: str, stream: Any, device: Any) -> DeviceNDArray[Any]:
+def _empty(
+    shape: ShapeLike, dtype: npt.DTypeLike, order: str, stream: StreamLike, device: DeviceLike
+) -> DeviceNDArray[Any]:
     lengths, kind, steps, nbytes = layout_of(shape, dtype, None, order)
     return empty_array(open_device_of(device), lengths, kind, None if order == "C" else steps, nbytes, stream)
 
 
 def _filled(
-    shape: Any, dtype: npt.DTypeLike, order: str, stream: Any, device: Any, value: npt.NDArray[Any]
+    shape: ShapeLike, dtype: npt.DTypeLike, order: str, stream: StreamLike, device: DeviceLike, value: npt.NDArray[Any]
 ) -> DeviceNDArray[Any]:
     result = _empty(shape, dtype, order, stream, device)
     result.fill(value, stream)

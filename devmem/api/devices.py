@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._core.base.config import Setting, describe
 from .._core.base.config import settings as _settings
 from .._core.base.plugin_registry import registry
@@ -11,6 +9,7 @@ from .._core.base.scopes import Scope, choose
 from .._core.device.backends import BackendStatus, statuses, usable_backend
 from .._core.device.device import (
     Device,
+    DeviceLike,
     close_all,
     current,
     current_device,
@@ -68,7 +67,7 @@ def device_count(backend: str | None = None) -> int:
     return usable_backend(current_device().backend if backend is None else backend).device_count()
 
 
-def device(what: Any = None) -> Device:
+def device(what: DeviceLike = None) -> Device:
     """Look up a device: ``"cuda:1"``, ``"cuda"``, an ordinal of the current backend, or nothing for the current one.
 
     In ``with devmem.device("cuda:1"):`` it is the current device of this thread or task.
@@ -82,7 +81,7 @@ def device(what: Any = None) -> Device:
     return device_of(what)
 
 
-def select_device(what: Any) -> Device:
+def select_device(what: DeviceLike) -> Device:
     """Make a device current for this thread or task from now on, or in ``with`` until the end of the block.
 
     Examples
@@ -192,7 +191,7 @@ def close() -> None:
     close_all()
 
 
-def reset(device: Any = None) -> None:
+def reset(device: DeviceLike = None) -> None:
     """Free all that devmem has on a device (the current one, if none is named) and close it, as `Device.reset` says.
 
     Examples

@@ -6,61 +6,73 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from .._core.arrays.ndarray import DeviceNDArray
+from .._core.arrays.ndarray import DeviceArrayLike, DeviceNDArray
+from .._core.arrays.smart import SmartArray
+from .._core.base.argument_types import PathLike, PathTree, ShapeLike
 from .._core.bulk import files
 from .._core.bulk.files import ArrayFile
+from .._core.device.device import DeviceLike
+from .._core.ordering.event import StreamLike
 from ..spi.errors import LayoutError
 
 S = TypeVar("S", bound=np.generic)
-T = TypeVar("T")
+T = TypeVar("T", bound=DeviceNDArray[Any])
 
 
 @overload
-def load(path: Any, *, lazy: Literal[True], stream: Any = 0, device: Any = None) -> ArrayFile: ...
+def load(path: PathLike, *, lazy: Literal[True], stream: StreamLike = 0, device: DeviceLike = None) -> ArrayFile: ...
 
 
 @overload
 def load(
-    path: Any,
+    path: PathLike,
     *,
     dtype: type[S] | np.dtype[S],
-    shape: Any,
+    shape: ShapeLike,
     offset: int = 0,
-    stream: Any = 0,
-    device: Any = None,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
 ) -> DeviceNDArray[S]: ...
 
 
 @overload
 def load(
-    path: Any, *, dtype: Any = None, shape: Any = None, offset: int = 0, stream: Any = 0, device: Any = None, to: T
+    path: PathLike,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+    offset: int = 0,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
+    to: T,
 ) -> T: ...
 
 
 @overload
 def load(
-    path: Any,
+    path: PathLike,
     *,
-    dtype: Any = None,
-    shape: Any = None,
+    dtype: npt.DTypeLike | None = None,
+    shape: ShapeLike | None = None,
     offset: int = 0,
-    stream: Any = 0,
-    device: Any = None,
-    to: Any = None,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
+    to: DeviceNDArray[Any] | None = None,
     lazy: bool = False,
 ) -> Any: ...
 
 
 def load(
-    path: Any,
+    path: PathLike,
     *,
-    dtype: Any = None,
-    shape: Any = None,
+    dtype: npt.DTypeLike | None = None,
+    shape: ShapeLike | None = None,
     offset: int = 0,
-    stream: Any = 0,
-    device: Any = None,
-    to: Any = None,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
+    to: DeviceNDArray[Any] | None = None,
     lazy: bool = False,
 ) -> Any:
     """Read a file into a device array, or into a dict of them, without a copy of it in host memory.
@@ -129,7 +141,7 @@ def load(
     return files.load(path, dtype, shape, offset, stream, device, to)
 
 
-def load_many(paths: Any, *, stream: Any = 0, device: Any = None) -> Any:
+def load_many(paths: PathTree, *, stream: StreamLike = 0, device: DeviceLike = None) -> Any:
     """Read many files into device arrays: large ones through the page-locked slots, all that are small in one block.
 
     Parameters
@@ -160,7 +172,12 @@ def load_many(paths: Any, *, stream: Any = 0, device: Any = None) -> Any:
     return files.load_many(paths, stream, device)
 
 
-def save(array: Any, path: Any, *, metadata: Mapping[str, str] | None = None) -> None:
+def save(
+    array: DeviceArrayLike | SmartArray | Mapping[str, DeviceArrayLike | SmartArray],
+    path: PathLike,
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write a device array to a .npy file, or a dict of them to a .safetensors or .npz file, without a copy in host memory.
 
     The file is complete on return. It is written beside the path, under another name, and takes its place at the end: a failure

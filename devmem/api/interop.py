@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
+
 from .._core.arrays import exchange
 from .._core.arrays.exchange import from_dlpack as _from_dlpack
-from .._core.arrays.ndarray import DeviceNDArray
+from .._core.arrays.ndarray import DeviceArrayLike, DeviceNDArray
+from .._core.base.argument_types import ShapeLike, StridesLike, SupportsDLPack
+from .._core.device.device import DeviceLike
 
 if TYPE_CHECKING:
     from .._core.interop.ipc import IpcHandle
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     import socket
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> DeviceNDArray[Any]:
+def from_dlpack(x: SupportsDLPack, /, *, device: DeviceLike = None, copy: bool | None = None) -> DeviceNDArray[Any]:
     """The array of another library, by DLPack: in place where it is in device memory, which it keeps alive.
 
     Parameters
@@ -53,7 +57,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> D
     return _from_dlpack(x, device, copy)
 
 
-def as_device_array(obj: Any) -> DeviceNDArray[Any]:
+def as_device_array(obj: DeviceArrayLike) -> DeviceNDArray[Any]:
     """The device's view of an object, without a copy; it keeps the object's memory alive.
 
     Takes device arrays and records (as they are), mapped and managed arrays, and arrays of other libraries in device memory that
@@ -82,7 +86,7 @@ def as_device_array(obj: Any) -> DeviceNDArray[Any]:
     return exchange.as_device_array(obj)
 
 
-def is_device_array(obj: Any) -> bool:
+def is_device_array(obj: object) -> bool:
     """Whether `as_device_array` takes the object, as far as the object says; the memory itself is not asked for.
 
     Examples
@@ -93,7 +97,12 @@ def is_device_array(obj: Any) -> bool:
     return exchange.is_device_array(obj)
 
 
-def open_ipc_array(handle: IpcHandle, shape: Any = None, dtype: Any = None, strides: Any = None) -> DeviceNDArray[Any]:
+def open_ipc_array(
+    handle: IpcHandle,
+    shape: ShapeLike | None = None,
+    dtype: npt.DTypeLike | None = None,
+    strides: StridesLike | None = None,
+) -> DeviceNDArray[Any]:
     """Device memory of another process, in place.
 
     Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Literal, overload
 
 from ..kernels.arguments import In, InOut, Out
 from ..kernels.code import compilers_of, why_unavailable
@@ -19,10 +19,20 @@ def kernel_compilers(backend: str) -> dict[str, str | None]:
 
 
 @overload
-def kernel(function: Callable[..., object], /) -> Kernel: ...
+def kernel(function: Callable[..., object], /, *, device: Literal[False] = False, **options: object) -> Kernel: ...
 @overload
-def kernel(signature: str | Sequence[str] | None = None, /, *, device: bool = False, **options: object) -> Any: ...
-def kernel(first: Any = None, /, *, device: bool = False, **options: object) -> Any:
+def kernel(function: Callable[..., object], /, *, device: Literal[True], **options: object) -> DeviceFunction: ...
+@overload
+def kernel(
+    signature: str | Sequence[str] | None = None, /, *, device: Literal[False] = False, **options: object
+) -> Callable[[Callable[..., object]], Kernel]: ...
+@overload
+def kernel(
+    signature: str | Sequence[str] | None = None, /, *, device: Literal[True], **options: object
+) -> Callable[[Callable[..., object]], DeviceFunction]: ...
+def kernel(
+    first: Callable[..., object] | str | Sequence[str] | None = None, /, *, device: bool = False, **options: object
+) -> Kernel | DeviceFunction | Callable[[Callable[..., object]], Kernel | DeviceFunction]:
     """Make a kernel of a function: ``@devmem.kernel``, ``@devmem.kernel("void(float32[::1])")``, ``@devmem.kernel(device=True)``.
 
     devmem compiles nothing itself: the function goes to the compiler for the device that it is launched on, numba-cuda on CUDA
@@ -83,7 +93,7 @@ def kernel(first: Any = None, /, *, device: bool = False, **options: object) -> 
 
 
 def _made(
-    function: Any, signatures: Sequence[str], device: bool, options: dict[str, object]
+    function: Callable[..., object], signatures: Sequence[str], device: bool, options: dict[str, object]
 ) -> Kernel | DeviceFunction:
     if isinstance(function, Kernel | DeviceFunction) or not hasattr(function, "__code__"):
         raise TypeError(f"@devmem.kernel makes a kernel of a function, not of {function!r}")

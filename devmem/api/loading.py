@@ -8,8 +8,10 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from .._core.arrays.ndarray import DeviceNDArray
+from .._core.arrays.ndarray import ArrayTree, DeviceNDArray
 from .._core.bulk.prefetch import Prefetcher
+from .._core.device.device import DeviceLike
+from .._core.ordering.event import StreamLike
 
 S = TypeVar("S", bound=np.generic)
 U = TypeVar("U", bound=np.generic)
@@ -17,21 +19,29 @@ U = TypeVar("U", bound=np.generic)
 
 @overload
 def prefetch(
-    iterable: Iterable[npt.NDArray[S]], depth: int = 2, *, stream: Any = None, device: Any = None
+    iterable: Iterable[npt.NDArray[S]], depth: int = 2, *, stream: StreamLike = 0, device: DeviceLike = None
 ) -> Prefetcher[DeviceNDArray[S]]: ...
 
 
 @overload
 def prefetch(
-    iterable: Iterable[tuple[npt.NDArray[S], npt.NDArray[U]]], depth: int = 2, *, stream: Any = None, device: Any = None
+    iterable: Iterable[tuple[npt.NDArray[S], npt.NDArray[U]]],
+    depth: int = 2,
+    *,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
 ) -> Prefetcher[tuple[DeviceNDArray[S], DeviceNDArray[U]]]: ...
 
 
 @overload
-def prefetch(iterable: Iterable[Any], depth: int = 2, *, stream: Any = None, device: Any = None) -> Prefetcher[Any]: ...
+def prefetch(
+    iterable: Iterable[ArrayTree], depth: int = 2, *, stream: StreamLike = 0, device: DeviceLike = None
+) -> Prefetcher[Any]: ...
 
 
-def prefetch(iterable: Iterable[Any], depth: int = 2, *, stream: Any = None, device: Any = None) -> Prefetcher[Any]:
+def prefetch(
+    iterable: Iterable[ArrayTree], depth: int = 2, *, stream: StreamLike = 0, device: DeviceLike = None
+) -> Prefetcher[Any]:
     """Upload the items of an iterable in the background, and iterate over them in order.
 
     A thread takes items from the iterable, reads or makes them there, and uploads them on a stream of its own, while the caller

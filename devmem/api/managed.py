@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from .._core.arrays import managed_hints
 from .._core.arrays.host_visible import ManagedNDArray
+from .._core.device.device import DeviceLike
+from .._core.ordering.event import StreamLike
 
 
 def prefetch_managed(
     arrays: Iterable[ManagedNDArray],
     to_host: bool = False,
-    stream: Any = 0,
+    stream: StreamLike = 0,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
     numa_node: int | None = None,
     discard: bool = False,
 ) -> None:
@@ -53,7 +54,7 @@ def prefetch_managed(
     managed_hints.prefetch(_managed(arrays), to_host, stream, device, numa_node, discard)
 
 
-def discard_managed(arrays: Iterable[ManagedNDArray], stream: Any = 0) -> None:
+def discard_managed(arrays: Iterable[ManagedNDArray], stream: StreamLike = 0) -> None:
     """Say that the elements of managed arrays are not needed any more, in stream order: their pages need not be moved or kept.
 
     The elements are undefined until they are written; the arrays stay valid.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import Any
 
 from .._core.base.device_handle import CurrentDevice
 from .._core.copy.statistics import TransferStats
-from .._core.device.device import check_not_left_behind, open_device_of, open_devices
+from .._core.device.device import DeviceLike, check_not_left_behind, open_device_of, open_devices
 from .._core.device.open_device import close_left_open
 from .._core.lifetime.device_memory import MemoryScope
 from ..spi.errors import ConfigError, PluginError
+from ..spi.memory import MemoryResource
 from ..spi.types import MemoryInfo, MemoryKind
 from ..toolkit.deferred_errors import FirstError
 
 
-def memory_info(device: Any = None) -> MemoryInfo:
+def memory_info(device: DeviceLike = None) -> MemoryInfo:
     """Bytes ``(free, total, live, pending, cached)`` of a device; the current one, if none is named.
 
     ``free`` and ``total`` are the driver's; ``live`` is what devmem handed out, ``pending`` what was dropped and waits in the
@@ -31,7 +31,7 @@ def memory_info(device: Any = None) -> MemoryInfo:
     return open_device_of(device).memory.memory_info()
 
 
-def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> MemoryScope:
+def use_memory(resource: MemoryResource | str, device: DeviceLike = None, *, kind: str = "device") -> MemoryScope:
     """Choose where a device's memory comes from: from now on, or in ``with`` for this thread or task until the end of the block.
 
     Parameters
@@ -84,7 +84,7 @@ def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> Me
     return MemoryScope(opened.memory, opened.memory.bind(found, wanted))
 
 
-def trim(keep_bytes: int = 0, device: Any = None) -> None:
+def trim(keep_bytes: int = 0, device: DeviceLike = None) -> None:
     """Free what waits in the queue, then give cached memory back to the driver until at most ``keep_bytes`` are kept.
 
     Of every open device, unless one is named. Frees nothing inside ``defer_cleanup()``. What still runs is waited for only where
@@ -118,7 +118,7 @@ def trim(keep_bytes: int = 0, device: Any = None) -> None:
         first.attempt(close_left_open)  # last: an array of an open device may be what kept memory of a closed one
 
 
-def transfer_stats(reset: bool = False, device: Any = None) -> TransferStats:
+def transfer_stats(reset: bool = False, device: DeviceLike = None) -> TransferStats:
     """Count what was copied on a device since it was opened, or since the last ``reset``, by path.
 
     Parameters

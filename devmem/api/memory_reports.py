@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._core.device import memory_report
-from .._core.device.device import open_device_of, open_devices
+from .._core.device.device import DeviceLike, open_device_of, open_devices
 from .._core.device.memory_report import MemorySnapshot, MemorySummary
 from .._core.device.open_device import OpenDevice
 
@@ -13,7 +11,7 @@ from .._core.device.open_device import OpenDevice
 SNAPSHOT_FORMAT = memory_report.FORMAT
 
 
-def memory_summary(device: Any = None) -> MemorySummary:
+def memory_summary(device: DeviceLike = None) -> MemorySummary:
     """Where devmem's memory is: of each open device and memory stack what is live, pending, at its peak, cached, and by size.
 
     Parameters
@@ -35,7 +33,7 @@ def memory_summary(device: Any = None) -> MemorySummary:
     return memory_report.summarize(_chosen(device))
 
 
-def memory_snapshot(device: Any = None, *, record: bool = False) -> MemorySnapshot:
+def memory_snapshot(device: DeviceLike = None, *, record: bool = False) -> MemorySnapshot:
     """Every block that is in use now, with the line of the program that asked for it where that was recorded.
 
     A block that was dropped and waits in the queue is in the snapshot until it is freed.
@@ -71,5 +69,5 @@ def memory_snapshot(device: Any = None, *, record: bool = False) -> MemorySnapsh
     return memory_report.snapshot(chosen)
 
 
-def _chosen(device: Any) -> list[OpenDevice]:
+def _chosen(device: DeviceLike) -> list[OpenDevice]:
     return open_devices() if device is None else [open_device_of(device)]

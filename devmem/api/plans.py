@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from .._core.bulk.transfer_plan import TransferPlan
 from .._core.device.device import open_device_of
+from .._core.ordering.event import StreamLike
 from .._core.ordering.stream import Stream
 
 
-def capture(stream: Stream | int) -> TransferPlan:
+def capture(stream: StreamLike) -> TransferPlan:
     """Record what is given to a stream in a ``with`` block, instead of running it; the plan runs it as often as is wanted.
 
     ::

@@ -9,19 +9,22 @@ import numpy.typing as npt
 
 from .._core.arrays.creation import like
 from .._core.arrays.host_visible import ManagedNDArray, MappedNDArray, Mapping, host_visible
+from .._core.arrays.ndarray import ArrayLike
 from .._core.arrays.pinned import PinnedNDArray
+from .._core.base.argument_types import ShapeLike, StridesLike
 from .._core.base.arguments import alloc_flags, layout_of
 from .._core.base.device_handle import CurrentDevice
 from .._core.device.device import current_open_device
 from .._core.interop.host_objects import pinnable
 from .._core.lifetime.registration import Registration
+from .._core.ordering.event import StreamLike
 from ..spi.types import AllocFlags, MemoryKind
 
 
 def pinned_array(
-    shape: Any,
+    shape: ShapeLike,
     dtype: npt.DTypeLike = np.float64,
-    strides: Any = None,
+    strides: StridesLike | None = None,
     order: str = "C",
     *,
     portable: bool = False,
@@ -60,7 +63,9 @@ def pinned_array(
     return array
 
 
-def pinned_array_like(ary: Any, *, portable: bool = False, wc: bool = False, coherence: str = "fine") -> PinnedNDArray:
+def pinned_array_like(
+    ary: ArrayLike, *, portable: bool = False, wc: bool = False, coherence: str = "fine"
+) -> PinnedNDArray:
     """Allocate a `pinned_array` with the shape, dtype and order of axes of an array.
 
     Examples
@@ -76,11 +81,11 @@ def pinned_array_like(ary: Any, *, portable: bool = False, wc: bool = False, coh
 
 
 def mapped_array(
-    shape: Any,
+    shape: ShapeLike,
     dtype: npt.DTypeLike = np.float64,
-    strides: Any = None,
+    strides: StridesLike | None = None,
     order: str = "C",
-    stream: Any = 0,
+    stream: StreamLike = 0,
     portable: bool = False,
     wc: bool = False,
     *,
@@ -108,7 +113,7 @@ def mapped_array(
 
 
 def mapped_array_like(
-    ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False, *, coherence: str = "fine"
+    ary: ArrayLike, stream: StreamLike = 0, portable: bool = False, wc: bool = False, *, coherence: str = "fine"
 ) -> MappedNDArray:
     """Allocate a `mapped_array` with the shape, dtype and order of axes of an array.
 
@@ -122,11 +127,11 @@ def mapped_array_like(
 
 
 def managed_array(
-    shape: Any,
+    shape: ShapeLike,
     dtype: npt.DTypeLike = np.float64,
-    strides: Any = None,
+    strides: StridesLike | None = None,
     order: str = "C",
-    stream: Any = 0,
+    stream: StreamLike = 0,
     attach_global: bool = True,
 ) -> ManagedNDArray:
     """Allocate an uninitialised ndarray in managed memory: one address for host and device.
@@ -144,7 +149,7 @@ def managed_array(
     return _managed(lengths, kind, steps, nbytes, stream, attach_global)
 
 
-def managed_array_like(ary: Any, stream: Any = 0, attach_global: bool = True) -> ManagedNDArray:
+def managed_array_like(ary: ArrayLike, stream: StreamLike = 0, attach_global: bool = True) -> ManagedNDArray:
     """Allocate a `managed_array` with the shape, dtype and order of axes of an array.
 
     Examples
@@ -218,7 +223,7 @@ def deregister(*arrays: npt.NDArray[Any]) -> None:
         opened.page_locks.deregister(opened.handle, *checked)
 
 
-def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:
+def mapped(*arrays: npt.NDArray[Any], stream: StreamLike = 0) -> Mapping:
     """Let the device reach ndarrays that exist, in place, until the end of a ``with`` block.
 
     The block gets their device views: one array, or a list of several. At its end, after the work that uses them, they raise
@@ -238,7 +243,12 @@ def mapped(*arrays: npt.NDArray[Any], stream: Any = 0) -> Mapping:
 
 
 def _mapped(
-    shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...], nbytes: int, stream: Any, flags: AllocFlags
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    strides: tuple[int, ...],
+    nbytes: int,
+    stream: StreamLike,
+    flags: AllocFlags,
 ) -> MappedNDArray:
     opened = current_open_device()
     bound = opened.streams.stream_of(stream) if stream else None
@@ -252,7 +262,7 @@ def _managed(
     dtype: np.dtype[Any],
     strides: tuple[int, ...],
     nbytes: int,
-    stream: Any,
+    stream: StreamLike,
     attach_global: bool,
 ) -> ManagedNDArray:
     opened = current_open_device()

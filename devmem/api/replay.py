@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._core.base.device_handle import CurrentDevice
-from .._core.device.device import open_device_of
+from .._core.device.device import DeviceLike, open_device_of
 from .._core.memory import allocation_log, fresh, stack_spec
 from .._core.memory.foreign import Boundary, is_ours, tell
 from ..spi.memory import SupportsTrim
@@ -32,7 +32,7 @@ def stack_parts() -> list[str]:
     return stack_spec.names()
 
 
-def replay(log: str | Path, resource: str, device: Any = None) -> dict[str, Any]:
+def replay(log: str | Path, resource: str, device: DeviceLike = None) -> dict[str, Any]:
     """Replay a trace that `devmem.memory.Log` wrote on a memory stack, and measure what the stack costs.
 
     The stack is a new one that keeps nothing yet. Each stream of the trace is replaced by a stream of the device.

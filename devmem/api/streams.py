@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Never, SupportsInt
 
+from .._core.base.advice import refuse_keywords
 from .._core.base.device_handle import CurrentDevice
 from .._core.base.scopes import deferral
 from .._core.device.device import current_device, current_open_device, open_devices
-from .._core.ordering.event import Event
+from .._core.ordering.event import Event, StreamLike
 from .._core.ordering.stream import Stream
 from .._native import core
 from ..spi.errors import DevmemError
 
 
-def stream(*, priority: int = 0, non_blocking: bool = False) -> Stream:
+def stream(*, priority: int = 0, non_blocking: bool = False, **others: Never) -> Stream:
     """Make a stream on the current device.
 
     Parameters
@@ -29,6 +30,8 @@ def stream(*, priority: int = 0, non_blocking: bool = False) -> Stream:
     >>> d = dm.to_device(np.arange(3), stream)  # may return before the copy is done
     >>> stream.synchronize()
     """
+    if others:
+        refuse_keywords("stream()", others)
     if core is not None and (made := core.take_stream(priority, non_blocking)) is not None:
         used: Stream = made
         return used
@@ -68,7 +71,7 @@ def per_thread_default_stream() -> Stream:
     return current_open_device().streams.per_thread
 
 
-def external_stream(ptr: Any) -> Stream:
+def external_stream(ptr: StreamLike | SupportsInt) -> Stream:
     """Wrap a stream of another library: its address, an object with ``__cuda_stream__``, or a vendor's own object.
 
     devmem never destroys it, and forgets it when the result is dropped and no work of devmem is on it; until then
@@ -83,7 +86,7 @@ def external_stream(ptr: Any) -> Stream:
     return current_open_device().streams.external_stream(ptr)
 
 
-def event(timing: bool = True) -> Event:
+def event(timing: bool = True, **others: Never) -> Event:
     """Make an event on the current device; without timing it is cheaper to record and to wait for.
 
     Examples
@@ -93,6 +96,8 @@ def event(timing: bool = True) -> Event:
     >>> done.record(stream)
     >>> done.synchronize()                      # the copy has been done
     """
+    if others:
+        refuse_keywords("event()", others)
     if core is not None and (made := core.take_event(timing)) is not None:
         used: Event = made
         return used

@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from .._core.arrays.ndarray import DeviceNDArray
+from .._core.arrays.ndarray import ArrayLike, ArrayTree, DeviceArrayLike, DeviceNDArray
 from .._core.bulk import async_copy, batch, pitched
 from .._core.bulk import scatter as pieces
 from .._core.bulk.async_copy import Transfer
+from .._core.device.device import DeviceLike
+from .._core.ordering.event import StreamLike
+from .arrays import ArrayOf
 
 S = TypeVar("S", bound=np.generic)
 U = TypeVar("U", bound=np.generic)
 K = TypeVar("K")
-T = TypeVar("T")
+T = TypeVar("T", bound=npt.NDArray[Any] | DeviceArrayLike)
 
 
 @overload
 def copy_async(
-    src: npt.NDArray[S], dst: None = None, *, stream: Any = None, device: Any = None, pinned: bool = False
+    src: npt.NDArray[S], dst: None = None, *, stream: StreamLike = 0, device: DeviceLike = None, pinned: bool = False
 ) -> Transfer[DeviceNDArray[S]]: ...
 
 
 @overload
 def copy_async(
-    src: DeviceNDArray[S], dst: None = None, *, stream: Any = None, device: Any = None, pinned: bool = False
+    src: DeviceNDArray[S], dst: None = None, *, stream: StreamLike = 0, device: DeviceLike = None, pinned: bool = False
 ) -> Transfer[npt.NDArray[S]]: ...
 
 
 @overload
-def copy_async(src: Any, dst: T, *, stream: Any = None, device: Any = None, pinned: bool = False) -> Transfer[T]: ...
+def copy_async(
+    src: ArrayLike, dst: T, *, stream: StreamLike = 0, device: DeviceLike = None, pinned: bool = False
+) -> Transfer[T]: ...
 
 
 @overload
 def copy_async(
-    src: Any, dst: None = None, *, stream: Any = None, device: Any = None, pinned: bool = False
+    src: ArrayLike, dst: None = None, *, stream: StreamLike = 0, device: DeviceLike = None, pinned: bool = False
 ) -> Transfer[Any]: ...
 
 
 def copy_async(
-    src: Any, dst: Any = None, *, stream: Any = None, device: Any = None, pinned: bool = False
+    src: ArrayLike,
+    dst: npt.NDArray[Any] | DeviceArrayLike | None = None,
+    *,
+    stream: StreamLike = 0,
+    device: DeviceLike = None,
+    pinned: bool = False,
 ) -> Transfer[Any]:
     """Begin a copy between host and device, or on a device, and return at once a handle that owns both sides.
 
@@ -89,36 +100,38 @@ def copy_async(
 
 
 @overload
-def to_device_many(tree: npt.NDArray[S], stream: Any = 0, *, device: Any = None) -> DeviceNDArray[S]: ...
-
-
-@overload
-def to_device_many(tree: list[npt.NDArray[S]], stream: Any = 0, *, device: Any = None) -> list[DeviceNDArray[S]]: ...
+def to_device_many(tree: npt.NDArray[S], stream: StreamLike = 0, *, device: DeviceLike = None) -> DeviceNDArray[S]: ...
 
 
 @overload
 def to_device_many(
-    tree: tuple[npt.NDArray[S], npt.NDArray[U]], stream: Any = 0, *, device: Any = None
+    tree: list[npt.NDArray[S]], stream: StreamLike = 0, *, device: DeviceLike = None
+) -> list[DeviceNDArray[S]]: ...
+
+
+@overload
+def to_device_many(
+    tree: tuple[npt.NDArray[S], npt.NDArray[U]], stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> tuple[DeviceNDArray[S], DeviceNDArray[U]]: ...
 
 
 @overload
 def to_device_many(
-    tree: tuple[npt.NDArray[S], ...], stream: Any = 0, *, device: Any = None
+    tree: tuple[npt.NDArray[S], ...], stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> tuple[DeviceNDArray[S], ...]: ...
 
 
 @overload
 def to_device_many(
-    tree: dict[K, npt.NDArray[S]], stream: Any = 0, *, device: Any = None
+    tree: dict[K, npt.NDArray[S]], stream: StreamLike = 0, *, device: DeviceLike = None
 ) -> dict[K, DeviceNDArray[S]]: ...
 
 
 @overload
-def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any: ...
+def to_device_many(tree: ArrayTree, stream: StreamLike = 0, *, device: DeviceLike = None) -> Any: ...
 
 
-def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:
+def to_device_many(tree: ArrayTree, stream: StreamLike = 0, *, device: DeviceLike = None) -> Any:
     """Copy many arrays to a device together: one block of memory, and one copy for all that are small.
 
     Parameters
@@ -155,36 +168,38 @@ def to_device_many(tree: Any, stream: Any = 0, *, device: Any = None) -> Any:
 
 
 @overload
-def to_host_many(tree: DeviceNDArray[S], stream: Any = 0, *, pinned: bool = False) -> npt.NDArray[S]: ...
-
-
-@overload
-def to_host_many(tree: list[DeviceNDArray[S]], stream: Any = 0, *, pinned: bool = False) -> list[npt.NDArray[S]]: ...
+def to_host_many(tree: DeviceNDArray[S], stream: StreamLike = 0, *, pinned: bool = False) -> npt.NDArray[S]: ...
 
 
 @overload
 def to_host_many(
-    tree: tuple[DeviceNDArray[S], DeviceNDArray[U]], stream: Any = 0, *, pinned: bool = False
+    tree: list[DeviceNDArray[S]], stream: StreamLike = 0, *, pinned: bool = False
+) -> list[npt.NDArray[S]]: ...
+
+
+@overload
+def to_host_many(
+    tree: tuple[DeviceNDArray[S], DeviceNDArray[U]], stream: StreamLike = 0, *, pinned: bool = False
 ) -> tuple[npt.NDArray[S], npt.NDArray[U]]: ...
 
 
 @overload
 def to_host_many(
-    tree: tuple[DeviceNDArray[S], ...], stream: Any = 0, *, pinned: bool = False
+    tree: tuple[DeviceNDArray[S], ...], stream: StreamLike = 0, *, pinned: bool = False
 ) -> tuple[npt.NDArray[S], ...]: ...
 
 
 @overload
 def to_host_many(
-    tree: dict[K, DeviceNDArray[S]], stream: Any = 0, *, pinned: bool = False
+    tree: dict[K, DeviceNDArray[S]], stream: StreamLike = 0, *, pinned: bool = False
 ) -> dict[K, npt.NDArray[S]]: ...
 
 
 @overload
-def to_host_many(tree: Any, stream: Any = 0, *, pinned: bool = False) -> Any: ...
+def to_host_many(tree: object, stream: StreamLike = 0, *, pinned: bool = False) -> Any: ...
 
 
-def to_host_many(tree: Any, stream: Any = 0, *, pinned: bool = False) -> Any:
+def to_host_many(tree: object, stream: StreamLike = 0, *, pinned: bool = False) -> Any:
     """Copy many device arrays to the host together: one copy for all that are small.
 
     Arrays that share a block are fetched as they lie in it; others are put into one on the device first. What is bound to
@@ -223,8 +238,8 @@ def to_host_many(tree: Any, stream: Any = 0, *, pinned: bool = False) -> Any:
 
 
 def copy_pitched(
-    dst: Any,
-    src: Any,
+    dst: npt.NDArray[Any] | DeviceNDArray[Any],
+    src: npt.NDArray[Any] | DeviceNDArray[Any],
     width: int,
     height: int,
     depth: int = 1,
@@ -235,7 +250,7 @@ def copy_pitched(
     src_rows: int | None = None,
     dst_offset: int = 0,
     src_offset: int = 0,
-    stream: Any = 0,
+    stream: StreamLike = 0,
 ) -> None:
     """Copy rows of bytes that lie a pitch apart, as vendors' two- and three-dimensional copies do.
 
@@ -276,7 +291,15 @@ def copy_pitched(
     pitched.copy_pitched(dst, src, shape, to, (src_offset, src_pitch, src_rows), stream)
 
 
-def scatter(array: Any, devices: Any, axis: int = 0) -> list[DeviceNDArray[Any]]:
+@overload
+def scatter(array: ArrayOf[S], devices: Iterable[DeviceLike], axis: int = 0) -> list[DeviceNDArray[S]]: ...
+
+
+@overload
+def scatter(array: ArrayLike, devices: Iterable[DeviceLike], axis: int = 0) -> list[DeviceNDArray[Any]]: ...
+
+
+def scatter(array: ArrayLike, devices: Iterable[DeviceLike], axis: int = 0) -> list[DeviceNDArray[Any]]:
     """Cut a host array along an axis, and copy the pieces to devices, to all of them at once.
 
     Parameters
@@ -311,8 +334,8 @@ def scatter(array: Any, devices: Any, axis: int = 0) -> list[DeviceNDArray[Any]]
 
 
 def gather(
-    arrays: Any, axis: int = 0, out: npt.NDArray[Any] | None = None, *, pinned: bool = False
-) -> npt.NDArray[Any]:
+    arrays: Iterable[DeviceNDArray[S]], axis: int = 0, out: npt.NDArray[S] | None = None, *, pinned: bool = False
+) -> npt.NDArray[S]:
     """Copy device arrays into one host array, one behind the other along an axis, from all devices at once.
 
     Parameters

@@ -212,7 +212,7 @@ def _download(prepared: Callable[[BenchArrays], Callable[[], object]]) -> Callab
     return lambda arrays: CopyTask(prepared(arrays))
 
 
-def _async(src: object, dst: object) -> Callable[[], object]:
+def _async(src: Any, dst: Any) -> Callable[[], object]:
     return lambda: devmem.copy_async(src, dst).result()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import devmem as dm
+import devmem.typing as dmt
 
 F4 = np.float32
 
@@ -66,3 +67,38 @@ assert_type(dm.memory_info().free, int)
 assert_type(dm.Stream(priority=-1), dm.Stream)
 assert_type(dm.Event(timing=False), dm.Event)
 assert_type(dm.is_available(), bool)
+
+# what arguments are
+stream = dm.Stream()
+
+
+def upload(x: dmt.ArrayLike, on: dmt.StreamLike = 0, to: dmt.DeviceLike = None) -> dm.DeviceNDArray[Any]:
+    uploaded = dm.to_device(x, on, device=to)
+    return dm.zeros(3, stream=on, device=to) if isinstance(uploaded, dm.DeviceRecord) else uploaded
+
+
+upload([1, 2], stream, "host:1")
+upload(np.zeros(3), stream.handle, array.device)
+dm.zeros(3, F4, device=stream.device)
+dm.zeros([2, 3], F4, stream=None)
+dm.to_device(host, stream="no stream")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+dm.empty("no shape")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+dm.event(enable_timing=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+assert_type(dm.scatter(host, ["host:0", "host:1"]), list[dm.DeviceNDArray[F4]])
+assert_type(dm.gather([array, array]), npt.NDArray[F4])
+assert_type(dm.copy_async(array, host).result(), npt.NDArray[F4])
+
+
+@dm.kernel
+def whole(x: Any) -> None:
+    """Do nothing."""
+
+
+@dm.kernel(device=True)
+def part(x: Any) -> None:
+    """Do nothing."""
+
+
+whole[1, 1](array)
+part(array)

@@ -18,11 +18,10 @@ from ..base.layout import Shape, index
 from ..device.device import Device
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import Allocation
+from ..ordering.event import StreamLike
 from ..ordering.stream import Stream
 from .views import field_of, squeezed, transposed
 
-#: 0, None, a stream, its handle, or another library's: what `StreamTable.stream_of` takes.
-StreamLike = object
 _new = object.__new__
 
 

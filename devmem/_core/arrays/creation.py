@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,11 @@ from ...spi.errors import DevmemError, LayoutError
 from ..base.address import address, extent
 from ..base.arguments import check_same
 from ..base.layout import Shape, contiguous_strides, like_strides
-from ..device.device import open_device_of
+from ..device.device import DeviceLike, open_device_of
 from ..device.open_device import OpenDevice
 from ..interop.host_objects import host_array
+from ..ordering.event import StreamLike
 from ..ordering.stream import Stream
-from .array_base import StreamLike
 from .ndarray import DeviceNDArray, DeviceRecord, device_view, new
 
 
@@ -87,13 +87,16 @@ def in_place(opened: OpenDevice, host: npt.NDArray[Any], stream: Stream | None) 
     return DeviceNDArray(opened, allocation, ptr, host.shape, host.dtype, strides, stream)
 
 
-def to_device(obj: object, stream: StreamLike, copy: bool, to: object, device: object) -> Any:
+def to_device(
+    obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike
+) -> DeviceNDArray[Any] | DeviceRecord:
     """`devmem.to_device` of a device array, a record or an object that NumPy converts to an ndarray; and with ``to=``."""
     if to is not None:
         return _into(obj, stream, copy, to, device)
     if isinstance(obj, DeviceRecord):
         view = obj.__devmem_view__()
-        moved = to_device(view, stream, copy, to, device)
+        view.allocation.check()
+        moved = view.to(device, stream)
         return obj if moved is view else DeviceRecord(moved)
     if isinstance(obj, DeviceNDArray):
         obj.allocation.check()
@@ -115,7 +118,7 @@ def like(ary: object, dtype: np.dtype[Any] | None = None) -> tuple[Shape, np.dty
     return model.shape, kind, strides, model.size * kind.itemsize
 
 
-def target_of(to: object, device: object) -> DeviceNDArray[Any]:
+def target_of(to: object, device: DeviceLike) -> DeviceNDArray[Any]:
     """The device array that an argument ``to=`` means; ``device``: what is said of where it is."""
     target = to.__devmem_view__() if isinstance(to, DeviceRecord) else to
     if not isinstance(target, DeviceNDArray):
@@ -125,12 +128,14 @@ def target_of(to: object, device: object) -> DeviceNDArray[Any]:
     return target
 
 
-def _into(obj: object, stream: StreamLike, copy: bool, to: object, device: object) -> Any:
+def _into(
+    obj: object, stream: StreamLike, copy: bool, to: object, device: DeviceLike
+) -> DeviceNDArray[Any] | DeviceRecord:
     if core is not None and device is None and core.upload_into(to, obj, stream) is not None:
-        return to
+        return cast("DeviceNDArray[Any]", to)
     target = target_of(to, device)
     view = device_view(obj)
     source = host_array(obj) if view is None else view
     check_same("to_device(to=)", target.shape, target.dtype, source.shape, source.dtype)
     target.put(source, stream, host_copy=copy)
-    return to
+    return cast("DeviceNDArray[Any] | DeviceRecord", to)

@@ -10,11 +10,14 @@ import numpy.typing as npt
 from ...spi.errors import LayoutError
 from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..base.address import address, extent
+from ..base.advice import made_by
 from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, span
+from ..device.device import DeviceLike
 from ..interop.dlpack import CPU
 from ..lifetime.allocation import Allocation
 from ..lifetime.registration import Registration
+from ..ordering.event import StreamLike
 from . import managed_hints
 from .ndarray import DeviceNDArray
 from .pinned import Buffer, DriverArray, PinnedNDArray
@@ -86,16 +89,16 @@ class HostVisible(DriverArray):
         return self._open_device.device
 
     def copy_to_host(
-        self, ary: npt.NDArray[Any] | None = None, stream: object = 0, *, pinned: bool = False
+        self, ary: npt.NDArray[Any] | None = None, stream: StreamLike = 0, *, pinned: bool = False
     ) -> npt.NDArray[Any]:
         """Copy the elements, in stream order, into ``ary`` or a new array; as for device arrays."""
         return self._on_device().copy_to_host(ary, stream, pinned=pinned)
 
-    def copy_to_device(self, ary: object, stream: object = 0) -> None:
+    def copy_to_device(self, ary: object, stream: StreamLike = 0) -> None:
         """Copy host or device elements into this array, in stream order; as for device arrays."""
         self._on_device().copy_to_device(ary, stream)
 
-    def split(self, section: int, stream: object = 0) -> Iterator[npt.NDArray[Any]]:
+    def split(self, section: int, stream: StreamLike = 0) -> Iterator[npt.NDArray[Any]]:
         """Views of ``section`` elements each along the first axis, the last one shorter."""
         if section < 1:
             raise LayoutError(f"a section has at least one element, not {section}")
@@ -134,6 +137,7 @@ class HostVisible(DriverArray):
         return self._allocation
 
 
+@made_by("mapped_array(shape) and mapped_array_like(x) make arrays that the device reaches in place")
 class MappedNDArray(HostVisible):
     """A host array in page-locked memory that the device reads and writes in place, through an address of its own (``ptr``).
 
@@ -145,6 +149,7 @@ class MappedNDArray(HostVisible):
     """
 
 
+@made_by("managed_array(shape) and managed_array_like(x) make arrays in managed memory")
 class ManagedNDArray(HostVisible):
     """An array with one address for host and device, moved or shared by the driver.
 
@@ -163,9 +168,9 @@ class ManagedNDArray(HostVisible):
     def prefetch(
         self,
         to_host: bool = False,
-        stream: object = 0,
+        stream: StreamLike = 0,
         *,
-        device: object = None,
+        device: DeviceLike = None,
         numa_node: int | None = None,
         discard: bool = False,
     ) -> None:
@@ -181,12 +186,12 @@ class ManagedNDArray(HostVisible):
         """
         managed_hints.prefetch([self], to_host, stream, device, numa_node, discard)
 
-    def discard(self, stream: object = 0) -> None:
+    def discard(self, stream: StreamLike = 0) -> None:
         """Say that the elements are not needed any more, in stream order; see `devmem.discard_managed`."""
         managed_hints.discard([self], stream)
 
     def advise(
-        self, advice: str, to_host: bool = False, *, device: object = None, numa_node: int | None = None
+        self, advice: str, to_host: bool = False, *, device: DeviceLike = None, numa_node: int | None = None
     ) -> None:
         """Tell the driver how the pages will be used.
 

@@ -17,6 +17,7 @@ from ..lifetime.allocation import Allocation, StreamUse
 
 if TYPE_CHECKING:
     from ..device.open_device import OpenDevice
+    from ..ordering.event import StreamLike
     from ..ordering.stream import Stream
 
     class ManagedNDArray(Protocol):
@@ -34,7 +35,12 @@ WITHOUT = "leave it to the driver"
 
 
 def prefetch(
-    arrays: Iterable[ManagedNDArray], to_host: bool, stream: object, device: object, numa_node: object, discard: bool
+    arrays: Iterable[ManagedNDArray],
+    to_host: bool,
+    stream: StreamLike,
+    device: object,
+    numa_node: object,
+    discard: bool,
 ) -> None:
     """Move pages ahead of use; see `devmem.prefetch_managed`."""
     for opened, ranges, owners in _by_device(arrays, discard):
@@ -54,7 +60,7 @@ def prefetch(
             _on_created(opened, chosen, lambda on: driver.prefetch_to(ptrs, sizes, to, on, discard=discard))  # noqa: B023
 
 
-def discard(arrays: Iterable[ManagedNDArray], stream: object) -> None:
+def discard(arrays: Iterable[ManagedNDArray], stream: StreamLike) -> None:
     """Give up contents; see `devmem.discard_managed`."""
     for opened, ranges, owners in _by_device(arrays, True):
         opened.handle.require(Capability.MANAGED_PLACES, "discard managed memory", WITHOUT)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from threading import get_ident
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ import numpy.typing as npt
 from ..._native import core
 from ...spi.errors import LayoutError
 from ..base.address import address
+from ..base.advice import Listed, made_by
+from ..base.argument_types import SupportsCudaArrayInterface, SupportsDLPack
 from ..base.arguments import (
     check_destination,
     check_same,
@@ -35,7 +37,7 @@ from ..base.layout import (
 from ..base.transfer_guard import guard
 from ..copy.host_copy import host_like
 from ..copy.peer import PeerSource, copy_from_peer
-from ..device.device import Device, current_open_device, open_device_of
+from ..device.device import Device, DeviceLike, current_open_device, open_device_of
 from ..device.open_device import OpenDevice
 from ..interop.dlpack import IS_COPIED
 from ..interop.dlpack import export as capsule_of
@@ -44,8 +46,9 @@ from ..interop.export import NO_ORDER, array_interface, asked_device, consumer_o
 from ..interop.host_objects import assignable, host_array, one_value
 from ..interop.import_ import device_memory
 from ..lifetime.allocation import StreamUse
+from ..ordering.event import StreamLike
 from ..ordering.stream import Stream
-from .array_base import ArrayBase, StreamLike
+from .array_base import ArrayBase
 from .conversions import Conversions
 from .operators import Operators
 from .pinned import pinned_like
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=np.generic)
 
 
+@made_by("to_device(x), empty(shape), zeros(shape) and their kin make device arrays", OpenDevice)
 class DeviceNDArray(ArrayBase[D], Conversions, Operators):
     """An n-dimensional array in device memory.
 
@@ -214,7 +218,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         result._stream = chosen if stream else None
         return result
 
-    def to(self, device: object, stream: StreamLike = 0) -> DeviceNDArray[D]:
+    def to(self, device: DeviceLike, stream: StreamLike = 0) -> DeviceNDArray[D]:
         """The array on a device, ``d.to("cuda:1")``: itself if it is there already, else a contiguous copy, as by `to_device`.
 
         Examples
@@ -642,7 +646,8 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         return self.copy_to_host().reshape(())[()]
 
 
-class DeviceRecord:
+@made_by("an element of an array of records is one, d[0], and to_device(x[0]) makes one", DeviceNDArray)
+class DeviceRecord(Listed):
     """An element of a record array on a device. ``r["x"]`` reads a field, ``r["x"] = 1`` writes it; both are synchronous.
 
     It shares the memory of the array that it came from, and keeps it alive. As a value of Python it is what a record of NumPy
@@ -660,6 +665,7 @@ class DeviceRecord:
     """
 
     __slots__ = ("_array",)
+    _unlisted = frozenset({"open_device"})
 
     def __init__(self, array: DeviceNDArray[Any]) -> None:
         self._array = array
@@ -756,6 +762,13 @@ class DeviceRecord:
     def _on_host(self, what: str) -> np.void:
         guard(what)
         return self.copy_to_host()
+
+
+#: What is device memory, or lends it: devmem's own, and arrays of other libraries.
+DeviceArrayLike = DeviceNDArray[Any] | DeviceRecord | SupportsDLPack | SupportsCudaArrayInterface
+#: What becomes a device array: all that NumPy makes an array of, and device memory; and such in lists, tuples and dicts.
+ArrayLike = npt.ArrayLike | DeviceArrayLike
+ArrayTree: TypeAlias = "ArrayLike | Sequence[ArrayTree] | Mapping[Any, ArrayTree]"
 
 
 def new(

@@ -4,43 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from ..base.advice import advise
+from ..base.advice import ARRAY, advise
 
-_COMPUTES = (
-    "devmem arrays compute nothing: use copy_to_host() and NumPy, or give the array to a library that computes on the device "
-    "(from_dlpack)"
-)
-#: By the names in CuPy, PyTorch, JAX, Numba, PyCUDA and NumPy.
-_VERBS = {
-    "astype type half float double int long": (
-        "convert on the host, to_device(x.astype(dtype)); view(dtype) reads the same bytes as another type"
-    ),
-    "get cpu asnumpy to_host detach": "copy_to_host() copies to the host, and numpy() does without arguments",
-    "cuda hip xpu to_device": "to(device) copies to a device, d.to('cuda:1')",
-    "set set_async copy_ copy_from": "copy_to_device(x) copies into this array",
-    "data_ptr gpudata data device_pointer device_ctypes_pointer unsafe_buffer_pointer": "ptr is the address, an int",
-    "zero_": "fill(0)",
-    "fill_": "fill(value)",
-    "clone contiguous": "copy() is a new array, contiguous in the same order of axes",
-    "flatten": "ravel() is a view where there is one; reshape(-1, copy=True) always copies",
-    "permute swapaxes": "transpose(axes) is a view with the axes in another order",
-    "unsqueeze": "index with None for an axis of length one, d[None]",
-    "expand": "d[...] = x repeats x along axes of d; or to_device(numpy.broadcast_to(x, shape))",
-    "byteswap": "swap on the host, to_device(x.byteswap()); view(d.dtype.newbyteorder()) reads the same bytes in the other order",
-    "new_zeros new_empty": "devmem.zeros(shape, d.dtype, device=d.device), devmem.empty(...)",
-    "numel": "size is the number of elements",
-    "dim": "ndim is the number of axes",
-    "element_size": "itemsize is the bytes of an element",
-    "is_cuda": "device.backend is the name of the backend",
-    "get_device": "device is where the array lives, device.ordinal its number",
-    "pin_memory": "pinned_array() is page-locked memory of the host, copy_to_host(pinned=True) copies to it",
-    "block_until_ready": "device.synchronize() waits for the device, stream.synchronize() for a stream",
-    "tobytes tofile": "copy_to_host() first; devmem.save(d, path) writes a .npy file",
-    (
-        "sum mean min max prod std var any all argmin argmax argsort sort cumsum cumprod dot matmul clip round nonzero take "
-        "repeat trace conj real imag"
-    ): _COMPUTES,
-}
 if TYPE_CHECKING:
 
     class _Advice:
@@ -49,7 +14,7 @@ if TYPE_CHECKING:
         __slots__ = ()
 
 else:
-    _Advice = advise(_VERBS)
+    _Advice = advise(ARRAY, "allocation like open_device put stream_in_force")
 
 
 class _OfTheClass:

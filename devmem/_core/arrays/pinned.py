@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...spi.errors import LayoutError
 from ...spi.types import AllocFlags, MemoryKind
 from ..base.address import address
+from ..base.advice import made_by
 from ..base.device_handle import CurrentDevice
 from ..base.layout import Shape, like_strides
 from ..interop import dlpack, export
@@ -93,6 +94,7 @@ class DriverArray(np.ndarray[Any, Any]):
         return allocation.device_handle.info.exchange.host_type, 0
 
 
+@made_by("pinned_array(shape) and pinned_array_like(x) make arrays in page-locked memory")
 class PinnedNDArray(DriverArray):
     """A host array in page-locked memory, which copies reach directly; what is computed from it is an ndarray.
 

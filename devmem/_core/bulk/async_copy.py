@@ -21,6 +21,7 @@ from ...toolkit.sizes import size_text
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ..arrays.pinned import pinned_like
+from ..base.advice import made_by
 from ..base.arguments import check_destination, check_same
 from ..base.device_handle import CurrentDevice
 from ..base.layout import like_strides
@@ -31,7 +32,7 @@ from ..device.device import open_device_of
 from ..device.open_device import OpenDevice
 from ..interop.host_objects import host_array
 from ..lifetime.allocation import StreamUse
-from ..ordering.event import Event
+from ..ordering.event import Event, StreamLike
 from ..ordering.stream import Stream
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 50e-6, 5e-3
 
 
+@made_by("copy_async(x) begins a copy, and returns its Transfer", OpenDevice)
 class Transfer(Generic[T]):
     """A copy in the background, made by `copy_async`.
 
@@ -203,7 +205,7 @@ def _check_seconds(timeout: object) -> None:
         raise ValueError("timeout=nan would never be over: give a number of seconds, or None")
 
 
-def copy_async(src: object, dst: object, stream: object, device: object, pinned: bool = False) -> Transfer[Any]:
+def copy_async(src: object, dst: object, stream: StreamLike, device: object, pinned: bool = False) -> Transfer[Any]:
     """Begin a copy; see `devmem.copy_async`."""
     source, target = device_view(src), None if dst is None else device_view(dst)
     if pinned and (source is None or dst is not None):
@@ -228,7 +230,7 @@ def _check_device(device: object, array: DeviceNDArray[Any], side: str) -> None:
         raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): leave it out")
 
 
-def _new_on_device(src: object, stream: object, device: object) -> Transfer[Any]:
+def _new_on_device(src: object, stream: StreamLike, device: object) -> Transfer[Any]:
     opened = open_device_of(device)
     chosen = opened.streams.stream_of(stream)
     source = host_array(src)
@@ -246,7 +248,7 @@ def _into_device(
     source: DeviceNDArray[Any] | None,
     src: object,
     dst: object,
-    stream: object,
+    stream: StreamLike,
     device: object,
 ) -> Transfer[Any]:
     opened = target.open_device
@@ -260,14 +262,16 @@ def _into_device(
     return _transfer(opened, chosen, origin, dst, None)
 
 
-def _to_host(source: DeviceNDArray[Any], dst: object, stream: object, pinned: bool) -> Transfer[Any]:
+def _to_host(source: DeviceNDArray[Any], dst: object, stream: StreamLike, pinned: bool) -> Transfer[Any]:
     source.allocation.check()
     opened = source.open_device
     with opened.free_queue.without_waiting():
         return _start(opened, source, dst, stream, pinned)
 
 
-def _start(opened: OpenDevice, source: DeviceNDArray[Any], dst: object, stream: object, pinned: bool) -> Transfer[Any]:
+def _start(
+    opened: OpenDevice, source: DeviceNDArray[Any], dst: object, stream: StreamLike, pinned: bool
+) -> Transfer[Any]:
     if pinned:
         target = pinned_like(opened, source.shape, source.dtype, source.strides)
     elif dst is None:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
-from ..arrays.array_base import StreamLike
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, device_view
 from ..base.arguments import layout_of
@@ -21,6 +20,7 @@ from ..base.array_view import address_range
 from ..base.layout import Shape
 from ..device.open_device import OpenDevice
 from ..interop.host_objects import host_array
+from ..ordering.event import StreamLike
 
 _BYTE = np.dtype(np.uint8)
 

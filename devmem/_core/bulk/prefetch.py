@@ -29,10 +29,10 @@ from ...toolkit.threads import run_apart
 from ..arrays.ndarray import DeviceNDArray, device_view
 from ..base.device_handle import CurrentDevice
 from ..base.interrupts import check_may_wait, holds_nothing
-from ..device.device import open_device_of
+from ..device.device import DeviceLike, open_device_of
 from ..device.open_device import OpenDevice
 from ..lifetime.allocation import StreamUse
-from ..ordering.event import Event
+from ..ordering.event import Event, StreamLike
 from ..ordering.stream import Stream
 from .batch import upload_many
 from .batch.tree import flatten
@@ -77,7 +77,9 @@ class Prefetcher(Generic[T]):
 
     __slots__ = ("__weakref__", "_loader", "_opened", "_stream")
 
-    def __init__(self, iterable: Iterable[Any], depth: int, stream: object, device: object) -> None:
+    def __init__(
+        self, iterable: Iterable[Any], depth: int = 2, stream: StreamLike = 0, device: DeviceLike = None
+    ) -> None:
         count = operator.index(depth)
         if count < 1:
             raise LayoutError(f"prefetch(depth={depth}): at least one item is on its way")

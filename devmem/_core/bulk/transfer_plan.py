@@ -25,6 +25,7 @@ from ...spi.types import Capability
 from ...toolkit.one_step import consume, in_one_step, prepared
 from ..arrays.ndarray import DeviceNDArray
 from ..arrays.pinned import pinned_like
+from ..base.advice import Listed, made_by
 from ..base.device_handle import CurrentDevice
 from ..device.open_device import OpenDevice
 from ..interop.host_objects import check_no_mask
@@ -101,7 +102,8 @@ class Record:
         """Nothing: the close of the device ends graphs, memory and page locks."""
 
 
-class TransferPlan:
+@made_by("`with capture(stream) as plan:` records one", OpenDevice)
+class TransferPlan(Listed):
     """Copies, fills, events and launches of one stream, recorded once; see `devmem.capture`.
 
     Attributes
@@ -122,6 +124,7 @@ class TransferPlan:
     """
 
     __slots__ = ("__weakref__", "_drop", "_on", "_record", "_recorder", "_state", "opened", "stream")
+    _unlisted = frozenset({"opened"})
 
     #: Called in C for the method, which is then called, so that no interrupt comes before it is in the queue.
     __del__ = property(attrgetter("_drop"))

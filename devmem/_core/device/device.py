@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from ... import plugins
 from ..._native import core
@@ -18,8 +18,9 @@ from ...toolkit.deferred_errors import FirstError
 from ...toolkit.exiting import end_daemon_thread
 from ...toolkit.sizes import size_text
 from ..base import scopes
+from ..base.advice import DEVICE, Listed, advise, made_by
 from ..base.config import forget, settings
-from ..base.device_handle import CurrentDevice, checked_driver
+from ..base.device_handle import CurrentDevice, PublicDevice, checked_driver
 from ..base.outer_lock import OuterLock
 from ..base.scopes import ScopeVariable, scope_variable
 from ..base.shown import html_facts
@@ -40,11 +41,24 @@ _exiting = False
 current: ScopeVariable[Device | None] = scope_variable("devmem_device", None)
 _saved: ScopeVariable[tuple[Device | None, Any] | None] = scope_variable("devmem_saved_devices", None)
 
+if TYPE_CHECKING:
+    _Advice = Listed
+else:
+    _Advice = advise(DEVICE, "opened")
 
-class Device:
+
+@made_by("devmem.device('cuda:1') looks one up, devmem.devices() has all")
+class Device(_Advice):
     """One device of one backend. It opens at its first use, and in ``with device:`` it is the current one.
 
     Devices compare equal when they are the same device; `reset` does not change which device it is.
+
+    Attributes
+    ----------
+    backend : str
+        The name of the backend.
+    ordinal : int
+        Its number among the backend's devices.
 
     Examples
     --------
@@ -133,7 +147,7 @@ class Device:
         """
         return self.opened().memory.memory_info()
 
-    def can_access_peer(self, peer: object) -> bool:
+    def can_access_peer(self, peer: DeviceLike) -> bool:
         """Whether this device can reach the memory of another one by itself, without passing through the host.
 
         Examples
@@ -143,7 +157,7 @@ class Device:
         """
         return can_access(self.opened().copies, device_of(peer).opened().copies)
 
-    def enable_peer_access(self, peer: object) -> None:
+    def enable_peer_access(self, peer: DeviceLike) -> None:
         """Let work of this device, kernels too, reach the memory of another one by itself. A second call does nothing.
 
         Copies between the two enable it where they can, unless it was disabled. The call waits for both devices.
@@ -161,7 +175,7 @@ class Device:
         """
         set_access(self.opened().copies, device_of(peer).opened().copies, True)
 
-    def disable_peer_access(self, peer: object) -> None:
+    def disable_peer_access(self, peer: DeviceLike) -> None:
         """Let work of this device reach the memory of another one no more: copies that it makes pass through the host.
 
         It holds until `enable_peer_access`, or a reset of this device, for all libraries in the process. A kernel that still
@@ -233,12 +247,20 @@ class Device:
         return opened
 
 
+#: What names a device: the device, ``"cuda:1"``, an ordinal of the current backend, or None for the current one.
+DeviceLike = PublicDevice | str | SupportsIndex | None
+
+
 def device_at(backend: str, ordinal: int) -> Device:
     """The one object for a device, without looking whether it exists. A pickle of a device calls this with what it says."""
     if not isinstance(backend, str) or not isinstance(ordinal, int) or ordinal < 0:
         raise ConfigError(f"no device is backend={backend!r}, ordinal={ordinal!r}: a name, and a number from 0 on")
     found = _devices.get((backend, ordinal))
-    return _devices.setdefault((backend, ordinal), Device(backend, ordinal)) if found is None else found
+    if found is None:
+        found = object.__new__(Device)
+        Device.__init__(found, backend, ordinal)
+        found = _devices.setdefault((backend, ordinal), found)
+    return found
 
 
 def device_of(what: object) -> Device:
@@ -320,7 +342,7 @@ def open_device_of(device: object) -> OpenDevice:
     return current_open_device() if device is None else device_of(device).opened()
 
 
-def select(what: object) -> Device:
+def select(what: DeviceLike) -> Device:
     """Make a device current from now on; used in ``with``, the result puts back what was current before."""
     chosen = Selected(device_of(what))
     chosen.opened()

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Never, NoReturn, Protocol, SupportsIndex
 
 from ..._native import core
 from ...spi.errors import BackendError, ClosedError, LayoutError
 from ...spi.types import Capability
+from ..base.advice import EVENT, Listed, advise, refuse_keywords
+from ..base.argument_types import SupportsCudaStream, SupportsStreamNumber
 from ..base.device_handle import CurrentDevice, DeviceHandle, PublicDevice
 from ..base.hot_state import EventState
 from ..base.shown import html_facts
@@ -38,6 +40,10 @@ class EventStream:
     def wait(self, event: Event) -> None:
         """Make later work on the stream wait for an event."""
         raise NotImplementedError
+
+
+#: What names a stream: one of devmem's, its handle or another library's number, another library's stream; 0 or None name none.
+StreamLike = EventStream | SupportsCudaStream | SupportsStreamNumber | SupportsIndex | None
 
 
 class EventServices(Protocol):
@@ -73,12 +79,26 @@ def _no_device() -> StreamMaker:
 #: The open device that is current; the room of devices, which is below, has it.
 current_maker: list[Callable[[], StreamMaker]] = [_no_device]
 
+if TYPE_CHECKING:
+    _Advice = Listed
+else:
+    _Advice = advise(EVENT, "destroy device_handle owned services")
 
-class Event(EventState):
+
+class Event(EventState, _Advice):
     """A point in a stream that can be waited for, and timed.
 
     An event that was never recorded counts as passed. ``Event(timing=True)`` makes one on the current device, as `devmem.event`
     does.
+
+    Attributes
+    ----------
+    handle : int
+        The driver's handle.
+    timing : bool
+        Whether its time can be taken.
+    recorded : bool
+        Whether it was recorded.
 
     Examples
     --------
@@ -99,9 +119,13 @@ class Event(EventState):
 
     __del__ = property(attrgetter("_drop"))
 
-    def __init__(self, services: EventServices | None = None, timing: bool = True) -> None:
+    def __init__(self, services: EventServices | None = None, timing: bool = True, **others: Never) -> None:
+        if others:
+            refuse_keywords("Event()", others)
         if services is None:
             services = current_maker[0]().streams
+        elif not hasattr(services, "create_event"):
+            raise TypeError(f"Event() takes timing=True or False, not {services!r}: it is made on the current device")
         self.services = services
         self.device_handle = services.handle
         self.timing = bool(timing)
@@ -137,7 +161,7 @@ class Event(EventState):
         """The device that the event belongs to."""
         return self.device_handle.device
 
-    def record(self, stream: EventStream | int | None = 0) -> None:
+    def record(self, stream: StreamLike = 0) -> None:
         """Capture what is on the stream now (the current or default stream, if none is given); may be called again.
 
         Examples
@@ -181,7 +205,7 @@ class Event(EventState):
         with CurrentDevice(self.device_handle) as driver:
             driver.event_synchronize(self.handle)
 
-    def wait(self, stream: EventStream | int | None = 0) -> None:
+    def wait(self, stream: StreamLike = 0) -> None:
         """Make later work on the stream wait for the captured work. The host does not wait.
 
         Examples

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 from ..._native import core
 from ...spi.errors import ClosedError, LayoutError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
+from ..base.advice import STREAM, Listed, advise, refuse_keywords
 from ..base.device_handle import CurrentDevice, PublicDevice
 from ..base.hot_state import StreamState
 from ..base.scopes import ScopeVariable, scope_variable
@@ -57,7 +58,17 @@ class StreamServices(EventServices, Protocol):
         """Destroy or keep a stream that does not tell its handle any more."""
 
 
-class Stream(StreamState, EventStream):
+if TYPE_CHECKING:
+    _Advice = Listed
+else:
+    _Advice = advise(
+        STREAM,
+        "check_not_recorded check_waitable destroy device_handle is_capturing is_default order_handle ordering_stream owned "
+        "plain recorder services simple waits_for",
+    )
+
+
+class Stream(StreamState, EventStream, _Advice):
     """A queue of work on one device; what is on one stream happens in order.
 
     In ``with stream:`` it is the current stream of this thread or task: work for which no stream is named is ordered on it.
@@ -71,6 +82,8 @@ class Stream(StreamState, EventStream):
         The driver's handle; 1 and 2 are the legacy and the per-thread default stream on every backend.
     external : bool
         The stream belongs to another library: devmem never destroys it and never uses it after the caller's last use.
+    non_blocking : bool
+        It neither waits for the legacy default stream, nor that one for it; of a foreign stream it is not known, and True.
 
     Examples
     --------
@@ -89,9 +102,16 @@ class Stream(StreamState, EventStream):
 
     def __new__(cls, services: StreamServices | None = None, *_: object, **options: Any) -> Stream:
         """A new stream on the current device, where the user calls the class."""
-        if services is None and cls is Stream:
-            made = current_maker[0]().new_stream(options.get("priority", 0), options.get("non_blocking", False))
-            return cast(Stream, made)
+        if cls is Stream and not hasattr(services, "create_event"):  # called by a user
+            if services is not None:
+                raise TypeError(
+                    f"Stream() takes priority= and non_blocking=, not {services!r}: it is made on the current device; "
+                    f"devmem.external_stream() wraps one of another library"
+                )
+            priority, non_blocking = options.pop("priority", 0), options.pop("non_blocking", False)
+            if options:
+                refuse_keywords("Stream()", options)
+            return cast(Stream, current_maker[0]().new_stream(priority, non_blocking))
         return super().__new__(cls)
 
     def __init__(

@@ -53,7 +53,8 @@ class Dispatcher(DeviceFunction):
         extensions: Iterable[Any] = (),
     ) -> None:
         super().__init__(function, signatures, options)
-        self.kernel: Any = devmem.kernel(signatures, **options)(function)
+        decorate: Any = devmem.kernel(signatures, **options)
+        self.kernel: Any = decorate(function)
         #: Objects whose ``prepare_args(type, value, stream, retr)`` replaces each argument of a launch; the type is None.
         self.extensions: list[Any] = list(extensions)
 

@@ -264,7 +264,7 @@ def guvectorize(ftylist: Any, signature: str, target: str = "cuda", identity: An
 
 def _made(source: str, function: Callable[..., Any]) -> Any:
     """A kernel from its source, which calls a function."""
-    names = {"grid": devmem.grid, "function": devmem.kernel(device=True)(function)}
+    names: dict[str, Any] = {"grid": devmem.grid, "function": devmem.kernel(device=True)(function)}
     exec(compile(source, f"<devmem.compat: {function.__name__}>", "exec"), names)
     return devmem.kernel(names[function.__name__])
 

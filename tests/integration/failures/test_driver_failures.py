@@ -1147,7 +1147,6 @@ EXCLUDED = {
     "spill": "a module: the failures of its copies are in test_spill.py",
     "is_available": "asks the backend, and opens no device",
     "device_count": "asks the backend, and opens no device",
-    "DeviceNDArray.__dir__": "names",
     "simulator": "settings for a while; what it changes is Python, and calls no driver",
     "DeviceNDArray.shape": "a field",
     "DeviceNDArray.strides": "a field",
@@ -1210,7 +1209,7 @@ EXCLUDED = {
 
 # What __del__ leads to is under trim.
 PLUMBING = {"__init__", "__del__", "__getattr__", "__setattr__", "__eq__", "__hash__", "__repr__", "__str__", "__len__"}
-PLUMBING |= {"__array_finalize__", "__array_wrap__", "__devmem_view__"}
+PLUMBING |= {"__new__", "__dir__", "__array_finalize__", "__array_wrap__", "__devmem_view__"}
 
 
 def public_names() -> set[str]:

@@ -67,6 +67,7 @@ RULES: Mapping[str, Rule] = {
     "devmem.errors": rule("spi"),
     "devmem.memory": rule("spi _core.memory"),
     "devmem.spill": rule("_core.bulk.spill.store"),
+    "devmem.typing": rule("_core"),
     "devmem.spi": rule(),
     "devmem.toolkit": rule("spi"),
     "devmem.plugins": rule("spi", "pluggy"),

@@ -25,6 +25,7 @@ from ...base.device_handle import CurrentDevice
 from ...base.layout import Shape, like_strides, span
 from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
+from ...ordering.event import StreamLike
 from ...ordering.stream import Stream
 from .pack import aligned_sizes
 from .submit_many import copy_boxes, copy_many
@@ -41,7 +42,7 @@ _BYTE = np.dtype(np.uint8)
 HostArray = npt.NDArray[Any]
 
 
-def download_many(tree: Tree, stream: object, pinned: bool) -> Tree:
+def download_many(tree: Tree, stream: StreamLike, pinned: bool) -> Tree:
     """The same structure with host arrays; see `devmem.to_host_many`."""
     leaves, _, flat = flatten(tree)
     found = list(leaves)

@@ -33,6 +33,7 @@ from ...device.device import open_device_of
 from ...device.open_device import OpenDevice
 from ...interop.host_objects import host_array
 from ...lifetime.allocation import Allocation, StreamUse
+from ...ordering.event import StreamLike
 from ...ordering.stream import Stream
 from .pack import aligned_sizes, groups, join
 from .submit_many import copy_boxes, copy_many
@@ -54,7 +55,7 @@ class _Route(IntEnum):
     SINGLE = 3
 
 
-def upload_many(tree: Tree, stream: object, device: object) -> Tree:
+def upload_many(tree: Tree, stream: StreamLike, device: object) -> Tree:
     """The same structure with device arrays; see `devmem.to_device_many`."""
     opened = open_device_of(device)
     chosen = opened.streams.stream_of(stream)
@@ -267,7 +268,7 @@ def _records(leaves: list[Any], classes: set[type]) -> list[int]:
 
 
 def _device_arrays(
-    tree: Tree, leaves: list[Any], classes: set[type], stream: object, opened: OpenDevice
+    tree: Tree, leaves: list[Any], classes: set[type], stream: StreamLike, opened: OpenDevice
 ) -> dict[int, Any]:
     """The leaves that are device arrays of any library, on this device, by number; any other becomes an ndarray in place."""
     found: dict[int, Any] = {}

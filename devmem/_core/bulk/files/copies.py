@@ -25,9 +25,10 @@ from ...base.layout import Shape, check_size, contiguous_strides
 from ...copy.engine import SLOT_FROM
 from ...copy.staging.blocks import Block, nearest, tiles
 from ...copy.statistics import begin
-from ...device.device import open_device_of
+from ...device.device import DeviceLike, open_device_of
 from ...device.open_device import OpenDevice
 from ...lifetime.allocation import StreamUse
+from ...ordering.event import StreamLike
 from ...ordering.stream import Stream
 from . import npy
 from .disk import OpenFile, naming, open_file, replacing
@@ -35,7 +36,13 @@ from .npy import Elements
 
 
 def load(
-    path: object, dtype: object, shape: object, offset: SupportsIndex, stream: object, device: object, to: object
+    path: object,
+    dtype: object,
+    shape: object,
+    offset: SupportsIndex,
+    stream: StreamLike,
+    device: DeviceLike,
+    to: object,
 ) -> DeviceNDArray[Any]:
     """A device array of what is in a file; see `devmem.load`."""
     target = None if to is None else target_of(to, device)
@@ -47,8 +54,8 @@ def load(
 def load_elements(
     file: OpenFile,
     elements: Elements,
-    stream: object,
-    device: object,
+    stream: StreamLike,
+    device: DeviceLike,
     target: DeviceNDArray[Any] | None = None,
     *,
     waits: bool = True,

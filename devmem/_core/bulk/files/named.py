@@ -22,7 +22,8 @@ from ...arrays.ndarray import DeviceNDArray
 from ...base.device_handle import CurrentDevice
 from ...base.layout import check_size, contiguous_strides
 from ...base.shown import html_table
-from ...device.device import open_device_of
+from ...device.device import DeviceLike, open_device_of
+from ...ordering.event import StreamLike
 from ..batch import upload_many
 from ..batch.tree import Tree, flatten, rebuild
 from . import npy, npz, safetensors
@@ -70,7 +71,7 @@ class ArrayFile(Mapping[str, DeviceNDArray[Any]]):
     (['w'], {'epoch': '3'})
     """
 
-    def __init__(self, path: str, stream: object, device: object) -> None:
+    def __init__(self, path: str, stream: StreamLike = 0, device: DeviceLike = None) -> None:
         self.path = path
         self.metadata: dict[str, str] = {}
         self._stream = stream
@@ -153,14 +154,14 @@ def holds_several(path: str) -> bool:
     return path.endswith((SAFETENSORS, SHARDS, NPZ))
 
 
-def load_many(tree: Tree, stream: object, device: object) -> Tree:
+def load_many(tree: Tree, stream: StreamLike, device: DeviceLike) -> Tree:
     """The same structure with the array of each .npy file, or the dict of each file with several; see `devmem.load_many`."""
     leaves, _, flat = flatten(tree)
     loaded = _load_files(list(map(path_of, leaves)), stream, device)
     return loaded if flat else rebuild(tree, iter(loaded))
 
 
-def _load_files(paths: list[str], stream: object, device: object) -> list[Any]:
+def _load_files(paths: list[str], stream: StreamLike, device: DeviceLike) -> list[Any]:
     opened = open_device_of(device)
     places: list[_Place] = []
     parts: list[tuple[slice, list[str] | None]] = []
@@ -204,7 +205,7 @@ def save(arrays: Mapping[str, object], path: object, metadata: Mapping[str, str]
             store_elements(sources[name], file, temporary, start)
 
 
-def _load(places: list[_Place], stream: object, device: object) -> list[DeviceNDArray[Any]]:
+def _load(places: list[_Place], stream: StreamLike, device: DeviceLike) -> list[DeviceNDArray[Any]]:
     """Arrays from anywhere, in this order; each file is opened once more, and read from its beginning to its end.
 
     LayoutError if a file is not what it was when its header was read: then no array of it is returned.

@@ -1,0 +1,146 @@
+"""The page on error messages: each row's message is what devmem says, and the program that provokes it is here."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import devmem as dm
+from devmem.backends.host.hooks import HostBackend
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "troubleshooting.md"
+ROWS = re.findall(r"^\| `(\w+): (.+?)` \| (.+?) \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def of_another_device():
+    first, second = dm.devices()[:2]
+    with second:
+        stream = dm.stream()
+    with first:
+        dm.zeros(3, stream=stream)
+
+
+def of_a_closed_stream():
+    stream = dm.stream()
+    stream.close()
+    dm.zeros(3, stream=stream)
+
+
+def of_a_freed_array():
+    array = dm.zeros(3)
+    array.free()
+    array.copy_to_host()
+
+
+def of_a_reset_device():
+    array = dm.zeros(3, device=dm.devices()[0])
+    array.device.reset()
+    array.copy_to_host()
+
+
+def of_a_read_only_destination():
+    destination = np.zeros(3)
+    destination.flags.writeable = False
+    dm.zeros(3).copy_to_host(destination)
+
+
+def of_a_backend_that_is_not_there():
+    class Absent(HostBackend):
+        name = "absent"
+
+        def unavailable(self):
+            return "no driver library was found"
+
+    dm.register_backend(Absent())
+    try:
+        dm.use_backend("absent")
+    finally:
+        dm.unregister_backend("absent")
+
+
+def beyond_a_limit():
+    with dm.use_memory("limit:1MiB"):
+        dm.empty(2 << 20, np.uint8)
+
+
+def of_a_guarded_transfer():
+    program = "import devmem as dm; dm.zeros(3)[0]"
+    raise dm.TransferGuardError(run(program, DEVMEM_TRANSFER_GUARD="disallow"))
+
+
+def in_a_forked_process():
+    program = """
+import os, sys, devmem as dm
+dm.zeros(3)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    try:
+        dm.zeros(3)
+    except dm.ForkedError as error:
+        print(error, file=sys.stderr, flush=True)
+    os._exit(0)
+"""
+    raise dm.ForkedError(run(program))
+
+
+def run(program, **settings):
+    """What a program of its own process says at its end."""
+    environment = {**os.environ, "DEVMEM_BACKEND": "host", **settings}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment).stderr
+
+
+#: By the words of the message on the page.
+PROVOKED = {
+    "module 'devmem' has no attribute '…': …": lambda: dm.mem_get_info,
+    "'DeviceNDArray' object has no attribute '…': …": lambda: dm.zeros(3).astype("f4"),
+    "… got an unexpected keyword argument '…': write …": lambda: dm.event(enable_timing=True),
+    "… is not called: …": lambda: dm.DeviceNDArray((3,)),
+    "devmem arrays have no arithmetic or comparison…": lambda: dm.zeros(3) + 1,
+    "…was freed…": of_a_freed_array,
+    "… was reset…": of_a_reset_device,
+    "a device array cannot become an ndarray without a copy…": lambda: dm.zeros(3).__array__(copy=False),
+    "…DEVMEM_TRANSFER_GUARD…": of_a_guarded_transfer,
+    "copy_to_host: the destination has dtype …, the source …": lambda: dm.zeros(3).copy_to_host(np.zeros(3, "f4")),
+    "…read-only…": of_a_read_only_destination,
+    "asarray(dtype=…) of a device array of …": lambda: dm.asarray(dm.zeros(3), "f4"),
+    "…references to Python objects…": lambda: dm.to_device(np.array([None, "x"], object)),
+    "…mask…": lambda: dm.to_device(np.ma.masked_array([1, 2], [True, False])),
+    "…is not registered…": lambda: dm.deregister(np.zeros(3)),
+    "… cannot order work on …": of_another_device,
+    "this stream of … is closed…": of_a_closed_stream,
+    "… is not the handle of a stream …": lambda: dm.zeros(3, stream=0x123450),
+    "a stream is 0, None, a devmem.Stream, …": lambda: dm.zeros(3, stream="main"),
+    "an event made with timing=False has no time…": lambda: dm.event(False).elapsed_time(dm.event(False)),
+    "a stream cannot be pickled or copied…": lambda: pickle.dumps(dm.stream()),
+    "there is no device …": lambda: dm.device(99),
+    "the backend '…' cannot be used…": of_a_backend_that_is_not_there,
+    "…no memory resource is named '…'…": lambda: dm.use_memory("pol"),
+    "…MiB…": beyond_a_limit,
+    "…before this process was forked…": in_a_forked_process,
+}
+
+
+def test_each_row_is_provoked():
+    assert len(ROWS) == len(re.findall(r"^\| `", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert [words for _, words, _, _ in ROWS] == list(PROVOKED)
+
+
+@pytest.mark.parametrize(("kind", "words"), [row[:2] for row in ROWS], ids=[row[1] for row in ROWS])
+def test_the_message_is_what_devmem_says(kind, words):
+    with pytest.raises(Exception, match=".*".join(map(re.escape, words.split("…")))) as info:
+        PROVOKED[words]()
+    assert type(info.value).__name__ == kind
+
+
+def test_words_that_devmem_does_not_say_are_noticed():
+    with pytest.raises(AssertionError):
+        test_the_message_is_what_devmem_says("TypeError", "this stream of … is closed…")
