@@ -36,7 +36,7 @@ def refusals(source: bytes, kernels: Sequence[cst.FunctionDef]) -> Iterator[Find
         if each.co_name in names:
             function = FunctionType(each, known, closure=tuple(CellType() for _ in each.co_freevars))
             try:
-                check_kernel(function, {})
+                check_kernel(function, {}, all_globals=False)
             except SimulatorError as error:
                 what = str(error).removeprefix("misuse: ").partition("\n")[0]
                 told = f"is refused by {', '.join(EVERYWHERE[:-1])} and {EVERYWHERE[-1]}: {what}"

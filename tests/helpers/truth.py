@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waits import patience
 
 from devmem.testing import emulator
 
@@ -252,7 +253,7 @@ def run_again(file, variables):
     """Run a file of statements in a process with the emulator."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(ROOT)]
     command += ["-x", "--import-mode=importlib", "-W", "error", "--confcutdir", str(Path(file).parent), file]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=patience(280))
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout, done.stdout
 
@@ -268,7 +269,7 @@ def child(prelude, code, *, expect, files, variables):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=patience(120),
     )
     assert done.returncode == expect, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr

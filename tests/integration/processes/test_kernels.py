@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 import devmem as dm
 
@@ -86,7 +87,7 @@ def run(path: Path, script: str, given: bytes = b"", *, by_value: bool = True) -
         input=given,
         capture_output=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(folders), "DEVMEM_BACKEND": "host"},
-        timeout=250,
+        timeout=patience(250),
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -34,10 +34,11 @@ _BLOCK_ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VAL
 _UNKNOWN: Any = object()
 
 
-def check_kernel(function: Callable[..., object], options: Mapping[str, object]) -> bool:
+def check_kernel(function: Callable[..., object], options: Mapping[str, object], *, all_globals: bool = True) -> bool:
     """Check a kernel, and the device functions that it refers to, for code that a GPU would not run.
 
     Like compilers, skip branches that a constant condition excludes. Return whether its blocks may wait for each other.
+    ``all_globals``: the function's globals are all that it will have, so a name that is not among them is an error.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def check_kernel(function: Callable[..., object], options: Mapping[str, object])
             continue
         seen.add(id(each))
         given = each.__code__.co_varnames[: each.__code__.co_argcount] if each is function else ()
-        for code, line, written, value in UsedNames(each, given).used(each.__code__):
+        for code, line, written, value in UsedNames(each, given, all_globals).used(each.__code__):
             cooperative |= value is this_grid
             if isinstance(value, DeviceFunction):
                 _check_options(value.options)
@@ -73,8 +74,9 @@ def check_kernel(function: Callable[..., object], options: Mapping[str, object])
 class UsedNames:
     """The current values of the names in a function's code."""
 
-    def __init__(self, function: Any, given: Sequence[str]) -> None:
+    def __init__(self, function: Any, given: Sequence[str], all_globals: bool = True) -> None:
         self._given = given  #: arguments whose values are known at the launch
+        self._all_globals = all_globals
         self._globals: dict[str, Any] = function.__globals__
         self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
@@ -94,17 +96,20 @@ class UsedNames:
                 raise _misuse(why, code, _line(step, code))
             if step.opname == "LOAD_CONST" and isinstance(step.argval, CodeType):
                 yield from self.used(step.argval)
-            if step.opname == "LOAD_GLOBAL" and step.argval not in self._globals and not hasattr(builtins, step.argval):
-                told = (
+            if self._all_globals and step.opname == "LOAD_GLOBAL" and not self._defines(step.argval):
+                why = (
                     f"name {step.argval!r} is not defined: kernels are compiled with the globals of their first launch"
                 )
-                raise _misuse(told, code, _line(step, code))
+                raise _misuse(why, code, _line(step, code))
             value, written, end = self._loaded(found, at)
             if value is _UNKNOWN or written.startswith("@"):  # pytest's rewritten `assert`
                 continue
             if (why := why_not_constant(found, end, value, self._given, outside)) is not None:
                 raise _misuse(why, code, _line(step, code))
             yield code, _line(step, code), written, value
+
+    def _defines(self, name: str) -> bool:
+        return name in self._globals or hasattr(builtins, name)
 
     def _loaded(self, found: list[dis.Instruction], at: int) -> tuple[Any, str, int]:
         """(value, name as written, last instruction) of a load; attributes of modules are followed."""
