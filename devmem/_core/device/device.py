@@ -12,14 +12,13 @@ from typing import Any, cast
 from ... import plugins
 from ..._native import core
 from ...spi.driver import Driver
-from ...spi.errors import ClosedError, ConfigError, DeviceLost, DevmemError, ForkedError
+from ...spi.errors import ConfigError, DeviceLost, DevmemError, ForkedError
 from ...spi.types import DeviceInfo, MemoryInfo
-from ...toolkit.deferred_errors import FirstError
-from ...toolkit.exiting import end_daemon_thread
+from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ...toolkit.sizes import size_text
 from ..base import scopes
 from ..base.config import forget, settings
-from ..base.device_handle import CurrentDevice, checked_driver
+from ..base.device_handle import ENDED, CurrentDevice, checked_driver
 from ..base.outer_lock import OuterLock
 from ..base.scopes import ScopeVariable, scope_variable
 from ..base.shown import html_facts
@@ -395,9 +394,8 @@ def _open(device: Device) -> OpenDevice:
         if (found := _live(device)) is not None:  # another thread has opened it while this one waited
             return found
         check_not_left_behind(device.backend)
-        if _exiting:
-            end_daemon_thread()
-            raise ClosedError(f"{device} cannot be opened any more: the interpreter is exiting")
+        if sys.is_finalizing():
+            raise fresh_copy(ENDED)
         close_left_open()
         driver = _open_driver(device)
         try:
@@ -408,6 +406,8 @@ def _open(device: Device) -> OpenDevice:
         if (found := _live(device)) is not None:  # a handler or a finalizer that came into this has
             opened.close("was opened once more")
             return found
+        if _exiting:
+            opened.handle.end_with_interpreter()
         device._opened = opened
         _forget_lane()
         return opened
@@ -470,12 +470,15 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @atexit.register
 def _at_exit() -> None:
-    """From here on nothing of ours touches a driver: not a finalizer, nor the end of a block that a generator held open."""
+    """Let handlers that were registered before go on using devices, and nothing touch a driver once the interpreter finalizes.
+
+    Not a finalizer then, nor the end of a block that a generator held open.
+    """
     global _exiting
     _exiting = True
-    for device in list(_devices.values()):
-        if device._opened is not None and device._opened.handle.dead is None:
-            device._opened.forget_at_exit()
+    for opened in open_devices():
+        opened.handle.end_with_interpreter()
+    _forget_lane()
 
 
 if core is not None:
