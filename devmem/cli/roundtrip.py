@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import devmem
 
+from ..spi.sizes import exact_size
 from .array_files import Source, Unreadable, sources
 from .bitwise_compare import first_difference
 from .completion import completes
@@ -228,7 +229,7 @@ def _show(device: devmem.Device, rows: Sequence[Row]) -> None:
     total = sum(row.nbytes for row in rows if row.verdict is Verdict.SAME)
     others = f"; {len(rows) - moved} could not be read or moved" if moved < len(rows) else ""
     print(
-        f"{same} of {moved} {'array' if moved == 1 else 'arrays'} came back bit for bit ({total:,} bytes each way){others}."
+        f"{same} of {moved} {'array' if moved == 1 else 'arrays'} came back bit for bit ({exact_size(total)} each way){others}."
     )
 
 

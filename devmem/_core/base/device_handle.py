@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
 from ...spi.driver import PROTOCOLS, REQUIRED, Driver, FullDriver
 from ...spi.errors import ClosedError, DevmemError, PluginError, UnsupportedError
@@ -27,6 +27,8 @@ from .polling import until
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
+
+E = TypeVar("E", bound=BaseException)
 
 #: Seconds that a call waits for a close that another thread has begun, before it is refused.
 LET_CLOSE = 1.0
@@ -356,6 +358,14 @@ def _is_in_devmem(frame: FrameType | None) -> bool:
 
 def _is_of_devmem(frame: FrameType) -> bool:
     return bool(frame.f_globals.get("__name__", "").startswith("devmem."))
+
+
+def without_own_frames(error: E) -> E:
+    """The error with the lines of its traceback from where devmem called other code on: of a driver's error none is left."""
+    at = error.__traceback__
+    while at is not None and _is_of_devmem(at.tb_frame):
+        at = at.tb_next
+    return error.with_traceback(at)
 
 
 def checked_driver(driver: object, backend: str, ordinal: int) -> Driver:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import ClosedError, DevmemError, LayoutError
+from ...spi.sizes import size_text
 from ...toolkit.deferred_errors import fresh_copy
-from ...toolkit.sizes import size_text
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ..arrays.pinned import pinned_like

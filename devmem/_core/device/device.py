@@ -13,9 +13,9 @@ from ... import plugins
 from ..._native import core
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DeviceLost, DevmemError, ForkedError
+from ...spi.sizes import size_text
 from ...spi.types import DeviceInfo, MemoryInfo
 from ...toolkit.deferred_errors import FirstError, fresh_copy
-from ...toolkit.sizes import size_text
 from ..base import scopes
 from ..base.config import forget, settings
 from ..base.device_handle import ENDED, CurrentDevice, checked_driver
@@ -122,7 +122,7 @@ class Device:
         return self.info.name
 
     def memory_info(self) -> MemoryInfo:
-        """Bytes ``(free, total, live, pending, cached)`` of this device.
+        """Bytes ``(free, total, live, pending, cached, host)`` of this device: see `devmem.memory_info`.
 
         Examples
         --------
