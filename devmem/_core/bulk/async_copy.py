@@ -224,7 +224,12 @@ def copy_async(src: object, dst: object, stream: object, device: object, pinned:
 
 def _check_device(device: object, array: DeviceNDArray[Any], side: str) -> None:
     if device is not None and open_device_of(device) is not array.open_device:
-        raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): leave it out")
+        instead = (
+            f"to_device(array, stream, device={device!r}) copies it there, and without device= this copies it to the host"
+            if side == "source"
+            else "leave it out"
+        )
+        raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): {instead}")
 
 
 def _new_on_device(src: object, stream: object, device: object) -> Transfer[Any]:

@@ -17,7 +17,7 @@ from ...spi.sizes import size_text
 from ...spi.types import DeviceInfo, MemoryInfo
 from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ..base import scopes
-from ..base.config import forget, settings
+from ..base.config import forget, settings, variable_of
 from ..base.device_handle import ENDED, CurrentDevice, checked_driver
 from ..base.outer_lock import OuterLock
 from ..base.scopes import ScopeVariable, scope_variable
@@ -283,7 +283,10 @@ def checked_device(backend: str, ordinal: int, asked: object) -> Device:
     """A device that is there."""
     count = usable_backend(backend).device_count()
     if not 0 <= ordinal < count:
-        raise ConfigError(f"there is no device {asked!r}: the backend {backend!r} has {count}, numbered from 0")
+        there = f"the backend {backend!r} has {count}, numbered from 0"
+        if variable := variable_of(backend, "devices"):
+            there += f"; {variable} sets how many it has"
+        raise ConfigError(f"there is no device {asked!r}: {there}")
     return device_at(backend, ordinal)
 
 

@@ -8,8 +8,8 @@ from ...spi.driver import Driver
 from ...spi.errors import OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
+from ..base.size_text import bytes_of, check_size
 from .adaptor import Adaptor, taken_of
-from .size_text import bytes_of, check_size
 
 
 class Limit(Adaptor):

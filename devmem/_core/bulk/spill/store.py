@@ -33,9 +33,9 @@ from ...arrays.ndarray import DeviceNDArray
 from ...base.changes import Changes
 from ...base.config import settings
 from ...base.device_handle import CurrentDevice
+from ...base.size_text import bytes_of, check_size, parse_size
 from ...copy.trace import tracefile
 from ...device.open_device import OpenDevice
-from ...memory.size_text import bytes_of, check_size, parse_size
 from ..batch.tree import flatten, rebuild
 from .blocks import Blocks
 from .entries import Claim, Entry, Tier, unclaimed
