@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from .._core.memory.direct import already_bound
 from ..spi.driver import Driver
 from ..spi.errors import BackendUnavailable, DevmemError, OutOfMemory, PluginError
+from ..spi.sizes import exact_size
 from ..spi.types import LEGACY_STREAM, PER_THREAD_STREAM
 
 
@@ -77,10 +78,12 @@ class ForeignResource:
         except Exception as error:
             if not self._is_out_of_memory(error):
                 raise
-            message = f"{type(self).__name__}: {nbytes} bytes are not available: {error}"
+            message = f"{type(self).__name__}: {exact_size(nbytes)} are not available: {error}"
             name = type(error).__name__
             backend = self.driver.info.backend
-            raise OutOfMemory(message, backend=backend, call=f"{type(self).__name__}.allocate", name=name) from error
+            raise OutOfMemory(
+                message, backend=backend, call=f"{type(self).__name__}.allocate", name=name, requested=nbytes
+            ) from error
         finally:
             allocating.driver = before
         ptr = address(given, self)

@@ -16,6 +16,7 @@ from typing import Any
 from ..api.devices import device as device_of
 from ..spi.driver import Driver
 from ..spi.errors import BackendUnavailable, ConfigError
+from ..spi.sizes import exact_size
 from ..toolkit import toolchain
 from .foreign_resource import ForeignResource, import_library, raw_handle
 from .lent_blocks import LentBlocks, warn
@@ -127,7 +128,7 @@ class Shim:
             return self.lent(ordinal).lend(nbytes, stream or 0)
         except Exception as error:
             # No Python exception passes through C: the library throws PyTorch's own for a null pointer.
-            why = f"PyTorch asked devmem for {nbytes} bytes on {self.backend}:{ordinal}: {error}"
+            why = f"PyTorch asked devmem for {exact_size(nbytes)} on {self.backend}:{ordinal}: {error}"
             self._library.devmem_refuse(why.encode(), isinstance(error, MemoryError))
             warn(why)
             return 0

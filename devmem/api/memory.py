@@ -17,10 +17,11 @@ from ..toolkit.deferred_errors import FirstError
 
 
 def memory_info(device: DeviceLike = None) -> MemoryInfo:
-    """Bytes ``(free, total, live, pending, cached)`` of a device; the current one, if none is named.
+    """Bytes ``(free, total, live, pending, cached, host)`` of a device; the current one, if none is named.
 
     ``free`` and ``total`` are the driver's; ``live`` is what devmem handed out, ``pending`` what was dropped and waits in the
-    queue, ``cached`` what the memory stack keeps for reuse.
+    queue, ``cached`` what memory stacks keep for reuse. Page-locked memory is the host's: ``host`` has its ``(live, pending,
+    cached)``.
 
     Examples
     --------

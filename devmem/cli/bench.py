@@ -11,7 +11,7 @@ import click
 
 import devmem
 
-from ..toolkit.sizes import size_text
+from ..spi.sizes import size_text
 from . import plot
 from .bench_cases import CASES, Direction
 from .bench_runner import QUICK_SIZES, SIZES, Bench, Measurement

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import devmem
 
-from ..toolkit.sizes import size_text
+from ..spi.sizes import size_text
 from .bench_cases import CASES, LIMIT_CASE, PAGE_LOCKED, BenchArrays, BenchCase, CopyTask, Direction, GiB, KiB, MiB
 
 #: Powers of four, from 4 KiB to 1 GiB.

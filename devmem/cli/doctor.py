@@ -15,6 +15,7 @@ import devmem
 
 from .. import _native
 from ..api.kernels import kernel_compilers
+from ..spi.sizes import exact_size
 from .bitwise_compare import first_difference
 from .checks import Check, Verdict
 from .emulate import is_emulated
@@ -252,4 +253,4 @@ def _compared(name: str, device: devmem.Device, back: object) -> Check:
     where = first_difference(SAMPLE, np.asarray(back))
     if where is not None:
         return Check(name, Verdict.FAIL, f"{device}: {where}", "report this as a bug: the copy changed bytes")
-    return Check(name, Verdict.OK, f"{SAMPLE.nbytes} bytes to {device} and back, unchanged")
+    return Check(name, Verdict.OK, f"{exact_size(SAMPLE.nbytes)} to {device} and back, unchanged")

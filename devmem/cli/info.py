@@ -14,7 +14,7 @@ import devmem
 
 from .. import _native
 from ..api.kernels import kernel_compilers
-from ..toolkit.sizes import size_text
+from ..spi.sizes import size_text
 from .output import OK, UNUSABLE, collected_warnings, complain, example, print_json, print_table
 
 #: The distributions whose versions matter for bug reports.

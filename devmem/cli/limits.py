@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ..spi.sizes import size_text
 from ..toolkit.host_limits import host_bytes, machine_bytes
-from ..toolkit.sizes import size_text
 from .checks import Check, Verdict
 
 try:

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from ..toolkit.sizes import size_text
+from ..spi.sizes import size_text
 from .bench_cases import Direction
 from .bench_runner import Bench, Measurement
 

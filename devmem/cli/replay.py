@@ -11,7 +11,7 @@ import devmem
 
 from ..api.replay import replay as replay_log
 from ..api.replay import stack_parts
-from ..toolkit.sizes import size_text
+from ..spi.sizes import size_text
 from .completion import completes
 from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, example, print_json, print_table
 from .roundtrip import backend_option, choose, device_option

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import devmem
 
+from ..spi.sizes import exact_size
 from .array_files import Source, Unreadable, sources
 from .bitwise_compare import first_difference
 from .completion import completes
@@ -23,6 +24,8 @@ from .output import FAILED, OK, UNUSABLE, collected_warnings, complain, example,
 from .sample_arrays import samples
 
 Array = NDArray[Any]
+#: Bytes from which a table has rates: those of a smaller array tell what a call costs, not how fast bytes move.
+RATED = 1 << 20
 
 
 class Verdict(StrEnum):
@@ -212,8 +215,8 @@ def _show(device: devmem.Device, rows: Sequence[Row]) -> None:
                 row.dtype,
                 row.layout,
                 f"{row.nbytes:,}" if row.dtype else "–",
-                _rate(row.h2d_gb_per_s),
-                _rate(row.d2h_gb_per_s),
+                _rate(row, row.h2d_gb_per_s),
+                _rate(row, row.d2h_gb_per_s),
                 _short(row.path),
                 row.source,
                 row.verdict,
@@ -228,7 +231,7 @@ def _show(device: devmem.Device, rows: Sequence[Row]) -> None:
     total = sum(row.nbytes for row in rows if row.verdict is Verdict.SAME)
     others = f"; {len(rows) - moved} could not be read or moved" if moved < len(rows) else ""
     print(
-        f"{same} of {moved} {'array' if moved == 1 else 'arrays'} came back bit for bit ({total:,} bytes each way){others}."
+        f"{same} of {moved} {'array' if moved == 1 else 'arrays'} came back bit for bit ({exact_size(total)} each way){others}."
     )
 
 
@@ -237,8 +240,10 @@ def _short(path: str) -> str:
     return ", ".join(dict.fromkeys(part.split(" ", 1)[-1] for part in path.split(", ")))
 
 
-def _rate(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:.2f}" if rate >= 0.005 else "<0.01"
+def _rate(row: Row, rate: float | None) -> str:
+    if rate is None or row.nbytes < RATED:
+        return "–"
+    return f"{rate:.2f}" if rate >= 0.005 else "<0.01"
 
 
 def _exit_code(rows: Sequence[Row]) -> int:

@@ -60,7 +60,34 @@ class BackendError(DevmemError, RuntimeError):
 
 
 class OutOfMemory(BackendError, MemoryError):
-    """An allocation did not fit, after everything that could be given back was given back."""
+    """An allocation did not fit, after everything that could be given back was given back.
+
+    Attributes
+    ----------
+    requested : int or None
+        Bytes that were asked for.
+    free : int or None
+        Bytes that were free: below the limit, where one was reached, else on the device. None: not known (the host's memory).
+    limit : int or None
+        Bytes of the limit that was reached; None where the memory itself ran out.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        backend: str = "",
+        call: str = "",
+        code: int = 0,
+        name: str = "",
+        requested: int | None = None,
+        free: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message, backend=backend, call=call, code=code, name=name)
+        self.requested = requested
+        self.free = free
+        self.limit = limit
 
 
 class DeviceLost(BackendError):

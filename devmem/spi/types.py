@@ -9,6 +9,8 @@ from enum import IntFlag, StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from .sizes import exact_size
+
 #: Stream handles that mean the same on every backend. Any other handle is one that ``stream_create`` returned, or one
 #: that the user vouched for. A driver never receives 0: "no stream named" is settled before it is called.
 LEGACY_STREAM: Final = 1
@@ -126,6 +128,14 @@ class Place(NamedTuple):
     number: int = 0
 
 
+class HostMemoryInfo(NamedTuple):
+    """Bytes of page-locked memory of the host (pinned and mapped) that devmem allocated for a device."""
+
+    live: int  #: handed out and still referenced
+    pending: int  #: dropped by the user, waiting in the queue
+    cached: int  #: held by memory stacks for reuse
+
+
 class MemoryInfo(NamedTuple):
     """What :func:`devmem.memory_info` reports, in bytes.
 
@@ -138,15 +148,20 @@ class MemoryInfo(NamedTuple):
 
     free: int  #: as the driver says
     total: int  #: as the driver says
-    live: int  #: handed out by devmem and still referenced
-    pending: int  #: dropped by the user, waiting in the queue
-    cached: int  #: held by the memory stack for reuse
+    live: int  #: of the device's memory, handed out by devmem and still referenced
+    pending: int  #: of the device's memory, dropped by the user, waiting in the queue
+    cached: int  #: of the device's memory, held by memory stacks for reuse
+    host: HostMemoryInfo = HostMemoryInfo(0, 0, 0)  #: the same of page-locked memory, which is the host's
+
+    def _shown(self) -> dict[str, str]:
+        of_host = {f"host.{name}": nbytes for name, nbytes in self.host._asdict().items()}
+        return {name: exact_size(nbytes) for name, nbytes in {**self._asdict(), **of_host}.items() if name != "host"}
 
     def __repr__(self) -> str:
-        return f"MemoryInfo({', '.join(f'{name}={nbytes:,} bytes' for name, nbytes in self._asdict().items())})"
+        return f"MemoryInfo({', '.join(f'{name}={size}' for name, size in self._shown().items())})"
 
     def _repr_html_(self) -> str:
-        rows = (f"<tr><td>{name}</td><td>{nbytes:,} bytes</td></tr>" for name, nbytes in self._asdict().items())
+        rows = (f"<tr><td>{name}</td><td>{size}</td></tr>" for name, size in self._shown().items())
         return f"<table>{''.join(rows)}</table>"
 
 
@@ -225,7 +240,7 @@ class DeviceInfo:
         facts = {
             "device": f"{self.backend}:{self.ordinal}",
             "name": self.name,
-            "memory": f"{self.total_bytes:,} bytes",
+            "memory": exact_size(self.total_bytes),
             "architecture": self.arch,
             "threads of a warp": str(self.warp_size),
             "alignment of addresses": f"{self.alignment} bytes",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from devmem.spi.sizes import exact_size
+
 if TYPE_CHECKING:
     from .stream_hold import HasHandle, StreamHold
 
@@ -86,7 +88,8 @@ def no_device_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     after = _in_use()
     if after > before:
         pytest.fail(
-            f"{after - before} bytes of device memory leaked: {before} in use before the test, {after} after it"
+            f"{exact_size(after - before)} of memory leaked: {exact_size(before)} in use before the test, "
+            f"{exact_size(after)} after it"
         )
 
 
@@ -104,4 +107,4 @@ def _in_use() -> int:
     gc.collect()
     devmem.trim()
     info = devmem.memory_info()
-    return info.live + info.pending
+    return info.live + info.pending + info.host.live + info.host.pending

@@ -1,14 +1,10 @@
-"""The interpreter's exit, which daemon threads outlive for a moment."""
+"""The interpreter's exit, in which no thread can be started."""
 
 from __future__ import annotations
 
 import threading
 
 
-def end_daemon_thread() -> None:
-    """End the calling thread without a traceback if Python is exiting and will stop it anyhow.
-
-    Python waits for all threads but daemon threads before anything is closed. By then its main thread counts as ended.
-    """
-    if threading.current_thread().daemon and not threading.main_thread().is_alive():
-        raise SystemExit
+def is_exiting() -> bool:
+    """Whether only other threads and handlers of `atexit` run any more. From Python 3.12 on none of them can start a thread."""
+    return not threading.main_thread().is_alive()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import devmem as dm
 from devmem._core.base import config
-from devmem._core.memory.size_text import bytes_of, parse_size
+from devmem._core.base.size_text import bytes_of, parse_size
 
 from .conftest import attempt
 

@@ -13,6 +13,7 @@ from typing import Any
 from ... import plugins
 from ...spi.driver import Configurable
 from ...spi.errors import ConfigError, DevmemWarning
+from .size_text import ALLOWED, parse_size
 
 PREFIX = "DEVMEM_"
 #: Variables that others read: the emulated drivers, which are started before Python is.
@@ -97,6 +98,13 @@ def _positive(text: str) -> int:
     return value
 
 
+def _size(text: str) -> int:
+    value = parse_size(text)
+    if not value:
+        raise ValueError
+    return value
+
+
 def _ratio(text: str) -> float:
     value = float(text)
     if not 0.0 <= value <= 1.0:
@@ -157,9 +165,7 @@ class Settings:
     staging_slots: int = _setting(
         4, _count, "a whole number, 0 or more", "page-locked slots that large pageable copies pass through; 0: none do"
     )
-    staging_slot_bytes: int = _setting(
-        16 << 20, _positive, "bytes as a number without a unit, 1 or more", "size of a slot"
-    )
+    staging_slot_bytes: int = _setting(16 << 20, _size, f"{ALLOWED}, 1 or more", "size of a slot")
     staging_threads: int | None = _setting(
         None,
         _positive,
@@ -168,14 +174,14 @@ class Settings:
     )
     staging_threshold: int | None = _setting(
         None,
-        _count,
-        "bytes as a number without a unit, 0 or more",
+        parse_size,
+        f"{ALLOWED}, 0 or more",
         "size from which pageable copies pass through the slots; unset: what suits the device",
     )
     staging_limit: int = _setting(
         512 << 20,
-        _count,
-        "bytes as a number without a unit, 0 or more",
+        parse_size,
+        f"{ALLOWED}, 0 or more",
         "page-locked memory of a device that copies in the background may be in; 0: such copies may wait for their stream",
     )
     block_plugins: tuple[str, ...] = _setting(
@@ -341,6 +347,12 @@ def call_site() -> tuple[str, int]:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("devmem", "numpy"):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def variable_of(backend: str, option: str) -> str:
+    """The variable of an option of a backend; the empty text where it has no such option."""
+    variable = _prefix(backend) + option.upper()
+    return variable if any(each.name == variable and each.source != "unknown" for each in describe()) else ""
 
 
 def _configurable() -> list[Configurable]:

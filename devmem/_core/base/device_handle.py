@@ -1,8 +1,8 @@
 """The device handle: what every service of an open device shares.
 
 A handle is made when a device opens and dies once: when the device is closed or reset, in the child of a fork, and when the
-interpreter exits. From then on its driver is one that refuses every call with the reason, so a stream, an event or an array that
-outlives its device raises a clear error on any thread and never reaches the vendor's library.
+interpreter finalizes. From then on its driver is one that refuses every call with the reason, so a stream, an event or an array
+that outlives its device raises a clear error on any thread and never reaches the vendor's library.
 
 A device may be closed while other threads work with it. Each call that enters the device is noted in `callers`, then enters by
 `entry`. The thread that closes the device first replaces `entry` by one that refuses, then waits until no other thread is inside
@@ -14,22 +14,26 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
+from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, cast
 
 from ...spi.driver import PROTOCOLS, REQUIRED, Driver, FullDriver
-from ...spi.errors import DevmemError, PluginError, UnsupportedError
+from ...spi.errors import ClosedError, DevmemError, PluginError, UnsupportedError
 from ...spi.types import LEGACY_STREAM, Capability, DeviceInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import fresh_copy
-from ...toolkit.exiting import end_daemon_thread
 from .hot_state import HandleState
 from .polling import until
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
+E = TypeVar("E", bound=BaseException)
+
 #: Seconds that a call waits for a close that another thread has begun, before it is refused.
 LET_CLOSE = 1.0
+#: What is raised once the interpreter finalizes.
+ENDED = ClosedError("no device can be used any more: the interpreter is exiting")
 #: ``DLDeviceType`` of memory that every host program can read.
 CPU = 1
 
@@ -192,6 +196,12 @@ class DeviceHandle(HandleState):
         self.lane = self.heap = None
         self.driver = self.entry = cast(FullDriver, DeadDriver(reason))
 
+    def end_with_interpreter(self) -> None:
+        """Refuse every call as soon as the interpreter finalizes; until then other handlers of `atexit` may call."""
+        self.lane = None
+        self.entry = cast(FullDriver, LastEntry(self.driver))
+        self.__class__ = LastHandle
+
     def has(self, capability: Capability) -> bool:
         """Whether the device has a capability."""
         return capability in self.capabilities
@@ -210,6 +220,29 @@ class DeviceHandle(HandleState):
         if kind not in self.info.memory_kinds:
             kinds = ", ".join(sorted(self.info.memory_kinds))
             raise UnsupportedError(f"{self.device} has no {kind.value} memory, only {kinds}")
+
+
+_get_dead, _set_dead = (getattr(vars(HandleState)["dead"], name) for name in ("__get__", "__set__"))
+
+
+def _dead_or_over(
+    handle: DeviceHandle,
+    dead: Callable[[DeviceHandle], DevmemError | None] = _get_dead,
+    is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    ended: DevmemError = ENDED,
+) -> DevmemError | None:
+    return dead(handle) or (ended if is_finalizing() else None)
+
+
+class LastHandle(DeviceHandle):
+    """The handle of a device from devmem's own handler of `atexit` on: it is dead once the interpreter finalizes.
+
+    What a generator that is collected leaves then asks for that. The names of modules may be gone by then: it looks none up.
+    """
+
+    __slots__ = ()
+
+    dead = property(_dead_or_over, _set_dead)
 
 
 class CurrentDevice:
@@ -252,8 +285,22 @@ class DeadDriver:
 
 
 def _refuse(reason: DevmemError) -> NoReturn:
-    end_daemon_thread()
     raise fresh_copy(reason)
+
+
+class LastEntry:
+    """Enters a device until the interpreter finalizes."""
+
+    def __init__(self, driver: FullDriver) -> None:
+        self.driver = driver
+
+    def enter(self) -> object:
+        if sys.is_finalizing():
+            _refuse(ENDED)
+        return self.driver.enter()
+
+    def exit(self, token: object) -> None:
+        self.driver.exit(token)
 
 
 class ClosedEntry:
@@ -311,6 +358,14 @@ def _is_in_devmem(frame: FrameType | None) -> bool:
 
 def _is_of_devmem(frame: FrameType) -> bool:
     return bool(frame.f_globals.get("__name__", "").startswith("devmem."))
+
+
+def without_own_frames(error: E) -> E:
+    """The error with the lines of its traceback from where devmem called other code on: of a driver's error none is left."""
+    at = error.__traceback__
+    while at is not None and _is_of_devmem(at.tb_frame):
+        at = at.tb_next
+    return error.with_traceback(at)
 
 
 def checked_driver(driver: object, backend: str, ordinal: int) -> Driver:

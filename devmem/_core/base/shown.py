@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ...toolkit.sizes import exact_size, time_text
+from ...spi.sizes import exact_size, time_text
 
 
 def with_unit(name: str, value: object) -> str:

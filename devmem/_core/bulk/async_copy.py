@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import ClosedError, DevmemError, LayoutError
+from ...spi.sizes import size_text
 from ...toolkit.deferred_errors import fresh_copy
-from ...toolkit.sizes import size_text
 from ..arrays.creation import empty
 from ..arrays.ndarray import DeviceNDArray, DeviceRecord, device_view
 from ..arrays.pinned import pinned_like
@@ -227,7 +227,12 @@ def copy_async(src: object, dst: object, stream: StreamLike, device: object, pin
 
 def _check_device(device: object, array: DeviceNDArray[Any], side: str) -> None:
     if device is not None and open_device_of(device) is not array.open_device:
-        raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): leave it out")
+        instead = (
+            f"to_device(array, stream, device={device!r}) copies it there, and without device= this copies it to the host"
+            if side == "source"
+            else "leave it out"
+        )
+        raise LayoutError(f"device={device!s} is not where the {side} is ({array.device}): {instead}")
 
 
 def _new_on_device(src: object, stream: StreamLike, device: object) -> Transfer[Any]:

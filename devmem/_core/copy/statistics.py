@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ...spi.sizes import size_text, time_text
 from ...spi.types import CopyKind
-from ...toolkit.sizes import size_text, time_text
 from ..base.device_handle import DeviceHandle
 from ..base.scopes import FREE_THREADED
 from ..base.shown import html_table, text_table

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 from ... import plugins
 from ..._native import core
 from ...spi.driver import Driver
-from ...spi.errors import ClosedError, ConfigError, DeviceLost, DevmemError, ForkedError
+from ...spi.errors import ConfigError, DeviceLost, DevmemError, ForkedError
+from ...spi.sizes import size_text
 from ...spi.types import DeviceInfo, MemoryInfo
-from ...toolkit.deferred_errors import FirstError
-from ...toolkit.exiting import end_daemon_thread
-from ...toolkit.sizes import size_text
+from ...toolkit.deferred_errors import FirstError, fresh_copy
 from ..base import scopes
 from ..base.advice import DEVICE, Listed, advise, made_by
-from ..base.config import forget, settings
-from ..base.device_handle import CurrentDevice, PublicDevice, checked_driver
+from ..base.config import forget, settings, variable_of
+from ..base.device_handle import ENDED, CurrentDevice, PublicDevice, checked_driver
 from ..base.outer_lock import OuterLock
 from ..base.scopes import ScopeVariable, scope_variable
 from ..base.shown import html_facts
@@ -137,7 +136,7 @@ class Device(_Advice):
         return self.info.name
 
     def memory_info(self) -> MemoryInfo:
-        """Bytes ``(free, total, live, pending, cached)`` of this device.
+        """Bytes ``(free, total, live, pending, cached, host)`` of this device: see `devmem.memory_info`.
 
         Examples
         --------
@@ -306,7 +305,10 @@ def checked_device(backend: str, ordinal: int, asked: object) -> Device:
     """A device that is there."""
     count = usable_backend(backend).device_count()
     if not 0 <= ordinal < count:
-        raise ConfigError(f"there is no device {asked!r}: the backend {backend!r} has {count}, numbered from 0")
+        there = f"the backend {backend!r} has {count}, numbered from 0"
+        if variable := variable_of(backend, "devices"):
+            there += f"; {variable} sets how many it has"
+        raise ConfigError(f"there is no device {asked!r}: {there}")
     return device_at(backend, ordinal)
 
 
@@ -417,9 +419,8 @@ def _open(device: Device) -> OpenDevice:
         if (found := _live(device)) is not None:  # another thread has opened it while this one waited
             return found
         check_not_left_behind(device.backend)
-        if _exiting:
-            end_daemon_thread()
-            raise ClosedError(f"{device} cannot be opened any more: the interpreter is exiting")
+        if sys.is_finalizing():
+            raise fresh_copy(ENDED)
         close_left_open()
         driver = _open_driver(device)
         try:
@@ -430,6 +431,8 @@ def _open(device: Device) -> OpenDevice:
         if (found := _live(device)) is not None:  # a handler or a finalizer that came into this has
             opened.close("was opened once more")
             return found
+        if _exiting:
+            opened.handle.end_with_interpreter()
         device._opened = opened
         _forget_lane()
         return opened
@@ -492,12 +495,15 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @atexit.register
 def _at_exit() -> None:
-    """From here on nothing of ours touches a driver: not a finalizer, nor the end of a block that a generator held open."""
+    """Let handlers that were registered before go on using devices, and nothing touch a driver once the interpreter finalizes.
+
+    Not a finalizer then, nor the end of a block that a generator held open.
+    """
     global _exiting
     _exiting = True
-    for device in list(_devices.values()):
-        if device._opened is not None and device._opened.handle.dead is None:
-            device._opened.forget_at_exit()
+    for opened in open_devices():
+        opened.handle.end_with_interpreter()
+    _forget_lane()
 
 
 if core is not None:

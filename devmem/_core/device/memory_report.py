@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...spi.sizes import size_text
 from ...spi.types import MemoryKind
-from ...toolkit.sizes import size_text
 from ..base.device_handle import CurrentDevice
 from ..base.shown import html_table, text_table
 from ..lifetime.allocation import Allocation
@@ -62,7 +62,10 @@ class StackSummary:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSummary:
-    """The memory of one device, in bytes: ``total`` and ``free`` as the driver says, the rest as devmem counts."""
+    """The memory of one device, in bytes: ``total`` and ``free`` as the driver says, the rest as devmem counts.
+
+    Page-locked memory, which is the host's, is in ``stacks`` alone, by its kind.
+    """
 
     device: str
     name: str

@@ -155,10 +155,6 @@ class OpenDevice:
         self.completions.forget_after_fork()
         self.free_queue.forget_after_fork()
 
-    def forget_at_exit(self) -> None:
-        """Called when the interpreter exits: whatever is still referenced ends with the process."""
-        self.handle.end(ClosedError(f"{self.device} cannot be used any more: the interpreter is exiting"))
-
     def _wait_for_readers(self) -> None:
         """Wait for other devices, which may still copy from memory of this one."""
         for engine in list(self.copies.readers.values()):

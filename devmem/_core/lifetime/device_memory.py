@@ -21,16 +21,16 @@ from typing import Any
 
 from ...spi.errors import DevmemError, DevmemWarning, OutOfMemory
 from ...spi.memory import MemoryResource
-from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, MemoryInfo, MemoryKind
+from ...spi.types import LEGACY_STREAM, AllocFlags, Capability, HostMemoryInfo, MemoryInfo, MemoryKind
 from ...toolkit.deferred_errors import FirstError
-from ..base.device_handle import CurrentDevice, DeviceHandle
+from ..base.device_handle import CurrentDevice, DeviceHandle, without_own_frames
 from ..base.interrupts import CannotWait
 from ..base.outer_lock import OuterLock
 from ..base.scopes import Scope, ScopeVariable, deferral, putting_back, scope_variable
 from ..memory import default_host_resource, default_resource, of_kind, prepare, resource_of
 from ..memory.adaptor import cached_in, chain, kept_by, part_with, stream_tables
 from ..memory.foreign import tell
-from ..memory.heap import Block, Heap
+from ..memory.heap import Block, HasAddress, Heap
 from ..ordering.stream import Stream
 from .allocation import Allocation, ForeignAllocation, owned
 from .deferred_free import DeferredFreeQueue
@@ -86,7 +86,7 @@ class DeviceMemory:
         with self._lock:
             heap = self._heap_of(resource, kind)
             if heap is None:
-                heap = Heap(self.handle, prepare(resource, self.handle), kind)
+                heap = Heap(self.handle, prepare(resource, self.handle, self.usage), kind)
                 self._set_heaps([*self.heaps, heap])
             return heap
 
@@ -212,7 +212,7 @@ class DeviceMemory:
         try:
             [made.ptr] = map(heap.allocate, (nbytes,), (stream.handle,))
         except MemoryError as error:
-            [made.ptr] = map(self._recover, (heap,), (nbytes,), (stream,), (error,))
+            self._recover(made, heap, stream, error)
         heap.live[made.ptr] = nbytes
         made.__class__ = self.owned
         return made
@@ -221,8 +221,9 @@ class DeviceMemory:
         """Answer the compiled core's failing allocation: the address, after one more attempt, or the error."""
         if self.queue.dropped:
             self.queue.safe_point()  # the core counts what was dropped, and leaves it where it is
-        [ptr] = map(self._recover, (self.heap,), (nbytes,), (stream,), (first,))
-        return ptr
+        found = Block(0, nbytes)
+        self._recover(found, self.heap, stream, first)
+        return found.ptr
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -230,10 +231,17 @@ class DeviceMemory:
         """Bytes free and in all as the driver says; live, pending and cached as devmem counts."""
         with CurrentDevice(self.handle) as driver:
             free, total = driver.memory_info()
-            cached = cached_in(each.resource for each in self.heaps)
-            live = sum(sum(list(heap.live.values())) for heap in self.all_heaps())
-            pending = self.queue.waiting_bytes()
-        return MemoryInfo(free, total, max(live - pending, 0), pending, cached)  # counted while other threads go on
+            return MemoryInfo(free, total, *self.held(on_host=False), HostMemoryInfo(*self.held(on_host=True)))
+
+    def held(self, on_host: bool) -> tuple[int, int, int]:
+        """Bytes live, pending and cached of the device's memory, or of the host's; the device is entered."""
+        heaps = [heap for heap in self.all_heaps() if heap.is_host == on_host]
+        waiting = [
+            item for item in (*list(self.queue.dropped), *list(self.queue.pending)) if isinstance(item, Allocation)
+        ]
+        pending = sum(item.nbytes for item in waiting if item.heap.is_host == on_host)
+        live = sum(sum(list(heap.live.values())) for heap in heaps)
+        return max(live - pending, 0), pending, cached_in(each.resource for each in heaps)  # while other threads go on
 
     def all_heaps(self) -> list[Heap]:
         """The heaps of device memory and of memory that the host can see."""
@@ -362,12 +370,12 @@ class DeviceMemory:
             heap = self._host_heaps.setdefault((kind, flags), Heap(self.handle, resource, kind))
         return heap
 
-    def _recover(self, heap: Heap, nbytes: int, stream: Stream, first: MemoryError) -> int:
+    def _recover(self, block: HasAddress, heap: Heap, stream: Stream, first: MemoryError) -> None:
         """Make room and try once more; while a graph is captured nothing may be freed, and the answer is the error."""
         if isinstance(first, OutOfMemory) or not isinstance(first, DevmemError):
             queue = self.queue
             if queue.streams.any_capturing():
-                raise self._out_of_memory(heap, nbytes, first, capturing=True) from first
+                raise self._out_of_memory(heap, block.nbytes, first, capturing=True) from without_own_frames(first)
             queue.drain()
             self._wait_for_device()
             gc.collect()  # also what completed copies held until then
@@ -375,13 +383,28 @@ class DeviceMemory:
             self._wait_for_device()  # memory that was freed in stream order can be trimmed when its stream has passed
             self._trim_everything()
             try:
-                return heap.allocate(nbytes, stream.handle)
+                [block.ptr] = map(heap.allocate, (block.nbytes,), (stream.handle,))
+                return
             except MemoryError as second:
-                raise self._out_of_memory(heap, nbytes, second, capturing=False) from first
+                raise self._out_of_memory(heap, block.nbytes, second, capturing=False) from without_own_frames(first)
         try:
             raise first
         finally:
             del first  # or its traceback and this frame would keep each other, and the caller's arrays
+
+    def usage(self, free_dropped: bool) -> tuple[int, int]:
+        """The bytes that are in use; and those with what is cached, less what is free. One falls where memory is freed.
+
+        ``free_dropped``: after what was dropped has been freed, behind the work that uses it. A memory stack is given this when
+        it is bound, for a program that makes room: see `OnOutOfMemory`.
+        """
+        if free_dropped and self.queue.drain():
+            self._wait_for_device()
+            self.queue.drain()
+        free, _ = self.handle.driver.memory_info()
+        (live, pending, cached), of_host = self.held(on_host=False), self.held(on_host=True)
+        in_use = live + pending + of_host[0] + of_host[1]
+        return in_use, in_use + cached + of_host[2] - free
 
     def _out_of_memory(self, heap: Heap, nbytes: int, cause: MemoryError, capturing: bool) -> OutOfMemory:
         from .oom import out_of_memory  # with the statistics that it asks: only where memory has run out

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...spi.errors import BackendError, OutOfMemory
-from ...spi.types import MemoryInfo, MemoryKind
+from ...spi.sizes import exact_size
+from ...spi.types import HostMemoryInfo, MemoryInfo
 from ...toolkit.host_limits import host_bytes
-from ...toolkit.sizes import exact_size
 from ..base.scopes import deferral
-from ..memory.adaptor import cached_in, chain, largest_free_block
+from ..memory.adaptor import chain, largest_free_block
 from ..memory.heap import Heap
 from ..memory.statistics import Statistics
 from .allocation import Allocation
@@ -15,8 +15,6 @@ from .deferred_free import DeferredFreeQueue
 
 #: Lines of the program that the message names, where something counts them.
 LARGEST_OWNERS = 5
-#: Kinds of memory that is the host's, with its pages locked.
-HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
 
 
 def out_of_memory(
@@ -32,9 +30,12 @@ def out_of_memory(
 
     ``heaps`` are all of the device, ``info`` is what it reports, ``heap`` is the one that has no ``nbytes`` bytes.
     """
-    memory = "page-locked host memory for" if heap.kind in HOST_KINDS else "memory on"
-    message = f"out of {memory} {queue.handle.device}: asked for {exact_size(nbytes)} ({cause})"
-    message += "; " + _what_there_is(queue, heaps, info, heap.kind)
+    limit: int | None = getattr(cause, "limit", None)
+    free: int | None = getattr(cause, "free", None)
+    asked = f"asked for {exact_size(nbytes)}"
+    message = f"out of {'page-locked host memory for' if heap.is_host else 'memory on'} {queue.handle.device}: "
+    message += f"{asked} ({cause})" if limit is None else f"{cause}; {asked}"
+    message += "; " + _what_there_is(queue, heaps, info, heap.is_host)
     largest = largest_free_block(heap.resource)
     if largest is not None:
         message += f", largest free block {exact_size(largest)}"
@@ -55,25 +56,22 @@ def out_of_memory(
         call=known.call if known else type(heap.resource).__name__ + ".allocate",
         code=known.code if known else 0,
         name=known.name if known else type(cause).__name__,
+        requested=nbytes,
+        free=info.free if free is None and not heap.is_host else free,
+        limit=limit,
     )
 
 
-def _what_there_is(queue: DeferredFreeQueue, heaps: list[Heap], info: MemoryInfo, kind: MemoryKind) -> str:
-    """Where memory of that kind is. Of the host's, no driver tells how much more can be locked."""
-    pending = list(queue.pending)  # others may be dropping theirs
-    waiting = [item for item in pending if isinstance(item, Allocation)]
-    if kind not in HOST_KINDS:
-        count = sum(len(each.live) for each in heaps) - len(waiting)
-        return (
-            f"free {exact_size(info.free)} of {exact_size(info.total)}, cached {exact_size(info.cached)}, "
-            f"pending {exact_size(info.pending)}, live {exact_size(info.live)} in {count} blocks"
-        )
-    heaps = [each for each in heaps if each.kind in HOST_KINDS]
-    waiting = [item for item in waiting if item.heap.kind in HOST_KINDS]
-    dropped = sum(item.nbytes for item in waiting)
-    live = sum(sum(list(each.live.values())) for each in heaps) - dropped
-    cached = cached_in(each.resource for each in heaps)
+def _what_there_is(queue: DeferredFreeQueue, heaps: list[Heap], info: MemoryInfo, on_host: bool) -> str:
+    """Where the device's memory is, or the host's, of which no driver tells how much more can be locked."""
+    waiting = [item for item in list(queue.pending) if isinstance(item, Allocation) and item.heap.is_host == on_host]
+    count = sum(len(each.live) for each in heaps if each.is_host == on_host) - len(waiting)
+    held: MemoryInfo | HostMemoryInfo
+    if on_host:
+        there, held = f"the host has {exact_size(host_bytes())}, of which devmem holds", info.host
+    else:
+        there, held = f"free {exact_size(info.free)} of {exact_size(info.total)},", info
     return (
-        f"the host has {exact_size(host_bytes())}, of which devmem holds cached {exact_size(cached)}, "
-        f"pending {exact_size(dropped)}, live {exact_size(live)} in {sum(len(each.live) for each in heaps) - len(waiting)} blocks"
+        f"{there} cached {exact_size(held.cached)}, pending {exact_size(held.pending)}, live {exact_size(held.live)} "
+        f"in {count} {'block' if count == 1 else 'blocks'}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from ...spi.errors import ConfigError, PluginError
@@ -9,10 +10,12 @@ from ...spi.memory import MemoryResource
 from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..base.config import settings
 from ..base.device_handle import CurrentDevice, DeviceHandle
-from .adaptor import kind_of
+from .adaptor import chain, kind_of
 from .direct import PLAIN, DriverMemory, StreamOrderedMemory
-from .foreign import check_resource, tell
+from .foreign import check_resource, is_ours, tell
 
+#: Counts the device's memory, after what was dropped is freed if its argument says so: see `DeviceMemory.usage`.
+Usage = Callable[[bool], tuple[int, int]]
 #: Resources that were built of a text, by kind and text: one for each device.
 Named = dict[tuple[MemoryKind, str], MemoryResource]
 
@@ -73,10 +76,16 @@ def fresh(text: str, handle: DeviceHandle, kind: MemoryKind = MemoryKind.DEVICE)
     return build(text, handle, partial(_native, handle) if kind is MemoryKind.DEVICE else PLAIN[kind])
 
 
-def prepare(resource: MemoryResource, handle: DeviceHandle) -> MemoryResource:
-    """Give a resource its device, which is entered meanwhile: a resource may reserve memory at once."""
+def prepare(resource: MemoryResource, handle: DeviceHandle, usage: Usage | None = None) -> MemoryResource:
+    """Give a resource its device, which is entered meanwhile: a resource may reserve memory at once.
+
+    ``usage`` is for a part of the stack that makes room.
+    """
     with CurrentDevice(handle) as driver:
         tell(resource, "bind", driver)
+    for part in chain(resource) if usage is not None else ():
+        if hasattr(part, "usage") and is_ours(part):
+            part.usage = usage
     return resource
 
 

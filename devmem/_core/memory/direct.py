@@ -18,7 +18,7 @@ from ...spi.driver import (
 from ...spi.errors import ClosedError, ConfigError, DevmemError, UnsupportedError
 from ...spi.types import AllocFlags, Capability, MemoryKind
 from ..base.interrupts import is_out
-from .size_text import bytes_of, check_size
+from ..base.size_text import bytes_of, check_size
 
 #: What is said of a resource that has a device, or books of what it handed out.
 NOT_PICKLED = (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from operator import lt
 
 from ...spi.errors import ConfigError, OutOfMemory
 from ...spi.memory import MemoryResource
+from ...spi.sizes import exact_size
 from .adaptor import Adaptor
 
 #: Makes the exception of an injected failure out of a message: an exception's class, for example.
@@ -67,7 +69,7 @@ class FailNth(Adaptor):
             self.calls += 1
             call = self.calls
         if call == self.n or (self.repeat and call > self.n):
-            raise self.error(f"allocation {call} ({nbytes} bytes) was made to fail (FailNth)")
+            raise self.error(f"allocation {call} ({exact_size(nbytes)}) was made to fail (FailNth)")
         [ptr] = map(self._allocate, (nbytes,), (stream,))
         return ptr
 
@@ -104,7 +106,7 @@ class FailIf(Adaptor):
         if not nbytes:
             return 0
         if self.predicate(nbytes, stream):
-            raise self.error(f"an allocation of {nbytes} bytes was made to fail (FailIf)")
+            raise self.error(f"an allocation of {exact_size(nbytes)} was made to fail (FailIf)")
         [ptr] = map(self._allocate, (nbytes,), (stream,))
         return ptr
 
@@ -117,14 +119,16 @@ class OnOutOfMemory(Adaptor):
     upstream : MemoryResource, optional
         Where the memory comes from.
     callback : callable
-        Called with the bytes that did not fit, in the thread that asked, with no lock held and the device current. True: try
-        again, as often as it says so; False: let the failure take its course, which is devmem's own answer (free what
-        waits, trim, ask once more, so it may be called twice). Allocations of its own that fail do not call it again.
+        Called with the bytes that did not fit, in the thread that asked, with no lock held and the device current. True: free
+        what was dropped and try again, as long as calls free memory: the failure of a try for which none was freed is final.
+        False: let the failure take its course, which is devmem's own answer (free what waits, trim, ask once more, so it may
+        be called twice). Allocations of its own that fail do not call it again.
 
     Examples
     --------
     >>> def make_room(nbytes):
-    ...     return bool(cache) and cache.pop().free() is None
+    ...     cache.clear()
+    ...     return True
     >>> with dm.use_memory(dm.memory.OnOutOfMemory(dm.memory.Limit(max_bytes=10_000), make_room)):
     ...     cache = [dm.zeros(1000)]
     ...     d = dm.zeros(1000)
@@ -140,25 +144,27 @@ class OnOutOfMemory(Adaptor):
         super().__init__(upstream)
         check_callable(callback, "OnOutOfMemory(callback=)")
         self.callback = callback
+        #: Given with the device. Frees what was dropped, if asked to, and tells counts of bytes: one falls if something is freed.
+        self.usage: Callable[[bool], tuple[int, int]] = lambda free_dropped: (0, 0)
         self._asking = threading.local()
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """Allocate; ask the callback if it does not fit."""
         if not nbytes:
             return 0
+        freed = True
         while True:
             try:
                 [ptr] = map(self._allocate, (nbytes,), (stream,))
                 return ptr
             except MemoryError:
-                if not self._ask(nbytes):
+                if not freed or getattr(self._asking, "now", False):
                     raise
-
-    def _ask(self, nbytes: int) -> bool:
-        if getattr(self._asking, "now", False):
-            return False
-        self._asking.now = True
-        try:
-            return bool(self.callback(nbytes))
-        finally:
-            self._asking.now = False
+                self._asking.now = True
+                try:
+                    before = self.usage(False)
+                    if not self.callback(nbytes):
+                        raise
+                    freed = any(map(lt, self.usage(True), before))
+                finally:
+                    self._asking.now = False

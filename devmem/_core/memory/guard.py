@@ -24,9 +24,9 @@ from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM
 from ...toolkit.deferred_errors import FirstError
 from ..base.interrupts import is_untaken, keeps
+from ..base.size_text import parse_size
 from .adaptor import Adaptor
 from .device_access import MemoryAccess
-from .size_text import parse_size
 
 #: What is in front of and behind a block, and in a new one.
 FRESH = 0xFA

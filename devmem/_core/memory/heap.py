@@ -14,6 +14,9 @@ from ..base.interrupts import is_untaken
 from .adaptor import kept_by, part_with
 from .foreign import Boundary, is_ours, tell
 
+#: Kinds of memory that is the host's, with its pages locked.
+HOST_KINDS = frozenset({MemoryKind.PINNED, MemoryKind.MAPPED})
+
 
 class HasAddress(Protocol):
     """A block, as it is given back."""
@@ -64,6 +67,11 @@ class Heap:
         self.lent: set[int] = set()
         #: How many ``with use_memory()`` blocks are open on it.
         self.scopes = 0
+
+    @property
+    def is_host(self) -> bool:
+        """Whether its memory is the host's."""
+        return self.kind in HOST_KINDS
 
     @property
     def cached_bytes(self) -> int:

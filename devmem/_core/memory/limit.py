@@ -7,9 +7,9 @@ import threading
 from ...spi.driver import Driver
 from ...spi.errors import OutOfMemory
 from ...spi.memory import MemoryResource
-from ...toolkit.sizes import exact_size
+from ...spi.sizes import exact_size
+from ..base.size_text import bytes_of, check_size
 from .adaptor import Adaptor, taken_of
-from .size_text import bytes_of, check_size
 
 
 class Limit(Adaptor):
@@ -62,8 +62,13 @@ class Limit(Adaptor):
                     # Taken before it is asked for: two threads must not both fit into the last bytes.
                     self.current_bytes = used + nbytes
             if not fits:
-                most = exact_size(self._most)
-                raise OutOfMemory(f"{exact_size(nbytes)} do not fit: {used} of at most {most} are in use (Limit)")
+                raise OutOfMemory(
+                    f"the limit is {exact_size(self._most)}, of which {exact_size(used)} are in use: {exact_size(nbytes)} do not "
+                    f"fit (Limit)",
+                    requested=nbytes,
+                    free=self._most - used,
+                    limit=self._most,
+                )
             [ptr] = map(self._allocate, (nbytes,), (stream,))  # no interrupt comes before it is stored
             return ptr
         except BaseException:

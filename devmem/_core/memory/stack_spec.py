@@ -18,6 +18,7 @@ from ...spi.errors import ConfigError, DevmemError, PluginError
 from ...spi.memory import MemoryResource
 from ..base.device_handle import DeviceHandle
 from ..base.plugin_registry import registry
+from ..base.size_text import ALLOWED, ALLOWED_SHARE, check_size, parse_size
 from .direct import DriverMemory, ManagedMemory, MappedMemory, PinnedMemory, StreamOrderedMemory, VirtualMemory
 from .failing import FailNth
 from .foreign import check_resource, check_version, defined_at, package_of, where
@@ -28,7 +29,6 @@ from .pool.pinned_pool import PinnedPool
 from .pool.pool import PoolMemory
 from .prefetch import Prefetch
 from .scrub import Scrub
-from .size_text import ALLOWED, ALLOWED_SHARE, check_size, parse_size
 from .statistics import Statistics
 
 #: Each part calls the one below it: more would not fit onto Python's own stack.

@@ -10,7 +10,7 @@ from types import FrameType
 
 from ...spi.errors import DevmemError
 from ...spi.memory import MemoryResource
-from ...toolkit.sizes import exact_size
+from ...spi.sizes import exact_size
 from ..base.shown import Report
 from .adaptor import Adaptor, taken_of
 

@@ -28,6 +28,7 @@ from functools import partial
 
 import numpy as np
 
+from devmem.spi.sizes import exact_size
 from devmem.toolkit.host_functions import this_thread
 from devmem.toolkit.one_step import consume, in_one_step, prepared
 
@@ -200,7 +201,8 @@ class Arena:
             for slab in () if dropped else [slab for each in list(self._with_room.values()) for slab in list(each)]:
                 self._drop(slab)
         left = self.size - self.used
-        raise host_error("alloc", "OUT_OF_MEMORY", f"asked for {nbytes} bytes, {left} of {self.size} are free")
+        why = f"asked for {exact_size(nbytes)}, {exact_size(left)} of {exact_size(self.size)} are free"
+        raise host_error("alloc", "OUT_OF_MEMORY", why)
 
     def _drop(self, slab: _Slab) -> None:
         """Make the chunks of a slab free, if it is empty."""

@@ -14,8 +14,9 @@ lines leaves a job published whole or not at all. How: see `devmem.toolkit.one_s
 
 Jobs of the backend do not fail; if one does, the device is lost. Host functions of the user do: what they raise is kept until
 a call waits for their stream, and raised there. When such a wait is interrupted, so are the functions that it waits for, or an
-endless one would block the stream for good. A device that closes, an interpreter that ends and the child of a fork begin no more
-jobs, and a call that needs one gets DEVICE_CLOSED.
+endless one would block the stream for good. A device that closes and the child of a fork begin no more jobs, and a call that
+needs one gets DEVICE_CLOSED. While the interpreter exits no thread can start, and none may run when it finalizes: the jobs are
+run by the callers that wait for them, or ask.
 """
 
 # Decision: docs/adr/0014-interrupts-and-handlers-may-come-anywhere.md
@@ -34,10 +35,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from queue import SimpleQueue
+from typing import cast
 
 from devmem.spi.errors import DevmemWarning
 from devmem.spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from devmem.toolkit.exiting import end_daemon_thread
+from devmem.toolkit.exiting import is_exiting
 from devmem.toolkit.host_functions import this_thread
 from devmem.toolkit.one_step import consume, prepared
 
@@ -56,13 +58,14 @@ _newest = [0]  # the number of the job that was published last
 _lock = threading.RLock()
 _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()  # of all devices
 _engines: weakref.WeakSet[StreamEngine] = weakref.WeakSet()
+_left_to_callers = False  # the program has ended: no thread begins a job any more
 
 
 class StreamEngine:
     """All streams, events and holds of one device, with the driver's methods for them.
 
-    ``check`` raises for a driver call unless the device is current. ``at_exit`` is called if a job is running when the
-    interpreter ends.
+    ``check`` raises for a driver call unless the device is current. ``at_exit`` is called as the interpreter
+    exits.
     """
 
     def __init__(self, check: Callable[[str], None], at_exit: Run) -> None:
@@ -106,7 +109,9 @@ class StreamEngine:
             self.raise_failure(on)
 
     def stream_query(self, stream: int) -> bool:
-        return all(job is None or job.done for job in self._last(self.stream(stream, "stream_query")))
+        last = self._last(self.stream(stream, "stream_query"))
+        self._help(last, wait=False)
+        return all(job is None or job.done for job in last)
 
     def stream_wait(self, stream: int, event: int) -> None:
         on = self.stream(stream, "stream_wait")
@@ -141,7 +146,9 @@ class StreamEngine:
         recorded.stream, recorded.job, recorded.number, recorded.seconds = on, job, number, seconds
 
     def event_query(self, event: int) -> bool:
-        return self.event(event, "event_query").done
+        recorded = self.event(event, "event_query")
+        self._help([recorded.job], wait=False)
+        return recorded.done
 
     def event_synchronize(self, event: int) -> None:
         recorded = self.event(event, "event_synchronize")
@@ -254,7 +261,7 @@ class StreamEngine:
                 raise self._refusal()
             if job.stream.records:
                 return job
-            if not job.stream.has_thread:
+            if not job.stream.has_thread and not _left_to_callers:
                 self._start_thread(job.stream)
             self._publish(job)
         return job
@@ -331,14 +338,11 @@ class StreamEngine:
             stream.end()
         _engines.discard(self)
 
-    def wait_for_running(self, deadline: float) -> bool:
-        """Wait for the jobs that are running; return False if one still is at the deadline."""
+    def wait_for_running(self, deadline: float) -> None:
+        """Wait for the jobs that are running, until the deadline."""
         for job in self._unfinished():
-            if job.running:
-                if not job.gate.acquire(timeout=max(deadline - time.monotonic(), 0)):
-                    return False
+            if job.running and job.gate.acquire(timeout=max(deadline - time.monotonic(), 0)):
                 job.gate.release()
-        return True
 
     def _unfinished(self) -> list[Job]:
         jobs = _unfinished([*list(self._holds.values()), *list(self.busy.values())])
@@ -379,10 +383,7 @@ class StreamEngine:
     def _refusal(self) -> BaseException:
         if self.lost:
             return host_error("a job", "LAUNCH_FAILED", f"failed earlier: {self.lost}")
-        end_daemon_thread()
-        return host_error(
-            "a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's, or Python is exiting"
-        )
+        return host_error("a call", "DEVICE_CLOSED", "the device was closed, or is a parent process's")
 
     # -- waiting, and the streams' threads ---------------------------------------------------------------------------
 
@@ -390,6 +391,7 @@ class StreamEngine:
         """Wait until a job is done; raise if it never will be."""
         if job is not None and not job.done and not self.stopping:
             try:
+                self._help([job], wait=True)
                 job.wait()
             except BaseException as error:
                 self.interrupt(job, error)
@@ -424,14 +426,30 @@ class StreamEngine:
         try:
             if not stream.has_thread:
                 consume(start)
-        except RuntimeError as error:  # no more threads, or the interpreter is ending
+        except RuntimeError as error:
+            if is_exiting():  # no thread can start any more: callers run the jobs
+                return
             raise host_error("stream", "OPERATING_SYSTEM", f"cannot start a thread for the stream: {error}") from error
 
     def _work(self, jobs: SimpleQueue[Job | None]) -> None:
         this_thread.runs_host_function = True
         while (job := jobs.get()) is not None:
-            self._run(job)
+            if not _left_to_callers:
+                self._run(job)
             del job
+
+    def _help(self, wanted: Iterable[Job | None], wait: bool) -> None:
+        """While Python exits, run on this thread what these jobs come after, and them: all, or what need not ``wait``.
+
+        A stream may have no thread then, and from our handler of `atexit` on no thread begins a job.
+        """
+        jobs = _unfinished(job for job in wanted if job is not None)
+        if jobs and is_exiting():
+            for job in sorted(jobs, key=attrgetter("number")):
+                # One without a number is no stream's: a hold, or what a thread does by itself.
+                if job.number and (wait or all(earlier.done for earlier in job.after)):
+                    with this_thread.running_host_function():
+                        cast(StreamEngine, job.stream.engine)._run(job)
 
     def _run(self, job: Job) -> None:
         for earlier in job.after:
@@ -476,15 +494,19 @@ def _unfinished(jobs: Iterable[Job]) -> list[Job]:
 
 
 @atexit.register
-def _stop_at_exit() -> None:
-    """Begin no more jobs, and give those that are running a second: they must not meet the interpreter's end."""
+def _leave_to_callers() -> None:
+    """Leave the jobs to handlers of `atexit` that were registered before, and give those that are running a second.
+
+    None must be running on a thread when the interpreter finalizes. Where one is even so, or a daemon thread copies, the memory
+    is still mapped.
+    """
+    global _left_to_callers
+    _left_to_callers = True
     deadline = time.monotonic() + EXIT_WAIT
     engines = list(_engines)
     for engine in engines:
-        engine.stopping = True
-    for engine in engines:
-        if not engine.wait_for_running(deadline):
-            engine.at_exit()
+        engine.wait_for_running(deadline)
+        engine.at_exit()
     for engine in engines:
         engine.warn_of_failures()
 

@@ -96,7 +96,7 @@ def test_it_runs_out_like_any_other(site: Path) -> None:
         try:
             dm.device_array(8 << 20, "u1")
         except dm.OutOfMemory as error:
-            print("asked for 8388608 bytes" in str(error))
+            print("asked for 8.0 MiB (8,388,608 bytes)" in str(error))
         assert kept.tolist() == [0.0] * 1000
         dm.device_array(2 << 20, "u1").free()
     """

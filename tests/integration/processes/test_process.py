@@ -5,6 +5,7 @@ What counts: the exit code, an empty stderr, and that nothing hangs.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -629,23 +630,98 @@ def test_devmem_still_works_in_the_handlers_of_atexit(tmp_path: Path) -> None:
     assert run(script, tmp_path) == ["45"]
 
 
-def test_handlers_that_run_later_are_told(tmp_path: Path) -> None:
-    """Those that were registered before devmem was imported run when nothing may touch a driver any more."""
+#: A handler that was registered before devmem was imported, and so runs after devmem's own.
+BEFORE = "import atexit\natexit.register(lambda: late())\n"
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["threads", "no new threads"])
+def test_handlers_from_before_the_import_can_use_devices(tmp_path: Path, threads: bool) -> None:
+    """They save results. From Python 3.12 on no thread can be started by then, so a stream may have none."""
     script = """
     def late():
-        for call in (lambda: array.copy_to_host(), array.free, dm.synchronize, lambda: dm.to_device([1]), stream.synchronize):
-            try:
-                call()
-            except dm.ClosedError as error:
-                report("interpreter is exiting" in str(error) and "refused")
-        dm.trim()
-        dm.close()
-        with dm.defer_cleanup():
+        report(str(array.copy_to_host().sum()))
+        fresh, event = dm.stream(), dm.event()
+        copied = dm.to_device(pinned, stream=fresh)
+        copied.copy_to_host(out, stream=fresh)
+        event.record(fresh)
+        while not event.query():
             pass
+        report(str(out.sum()))
+        stream.synchronize()
+        report(str(pending.copy_to_host().sum()))
+        with dm.defer_cleanup():
+            report(str(dm.copy_async(np.arange(5), device=1).result().copy_to_host().sum()))
+        dm.trim()
+        dm.reset()
+        report(str(dm.to_device([1, 2]).copy_to_host().sum()))
+        dm.close()
+        report(str(dm.to_device([3, 4]).copy_to_host().sum()))
     array, stream = dm.to_device(np.arange(10)), dm.stream()
+    pinned, out = dm.pinned_array(1 << 20, np.uint8), dm.pinned_array(1 << 20, np.uint8)
+    pinned[...] = 1
+    pending = dm.to_device(pinned, stream=stream)
     """
-    first = "import atexit\natexit.register(lambda: late())\n"
-    assert run(script, tmp_path, first=first) == ["refused"] * 5
+    if not threads:
+        script += """
+    import importlib
+    engine = importlib.import_module("devmem.backends.host.stream_engine")
+    def refuse(*args):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    @atexit.register
+    def first():
+        engine.start_new_thread = threading._start_new_thread = refuse
+    """
+    assert run(script, tmp_path, first=BEFORE) == ["45", "1048576", "1048576", "10", "3", "7"]
+
+
+def test_a_handler_from_before_the_import_waits_for_a_daemon_thread(tmp_path: Path) -> None:
+    script = """
+    def late():
+        go_on.set()
+        thread.join()
+    def save():
+        go_on.wait()
+        report(str(array.copy_to_host().sum()))
+    go_on, array = threading.Event(), dm.to_device(np.arange(10))
+    thread = threading.Thread(target=save, daemon=True)
+    thread.start()
+    """
+    assert run(script, tmp_path, first=BEFORE) == ["45"]
+
+
+def test_copies_of_a_handler_from_before_the_import_are_in_the_trace(tmp_path: Path) -> None:
+    script = """
+    def late():
+        array.copy_to_host()
+    array = dm.to_device(np.arange(10))
+    """
+    trace = tmp_path / "trace.json"
+    assert run(script, tmp_path, first=BEFORE, DEVMEM_TRACE=str(trace)) == []
+    names = [event["name"] for event in json.loads(trace.read_text() + "]")]
+    assert [name[:3] for name in names if name[:3] in ("h2d", "d2h")] == ["h2d", "d2h"]
+
+
+def test_a_device_opens_first_in_a_handler_from_before_the_import(tmp_path: Path) -> None:
+    """Once the interpreter finalizes it is refused even so, as is one that was open before."""
+    script = """
+    class Late:
+        def __init__(self, *calls):
+            self.calls = calls
+        def __del__(self, write=os.write, closed=dm.ClosedError):   # the names of modules may be gone
+            for call in self.calls:
+                try:
+                    call()
+                except closed as error:
+                    write(1, b"refused: " + str(error).encode() + b"\\n")
+    def late():
+        global kept
+        array = dm.to_device(np.arange(10), device=1)
+        report(str(array.copy_to_host().sum()))
+        kept = Late(array.copy_to_host, opened.copy_to_host, stream.synchronize, opened.free)
+    opened, stream = dm.to_device(np.arange(3), device=0), dm.stream()
+    """
+    refused = "refused: no device can be used any more: the interpreter is exiting"
+    assert run(script, tmp_path, first=BEFORE) == ["45"] + [refused] * 4
 
 
 @pytest.mark.parametrize("how", ["dm.close()", "dm.reset()"])

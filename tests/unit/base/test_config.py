@@ -60,6 +60,9 @@ GOOD = [
     ("MAX_PENDING_DEALLOCS_RATIO", "0.5", 0.5),
     ("STAGING_SLOTS", "0", 0),
     ("STAGING_SLOT_BYTES", "1", 1),
+    ("STAGING_SLOT_BYTES", "16MiB", 16 << 20),
+    ("STAGING_THRESHOLD", "1.5 MB", 1_500_000),
+    ("STAGING_LIMIT", "1GiB", 1 << 30),
     ("STAGING_THREADS", "8", 8),
     ("STAGING_THRESHOLD", "0", 0),
     ("STAGING_LIMIT", "0", 0),
@@ -101,6 +104,8 @@ BAD = [
     ("MAX_PENDING_DEALLOCS_RATIO", "nan", "a number from 0 to 1"),
     ("MAX_PENDING_DEALLOCS_RATIO", "20%", "a number from 0 to 1"),
     *((f"STAGING_{name}", "-1", "or more") for name in ("SLOTS", "SLOT_BYTES", "THREADS", "THRESHOLD")),
+    *((f"STAGING_{name}", "16 MiBs", "with a unit") for name in ("SLOT_BYTES", "THRESHOLD", "LIMIT")),
+    ("STAGING_SLOT_BYTES", "0KiB", "1 or more"),
     ("DEFAULT_STREAM", "2", r"legacy \| per-thread"),
     ("DEFAULT_STREAM", "per_thread", r"legacy \| per-thread"),
     ("HOST_STRICT", "maybe", r"0 \| 1"),
@@ -266,3 +271,13 @@ def test_a_built_in_backends_prefix_excuses_nothing(monkeypatch, told):
     monkeypatch.setenv("DEVMEM_HOST_STRCT", "1")
     with pytest.warns(DevmemWarning, match=r"DEVMEM_HOST_STRCT .* did you mean DEVMEM_HOST_STRICT\?"):
         config.settings()
+
+
+def test_the_variable_of_an_option_is_named_where_the_backend_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.variable_of("host", "devices") == "DEVMEM_HOST_DEVICES"
+    assert config.variable_of("cuda", "devices") == ""
+    theirs = types.SimpleNamespace(name="my-cards", options={"devices": "how many"})
+    monkeypatch.setattr(config, "_configurable", lambda: [theirs])
+    monkeypatch.setenv("DEVMEM_MY_CARDS_FAST", "1")  # no setting
+    assert config.variable_of("my-cards", "devices") == "DEVMEM_MY_CARDS_DEVICES"
+    assert config.variable_of("my-cards", "fast") == ""

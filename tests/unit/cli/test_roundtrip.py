@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import devmem
 from devmem.cli.commands import commands
-from devmem.cli.roundtrip import layout
+from devmem.cli.roundtrip import RATED, Row, _rate, layout
 
 
 def roundtrip(*arguments):
@@ -69,7 +69,7 @@ def test_the_table_has_what_was_asked_for(file):
         "<f4",
         "20,000",
         "mapped",
-        "1 of 1 array came back bit for bit (20,000 bytes each way).",
+        "1 of 1 array came back bit for bit (19.5 KiB (20,000 bytes) each way).",
     )
     for word in words:
         assert word in result.stdout
@@ -120,7 +120,10 @@ def test_the_table_has_what_was_not_moved_in_its_place(file, tmp_path):
     assert [row[0].strip() for row in rows] == ["numbers.npy", str(text), "cut.npy", "numbers.npy"]
     for row in rows[1:3]:
         assert [cell.strip() for cell in row[1:]] == ["", "", "", "–", "–", "–", "", "", "error"]
-    assert "2 of 2 arrays came back bit for bit (40,000 bytes each way); 2 could not be read or moved." in result.stdout
+    assert (
+        "2 of 2 arrays came back bit for bit (39.1 KiB (40,000 bytes) each way); 2 could not be read or moved."
+        in result.stdout
+    )
     told = result.stderr.splitlines()
     assert len(told) == 2 and told[0].startswith(f"devmem: {text}: ") and told[1].startswith(f"devmem: {cut}: ")
     assert told[1].count("cut.npy") == 1
@@ -130,7 +133,12 @@ def test_slow_copies_are_no_standstill(tmp_path):
     path = tmp_path / "one.npy"
     np.save(path, np.zeros(1, "u1"))
     result = roundtrip(path)
-    assert "<0.01" in result.stdout and "0.00" not in result.stdout
+    assert _rate(Row("slow", nbytes=RATED), 0.001) == "<0.01"
+    assert "<0.01" not in result.stdout and "0.00" not in result.stdout, "a rate of one byte is that of a call"
+    cells = next(line.split("│") for line in result.stdout.splitlines() if line.startswith("│"))
+    assert cells.count(cells[6]) >= 2 and cells[6].strip() == "–"
+    [row] = json.loads(roundtrip(path, "--json").stdout)["arrays"]
+    assert row["h2d_gb_per_s"] > 0
 
 
 def test_a_dtype_that_cannot_be_moved_does_not_stop_the_rest(file, tmp_path):

@@ -65,7 +65,7 @@ LATER = [
 ]
 
 #: Of the memory stacks, what a device takes its memory from by default.
-STACK = {"adaptor", "direct", "foreign", "heap", "size_text"}
+STACK = {"adaptor", "direct", "foreign", "heap"}
 
 PROBE = """
 import json, os, sys, threading

@@ -116,7 +116,7 @@ RULES: Mapping[str, Rule] = {
         lazily=None,
     ),
     "devmem.cli": rule(
-        "devmem api _native toolkit.host_limits toolkit.sizes testing.emulator", "click numpy rich", lazily="matplotlib"
+        "devmem api _native toolkit.host_limits spi.sizes testing.emulator", "click numpy rich", lazily="matplotlib"
     ),
     # Asks the drop-ins which names they have. Loaded by `devmem migrate`.
     "devmem.cli.import_rewriter": rule(

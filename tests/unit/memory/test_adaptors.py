@@ -80,7 +80,7 @@ class Below:
 
 def test_the_chain_is_shown_and_bound_down_to_the_driver(driver: FaultyDriver) -> None:
     stack = Statistics(Limit(None, "1KiB"))
-    assert repr(stack) == "Statistics(Limit(DriverMemory(not bound), max_bytes=1024 bytes (1.0 KiB)))"
+    assert repr(stack) == "Statistics(Limit(DriverMemory(not bound), max_bytes=1.0 KiB (1,024 bytes)))"
     with pytest.raises(dm.DevmemError, match="not bound to a device yet"):
         stack.allocate(5, S)
     stack.bind(driver)
@@ -260,7 +260,9 @@ def test_the_limit_is_reached_and_not_passed(driver: FaultyDriver) -> None:
     limit = Limit(DriverMemory(), 1000)
     limit.bind(driver)
     a, b = limit.allocate(600, S), limit.allocate(400, S)
-    with pytest.raises(dm.OutOfMemory, match=r"1 bytes do not fit: 1000 of at most 1000 bytes are in use"):
+    with pytest.raises(
+        dm.OutOfMemory, match=r"the limit is 1000 bytes, of which 1000 bytes are in use: 1 bytes do not fit"
+    ):
         limit.allocate(1, S)
     limit.deallocate(a, 600, S)
     c = limit.allocate(600, S)
@@ -286,7 +288,7 @@ def test_failures_below_do_not_count(driver: FaultyDriver) -> None:
 def test_a_share_of_the_device(driver: FaultyDriver) -> None:
     limit = Limit(DriverMemory(), "50 %")
     limit.bind(driver)
-    with pytest.raises(dm.OutOfMemory, match=f"of at most {driver.info.total_bytes // 2} bytes"):
+    with pytest.raises(dm.OutOfMemory, match=rf"the limit is .* \({driver.info.total_bytes // 2:,} bytes\)"):
         limit.allocate(driver.info.total_bytes // 2 + 1, S)
 
 
@@ -405,7 +407,7 @@ def test_owners_by_line() -> None:
         assert (first.nbytes, first.count, first.function) == (1600, 2, "test_owners_by_line")
         assert second.nbytes == 8
         assert second.line == first.line - 1
-        assert str(first).startswith("1600 bytes (1.6 KiB) in 2 blocks from ")
+        assert str(first).startswith("1.6 KiB (1,600 bytes) in 2 blocks from ")
         assert __file__ in str(first)
         assert statistics.owners(1) == [first]
         del small, large
@@ -574,6 +576,7 @@ def test_the_callback_is_asked_until_it_gives_up(driver: FaultyDriver) -> None:
         return len(asked) < 6
 
     stack = OnOutOfMemory(below, callback)
+    stack.usage = lambda free_dropped: (-len(asked), 0)  # each call frees something
     stack.bind(driver)
     below.error = MemoryError("full")
     assert stack.allocate(8, S) > 0
@@ -586,6 +589,16 @@ def test_the_callback_is_asked_until_it_gives_up(driver: FaultyDriver) -> None:
     with pytest.raises(KeyError):
         stack.allocate(10, S)
     assert len(asked) == 6
+
+
+def test_a_callback_that_frees_nothing_is_asked_once(driver: FaultyDriver) -> None:
+    below, asked = Below(), []
+    stack = OnOutOfMemory(below, lambda nbytes: asked.append(nbytes) is None)
+    stack.bind(driver)
+    below.error = MemoryError("full")
+    with pytest.raises(MemoryError, match="full"):
+        stack.allocate(8, S)
+    assert asked == [8]
 
 
 def test_a_callback_that_allocates_is_not_called_by_itself(driver: FaultyDriver) -> None:
@@ -620,6 +633,41 @@ def test_a_callback_may_free_arrays() -> None:
             array = dm.device_array(900, "u1")
             assert cache == []
             array.free()
+
+
+@pytest.mark.parametrize("below", ["limit:10000,driver", "limit:10000,pool", "pool:4MiB,driver"])
+def test_what_a_callback_drops_is_freed_before_the_next_try(below: str) -> None:
+    """Dropped arrays wait in the queue. The callback says True for ever, which ends when it drops nothing any more."""
+    size = 3 << 20 if below.startswith("pool:") else 8000
+    cache: dict[int, object] = {}
+    asked: list[int] = []
+
+    def make_room(nbytes: int) -> bool:
+        asked.append(nbytes)
+        cache.clear()
+        return True
+
+    with dm.use_backend("host"):
+        upstream = dm.current_device().opened().memory.resource(below)
+        with dm.use_memory(OnOutOfMemory(upstream, make_room)):
+            cache[0] = dm.device_array(size, "u1")
+            array = dm.device_array(size, "u1")
+            assert (cache, asked) == ({}, [size])
+            with pytest.raises(dm.OutOfMemory):
+                dm.device_array(size, "u1")
+            assert asked == [size] * 3  # devmem's own answer tries once more
+            array.free()
+
+
+def test_a_callback_may_free_little_by_little_and_what_is_in_use_on_a_stream() -> None:
+    with dm.use_backend("host"):
+        cache: list[object] = []
+        with dm.use_memory(OnOutOfMemory(Limit(None, 10_000), lambda nbytes: cache.pop() is not None)):
+            stream = dm.stream()
+            cache += [dm.to_device(np.zeros(1000, "u1"), stream) for _ in range(10)]
+            dm.device_array(4500, "u1").free()
+            assert len(cache) == 5
+            cache.clear()  # the stack's callback has it
 
 
 # -- Scrub and Prefetch ------------------------------------------------------------------------------------------------

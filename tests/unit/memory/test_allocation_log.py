@@ -184,7 +184,7 @@ def test_the_command_as_a_table(log: Path) -> None:
 def test_allocations_that_fail_are_told(log: Path) -> None:
     done = run(log, "--memory", "limit:600,driver")
     assert done.exit_code == 1
-    assert "do not fit: 500 of at most 600 bytes" in done.stderr
+    assert "the limit is 600 bytes, of which 500 bytes are in use" in done.stderr
 
 
 @pytest.mark.parametrize(

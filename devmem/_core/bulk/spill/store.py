@@ -28,14 +28,14 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import numpy as np
 
 from ....spi.errors import ClosedError, ConfigError, DevmemWarning, ForkedError, OutOfMemory
-from ....toolkit.sizes import exact_size
+from ....spi.sizes import exact_size
 from ...arrays.ndarray import DeviceNDArray
 from ...base.changes import Changes
 from ...base.config import settings
 from ...base.device_handle import CurrentDevice
+from ...base.size_text import bytes_of, check_size, parse_size
 from ...copy.trace import tracefile
 from ...device.open_device import OpenDevice
-from ...memory.size_text import bytes_of, check_size, parse_size
 from ..batch.tree import flatten, rebuild
 from .blocks import Blocks
 from .entries import Claim, Entry, Tier, unclaimed
@@ -490,9 +490,13 @@ class Store(MutableMapping[Hashable, Any]):
             self._reduce(tier, limit - nbytes, left)
         elif tier.bytes + nbytes > limit:
             raise OutOfMemory(
-                f"the store is full: {exact_size(nbytes)} more do not fit on its tier {tier.name!r}, which has {tier.bytes} of "
-                f"{exact_size(limit)}: raise the limit, {'' if self._folder else 'name a folder (disk=), '}or drop keys",
+                f"the store is full: the limit of its tier {tier.name!r} is {exact_size(limit)}, of which "
+                f"{exact_size(tier.bytes)} are in use, and {exact_size(nbytes)} more do not fit: raise the limit, "
+                f"{'' if self._folder else 'name a folder (disk=), '}or drop keys",
                 call="Store",
+                requested=nbytes,
+                free=limit - tier.bytes,
+                limit=limit,
             )
 
     def _reduce(self, tier: Tier, keep_bytes: int, left: list[Allocation] | None = None) -> int:

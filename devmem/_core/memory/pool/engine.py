@@ -23,9 +23,9 @@ from threading import get_ident
 from ....spi.driver import Driver
 from ....spi.errors import DevmemError, LayoutError, OutOfMemory
 from ....spi.memory import MemoryResource
+from ....spi.sizes import exact_size
 from ....spi.types import LEGACY_STREAM
 from ....toolkit.deferred_errors import FirstError
-from ....toolkit.sizes import exact_size
 from ...base.interrupts import is_untaken
 from ..adaptor import Adaptor
 from .cross_stream import CrossStreamReuse
@@ -192,8 +192,12 @@ class Pool(Adaptor, ABC):
         with lists.lock, lists:
             if lists.reserved + chunk > self._limit:
                 raise OutOfMemory(
-                    f"{self!r} is at its limit: {exact_size(chunk)} more on top of {exact_size(lists.reserved)} that it holds, "
-                    f"of which {exact_size(lists.cached)} are cached but do not serve; raise max_bytes, or free something"
+                    f"the limit is {exact_size(self._limit)}, of which {exact_size(lists.reserved)} are held: "
+                    f"{exact_size(chunk)} more do not fit, and {exact_size(lists.cached)} are cached but do not serve "
+                    f"({self!r}); raise max_bytes, or free something",
+                    requested=nbytes,
+                    free=self._limit - lists.reserved + lists.cached,
+                    limit=self._limit,
                 )
             lists.request(me, chunk)
         got: list[int] = []

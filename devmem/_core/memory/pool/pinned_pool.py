@@ -23,8 +23,8 @@ from ....toolkit.host_limits import host_bytes
 from ....toolkit.numa import check_node, on_node
 from ...base.interrupts import keeps
 from ...base.shown import Report
+from ...base.size_text import bytes_of
 from ..direct import PinnedMemory
-from ..size_text import bytes_of
 from .engine import Pool
 from .free_lists import Effort
 from .size_bins import Fit, cut_from, rounded

@@ -18,7 +18,7 @@ from ....spi.memory import MemoryResource
 from ....spi.types import PER_THREAD_STREAM, MemoryKind
 from ...base.interrupts import keeps
 from ...base.shown import Report
-from ..size_text import bytes_of, check_size
+from ...base.size_text import bytes_of, check_size
 from .engine import Pool
 from .free_lists import Effort
 from .size_bins import SMALL, UNIT, SizeBins, rounded

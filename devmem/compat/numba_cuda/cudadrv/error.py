@@ -126,7 +126,7 @@ def translated(error: DevmemError) -> Exception:
         found: BackendError
         kind = _NoMemory if isinstance(error, OutOfMemory) else _Refused
         found = kind(OUT_OF_MEMORY if kind is _NoMemory else error.code, str(error))
-        found.backend, found.call, found.name = error.backend, error.call, error.name
+        vars(found).update({**vars(error), "code": found.code})
         return found
     elif isinstance(error, ForkedError):
         return _Forked(f"CUDA initialized before forking: {error}")

@@ -61,7 +61,7 @@ def translated(error: DevmemError) -> Exception:
     elif isinstance(error, BackendError):
         kind = _NoMemory if isinstance(error, OutOfMemory) else _Refused
         found = kind(error.code, str(error))
-        found.backend, found.call, found.name = error.backend, error.call, error.name
+        vars(found).update({**vars(error), "code": found.code})
         return found
     elif isinstance(error, BackendUnavailable):
         return _Unavailable(str(error))

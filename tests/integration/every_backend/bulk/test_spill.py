@@ -153,7 +153,8 @@ def test_a_full_store_says_so_and_loses_nothing(make):
     store = make(disk=None)
     put(store, *range(4))
     with pytest.raises(
-        dm.OutOfMemory, match=r"65536 bytes .* more do not fit on its tier 'host', which has 131072 of 131072"
+        dm.OutOfMemory,
+        match=r"its tier 'host' is (128\.0 KiB .131,072 bytes.), of which \1 are in use, and 64\.0 KiB .* more do not fit",
     ):
         put(store, 4)
     assert 4 not in store

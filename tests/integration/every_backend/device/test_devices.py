@@ -441,6 +441,18 @@ def test_a_device_setting_that_does_not_exist_is_named(with_settings, unscoped, 
         unscoped(lambda: dm.zeros(3))
 
 
+def test_the_setting_of_how_many_devices_there_are_is_named():
+    name = dm.current_device().backend
+    there = [setting.name for setting in dm.settings()]
+    count = len([each for each in dm.devices() if each.backend == name])
+    with pytest.raises(
+        dm.ConfigError, match=f"no device {count}: the backend '{name}' has {count}, numbered"
+    ) as caught:
+        dm.device(count)
+    setting = f"DEVMEM_{name.upper()}_DEVICES"
+    assert (f"{setting} sets how many" in str(caught.value)) == (setting in there)
+
+
 def test_an_ordinal_of_any_length_is_told():
     backend = dm.current_device().backend
     with pytest.raises(dm.ConfigError, match="there is no device"):

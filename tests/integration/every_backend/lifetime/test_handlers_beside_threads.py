@@ -98,7 +98,7 @@ store.close()
 gc.collect()
 dm.trim()
 dm.trim()
-assert dm.memory_info()[2:] == (0, 0, 0), dm.memory_info()
+assert dm.memory_info()[2:] == (0, 0, 0, (0, 0, 0)), dm.memory_info()
 """
 
 

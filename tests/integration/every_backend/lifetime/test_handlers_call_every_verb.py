@@ -164,7 +164,7 @@ def test_a_handler_ends_no_device_that_a_call_is_inside_of(end, backend, at_poin
             gc.collect()
             dm.trim()
             assert not backend.mistakes()
-            assert not any(dm.memory_info()[2:])
+            assert dm.memory_info()[2:] == (0, 0, 0, (0, 0, 0))
         except BaseException as error:
             error.add_note(f"the handler came at {point.where}")
             raise

@@ -301,7 +301,7 @@ def test_each_lock_can_be_met_by_a_handler_on_the_thread_that_holds_it(
         worlds.clear()
         gc.collect()
         dm.trim()
-        assert dm.memory_info()[2:] == (0, 0, 0)
+        assert dm.memory_info()[2:] == (0, 0, 0, (0, 0, 0))
         dm.close()
     assert asking.asked_files <= FILES
     assert asking.nested == set()

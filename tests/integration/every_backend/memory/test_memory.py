@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import pickle
 import re
+import traceback
+from collections import deque
 
 import numpy as np
 import pytest
 
 import devmem as dm
 from devmem.memory import DriverMemory, MemoryResource, PoolMemory, StreamOrderedMemory
+from devmem.spi.sizes import exact_size
 
 pytestmark = pytest.mark.usefixtures("tidy")
 
@@ -267,8 +271,9 @@ def test_an_unbound_resource_says_so():
 def test_the_fields_through_a_life(still):
     dm.trim()
     start = dm.memory_info()
-    assert start._fields == ("free", "total", "live", "pending", "cached")
-    assert all(type(n) is int and n >= 0 for n in start)
+    assert start._fields == ("free", "total", "live", "pending", "cached", "host")
+    assert start.host._fields == ("live", "pending", "cached")
+    assert all(type(n) is int and n >= 0 for n in (*start[:5], *start.host))
     assert 0 < start.free <= start.total
     d = dm.device_array(MIB, "u1")
     views = [d[1:], d.T]
@@ -299,7 +304,7 @@ def test_cached_and_trim():
         d, e = dm.device_array(1000, "u1"), dm.device_array(500, "u1")
         d.free()
         e.free()
-        assert dm.memory_info()[2:] == (before.live, before.pending, before.cached + 1500)
+        assert dm.memory_info()[2:5] == (before.live, before.pending, before.cached + 1500)
         dm.trim(1000)
         assert dm.memory_info().cached == before.cached + 1000
         dm.trim()
@@ -339,7 +344,7 @@ def test_one_trim_of_an_idle_device_leaves_nothing_cached(need, stack):
             dm.synchronize()
             gc.collect()
             dm.trim()
-            assert dm.memory_info()[2:] == (live, 0, 0)
+            assert dm.memory_info()[2:5] == (live, 0, 0)
 
 
 @pytest.mark.parametrize("held_by", ["its own stream", "another stream"])
@@ -362,7 +367,7 @@ def test_trim_does_not_wait_for_a_stream_that_is_held(device, need, hold, held_b
             latch.release()
         dm.synchronize()
         dm.trim()
-        assert dm.memory_info()[2:] == (live, 0, 0)
+        assert dm.memory_info()[2:5] == (live, 0, 0)
 
 
 # -- defer_cleanup -----------------------------------------------------------------------------------------------------
@@ -493,8 +498,8 @@ def test_the_default_thresholds_of_pending_frees(with_settings):
 # -- out of memory -----------------------------------------------------------------------------------------------------
 
 
-#: A size in the units of people, behind the number of bytes.
-UNIT = r"\([0-9.]+ [KMGT]iB\)"
+#: A size in the units of people, and the number of bytes behind it.
+SIZE = r"[0-9.]+ [KMGT]iB \(([0-9,]+) bytes\)"
 
 
 def too_much():
@@ -508,12 +513,14 @@ def test_the_message_has_every_number(device):
         dm.device_array(asked, "u1")
     error = caught.value
     found = re.search(
-        rf"out of memory on {device}: asked for {asked} bytes {UNIT} \(.+\); free (\d+) bytes {UNIT} of (\d+) bytes {UNIT}, "
-        rf"cached (\d+) bytes.*, pending (\d+) bytes.*, live (\d+) bytes {UNIT} in (\d+) block",
+        rf"out of memory on {device}: asked for {SIZE} \(.+\); free {SIZE} of {SIZE}, "
+        rf"cached .*, pending .*, live {SIZE} in (\d+) block",
         str(error),
     )
     assert found, str(error)
-    assert int(found[5]) >= 12345
+    assert found[1] == f"{asked:,}"
+    assert int(found[4].replace(",", "")) >= 12345
+    assert (error.requested, f"{error.free:,}", error.limit) == (asked, found[2], None)
     assert isinstance(error, MemoryError)
     assert isinstance(error, dm.BackendError)
     assert error.backend == device.backend
@@ -530,15 +537,77 @@ def test_of_page_locked_memory_it_tells_of_the_host(device, need_kind):
         with pytest.raises(dm.OutOfMemory) as caught:
             dm.pinned_array(2 * MIB, "u1")
     found = re.search(
-        rf"out of page-locked host memory for {device}: asked for {2 * MIB} bytes {UNIT} "
-        rf"\(.*\(Limit\)\); the host has (\d+) bytes {UNIT}, of which "
-        r"devmem holds cached (\d+) bytes.*, pending 0 bytes, live (\d+) bytes.* in (\d+) blocks",
+        rf"out of page-locked host memory for {device}: the limit is {SIZE}, .* \(Limit\); asked for {SIZE}; "
+        rf"the host has {SIZE}, of which devmem holds cached 0 bytes, pending 0 bytes, live {SIZE} in (\d+) block",
         str(caught.value),
     )
     assert found, str(caught.value)
-    assert int(found[1]) > 2 * MIB
-    assert (int(found[2]), int(found[3]), int(found[4])) == (0, kept.nbytes, 1), "the device's memory is none of it"
+    assert int(found[3].replace(",", "")) > 2 * MIB
+    assert (found[4], found[5]) == (f"{kept.nbytes:,}", "1"), "the device's memory is none of it"
+    assert (caught.value.requested, caught.value.free, caught.value.limit) == (2 * MIB, MIB - kept.nbytes, MIB)
     on_device.free()
+
+
+@pytest.mark.parametrize("stack", ["limit:1MiB,driver", "pool:1MiB,driver", "statistics,limit:1MiB,pool"])
+def test_the_limit_that_was_reached_comes_first(device, stack):
+    with dm.use_memory(stack), pytest.raises(dm.OutOfMemory) as caught:
+        dm.device_array(3 * MIB, "u1")
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error).startswith(f"out of memory on {device}: the limit is 1.0 MiB (1,048,576 bytes), ")
+    assert (error.requested, error.free, error.limit) == (3 * MIB, MIB, MIB)
+
+
+def test_memory_ran_out_in_no_line_of_devmem():
+    """What the cause's traceback shows is the program's, or a plugin's: here a resource's, and of a Limit nothing."""
+
+    class Full(Counting):
+        def allocate(self, nbytes, stream):
+            raise MemoryError("no more")
+
+    for stack, names in ((Full(), ["allocate"]), (dm.memory.Limit(None, 10), [])):
+        with dm.use_memory(stack), pytest.raises(dm.OutOfMemory) as caught:
+            dm.zeros(300)
+        cause = caught.value.__cause__
+        assert [line.name for line in traceback.extract_tb(cause.__traceback__)] == names
+        lines = [line.line for line in traceback.extract_tb(caught.value.__traceback__)]
+        assert not [line for line in lines if "= map(" in line], lines
+
+
+def test_page_locked_memory_is_the_hosts(device, need_kind):
+    """It takes none of what the driver says is free on the device, so it is counted apart."""
+    need_kind("pinned")
+    dm.trim()
+    before = dm.memory_info()
+    arrays = [dm.pinned_array(MIB, "u1"), dm.device_array(1000, "u1")]
+    if "mapped" in device.info.memory_kinds:
+        arrays.append(dm.mapped_array(MIB, "u1"))
+    info = dm.memory_info()
+    on_host = sum(array.nbytes for array in arrays) - 1000
+    assert (info.live - before.live, info.host.live - before.host.live) == (1000, on_host)
+    assert f"host.live={exact_size(info.host.live)}" in repr(info)
+    assert f"<td>host.live</td><td>{exact_size(info.host.live)}</td>" in info._repr_html_()
+    with dm.defer_cleanup():
+        arrays.clear()
+        gc.collect()
+        dropped = dm.memory_info()
+        assert (dropped.pending - before.pending, dropped.host.pending - before.host.pending) == (1000, on_host)
+    dm.trim()
+    assert dm.memory_info()[2:] == before[2:]
+
+
+def test_what_a_pinned_pool_keeps_is_the_hosts(need_kind):
+    need_kind("pinned")
+    with dm.use_memory("pinned_pool", kind="pinned"):
+        dm.pinned_array(1000, "u1")
+        gc.collect()
+        dm.synchronize()
+        before = dm.memory_info()
+        dm.trim(keep_bytes=1 << 30)
+        info = dm.memory_info()
+        assert info.host.cached >= 1000
+        assert info.cached == before.cached
+        dm.trim()
+        assert dm.memory_info().host.cached == 0
 
 
 def test_the_next_allocation_works():
@@ -558,7 +627,7 @@ def test_every_verb_that_allocates_raises_it_and_leaves_nothing(still):
         lambda: dm.device_array_like(np.broadcast_to(np.uint8(1), (asked,))),
         lambda: dm.to_device(np.broadcast_to(np.uint8(1), (asked,))),
     ):
-        with pytest.raises(dm.OutOfMemory, match=f"asked for {asked} bytes"):
+        with pytest.raises(dm.OutOfMemory, match=rf"asked for .* \({asked:,} bytes\)"):
             make()
     assert still.memory_info()[2:4] == (before.live, 0)
 
@@ -580,7 +649,7 @@ def test_inside_defer_cleanup_the_message_says_how_much_is_deferred(recorded):
             dm.device_array(1000, "u1")
         with pytest.raises(
             dm.OutOfMemory,
-            match=r"pending 3000 bytes.*3000 bytes \(2\.9 KiB\) cannot be freed inside defer_cleanup\(\): leave it",
+            match=r"pending 2\.9 KiB .*2\.9 KiB \(3,000 bytes\) cannot be freed inside defer_cleanup\(\): leave it",
         ):
             dm.device_array(too_much(), "u1")
         assert dm.memory_info().pending == 3000
@@ -699,13 +768,18 @@ def test_a_stack_of_a_device_that_was_reset_says_so(make, end):
 def test_memory_info_counts_while_other_threads_drop(monkeypatch):
     """What is dropped after the live blocks were counted is pending, and not less than nothing is live."""
     queue = dm.current_device().opened().free_queue
-    count = queue.waiting_bytes
 
-    def count_later():
-        dm.device_array(1 << 20, np.uint8)
-        return count()
+    class FreedMeanwhile(deque):
+        def __iter__(self):
+            found = list(super().__iter__())
+            for item in found:
+                item.release(set())
+            return iter(found)
 
+    dm.trim()
+    dm.device_array(1 << 20, np.uint8)
     with monkeypatch.context() as patch:
-        patch.setattr(queue, "waiting_bytes", count_later)
-        assert min(dm.memory_info()) >= 0
+        patch.setattr(queue, "dropped", FreedMeanwhile(queue.dropped))
+        info = dm.memory_info()
+        assert (info.pending >= 1 << 20, min(info[:5]) >= 0) == (True, True)
     dm.trim()

@@ -155,7 +155,7 @@ def test_a_text_that_is_wrong(text, what):
 def test_by_the_environment(with_settings):
     with_settings(MEMORY_MANAGER="limit:1MiB,statistics")
     assert dm.zeros(10).tolist() == [0.0] * 10
-    with pytest.raises(dm.OutOfMemory, match=r"at most 1048576 bytes \(1.0 MiB\) are in use \(Limit\)"):
+    with pytest.raises(dm.OutOfMemory, match=r"the limit is 1\.0 MiB \(1,048,576 bytes\), of which .* fit \(Limit\)"):
         dm.zeros(1 << 20, "u1").copy()
     gc.collect()
     with_settings(MEMORY_MANAGER="limit:lots")
@@ -399,7 +399,10 @@ def test_a_text_for_memory_that_the_host_sees(kind):
         array = HOST_KINDS[kind](1000)
         array[...] = np.arange(1000)
         assert dm.to_device(array).tolist() == list(range(1000))
-        with pytest.raises(dm.OutOfMemory, match=r"8000 of at most 10240 bytes \(10.0 KiB\) are in use"):
+        with pytest.raises(
+            dm.OutOfMemory,
+            match=r"the limit is 10\.0 KiB \(10,240 bytes\), of which 7\.8 KiB \(8,000 bytes\) are in use",
+        ):
             HOST_KINDS[kind](1000)
         del array
         gc.collect()
@@ -443,7 +446,7 @@ def test_the_pinned_stack_of_the_environment(with_settings, need_kind, package):
     need_kind("pinned")
     with_settings(PINNED_MEMORY_MANAGER="limit:1000")
     array = dm.pinned_array(100)
-    with pytest.raises(dm.OutOfMemory, match="800 of at most 1000 bytes"):
+    with pytest.raises(dm.OutOfMemory, match="the limit is 1000 bytes, of which 800 bytes are in use"):
         dm.pinned_array(100)
     with dm.use_memory("statistics", kind="pinned") as statistics:
         dm.pinned_array(1000)
@@ -459,7 +462,7 @@ def test_the_pinned_stack_of_the_environment(with_settings, need_kind, package):
     assert dm.zeros(2).tolist() == [0, 0]
     name = package("from devmem.memory import *\ndef make(device): return Limit(PinnedMemory(), 2000 + device.ordinal)")
     with_settings(PINNED_MEMORY_MANAGER=f"{name}:make")
-    with pytest.raises(dm.OutOfMemory, match="of at most 2000 bytes"):
+    with pytest.raises(dm.OutOfMemory, match=r"the limit is 2\.0 KiB \(2,000 bytes\)"):
         dm.pinned_array(1000)
 
 
@@ -488,9 +491,9 @@ def test_the_largest_owners_are_named():
         with pytest.raises(dm.OutOfMemory) as caught:
             dm.device_array(dm.memory_info().total * 4, "u1")
         owners = re.findall(
-            r"(\d+) bytes(?: \([^)]*\))? in 1 blocks from .*?test_stacks.py:(\d+) \(test_the_largest", str(caught.value)
+            r"([\d,]+) bytes\)? in 1 blocks from .*?test_stacks.py:(\d+) \(test_the_largest", str(caught.value)
         )
-        assert [nbytes for nbytes, _ in owners] == ["8000", "400", "320", "240", "160"]
+        assert [nbytes for nbytes, _ in owners] == ["8,000", "400", "320", "240", "160"]
         for array in arrays:
             array.free()
 
@@ -501,7 +504,7 @@ def test_the_largest_free_block_is_named():
 
     with (
         dm.use_memory(memory.Statistics(Keeping())),
-        pytest.raises(dm.OutOfMemory, match=r"largest free block 4321 bytes \(4.2 KiB\)"),
+        pytest.raises(dm.OutOfMemory, match=r"largest free block 4\.2 KiB \(4,321 bytes\)"),
     ):
         dm.device_array(dm.memory_info().total * 4, "u1")
 
@@ -629,7 +632,7 @@ def test_the_answer_to_memory_that_ran_out_is_given_once_and_in_order(monkeypatc
         steps.clear()
         with monkeypatch.context() as patch:
             patch.setattr(context.handle.driver, "synchronize", lambda: [steps.append("waited"), wait()][1])
-            with pytest.raises(dm.OutOfMemory, match=r"asked for 2000 bytes.*scarce"):
+            with pytest.raises(dm.OutOfMemory, match=r"asked for 2\.0 KiB \(2,000 bytes\).*scarce"):
                 dm.device_array(2000, "u1")
     assert steps == ["asked", "freed", "waited", "collected", "waited", "trimmed to 0", "asked"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from devmem.toolkit.sizes import exact_size
+from devmem.spi.sizes import exact_size
 
 
 @pytest.mark.parametrize(
@@ -10,9 +10,9 @@ from devmem.toolkit.sizes import exact_size
     [
         (0, "0 bytes"),
         (1023, "1023 bytes"),
-        (1024, "1024 bytes (1.0 KiB)"),
-        (1_600_000, "1600000 bytes (1.5 MiB)"),
-        (5 << 40, f"{5 << 40} bytes (5.0 TiB)"),
+        (1024, "1.0 KiB (1,024 bytes)"),
+        (1_600_000, "1.5 MiB (1,600,000 bytes)"),
+        (5 << 40, "5.0 TiB (5,497,558,138,880 bytes)"),
     ],
 )
 def test_the_exact_number_has_its_size_beside_it(nbytes: int, text: str) -> None:

@@ -14,8 +14,8 @@ def size_text(nbytes: int) -> str:
 
 
 def exact_size(nbytes: int) -> str:
-    """A number of bytes for programs and for people: ``24 bytes``, ``1600000 bytes (1.5 MiB)``."""
-    return f"{nbytes} bytes" if abs(nbytes) < 1024 else f"{nbytes} bytes ({size_text(nbytes)})"
+    """A number of bytes for people, and the exact number: ``24 bytes``, ``1.5 MiB (1,600,000 bytes)``."""
+    return f"{nbytes} bytes" if abs(nbytes) < 1024 else f"{size_text(nbytes)} ({nbytes:,} bytes)"
 
 
 def time_text(seconds: float) -> str:
