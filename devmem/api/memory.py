@@ -34,6 +34,9 @@ def memory_info(device: Any = None) -> MemoryInfo:
 def use_memory(resource: Any, device: Any = None, *, kind: str = "device") -> MemoryScope:
     """Choose where a device's memory comes from: from now on, or in ``with`` for this thread or task until the end of the block.
 
+    From now on means: in all threads, until another choice; what a block says goes before it. A block takes back its own choice
+    alone, in whatever order, thread or task it is left, and ends then for tasks, too, that were begun inside.
+
     Parameters
     ----------
     resource : MemoryResource or str
