@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 from ...spi.errors import DevmemError
@@ -114,10 +114,11 @@ class ScopeVariable(Generic[T]):
 
     def get(self) -> T:
         """What is in force."""
-        for block in reversed(self.blocks.get() or ()):
+        blocks: tuple[Block[T], ...] | None = self.blocks.get()
+        for block in reversed(blocks) if blocks else ():
             if not block.ended:
-                choice = block.choices and block.choices.get(_thread.key)
-                return cast(T, choice[0] if choice else block.value)
+                choice = block.choices.get(_thread.key) if block.choices else None
+                return choice[0] if choice else block.value
         return self.chosen.choice[0]
 
     def values(self) -> Iterator[T]:
@@ -166,8 +167,8 @@ class ScopeVariable(Generic[T]):
         The value does not know its blocks apart. So where none was entered here, the end is noted, and blocks elsewhere end as
         soon as there are as many ends as blocks: no earlier, or a block that is still open could end.
         """
-        for block in reversed(self._blocks()):
-            if block.value is value and block.seat is not None and self._was_entered_here(block):
+        for block in reversed(self.blocks.get() or ()):
+            if block.value is value and not block.ended and block.seat is not None and self._was_entered_here(block):
                 self._take_out(block)
                 self._give_up(block.seat)
                 break
@@ -182,10 +183,12 @@ class ScopeVariable(Generic[T]):
             self._settle(value)
 
     def _blocks(self) -> tuple[Block[T], ...]:
-        return tuple(block for block in self.blocks.get() or () if not block.ended)
+        return tuple([block for block in self.blocks.get() or () if not block.ended])
 
     def _take_out(self, block: Block[T]) -> None:
-        self.blocks.set(tuple(each for each in self._blocks() if each is not block) or None)
+        self.blocks.set(
+            tuple([each for each in self.blocks.get() or () if each is not block and not each.ended]) or None
+        )
 
     def _was_entered_here(self, block: Block[T]) -> bool:
         """Whether a block was entered in this context; to be asked once, by who ends it then."""
@@ -199,10 +202,11 @@ class ScopeVariable(Generic[T]):
         return [seat for seat in list(self._seats) if seat[0] is value]
 
     def _give_up(self, seat: tuple[T, ref[Block[T]]]) -> bool:
-        with suppress(ValueError):  # another thread was faster
+        try:
             self._seats.remove(seat)
-            return True
-        return False
+        except ValueError:  # another thread was faster
+            return False
+        return True
 
     def _settle(self, value: T) -> None:
         """End the blocks of a value where all of them were left."""

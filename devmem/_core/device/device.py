@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 from ... import plugins
 from ..._native import core
@@ -286,7 +286,8 @@ def current_device() -> Device:
     >>> dm.current_device()
     <device host:0...>
     """
-    return cast("Device | None", chosen_device()) or _default or _find_default()
+    chosen: Any = chosen_device()  # the public device of an earlier room
+    return chosen or _default or _find_default()
 
 
 def default_device(backend: str) -> Device:
