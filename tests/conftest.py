@@ -1,7 +1,6 @@
 """Settings of the whole suite: the strict host backend, a marker for each folder, bounded property tests."""
 
 import contextlib
-import contextvars
 import ctypes
 import gc
 import importlib.metadata
@@ -172,20 +171,21 @@ def pytest_runtest_teardown() -> None:
     assert sys.exc_info()[1] is None, "the test has left an exception behind: mark it with own_thread"
 
 
-def choices() -> dict[contextvars.ContextVar[Any], Any]:
-    """What devmem's scopes have in force in this thread."""
-    return {scope: value for scope, value in contextvars.copy_context().items() if scope.name.startswith("devmem_")}
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
     """A stream, a device or memory that a test leaves in force would change later tests, in one order and not in another."""
-    before = choices()
+    from devmem._core.base.simulation import in_force
+    from devmem._core.lifetime.device_memory import stacks_of_blocks
+    from devmem._core.ordering.stream import place
+
+    scopes = (place, stacks_of_blocks, in_force)
+    before = [(each, each.get(), each.blocks.get(), each.chosen.choice) for each in scopes]
     result = yield
-    left = {scope: value for scope, value in choices().items() if value is not before.get(scope)}
-    for scope in left:
-        scope.set(before.get(scope))
-    assert not left, f"the test has left in force: { {scope.name: value for scope, value in left.items()} }"
+    left = {each.name: each.get() for each, value, *_ in before if each.get() is not value}
+    for each, _, blocks, chosen in before:
+        each.blocks.set(blocks)
+        each.chosen.choice = chosen
+    assert not left, f"the test has left in force: {left}"
     return result
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from .._core.base.config import Setting, describe
 from .._core.base.config import settings as _settings
 from .._core.base.plugin_registry import registry
-from .._core.base.scopes import Scope, choose
+from .._core.base.scopes import Scope
 from .._core.device.backends import BackendStatus, statuses, usable_backend
 from .._core.device.device import (
     Device,
     DeviceLike,
     close_all,
-    current,
     current_device,
     default_device,
     device_at,
     device_of,
     select,
 )
+from .._core.ordering.stream import chosen_device, place
 from ..plugins import LAST_RESORT
 from ..spi.driver import Backend
 
@@ -70,7 +70,7 @@ def device_count(backend: str | None = None) -> int:
 def device(what: DeviceLike = None) -> Device:
     """Look up a device: ``"cuda:1"``, ``"cuda"``, an ordinal of the current backend, or nothing for the current one.
 
-    In ``with devmem.device("cuda:1"):`` it is the current device of this thread or task.
+    In ``with devmem.device("cuda:1"):`` it is the current device of this thread or task, and of tasks that are begun inside.
 
     Examples
     --------
@@ -82,7 +82,11 @@ def device(what: DeviceLike = None) -> Device:
 
 
 def select_device(what: DeviceLike) -> Device:
-    """Make a device current for this thread or task from now on, or in ``with`` until the end of the block.
+    """Make a device current from now on, or in ``with`` for this thread or task until the end of the block.
+
+    From now on means: in this thread, whatever tasks it runs, to the end of the ``with`` block of a device, stream or backend
+    that is around the call, if there is one. In a task, use ``with``: a block there is for that task, and for what is begun
+    inside. A block takes back its own choice alone, in whatever order, thread or task it is left.
 
     Examples
     --------
@@ -94,7 +98,9 @@ def select_device(what: DeviceLike) -> Device:
 
 
 def use_backend(name: str) -> Scope[str]:
-    """Choose the backend for this thread or task from now on, or in ``with`` until the end of the block.
+    """Choose the backend from now on, or in ``with`` for this thread or task until the end of the block.
+
+    It chooses the backend's default device: how far "from now on" reaches is said at `select_device`.
 
     Raises
     ------
@@ -109,7 +115,7 @@ def use_backend(name: str) -> Scope[str]:
     ...     dm.current_device().backend
     'host'
     """
-    return Scope(name, choose(current, default_device(name)))
+    return Scope(name, place, default_device(name))
 
 
 def chosen_backend() -> str | None:
@@ -117,7 +123,7 @@ def chosen_backend() -> str | None:
 
     For namespaces that prefer another one then.
     """
-    chosen = current.get()
+    chosen = chosen_device()
     return chosen.backend if chosen is not None else _settings().backend or None
 
 

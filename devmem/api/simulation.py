@@ -16,9 +16,10 @@ def simulator(
 ) -> Scope[Simulation]:
     """Say how kernels are run on the host backend: from the call on, or in ``with`` until the end of the block.
 
-    It holds in this thread or task, for kernels that are launched there. Whatever it says, divergence at a barrier, indices out
-    of bounds and exceptions are reported: a `SimulatorError` with block, thread and source line, raised by the launch, or, where
-    a stream was named for it, by the next call that waits for the stream.
+    It holds for kernels that are launched in this thread, in ``with`` in this thread or task; `select_device` says how far that
+    reaches. Whatever it says, divergence at a barrier, indices out of bounds and exceptions are reported: a `SimulatorError` with
+    block, thread and source line, raised by the launch, or, where a stream was named for it, by the next call that waits for the
+    stream.
 
     Parameters
     ----------

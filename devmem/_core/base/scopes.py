@@ -1,75 +1,26 @@
 """Every scope of devmem: what is current, in this thread or task.
 
-All are variables of the context (`scope_variable`), so that a scope entered in one thread or task is not seen by another. The
-exception is deferral of cleanup, which counts for the whole process: its promise is that nothing is freed meanwhile, by any
-thread.
+One mechanism for all of them, `ScopeVariable`. A ``with`` block adds its value to those of the context, and takes back that one
+alone, in whatever order, thread, task or generator it is left. A choice "from now on" holds for the thread, as other libraries
+keep it: contexts end with their tasks. The exception is deferral of cleanup, which counts for the whole process: its promise is
+that nothing is freed meanwhile, by any thread.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
-from threading import get_ident
-from typing import Generic, Protocol, TypeVar
+from contextvars import ContextVar, Token
+from typing import Any, Generic, TypeVar
+from weakref import ref
 
 from ...spi.errors import DevmemError
 
 T = TypeVar("T")
 #: Whether threads run Python at the same time: then adding to an attribute that they share takes a lock.
 FREE_THREADED = "t" in getattr(sys, "abiflags", "")
-
-
-class Scope(Generic[T]):
-    """A choice that holds from the call on, or in ``with`` until the end of the block. It is good for one block.
-
-    Raises
-    ------
-    DevmemError
-        It is entered or left a second time.
-    """
-
-    __slots__ = ("_entered", "_undo", "value")
-
-    def __init__(self, value: T, undo: Callable[[], None]) -> None:
-        # ``undo`` may be called twice: an interrupt may have come after the first call, or in it.
-        self.value = value
-        self._entered = False
-        self._undo: Callable[[], None] | None = undo
-
-    def __enter__(self) -> T:
-        if self._entered or self._undo is None:
-            raise DevmemError(f"this scope, of {self.value!r}, was entered before: make one for each `with` block")
-        self._entered = True
-        return self.value
-
-    def __exit__(self, *_: object) -> None:
-        if self._undo is None:
-            raise DevmemError(f"this scope, of {self.value!r}, was left before: its choice was taken back then")
-        self._end()
-
-    def __del__(self) -> None:
-        if getattr(self, "_entered", False) and self._undo is not None:  # an interrupt came as the block was left
-            self._end()
-
-    def _end(self) -> None:
-        """Take the choice back; to be repeated if it was interrupted. A finalizer calls it on any thread: it takes no lock."""
-        if self._undo is not None:
-            self._undo()
-        self._undo = None
-
-
-class ScopeVariable(Protocol[T]):
-    """What is in force in this thread or task; the ``name`` is for messages."""
-
-    @property
-    def name(self) -> str: ...
-
-    def get(self) -> T: ...
-
-    def set(self, value: T, /) -> object: ...
 
 
 class OwnThreadVariable(Generic[T]):
@@ -90,8 +41,11 @@ class OwnThreadVariable(Generic[T]):
         held = self._held.get()
         return self._none if held is None or (held[0] is not _thread.key and self._is_inherited()) else held[1]
 
-    def set(self, value: T) -> None:
-        self._held.set(None if value is self._none else (_thread.key, value))
+    def set(self, value: T) -> Token[tuple[object, T] | None]:
+        return self._held.set(None if value is self._none else (_thread.key, value))
+
+    def reset(self, token: Token[tuple[object, T] | None]) -> None:
+        self._held.reset(token)
 
     def _is_inherited(self) -> bool:
         """Whether the current context is the one with which the thread was started: what is set in it is seen there."""
@@ -112,28 +66,207 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def scope_variable(name: str, none: T) -> ScopeVariable[T]:
-    """A variable of this thread or task, which is ``none`` where nothing was set."""
+def _of_context(name: str) -> Any:
+    """A variable of this thread or task, which is None where nothing was set."""
     inherits = getattr(sys.flags, "thread_inherit_context", 0)
-    return OwnThreadVariable(name, none) if inherits else ContextVar(name, default=none)
+    return OwnThreadVariable(name, None) if inherits else ContextVar(name, default=None)
 
 
-def choose(variable: ScopeVariable[T], value: T) -> Callable[[], None]:
-    """Set a variable; the result puts back what was there before."""
-    undo = putting_back(variable)
-    variable.set(value)
-    return undo
+class Block(Generic[T]):
+    """The value of one ``with`` block."""
+
+    __slots__ = ("__weakref__", "choices", "ended", "seat", "token", "value")
+
+    def __init__(self, value: T, token: Any) -> None:
+        self.value = value
+        self.token = token
+        #: Whether it was left where it cannot be taken out of its context: no context goes by it any more.
+        self.ended = False
+        #: What was chosen inside of it, until its end, for each thread by `_Thread.key`.
+        self.choices: dict[object, tuple[T]] = {}
+        #: Of a value that is entered itself (``with device:``): what stands for the block among the open ones.
+        self.seat: tuple[T, ref[Block[T]]] | None = None
 
 
-def putting_back(variable: ScopeVariable[T]) -> Callable[[], None]:
-    """Return what puts a variable's value back; called on another thread, by a finalizer, it does nothing."""
-    before, thread = variable.get(), get_ident()
+class ThreadChoice(threading.local, Generic[T]):
+    """What was chosen for this thread where no block was around. The compiled core looks at it."""
 
-    def undo() -> None:
-        if get_ident() == thread:
-            variable.set(before)
+    def __init__(self, none: T) -> None:
+        self.choice = (none,)
 
-    return undo
+
+class ScopeVariable(Generic[T]):
+    """What is in force: what the innermost block of this thread or task says, else what was chosen for this thread.
+
+    A block that is left where it was entered is taken out of the context; tasks that were begun inside of it keep its value, as
+    contexts do. Left in another thread or task, it ends for all of them.
+    """
+
+    def __init__(self, name: str, none: T) -> None:
+        self.name = name
+        #: The blocks of the context, innermost last; None for none.
+        self.blocks = _of_context(name)
+        self.chosen = ThreadChoice(none)
+        #: Tells contexts apart: its tokens are taken back in the context alone that they are of.
+        self._here = _of_context(f"{name}_here")
+        self._seats: list[tuple[T, ref[Block[T]]]] = []
+        self._left: list[T] = []
+
+    def get(self) -> T:
+        """What is in force."""
+        blocks: tuple[Block[T], ...] | None = self.blocks.get()
+        for block in reversed(blocks) if blocks else ():
+            if not block.ended:
+                choice = block.choices.get(_thread.key) if block.choices else None
+                return choice[0] if choice else block.value
+        return self.chosen.choice[0]
+
+    def values(self) -> Iterator[T]:
+        """Those of all blocks, innermost first."""
+        return (block.value for block in reversed(self._blocks()))
+
+    def choose(self, value: T) -> Callable[[], None]:
+        """Make a value hold in this thread from now on, to the end of the block around the call; the result takes it back."""
+        around = self._blocks()
+        choices: dict[Any, tuple[T]] = around[-1].choices if around else vars(self.chosen)
+        key = _thread.key if around else "choice"
+        before, choice = choices.get(key), (value,)
+        choices[key] = choice
+
+        def undo() -> None:
+            if choices.get(key) is not choice:  # there is a later one
+                return
+            if before is None:
+                del choices[key]
+            else:
+                choices[key] = before
+
+        return undo
+
+    def enter(self, value: T) -> Block[T]:
+        """Begin a block, for `leave`."""
+        block = Block(value, self._here.set(None))
+        self.blocks.set((*self._blocks(), block))
+        return block
+
+    def leave(self, block: Block[T]) -> None:
+        """End a block, wherever that is. A finalizer may call it."""
+        if not self._was_entered_here(block):
+            block.ended = True
+        self._take_out(block)
+
+    def enter_value(self, value: T) -> None:
+        """Begin a block of a value that is entered itself, and may be in several threads at a time: for `leave_value`."""
+        block = self.enter(value)
+        block.seat = (value, ref(block))
+        self._seats.append(block.seat)
+
+    def leave_value(self, value: T) -> None:
+        """End a block of `enter_value`: of those in this thread or task the innermost.
+
+        The value does not know its blocks apart. So where none was entered here, the end is noted, and blocks elsewhere end as
+        soon as there are as many ends as blocks: no earlier, or a block that is still open could end.
+        """
+        for block in reversed(self.blocks.get() or ()):
+            if block.value is value and not block.ended and block.seat is not None and self._was_entered_here(block):
+                self._take_out(block)
+                self._give_up(block.seat)
+                break
+        else:
+            open_ones = self._seats_of(value)
+            gone = next((seat for seat in open_ones if seat[1]() is None), None)
+            if gone is not None:  # its context is no more: it is as good as any
+                self._give_up(gone)
+            elif open_ones:
+                self._left.append(value)
+        if self._left:
+            self._settle(value)
+
+    def _blocks(self) -> tuple[Block[T], ...]:
+        return tuple([block for block in self.blocks.get() or () if not block.ended])
+
+    def _take_out(self, block: Block[T]) -> None:
+        self.blocks.set(
+            tuple([each for each in self.blocks.get() or () if each is not block and not each.ended]) or None
+        )
+
+    def _was_entered_here(self, block: Block[T]) -> bool:
+        """Whether a block was entered in this context; to be asked once, by who ends it then."""
+        try:
+            self._here.reset(block.token)
+        except (ValueError, RuntimeError):  # it is another context's; or the end was interrupted, and comes again
+            return False
+        return True
+
+    def _seats_of(self, value: T) -> list[tuple[T, ref[Block[T]]]]:
+        return [seat for seat in list(self._seats) if seat[0] is value]
+
+    def _give_up(self, seat: tuple[T, ref[Block[T]]]) -> bool:
+        try:
+            self._seats.remove(seat)
+        except ValueError:  # another thread was faster
+            return False
+        return True
+
+    def _settle(self, value: T) -> None:
+        """End the blocks of a value where all of them were left."""
+        open_ones = self._seats_of(value)
+        if len(open_ones) == sum(left is value for left in list(self._left)):
+            for seat in open_ones:
+                if self._give_up(seat):
+                    self._left.remove(value)
+                    block = seat[1]()
+                    if block is not None:
+                        block.ended = True
+
+
+class Scope(Generic[T]):
+    """A choice that holds from the call on, or in ``with`` until the end of the block. It is good for one block.
+
+    Raises
+    ------
+    DevmemError
+        It is entered or left a second time.
+    """
+
+    __slots__ = ("_block", "_chosen", "_entered", "_undo", "_variable", "value")
+
+    def __init__(self, value: T, variable: ScopeVariable[Any], chosen: object) -> None:
+        self.value = value
+        self._entered = False
+        self._variable = variable
+        self._chosen = chosen
+        self._block: Block[Any] | None = None
+        self._undo: Callable[[], None] | None = self._choose()
+
+    def __enter__(self) -> T:
+        if self._entered or self._undo is None:
+            raise DevmemError(f"this scope, of {self.value!r}, was entered before: make one for each `with` block")
+        self._entered = True
+        self._undo()
+        self._block = self._variable.enter(self._chosen)
+        return self.value
+
+    def __exit__(self, *_: object) -> None:
+        if self._undo is None:
+            raise DevmemError(f"this scope, of {self.value!r}, was left before: its choice was taken back then")
+        self._end()
+
+    def __del__(self) -> None:
+        if getattr(self, "_entered", False) and self._undo is not None:  # an interrupt came as the block was left
+            self._end()
+
+    def _choose(self) -> Callable[[], None]:
+        """Make the choice hold from now on; the result takes that back, and may be called twice."""
+        return self._variable.choose(self._chosen)
+
+    def _end(self) -> None:
+        """Take the choice back; to be repeated if it was interrupted. A finalizer calls it on any thread: it takes no lock."""
+        if self._block is not None:
+            self._variable.leave(self._block)
+        elif self._undo is not None:
+            self._undo()
+        self._undo = None
 
 
 def count_lock() -> AbstractContextManager[object]:

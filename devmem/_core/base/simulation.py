@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from ...spi.errors import ConfigError
 from ...spi.types import Capability, DeviceInfo
 from .config import NegativeIndices, Simulators, settings
-from .scopes import Scope, ScopeVariable, scope_variable
-from .scopes import choose as choose_in
+from .scopes import Scope, ScopeVariable
 
 #: Threads of the host that the blocks of a launch are dealt out to, at most. One runs at a time, as always in Python.
 THREADS = max(2, min(os.cpu_count() or 1, 4))
@@ -32,8 +31,8 @@ class Simulation:
         return self.race_check or self.shuffle is not None
 
 
-#: The simulation of the innermost ``with devmem.simulator():`` of this thread or task.
-in_force: ScopeVariable[Simulation | None] = scope_variable("devmem_simulation", None)
+#: What `devmem.simulator` chose.
+in_force: ScopeVariable[Simulation | None] = ScopeVariable("devmem_simulation", None)
 
 
 def current() -> Simulation:
@@ -62,7 +61,7 @@ def choose(race_check: bool, shuffle: int | None, wave_size: int, negative: str,
     if mode not in [*Simulators]:
         raise ConfigError(f"mode={mode!r} must be one of {', '.join(map(repr, map(str, Simulators)))}")
     chosen = Simulation(race_check, seed, size, NegativeIndices(negative), Simulators(mode))
-    return Scope(chosen, choose_in(in_force, chosen))
+    return Scope(chosen, in_force, chosen)
 
 
 def _integer(name: str, value: object) -> int | None:

@@ -21,13 +21,12 @@ from ..base.advice import DEVICE, Listed, advise, made_by
 from ..base.config import forget, settings, variable_of
 from ..base.device_handle import ENDED, CurrentDevice, PublicDevice, checked_driver
 from ..base.outer_lock import OuterLock
-from ..base.scopes import ScopeVariable, scope_variable
 from ..base.shown import html_facts
 from ..copy.peer import can_access, set_access
 from ..lifetime import page_locks
 from ..ordering.completions import leaked
 from ..ordering.event import current_maker
-from ..ordering.stream import current_stream
+from ..ordering.stream import chosen_device, chosen_stream, place
 from .backends import chosen_name, statuses, usable_backend
 from .open_device import OpenDevice, close_left_open, left_open
 
@@ -36,9 +35,6 @@ _default: Device | None = None
 _lock = OuterLock("a device, which another thread opens,")
 _left_behind: set[str] = set()
 _exiting = False
-#: The device that is current in this thread or task, and what was current before each ``with device:``.
-current: ScopeVariable[Device | None] = scope_variable("devmem_device", None)
-_saved: ScopeVariable[tuple[Device | None, Any] | None] = scope_variable("devmem_saved_devices", None)
 
 if TYPE_CHECKING:
     _Advice = Listed
@@ -108,17 +104,11 @@ class Device(_Advice):
 
     def __enter__(self) -> Device:
         self.opened()
-        saved = _saved.get()
-        _saved.set((current.get(), saved))
-        current.set(self)
+        place.enter_value(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        entry = _saved.get()
-        assert entry is not None, "left a device that was not entered here"
-        before, rest = entry
-        current.set(before)
-        _saved.set(rest)
+        place.leave_value(self)
 
     @property
     def id(self) -> int:
@@ -320,7 +310,8 @@ def current_device() -> Device:
     >>> dm.current_device()
     <device host:0...>
     """
-    return current.get() or _default or _find_default()
+    chosen: Any = chosen_device()  # the public device of an earlier room
+    return chosen or _default or _find_default()
 
 
 def default_device(backend: str) -> Device:
@@ -331,7 +322,7 @@ def default_device(backend: str) -> Device:
 
 def current_open_device() -> OpenDevice:
     """The open device of the current one."""
-    device = current.get() or _default or _find_default()
+    device = current_device()
     opened = device._opened
     return opened if opened is not None and opened.handle.dead is None else device.opened()
 
@@ -345,31 +336,32 @@ def open_device_of(device: object) -> OpenDevice:
 
 
 def select(what: DeviceLike) -> Device:
-    """Make a device current from now on; used in ``with``, the result puts back what was current before."""
-    chosen = Selected(device_of(what))
-    chosen.opened()
-    current.set(device_at(chosen.backend, chosen.ordinal))
-    return chosen
+    """Make a device current from now on; used in ``with``, the result takes that back, and makes it current in the block."""
+    device = device_of(what)
+    device.opened()
+    return Selected(device_at(device.backend, device.ordinal))
 
 
 class Selected(Device):
     """A device that was made current by a call."""
 
-    __slots__ = ("_before",)
+    __slots__ = ("_device", "_undo")
 
     def __init__(self, device: Device) -> None:
         super().__init__(device.backend, device.ordinal)
-        self._before = current.get()
+        self._device = device
+        self._undo = place.choose(device)
 
     def __enter__(self) -> Device:
-        return device_at(self.backend, self.ordinal)
+        self._undo()
+        return self._device.__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        current.set(self._before)
+    def __exit__(self, *error: object) -> None:
+        self._device.__exit__(*error)
 
     def opened(self) -> OpenDevice:
         """The open device of the one device object."""
-        return device_at(self.backend, self.ordinal).opened()
+        return self._device.opened()
 
 
 def open_devices() -> list[OpenDevice]:
@@ -507,4 +499,4 @@ def _at_exit() -> None:
 
 
 if core is not None:
-    core.connect(current.get, current_stream.get, current_open_device)
+    core.connect(place.blocks.get, place.chosen, chosen_device, chosen_stream, current_open_device)

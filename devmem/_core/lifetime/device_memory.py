@@ -26,7 +26,7 @@ from ...toolkit.deferred_errors import FirstError
 from ..base.device_handle import CurrentDevice, DeviceHandle, without_own_frames
 from ..base.interrupts import CannotWait
 from ..base.outer_lock import OuterLock
-from ..base.scopes import Scope, ScopeVariable, deferral, putting_back, scope_variable
+from ..base.scopes import Scope, ScopeVariable, deferral
 from ..memory import default_host_resource, default_resource, of_kind, prepare, resource_of
 from ..memory.adaptor import cached_in, chain, kept_by, part_with, stream_tables
 from ..memory.foreign import tell
@@ -35,8 +35,8 @@ from ..ordering.stream import Stream
 from .allocation import Allocation, ForeignAllocation, owned
 from .deferred_free import DeferredFreeQueue
 
-#: The heaps that ``with use_memory()`` has put in force, by device memory and kind, in this thread or task.
-_scoped: ScopeVariable[dict[tuple[DeviceMemory, MemoryKind], Heap] | None] = scope_variable("devmem_heaps", None)
+#: The heaps that ``with use_memory()`` has put in force in this thread or task, and whose they are.
+stacks_of_blocks: ScopeVariable[tuple[DeviceMemory, Heap] | None] = ScopeVariable("devmem_heaps", None)
 #: Installed stacks that `uninstall` can still uncover, besides the first.
 REMEMBERED = 6
 
@@ -147,9 +147,9 @@ class DeviceMemory:
     def current_heap(self, kind: MemoryKind = MemoryKind.DEVICE) -> Heap | None:
         """The heap that memory of a kind comes from, on this thread or task; None where no stack is installed for the kind."""
         if self.handle.scopes:
-            chosen = (_scoped.get() or {}).get((self, kind))
-            if chosen is not None and chosen.scopes:  # a task that was begun in a block may go on after its end
-                return chosen
+            for memory, heap in filter(None, stacks_of_blocks.values()):
+                if memory is self and heap.kind is kind:
+                    return heap
         if kind is MemoryKind.DEVICE:
             return self.heap
         installed = self.installed(kind)
@@ -443,18 +443,19 @@ class MemoryScope(Scope[Any]):
         self.heap = heap
         #: Whether the block is among those that the heap and the memory count.
         self._counted = False
-        memory.install(heap)
-        super().__init__(heap.resource, lambda: None)
+        super().__init__(heap.resource, stacks_of_blocks, (memory, heap))
+
+    def _choose(self) -> Callable[[], None]:
+        self.memory.install(self.heap)
+        return lambda: None
 
     def __enter__(self) -> Any:
         resource = super().__enter__()
-        self._undo = putting_back(_scoped)
         with deferral.counting:
             self.heap.scopes += 1  # first, or another thread may take the heap for an idle one
             self.memory.handle.scopes += 1
             self._counted = True
         self.memory.uninstall(self.heap)
-        _scoped.set({**(_scoped.get() or {}), (self.memory, self.heap.kind): self.heap})
         return resource
 
     def __exit__(self, *error: object) -> None:
@@ -467,4 +468,6 @@ class MemoryScope(Scope[Any]):
                 self._counted = False
                 self.memory.handle.scopes -= 1
                 self.heap.scopes -= 1
+        if self._block is not None:
+            self._block.ended = True  # also for tasks that go on: the stack may be another device's next
         super()._end()

@@ -15,7 +15,7 @@ from ...spi.types import LEGACY_STREAM, PER_THREAD_STREAM, Capability
 from ..base.advice import STREAM, Listed, advise, refuse_keywords
 from ..base.device_handle import CurrentDevice, PublicDevice
 from ..base.hot_state import StreamState
-from ..base.scopes import ScopeVariable, scope_variable
+from ..base.scopes import ScopeVariable
 from ..base.shown import html_facts
 from .callbacks import Callback, call_behind
 from .event import Event, EventServices, EventStream, current_maker, nothing, wait_for
@@ -25,9 +25,22 @@ if TYPE_CHECKING:
 
     from .leases import OwnedHandle
 
-#: The stream of the innermost ``with stream:`` of this thread or task, and what was current before each of them.
-current_stream: ScopeVariable[Stream | None] = scope_variable("devmem_stream", None)
-_saved: ScopeVariable[tuple[Stream | None, Any] | None] = scope_variable("devmem_saved_streams", None)
+#: Where this thread or task works: the device that was chosen, or a stream, and with it its device.
+place: ScopeVariable[PublicDevice | Stream | None] = ScopeVariable("devmem_place", None)
+
+
+def chosen_device() -> PublicDevice | None:
+    """The device that a block or a call has made current in this thread or task; None where none has."""
+    found = place.get()
+    return found.device if isinstance(found, Stream) else found
+
+
+def chosen_stream(services: StreamServices | None = None) -> Stream | None:
+    """The stream of the innermost ``with stream:`` of this thread or task; of one device's, if its services are given."""
+    for each in place.values():
+        if isinstance(each, Stream) and services in (None, each.services):
+            return each
+    return None
 
 
 class StreamServices(EventServices, Protocol):
@@ -71,8 +84,9 @@ else:
 class Stream(StreamState, EventStream, _Advice):
     """A queue of work on one device; what is on one stream happens in order.
 
-    In ``with stream:`` it is the current stream of this thread or task: work for which no stream is named is ordered on it.
-    Entering and leaving neither waits nor closes. A stream that is dropped is destroyed later, when its work is done.
+    In ``with stream:`` its device is the current one of this thread or task, and work of that device for which no stream is named
+    is ordered on it. Entering and leaving neither waits nor closes. A stream that is dropped is destroyed later, when its work
+    is done.
 
     ``Stream(priority=0, non_blocking=False)`` makes one on the current device, as `devmem.stream` does.
 
@@ -180,17 +194,11 @@ class Stream(StreamState, EventStream, _Advice):
         self.handle  # noqa: B018  (raises if closed)
         if core is not None:
             core.stream_entered()  # it asks for the current stream from now on
-        saved = _saved.get()
-        _saved.set((current_stream.get(), saved))
-        current_stream.set(self)
+        place.enter_value(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        entry = _saved.get()
-        assert entry is not None, "left a stream that was not entered here"
-        before, rest = entry
-        current_stream.set(before)
-        _saved.set(rest)
+        place.leave_value(self)
 
     @property
     def device(self) -> PublicDevice:

@@ -22,7 +22,7 @@ from .event import ClosedEvent, Event
 from .foreign_stream import foreign_handle
 from .leases import AT_ONCE, OwnedHandle
 from .spare import LentHandle, SpareHandles
-from .stream import ClosedStream, Stream, current_stream
+from .stream import ClosedStream, Stream, chosen_stream
 
 #: Numbers below it are no addresses: programs map nothing on the first page.
 NO_ADDRESS = 4096
@@ -94,7 +94,7 @@ class StreamTable:
         return found
 
     def stream_of(self, stream: object) -> Stream:
-        """The stream that an argument means: 0 or None is the current one, else the default.
+        """The stream that an argument means: 0 or None is the current one of this device, else the default.
 
         Another thread's default stream means the calling thread's, which is then ordered behind it.
 
@@ -106,8 +106,8 @@ class StreamTable:
             It is nothing that could be a stream.
         """
         if stream is None or (type(stream) is int and stream == 0):
-            current = current_stream.get()
-            if current is not None and current.services is self:
+            current = chosen_stream(self)
+            if current is not None:
                 return self._of_this_thread(current) if current.is_default and not current.plain else current
             return self.shared_default or self.per_thread
         if isinstance(stream, Stream):

@@ -11,12 +11,12 @@
 #include <structmember.h>
 
 static PyTypeObject *lane_type;
-static PyObject *device_variable_get, *stream_variable_get, *find_device;
-/* The device that was current in the last call, as the variable has it, and its lane; both NULL after `forget`. */
+static PyObject *blocks_get, *chosen_for_thread, *chosen_device, *chosen_stream, *find_device;
+/* The device that was chosen in the last call, or None, and its lane; both NULL after `forget`. */
 static PyObject *last_device, *last_lane;
 /* Whether any stream was ever made current in the process. */
 static bool streams_entered;
-static PyObject *name_lane, *name_segments, *name_depth, *name_pending, *name_pending_bytes, *name_foreign_releases, *name_popleft;
+static PyObject *name_lane, *name_choice, *name_segments, *name_depth, *name_pending, *name_pending_bytes, *name_foreign_releases, *name_popleft;
 
 /* -- the vendor's calls; without the GIL ------------------------------------------------------------------------------------ */
 
@@ -80,10 +80,24 @@ struct lane *lane_of_handle(PyObject *handle) {
     return lane && Py_TYPE(lane) == lane_type && is_open((struct lane *)lane) ? (struct lane *)lane : NULL;
 }
 
+/* What Python finds among the blocks in force; None without any. */
+static PyObject *in_blocks(PyObject *look) {
+    PyObject *blocks = PyObject_CallNoArgs(blocks_get);
+    if (!blocks || blocks == Py_None)
+        return blocks;
+    Py_DECREF(blocks);
+    return PyObject_CallNoArgs(look);
+}
+
 struct lane *current_lane(void) {
     if (!find_device)
         return NULL;
-    PyObject *device = PyObject_CallNoArgs(device_variable_get);
+    PyObject *device = in_blocks(chosen_device);
+    if (device == Py_None) {
+        PyObject *choice = PyObject_GetAttr(chosen_for_thread, name_choice);
+        set_field(&device, choice ? PyTuple_GetItem(choice, 0) : NULL);
+        Py_XDECREF(choice);
+    }
     if (!device)
         return NULL;
     if (device != last_device) {
@@ -110,7 +124,7 @@ int on_legacy(PyObject *stream) {
         return 0;
     if (!streams_entered)
         return 1;
-    PyObject *current = PyObject_CallNoArgs(stream_variable_get);
+    PyObject *current = in_blocks(chosen_stream);
     if (!current)
         return -1;
     Py_DECREF(current);
@@ -398,13 +412,16 @@ static PyType_Slot lane_slots[] = {
 static PyType_Spec lane_spec = {"devmem._native.core.Lane", sizeof(struct lane), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                                 lane_slots};
 
-/* connect(get of the current device, get of the current stream, what finds the open device) */
+/* connect(get of the blocks in force, what was chosen for this thread, what looks for the device, and for a stream, of the blocks,
+ * what finds the open device) */
 static PyObject *connect(PyObject *Py_UNUSED(module), PyObject *arguments) {
-    PyObject *device, *stream, *find;
-    if (!PyArg_ParseTuple(arguments, "OOO:connect", &device, &stream, &find))
+    PyObject *blocks, *thread, *device, *stream, *find;
+    if (!PyArg_ParseTuple(arguments, "OOOOO:connect", &blocks, &thread, &device, &stream, &find))
         return NULL;
-    set_field(&device_variable_get, device);
-    set_field(&stream_variable_get, stream);
+    set_field(&blocks_get, blocks);
+    set_field(&chosen_for_thread, thread);
+    set_field(&chosen_device, device);
+    set_field(&chosen_stream, stream);
     set_field(&find_device, find);
     return none();
 }
@@ -424,14 +441,14 @@ static PyObject *stream_entered(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED
 
 static PyMethodDef functions[] = {
     {"stream_entered", stream_entered, METH_NOARGS, "Say that a stream is about to be made current."},
-    {"connect", connect, METH_VARARGS, "Say where the current device and stream are to be found."},
+    {"connect", connect, METH_VARARGS, "Say where the current device and streams are to be found."},
     {"forget", forget, METH_NOARGS, "Forget which device was current."},
     {NULL, NULL, 0, NULL},
 };
 
 int add_lane(PyObject *module) {
     const struct name names[] = {
-        {&name_lane, "lane"}, {&name_segments, "segments"}, {&name_depth, "depth"}, {&name_pending, "pending"},
+        {&name_lane, "lane"}, {&name_choice, "choice"}, {&name_segments, "segments"}, {&name_depth, "depth"}, {&name_pending, "pending"},
         {&name_pending_bytes, "pending_bytes"}, {&name_foreign_releases, "foreign_releases"}, {&name_popleft, "popleft"}, {NULL, NULL},
     };
     if (intern(names) < 0)

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import threading
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 
 import pytest
 from waits import together
 
-from devmem._core.base.scopes import Deferral, OwnThreadVariable
+from devmem._core.base.scopes import Deferral, OwnThreadVariable, ScopeVariable
 
 ROOT = Path(__file__).parents[3]
 
@@ -104,3 +104,54 @@ def test_the_child_of_a_fork_has_no_blocks_and_no_lock_of_its_parent():
     deferral.reset()
     assert deferral.depth == 0
     assert deferral.counting is not before
+
+
+@pytest.fixture(params=[ContextVar, OwnThreadVariable])
+def scopes(request, monkeypatch):
+    """A variable of scopes, of either kind of variable of contexts."""
+    made = {
+        ContextVar: lambda name: ContextVar(name, default=None),
+        OwnThreadVariable: lambda name: request.param(name, None),
+    }
+    monkeypatch.setattr("devmem._core.base.scopes._of_context", made[request.param])
+    return ScopeVariable("of_a_test", "nothing")
+
+
+def test_a_block_ends_in_its_own_thread_where_another_has_left_it(scopes):
+    outer, inner = scopes.enter("outer"), scopes.enter("inner")
+    seen_by(lambda: scopes.leave(outer))
+    assert list(scopes.values()) == ["inner"]
+    scopes.leave(inner)
+    assert scopes.get() == "nothing"
+
+
+def test_a_thread_has_choices_and_blocks_of_its_own(scopes):
+    scopes.choose("chosen")
+    with_block = scopes.enter("block")
+
+    def own():
+        taken_back = scopes.choose("its own")
+        block = scopes.enter("its block")
+        inside = scopes.get()
+        scopes.leave(block)
+        outside = scopes.get()
+        taken_back()
+        return inside, outside
+
+    if isinstance(scopes.blocks, OwnThreadVariable):  # else only where the thread does not inherit its context
+        assert seen_by(own) == ("its block", "its own")
+    assert scopes.get() == "block"
+    scopes.leave(with_block)
+    assert scopes.get() == "chosen"
+
+
+def test_many_choices_and_blocks_leave_nothing_behind(scopes):
+    for number in range(100):
+        block = scopes.enter("block")
+        for _ in range(number):
+            scopes.choose(number)
+        scopes.enter_value("entered")
+        scopes.leave_value("entered")
+        scopes.leave(block)
+    assert scopes.blocks.get() is None
+    assert scopes._seats == scopes._left == []

@@ -947,10 +947,9 @@ def unset(monkeypatch):
     for name in ("RACE_CHECK", "SHUFFLE", "WAVE_SIZE"):
         monkeypatch.delenv(f"DEVMEM_SIM_{name}", raising=False)
     config.forget()
-    before = simulation.in_force.get()
-    simulation.in_force.set(None)
+    block = simulation.in_force.enter(None)
     yield monkeypatch
-    simulation.in_force.set(before)
+    simulation.in_force.leave(block)
     config.forget()
 
 

@@ -45,7 +45,7 @@ class _DeviceContextManager:
             state.ready_device()
 
     def __exit__(self, *_: object) -> None:
-        self._device.get_primary_context().pop()
+        self._device.native.__exit__(None, None, None)
 
     def __str__(self) -> str:
         return f"<Managed Device {self._device.id}>"

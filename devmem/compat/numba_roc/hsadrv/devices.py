@@ -168,7 +168,7 @@ cus = Devices()
 
 
 def select_default_backend() -> None:
-    """Select the first ROCm device for this thread or task, unless a backend was chosen.
+    """Select the first ROCm device for this thread, unless a backend was chosen.
 
     Raises
     ------

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import contextvars
+import gc
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 import devmem as dm
+from devmem._core.base import simulation
+from devmem._core.ordering.stream import place
+from devmem.compat import numba_cuda as cuda
 from devmem.toolkit.host_functions import this_thread
 
 pytestmark = pytest.mark.usefixtures("tidy")
@@ -89,3 +99,297 @@ def test_a_block_left_twice_does_not_end_another(scope):
 def test_trim_takes_a_whole_number_of_bytes(keep):
     with pytest.raises(TypeError, match="whole number of bytes"):
         dm.trim(keep)
+
+
+# -- left in another order, thread, task or generator ------------------------------------------------------------------
+
+
+def all_in_force():
+    opened = dm.current_device().opened()
+    return dm.current_device(), opened.streams.stream_of(0), opened.memory.current_heap(), simulation.current()
+
+
+def stream_of(device):
+    with device:
+        return dm.stream()
+
+
+#: A block of each kind, good for one use, that changes what is in force.
+BLOCKS = {
+    "device": lambda second: second,
+    "selected device": dm.select_device,
+    "stream": stream_of,
+    "memory": lambda second: dm.use_memory(dm.memory.Statistics()),
+    "simulator": lambda second: dm.simulator(wave_size=7),
+}
+
+
+@pytest.fixture(params=BLOCKS.values(), ids=BLOCKS)
+def block(request, second):
+    return lambda: request.param(second)
+
+
+@contextlib.contextmanager
+def every_kind(device):
+    """Blocks of all kinds."""
+    with device, dm.stream(), dm.use_memory(dm.memory.Statistics()), dm.simulator(wave_size=9):
+        yield
+
+
+def holds(block):
+    with block():
+        while True:
+            yield
+
+
+def test_a_generator_that_is_closed_in_another_thread_takes_back_its_own_choice(block, device, in_thread):
+    before = all_in_force()
+    generator = holds(block)
+    next(generator)
+    assert all_in_force() != before
+
+    def close():
+        with every_kind(device):
+            here = all_in_force()
+            generator.close()
+            assert all_in_force() == here
+
+    in_thread(close)
+    assert all_in_force() == before
+
+
+def test_a_generator_that_another_thread_collects_takes_back_its_own_choice(block, device, in_thread):
+    before = all_in_force()
+    generators = [holds(block)]
+    next(generators[0])
+
+    def collect():
+        with every_kind(device):
+            here = all_in_force()
+            generators.clear()
+            gc.collect()
+            assert all_in_force() == here
+
+    in_thread(collect)
+    assert all_in_force() == before
+
+
+def test_blocks_that_are_left_in_the_order_in_which_they_were_entered(block, device):
+    before = all_in_force()
+    first, last = holds(block), holds(lambda: device)
+    next(first)
+    next(last)
+    first.close()
+    assert dm.current_device() == device
+    last.close()
+    assert all_in_force() == before
+
+
+def test_of_two_blocks_of_a_kind_the_first_is_left_first(block):
+    before = all_in_force()
+    first, last = holds(block), holds(block)
+    next(first)
+    next(last)
+    inside = all_in_force()
+    first.close()
+    assert all_in_force() == inside
+    last.close()
+    assert all_in_force() == before
+
+
+def test_a_block_of_one_thread_that_is_left_in_another(block, in_thread):
+    before = all_in_force()
+    entered = block()
+    entered.__enter__()
+    in_thread(lambda: entered.__exit__(None, None, None))
+    assert all_in_force() == before
+
+
+def test_a_block_of_one_task_that_is_left_in_another(block):
+    before = all_in_force()
+
+    async def main():
+        entered = block()
+        await asyncio.create_task(run(entered.__enter__))
+        await asyncio.create_task(run(entered.__exit__, None, None, None))
+        entered = block()
+        entered.__enter__()
+        await asyncio.create_task(run(entered.__exit__, None, None, None))  # which was begun inside
+        return all_in_force()
+
+    async def run(call, *arguments):
+        call(*arguments)
+
+    assert asyncio.run(main()) == before
+    assert all_in_force() == before
+
+
+def test_a_block_that_is_left_elsewhere_does_not_end_the_blocks_of_others(second, in_thread):
+    """Of one device object; which of its blocks was left elsewhere shows when the others are left."""
+    before = dm.current_device()
+    generator = holds(lambda: second)
+    entered, leave = threading.Event(), threading.Event()
+
+    def work():
+        with second:
+            entered.set()
+            leave.wait(100)
+            return dm.current_device()
+
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(contextvars.Context().run, work)
+        entered.wait(100)
+        next(generator)
+        try:
+            in_thread(generator.close)
+        finally:
+            leave.set()
+        assert worker.result() == second
+    assert dm.current_device() == before
+
+
+def test_blocks_whose_context_is_gone_end_nothing(second):
+    """A server may enter in one copied context after the other, and leave in others."""
+    for _ in range(3):
+        contextvars.copy_context().run(second.__enter__)
+        gc.collect()
+    with second:
+        for _ in range(3):
+            contextvars.Context().run(second.__exit__)
+            assert dm.current_device() == second
+    assert not place._left
+    assert not [seat for seat in place._seats if seat[0] is second]
+
+
+def test_an_end_without_a_beginning_ends_nothing(second):
+    before = dm.current_device()
+    second.__exit__()
+    dm.stream().__exit__(None, None, None)
+    with second:
+        assert dm.current_device() == second
+    assert dm.current_device() == before
+
+
+def test_a_task_keeps_the_device_and_the_stream_in_which_it_was_begun(second):
+    async def main():
+        with stream_of(second) as stream:
+            task = asyncio.create_task(work())
+        return stream, await task
+
+    async def work():
+        return all_in_force()[1], dm.zeros(3).device
+
+    stream, found = asyncio.run(main())
+    assert found == (stream, second)
+
+
+# -- from now on -------------------------------------------------------------------------------------------------------
+
+#: Choices from now on that other libraries keep per thread; each is called with a device.
+CHOICES = {
+    "select_device": dm.select_device,
+    "simulator": lambda device: dm.simulator(wave_size=7),
+    "drop-in": lambda device: cuda.select_device(device.ordinal),
+}
+
+
+@pytest.fixture(params=[True, False], ids=["in a block", "in no block"])
+def around(request, in_thread):
+    """Call something in a thread of its own, where no choice was made, or a block is around the call."""
+
+    def call(what):
+        if request.param:
+            return in_thread(what)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(contextvars.Context().run, what).result()
+
+    return call
+
+
+@pytest.fixture(params=CHOICES.values(), ids=CHOICES)
+def choose(request, second):
+    yield lambda: request.param(second)
+    dm.close()  # the drop-in has installed memory of its own
+
+
+def test_a_choice_from_now_on_outlives_the_task_that_makes_it(choose, around, with_settings, devmem_backend):
+    with_settings(BACKEND=devmem_backend)
+
+    async def start():
+        choose()
+        return all_in_force()
+
+    async def nothing():
+        return all_in_force()
+
+    def program():
+        before = all_in_force()
+        chosen = asyncio.run(start())
+        assert chosen != before
+        assert asyncio.run(nothing()) == all_in_force() == chosen
+        assert dm.zeros(3).device == cuda.to_device(np.arange(3)).device == chosen[0]
+
+    around(program)
+
+
+def test_a_choice_from_now_on_stays_on_the_worker_that_makes_it(choose, around, with_settings, devmem_backend):
+    with_settings(BACKEND=devmem_backend)
+
+    async def main():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        before = all_in_force()
+        await asyncio.to_thread(choose)
+        chosen = await asyncio.to_thread(all_in_force)
+        assert await asyncio.to_thread(lambda: dm.zeros(3).device) == chosen[0]
+        assert chosen != before
+        assert all_in_force() == before
+
+    around(lambda: asyncio.run(main()))
+
+
+def test_a_choice_from_now_on_ends_with_the_block_around_it(choose, device):
+    before = all_in_force()
+    with device, dm.simulator(wave_size=9):
+        choose()
+        assert all_in_force() != before
+    assert all_in_force() == before
+
+
+def test_a_choice_is_taken_back_by_itself_alone(second, device):
+    before = dm.current_device()
+    with device:
+        first = dm.select_device(second)
+        dm.select_device(device)
+        with first:
+            assert dm.current_device() == second
+        assert dm.current_device() == device
+    assert dm.current_device() == before
+
+
+# -- streams and their devices -----------------------------------------------------------------------------------------
+
+
+def test_in_a_stream_its_device_is_current(second):
+    before = dm.current_device()
+    with stream_of(second) as stream:
+        assert dm.current_device() == second
+        array = dm.zeros(3)
+        assert array.device == dm.to_device(np.arange(3)).device == dm.stream().device == second
+        assert array.allocation.home is stream
+    assert dm.current_device() == before
+
+
+def test_each_device_has_its_own_current_stream(device, second):
+    with stream_of(device) as here, stream_of(second) as there:
+        assert dm.zeros(3).allocation.home is there
+        with device:
+            assert dm.zeros(3).allocation.home is here
+        here.close()
+        assert dm.zeros(3).allocation.home is there
+
+
+def test_in_a_device_within_a_stream_of_another_the_default_stream_orders(device, second):
+    with stream_of(second), device:
+        array = dm.zeros(3)
+        assert array.device == device
+        assert array.allocation.home == dm.default_stream()
