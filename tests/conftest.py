@@ -192,9 +192,7 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
 @pytest.fixture
 def at_point() -> Callable[..., Any]:
     """``with at_point(number, watched):`` interrupts the block at one point; a third argument is called there instead."""
-    return lambda number, watched, action=interrupts.interrupt, again=None: interrupts.AtPoint(
-        number, action, watched, again
-    )
+    return lambda number, watched, action=interrupts.interrupt: interrupts.AtPoint(number, action, watched)
 
 
 @pytest.fixture

@@ -111,20 +111,11 @@ else:
 class AtPoint:
     """Does something once, at the n-th point that the block comes by on this thread, in code that is ``watched``.
 
-    ``left`` is above 0 afterwards if the block has not come so far. A KeyboardInterrupt ends the block, and no more. With
-    ``again``, a number and what is watched, another one comes so many points later, while the first one is handled: as a function
-    begins, or behind a call of one that is C's.
+    ``left`` is above 0 afterwards if the block has not come so far. A KeyboardInterrupt ends the block, and no more.
     """
 
-    def __init__(
-        self,
-        number: int,
-        action: Callable[[], object],
-        watched: Callable[[CodeType], bool],
-        again: tuple[int, Callable[[CodeType], bool]] | None = None,
-    ) -> None:
+    def __init__(self, number: int, action: Callable[[], object], watched: Callable[[CodeType], bool]) -> None:
         self.left, self.action, self.watched = number, action, watched
-        self.again, self.watched_again = again or (0, watched)
         self.where = ""
 
     def __enter__(self) -> AtPoint:
@@ -135,19 +126,9 @@ class AtPoint:
         self.left -= 1
         if self.left == 0:
             self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_qualname}"
-            if self.again:
-                sys.setprofile(self._at_event)  # what raises is not called any more: a profiler outlives a tracer
             self.action()
 
-    def _at_event(self, frame: FrameType, event: str, arg: object) -> None:
-        if event in ("call", "c_return", "c_exception") and self.watched_again(frame.f_code):
-            self.again -= 1
-            if self.again == 0:
-                self.where += f", then {frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_qualname}"
-                raise KeyboardInterrupt
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        sys.setprofile(None)
         self._stop()
         del self._stop  # or it and this object would keep each other
         return kind is KeyboardInterrupt
