@@ -395,7 +395,7 @@ def _(things: Things) -> None:
 @verb("looking", 4)
 def _(things: Things) -> None:
     info = dm.memory_info()
-    if min(info) < 0 or info.free > info.total:
+    if min(*info[:5], *info.host) < 0 or info.free > info.total:
         raise WrongBytes(f"memory_info() says {info}")
     dm.transfer_stats()
     repr(things.stream)

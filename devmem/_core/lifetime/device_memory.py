@@ -386,8 +386,8 @@ class DeviceMemory:
                 [block.ptr] = map(heap.allocate, (block.nbytes,), (stream.handle,))
                 return
             except MemoryError as second:
-                error = self._out_of_memory(heap, block.nbytes, second, capturing=False)
-                raise error from without_own_frames(first)
+                # Not stored first: its traceback has this frame, and each would keep the other.
+                raise self._out_of_memory(heap, block.nbytes, second, capturing=False) from without_own_frames(first)
         try:
             raise first
         finally:
