@@ -325,7 +325,7 @@ class Soak:
                 device.opened()
             dm.trim()
             found = {str(device): device.memory_info() for device in dm.devices() if device.backend == self.run.backend}
-            left = {name: info[2:] for name, info in found.items() if any(info[2:])}
+            left = {name: info[2:] for name, info in found.items() if any((*info[2:5], *info.host))}
             if not left:
                 return ""
         return str(left)

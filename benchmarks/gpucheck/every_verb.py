@@ -99,7 +99,7 @@ def child_verbs() -> int:
     del d, e, f, g, p, q, pieces
     dm.trim()
     info = dm.memory_info()
-    assert info.live == info.pending == 0, info
+    assert info.live == info.pending == info.host.live == info.host.pending == 0, info
     dm.close()
     print("every verb gave the right result")
     return 0

@@ -219,7 +219,7 @@ class Program:
         return [version, lent]
 
     def looked_at(self):
-        return list(dm.memory_info())[2:4]
+        return [*dm.memory_info()[2:4], *dm.memory_info().host[:2]]
 
     STEPS = (
         [upload] * 8 + [many] * 2 + [allocate] * 4 + [drop] * 3 + [forget] * 4 + [free] * 3 + [download] * 5 + [download_into] * 5

@@ -279,4 +279,4 @@ def recorded(devmem_backend: str) -> Iterator[RecordingBackend]:
 def _in_use() -> int:
     dm.trim()
     info = dm.memory_info()
-    return info.live + info.pending
+    return info.live + info.pending + info.host.live + info.host.pending

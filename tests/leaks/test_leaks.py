@@ -272,7 +272,7 @@ def books() -> dict[str, Any]:
     queue, completions = context.free_queue, context.completions
     driver: Any = context.handle.driver
     return {
-        "live and pending": dm.memory_info()[2:4],
+        "live and pending": (dm.memory_info()[2:4], dm.memory_info().host[:2]),
         "driver": driver.live_counts() if hasattr(driver, "live_counts") else None,
         "heaps": len(context.memory.heaps),
         "busy streams": len(completions.busy),

@@ -119,7 +119,7 @@ class Env:
             self.settle()  # spare events are destroyed, as they are before the comparison
         self.before = backend.live()
         self.registered = self._registered()
-        self.live = 0 if bare else dm.memory_info().live
+        self.live = (0, 0) if bare else (dm.memory_info().live, dm.memory_info().host.live)
 
     def _make(self) -> None:
         base = np.ascontiguousarray(np.arange(4 * 6 * 256, dtype=np.int32).reshape(4, 6, 256))
@@ -166,7 +166,7 @@ class Env:
         assert self.backend.mistakes() == []
         assert self.backend.forgotten() == []
         info = dm.memory_info()
-        assert (info.live, info.pending) == (self.live, 0)
+        assert ((info.live, info.host.live), info.pending, info.host.pending) == (self.live, 0, 0)
         if hasattr(self, "target_base"):
             self._check_destinations()
 

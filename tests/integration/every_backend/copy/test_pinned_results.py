@@ -107,15 +107,15 @@ def test_the_pool_has_it_back(device):
     address = found.ctypes.data
     view = found[2:, 5]
     assert pool().report().misses == 1
-    live = dm.memory_info().live
+    live = dm.memory_info().host.live
     del found
     gc.collect()
     dm.synchronize()
-    assert dm.memory_info().live == live, "a view keeps it"
+    assert dm.memory_info().host.live == live, "a view keeps it"
     del view
     again = array.copy_to_host()  # what was dropped goes back at the next call
     dm.trim(keep_bytes=1 << 30)
-    assert dm.memory_info().live == live - DATA.nbytes
+    assert dm.memory_info().host.live == live - DATA.nbytes
     dm.synchronize()  # and is used again when the stream that it was given back on has passed
     again = array.copy_to_host(pinned=True)
     assert again.ctypes.data == address

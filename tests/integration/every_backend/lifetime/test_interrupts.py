@@ -284,7 +284,8 @@ def in_use(world):
         world.counting.upstream.current_bytes,
         world.counting.upstream.current_count,
     )
-    return dm.memory_info().live, world.pool.report().live_bytes, counting, outside()
+    info = dm.memory_info()
+    return info.live + info.host.live, world.pool.report().live_bytes, counting, outside()
 
 
 def chosen(count, points, seed):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from waits import patience
 
 import devmem as dm
 from devmem._core.base import simulation
@@ -233,12 +234,12 @@ def test_a_block_that_is_left_elsewhere_does_not_end_the_blocks_of_others(second
     def work():
         with second:
             entered.set()
-            leave.wait(100)
+            leave.wait(patience())
             return dm.current_device()
 
     with ThreadPoolExecutor(1) as pool:
         worker = pool.submit(contextvars.Context().run, work)
-        entered.wait(100)
+        entered.wait(patience())
         next(generator)
         try:
             in_thread(generator.close)
