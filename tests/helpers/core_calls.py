@@ -45,8 +45,8 @@ def made(chance):
         core.RecordState,
     ]
     whole = [array, array.allocation, array.allocation.device_handle, *pairs[0], pairs[0][0].owned]
-    empty = [type(each).__new__(type(each)) for each in whole[:3]] + [state() for state in states]
-    odd = type(array).__new__(type(array)), type(array.allocation).__new__(type(array.allocation))
+    empty = [object.__new__(type(each)) for each in whole[:3]] + [state() for state in states]
+    odd = object.__new__(type(array)), object.__new__(type(array.allocation))
     for target, names, like in zip(odd, (ARRAY, ALLOCATION), (array, array.allocation), strict=True):
         for name in names:
             if chance.random() < 0.8:
