@@ -107,9 +107,9 @@ def roundtrip(
 
 
 def choose(backend: str | None, device: str | None) -> devmem.Device:
-    """The device that the options ``--backend`` and ``--device`` select; the backend stays selected."""
+    """The device that the options ``--backend`` and ``--device`` select; the backend is selected until the command ends."""
     if backend:
-        devmem.use_backend(backend)
+        click.get_current_context().with_resource(devmem.use_backend(backend))
     return devmem.device(device) if device else devmem.current_device()
 
 

@@ -60,7 +60,7 @@ class Decorated(Unchanging):
         self.signatures = tuple(signatures)
         self.options = dict(options)
 
-    def made_with(self) -> tuple[Any, ...]:
+    def _made_with(self) -> tuple[Any, ...]:
         """What it is made with beside the function."""
         return self.signatures, self.options
 
@@ -80,7 +80,7 @@ class Decorated(Unchanging):
                 f"{self!r} cannot be pickled: no module has it under its name {name!r}, so it goes by value, and {why}; or "
                 f"define it at the top of a module"
             )
-        return *made, (name, function, why, self.made_with())
+        return *made, (name, function, why, self._made_with())
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         name, function, why, made_with = state

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from threading import get_ident
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -701,11 +701,14 @@ class DeviceRecord(Listed):
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self._array.__array__(dtype, copy)
 
-    def __copy__(self) -> Self:
-        # Not by the constructor: a subclass may have another one.
-        made = object.__new__(type(self))
-        made._array = self._array.copy()
-        return made
+    def __copy__(self) -> DeviceRecord:
+        return _record(type(self), self._array.copy())
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DeviceRecord:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _record, (type(self), self._array)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -762,6 +765,13 @@ class DeviceRecord(Listed):
     def _on_host(self, what: str) -> np.void:
         guard(what)
         return self.copy_to_host()
+
+
+def _record(kind: type[DeviceRecord], array: DeviceNDArray[Any]) -> DeviceRecord:
+    """A record of a class, which may have a constructor of its own, in the memory of an array without dimensions."""
+    made = object.__new__(kind)
+    made._array = array
+    return made
 
 
 #: What is device memory, or lends it: devmem's own, and arrays of other libraries.

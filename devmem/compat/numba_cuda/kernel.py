@@ -58,9 +58,9 @@ class Dispatcher(DeviceFunction):
         #: Objects whose ``prepare_args(type, value, stream, retr)`` replaces each argument of a launch; the type is None.
         self.extensions: list[Any] = list(extensions)
 
-    def made_with(self) -> tuple[Any, ...]:
+    def _made_with(self) -> tuple[Any, ...]:
         """What it is made with beside the function."""
-        return *super().made_with(), self.extensions
+        return *super()._made_with(), self.extensions
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}>"

@@ -116,7 +116,7 @@ def test_out_of_memory_says_the_numbers(arena):
     with pytest.raises(OutOfMemory) as caught:
         arena.allocate(60 * MIB)
     for number in (60 * MIB, 54 * MIB, 64 * MIB):
-        assert str(number) in str(caught.value)
+        assert f"{number:,}" in str(caught.value)
     assert caught.value.name == "OUT_OF_MEMORY"
     assert arena.used == 10 * MIB
 

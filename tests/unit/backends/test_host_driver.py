@@ -250,7 +250,7 @@ class TestMemory:
         free, total = driver.memory_info()
         with pytest.raises(OutOfMemory) as caught:
             driver.alloc(total + 1, S)
-        assert str(total + 1) in str(caught.value)
+        assert f"{total + 1:,}" in str(caught.value)
         assert driver.memory_info() == (free, total)
         assert driver.live_counts() == (0, 0, 0, 0)
 

@@ -106,7 +106,7 @@ def test_the_plugin_finds_leaks(run: Callable[..., pytest.RunResult]) -> None:
         """
     )
     result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(["*bytes of device memory leaked*"])
+    result.stdout.fnmatch_lines(["*bytes of memory leaked*"])
 
 
 def test_suites_are_collected_through_their_subclass_only(run: Callable[..., pytest.RunResult]) -> None:

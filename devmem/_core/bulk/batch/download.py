@@ -7,6 +7,7 @@ are views of one buffer. Larger arrays are copied one by one.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from math import prod
 from operator import add
@@ -195,7 +196,7 @@ class _SmallArrays:
 
     def _views(self, host: HostArray, offsets: list[int], layouts: dict[int, Shape]) -> list[HostArray]:
         """Arrays like these in a buffer; C-contiguous, unless ``layouts`` has their strides."""
-        make = type(host)
+        make = partial(np.ndarray.__new__, type(host))  # an array in page-locked memory is not made by call
         if not layouts and 0 not in self.sizes:
             return [make(array._shape, array._dtype, host, at) for array, at in zip(self.arrays, offsets, strict=True)]
         return [

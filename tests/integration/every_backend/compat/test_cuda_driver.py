@@ -265,11 +265,11 @@ def test_memhostalloc_gives_memory_that_numpy_writes(need_kind):
     driver.device_to_host(out, mapped, 32)
     assert (out == 9).all()
     assert driver.is_device_memory(mapped)
-    before = dm.memory_info().live
+    before = dm.memory_info().host.live
     del array, mapped, pinned
     gc.collect()
     dm.trim()
-    assert dm.memory_info().live == before - 64
+    assert dm.memory_info().host.live == before - 64
 
 
 def test_memallocmanaged_gives_memory_that_both_sides_reach(need_kind):
