@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import devmem as dm
 from devmem._core.base import config
-from devmem._core.base.size_text import bytes_of, parse_size
+from devmem._core.base.size_text import ALLOWED, bytes_of, parse_size
 
 from .conftest import attempt
 
@@ -109,7 +109,8 @@ def test_any_environment_is_read_or_told(environment: dict[str, str]) -> None:
             if isinstance(value, bool):
                 assert value is (text.lower() in ("1", "true", "yes", "on"))
             elif isinstance(value, int):
-                assert value == int(text)
+                read = size_of if FIELDS[name].metadata["allowed"].startswith(ALLOWED) else int
+                assert value == read(text)
             elif isinstance(value, StrEnum):
                 assert value == text.lower()
             elif isinstance(value, str):
@@ -128,6 +129,9 @@ def is_wrong(name: str, text: str) -> bool:
         return text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off")
     if "a number from 0 to 1" in allowed:
         return not is_number(float, text) or not 0 <= float(text) <= 1
+    if allowed.startswith(ALLOWED):
+        least = 1 if "1 or more" in allowed else 0
+        return (nbytes := size_of(text)) is None or nbytes < least
     if "number" in allowed or "ordinal" in allowed:
         least = 1 if "1 or more" in allowed else 0 if "0 or more" in allowed else -(10**80)
         return not is_number(int, text) or int(text) < least
@@ -136,6 +140,14 @@ def is_wrong(name: str, text: str) -> bool:
     if "a level" in allowed:
         return text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
     return False
+
+
+def size_of(text: str) -> int | None:
+    """The bytes that a text means, or None."""
+    try:
+        return parse_size(text)
+    except dm.ConfigError:
+        return None
 
 
 def is_number(kind: type, text: str) -> bool:

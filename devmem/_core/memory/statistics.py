@@ -28,7 +28,7 @@ class Snapshot(Report):
     >>> with dm.use_memory(dm.memory.Statistics()) as counts:
     ...     d = dm.zeros(1000)
     >>> print(counts.snapshot())
-    Snapshot(current_bytes=8000 bytes (7.8 KiB), peak_bytes=8000 bytes (7.8 KiB), ...
+    Snapshot(current_bytes=7.8 KiB (8,000 bytes), peak_bytes=7.8 KiB (8,000 bytes), ...
     """
 
     current_bytes: int
@@ -48,7 +48,7 @@ class Owner:
     >>> with dm.use_memory(dm.memory.Statistics(owners=True)) as counts:
     ...     d = dm.zeros(1000)
     >>> print(counts.owners()[0])
-    8000 bytes (7.8 KiB) in 1 blocks from ...
+    7.8 KiB (8,000 bytes) in 1 blocks from ...
     """
 
     file: str
