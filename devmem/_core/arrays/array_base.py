@@ -71,6 +71,10 @@ class ArrayBase(ArrayView[D]):
         self.allocation.check()
         return self._ptr
 
+    def data_ptr(self) -> int:
+        """`ptr`, under the name by which PyTorch's tensors are asked for it."""
+        return self.ptr
+
     @property
     def stream(self) -> Stream | None:
         """The stream that the array is bound to, or None."""

@@ -72,6 +72,10 @@ class HostVisible(DriverArray):
         allocation.check()
         return self._device_base + (address(self) - allocation.ptr)
 
+    def data_ptr(self) -> int:
+        """`ptr`, under the name by which PyTorch's tensors are asked for it."""
+        return self.ptr
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The memory as the device sees it; see `DeviceNDArray.__cuda_array_interface__`.

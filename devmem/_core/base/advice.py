@@ -57,7 +57,7 @@ ARRAY = {
     "get cpu asnumpy to_host detach": "copy_to_host() copies to the host, and numpy() does without arguments",
     "cuda hip xpu to_device": "to(device) copies to a device, d.to('cuda:1')",
     "set set_async copy_ copy_from": "copy_to_device(x) copies into this array",
-    "data_ptr gpudata data device_pointer device_ctypes_pointer unsafe_buffer_pointer": "ptr is the address, an int",
+    "gpudata data device_pointer device_ctypes_pointer unsafe_buffer_pointer": "ptr is the address, an int",
     "zero_": "fill(0)",
     "fill_": "fill(value)",
     "clone contiguous": "copy() is a new array, contiguous in the same order of axes",

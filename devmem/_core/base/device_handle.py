@@ -63,9 +63,7 @@ class PublicDevice(Protocol):
 
     def __enter__(self) -> PublicDevice: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Droppable(Protocol):

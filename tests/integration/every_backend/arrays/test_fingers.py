@@ -179,7 +179,7 @@ def test_an_event_without_timing_cannot_be_recorded_with_it():
         ("cpu", "copy_to_host"),
         ("cuda", r"to\(device\)"),
         ("sum", "compute"),
-        ("data_ptr", "ptr"),
+        ("gpudata", "ptr"),
         ("clone", "copy"),
         ("contiguous", "copy"),
         ("flatten", "ravel"),
@@ -203,6 +203,23 @@ def test_a_name_of_another_library_says_which_verb_it_is(name, verb):
     with pytest.raises(AttributeError, match=rf"'DeviceNDArray' object has no attribute '{name}'.*{verb}") as info:
         getattr(array, name)
     assert info.value.name == name
+
+
+def test_data_ptr_is_the_address_of_the_first_element():
+    array = dm.device_array((4, 3))
+    assert array.data_ptr() == array.ptr
+    assert array[2:].data_ptr() == array[2:].ptr == array.ptr + array[:2].nbytes
+    assert dm.device_array(0).data_ptr() == 0
+    array.free()
+    with pytest.raises(dm.ClosedError):
+        array.data_ptr()
+
+
+def test_data_ptr_of_memory_that_the_host_sees_too():
+    array = dm.managed_array(10)
+    assert array[3:].data_ptr() == array[3:].ptr == array.ptr + array[:3].nbytes
+    with pytest.raises(dm.LayoutError, match="result of a computation"):
+        (array + 1).data_ptr()
 
 
 def test_names_that_are_there_are_listed():
