@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from ..spi.errors import ConfigError, UnsupportedError
 
@@ -24,6 +24,7 @@ _PREFERRED, _BIND = 1, 2
 _MASK_BITS = 4096
 _Mask = ctypes.c_ulong * (_MASK_BITS // (8 * ctypes.sizeof(ctypes.c_ulong)))
 _Nodes: TypeAlias = ctypes.Array[ctypes.c_ulong]
+T = TypeVar("T")
 _ONLINE = Path("/sys/devices/system/node/online")
 
 
@@ -82,9 +83,9 @@ def own_node(node: int) -> tuple[int, str]:
     return found, f"page-locked memory lies {where}"
 
 
-def on_node(node: int, function: Callable[[], object]) -> None:
+def on_node(node: int, function: Callable[[], T]) -> T:
     """Call a function, and bind what this thread allocates in it to a node; afterwards the policy is what it was."""
-    _under(_BIND, node, function, *policy())
+    return _under(_BIND, node, function, *policy())
 
 
 def near_node(node: int, function: Callable[[], object]) -> None:
@@ -100,13 +101,13 @@ def near_node(node: int, function: Callable[[], object]) -> None:
     function()
 
 
-def _under(mode: int, node: int, function: Callable[[], object], before: int, mask: _Nodes) -> None:
+def _under(mode: int, node: int, function: Callable[[], T], before: int, mask: _Nodes) -> T:
     wanted, bits = _Mask(), 8 * ctypes.sizeof(ctypes.c_ulong)
     wanted[node // bits] = 1 << node % bits
     restore = partial(_syscall, *_setting(before, mask))
     try:
         _system_call(*_setting(mode, wanted))
-        function()
+        return function()
     finally:
         restore()  # C alone: no interrupt comes before it
 

@@ -168,29 +168,34 @@ int is_unlocked(const struct lane *lane) {
 
 /* -- pools: no Python runs --------------------------------------------------------------------------------------------------- */
 
-/* How the pool takes a block of so many bytes for the legacy stream, or gives one back: a new reference, NULL where it has none yet. */
-static PyObject *pool_verb(const struct lane *lane, size_t nbytes, Py_ssize_t which) {
+/* The list of the pool's free blocks for requests of so many bytes on the legacy stream: borrowed, NULL where there is none yet. */
+static PyObject *pool_blocks(const struct lane *lane, size_t nbytes) {
     PyObject *known = PyDict_GetItemWithError(lane->ready, lane->home), *key = known ? PyLong_FromSize_t(nbytes) : NULL;
-    PyObject *verbs = key ? PyDict_GetItemWithError(known, key) : NULL, *verb = verbs ? PyTuple_GetItem(verbs, which) : NULL;
-    Py_XINCREF(verb);
+    PyObject *blocks = key ? PyDict_GetItemWithError(known, key) : NULL;
     Py_XDECREF(key);
     PyErr_Clear();
-    return verb;
+    return blocks;
 }
 
 PyObject *from_pool(const struct lane *lane, size_t nbytes) {
-    PyObject *blocks = pool_verb(lane, nbytes, 0), *ptr = blocks ? PyIter_Next(blocks) : NULL;
-    Py_XDECREF(blocks);
-    PyErr_Clear(); /* it has none */
+    PyObject *blocks = pool_blocks(lane, nbytes);
+    Py_ssize_t count = blocks ? PyList_Size(blocks) : 0;
+    if (count < 1)
+        return NULL;
+    PyObject *ptr = PyList_GetItem(blocks, count - 1);
+    Py_INCREF(ptr);
+    if (PyList_SetSlice(blocks, count - 1, count, NULL) < 0) {
+        PyErr_Clear();
+        Py_CLEAR(ptr);
+    }
     return ptr;
 }
 
 bool to_pool(const struct lane *lane, PyObject *ptr, size_t nbytes) {
-    PyObject *append = pool_verb(lane, nbytes, 1), *done = append ? PyObject_CallFunctionObjArgs(append, ptr, NULL) : NULL;
-    Py_XDECREF(append);
-    Py_XDECREF(done);
+    PyObject *blocks = pool_blocks(lane, nbytes);
+    bool entered = blocks && PyList_Append(blocks, ptr) == 0;
     PyErr_Clear();
-    return done;
+    return entered;
 }
 
 /* -- dropped memory ------------------------------------------------------------------------------------------------------------ */
@@ -200,10 +205,8 @@ bool is_simple(const struct lane *lane, const struct allocation_state *block, ui
         block->home != lane->legacy || !lane->live || block->heap != lane->heap || block->device_handle != lane->handle ||
         (PySet_Size(lane->lent) != 0 && PySet_Contains(lane->lent, block->ptr) != 0))
         return false;
-    PyObject *append = lane->ready ? pool_verb(lane, (size_t)block->nbytes, 1) : NULL;
-    Py_XDECREF(append);
     *address = PyLong_AsUnsignedLongLong(block->ptr);
-    return *address != 0 && !PyErr_Occurred() && (append || !lane->ready);
+    return *address != 0 && !PyErr_Occurred() && (!lane->ready || pool_blocks(lane, (size_t)block->nbytes));
 }
 
 PyObject *strike_out(struct lane *lane, struct allocation_state *block) {

@@ -57,27 +57,30 @@ class CrossStreamReuse:
     def _reclaim(self, stream: int, size: int) -> None:
         lists = self.lists
         with self._recording:
-            with lists.lock, lists as writable:
-                if not writable:
-                    return
-                caches, own = lists.caches(), lists.cache_of(stream)
-                waiting = {each.cache for each in lists.pending}
-                merges = not size or lists.idle.nbytes or any(each.free.nbytes for each in caches if each is not own)
-                made: list[PendingBlocks] = []
-                for cache in caches:
-                    asked = cache.handle_valid and cache not in waiting and (merges or cache is not own)
-                    if asked and cache.nbytes >= size // WORTH_ASKING and (pending := lists.make_pending(cache)):
-                        made.append(pending)
+            made = lists.ask(self._worth_asking, stream, size)
             try:
-                for pending in made:
+                for pending in made or ():
                     found = pending.cache
                     if found is not None:  # else another thread has waited for the device
                         self.record_if_possible(pending, found, self._handle(found))
             finally:
-                with lists.lock, lists:
-                    lists.undo_pending(made)
+                if made:
+                    lists.change(lists.undo_pending, made)
         if made:
             self.reclaim_completed()
+
+    def _worth_asking(self, stream: int, size: int) -> list[PendingBlocks]:
+        """Let the free blocks of streams that have enough of them wait for events."""
+        lists = self.lists
+        caches, own = lists.caches(), lists.cache_of(stream)
+        waiting = {each.cache for each in lists.pending}
+        merges = not size or lists.idle.nbytes or any(each.free.nbytes for each in caches if each is not own)
+        made: list[PendingBlocks] = []
+        for cache in caches:
+            asked = cache.handle_valid and cache not in waiting and (merges or cache is not own)
+            if asked and cache.nbytes >= size // WORTH_ASKING and (pending := lists.make_pending(cache)):
+                made.append(pending)
+        return made
 
     def record(self, pending: PendingBlocks, key: StreamCache | int, handle: int) -> None:
         """Record an event behind blocks, unless the stream captures a graph; ``key`` tells streams with one handle apart.
@@ -107,33 +110,33 @@ class CrossStreamReuse:
             Another thread may be naming it, and this is a handler: the stream has to stay for now.
         """
         with self._recording:
-            with self.lists.lock, self.lists as writable:
-                if not writable:
-                    if (cache := self.lists.by_stream.get(stream)) is not None:
-                        cache.handle_valid = False  # it is destroyed before the lists are changed
-                    self.lists.deferred.append((self.lists.forget_stream, stream))
-                    return
-                pending = self.lists.forget_stream(stream)
+            with self.lists.lock:
+                if self.lists.changing and (cache := self.lists.by_stream.get(stream)) is not None:
+                    cache.handle_valid = False  # it is destroyed before the lists are changed
+                pending = self.lists.change(self.lists.forget_stream, stream)
             if pending is not None:
                 self.record_if_possible(pending, stream, stream)
 
     def wait_for_device(self) -> None:
         """Make all blocks idle that are free by now, after the whole device has completed."""
         lists = self.lists
-        with lists.lock, lists as writable:
-            if not writable:
-                return
-            made = [each for each in map(lists.make_pending, lists.caches()) if each is not None]
-            pending = list(lists.pending)
+        waiting = lists.ask(self._all_waiting)
+        if waiting is None:
+            return
+        made, pending = waiting
         try:
             # The whole device: then no handle has to be named that might not be valid any more.
             self.driver.synchronize()
         except BaseException:
-            with lists.lock, lists:
-                lists.undo_pending(made)
+            lists.change(lists.undo_pending, made)
             raise
         lists.change(lists.complete, pending)
         self.reclaim_completed()
+
+    def _all_waiting(self) -> tuple[list[PendingBlocks], list[PendingBlocks]]:
+        """Let all free blocks of streams wait: those, and all that wait then."""
+        made = [each for each in map(self.lists.make_pending, self.lists.caches()) if each is not None]
+        return made, list(self.lists.pending)
 
     def capturing(self, stream: int) -> bool:
         """Whether work on the stream is recorded into a graph, where no call of the pool may be."""
@@ -145,7 +148,7 @@ class CrossStreamReuse:
             return False
         try:
             with self._recording:  # so that no handle is forgotten meanwhile
-                with self.lists.lock, self.lists:
+                with self.lists.lock:
                     caches = list(self.lists.by_stream.values())
                 # The legacy stream first: it cannot be asked where some other is capturing, and that is the answer.
                 return self.capturing(LEGACY_STREAM) or any(map(self._is_capturing, caches))

@@ -26,7 +26,7 @@ from ....spi.memory import MemoryResource
 from ....spi.sizes import exact_size
 from ....spi.types import LEGACY_STREAM
 from ....toolkit.deferred_errors import FirstError
-from ...base.interrupts import is_untaken
+from ...base.interrupts import CannotWait
 from ..adaptor import Adaptor
 from .cross_stream import CrossStreamReuse
 from .free_lists import Effort, FreeLists
@@ -77,9 +77,8 @@ class Pool(Adaptor, ABC):
         self._lists.add_chunk(ptr, chunk)
         return None
 
-    def _allocate_chunk(self, size: int, stream: int, got: list[int]) -> None:
-        """Ask the upstream for a chunk, and put its address into ``got``, before which no interrupt can come."""
-        got.extend(map(self._allocate, (size,), (stream,)))
+    def _allocate_chunk(self, size: int, stream: int) -> int:
+        return self._allocate(size, stream)
 
     def deallocate_chunk(self, ptr: int, size: int) -> None:
         self._deallocate(ptr, size, LEGACY_STREAM)
@@ -87,7 +86,7 @@ class Pool(Adaptor, ABC):
     @property
     def cached_bytes(self) -> int:
         """Bytes that are free or on their way back, here and in the upstream; also those that a stream may still use."""
-        return self._cached() + sum(list(self._lists.transit.values())) + super().cached_bytes
+        return self._lists.count_cached() + sum(list(self._lists.transit.values())) + super().cached_bytes
 
     def is_out(self, ptr: int) -> bool:
         """No: blocks are kept here."""
@@ -105,9 +104,7 @@ class Pool(Adaptor, ABC):
         if (cached > keep_bytes or (keep_nothing and reuse.queue.waiting)) and not reuse.any_capturing():
             reuse.wait_for_device()
             cached = self._released(keep_bytes)
-        with self._lists.lock, self._lists as writable:
-            if writable:
-                self._lists.drop_empty_caches()
+        self._lists.ask(self._lists.drop_empty_caches)
         if keep_nothing:
             reuse.events.drop_spare()
         super().trim(max(0, keep_bytes - cached))
@@ -125,41 +122,20 @@ class Pool(Adaptor, ABC):
 
     def _released(self, keep_bytes: int) -> int:
         """Release idle chunks beyond so many bytes; how many bytes are kept then."""
-        cached = self._cached()
+        cached = self._lists.count_cached()
         self._release(cached - keep_bytes)
-        return self._cached() if cached > keep_bytes else cached
-
-    def _cached(self) -> int:
-        with self._lists.lock, self._lists:
-            return self._lists.cached
+        return self._lists.count_cached() if cached > keep_bytes else cached
 
     def _miss(self, nbytes: int, stream: int) -> int:
         if nbytes <= 0:
             if nbytes == 0:
                 return 0
             raise LayoutError(f"{self!r} cannot allocate {nbytes} bytes")
-        # In this form no interrupt comes between what a step returns and the next line.
-        [ptr] = map(self._cut, (nbytes,), (stream,), (Effort.FIRST,))
-        if not ptr:
-            [ptr] = map(self._reclaim, (nbytes,), (stream,))
-        if not ptr:
-            [ptr] = map(self._grow, (nbytes,), (stream,))
-        return ptr
+        return self._cut(nbytes, stream, Effort.FIRST) or self._reclaim(nbytes, stream) or self._grow(nbytes, stream)
 
     def _cut(self, nbytes: int, stream: int, effort: Effort) -> int:
-        """A free block, of those that the stream may use now; 0 if none serves."""
-        lists, ptr = self._lists, 0
-        try:
-            with lists.lock, lists as writable:
-                change = lists.current
-                if writable:
-                    [ptr] = map(self._find, (nbytes,), (stream,), (effort,))
-            return ptr
-        except BaseException:
-            if ptr:  # no second interrupt comes before it is among the changes to be made
-                lists.deferred.append((lists.take_back, change, ptr, nbytes, stream))
-                lists.make_changes()
-            raise
+        """A free block, of those that the stream may use now; 0 if none serves, or the lists are being changed."""
+        return self._lists.ask(self._find, nbytes, stream, effort) or 0
 
     def _grow(self, nbytes: int, stream: int) -> int:
         chunk, over = self._plan(nbytes, stream)
@@ -167,29 +143,25 @@ class Pool(Adaptor, ABC):
             self._reuse.reclaim(stream)
             # Chunks that would go back without making enough room are better cut.
             effort = Effort.FULL if over <= self._lists.idle.whole else Effort.LAST
-            [ptr] = map(self._cut, (nbytes,), (stream,), (effort,))
-            if ptr:
+            if ptr := self._cut(nbytes, stream, effort):
                 return ptr
             self._release(over)
         try:
-            [ptr] = map(self._from_new_chunk, (chunk,), (nbytes,), (stream,))
-            return ptr
+            return self._from_new_chunk(chunk, nbytes, stream)
         except MemoryError:
-            reusable = self._cached() and not self._reuse.any_capturing()
+            reusable = self._lists.count_cached() and not self._reuse.any_capturing()
             if not reusable and self._size(nbytes) >= chunk:
                 raise
         if reusable:
             self._reuse.wait_for_device()
-            [ptr] = map(self._cut, (nbytes,), (stream,), (Effort.LAST,))
-            if ptr:
+            if ptr := self._cut(nbytes, stream, Effort.LAST):
                 return ptr
-            self._release(self._cached())
-        [ptr] = map(self._from_new_chunk, (self._size(nbytes),), (nbytes,), (stream,))
-        return ptr
+            self._release(self._lists.count_cached())
+        return self._from_new_chunk(self._size(nbytes), nbytes, stream)
 
     def _from_new_chunk(self, chunk: int, nbytes: int, stream: int) -> int:
         lists, me = self._lists, get_ident()
-        with lists.lock, lists:
+        with lists.lock:
             if lists.reserved + chunk > self._limit:
                 raise OutOfMemory(
                     f"the limit is {exact_size(self._limit)}, of which {exact_size(lists.reserved)} are held: "
@@ -200,56 +172,40 @@ class Pool(Adaptor, ABC):
                     limit=self._limit,
                 )
             lists.request(me, chunk)
-        got: list[int] = []
         try:
-            try:
-                self._allocate_chunk(chunk, stream, got)
-                [ptr] = got
-                with lists.lock, lists as writable:
-                    if not writable:
-                        lists.deferred.append((self._enter_chunk, ptr, chunk, nbytes, stream))
-                        # The block may come back before that: it must not merge with a neighbour that is another chunk.
-                        lists.chunks[ptr] = chunk
-                        return ptr
-                    rest = self._enter_chunk(ptr, chunk, nbytes, stream)
-                if rest is not None:
-                    # How long this stream will be there is not known, but now it is.
-                    self._reuse.record_if_possible(rest, stream, stream)
-                return ptr
-            finally:
-                lists.requested.pop(me, None)
-        except BaseException:
-            for ptr in got:  # no second interrupt comes before it is among the changes to be made
-                lists.deferred.append((lists.unwind_chunk, ptr, chunk, nbytes, stream))
-            lists.make_changes()
-            self._give_back_transit()
-            raise
+            ptr = self._allocate_chunk(chunk, stream)
+            with lists.lock:
+                if lists.changing:
+                    # The block may come back before its chunk is entered: it must not merge with a neighbour in another chunk.
+                    lists.chunks[ptr] = chunk
+                rest = lists.change(self._enter_chunk, ptr, chunk, nbytes, stream)
+        finally:
+            lists.requested.pop(me, None)
+        if rest is not None:
+            # How long this stream will be there is not known, but now it is.
+            self._reuse.record_if_possible(rest, stream, stream)
+        return ptr
 
     def _release(self, nbytes: int) -> None:
         """Give idle chunks back until they make up so many bytes."""
-        lists = self._lists
-        with lists.lock, lists as writable:
-            if writable:
-                lists.take_idle_chunks(nbytes)
+        self._lists.ask(self._lists.take_idle_chunks, nbytes)
         self._give_back_transit()
 
     def _give_back_transit(self) -> None:
         """Give the upstream the chunks that are in transit. Inside a change of the lists they wait for the next call."""
-        lists = self._lists
-        with lists.lock, lists as writable:
-            starts = list(lists.transit) if writable else []
+        with self._lists.lock:
+            starts = [] if self._lists.changing else list(self._lists.transit)
         with FirstError() as first:
             for start in starts:
                 first.attempt(self._give_back_chunk, start)  # if one cannot be freed, the other chunks are still to go
 
     def _give_back_chunk(self, start: int) -> None:
-        """Give a chunk in transit back, unless another thread has; if an interrupt comes before, it stays there."""
-        transit, size = self._lists.transit, 0
-        try:
-            [size] = map(transit.pop, (start,), (0,))  # no interrupt comes before it is stored
-            if size:
+        """Give a chunk in transit back, unless another thread has."""
+        transit = self._lists.transit
+        size = transit.pop(start, 0)
+        if size:
+            try:
                 self.deallocate_chunk(start, size)
-        except BaseException as error:
-            if size and is_untaken(error, self.upstream, start):
+            except CannotWait:  # a handler, to whom the upstream was refused
                 transit[start] = size
-            raise
+                raise

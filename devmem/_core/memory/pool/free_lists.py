@@ -4,32 +4,33 @@ A pool takes chunks from its upstream. Every free byte of a chunk is in one of t
 (`StreamCache`), behind an event (`PendingBlocks`), or idle, where every stream may use it. Chunks whose every byte is idle
 can go back to the upstream.
 
-``with lists.lock, lists as writable:`` changes them. The lock is never held across a call of the driver or the upstream. A
-finalizer or a signal's handler may run in the middle, and come back to the pool on the same thread. It finds ``writable`` false:
-it must change nothing, and appends what it wants changed to `deferred`, which the outer ``with`` block runs at its end, on the
-same thread: `change` does that. Lists of a `StreamCache` are used without the lock: each step on them is atomic. What an
-interrupt or an error leaves half done is undone: at the end of the block, or as the next one begins.
+`FreeLists.change` changes them, under the lock, which is never held across a call of the driver or the upstream. A finalizer or a
+signal's handler may run in the middle, and come back to the pool on the same thread. It finds `changing` true: what it gives back
+waits until the change ends, and what it asks for comes from the upstream. Lists of a `StreamCache` are used without the lock:
+each step on them is atomic.
+
+An exception may come into a change: then the lists are `broken`, and the next change begins with making them anew from what is
+known for certain, which are the chunks and the free blocks by address. Each step takes a block out of one place before it puts
+it into another. So a block that was on its way is in none, and stays in use until the device is reset; never is it in two.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from enum import IntEnum
-from functools import partial
 from operator import itemgetter
-from types import FrameType, TracebackType
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from ....spi.types import PER_THREAD_STREAM
-from ....toolkit.one_step import in_one_step
-from .size_bins import SMALL, Chunks, Fit, FreeSet, SizeBins, cut_from, rounded
-from .stream_cache import PendingBlocks, StreamCache, Token, Verbs
+from .size_bins import SMALL, Fit, FreeSet, SizeBins, cut_from, rounded
+from .stream_cache import PendingBlocks, StreamCache, Token
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Each time so many more streams are known, those that only ever allocated are forgotten: a bound on memory.
 MANY_STREAMS = 64
@@ -61,10 +62,11 @@ class FreeLists:
         self.ordered = ordered
         #: Every block is a chunk: none is cut or merged, and the one that was freed first goes back first.
         self.whole_blocks = whole_blocks
-        #: By stream and requested size, how blocks are handed out again and taken back: all that a hit touches.
-        self.ready: dict[int, dict[int, Verbs]] = {}
+        #: By stream and requested size, the free blocks: all that a hit touches.
+        self.ready: dict[int, dict[int, list[int]]] = {}
         self.thread = threading.local()
-        self.chunks = Chunks()
+        #: The size of every chunk, by its address.
+        self.chunks: dict[int, int] = {}
         #: Bytes of all chunks.
         self.chunk_bytes = 0
         #: Chunks of the upstream's that are in no list: they are to be given back. By address.
@@ -78,89 +80,52 @@ class FreeLists:
         self.by_thread: list[StreamCache] = []
         self.idle = self.new_bins()
         self.pending: dict[PendingBlocks, None] = {}
-        self.deferred: deque[tuple[Any, ...]] = deque()  # changes to be made: a step, and its arguments
         self.lock = threading.RLock()
-        self._inside: list[FrameType] = []  # the ``with`` blocks that are open, all of the thread that has the lock
-        self.current = 0  # the number of the change that is made, or was made last
-        self._complete = True  # whether it was
-        self._undone: set[int] = set()
-        self._journal = self.chunks.journal
+        #: Whether a change is being made, by the thread that has the lock.
+        self.changing = False
+        #: Whether an exception came into a change.
+        self.broken = False
+        #: What a handler or finalizer wants changed, which came into a change.
+        self._later: deque[Callable[[], object]] = deque()
 
-    def __enter__(self) -> bool:
-        frame = sys._getframe(1)
-        if self._inside and self._is_inside(frame):
-            self._inside.append(frame)
-            return False
-        self._inside.append(frame)
-        if not self._complete:
-            self._undo()
-        self._begin()
-        if self.deferred:
-            self._run_deferred()
-        return True
+    def change(self, step: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R | None:
+        """Call a step that changes the lists, whose result this returns.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if len(self._inside) == 1:
-            if kind is not None:
-                self._undo()
-            if self.deferred:
-                self._run_deferred()
-            self._complete = True  # what has changed is not undone any more; nothing is called behind this
-            del self._journal[:]
-        del self._inside[-1]
-
-    def _is_inside(self, frame: FrameType) -> bool:
-        """Whether a block is open already, but for those that an interrupt ended just as they were entered or left."""
-        active, outer = set(), frame.f_back  # no frame has one block inside another
-        while outer is not None:
-            active.add(outer)
-            outer = outer.f_back
-        self._inside[:] = [each for each in self._inside if each in active]
-        return bool(self._inside)
-
-    def _begin(self) -> None:
-        self._complete = False
-        self.current += 1
-        if self._journal:
-            self._journal.clear()
-
-    def _undo(self) -> None:
-        self._undone.add(self.current)
-        self.chunks.undo()
-
-    def _run_deferred(self) -> None:
-        """Make the changes that were deferred, each undone by itself if it is interrupted, and then made again."""
-        while self.deferred:
-            self._complete = True
-            self._begin()
-            step, *arguments = self.deferred[0]
-            step(*arguments)
-            in_one_step(self.deferred.popleft, self._journal.clear)
-
-    def take_back(self, change: int, ptr: int, nbytes: int, stream: int) -> None:
-        """A change: take back a block that was not handed out, unless the change that has cut it was undone."""
-        if change not in self._undone:
-            self._free_unused(ptr, nbytes, stream)
-
-    def _free_unused(self, ptr: int, nbytes: int, stream: int) -> None:
-        if self.whole_blocks:
-            self.idle.large.add(ptr, self.chunks[ptr])
-        else:
-            self.file(ptr, nbytes, stream)
-
-    def change(self, step: Callable[..., object], *arguments: object) -> None:
-        """Change the lists: now, or at the end of the ``with`` block that this thread is in."""
-        self.deferred.append((step, *arguments))
-        self.make_changes()
-
-    def make_changes(self) -> None:
-        """Make the changes that are `deferred`. What is interrupted is made with the next change of the lists."""
+        Inside another change the step is called when that one ends, and None is returned.
+        """
         with self.lock:
-            # The caller is in no block, though an interrupt may have come as it left one.
-            caller = sys._getframe(1)
-            self._inside[:] = [each for each in self._inside if each is not caller]
-            with self:
-                pass  # entering makes them, or leaving the outermost block does
+            if self.changing:
+                self._later.append(lambda: step(*arguments, **named))
+                return None
+            return self._change(step, *arguments, **named)
+
+    def ask(self, step: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R | None:
+        """As `change`; but inside another change nothing is called, now or later."""
+        with self.lock:
+            return None if self.changing else self._change(step, *arguments, **named)
+
+    def _change(self, step: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        self.changing = True
+        try:
+            if self.broken:
+                self._renew()
+            self.broken = True
+            made = step(*arguments, **named)
+            while self._later:
+                self._later.popleft()()
+            self.broken = False
+            return made
+        finally:
+            self.changing = False
+
+    def _renew(self) -> None:
+        """Make all that follows from the chunks and the free blocks' addresses anew."""
+        self.chunk_bytes = sum(self.chunks.values())
+        for cache in self.caches():
+            cache.free.renew()
+        for waiting in self.pending:
+            waiting.renew()
+        self.idle.renew()
 
     # -- bytes and chunks ----------------------------------------------------------------------------------------------
 
@@ -187,6 +152,11 @@ class FreeLists:
         """Bins without blocks."""
         return SizeBins(self.chunks, 0 if self.whole_blocks else SMALL)
 
+    def count_cached(self) -> int:
+        """`cached`, for any thread; a handler in the middle of a change gets what is counted so far."""
+        with self.lock:
+            return self.cached if self.changing or not self.broken else self._change(lambda: self.cached)
+
     def coalesce(self) -> None:
         """Merge all free blocks with their neighbours."""
         for cache in self.caches():
@@ -199,20 +169,8 @@ class FreeLists:
 
     def add_chunk(self, start: int, size: int) -> None:
         """Enter a new chunk."""
-        self._journal.append((self._undo_add, start, size))
         self.chunks[start] = size
         self.chunk_bytes += size
-
-    def _undo_add(self, start: int, size: int) -> None:
-        if start in self.chunks:
-            del self.chunks[start]
-            self.chunk_bytes -= size
-
-    def _undo_take(self, start: int, size: int) -> None:
-        if start not in self.chunks:
-            self.transit.pop(start, None)
-            self.chunks[start] = size
-            self.chunk_bytes += size
 
     def take_idle_chunks(self, nbytes: int) -> None:
         """Take out idle chunks until they make up so many bytes, and little more; they are in `transit` from now on."""
@@ -228,18 +186,10 @@ class FreeLists:
             size, start, free = idle.pop(min(enough, len(idle) - 1))
             # Forgotten before it goes back: another thread may be given its address at once, and enter it.
             free.remove(start)
-            self._journal.append((self._undo_take, start, size))
             del self.chunks[start]
             self.chunk_bytes -= size
             self.transit[start] = size
             nbytes -= size
-
-    def unwind_chunk(self, start: int, size: int, nbytes: int, stream: int) -> None:
-        """A change: take back a new chunk's block that was not handed out, or put a chunk that was not entered in `transit`."""
-        if start in self.chunks:
-            self._free_unused(start, nbytes, stream)
-        else:
-            self.transit[start] = size
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -267,7 +217,6 @@ class FreeLists:
         """Put a block that came back into the cache of its stream, whose handle is therefore valid until `forget_stream`."""
         cache = self.cache_of(stream)
         if not cache.handle_valid:
-            cache.handle_valid = True
             for each in self.pending:
                 if each.cache is cache:
                     # Entered when the number may have meant another stream: to be used only after the event, unless new chunks
@@ -275,18 +224,15 @@ class FreeLists:
                     each.cache = None
                     if not self.ordered:
                         cache.free.absorb(each.free)
+            cache.handle_valid = True
             self.ready[stream] = cache.by_request
-        blocks = cache.list_for(nbytes, rounded(nbytes))
-        self._journal.append((_remove, blocks, ptr))
-        blocks.append(ptr)
+        cache.list_for(nbytes, rounded(nbytes)).append(ptr)
 
     def forget_stream(self, stream: int) -> PendingBlocks | None:
         """Remove the cache of a stream that is about to be destroyed; its blocks, for which an event is to be recorded."""
         cache = self.by_stream.get(stream)
         if cache is None:
             return None
-        self._journal.append((self._undo_forget, stream, cache))
-        self.by_stream.pop(stream)
         self.ready.pop(stream, None)
         own = [each for each in self.pending if each.cache is cache]
         self.undo_pending(own)
@@ -295,12 +241,8 @@ class FreeLists:
         made = self.make_pending(cache)
         if made is not None:
             made.cache = None
+        del self.by_stream[stream]
         return made
-
-    def _undo_forget(self, stream: int, cache: StreamCache) -> None:
-        self.by_stream[stream] = cache
-        if cache.handle_valid:
-            self.ready[stream] = cache.by_request
 
     def drop_empty_caches(self) -> None:
         """Forget threads that have ended, and streams that only ever allocated."""
@@ -321,33 +263,27 @@ class FreeLists:
         cache.coalesce()
         if not cache.free.nbytes:
             return None
-        made = PendingBlocks(cache, cache.free)
-        self._journal.append((setattr, cache, "free", made.free))
-        cache.free = self.new_bins()
+        made = PendingBlocks(cache, self.new_bins())
         self.add_pending(made)
+        made.free.absorb(cache.free)
         return made
 
     def add_pending(self, made: PendingBlocks) -> None:
-        self._journal.append((self.pending.pop, made, None))
+        """Enter blocks that wait for an event, or for the device."""
         self.pending[made] = None
-
-    def _drop_pending(self, made: PendingBlocks) -> None:
-        if made in self.pending:
-            self._journal.append((self.pending.setdefault, made))
-            del self.pending[made]
 
     def undo_pending(self, made: Iterable[PendingBlocks]) -> None:
         """Where no event was recorded, the blocks are the stream's again. Without a stream they wait for the device."""
         for each in made:
             if not each.recorded and each.cache is not None and each in self.pending:
-                self._drop_pending(each)
                 each.move_to(each.cache.free)
+                del self.pending[each]
 
     def complete(self, completed: Iterable[PendingBlocks]) -> None:
         """Make blocks idle whose event, or whose device, has completed."""
         for each in completed:
-            self._drop_pending(each)
             each.move_to(self.idle)
+            self.pending.pop(each, None)
         self.drop_empty_caches()
 
     # -- allocation ----------------------------------------------------------------------------------------------------
@@ -371,12 +307,7 @@ class FreeLists:
                 count = min(BATCH, BATCH_BYTES // size)
                 start = cut_from(bins, rounded(count * size), Fit.CLOSE)
                 if start:
-                    # Other threads may allocate them from then on: that is not undone. The first one would be filed with them.
-                    in_one_step(
-                        partial(blocks.extend, range(start + (count - 1) * size, start - 1, -size)),
-                        self._journal.clear,
-                        partial(self._journal.append, (blocks.append, ptr)),
-                    )
+                    blocks.extend(range(start + (count - 1) * size, start - 1, -size))
         return ptr
 
     def _cut_far(self, bins: list[SizeBins], size: int, effort: Effort) -> int:
@@ -401,8 +332,3 @@ class FreeLists:
         if not ptr and few and whole - size >= LITTLE * self.chunk_bytes:
             ptr = cut_from(bins, size, Fit.WHOLE)
         return ptr
-
-
-def _remove(blocks: list[int], ptr: int) -> None:
-    with suppress(ValueError):  # it had not come there
-        blocks.remove(ptr)

@@ -21,7 +21,6 @@ from ....spi.memory import MemoryResource
 from ....spi.types import PER_THREAD_STREAM
 from ....toolkit.host_limits import host_bytes
 from ....toolkit.numa import check_node, on_node
-from ...base.interrupts import keeps
 from ...base.shown import Report
 from ...base.size_text import bytes_of
 from ..direct import PinnedMemory
@@ -111,7 +110,6 @@ class PinnedPool(Pool):
         """
         return self._miss(nbytes, stream)
 
-    @keeps
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Take a block back, for any stream when this one has completed what is on it now. Does not wait.
 
@@ -119,21 +117,11 @@ class PinnedPool(Pool):
         """
         if not ptr:
             return
-        deferred = self._lists.deferred
-        try:
-            pending = PendingChunk(ptr, self._size(nbytes))
-        except BaseException:  # interrupted
-            deferred.append((self._keep, ptr, nbytes))
-            raise
-        deferred.append((self._lists.add_pending, pending))  # no interrupt comes before
-        self._lists.make_changes()
+        pending = PendingChunk(ptr, self._size(nbytes))
+        self._lists.change(self._lists.add_pending, pending)
         # The thread's own default stream is another one in each thread.
         key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()
         self._reuse.record(pending, key, stream)
-
-    def _keep(self, ptr: int, nbytes: int) -> None:
-        """A change: take a block back that waits for the device."""
-        self._lists.add_pending(PendingChunk(ptr, self._size(nbytes)))
 
     @property
     def stream_ordered(self) -> bool:
@@ -144,13 +132,13 @@ class PinnedPool(Pool):
     def largest_free_block(self) -> int:
         """Bytes of the largest block that is free and that no stream uses."""
         self._reuse.reclaim_completed()
-        with self._lists.lock, self._lists:
+        with self._lists.lock:
             return self._lists.idle.largest
 
     def report(self) -> PinnedReport:
         """What the pool holds, and what it has done so far."""
         lists = self._lists
-        with lists.lock, lists:
+        with lists.lock:
             return PinnedReport(
                 max_bytes=self.max_bytes,
                 reserved_bytes=lists.reserved,
@@ -169,7 +157,7 @@ class PinnedPool(Pool):
         return rounded((nbytes + PAGE - 1) & -PAGE) + PAGE - 1 & -PAGE
 
     def _find(self, nbytes: int, stream: int, effort: Effort) -> int:
-        [ptr] = map(cut_from, ((self._lists.idle,),), (self._size(nbytes),), (Fit.EXACT,))
+        ptr = cut_from((self._lists.idle,), self._size(nbytes), Fit.EXACT)
         self._hits += bool(ptr)
         return ptr
 
@@ -181,15 +169,16 @@ class PinnedPool(Pool):
         size = self._size(nbytes)
         return size, self._lists.reserved + size - self._limit
 
-    def _allocate_chunk(self, size: int, stream: int, got: list[int]) -> None:
-        allocate = partial(super()._allocate_chunk, size, stream, got)
+    def _allocate_chunk(self, size: int, stream: int) -> int:
+        allocate = partial(super()._allocate_chunk, size, stream)
         with self._timed():
-            allocate() if self.numa_node is None else on_node(self.numa_node, allocate)
-        with self._lists.lock, self._lists:
+            ptr = allocate() if self.numa_node is None else on_node(self.numa_node, allocate)
+        with self._lists.lock:
             self._misses += 1
+        return ptr
 
     def deallocate_chunk(self, ptr: int, size: int) -> None:
-        with self._lists.lock, self._lists:
+        with self._lists.lock:
             self._given_back += 1
         with self._timed():
             super().deallocate_chunk(ptr, size)
@@ -200,5 +189,5 @@ class PinnedPool(Pool):
         try:
             yield
         finally:
-            with self._lists.lock, self._lists:
+            with self._lists.lock:
                 self._seconds += time.perf_counter() - began

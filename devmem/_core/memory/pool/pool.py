@@ -16,13 +16,12 @@ from ....spi.driver import Driver
 from ....spi.errors import ConfigError, UnsupportedError
 from ....spi.memory import MemoryResource
 from ....spi.types import PER_THREAD_STREAM, MemoryKind
-from ...base.interrupts import keeps
 from ...base.shown import Report
 from ...base.size_text import bytes_of, check_size
 from .engine import Pool
 from .free_lists import Effort
 from .size_bins import SMALL, UNIT, SizeBins, rounded
-from .stream_cache import PendingBlocks, Verbs
+from .stream_cache import PendingBlocks
 
 MIB = 1 << 20
 #: Small blocks are cut from chunks of this size at least. With chunks that grow with the pool the traces ask the upstream 1,224
@@ -101,7 +100,7 @@ class PoolMemory(Pool):
             raise ConfigError(f"PoolMemory(max_bytes={max_bytes!r}): a pool needs at least {UNIT} bytes")
         self._ready = self._lists.ready
         self._thread = self._lists.thread
-        #: By stream, the verbs of each requested size: for the compiled core, which does what a hit does.
+        #: By stream, the free blocks of each requested size: for the compiled core, which does what a hit does.
         self._hits = self._lists.ready
 
     def bind(self, driver: Driver) -> None:
@@ -121,25 +120,21 @@ class PoolMemory(Pool):
             The stream is capturing a graph, and the pool has nothing to serve it from.
         """
         try:
-            verbs: Verbs = (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes]
-            for ptr in verbs[0]:  # no interrupt comes between the list and the caller
-                return ptr
+            blocks: list[int] = (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes]
+            return blocks.pop()
         except (LookupError, AttributeError):
-            pass
-        [ptr] = map(self._miss, (nbytes,), (stream,))
-        return ptr
+            return self._miss(nbytes, stream)
 
-    @keeps
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Take a block back, for work that is enqueued on the stream from now on. Never waits, and never calls the driver."""
         if not ptr:
             return
-        # From here on the block is taken, whatever interrupts this.
         try:
-            (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes][1](ptr)
+            blocks: list[int] = (self._ready[stream] if stream != PER_THREAD_STREAM else self._thread.ready)[nbytes]
         except (LookupError, AttributeError):  # the first block of its size on the stream
-            self._lists.deferred.append((self._lists.file, ptr, nbytes, stream))  # no interrupt comes before
-            self._lists.make_changes()
+            self._lists.change(self._lists.file, ptr, nbytes, stream)
+        else:
+            blocks.append(ptr)
 
     @property
     def stream_ordered(self) -> bool:
@@ -154,9 +149,8 @@ class PoolMemory(Pool):
     def report(self) -> PoolReport:
         """What the pool holds, and in how many pieces."""
         lists = self._lists
-        with lists.lock, lists as writable:
-            if writable:
-                lists.coalesce()
+        with lists.lock:
+            lists.ask(lists.coalesce)
             bins, cached = lists.all_bins(), lists.cached
             return PoolReport(
                 reserved_bytes=lists.reserved,
@@ -189,13 +183,13 @@ class PoolMemory(Pool):
 
     def _plan(self, nbytes: int, stream: int) -> tuple[int, int]:
         lists, size = self._lists, rounded(nbytes)
-        with lists.lock, lists as writable:
-            if writable:
-                lists.coalesce()
+        with lists.lock:
+            lists.ask(lists.coalesce)
             reserved = lists.reserved
             lists.peak_live = max(lists.peak_live, lists.chunk_bytes - lists.cached + size)
             budget = lists.peak_live + max(int(lists.peak_live * SLACK), SLACK_BYTES)
-            shared = not lists.ordered or (writable and lists.cache_of(stream).handle_valid)
+            cache = lists.ask(lists.cache_of, stream)
+            shared = not lists.ordered or (cache is not None and cache.handle_valid)
         budget = min(budget, self._limit)
         chunk = size
         # Where chunks have the order of a stream, others could use the rest only after it has completed; and how long a stream

@@ -6,19 +6,16 @@ A request is rounded up to a size class: multiples of 512 bytes up to 32 KiB, ab
 kept apart: only they can go back to the upstream. `SizeBins` keeps small and large blocks apart: a small block that lives
 long, cut from the chunk of a large one, would keep all of it from being used or given back.
 
-Nothing here is safe to be used by two threads at once: `FreeLists` holds the lock. Each step first notes in the journal of the
-`Chunks` how it is undone; see there.
+Nothing here is safe to be used by two threads at once: `FreeLists` holds the lock. The truth of a set is its blocks by address,
+`FreeSet.starts`, in which a block is never entered before it was taken out of where it came from. All else is made anew from that
+(`FreeSet.renew`) where an exception came into a change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from functools import partial
 from itertools import repeat
-from typing import Any
-
-from ....toolkit.one_step import in_one_step
 
 #: The smallest block, and what every size is a multiple of.
 UNIT = 512
@@ -49,29 +46,6 @@ def class_of(size: int) -> int:
     if bits < _LINEAR_BITS:
         return size // UNIT
     return (bits - _LINEAR_BITS) * CLASSES + (size >> (bits - _BITS))
-
-
-class Chunks(dict[int, int]):
-    """The size of every chunk of a pool, by its address; and the journal of the change that is being made to its free blocks.
-
-    If the change is interrupted, `undo` takes its steps back, the last one first. What is undone is the truth alone: which
-    chunks there are, and the blocks of each set by address. All else about a set is made anew from that.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.journal: list[tuple[Any, ...]] = []  # functions with their arguments
-        self.changed: list[FreeSet] = []
-
-    def undo(self) -> None:
-        """Take back the steps since the journal was empty."""
-        while self.journal:
-            step, *arguments = self.journal[-1]
-            in_one_step(partial(step, *arguments), self.journal.pop)  # a step is not taken back twice
-        while self.changed:
-            self.changed[-1].renew()
-            self.changed.pop()
-        self.journal.clear()
 
 
 class Bins:
@@ -110,10 +84,9 @@ class Bins:
         # The blocks of one class differ by 1/64 at most: any will do. Popped and put back, because any other look at the last
         # key of a dict first passes over the keys that were deleted behind it.
         found = self.bins[number + (above & -above).bit_length() - 1]
-        for start, _ in iter(found.popitem, None):  # no interrupt comes before it is put back
-            found[start] = None
-            return start
-        return 0
+        start, _ = found.popitem()
+        found[start] = None
+        return start
 
     def starts(self) -> list[int]:
         """The blocks."""
@@ -127,13 +100,14 @@ class Bins:
 class FreeSet:
     """Free blocks of one condition, each merged with its neighbours in the set, but never over the edge of a chunk."""
 
-    __slots__ = ("_note", "chunks", "ends", "nbytes", "parts", "starts", "whole")
+    __slots__ = ("chunks", "ends", "nbytes", "parts", "starts", "whole")
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: dict[int, int]) -> None:
         #: The size of every chunk of the pool, by its address.
         self.chunks = chunks
-        self._note = chunks.journal.append
-        self._clear({})
+        #: The size of each block by its address, in the order of entry.
+        self.starts: dict[int, int] = {}
+        self._clear_index()
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -163,9 +137,7 @@ class FreeSet:
 
     def remove(self, start: int) -> int:
         """Take a block out; its size."""
-        size = self.starts[start]
-        self._note((self._restore, start, size))
-        del self.starts[start]
+        size = self.starts.pop(start)
         self.nbytes -= size
         del self.ends[start + size]
         (self.whole if self.chunks.get(start) == size else self.parts).drop(class_of(size), start, size)
@@ -173,28 +145,18 @@ class FreeSet:
 
     def absorb(self, other: FreeSet) -> None:
         """Take over all blocks of another set."""
-        blocks = other.starts
-        self._note((other._restore_all, blocks))
-        other._clear({})
-        for start, size in blocks.items():
+        for start, size in list(other.starts.items()):
+            del other.starts[start]
             self.add(start, size)
+        other._clear_index()
 
     def renew(self) -> None:
         """Make all that follows from the blocks' addresses and sizes anew."""
-        self._clear(self.starts)
+        self._clear_index()
         for start, size in self.starts.items():
             self._index(start, size)
 
-    def _restore(self, start: int, size: int) -> None:
-        self.chunks.changed.append(self)
-        self.starts[start] = size
-
-    def _take_back(self, start: int) -> None:
-        self.chunks.changed.append(self)
-        self.starts.pop(start, None)
-
     def _insert(self, start: int, size: int) -> None:
-        self._note((self._take_back, start))
         self.starts[start] = size
         self._index(start, size)
 
@@ -203,17 +165,12 @@ class FreeSet:
         self.nbytes += size
         (self.whole if self.chunks.get(start) == size else self.parts).put(class_of(size), start, size)
 
-    def _clear(self, starts: dict[int, int]) -> None:
-        #: The size of each block by its address, in the order of entry; and its address by its end.
-        self.starts = starts
+    def _clear_index(self) -> None:
+        #: The address of each block by its end.
         self.ends: dict[int, int] = {}
         #: Blocks that are parts of chunks, and chunks that are free from end to end.
         self.parts, self.whole = Bins(), Bins()
         self.nbytes = 0
-
-    def _restore_all(self, blocks: dict[int, int]) -> None:
-        self.chunks.changed.append(self)
-        self.starts = blocks
 
 
 class Fit(Enum):
@@ -234,7 +191,7 @@ class SizeBins:
 
     __slots__ = ("_limit", "large", "small")
 
-    def __init__(self, chunks: Chunks, small: int = SMALL) -> None:
+    def __init__(self, chunks: dict[int, int], small: int = SMALL) -> None:
         self._limit = small
         self.small = FreeSet(chunks)
         self.large = FreeSet(chunks)
@@ -265,6 +222,11 @@ class SizeBins:
         """Take over all blocks of other bins."""
         self.small.absorb(other.small)
         self.large.absorb(other.large)
+
+    def renew(self) -> None:
+        """Make all that follows from the blocks' addresses and sizes anew."""
+        self.small.renew()
+        self.large.renew()
 
 
 def cut_from(bins: Iterable[SizeBins], size: int, fit: Fit) -> int:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import compress
 
 from ....spi.types import LEGACY_STREAM, PER_THREAD_STREAM
-from .size_bins import Chunks, SizeBins
+from .size_bins import SizeBins
 
 #: How many requested sizes a stream remembers the class of: a bound on memory, not a matter of speed.
 REMEMBERED = 4096
-
-#: How a stream takes a block of one class and gives one back: an iterator that pops from the list of the class, and its
-#: ``append``. No interrupt comes between an iterator and the loop that it serves, so no block is lost there.
-Verbs = tuple[Iterator[int], Callable[[int], None]]
 
 
 class StreamCache:
@@ -22,16 +18,16 @@ class StreamCache:
 
     __slots__ = ("__weakref__", "by_request", "free", "handle_valid", "lists", "stream", "thread")
 
-    def __init__(self, stream: int, chunks: Chunks, thread: weakref.ReferenceType[Token] | None = None) -> None:
+    def __init__(self, stream: int, chunks: dict[int, int], thread: weakref.ReferenceType[Token] | None = None) -> None:
         self.stream = stream
         #: For a thread's own default stream, what dies with the thread.
         self.thread = thread
         #: The handle may be named at any time: blocks have come back on the stream, so `forget_stream` is called before it is
         #: destroyed; or it is a default stream. The handle of any other stream is good only during the call that passes it.
         self.handle_valid = stream in (LEGACY_STREAM, PER_THREAD_STREAM)
-        #: The list of free blocks of each class, by its size; its verbs by each size that was asked for.
+        #: The list of free blocks of each class, by its size; and by each size that was asked for.
         self.lists: dict[int, list[int]] = {}
-        self.by_request: dict[int, Verbs] = {}
+        self.by_request: dict[int, list[int]] = {}
         self.free = SizeBins(chunks)
 
     @property
@@ -51,23 +47,18 @@ class StreamCache:
             found = self.lists[size] = []
         if len(self.by_request) >= REMEMBERED:
             self.by_request.clear()
-        self.by_request[nbytes] = iter(found.pop, 0), found.append  # no address is 0: the iterator never ends
+        self.by_request[nbytes] = found
         return found
 
     def coalesce(self) -> bool:
         """Move the blocks out of the lists and merge them with their neighbours; False if there were none."""
-        found, journal = False, self.free.small.chunks.journal
+        found = False
         for size in self._filled():
             free, blocks = self.free.of(size), self.lists[size]
-            try:
-                for ptr in iter(blocks.pop, None) if blocks else ():  # no interrupt comes before the journal has it
-                    journal.append((blocks.append, ptr))
-                    free.add(ptr, size)
+            with suppress(IndexError):  # another thread, which takes no lock for it, has allocated the last one
+                while blocks:
+                    free.add(blocks.pop(), size)
                     found = True
-                    if not blocks:
-                        break
-            except IndexError:  # another thread, which takes no lock for it, has allocated the last one
-                pass
         return found
 
     def _filled(self) -> list[int]:
@@ -95,8 +86,11 @@ class PendingBlocks:
     def move_to(self, free: SizeBins) -> None:
         """Let other bins have the blocks."""
         free.absorb(self.free)
-        free.small.chunks.journal.append((setattr, self, "cache", self.cache))
         self.cache = None
+
+    def renew(self) -> None:
+        """Make all that follows from the blocks' addresses and sizes anew."""
+        self.free.renew()
 
 
 class PendingChunk(PendingBlocks):
@@ -116,11 +110,12 @@ class PendingChunk(PendingBlocks):
 
     def move_to(self, free: SizeBins) -> None:
         """Let bins have the chunk."""
-        block = self._block
-        free.large.chunks.journal.append((setattr, self, "_block", block))
-        self._block = None
+        block, self._block = self._block, None
         if block is not None:
             free.large.add(*block)
+
+    def renew(self) -> None:
+        """Nothing follows from one chunk."""
 
 
 class Token:
