@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..._native import core
 from ...spi.errors import ClosedError, DevmemError, LayoutError
+from ...spi.sizes import exact_size
 from ..base.device_handle import DeviceHandle
 from ..base.hot_state import AllocationState
 from ..base.scopes import deferral
@@ -92,7 +93,7 @@ class Allocation(AllocationState):
         """Say why the block is gone."""
         self.device_handle.check()
         raise ClosedError(
-            f"this memory ({self.nbytes} bytes on {self.device_handle.device}) was freed: it cannot be used any more; "
+            f"this memory ({exact_size(self.nbytes)} on {self.device_handle.device}) was freed: it cannot be used any more; "
             f"keep the array until its last use, or allocate anew"
         )
 
