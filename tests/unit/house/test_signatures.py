@@ -56,7 +56,9 @@ def callables():
 
 
 #: Methods that NumPy, or Python's mappings, leave as open.
-OPEN = {"SmartArray.astype", "SmartArray.get", "SmartArray.reshape"} | {f"ArrayFile.{name}" for name in ("get", "items", "keys", "values")}
+OPEN = {"SmartArray.astype", "SmartArray.get", "SmartArray.reshape"} | {
+    f"ArrayFile.{name}" for name in ("get", "items", "keys", "values")
+}
 
 
 @pytest.mark.parametrize("name", [name for name, _ in callables() if "." in name and name not in OPEN])
