@@ -1,7 +1,5 @@
 """Everything devmem raises, under its public name; the tree is drawn in :mod:`devmem.spi.errors`."""
 
-from __future__ import annotations
-
 from .spi.errors import (
     BackendError,
     BackendUnavailable,

@@ -1,7 +1,5 @@
 """Memory resources: where device memory, and page-locked memory, comes from. Install one with :func:`devmem.use_memory`."""
 
-from __future__ import annotations
-
 from ._core.memory.adaptor import Adaptor
 from ._core.memory.direct import (
     DriverMemory,

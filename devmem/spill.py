@@ -1,7 +1,5 @@
 """Arrays that leave the device while nothing uses them: more of them than fit there."""
 
-from __future__ import annotations
-
 from ._core.bulk.spill.store import Store
 
 __all__ = ["Store"]

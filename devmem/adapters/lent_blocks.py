@@ -15,6 +15,7 @@ from .._core.lifetime.allocation import Allocation
 from .._core.ordering.stream import Stream
 from ..api.devices import device as device_of
 from ..spi.errors import DevmemError, DevmemWarning, UnsupportedError
+from ..spi.sizes import exact_size
 from ..spi.types import LEGACY_STREAM, AllocFlags, MemoryKind
 from .foreign_resource import allocating
 
@@ -112,7 +113,7 @@ class LentBlocks:
         with self.device.entered():
             if home.external and opened.handle.capturing(home.handle):
                 raise UnsupportedError(
-                    f"{home!r} is capturing a graph, and {nbytes} bytes of devmem's memory cannot belong to one: allocate "
+                    f"{home!r} is capturing a graph, and {exact_size(nbytes)} of devmem's memory cannot belong to one: allocate "
                     f"before the capture, or use the library's own allocator for it"
                 )
             found: Allocation = opened.memory.allocate(nbytes, home)

@@ -16,6 +16,7 @@ import click
 
 from ..api.memory_reports import SNAPSHOT_FORMAT
 from ..api.replay import allocations
+from ..spi.sizes import exact_size
 from .output import OK, UNUSABLE, complain, example
 
 #: The most blocks, and the most copies, of a file that a page holds: those of the most bytes. A page of more is slow to open.
@@ -50,7 +51,7 @@ def view(context: click.Context, inputs: tuple[Path, ...], output: Path) -> None
     except (NotShown, OSError) as error:
         complain(str(error))
         context.exit(UNUSABLE)
-    print(f"{output}: {len(written.encode())} bytes, open it in a browser")
+    print(f"{output}: {exact_size(len(written.encode()))}, open it in a browser")
     context.exit(OK)
 
 

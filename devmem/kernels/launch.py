@@ -14,6 +14,7 @@ from .._core.device.device import open_device_of
 from .._core.lifetime.allocation import StreamUse
 from .._core.ordering.stream import Stream
 from ..spi.errors import BackendError, DevmemError, LayoutError, UnsupportedError
+from ..spi.sizes import exact_size
 from ..spi.types import Extent
 from .arguments import PLAIN_SCALARS, LaunchArguments, name_argument, two_devices_error
 from .array_layout import order_and_alignment
@@ -223,7 +224,7 @@ class Launch(ConfiguredKernel):
             raise
 
     def _described(self) -> str:
-        shared = f", each with {self.shared_bytes} bytes of dynamic shared memory" if self.shared_bytes else ""
+        shared = f", each with {exact_size(self.shared_bytes)} of dynamic shared memory" if self.shared_bytes else ""
         text = f"while launching {self.kernel} on {self.grid} blocks of {self.block} threads{shared}"
         if max(self.grid[1:]) > MAX_BLOCKS_YZ or self.block[2] > MAX_THREADS_Z:
             text += (

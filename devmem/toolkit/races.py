@@ -25,6 +25,7 @@ from itertools import product
 from typing import NamedTuple
 
 from ..spi.errors import DevmemWarning
+from ..spi.sizes import exact_size
 
 #: By number of a stream, how many of its operations come before.
 Clock = dict[int, int]
@@ -88,7 +89,7 @@ class Race(NamedTuple):
     def __str__(self) -> str:
         low, high = max(self.first.start, self.second.start), min(self.first.end, self.second.end)
         return (
-            f"race at {low:#x} ({high - low} bytes): {self.second} is not ordered behind {self.first}: make the "
+            f"race at {low:#x} ({exact_size(high - low)}): {self.second} is not ordered behind {self.first}: make the "
             f"{self.second.stream} wait for the {self.first.stream} between the two, stream.wait(other) or an event, or wait for "
             f"it on the host"
         )

@@ -1,4 +1,4 @@
-"""The page on error messages: each row's message is what devmem says, and the program that provokes it is here."""
+"""The page on error messages: each row's message is what devmem says, and the programs that provoke and cure it are here."""
 
 from __future__ import annotations
 
@@ -129,9 +129,121 @@ PROVOKED = {
 }
 
 
-def test_each_row_is_provoked():
+def with_a_stream_of_the_device():
+    with dm.devices()[-1] as device:
+        return dm.zeros(3, stream=dm.stream()).device == device
+
+
+def freed_at_the_end():
+    with dm.zeros(3) as array:
+        return array.tolist() == [0, 0, 0]
+
+
+def made_anew():
+    dm.devices()[0].reset()
+    return dm.zeros(3, device=dm.devices()[0]).tolist() == [0, 0, 0]
+
+
+def registered_for_a_block():
+    with dm.register(np.zeros(3)):
+        pass
+
+
+def bound_to_no_stream():
+    stream = dm.stream()
+    array = dm.zeros(3, stream=stream).bind(0)
+    stream.synchronize()
+    stream.close()
+    return array.tolist() == [0, 0, 0]
+
+
+def of_another_library():
+    stream = dm.stream()
+    with dm.zeros(3, stream=dm.external_stream(stream.handle)) as array:
+        return array.tolist() == [0, 0, 0]
+
+
+def timed():
+    stream = dm.stream()
+    start, end = stream.record(timing=True), stream.record(timing=True)
+    end.synchronize()
+    return start.elapsed_time(end) >= 0
+
+
+def by_its_name():
+    with dm.use_memory("pool"):
+        return dm.zeros(3).tolist() == [0, 0, 0]
+
+
+def within_the_limit():
+    with dm.use_memory("limit:1MiB"):
+        for _ in range(3):
+            dm.empty(1 << 20, np.uint8).free()
+
+
+def opened_behind_the_fork():
+    program = """
+import os, devmem as dm
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    os.write(2, str(dm.zeros(3).tolist()).encode())
+    os._exit(0)
+"""
+    return run(program) == "[0.0, 0.0, 0.0]"
+
+
+def as_the_doctor_says():
+    return "host" in run(
+        "import subprocess, sys; subprocess.run([sys.executable, '-m', 'devmem.cli', 'doctor'], stdout=2)"
+    )
+
+
+MASKED = np.ma.masked_array([1, 2], [True, False])
+#: What the page advises, by the words of the message; False where it did not help.
+CURED = {
+    "module 'devmem' has no attribute '…': …": lambda: dm.memory_info().free > 0,
+    "'DeviceNDArray' object has no attribute '…': …": lambda: dm.to_device(np.zeros(3).astype("f4")),
+    "… got an unexpected keyword argument '…': write …": lambda: dm.event(timing=True),
+    "… is not called: …": lambda: isinstance(dm.to_device(np.zeros(3)), dm.DeviceNDArray),
+    "devmem arrays have no arithmetic or comparison…": lambda: dm.to_device(dm.zeros(3).copy_to_host() + 1),
+    "…was freed…": freed_at_the_end,
+    "… was reset…": made_anew,
+    "a device array cannot become an ndarray without a copy…": lambda: dm.zeros(3).copy_to_host(),
+    "…DEVMEM_TRANSFER_GUARD…": lambda: (
+        run("import devmem as dm; dm.zeros(3).copy_to_host()[0]", DEVMEM_TRANSFER_GUARD="disallow") == ""
+    ),
+    "copy_to_host: the destination has dtype …, the source …": lambda: dm.zeros(3).copy_to_host(np.zeros(3)),
+    "…read-only…": lambda: dm.zeros(3).copy_to_host(np.zeros(3)),
+    "asarray(dtype=…) of a device array of …": lambda: dm.asarray(dm.zeros(3).copy_to_host(), "f4").dtype == "f4",
+    "…references to Python objects…": lambda: dm.to_device(np.array([None, "x"], object).astype("U4")),
+    "…mask…": lambda: [dm.to_device(MASKED.filled(0)), dm.to_device(MASKED.mask)],
+    "…is not registered…": registered_for_a_block,
+    "… cannot order work on …": with_a_stream_of_the_device,
+    "this stream of … is closed…": bound_to_no_stream,
+    "… is not the handle of a stream …": of_another_library,
+    "a stream is 0, None, a devmem.Stream, …": lambda: [dm.zeros(3, stream=each) for each in (0, None, dm.stream())],
+    "an event made with timing=False has no time…": timed,
+    "a stream cannot be pickled or copied…": lambda: run("import devmem as dm; dm.stream()") == "",
+    "there is no device …": lambda: (
+        run("import devmem as dm; assert len(dm.devices()) == 3; dm.device(2)", DEVMEM_HOST_DEVICES="3") == ""
+    ),
+    "the backend '…' cannot be used…": as_the_doctor_says,
+    "…no memory resource is named '…'…": by_its_name,
+    "…MiB…": within_the_limit,
+    "…before this process was forked…": opened_behind_the_fork,
+}
+
+
+def test_each_row_is_provoked_and_cured():
     assert len(ROWS) == len(re.findall(r"^\| `", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
-    assert [words for _, words, _, _ in ROWS] == list(PROVOKED)
+    assert [words for _, words, _, _ in ROWS] == list(PROVOKED) == list(CURED)
+
+
+@pytest.mark.parametrize("words", CURED)
+def test_the_cure_helps(words):
+    assert CURED[words]() is not False
 
 
 @pytest.mark.parametrize(("kind", "words"), [row[:2] for row in ROWS], ids=[row[1] for row in ROWS])

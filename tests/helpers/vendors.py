@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -301,3 +302,23 @@ def vendor_of(backend: str) -> tuple[Vendor, emulator.Control]:
     except emulator.EmulatorNotLoaded as error:
         pytest.skip(str(error))
     return VENDORS[backend](), control
+
+
+#: By backend: the library, and its function that exchanges a thread's capture mode.
+CAPTURE_MODES = {
+    "cuda": ("libcuda.so.1", "cuThreadExchangeStreamCaptureMode"),
+    "roc": ("libamdhip64.so", "hipThreadExchangeStreamCaptureMode"),
+}
+
+
+def exchange_capture_mode(backend: str | None, mode: int) -> int:
+    """Change this thread's capture mode; returns the one before, or 0, the default, where no such library is in the process."""
+    if backend not in CAPTURE_MODES:
+        return 0
+    library, name = CAPTURE_MODES[backend]
+    try:
+        exchange = getattr(ctypes.CDLL(library, os.RTLD_NOLOAD), name)
+    except OSError:
+        return 0
+    exchanged = ctypes.c_int(mode)
+    return 0 if exchange(ctypes.byref(exchanged)) else exchanged.value

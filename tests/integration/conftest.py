@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from vendors import exchange_capture_mode
 from waits import together
 
 import devmem as dm
@@ -77,6 +78,14 @@ def need_kind(device: dm.Device) -> Callable[..., None]:
                 pytest.skip(f"{device} has no {kind} memory")
 
     return check
+
+
+@pytest.fixture(autouse=True)
+def no_changed_capture_mode(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves this thread in another capture mode: a later test of captures would fail, or pass, by it."""
+    yield
+    backend = request.node.callspec.params.get("devmem_backend") if hasattr(request.node, "callspec") else None
+    assert exchange_capture_mode(backend, 0) == 0, "this thread's capture mode was left changed"
 
 
 class _Capturing:

@@ -84,6 +84,10 @@ dm.zeros([2, 3], F4, stream=None)
 dm.to_device(host, stream="no stream")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 dm.empty("no shape")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 dm.event(enable_timing=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+array.copy_to_device(object())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+array.squeeze("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+array.copy_to_device([1.0, 2.0, 3.0], stream)
+array.transpose(0, 1).transpose((1, 0)).transpose(None)
 
 assert_type(dm.scatter(host, ["host:0", "host:1"]), list[dm.DeviceNDArray[F4]])
 assert_type(dm.gather([array, array]), npt.NDArray[F4])

@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from ...spi.errors import LayoutError
+from ..base.argument_types import ShapeLike
 from ..base.array_view import ArrayView, D
 from ..base.layout import Shape, index
 from ..device.device import Device
@@ -101,7 +102,7 @@ class ArrayBase(ArrayView[D]):
 
     # -- views, which share the memory ----------------------------------------------------------------------------------
 
-    def transpose(self, *axes: object) -> Self:
+    def transpose(self, *axes: ShapeLike | None) -> Self:
         """A view with the axes in another order; reversed, if none is given.
 
         Examples
@@ -117,7 +118,7 @@ class ArrayBase(ArrayView[D]):
         """The array with its axes reversed, a view."""
         return self.transpose()
 
-    def squeeze(self, axis: object = None, stream: StreamLike = 0) -> Self:
+    def squeeze(self, axis: ShapeLike | None = None, stream: StreamLike = 0) -> Self:
         """A view without axes of length one: all of them, or those named.
 
         Examples

@@ -19,7 +19,7 @@ from ..lifetime.allocation import Allocation
 from ..lifetime.registration import Registration
 from ..ordering.event import StreamLike
 from . import managed_hints
-from .ndarray import DeviceNDArray
+from .ndarray import ArrayLike, DeviceNDArray
 from .pinned import Buffer, DriverArray, PinnedNDArray
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class HostVisible(DriverArray):
         """Copy the elements, in stream order, into ``ary`` or a new array; as for device arrays."""
         return self._on_device().copy_to_host(ary, stream, pinned=pinned)
 
-    def copy_to_device(self, ary: object, stream: StreamLike = 0) -> None:
+    def copy_to_device(self, ary: ArrayLike, stream: StreamLike = 0) -> None:
         """Copy host or device elements into this array, in stream order; as for device arrays."""
         self._on_device().copy_to_device(ary, stream)
 

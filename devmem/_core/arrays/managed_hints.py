@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy.typing as npt
 
 from ...spi.errors import LayoutError
+from ...spi.sizes import exact_size
 from ...spi.types import Capability, Place, PlaceKind
 from ..base.address import extent
 from ..base.device_handle import CurrentDevice
@@ -115,8 +116,8 @@ def _by_device(
         owner, (low, high) = array._owner(), extent(cast("npt.NDArray[Any]", array))
         if whole and high - low != array.nbytes:
             raise LayoutError(
-                f"an array of {array.nbytes} bytes spans {high - low}: the bytes between its elements would be discarded too; "
-                f"give arrays without gaps"
+                f"an array of {exact_size(array.nbytes)} spans {high - low}: the bytes between its elements would be discarded "
+                f"too; give arrays without gaps"
             )
         if high > low:
             ranges, owners = found.setdefault(array._open_device, ([], []))

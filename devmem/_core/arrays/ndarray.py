@@ -15,7 +15,7 @@ from ..._native import core
 from ...spi.errors import LayoutError
 from ..base.address import address
 from ..base.advice import Listed, made_by
-from ..base.argument_types import SupportsCudaArrayInterface, SupportsDLPack
+from ..base.argument_types import ShapeLike, SupportsCudaArrayInterface, SupportsDLPack
 from ..base.arguments import (
     check_destination,
     check_same,
@@ -166,7 +166,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
                 entry.exit(token)
         return ary
 
-    def copy_to_device(self, ary: object, stream: StreamLike = 0) -> None:
+    def copy_to_device(self, ary: ArrayLike, stream: StreamLike = 0) -> None:
         """Copy into this array, from the host or from a device array.
 
         Parameters
@@ -247,7 +247,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         """
         return self.copy_to_host()
 
-    def fill(self, value: object, stream: StreamLike = 0) -> None:
+    def fill(self, value: ArrayLike, stream: StreamLike = 0) -> None:
         """Store one value in every element, cast as in ``d[...] = value``.
 
         Examples
@@ -266,7 +266,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
             with StreamUse(chosen, self.allocation):
                 self.open_device.copies.fill(self, item, chosen, not stream)
 
-    def item(self, *at: int) -> object:
+    def item(self, *at: int) -> Any:
         """The only element, or the one at these indices, as a Python scalar.
 
         Examples
@@ -333,7 +333,7 @@ class DeviceNDArray(ArrayBase[D], Conversions, Operators):
         self.allocation.check()
         return self._same_memory(retyped(self, dtype_of(dtype)))
 
-    def reshape(self, *newshape: object, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
+    def reshape(self, *newshape: ShapeLike, order: str = "C", copy: bool | None = None) -> DeviceNDArray[D]:
         """The elements in another shape: a view where there is one, else a copy on the device.
 
         ``order`` 'C', 'F' or 'A' says in which order elements are counted. ``copy=False`` raises LayoutError instead of copying,
@@ -740,7 +740,7 @@ class DeviceRecord(Listed):
         host = self._array.copy_to_host(ary, stream)
         return cast(np.void, host[()])
 
-    def copy_to_device(self, ary: object, stream: StreamLike = 0) -> None:
+    def copy_to_device(self, ary: ArrayLike, stream: StreamLike = 0) -> None:
         """Copy a record of the same dtype, of host or device, or a tuple of its fields, into this one."""
         self._array.copy_to_device(assignable(ary, self.dtype) if isinstance(ary, tuple) else ary, stream)
 

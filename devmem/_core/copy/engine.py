@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...spi.errors import BackendError, LayoutError, OutOfMemory, UnsupportedError
+from ...spi.sizes import exact_size
 from ...spi.types import Box, Capability, CopyKind
 from ..base.address import address, extent
 from ..base.array_view import ArrayView, address_range, along_memory, part_of
@@ -351,12 +352,13 @@ class CopyEngine:
         low, high = extent(host)
         if self.memory_of(host) not in (HostMemory.LOCKED, HostMemory.MANAGED):
             raise UnsupportedError(
-                f"a plan copies whenever it is replayed, and pageable memory (an array of {host.nbytes} bytes) is no part of a "
-                f"copy that nothing waits for: give it a pinned_array(), or register() the array before"
+                f"a plan copies whenever it is replayed, and pageable memory (an array of {exact_size(host.nbytes)}) is no "
+                f"part of a copy that nothing waits for: give it a pinned_array(), or register() the array before"
             )
         if self.is_cut(host):
             raise UnsupportedError(
-                f"an array of {host.nbytes} bytes is page-locked in pieces, which a plan cannot follow: register() it as a whole"
+                f"an array of {exact_size(host.nbytes)} is page-locked in pieces, which a plan cannot follow: register() it "
+                f"as a whole"
             )
         keep: tuple[object, ...] = (host,)
         if self.page_locks.covers(low, high):  # also where the caller deregisters it

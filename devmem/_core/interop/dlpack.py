@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from ...spi.sizes import exact_size
 from ...toolkit.one_step import consume
 from ..base.layout import Shape, contiguous_strides, normal_strides, span
 from .dlpack_types import KINDS, DLManagedTensor, DLManagedTensorVersioned, dtype_code, dtype_of
@@ -314,5 +315,5 @@ def check_address(ptr: int, layout: Layout, offset: int = 0) -> None:
     start = ptr + offset + low
     if start <= 0 or start + nbytes > 1 << 64:
         raise ValueError(
-            f"describes an array beyond all addresses: shape {shape}, strides {strides}, {nbytes} bytes from {start:#x}"
+            f"describes an array beyond all addresses: shape {shape}, strides {strides}, {exact_size(nbytes)} from {start:#x}"
         )

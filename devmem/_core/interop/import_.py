@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from ...spi.driver import FullDriver
 from ...spi.errors import ConfigError, LayoutError, UnsupportedError
+from ...spi.sizes import exact_size
 from ...spi.types import PER_THREAD_STREAM
 from ..base.address import bytes_at
 from ..base.arguments import integers_of
@@ -281,7 +282,7 @@ def _with_fields(dtype: np.dtype[Any], descr: list[tuple[Any, ...]] | None) -> n
     if not descr:
         return dtype
     fields = _without_objects(np.lib.format.descr_to_dtype(descr))  # for which nameless fields are gaps
-    return fields if fields.fields is not None and fields.itemsize == dtype.itemsize else dtype
+    return fields if fields.fields and fields.itemsize == dtype.itemsize else dtype
 
 
 def _without_objects(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -343,8 +344,8 @@ def _check_memory(driver: FullDriver, low: int, nbytes: int, obj: object, error:
     while at < low + nbytes:
         found = driver.pointer_range(at)
         if found is None or found[0] + found[1] <= at:
-            beyond = f"reaches {low + nbytes - at} bytes further than that" if at > low else "is no memory"
-            what = f"{nbytes} bytes at {low:#x}, which {beyond} on {driver.info.name}"
+            beyond = f"reaches {exact_size(low + nbytes - at)} further than that" if at > low else "is no memory"
+            what = f"{exact_size(nbytes)} at {low:#x}, which {beyond} on {driver.info.name}"
             raise error(f"{_type(obj)} says that it has {what}")
         at = found[0] + found[1]
 

@@ -14,10 +14,11 @@ from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ..._native import core
 from ...spi.errors import ClosedError, DevmemError, LayoutError
+from ...spi.sizes import exact_size
 from ..base.device_handle import DeviceHandle
 from ..base.hot_state import AllocationState
 from ..base.scopes import deferral
@@ -92,7 +93,7 @@ class Allocation(AllocationState):
         """Say why the block is gone."""
         self.device_handle.check()
         raise ClosedError(
-            f"this memory ({self.nbytes} bytes on {self.device_handle.device}) was freed: it cannot be used any more; "
+            f"this memory ({exact_size(self.nbytes)} on {self.device_handle.device}) was freed: it cannot be used any more; "
             f"keep the array until its last use, or allocate anew"
         )
 
@@ -382,15 +383,8 @@ class ForeignAllocation(Allocation):
         ready: Stream | None,
         read_only: bool,
     ) -> None:
-        self.queue = queue
-        self.device_handle = queue.handle
-        self.heap = heap
-        self.unnamed = True
-        self.ptr = ptr
-        self.nbytes = nbytes
-        self.home = None  # type: ignore[assignment]  # none: then every use is told to `after_use`
-        self.streams = None
-        self.freed = False
+        no_home = cast("Stream", None)  # then every use is told to `after_use`
+        super().__init__(queue, heap, ptr, nbytes, no_home, unnamed=True)
         self.owner = owner
         self.ready = ready
         self.read_only = read_only

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ...spi.driver import Driver, FullDriver
 from ...spi.errors import ClosedError, DeviceLost, DevmemError, LayoutError
+from ...spi.sizes import exact_size
 from ...spi.types import Capability
 from ...toolkit.deferred_errors import FirstError
 from ...toolkit.one_step import consume, in_one_step
@@ -214,7 +215,7 @@ class PageLockTable:
         for (low, high), times in Counter(map(extent, arrays)).items():
             if len(held.get((low, high), ())) < times:
                 raise DevmemError(
-                    f"an array of {high - low} bytes at {low:#x} is not registered on {handle.device}: "
+                    f"an array of {exact_size(high - low)} at {low:#x} is not registered on {handle.device}: "
                     f"deregister exactly what was given to register(), on the same device, once for each time"
                 )
 

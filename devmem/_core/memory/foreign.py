@@ -11,6 +11,7 @@ from types import CodeType, TracebackType
 from ...spi import SPI_VERSION
 from ...spi.errors import DevmemError, PluginError
 from ...spi.memory import MemoryResource
+from ...spi.sizes import exact_size
 from ..base.interrupts import calls_verb
 
 #: What each method must take, positionally. A resource need not have the last three.
@@ -42,7 +43,7 @@ class Boundary:
         try:
             ptr = self.resource.allocate(nbytes, stream)
         except (Exception, SystemExit) as error:
-            explain(error, self.resource, f"allocate of {nbytes} bytes{self.place}")
+            explain(error, self.resource, f"allocate of {exact_size(nbytes)}{self.place}")
             raise
         self.live[self._checked(ptr, nbytes)] = nbytes
         return ptr
@@ -56,19 +57,17 @@ class Boundary:
         try:
             self.resource.deallocate(ptr, nbytes, stream)
         except (Exception, SystemExit) as error:
-            explain(error, self.resource, f"deallocate of {nbytes} bytes{self.place}")
+            explain(error, self.resource, f"deallocate of {exact_size(nbytes)}{self.place}")
             raise
 
     def _checked(self, ptr: object, nbytes: int) -> int:
         resource = self.resource
         if not isinstance(ptr, int) or isinstance(ptr, bool) or not 0 < ptr <= (1 << 64) - nbytes:
-            problem = (
-                f"returned {ptr!r} for {nbytes} bytes: an address is a positive int, and the block ends below 2**64"
-            )
+            problem = f"returned {ptr!r} for {exact_size(nbytes)}: an address is a positive int, and the block ends below 2**64"
         elif ptr in self.live:
             problem = (
-                f"returned the address {ptr:#x} for {nbytes} bytes, which it gave out before ({self.live[ptr]} bytes) and "
-                f"which was not returned"
+                f"returned the address {ptr:#x} for {exact_size(nbytes)}, which it gave out before "
+                f"({exact_size(self.live[ptr])}) and which was not returned"
             )
         else:
             return ptr

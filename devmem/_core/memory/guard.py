@@ -21,6 +21,7 @@ from pathlib import Path
 from ...spi.driver import Driver
 from ...spi.errors import ConfigError, DevmemWarning, GuardError, UnsupportedError
 from ...spi.memory import MemoryResource
+from ...spi.sizes import exact_size
 from ...spi.types import LEGACY_STREAM
 from ...toolkit.deferred_errors import FirstError
 from ..base.interrupts import is_untaken, keeps
@@ -132,8 +133,8 @@ class Guard(Adaptor):
             return 0
         if self._access.capturing(stream):
             raise UnsupportedError(
-                f"{self!r} cannot allocate {nbytes} bytes for a stream that is capturing a graph, which would fill the red zones "
-                f"whenever it runs: allocate before the capture, or leave the Guard out"
+                f"{self!r} cannot allocate {exact_size(nbytes)} for a stream that is capturing a graph, which would fill the "
+                f"red zones whenever it runs: allocate before the capture, or leave the Guard out"
             )
         size = nbytes + 2 * self.redzone
         base, block = 0, None
@@ -196,7 +197,7 @@ class Guard(Adaptor):
         try:
             wrong = self._damage(block, stream)
             if nbytes != block.nbytes:
-                wrong.insert(0, f"{nbytes} bytes were given back at {ptr:#x}, where {block} is")
+                wrong.insert(0, f"{exact_size(nbytes)} were given back at {ptr:#x}, where {block} is")
             self._access.fill(block.base, FREED, block.size, stream)
             self._access.driver.stream_synchronize(stream)
         except BaseException:
@@ -363,10 +364,10 @@ class Guard(Adaptor):
             if block.base <= ptr < block.base + block.size:
                 at = ptr - block.ptr
                 return (
-                    f"foreign free: {ptr:#x} ({nbytes} bytes) is no block, but {at:+} bytes from {block}"
+                    f"foreign free: {ptr:#x} ({exact_size(nbytes)}) is no block, but {at:+} bytes from {block}"
                     + block.history()
                 )
-        return f"foreign free: {ptr:#x} ({nbytes} bytes) was never handed out by this Guard"
+        return f"foreign free: {ptr:#x} ({exact_size(nbytes)}) was never handed out by this Guard"
 
 
 @dataclass(eq=False, slots=True)
@@ -383,7 +384,7 @@ class _Block:
     checked: bool = False
 
     def __str__(self) -> str:
-        return f"the block of {self.nbytes} bytes at {self.ptr:#x}"
+        return f"the block of {exact_size(self.nbytes)} at {self.ptr:#x}"
 
     def history(self) -> str:
         """Where it was allocated, and freed."""

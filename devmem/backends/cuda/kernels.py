@@ -10,6 +10,7 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from ...spi.errors import BackendError
+from ...spi.sizes import exact_size
 from ...spi.types import Extent
 from ...toolkit.driver_parts import DriverState
 from ...toolkit.module_loader import ModuleLoader
@@ -73,7 +74,7 @@ class Kernels(ModuleLoader):
                 self._functions.FuncSetAttribute(self.functions[function], _MOST_SHARED, shared_bytes)
             except BackendError as error:
                 error.add_note(
-                    f"{shared_bytes} bytes of dynamic shared memory are more than a block of this function can have here, "
+                    f"{exact_size(shared_bytes)} of dynamic shared memory are more than a block of this function can have here, "
                     f"beside what it declares itself: ask for less"
                 )
                 raise

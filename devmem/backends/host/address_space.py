@@ -17,6 +17,7 @@ from typing import NamedTuple
 from devmem.spi.types import CopyKind, MemoryKind
 from devmem.toolkit.host_limits import machine_bytes
 
+from ...spi.sizes import exact_size
 from .arena import Arena
 from .error_codes import host_error
 from .page_locks import page_locks
@@ -163,7 +164,7 @@ class AddressSpace:
         if found is not None and ptr + nbytes <= found[0] + found[1]:
             return ptr + found[2]
         if self.strict or self.device.overlaps(ptr, nbytes) or self.host.overlaps(ptr, nbytes):
-            why = f"{nbytes} bytes at {ptr:#x} are not in one live block of memory that the device reaches"
+            why = f"{exact_size(nbytes)} at {ptr:#x} are not in one live block of memory that the device reaches"
             raise host_error(call, "INVALID_ADDRESS", why)
         return ptr
 
@@ -182,7 +183,7 @@ class AddressSpace:
     def check_managed(self, call: str, ptr: int, nbytes: int) -> None:
         """Raise unless all the bytes lie in one managed block."""
         if nbytes <= 0 or self._host_kind(ptr, nbytes) is not MemoryKind.MANAGED:
-            raise host_error(call, "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not in one managed block")
+            raise host_error(call, "INVALID_VALUE", f"{exact_size(nbytes)} at {ptr:#x} are not in one managed block")
 
     def _check_host_side(self, call: str, ptr: int, nbytes: int) -> None:
         if ptr <= 0:
@@ -193,7 +194,8 @@ class AddressSpace:
                 if arena.resolve(ptr, nbytes) and not arena.shift:
                     return
                 if arena.overlaps(ptr, nbytes) and not arena.shift:
-                    raise host_error(call, "INVALID_ADDRESS", f"{nbytes} bytes at {ptr:#x} are not in one live block")
+                    why = f"{exact_size(nbytes)} at {ptr:#x} are not in one live block"
+                    raise host_error(call, "INVALID_ADDRESS", why)
         elif not windows.ranges:
             return
         if self._is_hidden(ptr, nbytes) or any(each.shift for each in windows.overlapping(ptr, ptr + nbytes)):
@@ -228,4 +230,4 @@ class AddressSpace:
 def refuse_overlap(call: str, to: int, to_span: int, source: int, source_span: int) -> None:
     """Raise if two ranges share a byte."""
     if to < source + source_span and source < to + to_span:
-        raise host_error(call, "INVALID_VALUE", f"source and destination overlap ({source_span} bytes)")
+        raise host_error(call, "INVALID_VALUE", f"source and destination overlap ({exact_size(source_span)})")

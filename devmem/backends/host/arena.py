@@ -284,7 +284,7 @@ class Mapping:
                 advice = "MADV_DONTNEED" if sys.platform == "linux" else ""
         except OSError as error:
             self._close_file()
-            raise host_error("open", "OPERATING_SYSTEM", f"cannot map {nbytes} bytes: {error}") from error
+            raise host_error("open", "OPERATING_SYSTEM", f"cannot map {exact_size(nbytes)}: {error}") from error
         if not shared:
             self._close_file()
         self.base = address_of(self._maps[-1])

@@ -15,6 +15,7 @@ from typing import Any
 from devmem.toolkit.one_step import consume, prepared
 from devmem.toolkit.ranges import RangeTable
 
+from ...spi.sizes import exact_size
 from .arena import address_of
 from .error_codes import host_error
 
@@ -50,22 +51,22 @@ class PageLockTable:
     def add(self, owner: object, ptr: int, nbytes: int, mapped: bool, hidden: bool) -> None:
         """Lock a range of whole pages; ``hidden``: if it is mapped, devices reach it at addresses that the host cannot."""
         if ptr <= 0 or nbytes <= 0 or ptr % mmap.PAGESIZE or nbytes % mmap.PAGESIZE:
-            raise host_error("host_register", "INVALID_VALUE", f"{nbytes} bytes at {ptr:#x} are not whole pages")
+            raise host_error("host_register", "INVALID_VALUE", f"{exact_size(nbytes)} at {ptr:#x} are not whole pages")
         window = None
         if mapped:
             window = _reserve(ptr, nbytes) if hidden else Window(ptr, ptr + nbytes)
         with self._changing:
             if not self._change(PageLock(ptr, ptr + nbytes, owner, window), added=True):
-                why = f"{nbytes} bytes at {ptr:#x} overlap a registered range"
+                why = f"{exact_size(nbytes)} at {ptr:#x} overlap a registered range"
                 raise host_error("host_register", "HOST_MEMORY_ALREADY_REGISTERED", why)
 
     def find(self, owner: object, ptr: int, nbytes: int) -> PageLock:
         """Return the lock of exactly this range, by this owner."""
         found = self.locks.containing(ptr, ptr + nbytes)
         if found is None or (found.start, found.stop) != (ptr, ptr + nbytes):
-            why = f"{nbytes} bytes at {ptr:#x} are not a range that was registered"
+            why = f"{exact_size(nbytes)} at {ptr:#x} are not a range that was registered"
         elif found.owner is not owner:
-            why = f"{nbytes} bytes at {ptr:#x} were registered by another device"
+            why = f"{exact_size(nbytes)} at {ptr:#x} were registered by another device"
         else:
             return found
         raise host_error("host_unregister", "HOST_MEMORY_NOT_REGISTERED", why)

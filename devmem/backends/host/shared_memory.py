@@ -13,6 +13,7 @@ import os
 import struct
 from pathlib import Path
 
+from ...spi.sizes import exact_size
 from .arena import FILE_NAME, Arena, address_of, map_file
 from .error_codes import host_error
 
@@ -70,9 +71,9 @@ def open_handle(handle: bytes, hidden: bool) -> SharedBlock:
                 "ipc_open", "INVALID_HANDLE", f"process {process} has closed the device that it was made on"
             )
         if not 0 < nbytes <= found.st_size - offset or offset % 256:
-            raise host_error("ipc_open", "INVALID_HANDLE", f"{nbytes} bytes from {offset} on, of {found.st_size}")
+            raise host_error("ipc_open", "INVALID_HANDLE", f"{exact_size(nbytes)} from {offset} on, of {found.st_size}")
         return SharedBlock(file, offset, nbytes, hidden)
     except (OSError, ValueError, OverflowError) as error:
-        raise host_error("ipc_open", "OPERATING_SYSTEM", f"cannot map {nbytes} bytes: {error}") from error
+        raise host_error("ipc_open", "OPERATING_SYSTEM", f"cannot map {exact_size(nbytes)}: {error}") from error
     finally:
         os.close(file)

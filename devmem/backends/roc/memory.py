@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from ...spi.driver import Driver
 from ...spi.errors import BackendError, DevmemError, DevmemWarning, UnsupportedError
+from ...spi.sizes import exact_size
 from ...spi.types import AllocFlags, CopyKind, MemoryKind, Place, PlaceKind
 from ...toolkit.driver_parts import ADVICE, DriverState
 from ...toolkit.memory import IPC_HANDLE_BYTES, POSIX_FILE, READ_AND_WRITE, MemoryPool
@@ -163,7 +164,7 @@ class Memory(VirtualMemory):
         pages, flags = range(ptr, ptr + nbytes), PORTABLE | (MAPPED if mapped else 0)
         try:
             if not page_locked.add(pages):  # some runtimes take the same range twice, and leak it
-                why = f"some of the {nbytes} bytes at {ptr:#x} are page-locked already"
+                why = f"some of the {exact_size(nbytes)} at {ptr:#x} are page-locked already"
                 self._errors.refuse("hipHostRegister", ALREADY_REGISTERED, why)
             lock, unlock = self._recorded.HostRegister, self._functions.HostUnregister
             [_] = map(self._take, (self.registered,), (unlock,), (lock,), (ptr,), (nbytes,), (flags,))
@@ -316,7 +317,7 @@ def _round(driver: Driver, memory: Memory, stream: int, number: int) -> str:
             back = (ctypes.c_ubyte * nbytes)()
             driver.copy(ctypes.addressof(back), ptr, nbytes, CopyKind.D2H, stream, blocking=True)
             if bytes(back) != bytes([(number + 85 * at + 1) % 256]) * nbytes:
-                wrong = f"{nbytes} bytes at {ptr:#x} did not hold what was stored"
+                wrong = f"{exact_size(nbytes)} at {ptr:#x} did not hold what was stored"
     if number % 2:
         driver.stream_synchronize(stream)
     return wrong

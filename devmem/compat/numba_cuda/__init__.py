@@ -197,3 +197,7 @@ def __getattr__(name: str) -> Any:
         return compiler_only(name)
     why = f": {REFUSED[name]}" if name in REFUSED else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{why}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -85,3 +85,7 @@ def __getattr__(name: str) -> Any:
         warn_old_name("numba.roc.hsa", "numba_roc itself, or numba_roc.hsadrv.driver.hsa")
         return hsa
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+import devmem as dm
 from devmem import plugins
 from devmem._core.base import config
 from devmem._core.base.device_handle import checked_driver
@@ -283,3 +284,23 @@ def test_a_backend_that_fails_is_told_beside_the_others(world, verb, error):
     assert (found["sound"].usable, found["sound"].devices) == (True, 2)
     assert (found["broken"].usable, found["broken"].devices) == (False, 0)
     assert f"{verb}() of the backend 'broken' from elsewhere raised {type(error).__name__}" in found["broken"].reason
+
+
+@pytest.mark.parametrize("asked", [99, "host:99", -1])
+def test_a_device_that_is_not_there_names_the_setting_of_their_number(asked):
+    with dm.use_backend("host"), pytest.raises(dm.ConfigError, match=r"there is no device .*DEVMEM_HOST_DEVICES sets"):
+        dm.device(asked)
+
+
+@pytest.mark.parametrize("verb", [dm.select_device, lambda device: dm.zeros(3, device=device)])
+def test_so_do_verbs_that_take_a_device(verb):
+    with dm.use_backend("host"), pytest.raises(dm.ConfigError, match="DEVMEM_HOST_DEVICES sets"):
+        verb(99)
+
+
+@pytest.mark.parametrize("place", [1, "host:1"])
+def test_a_background_copy_to_another_device_says_to_device(place):
+    with dm.use_backend("host"):
+        array = dm.zeros(3, device=0)
+        with pytest.raises(dm.LayoutError, match=rf"to_device\(array, stream, device={place!r}\) copies it there"):
+            dm.copy_async(array, device=place)

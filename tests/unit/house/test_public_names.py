@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 import numpy as np
@@ -40,7 +41,7 @@ OBJECTS = {
 
 
 def listed(thing):
-    return [name for name in dir(thing) if not name.startswith("_")]
+    return [name for name in dir(thing) if not name.startswith("_") and name.isidentifier()]  # pytest adds others
 
 
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
@@ -71,6 +72,15 @@ def test_what_is_not_listed_is_there(make):
 
 def test_the_module_lists_what_it_exports():
     assert set(listed(dm)) == {name for name in dm.__all__ if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    "name", ["memory", "errors", "spill", "typing", "testing", "compat.numba_cuda", "compat.numba_roc"]
+)
+def test_so_do_the_other_public_modules(name):
+    module = importlib.import_module(f"devmem.{name}")
+    assert set(listed(module)) == set(module.__all__)
+    assert [each for each in module.__all__ if not hasattr(module, each)] == []
 
 
 @pytest.mark.parametrize(

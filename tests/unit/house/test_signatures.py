@@ -55,6 +55,20 @@ def callables():
                 yield f"{name}.{member}", method
 
 
+#: Methods that NumPy, or Python's mappings, leave as open.
+OPEN = {"SmartArray.astype", "SmartArray.get", "SmartArray.reshape"} | {
+    f"ArrayFile.{name}" for name in ("get", "items", "keys", "values")
+}
+
+
+@pytest.mark.parametrize("name", [name for name, _ in callables() if "." in name and name not in OPEN])
+def test_a_method_says_what_it_takes_and_gives(name):
+    signature = inspect.signature(dict(callables())[name])
+    for argument in list(signature.parameters.values())[1:]:
+        assert str(argument.annotation) not in ("Any", "object", str(inspect.Parameter.empty)), argument
+    assert signature.return_annotation not in ("object", inspect.Signature.empty)
+
+
 @pytest.mark.parametrize(
     ("name", "function"), list(callables()), ids=lambda each: each if isinstance(each, str) else ""
 )

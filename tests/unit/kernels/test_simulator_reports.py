@@ -21,6 +21,7 @@ from devmem.kernels.names import (
     wavebarrier,
 )
 from devmem.spi.errors import LayoutError, SimulatorError
+from devmem.spi.sizes import exact_size
 
 EIGHT = np.zeros(8, np.int32)
 
@@ -164,7 +165,7 @@ def test_more_shared_memory_than_any_device_has(simulated, line_of):
     for kernel, nbytes in ((at_once, 8 << 16), (by_and_by, 164_096)):
         report = simulated.report(kernel, 2, 2, np.ones(1))
         assert (report.kind, report.lineno) == ("misuse", line_of(kernel, "# here"))
-        assert f"the block has {nbytes} bytes of shared memory by now, and no GPU has that much" in str(report)
+        assert f"the block has {exact_size(nbytes)} of shared memory by now, and no GPU has that much" in str(report)
 
 
 def test_shared_memory_of_each_block_is_counted_by_itself(simulated):

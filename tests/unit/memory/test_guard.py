@@ -17,6 +17,7 @@ from devmem.backends.host.hooks import HostBackend
 from devmem.memory import DriverMemory, Guard, Limit, PinnedMemory, Scrub, Statistics, StreamOrderedMemory
 from devmem.spi.driver import Driver
 from devmem.spi.errors import BackendError
+from devmem.spi.sizes import exact_size
 from devmem.spi.types import LEGACY_STREAM, Capability, CopyKind, DeviceInfo
 from devmem.testing import FaultyDriver
 
@@ -56,7 +57,10 @@ FREED = r"(?s:.*freed at.*in killer\n.*# this is where it was freed)"
 def test_an_overrun_is_reported_with_its_owner(guard: Guard, driver: Driver, nbytes: int, beyond: int) -> None:
     ptr = owner(guard, nbytes)
     poke(driver, ptr + nbytes + beyond)
-    expected = rf"overrun: the byte {beyond} behind the end of the block of {nbytes} bytes at {ptr:#x} was overwritten with 0x07"
+    size = re.escape(exact_size(nbytes))
+    expected = (
+        rf"overrun: the byte {beyond} behind the end of the block of {size} at {ptr:#x} was overwritten with 0x07"
+    )
     with pytest.raises(dm.GuardError, match=expected + OWNER):
         guard.check()
     with pytest.raises(dm.GuardError, match=expected + OWNER + FREED):

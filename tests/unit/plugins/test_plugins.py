@@ -11,6 +11,7 @@ import pluggy
 import pytest
 
 from devmem import plugins
+from devmem._core.memory import stack_spec
 from devmem.plugins import BUILT_IN, Registry
 from devmem.spi import SPI_VERSION
 from devmem.spi.errors import DevmemWarning, PluginError
@@ -93,6 +94,11 @@ def test_built_ins_resolve_before_any_third_party_is_imported(installed):
     registry = Registry()
     assert registry.backend("host").origin == "built in"
     assert entry.loaded == 0
+
+
+def test_built_in_names_of_stacks_are_those_that_a_text_may_have():
+    """A plugin must not take them, which is known before the resources are imported."""
+    assert set(plugins.BUILT_IN_RESOURCES) == set(stack_spec.NAMED)
 
 
 def test_every_backend_lists_built_ins_first(installed):

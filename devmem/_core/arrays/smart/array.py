@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....spi.errors import LayoutError
+from ...base.argument_types import ShapeLike
 from ...base.arguments import dtype_of, layout_of, order_of
 from ...base.array_view import Shaped
 from ...base.layout import Shape
@@ -226,7 +227,7 @@ class SmartArray(Shaped, AsNumpy):
             raise TypeError("iteration over an array without axes")
         return (self[i] for i in range(self._shape[0]))
 
-    def transpose(self, *axes: object) -> SmartArray:
+    def transpose(self, *axes: ShapeLike | None) -> SmartArray:
         """A view with the axes in another order, reversed if none is given."""
         return self._through(operator.methodcaller("transpose", *axes))
 
@@ -235,7 +236,7 @@ class SmartArray(Shaped, AsNumpy):
         """The array with its axes reversed, a view."""
         return self.transpose()
 
-    def reshape(self, *shape: Any, order: str = "C") -> Any:
+    def reshape(self, *shape: Any, order: str = "C") -> SmartArray:
         """The elements in another shape: a view where both sides have one, else an independent SmartArray."""
         host = self._memory()
         letter = order_of(order, "CFA")
@@ -243,7 +244,7 @@ class SmartArray(Shaped, AsNumpy):
             letter = "F" if host.flags.fnc else "C"
         return self._shaped(host, host.reshape(*shape, order=letter), letter)
 
-    def ravel(self, order: str = "C") -> Any:
+    def ravel(self, order: str = "C") -> SmartArray:
         """The elements along one axis: a view where NumPy has one and the device too, else an independent SmartArray."""
         host = self._memory()
         letter = order_of(order, "CFAK")
@@ -253,7 +254,7 @@ class SmartArray(Shaped, AsNumpy):
             return SmartArray(self._read("ravel").ravel("K"))
         return self._shaped(host, host.ravel(letter), letter)
 
-    def squeeze(self, axis: object = None) -> SmartArray:
+    def squeeze(self, axis: ShapeLike | None = None) -> SmartArray:
         """A view without axes of length one: all of them, or those named."""
         return self._through(operator.methodcaller("squeeze", axis))
 

@@ -18,6 +18,7 @@ from functools import partial
 
 from ....spi.errors import ConfigError
 from ....spi.memory import MemoryResource
+from ....spi.sizes import exact_size
 from ....spi.types import PER_THREAD_STREAM
 from ....toolkit.host_limits import host_bytes
 from ....toolkit.numa import check_node, on_node
@@ -93,7 +94,9 @@ class PinnedPool(Pool):
         super().__init__(PinnedMemory() if upstream is None else upstream, whole_blocks=True)
         self.max_bytes = self._limit = bytes_of("50%" if max_bytes is None else max_bytes, host_bytes())
         if self.max_bytes < PAGE:
-            raise ConfigError(f"PinnedPool(max_bytes={max_bytes!r}): a pool needs at least one page, {PAGE} bytes")
+            raise ConfigError(
+                f"PinnedPool(max_bytes={max_bytes!r}): a pool needs at least one page, {exact_size(PAGE)}"
+            )
         if numa_node is not None:
             check_node(numa_node)
         self.numa_node = numa_node

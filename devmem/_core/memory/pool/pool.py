@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ....spi.driver import Driver
 from ....spi.errors import ConfigError, UnsupportedError
 from ....spi.memory import MemoryResource
+from ....spi.sizes import exact_size
 from ....spi.types import PER_THREAD_STREAM, MemoryKind
 from ...base.shown import Report
 from ...base.size_text import bytes_of, check_size
@@ -97,7 +98,7 @@ class PoolMemory(Pool):
         super().__init__(upstream, whole_blocks=False)
         self.max_bytes = None if max_bytes is None else check_size(max_bytes)
         if isinstance(self.max_bytes, int) and self.max_bytes < UNIT:
-            raise ConfigError(f"PoolMemory(max_bytes={max_bytes!r}): a pool needs at least {UNIT} bytes")
+            raise ConfigError(f"PoolMemory(max_bytes={max_bytes!r}): a pool needs at least {exact_size(UNIT)}")
         self._ready = self._lists.ready
         self._thread = self._lists.thread
         #: By stream, the free blocks of each requested size: for the compiled core, which does what a hit does.
@@ -176,8 +177,8 @@ class PoolMemory(Pool):
         ptr = self._cut(nbytes, stream, Effort.LAST)
         if not ptr:
             raise UnsupportedError(
-                f"{self!r} has no block of {nbytes} bytes for a stream that is capturing a graph, where the driver must not be "
-                f"asked for more: run the same work once before it is captured"
+                f"{self!r} has no block of {exact_size(nbytes)} for a stream that is capturing a graph, where the driver must "
+                f"not be asked for more: run the same work once before it is captured"
             )
         return ptr
 

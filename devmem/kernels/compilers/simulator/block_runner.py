@@ -19,6 +19,7 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from ....spi.errors import SimulatorError
+from ....spi.sizes import exact_size
 from ...work_items import Dim3, this_thread
 from . import advice
 from .cuda_functions import call
@@ -203,7 +204,9 @@ class BlockRunner:
             lengths, kind = shape_of(shape), dtype_of(dtype)
             nbytes = math.prod(lengths) * kind.itemsize + sum(array.nbytes for _, array in self._arrays.values())
             if nbytes > STATIC:
-                raise Misuse("misuse", f"the block has {nbytes} bytes of shared memory by now, and {advice.STATIC}")
+                raise Misuse(
+                    "misuse", f"the block has {exact_size(nbytes)} of shared memory by now, and {advice.STATIC}"
+                )
             array = self._shared(poisoned(lengths, kind), "shared array", 0, None)
             self._arrays[key] = (shape, dtype), array
             return array

@@ -82,7 +82,7 @@ with dm.current_device().entered() as driver:
     try:
         launch(one, 1 << 30)
     except dm.BackendError as error:
-        assert "1073741824 bytes of dynamic shared memory are more than" in error.__notes__[0], error.__notes__
+        assert "1.0 GiB (1,073,741,824 bytes) of dynamic shared memory are more than" in error.__notes__[0], error.__notes__
     else:
         raise SystemExit("it launched with more than there is")
     functions.FuncSetAttribute = real

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from vendors import exchange_capture_mode
 from waits import patience
 
 import devmem as dm
@@ -26,7 +27,7 @@ LIBRARIES = {
 }
 PREFIXES = {"cuda": "cu", "roc": "hip"}
 NON_BLOCKING, INVALIDATED = 1, 901
-GLOBAL, THREAD_LOCAL = 0, 1
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 DATA = np.arange(1000, dtype=np.int32)
 
 
@@ -213,6 +214,14 @@ def test_an_interrupt_leaves_no_thread_relaxed(foreign, device, monkeypatch, mod
         getattr(library, name)(ctypes.byref(found))
     assert interrupted
     assert found.value in {mode, GLOBAL}
+
+
+def test_a_mode_that_was_left_is_noticed(foreign, device):
+    """By the fixture that looks after each test."""
+    with device.entered():
+        assert exchange_capture_mode(device.backend, RELAXED) == GLOBAL
+    assert exchange_capture_mode(device.backend, GLOBAL) == RELAXED
+    assert exchange_capture_mode(device.backend, GLOBAL) == GLOBAL
 
 
 def test_an_event_that_may_not_be_asked_for_has_not_passed(device):

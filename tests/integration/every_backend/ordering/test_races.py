@@ -285,7 +285,9 @@ def test_memory_that_is_freed_under_another_stream_is_a_race_and_declared_it_is_
 def test_it_is_a_warning_where_the_second_access_is_made(world):
     with hold(world.s) as latch:
         world.d.fill(1, stream=world.s)
-        with pytest.warns(dm.DevmemWarning, match=r"race at 0x[0-9a-f]+ \(4096 bytes\): a fill on the stream") as told:
+        with pytest.warns(
+            dm.DevmemWarning, match=r"race at 0x[0-9a-f]+ \(4\.0 KiB \(4,096 bytes\)\): a fill on the stream"
+        ) as told:
             [world.d.fill(2, stream=world.t) for _ in range(3)]
         assert len(told) == 1, "once for the two lines"
         latch.release()
