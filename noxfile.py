@@ -405,8 +405,14 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The page of ``devmem view`` in a real browser, Debian's Chromium; where it is not installed, that is told."""
+    """The page of ``devmem view`` in a real browser, Debian's Chromium; where it is not installed, that is told.
+
+    ``nox -s browser -- pictures [PAGE...]`` takes pictures of the site's pages, for eyes, into docs/_build/pictures.
+    """
     session.install("-e", ".[cli]", *pinned("test"), "selenium==4.45.0")
+    if "pictures" in session.posargs:
+        session.run("python", "scripts/look_at_site.py", *session.posargs[1:])
+        return
     env = {"BROWSER_NEEDED": "1"} if shutil.which("chromedriver") else {}
     session.run("python", "-m", "pytest", "-q", "-rs", "tests/integration/browser", env=env)
 
