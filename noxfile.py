@@ -232,7 +232,7 @@ def engines(session: nox.Session) -> None:
     session.install("--no-deps", *ucxx, "distributed-ucxx-cu13==0.52.0", "rapids-logger==0.3.0", "nccl4py==0.6.0")
     mode = {"ENGINES": "write" if "write" in session.posargs else "check"}
     tests = "tests/peers/test_engines.py"
-    session.run("python", "-m", "pytest", "-q", tests, env=mode)
+    session.run("python", "-m", "pytest", "-q", tests, "tests/docs/test_engines_page.py", env=mode)
     emulated(session, "roc", tests, **mode)
     emulated(session, "cuda", tests, "-k", "not UCXX", **mode)
     if "write" in session.posargs:
