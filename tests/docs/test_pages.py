@@ -53,11 +53,8 @@ ELSEWHERE = sorted(
         if block.reason
     }
 )
-#: Reasons for which nothing runs a block; the calls in it are tested there.
-RUN_BY_NOTHING = {
-    "needs a GPU, and RMM, CuPy, PyTorch or cuda.core": "tests/integration/adapters/test_gpu.py",
-    "needs a GPU and numba-cuda": "tests/integration/adapters/test_numba_manager.py",
-}
+#: Reasons for which nothing runs a block as a whole; the calls in it are tested there.
+RUN_BY_NOTHING = {"needs a GPU, and RMM, CuPy, PyTorch or cuda.core": "tests/integration/adapters/test_gpu.py"}
 
 
 @pytest.mark.parametrize(("page", "reason"), ELSEWHERE, ids=str)
