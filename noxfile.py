@@ -232,7 +232,7 @@ def engines(session: nox.Session) -> None:
     session.install("--no-deps", *ucxx, "distributed-ucxx-cu13==0.52.0", "rapids-logger==0.3.0", "nccl4py==0.6.0")
     mode = {"ENGINES": "write" if "write" in session.posargs else "check"}
     tests = "tests/peers/test_engines.py"
-    session.run("python", "-m", "pytest", "-q", tests, env=mode)
+    session.run("python", "-m", "pytest", "-q", tests, "tests/docs/test_engines_page.py", env=mode)
     emulated(session, "roc", tests, **mode)
     emulated(session, "cuda", tests, "-k", "not UCXX", **mode)
     if "write" in session.posargs:
@@ -405,8 +405,14 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The page of ``devmem view`` in a real browser, Debian's Chromium; where it is not installed, that is told."""
+    """The page of ``devmem view`` in a real browser, Debian's Chromium; where it is not installed, that is told.
+
+    ``nox -s browser -- pictures [PAGE...]`` takes pictures of the site's pages, for eyes, into docs/_build/pictures.
+    """
     session.install("-e", ".[cli]", *pinned("test"), "selenium==4.45.0")
+    if "pictures" in session.posargs:
+        session.run("python", "scripts/look_at_site.py", *session.posargs[1:])
+        return
     env = {"BROWSER_NEEDED": "1"} if shutil.which("chromedriver") else {}
     session.run("python", "-m", "pytest", "-q", "-rs", "tests/integration/browser", env=env)
 

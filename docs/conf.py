@@ -28,9 +28,16 @@ suppress_warnings = ["ref.python"]
 nitpick_ignore_regex = [(r"py:.*", r"(?!devmem\b).*")]
 
 
+# In the list beside a page its names stand under their class: with the class before each they are too long for a line.
+toc_object_entries_show_parents = "hide"
+
+
 def unlisted(app: object, what: str, name: str, obj: object, skip: bool, options: object) -> bool:
-    """Whether a member is one that only devmem's own modules use, which ``dir`` does not list either; else as Sphinx says."""
+    """Whether a member is one that only devmem's own modules use, which ``dir`` does not list either, or one that each mapping of
+    Python has; else as Sphinx says."""
     function = obj.fget if isinstance(obj, property) else obj
+    if getattr(function, "__module__", None) == "collections.abc":
+        return True
     owner, _, member = getattr(function, "__qualname__", "").rpartition(".")
     return True if member in getattr(getattr(devmem, owner, None), "_unlisted", ()) else skip
 

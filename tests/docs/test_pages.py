@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from waits import patience
 
 from devmem._core.bulk.files import named
 
@@ -40,6 +42,43 @@ def test_the_code_of_a_page_runs(page, tmp_path):
 def test_there_is_something_to_run():
     ran = [block for page in PAGES for block in run_page.blocks(page.read_text(encoding="utf-8")) if not block.reason]
     assert len(ran) > 5
+
+
+#: By page and reason, the blocks that are not run on the host.
+ELSEWHERE = sorted(
+    {
+        (page.relative_to(ROOT), block.reason)
+        for page in PAGES
+        for block in run_page.blocks(page.read_text(encoding="utf-8"))
+        if block.reason
+    }
+)
+#: Reasons for which nothing runs a block as a whole; the calls in it are tested there.
+RUN_BY_NOTHING = {"needs a GPU, and RMM, CuPy, PyTorch or cuda.core": "tests/integration/adapters/test_gpu.py"}
+
+
+@pytest.mark.parametrize(("page", "reason"), ELSEWHERE, ids=str)
+def test_a_block_that_its_page_does_not_run_names_the_test_that_does(page, reason):
+    if reason in RUN_BY_NOTHING:
+        assert (ROOT / RUN_BY_NOTHING[reason]).is_file()
+    else:
+        [test] = re.findall(r"; (tests/[\w/]+\.py) runs it$", reason)
+        assert ROOT / test == Path(__file__) or page.name in (ROOT / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(300)  # the first one compiles the drivers
+@pytest.mark.parametrize(("page", "reason"), [each for each in ELSEWHERE if Path(__file__).name in each[1]], ids=str)
+def test_the_code_over_emulated_drivers_runs(page, reason, tmp_path):
+    pytest.importorskip("cuda.bindings", reason="the binding of CUDA is not installed")
+    [backends] = re.findall(r"^needs emulated drivers: ([\w,]+);", reason)
+    python = Path(sys.executable)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DEVMEM_")}
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])  # a page's program calls "python"
+    environment |= {"PYTHONPATH": str(ROOT), "PATH": path}
+    over = [python, "-m", "devmem.cli", "emulate", backends, "--"]
+    command = [*over, python, "-W", "error", RUNNER, ROOT / page, reason]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=patience(280))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

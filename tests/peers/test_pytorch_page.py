@@ -24,7 +24,7 @@ def run(page: Path, strict: int) -> subprocess.CompletedProcess[str]:
             pytest.fail("torch is missing")
         pytest.skip("torch is not installed")
     environment = os.environ | {"DEVMEM_BACKEND": "host", "DEVMEM_HOST_STRICT": str(strict), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(RUNNER), str(page), "needs PyTorch"]
+    command = [sys.executable, str(RUNNER), str(page), "needs PyTorch; tests/peers/test_pytorch_page.py runs it"]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +56,10 @@ def arrays_beside_a_held_stream(waits):
     dm.synchronize()
     gone()
 """
+
+#: The code of the page on sharing an allocator, by the libraries that it is for.
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "share-an-allocator.md").read_text(encoding="utf-8")
+PARTS = [part for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) for part in block.split("\n\nfrom ")]
 
 #: What was dropped goes back to its resource at the next allocation.
 AT_ONCE = {"MAX_PENDING_DEALLOCS_COUNT": "0"}
@@ -355,3 +361,33 @@ else:
     raise AssertionError
 """
     run(script, "cuda.core")
+
+
+@pytest.mark.parametrize(
+    ("package", "word", "before", "after"),
+    [
+        (
+            "cuda.core",
+            "CudaCoreMemory",
+            "import cuda.core\ncuda.core.Device(0).set_current()\nresource = cuda.core.Device(0).memory_resource",
+            "d = dm.zeros(100)\nassert 'CudaCoreMemory' in str(dm.memory_summary())",
+        ),
+        (
+            "cuda.core",
+            "as for_cuda_core",
+            "import cuda.core\ncuda.core.Device(0).set_current()",
+            "device = cuda.core.Device(0)\nheld = device.allocate(1 << 20, stream=device.default_stream)\n"
+            "assert dm.memory_info().live >= 1 << 20",
+        ),
+        (
+            "numba_cuda",
+            "emm.resources",
+            "import numba.cuda",
+            "d, p = dm.zeros(100), dm.pinned_array(100)\nassert len(device._blocks) == len(pinned._blocks) == 1",
+        ),
+    ],
+    ids=["CudaCoreMemory", "cuda_core.memory_resource", "emm"],
+)
+def test_the_code_of_the_page_runs(run: Callable[..., str], package: str, word: str, before: str, after: str) -> None:
+    [part] = [part for part in PARTS if word in part]
+    run("\n".join([before, "from " + part.removeprefix("from "), after]), package)

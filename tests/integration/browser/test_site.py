@@ -40,6 +40,35 @@ def test_every_page_fits_and_shows_its_pictures(browser: Any, screen: tuple[int,
     assert shown >= 12  # those of the gallery
 
 
+@pytest.mark.parametrize(("screen", "names"), [(PHONE, "td code .pre"), (DESK, "code .pre")], ids=["phone", "desk"])
+def test_an_option_is_not_broken_at_its_hyphens(browser: Any, screen: tuple[int, int], names: str) -> None:
+    browser.screen(*screen)
+    browser.get(SITE / "reference" / "cli.html")
+    lines = (
+        f"return Array.from(document.querySelectorAll('{names}')).map(x => [x.textContent, x.getClientRects().length])"
+    )
+    options = [(name, count) for name, count in browser.script(lines) if name.startswith("--")]
+    assert len(options) >= 10
+    assert [name for name, count in options if count > 1] == []
+
+
+def test_the_states_of_features_are_in_sight(browser: Any) -> None:
+    """Without scrolling the table aside."""
+    browser.screen(*DESK)
+    browser.get(SITE / "reference" / "features.html")
+    edges = "Array.from(document.querySelectorAll('th')).map(x => [x.textContent, x.getBoundingClientRect().right])"
+    right = browser.script("return document.querySelector('table').parentElement.getBoundingClientRect().right")
+    states = [edge for name, edge in browser.script(f"return {edges}") if name.endswith("emulated")]
+    assert states and max(states) <= right
+
+
+def test_a_phone_shows_causes_of_errors_in_more_than_a_word_a_line(browser: Any) -> None:
+    browser.screen(*PHONE)
+    browser.get(SITE / "how-to" / "troubleshooting.html")
+    widths = browser.script("return Array.from(document.querySelectorAll('td')).map(cell => cell.clientWidth)")
+    assert min(widths) >= 100
+
+
 @pytest.mark.parametrize(("verb", "place"), [("prefetch", "devmem.prefetch"), ("to_device", "devmem.to_device")])
 def test_the_search_finds_a_verb(browser: Any, verb: str, place: str) -> None:
     from selenium.webdriver.common.keys import Keys
