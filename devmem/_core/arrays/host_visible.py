@@ -73,7 +73,14 @@ class HostVisible(DriverArray):
         return self._device_base + (address(self) - allocation.ptr)
 
     def data_ptr(self) -> int:
-        """`ptr`, under the name by which PyTorch's tensors are asked for it."""
+        """`ptr`, under the name by which PyTorch's tensors are asked for it.
+
+        Examples
+        --------
+        >>> m = dm.mapped_array(3)
+        >>> m[1:].data_ptr() == m.ptr + m.itemsize
+        True
+        """
         return self.ptr
 
     @property

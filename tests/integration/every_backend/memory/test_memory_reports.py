@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from devmem.spi.sizes import size_text
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
-    """A device on which earlier tests left nothing."""
+def fresh() -> Iterator[None]:
+    """A device on which earlier tests left nothing, and that goes with what a test installs: recording stays on for a device."""
+    dm.close()
+    yield
     dm.close()
 
 
