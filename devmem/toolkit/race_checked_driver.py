@@ -51,6 +51,10 @@ class RaceCheckedDriver(ComposedDriver):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_driver"], name)
 
+    def run_declared(self, launch: Callable[[], object], stream: int, accesses: Sequence[Accessed]) -> None:
+        """Launch a kernel, which accesses what the program has declared."""
+        self._run("a kernel", launch, stream, accesses)
+
     def _stream(self, handle: int) -> StreamClock:
         """The clock of a stream, which has taken over from those that it waits for by itself. The lock is held."""
         key = (handle, get_ident()) if handle == PER_THREAD_STREAM else handle
