@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """What each verb costs, next to an earlier commit: both take turns, in processes of their own.
 
-    python benchmarks/against.py COMMIT [--rounds N] [--markdown FILE]
+    python benchmarks/against.py COMMIT [--backend cuda] [--rounds N] [--markdown FILE]
 
 COMMIT's package is taken from the repository into a temporary folder. Each round runs both packages in fresh processes, one after
-the other, over the host backend, not strict, and each process times every verb for a moment. The table has the least time of each
-package, and the median of the rounds' ratios: on a shared machine only these are reliable.
+the other, over the host backend, not strict, or over the emulated CUDA driver in null mode, which does nothing, and each process
+times every verb for a moment. The table has the least time of each package, and the median of the rounds' ratios: on a shared
+machine only these are reliable. Without a GPU nothing here says how long the copies themselves take.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from gpucheck.about import commit, host
 from timing import interleaved
 
 ROOT = Path(__file__).resolve().parents[1]
+WHERE = {
+    "host": "on the host backend, not strict",
+    "cuda": "over the emulated CUDA driver in null mode, in which every call returns at once and does nothing",
+}
 #: Turns of each verb in a process, and the seconds of each.
 TURNS, SECONDS = 9, 0.01
 
@@ -73,9 +78,18 @@ def verbs() -> dict[str, Callable[[], object]]:
     }
 
 
-def timed(package: Path) -> dict[str, float]:
+def variables(backend: str) -> dict[str, str]:
+    """What a process needs, to run on a backend that costs little besides what devmem does."""
+    if backend == "host":
+        return {"DEVMEM_BACKEND": "host", "DEVMEM_HOST_STRICT": "0"}
+    from devmem.testing import emulator
+
+    return {**emulator.environment(backend), "DEVMEM_BACKEND": backend, "DEVMEM_EMULATOR_MODE": "null"}
+
+
+def timed(package: Path, chosen: dict[str, str]) -> dict[str, float]:
     """Seconds of each verb with the package in a folder, in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(package), "DEVMEM_BACKEND": "host", "DEVMEM_HOST_STRICT": "0"}
+    environment = os.environ | chosen | {"PYTHONPATH": str(package)}
     done = subprocess.run(
         [sys.executable, __file__, "--here"], env=environment, check=True, stdout=subprocess.PIPE, text=True
     )
@@ -83,10 +97,20 @@ def timed(package: Path) -> dict[str, float]:
     return found
 
 
+def compile_core(native: Path) -> None:
+    """Compile the core of a package taken from the repository, where it has one: the package here has its own compiled."""
+    sys.path.insert(0, str(ROOT))
+    import hatch_build
+
+    if native.is_dir() and (failed := hatch_build.compile_core(native / "src", native / "core.abi3.so")):
+        raise SystemExit(f"the earlier commit's core cannot be compiled: {failed}")
+
+
 def main() -> int:
     """Time both packages in turns, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("commit", nargs="?")
+    parser.add_argument("--backend", choices=WHERE, default="host")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--markdown", type=Path, help="a file for the table")
     parser.add_argument("--here", action="store_true", help="time the package that is imported, and print it as JSON")
@@ -102,13 +126,15 @@ def main() -> int:
             ["git", "-C", ROOT, "archive", options.commit, "devmem"], check=True, stdout=subprocess.PIPE
         ).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
-        rounds = [(timed(ROOT), timed(Path(folder))) for _ in range(options.rounds)]
+        compile_core(Path(folder, "devmem", "_native"))
+        chosen = variables(options.backend)
+        rounds = [(timed(ROOT, chosen), timed(Path(folder), chosen)) for _ in range(options.rounds)]
     lines = [
         f"# Commit {commit()} next to {options.commit}",
         "",
         f"`benchmarks/against.py`, {options.rounds} rounds, on {host().get('cpu')}, {host()['cpus']} processors. "
-        "Microseconds on the host backend, not strict: the least of all "
-        "rounds. The ratio is the median of the rounds' ratios, with the least and the most.",
+        f"Microseconds {WHERE[options.backend]}: the least of all rounds. "
+        "The ratio is the median of the rounds' ratios, with the least and the most.",
         "",
         "| verb | before | now | now / before | |",
         "|---|---:|---:|---:|---|",

@@ -3,7 +3,7 @@
 Each takes a `Place` and returns a function without arguments that uses the verb once. Cells of verbs that a library lacks stay
 empty: the bare bindings and cuda.core have no arrays to slice.
 
-Work goes to the legacy default stream.
+Work goes to the legacy default stream, except where a verb names a stream of its own and page-locked memory.
 """
 
 from __future__ import annotations
@@ -133,6 +133,18 @@ def _(place: Place) -> Once:
     return lambda: dm.to_device(host, to=array)
 
 
+@case("copy_to_device", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    array, host = dm.to_device(place.host), place.host
+    return lambda: array.copy_to_device(host)
+
+
+@case("copy_to_device, stream", DEVMEM, ALONE)
+def _(place: Place) -> Once:
+    array, host, stream = dm.to_device(place.host), dm.pinned_array(ELEMENTS), dm.stream()
+    return lambda: array.copy_to_device(host, stream)
+
+
 @case("copy_to_host()", DEVMEM, ALONE)
 def _(place: Place) -> Once:
     array = dm.to_device(place.host)
@@ -222,11 +234,20 @@ def _(place: Place) -> Once:
     return once
 
 
+@case("copy_to_device", BARE)
 @case("to_device(to=)", BARE)
 def _(place: Place) -> Once:
     host, nbytes, copy = place.host, place.host.nbytes, cu.cuMemcpyHtoD
     _, ptr = cu.cuMemAlloc(nbytes)
     return lambda: copy(ptr, host, nbytes)
+
+
+@case("copy_to_device, stream", BARE)
+def _(place: Place) -> Once:
+    host, nbytes, copy = dm.pinned_array(ELEMENTS), place.host.nbytes, cu.cuMemcpyHtoDAsync
+    _, ptr = cu.cuMemAlloc(nbytes)
+    _, stream = cu.cuStreamCreate(0)
+    return lambda: copy(ptr, host, nbytes, stream)
 
 
 @case("copy_to_host()", BARE)
@@ -294,6 +315,18 @@ def _(place: Place) -> Once:
     return lambda: to_device(host)
 
 
+@case("copy_to_device", NUMBA)
+def _(place: Place) -> Once:
+    array, host = place.numba.to_device(place.host), place.host
+    return lambda: array.copy_to_device(host)
+
+
+@case("copy_to_device, stream", NUMBA)
+def _(place: Place) -> Once:
+    array, host, stream = place.numba.to_device(place.host), place.numba.pinned_array(ELEMENTS), place.numba.stream()
+    return lambda: array.copy_to_device(host, stream)
+
+
 @case("copy_to_host()", NUMBA)
 def _(place: Place) -> Once:
     array = place.numba.to_device(place.host)
@@ -348,6 +381,19 @@ def _(place: Place) -> Once:
         buffer.copy_from(host, stream=stream)
         stream.sync()
         buffer.close()
+
+    return once
+
+
+@case("copy_to_device", CORE)
+def _(place: Place) -> Once:
+    stream, nbytes = place.core.LEGACY_DEFAULT_STREAM, place.host.nbytes
+    buffer = place.core_device.allocate(nbytes, stream=stream)
+    host = place.core.Buffer.from_handle(place.host.ctypes.data, nbytes, owner=place.host)
+
+    def once() -> None:
+        buffer.copy_from(host, stream=stream)
+        stream.sync()
 
     return once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PLAIN_SCALARS = frozenset({bool, float, complex})
 
 E = TypeVar("E", bound=Exception)
+#: A device array that was given as `In`, `Out` or `InOut`, and whether the kernel writes it.
+Declared: TypeAlias = "tuple[DeviceNDArray[Any], bool]"
 
 _warned_sites: set[tuple[str, int]] = set()
 
@@ -125,6 +127,7 @@ class LaunchArguments:
         "arguments",
         "arrays",
         "copies",
+        "declared",
         "implicit",
         "kernel",
         "only_read",
@@ -138,6 +141,7 @@ class LaunchArguments:
         self.arguments: list[Any] = []
         #: All device arrays of the launch.
         self.arrays: list[DeviceNDArray[Any]] = []
+        self.declared: list[Declared] = []
         #: Host arrays by address and layout: an array that is given twice gets one device copy.
         self.copies: dict[tuple[Any, ...], HostArgument] = {}
         #: SmartArrays whose device side the kernel may write, and those that it overwrites in full.
@@ -227,6 +231,8 @@ class LaunchArguments:
             return value if all(map(operator.is_, items, value)) else tuple_like(value, items)
         view = device_view(value)
         if view is not None:
+            if hint is not None:
+                self.declared.append((view, hint.download))
             return self._on_device(view)
         if not isinstance(value, np.ndarray):
             if hint is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import methodcaller
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,7 +18,7 @@ from .._core.ordering.stream import Stream
 from ..spi.errors import BackendError, DevmemError, LayoutError, UnsupportedError
 from ..spi.sizes import exact_size
 from ..spi.types import Extent
-from .arguments import PLAIN_SCALARS, LaunchArguments, name_argument, two_devices_error
+from .arguments import PLAIN_SCALARS, Declared, LaunchArguments, name_argument, two_devices_error
 from .array_layout import order_and_alignment
 from .code import CompiledCodes, compiler_for, type_of
 from .functions import ConfiguredKernel, KernelFunction
@@ -135,6 +137,7 @@ class Launch(ConfiguredKernel):
         allocations: list[Allocation],
         key: list[Any],
         bound: Stream | None,
+        declared: Sequence[Declared] = (),
     ) -> None:
         stream = self._stream_of(opened, bound)
         key[0] = opened
@@ -150,6 +153,8 @@ class Launch(ConfiguredKernel):
             if opened.handle.dropped or opened.completions.busy:
                 opened.free_queue.safe_point()
             launch = found.compiled.launch
+            if declared:
+                launch = _with_declared(launch, declared, handle.driver)
             if stream.recorder is not None:
                 with StreamUse(stream, *allocations):
                     given = self.grid, self.block, self.shared_bytes
@@ -206,7 +211,14 @@ class Launch(ConfiguredKernel):
         for place, each in enumerate(brought.arguments):
             key += _key(each) or ("type", type_of(compiler_for(opened), self.kernel, place, each))
         try:
-            self._enqueue(opened, brought.for_compiler(), [each.allocation for each in brought.arrays], key, bound)
+            self._enqueue(
+                opened,
+                brought.for_compiler(),
+                [each.allocation for each in brought.arrays],
+                key,
+                bound,
+                brought.declared,
+            )
         except BaseException:
             brought.launched(False)
             raise
@@ -277,6 +289,20 @@ def check_on_host(kernel: KernelFunction) -> None:
             f"{kernel} is called by a kernel, but only the host launches kernels: make it a device function, "
             f"@devmem.kernel(device=True), or launch it after this one"
         )
+
+
+def _with_declared(launch: Callable[..., None], declared: Sequence[Declared], driver: object) -> Callable[..., None]:
+    """The launch; where races are looked for, what its arrays were declared to be read and written for is looked at with it."""
+    checked = getattr(driver, "run_declared", None)
+    if checked is None:
+        return launch
+    whole = [(each, writes) for each, writes in declared if each.is_c_contiguous() or each.is_f_contiguous()]
+    accesses = [(each.ptr, each.nbytes, writes, None) for each, writes in whole if each.nbytes]
+
+    def run(grid: Extent, block: Extent, shared_bytes: int, stream: int, arguments: Sequence[object]) -> None:
+        checked(partial(launch, grid, block, shared_bytes, stream, arguments), stream, accesses)
+
+    return run
 
 
 def _place(arguments: tuple[Any, ...], argument: object) -> int:

@@ -37,6 +37,7 @@ class RaceCheckedDriver(ComposedDriver):
         self._driver, self._detector = cast(FullDriver, driver), detector
         self.compose(driver)
         self._device = f"{driver.info.backend}:{driver.info.ordinal}"
+        self._captures = hasattr(driver, "capturing")
         _devices[self._device] = self
         self._legacy = detector.stream(f"legacy default stream of {self._device}", True)
         self._streams: dict[object, StreamClock] = {LEGACY_STREAM: self._legacy}
@@ -50,6 +51,10 @@ class RaceCheckedDriver(ComposedDriver):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_driver"], name)
+
+    def run_declared(self, launch: Callable[[], object], stream: int, accesses: Sequence[Accessed]) -> None:
+        """Launch a kernel, which accesses what the program has declared."""
+        self._run("a kernel", launch, stream, accesses)
 
     def _stream(self, handle: int) -> StreamClock:
         """The clock of a stream, which has taken over from those that it waits for by itself. The lock is held."""
@@ -115,8 +120,10 @@ class RaceCheckedDriver(ComposedDriver):
                 for start, n, writes, rows in accesses
             ]
             clock = dict(on.clock)
+            captured = partial(self._driver.capturing, stream) if self._captures else None
             for each in made:
-                detector.check(each, clock)
+                if not detector.check(each, clock, captured):
+                    return [], clock
             # Before the driver has it: an event that another thread records meanwhile may be behind it already.
             for each in made:
                 detector.remember(each, clock)

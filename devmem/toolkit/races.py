@@ -118,16 +118,23 @@ class RaceDetector:
         count = stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
         return count
 
-    def check(self, access: Access, clock: Clock) -> None:
-        """Report the accesses that the clock does not have, and that this one meets. The caller holds the lock."""
+    def check(self, access: Access, clock: Clock, captured: Callable[[], bool] | None = None) -> bool:
+        """Report the accesses that the clock does not have, and that this one meets. The caller holds the lock.
+
+        ``captured`` is asked before a report, as it costs a call of the driver: whether the operation is in another library's
+        graph, which may run at any time. Then nothing is reported, and the result is False.
+        """
         for piece in pieces(access):
             known = self._pieces.get(piece)
             if known:
                 known[:] = [each for each in known if self.host.get(each.number, 0) < each.turn]
                 for each in known:
                     if (each.writes or access.writes) and clock.get(each.number, 0) < each.turn and meet(each, access):
+                        if captured is not None and captured():
+                            return False
                         self._report(Race(each, access))
                         break
+        return True
 
     def remember(self, access: Access, clock: Clock) -> None:
         """Remember an access; what it covers, and what comes before it, need not be any more. The caller holds the lock."""

@@ -51,5 +51,25 @@ def test_a_row_whose_test_failed_or_ran_nowhere_is_a_fault(features):
         return [*features.unproven(groups, {name: {"t": features.state(found)} for name, found in outcomes.items()})]
 
     assert told(host=["yes"], cuda=["skipped: lacks it"]) == []
+    assert told(host=["skipped: lacks it"], roc=["yes, with `ASKED=1`"]) == []
     assert "passed nowhere" in told(host=["skipped: lacks it"], cuda=[])[0]
     assert "cuda: failure: 1 != 2" in told(host=["yes"], cuda=["yes", "failure: 1 != 2"])[0]
+
+
+def test_what_has_to_be_asked_for_runs_once_more_with_the_setting(features, monkeypatch):
+    outcomes = {
+        "": {"plain": "yes", "asked": "lacks it", "never": "lacks that", "breaks": "lacks it"},
+        "ASKED=1": {"asked": "yes", "never": "lacks that", "breaks": "failure: 1 != 2"},
+    }
+
+    def run(python, backend, tests, setting=""):
+        return {test: outcomes[setting][test] for test in tests}
+
+    monkeypatch.setattr(features, "run", run)
+    monkeypatch.setattr(features, "ASKED", {"roc": ("ASKED=1",)})
+    rows = [{"test": test} for test in outcomes[""]]
+    assert features.states_on("host", rows) == outcomes[""]
+    asked = features.states_on("roc", rows)
+    assert asked == {"plain": "yes", "asked": "yes, with `ASKED=1`", "never": "lacks that", "breaks": "failure: 1 != 2"}
+    assert features.cell(asked["asked"]) == "yes, with `ASKED=1`"
+    assert features.cell(asked["never"]) == "no: lacks that"

@@ -927,6 +927,18 @@ class TestManagedMemory(truth.ManagedMemory):
         returns(hip.hipMemPrefetchAsync(address, 0, 0, stream), INVALID_VALUE)
         ok(hip.hipFree(address))
 
+    @pytest.mark.parametrize(("kind", "number"), [(1, 0), (2, 0), (3, 0)], ids=["device", "host", "NUMA node"])
+    def test_a_place_is_a_kind_and_a_number(self, stream, kind, number):
+        """ "destination location to prefetch to"; "flags for future use, must be zero now"."""
+        if not hasattr(hip, "hipMemPrefetchAsync_v2"):
+            pytest.skip("the runtime knows devices alone")
+        address, place = hip.out("hipMallocManaged", 4096, 1), ctypes.c_uint64(number << 32 | kind)
+        ok(hip.hipMemAdvise_v2(address, 4096, 3, place))
+        ok(hip.hipMemPrefetchAsync_v2(address, 4096, place, 0, stream))
+        ok(hip.hipStreamSynchronize(stream))
+        returns(hip.hipMemPrefetchAsync_v2(address, 4096, place, 1, stream), INVALID_VALUE)
+        ok(hip.hipFree(address))
+
 
 @claims("Memory Management; hip-is-not-cuda 6.4")
 class TestPointers:

@@ -43,7 +43,11 @@ ARRAYS = {
 }
 
 
-@pytest.fixture(autouse=True, params=["slots", "direct"])
+#: Of tests of what a library does that moves files by itself.
+by_itself = pytest.mark.races("files go through the driver's calls, where races are looked for")
+
+
+@pytest.fixture(autouse=True, params=["slots", pytest.param("direct", marks=by_itself)])
 def staged(request, with_settings, need_kind, device, monkeypatch):
     """Everything from 100 bytes on passes through a few small slots; or past them, where a backend moves files by itself."""
     need_kind("pinned")
@@ -678,6 +682,7 @@ class Direct:
         self.device.driver().copy(dst, src, nbytes, kind, dm.legacy_default_stream().handle, blocking=True)
 
 
+@by_itself
 @pytest.mark.parametrize("reason", [None, "not here"])
 def test_a_direct_reader_is_used_where_it_can_be(reason, device, monkeypatch, tmp_path):
     direct = Direct(device, reason)
@@ -696,6 +701,7 @@ def test_a_direct_reader_is_used_where_it_can_be(reason, device, monkeypatch, tm
     assert ("h2d file direct" in dm.transfer_stats()) is (reason is None)
 
 
+@by_itself
 def test_a_direct_library_that_stops_short(device, monkeypatch, tmp_path, tidy):
     monkeypatch.setitem(plugins.registry.files, device.backend, Direct(device, short=5))
     monkeypatch.setitem(plugins.DIRECT_FILES, device.backend, "")
@@ -708,6 +714,7 @@ def test_a_direct_library_that_stops_short(device, monkeypatch, tmp_path, tidy):
     assert left(tmp_path) == ["a.npy"]
 
 
+@by_itself
 def test_with_kvikio_itself(device, monkeypatch, tmp_path):
     """Where it is installed; without GPUDirect Storage it moves the bytes in its own compatibility mode."""
     pytest.importorskip("kvikio")

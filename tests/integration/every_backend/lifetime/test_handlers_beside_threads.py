@@ -6,6 +6,8 @@ lock is taken under another one that a handler waits for; this lets the system's
 
 from __future__ import annotations
 
+import pytest
+
 PROGRAM = """
 import gc, random, signal, tempfile, threading
 import numpy as np
@@ -102,6 +104,7 @@ assert dm.memory_info()[2:] == (0, 0, 0, (0, 0, 0)), dm.memory_info()
 """
 
 
+@pytest.mark.races("a handler may wait for a thread that waits for the check which the handler came into")
 def test_handlers_and_threads_share_a_pool_a_store_and_pages(python):
     done = python(PROGRAM)
     assert done.returncode == 0, done.stderr

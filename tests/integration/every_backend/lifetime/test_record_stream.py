@@ -34,7 +34,9 @@ def stream(request, device):
         driver.stream_destroy(handle)
 
 
-@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(
+    "declared", [True, pytest.param(False, marks=pytest.mark.races("what is not declared is a race"))]
+)
 @pytest.mark.parametrize("home", ["default", "named"])
 def test_memory_outlives_the_declared_work_of_others(device, need, need_kind, stream, declared, home):
     need("hold")

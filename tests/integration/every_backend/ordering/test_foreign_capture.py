@@ -12,7 +12,7 @@ from waits import patience
 
 import devmem as dm
 from devmem.spi.errors import BackendError
-from devmem.testing import emulator
+from devmem.testing import emulator, hold
 
 #: The vendor's library, and what its functions for streams, captures and graphs are called.
 LIBRARIES = {
@@ -172,6 +172,23 @@ def test_memory_that_a_graph_may_use_is_kept_and_holds_up_nothing(foreign, devic
     assert foreign.result == 0
     assert not device.memory_info().pending
     assert ptr in heap.live
+
+
+def test_what_a_graph_does_is_no_race(with_settings, request):
+    """It may run at any time: it is not ordered behind what is on our streams, and was not enqueued either."""
+    with_settings(RACES="1")
+    foreign = request.getfixturevalue("foreign")
+    home, source = dm.stream(), dm.pinned_array_like(DATA)
+    array = dm.to_device(DATA, stream=home)
+    dm.synchronize()
+    with hold(home) as latch:
+        array.fill(1, stream=home)
+        with foreign:
+            array.copy_to_device(source, stream=dm.external_stream(foreign.stream.value))
+        array.fill(2, stream=home)
+        latch.release()
+    assert foreign.result == 0
+    dm.synchronize()
 
 
 def test_memory_that_a_graph_may_use_is_lent_to_others_still(foreign):

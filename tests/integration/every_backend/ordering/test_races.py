@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import standin_compiler
 
 import devmem as dm
 from devmem.testing import hold
@@ -235,6 +236,35 @@ def test_a_replay_that_is_refused_for_a_race_leaves_no_access(replayed):
             w.e.copy_to_host(w.host, stream=w.t)  # what the plan would have read
             latch.release()
     dm.synchronize()
+
+
+@dm.kernel
+def idle(array):
+    """nothing"""
+
+
+@pytest.fixture
+def compiler(world, device):
+    """One that compiles nothing: what a kernel was given for is told where it is launched."""
+    with standin_compiler.standing_in(device.backend) as found:
+        yield found
+
+
+@pytest.mark.parametrize("hint", [dm.In, dm.Out, dm.InOut])
+def test_a_kernel_reads_and_writes_what_it_was_given_for(world, compiler, hint):
+    def launch(on):
+        return lambda w: idle[1, 1, getattr(w, on)](hint(w.d))
+
+    def download(w):
+        w.d.copy_to_host(w.out, stream=w.t)
+
+    writes = hint is not dm.In
+    assert found(world, fill("s"), launch("t"))
+    assert found(world, fill("s"), launch("t"), wait) == []
+    assert bool(found(world, launch("s"), download)) is writes
+    assert found(world, launch("s"), download, wait) == []
+    # Nothing is said of rows that lie apart.
+    assert found(world, lambda w: idle[1, 1, w.s](hint(w.d[:, 3:])), download) == []
 
 
 def test_the_host_that_waits_orders_all(world):
