@@ -9,13 +9,13 @@ import pytest
 from devmem._core.base.interrupts import CannotWait
 from devmem._core.interop import ipc
 from devmem._core.memory import heap
-from devmem.toolkit import memory, one_step, vendor_functions
+from devmem.toolkit import memory, vendor_functions
 from devmem.toolkit.driver_parts import DriverState
 from devmem.toolkit.handles import Handles
 from devmem.toolkit.memory import ForeignMemory
 from devmem.toolkit.vendor_functions import RelaxedCapture, VendorFunctions, checked, recorded
 
-CODE = (__file__, ipc.__file__, one_step.__file__, heap.__file__)
+CODE = (__file__, ipc.__file__, heap.__file__)
 KEY, OTHER = ("owner", b"block"), ("owner", b"other")
 
 
