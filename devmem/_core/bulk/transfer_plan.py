@@ -162,9 +162,9 @@ class TransferPlan(Listed):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        drop = partial(self.opened.handle.dropped.append, self._record)
         self.stream.recorder = None
-        self._state = "closed"
-        self._drop = partial(self.opened.handle.dropped.append, self._record)
+        self._drop, self._state = drop, "closed"
         if kind is None and self.opened.handle.dead is None:
             recorder, record = self._recorder, self._record
             record.kept = [recorder]

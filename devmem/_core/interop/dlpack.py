@@ -203,6 +203,7 @@ def take(capsule: object) -> Tensor:
         not_finalizing = map(not_, starmap(_is_finalizing, ((),)))
         drop = partial(next, map(deleter, compress((pointer,), not_finalizing)), None)
         taken = _Taken(capsule)
+        taken._drop = drop
     except BaseException as error:
         if renamed:  # it still belongs to its producer
             _set_name(capsule, _NAMES[renamed][0])
@@ -210,9 +211,8 @@ def take(capsule: object) -> Tensor:
             raise BufferError(f"the capsule {error}") from None
         raise
     finally:
-        if _claims.get(capsule) is mark:
+        if capsule in _claims and _claims[capsule] is mark:
             del _claims[capsule]
-    taken._drop = drop
     return ptr, device, layout, dtype, flags, taken
 
 
