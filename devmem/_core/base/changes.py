@@ -12,15 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from operator import methodcaller
 from queue import Empty, SimpleQueue
 
-from ...toolkit.one_step import consume
 from .interrupts import check_may_wait
 
 #: Seconds after which a thread that waits looks again: the one that was to tell it may have been interrupted.
 PAUSE = 0.05
-_wake = methodcaller("put", None)
 
 
 class Changes:
@@ -56,4 +53,5 @@ class Changes:
     def tell(self) -> None:
         """Let what waits look again."""
         with suppress(IndexError):
-            consume(map(_wake, iter(self._waiting.popleft, None)))
+            while True:
+                self._waiting.popleft().put(None)

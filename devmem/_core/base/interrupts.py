@@ -1,26 +1,18 @@
-"""What an interrupted call has done, and what may be done while it is interrupted.
+"""What may be done while a call of devmem's is interrupted: whether this thread may wait for another.
 
-Whether a block or a handle that was being given back is still to be given back; and whether this thread may wait for another.
-
-Python runs a signal's handler, which may raise, at the beginning of each Python function and behind each call of a C function.
-So one call of ``deallocate`` can be interrupted before its first line and behind its last one, and what raised looks the same.
-Two witnesses tell them apart: the driver, which keeps a table of what is out, and the interrupt's own traceback.
+Python runs a signal's handler, which may raise or call devmem, at the beginning of each Python function and behind each call of a
+C function. A finalizer comes there too.
 """
 
 from __future__ import annotations
 
-import dis
 import sys
 from collections.abc import Callable, Container
-from functools import cache
 from types import CodeType, FrameType
 from typing import TypeVar
 
 Verb = TypeVar("Verb", bound=Callable[..., object])
 
-#: Functions that give a block back, or pass that on, and restore their own books where the function below was not begun.
-GIVING_BACK = frozenset({"deallocate", "deallocate_chunk", "ipc_close"})
-_keeping: set[CodeType] = set()
 #: Functions that call the program's own code, and hold nothing meanwhile that another thread may wait for.
 _holding_nothing: set[CodeType] = set()
 #: Functions that call a verb of the program's resource, whatever that one's name is.
@@ -28,12 +20,6 @@ _calling_verbs: set[CodeType] = set()
 #: What a name of a module of devmem's begins with; and of those that run whole programs.
 PACKAGE = f"{__name__.partition('.')[0]}."
 PROGRAMS = f"{PACKAGE}cli.", f"{PACKAGE}testing."
-
-
-def keeps(deallocate: Verb) -> Verb:
-    """Mark a `deallocate` that has the block from its first line on, whatever becomes of it below."""
-    _keeping.add(deallocate.__code__)
-    return deallocate
 
 
 class CannotWait(RuntimeError):
@@ -81,41 +67,16 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def is_out(below: object, what: int) -> bool:
-    """Whether a driver or resource knows that it was not given an address or handle back; of one that cannot tell: no."""
+    """Whether a driver knows that it was not given an address back; of one that cannot tell: no."""
     asked = getattr(below, "is_out", None)
     return asked is not None and bool(asked(what))
 
 
 def is_untaken(error: BaseException, below: object, what: int) -> bool:
-    """Whether an interrupt came before ``below`` took an address or handle back, so that it is to be given back again.
-
-    Asked in the function that gave it back, about what it has caught. An error, unlike an interrupt, was raised by ``below``
-    itself, which has taken what it was given; but for a handler that could not wait for it.
-    """
-    if isinstance(error, Exception):
-        return isinstance(error, CannotWait)
-    return _is_unbegun(error) or is_out(below, what)
+    """Whether what raised has not taken the address that it was given back."""
+    return isinstance(error, CannotWait)
 
 
-def _is_unbegun(error: BaseException) -> bool:
-    """Whether the traceback ends where a function that gives back begins: it has done nothing."""
-    trace = error.__traceback__
-    caught_in = trace and trace.tb_frame
-    while trace is not None and (trace.tb_frame is caught_in or trace.tb_frame.f_code.co_name in GIVING_BACK):
-        if trace.tb_frame is not caught_in:
-            if trace.tb_lasti <= _first_instruction(trace.tb_frame.f_code):
-                return True
-            if trace.tb_frame.f_code in _keeping:
-                return False
-        trace = trace.tb_next
-    return False
-
-
-@cache
-def _first_instruction(code: CodeType) -> int:
-    """The offset of the first instruction behind RESUME, at which handlers run when a function begins."""
-    offsets = iter(dis.get_instructions(code))
-    for instruction in offsets:
-        if instruction.opname == "RESUME":
-            return next(offsets).offset
-    return -1
+def keeps(deallocate: Verb) -> Verb:
+    """Return a `deallocate` that has the block from its first line on."""
+    return deallocate

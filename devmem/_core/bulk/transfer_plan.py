@@ -22,7 +22,6 @@ import numpy.typing as npt
 from ...spi.driver import GraphCall
 from ...spi.errors import ClosedError, DevmemError, LayoutError, UnsupportedError
 from ...spi.types import Capability
-from ...toolkit.one_step import consume, in_one_step, prepared
 from ..arrays.ndarray import DeviceNDArray
 from ..arrays.pinned import pinned_like
 from ..base.advice import Listed, made_by
@@ -63,10 +62,8 @@ class Record:
     def create(self, calls: list[GraphCall], on: Stream) -> None:
         """Let the driver make the graph on a stream; the device is entered. Without calls there is none."""
         if calls:
-            create = self.opened.handle.driver.graph_create
-            made = map(create, (calls,), (on.handle,))
-            self.table.update(zip(made, (self.graph,), strict=True))  # no interrupt comes before it is stored
-            [self.graph.handle] = self.table
+            self.graph.handle = self.opened.handle.driver.graph_create(calls, on.handle)
+            self.table[self.graph.handle] = self.graph
 
     def is_out(self) -> bool:
         """Whether anything is kept."""
@@ -75,7 +72,6 @@ class Record:
     def release(self, waited: set[int]) -> bool:
         """Give all back once the stream has passed what was replayed. The device is entered."""
         if self.table:
-            [self.graph.handle] = self.table  # an interrupt may have come as it was made
             if not self._has_passed():
                 return False
             self.graph.end()
@@ -126,7 +122,7 @@ class TransferPlan(Listed):
     __slots__ = ("__weakref__", "_drop", "_on", "_record", "_recorder", "_state", "opened", "stream")
     _unlisted = frozenset({"opened"})
 
-    #: Called in C for the method, which is then called, so that no interrupt comes before it is in the queue.
+    #: Called in C for the method, which is then called: most often the queue's ``append``.
     __del__ = property(attrgetter("_drop"))
 
     def __init__(self, opened: OpenDevice, stream: Stream) -> None:
@@ -160,20 +156,15 @@ class TransferPlan(Listed):
         with CurrentDevice(self.opened.handle):
             self.stream.check_waitable()  # nor may another library capture a graph there
         # Dropped while it is recorded, as where an interrupt comes before the block, it lets go of the stream, too.
-        let_go = partial(setattr, self.stream, "recorder", None)
-        in_one_step(
-            partial(setattr, self, "_drop", partial(consume, prepared((let_go, self._drop)))),
-            partial(setattr, self, "_state", "being recorded"),
-            partial(setattr, self.stream, "recorder", self._recorder),
-        )
+        self._drop = partial(_let_go, self.stream, self._drop)
+        self._state = "being recorded"
+        self.stream.recorder = self._recorder
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        in_one_step(
-            partial(setattr, self.stream, "recorder", None),
-            partial(setattr, self, "_drop", partial(self.opened.handle.dropped.append, self._record)),
-            partial(setattr, self, "_state", "closed"),
-        )
+        drop = partial(self.opened.handle.dropped.append, self._record)
+        self.stream.recorder = None
+        self._drop, self._state = drop, "closed"
         if kind is None and self.opened.handle.dead is None:
             recorder, record = self._recorder, self._record
             record.kept = [recorder]
@@ -261,20 +252,11 @@ class TransferPlan(Listed):
             record = Record(opened, self.stream, before.memory)
             record.kept = [after]
             dropped = opened.handle.dropped
-            try:
-                record.create(after.calls(), self._on)
-                in_one_step(
-                    partial(setattr, self, "_recorder", after),
-                    partial(setattr, self, "_record", record),
-                    partial(setattr, self, "_drop", partial(dropped.append, record)),
-                    partial(setattr, before, "memory", None),
-                    partial(dropped.append, before),
-                )
-            except BaseException:
-                if self._record is not record:
-                    record.memory = None
-                    dropped.append(record)
-                raise
+            record.create(after.calls(), self._on)
+            drop = partial(dropped.append, record)
+            self._recorder, self._record, self._drop = after, record, drop
+            before.memory = None  # first: it is the other record's now
+            dropped.append(before)
 
     def close(self) -> None:
         """Let go of all that the plan uses, once the stream has passed what was replayed. A second call does nothing."""
@@ -345,6 +327,11 @@ class TransferPlan(Listed):
         (array.allocation.check_writable if name == "dst" else array.allocation.check)()
         array.allocation.before_use(self.stream)
         return Side(array, side.first, array._ptr, (array.allocation,))
+
+
+def _let_go(stream: Stream, drop: Callable[[], object]) -> None:
+    stream.recorder = None
+    drop()
 
 
 def _page_locked(opened: OpenDevice, nbytes: int) -> npt.NDArray[Any]:

@@ -230,20 +230,20 @@ def close_left_open() -> None:
     """
     for entry in list(left_open):
         opened, driver = entry
-        removal, removed, ended = map(left_open.remove, (entry,)), list[None](), False
+        if entry not in left_open:  # another thread does
+            continue
+        ended = False
         try:
-            if entry not in left_open:  # another thread does
-                continue
-            removed += removal  # no interrupt comes between
+            left_open.remove(entry)
             try:
                 if opened.memory.lent_blocks():
                     opened.take_back_lent(driver)
             finally:
                 if not opened.memory.lent_blocks():
-                    [ended] = map(opened.page_locks.close_later, (driver,))
+                    ended = opened.page_locks.close_later(driver)
                     if not ended:
                         ended = True
                         driver.close()
         finally:
-            if removed and not ended and driver not in opened.page_locks.closing:  # in use, or interrupted
+            if not ended and driver not in opened.page_locks.closing:  # in use, or interrupted
                 left_open.append(entry)

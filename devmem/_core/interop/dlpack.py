@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from ...spi.sizes import exact_size
-from ...toolkit.one_step import consume
 from ..base.layout import Shape, contiguous_strides, normal_strides, span
 from .dlpack_types import KINDS, DLManagedTensor, DLManagedTensorVersioned, dtype_code, dtype_of
 
@@ -178,9 +177,17 @@ def take(capsule: object) -> Tensor:
     """
     if type(capsule) is not _Capsule:
         raise BufferError(f"__dlpack__ returned {capsule!r}, not a DLPack capsule")
-    [(pointer, name)] = map(_claim, (capsule,))  # no interrupt comes before it is stored
+    # Reading the name and setting it are two steps. ``dict.setdefault`` is atomic and so decides between callers that come at
+    # once, be they threads or a finalizer that interrupts the two steps.
+    mark, renamed = object(), b""
     tensor: DLManagedTensor | DLManagedTensorVersioned
     try:
+        if _claims.setdefault(capsule, mark) is not mark:
+            raise BufferError("the DLPack capsule was taken by another thread: ask its producer for one for each")
+        name = _unused_name(capsule)
+        pointer: int = _get_pointer(capsule, name)
+        renamed = name
+        _set_name(capsule, _NAMES[name][1])
         if name == _VERSIONED:
             tensor = DLManagedTensorVersioned.from_address(pointer)
             if tensor.major != VERSION[0]:  # another major version has other fields
@@ -195,47 +202,33 @@ def take(capsule: object) -> Tensor:
         deleter = _callable(tensor.deleter) if tensor.deleter else _nothing
         # All in C, and once only. The question comes first: a producer's deleter may need the interpreter.
         not_finalizing = map(not_, starmap(_is_finalizing, ((),)))
-        drop = partial(consume, map(deleter, compress((pointer,), not_finalizing)))
+        drop = partial(next, map(deleter, compress((pointer,), not_finalizing)), None)
         taken = _Taken(capsule)
+        taken._drop = drop
     except BaseException as error:
-        _set_name(capsule, _NAMES[name][0])
+        if renamed:  # it still belongs to its producer
+            _set_name(capsule, _NAMES[renamed][0])
         if isinstance(error, ValueError):
             raise BufferError(f"the capsule {error}") from None
-        raise
-    taken._drop = drop  # no interrupt comes between this and the end of the `try`
-    return ptr, device, layout, dtype, flags, taken
-
-
-#: Capsules that a thread is renaming, with a mark of the call that does it.
-_claims: dict[object, object] = {}
-
-
-def _claim(capsule: object) -> tuple[int, bytes]:
-    """Rename a capsule, so that it cannot be taken again; the pointer in it, and the name that it had.
-
-    Reading the name and setting it are two steps. ``dict.setdefault`` is atomic and so decides between callers that come at
-    once, be they threads or a finalizer that interrupts the two steps.
-    """
-    mark, renamed = object(), b""
-    try:
-        if _claims.setdefault(capsule, mark) is not mark:
-            raise BufferError("the DLPack capsule was taken by another thread: ask its producer for one for each")
-        name: bytes = _get_name(capsule) or b""
-        if name not in _NAMES:
-            if name.startswith(b"used_") and name[5:] in _NAMES:
-                raise BufferError("the DLPack capsule was taken before: ask its producer for another one")
-            raise BufferError(f"a capsule with the name {name.decode(errors='replace')!r} is not DLPack's")
-        pointer: int = _get_pointer(capsule, name)
-        renamed = name
-        _set_name(capsule, _NAMES[name][1])
-        return pointer, name
-    except BaseException:
-        if renamed:  # an interrupt: the capsule has not been taken
-            _set_name(capsule, _NAMES[renamed][0])
         raise
     finally:
         if capsule in _claims and _claims[capsule] is mark:
             del _claims[capsule]
+    return ptr, device, layout, dtype, flags, taken
+
+
+#: Capsules that a thread is taking, with a mark of the call that does it.
+_claims: dict[object, object] = {}
+
+
+def _unused_name(capsule: object) -> bytes:
+    """The name of a capsule that was not taken yet."""
+    name: bytes = _get_name(capsule) or b""
+    if name not in _NAMES:
+        if name.startswith(b"used_") and name[5:] in _NAMES:
+            raise BufferError("the DLPack capsule was taken before: ask its producer for another one")
+        raise BufferError(f"a capsule with the name {name.decode(errors='replace')!r} is not DLPack's")
+    return name
 
 
 class _Taken:

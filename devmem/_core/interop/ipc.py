@@ -8,7 +8,6 @@ import reprlib
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,11 +15,10 @@ import numpy as np
 
 from ...spi.errors import BackendError, LayoutError, UnsupportedError
 from ...spi.types import Capability
-from ...toolkit.one_step import consume, prepared
 from ..base.arguments import layout_of
 from ..base.array_view import ArrayView
 from ..base.device_handle import CurrentDevice
-from ..base.interrupts import CannotWait, is_out, keeps
+from ..base.interrupts import CannotWait
 from ..base.layout import Shape, check_size, span
 from ..base.outer_lock import OuterLock
 from ..device.backends import usable_backend
@@ -114,10 +112,6 @@ class Opened:
         """Not possible: it is opened instead."""
         raise UnsupportedError("memory of another process is opened with open_ipc_array(), not allocated")
 
-    def is_out(self, ptr: int) -> bool:
-        """Whether the driver knows that it has not closed the memory; asked where an interrupt came as it was let go of."""
-        return is_out(self.driver, ptr)
-
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Let go of the memory; every stream has passed it."""
         self.driver.ipc_close(ptr)  # type: ignore[attr-defined]
@@ -139,8 +133,8 @@ class OpenedPool(Opened):
         self._blocks: dict[tuple[str, bytes], int] = {}
         #: How often each is open.
         self._times: defaultdict[int, int] = defaultdict(int)
-        #: What is just being imported, by the thread that has the lock.
-        self._opening: set[tuple[str, bytes]] = set()
+        #: What is just being imported or closed, by the thread that has the lock.
+        self._changing: set[tuple[str, bytes]] = set()
 
     def open(self, key: tuple[str, bytes], descriptor: int, data: bytes) -> int:
         """The address of a block, which is imported unless it is here already.
@@ -148,68 +142,36 @@ class OpenedPool(Opened):
         Raises
         ------
         CannotWait
-            This is a handler, and its own thread is just importing the block.
+            This is a handler, and its own thread is just importing or closing the block.
         """
-        counted, opening = False, {key}
-        try:
-            with self._lock:
-                if key in self._opening:
-                    opening.clear()
-                    raise CannotWait(
-                        "this memory is just being opened by a call of this thread, which this one interrupted"
-                    )
-                try:
-                    self._opening |= opening
-                    if key not in self._blocks:
-                        [self._blocks[key]] = map(self.driver.pool_open, (descriptor,), (data,))  # type: ignore[attr-defined]
-                    ptr = self._blocks[key]
-                    self._times[ptr], counted = self._times[ptr] + 1, True
-                finally:
-                    self._opening -= opening
-            return ptr
-        except BaseException:  # an interrupt: the caller gets no address
-            with self._lock:
-                if opening and key in self._blocks:
-                    self._times[self._blocks[key]] -= counted
-                    self._close_unused(self._blocks[key])
-            raise
+        with self._lock:
+            if key in self._changing:
+                raise CannotWait("this memory is just being opened or closed by a call that this one has interrupted")
+            try:
+                self._changing.add(key)
+                if key not in self._blocks:
+                    self._blocks[key] = self.driver.pool_open(descriptor, data)  # type: ignore[attr-defined]
+                ptr = self._blocks[key]
+                self._times[ptr] += 1
+                return ptr
+            finally:
+                self._changing.discard(key)
 
-    @keeps
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Let go of the memory, with the last of those that have it open; every stream has passed it."""
-        counted = True
-        try:
-            with self._lock:
-                self._times[ptr], counted = self._times[ptr] - 1, False
-                self._close_unused(ptr)
-        except Exception:
-            raise
-        except BaseException:  # an interrupt: the caller lets go of it no second time
-            with self._lock:
-                self._times[ptr] -= counted
-                self._close_unused(ptr)
-            raise
-
-    def _close_unused(self, ptr: int) -> None:
-        """Close a block, unless it is open; the lock is held. If an interrupt comes, it is closed or can still be."""
-        forgotten: list[int] = []
-        keys = [key for key, other in list(self._blocks.items()) if other == ptr]
-        changes = prepared(
-            [
-                *(partial(self._blocks.pop, key, None) for key in keys),
-                partial(self._times.pop, ptr, None),
-                partial(forgotten.append, ptr),
-            ]
-        )
-        try:
-            # Forgotten first: it must not be opened again by an address that the driver has closed.
-            if self._times[ptr] <= 0:
-                consume(changes)
-                self.driver.pool_close(ptr)  # type: ignore[attr-defined]
-        except BaseException as error:
-            if forgotten and not isinstance(error, Exception):  # an interrupt, perhaps before it
-                self.driver.pool_close(ptr)  # type: ignore[attr-defined]
-            raise
+        with self._lock:
+            keys = {key for key, other in list(self._blocks.items()) if other == ptr}
+            try:
+                self._changing |= keys
+                self._times[ptr] -= 1
+                if self._times[ptr] <= 0:
+                    # Forgotten first: it must not be opened again by an address that the driver has closed.
+                    del self._times[ptr]
+                    for key in keys:
+                        self._blocks.pop(key, None)
+                    self.driver.pool_close(ptr)  # type: ignore[attr-defined]
+            finally:
+                self._changing -= keys
 
 
 class Counted(dict[int, int]):
@@ -351,26 +313,21 @@ def opened(
     home = opened.streams.stream_of(None)
     with CurrentDevice(opened.handle) as driver:
         opened.free_queue.safe_point()
-        base, entered = 0, False
-        try:
-            if isinstance(resource, OpenedPool) and descriptor is not None:
-                [base] = map(resource.open, ((handle.owner, handle.raw),), (int(descriptor),), (handle.raw,))
-            elif handle.virtual:  # the driver maps no more than there is
-                given = handle.raw or int(descriptor or 0)
-                [base] = map(driver.virtual_open, (given,), (handle.nbytes,))
-            else:
-                [base] = map(driver.ipc_open, (handle.raw,))
+        if isinstance(resource, OpenedPool) and descriptor is not None:
+            base = resource.open((handle.owner, handle.raw), int(descriptor), handle.raw)
+        elif handle.virtual:  # the driver maps no more than there is
+            base = driver.virtual_open(handle.raw or int(descriptor or 0), handle.nbytes)
+        else:
+            base = driver.ipc_open(handle.raw)
+            try:
                 _check_size(opened, base, handle)
-            # Made before the device is left, which can fail: then its end lets go of what was opened.
-            heap.live[base], entered = handle.nbytes, True
-            allocation = Allocation(opened.free_queue, heap, base, handle.nbytes, home, unnamed=True)
-            allocation.__class__ = opened.memory.owned
-        except BaseException:
-            if entered:  # else the entry is of another array that has the same memory open
-                heap.live.pop(base, None)
-            if base:
+            except BaseException:
                 resource.deallocate(base, handle.nbytes, 0)
-            raise
+                raise
+        # Made before the device is left, which can fail: then its end lets go of what was opened.
+        allocation = Allocation(opened.free_queue, heap, base, handle.nbytes, home, unnamed=True)
+        heap.live[base] = handle.nbytes
+        allocation.__class__ = opened.memory.owned
     return opened, allocation, base + handle.offset, lengths, kind, steps
 
 

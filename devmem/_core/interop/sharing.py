@@ -26,8 +26,6 @@ import time
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from itertools import chain, starmap
-from operator import itemgetter
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -57,7 +55,7 @@ _NUMBER = struct.Struct("i")
 
 
 class Descriptor(int):
-    """A file descriptor that is closed with its last holder. C makes and ends it: no interrupt comes there."""
+    """A file descriptor that is closed with its last holder."""
 
     __slots__ = ()
 
@@ -108,8 +106,7 @@ def pool_descriptor(handle: DeviceHandle) -> Descriptor:
     """The descriptor of a device's own pool, made once; the device is entered."""
     descriptor = _descriptors.get(handle)
     if descriptor is None:
-        [descriptor] = map(Descriptor, starmap(handle.driver.pool_descriptor, ((),)))  # no interrupt comes between
-        _descriptors[handle] = descriptor
+        descriptor = _descriptors[handle] = Descriptor(handle.driver.pool_descriptor())
     return descriptor
 
 
@@ -118,7 +115,7 @@ def virtual_descriptor(driver: Any, source: VirtualMemory, base: int) -> list[De
     _sources.add(source)
     held = source.exported.setdefault(base, [])
     if not held:
-        held += map(Descriptor, starmap(driver.virtual_share, ((base,),)))  # no interrupt comes between
+        held.append(Descriptor(driver.virtual_share(base)))
     return held
 
 
@@ -177,15 +174,10 @@ def ask(owner: str, key: bytes, digest: bytes, process: int) -> Descriptor | Non
 
 def receive_with_descriptor(connection: socket.socket, nbytes: int) -> tuple[bytes, Descriptor | None]:
     """Up to so many bytes, and the file descriptor that came with them."""
-    received: list[Any] = []
-    descriptors: list[Descriptor] = []
     # recvmsg, because recv_fds() of Python 3.11 ignores its flags, and the descriptor would be inheritable.
-    receive = map(connection.recvmsg, (nbytes,), (socket.CMSG_LEN(_NUMBER.size),), (socket.MSG_CMSG_CLOEXEC,))
-    parts = map(itemgetter(2), chain.from_iterable(map(itemgetter(1), received)))
-    own = starmap(Descriptor, chain.from_iterable(map(_NUMBER.iter_unpack, parts)))
-    received += receive  # no interrupt comes between these: nothing is called
-    descriptors += own
-    return received[0][0], descriptors[0] if descriptors else None
+    data, parts, _, _ = connection.recvmsg(nbytes, socket.CMSG_LEN(_NUMBER.size), socket.MSG_CMSG_CLOEXEC)
+    descriptors = [Descriptor(number) for _, _, part in parts for (number,) in _NUMBER.iter_unpack(part)]
+    return data, descriptors[0] if descriptors else None
 
 
 def descriptor_of(key: bytes) -> Descriptor | None:

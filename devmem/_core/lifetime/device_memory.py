@@ -30,7 +30,7 @@ from ..base.scopes import Scope, ScopeVariable, deferral
 from ..memory import default_host_resource, default_resource, of_kind, prepare, resource_of
 from ..memory.adaptor import cached_in, chain, kept_by, part_with, stream_tables
 from ..memory.foreign import tell
-from ..memory.heap import Block, HasAddress, Heap
+from ..memory.heap import Block, Heap
 from ..ordering.stream import Stream
 from .allocation import Allocation, ForeignAllocation, owned
 from .deferred_free import DeferredFreeQueue
@@ -208,11 +208,10 @@ class DeviceMemory:
         if queue.dropped or queue.completions.busy:
             queue.safe_point()
         made = Allocation(queue, heap, 0, nbytes, stream, unnamed)
-        # No interrupt comes between the address and the finalizer that gives it back: nothing is called there.
         try:
-            [made.ptr] = map(heap.allocate, (nbytes,), (stream.handle,))
+            made.ptr = heap.allocate(nbytes, stream.handle)
         except MemoryError as error:
-            self._recover(made, heap, stream, error)
+            made.ptr = self._recover(heap, nbytes, stream, error)
         heap.live[made.ptr] = nbytes
         made.__class__ = self.owned
         return made
@@ -221,9 +220,7 @@ class DeviceMemory:
         """Answer the compiled core's failing allocation: the address, after one more attempt, or the error."""
         if self.queue.dropped:
             self.queue.safe_point()  # the core counts what was dropped, and leaves it where it is
-        found = Block(0, nbytes)
-        self._recover(found, self.heap, stream, first)
-        return found.ptr
+        return self._recover(self.heap, nbytes, stream, first)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -370,12 +367,12 @@ class DeviceMemory:
             heap = self._host_heaps.setdefault((kind, flags), Heap(self.handle, resource, kind))
         return heap
 
-    def _recover(self, block: HasAddress, heap: Heap, stream: Stream, first: MemoryError) -> None:
+    def _recover(self, heap: Heap, nbytes: int, stream: Stream, first: MemoryError) -> int:
         """Make room and try once more; while a graph is captured nothing may be freed, and the answer is the error."""
         if isinstance(first, OutOfMemory) or not isinstance(first, DevmemError):
             queue = self.queue
             if queue.streams.any_capturing():
-                raise self._out_of_memory(heap, block.nbytes, first, capturing=True) from without_own_frames(first)
+                raise self._out_of_memory(heap, nbytes, first, capturing=True) from without_own_frames(first)
             queue.drain()
             self._wait_for_device()
             gc.collect()  # also what completed copies held until then
@@ -383,10 +380,9 @@ class DeviceMemory:
             self._wait_for_device()  # memory that was freed in stream order can be trimmed when its stream has passed
             self._trim_everything()
             try:
-                [block.ptr] = map(heap.allocate, (block.nbytes,), (stream.handle,))
-                return
+                return heap.allocate(nbytes, stream.handle)
             except MemoryError as second:
-                raise self._out_of_memory(heap, block.nbytes, second, capturing=False) from without_own_frames(first)
+                raise self._out_of_memory(heap, nbytes, second, capturing=False) from without_own_frames(first)
         try:
             raise first
         finally:

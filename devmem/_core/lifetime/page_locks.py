@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from ...spi.errors import ClosedError, DeviceLost, DevmemError, LayoutError
 from ...spi.sizes import exact_size
 from ...spi.types import Capability
 from ...toolkit.deferred_errors import FirstError
-from ...toolkit.one_step import consume, in_one_step
 from ..base.address import extent
 from ..base.changes import Changes
 from ..base.device_handle import CurrentDevice, DeviceHandle
@@ -60,8 +58,8 @@ class PageLockTable:
         #: Of each open device, the runs of `keep_locked`.
         self._kept: dict[DeviceHandle, list[weakref.ref[Run]]] = {}
         self.closing: list[Driver] = []
-        #: Ranges of addresses that copies are touching, each with its thread.
-        self._copies: list[tuple[int, int, int]] = []
+        #: Ranges of addresses that copies are touching, each with its thread, by a key of each copy's own.
+        self._copies: dict[object, tuple[int, int, int]] = {}
         self._lock = threading.RLock()
         self._changes = Changes(self._lock)
 
@@ -171,14 +169,13 @@ class PageLockTable:
         """
         if not self.segments and not self.closing:
             return
-        ending, me = list[Segment](), threading.get_ident()
-        unmark = map(setattr, ending, repeat("busy"), repeat(0))
+        ending, work = list[Segment](), Work()
         try:
             with self._lock:
                 for segment in self.segments:
                     if not segment.busy and not segment.is_held():
-                        segment.busy = me
-                        ending.append(segment)  # no interrupt comes before it is
+                        segment.work = work
+                        ending.append(segment)
             if ending:
                 try:
                     self._wait_for_copies(ending)
@@ -190,7 +187,7 @@ class PageLockTable:
                         if not segment.is_held():  # a signal's handler may have registered it
                             first.attempt(segment.unlock, entered)  # the others must still be unlocked
         finally:
-            consume(unmark)  # no interrupt comes before: no thread may be left waiting for what is marked
+            work.thread = 0
             if ending or self.closing or not all(each.busy or each.locked for each in self.segments):
                 self._settle()
 
@@ -249,16 +246,13 @@ class PageLockTable:
         RuntimeError
             Another thread has the pages locked or unlocked, and this is a signal's handler or a finalizer, which cannot wait.
         """
-        copy, entered = (low, high, threading.get_ident()), list[object]()
+        key = object()
         try:
-            self._changes.wait_until(partial(self._begin_copy, copy, entered), _driver_at_work(low))
+            self._changes.wait_until(partial(self._begin_copy, key, low, high), _driver_at_work(low))
             yield
         finally:
-            try:
-                self._end_copy(copy, entered)
-            except BaseException:  # interrupted
-                self._end_copy(copy, entered)
-                raise
+            self._copies.pop(key, None)
+            self._changes.tell()
 
     def device_pointer(self, handle: DeviceHandle, array: npt.NDArray[Any]) -> int:
         """A device's address of the lowest byte of an array that is registered on it; the device is entered.
@@ -280,41 +274,41 @@ class PageLockTable:
             )
         return handle.driver.device_pointer(low)
 
-    def _begin_copy(self, copy: tuple[int, int, int], entered: list[object]) -> bool:
-        if self._is_driver_at_work(*copy[:2], copies=True):
+    def _begin_copy(self, key: object, low: int, high: int) -> bool:
+        if self._is_driver_at_work(low, high, copies=True):
             return False
-        entered += map(self._copies.append, (copy,))
+        self._copies[key] = low, high, threading.get_ident()
         return True
-
-    def _end_copy(self, copy: tuple[int, int, int], entered: list[object]) -> None:
-        with self._lock:
-            if entered:
-                in_one_step(entered.clear, partial(self._copies.remove, copy))
-            self._changes.tell()
 
     # -- below ---------------------------------------------------------------------------------------------------------
 
     def _cover(self, handle: DeviceHandle, start: int, end: int, arrays: list[object], run: Run) -> None:
         """Let a run hold the segments that make up [start, end), after locking what is missing for some arrays."""
-        fresh = list[Segment]()
-        unmark = map(setattr, fresh, repeat("busy"), repeat(0))
+        fresh, work = list[Segment](), Work()
         try:
-            mark = partial(self._mark, handle, start, end, arrays, run, fresh)
+            mark = partial(self._mark, handle, start, end, arrays, run, fresh, work)
             self._changes.wait_until(mark, _driver_at_work(start))
             self._wait_for_copies(fresh)
             for segment in fresh:
                 segment.lock(handle.has(Capability.MAPPED))
         finally:
-            consume(unmark)  # no interrupt comes before
+            work.thread = 0
             self._settle()
 
     def _mark(
-        self, handle: DeviceHandle, start: int, end: int, arrays: list[object], run: Run, fresh: list[Segment]
+        self,
+        handle: DeviceHandle,
+        start: int,
+        end: int,
+        arrays: list[object],
+        run: Run,
+        fresh: list[Segment],
+        work: Work,
     ) -> bool:
         """Enter the segments that make up [start, end), unless a driver works there; those to be locked are busy, and `fresh`."""
         if self._is_driver_at_work(start, end):
             return False
-        covering, at, me = list[Segment](), start, threading.get_ident()
+        covering, at = list[Segment](), start
         for segment in [*self._between(start, end), Segment(end, end, handle.driver, arrays)]:
             if segment.start > at:
                 covering.append(Segment(at, segment.start, handle.driver, arrays))
@@ -323,8 +317,8 @@ class PageLockTable:
             at = segment.end
         for segment in covering:
             if not segment.busy and not segment.locked:  # new, or its locking was interrupted
-                segment.driver, segment.arrays, segment.busy = handle.driver, arrays, me
-                fresh.append(segment)  # no interrupt comes before it is
+                segment.driver, segment.arrays, segment.work = handle.driver, arrays, work
+                fresh.append(segment)
             segment.holders = [*filter(weakref.ref.__call__, segment.holders), weakref.ref(run)]
         run += covering
         if fresh:
@@ -371,7 +365,9 @@ class PageLockTable:
 
     def _copying(self, segment: Segment) -> list[int]:
         """The threads whose copies touch a segment's pages."""
-        return [thread for low, high, thread in list(self._copies) if low < segment.end and high > segment.start]
+        return [
+            thread for low, high, thread in list(self._copies.values()) if low < segment.end and high > segment.start
+        ]
 
     def _wait_for_copies_of_devices(self, entered: object) -> None:
         """Wait for the copies in flight on every device of the backend: any driver may read locked memory.
@@ -414,10 +410,19 @@ class Run(list["Segment"]):
     __slots__ = ("__weakref__",)
 
 
+class Work:
+    """One thread's locking or unlocking of segments. All of them are free for other threads again when ``thread`` is 0."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
 class Segment:
     """A run of pages that a driver has locked."""
 
-    __slots__ = ("_locked", "arrays", "busy", "driver", "end", "holders", "start")
+    __slots__ = ("_locked", "arrays", "driver", "end", "holders", "start", "work")
 
     def __init__(self, start: int, end: int, driver: FullDriver, arrays: list[object]) -> None:
         self.start = start
@@ -429,9 +434,14 @@ class Segment:
         self.driver = driver
         #: The runs that it is, or was, in.
         self.holders: list[weakref.ref[Run]] = []
-        #: The thread whose driver locks or unlocks it just now, or 0.
-        self.busy = 0
+        #: What locks or unlocks it, or did last.
+        self.work: Work | None = None
         self._locked: bool | None = False
+
+    @property
+    def busy(self) -> int:
+        """The thread whose driver locks or unlocks it just now, or 0."""
+        return 0 if self.work is None else self.work.thread
 
     @property
     def locked(self) -> bool:

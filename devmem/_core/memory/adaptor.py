@@ -10,7 +10,7 @@ from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning, GuardError, PluginError
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
-from ..base.interrupts import is_out, is_untaken
+from ..base.interrupts import CannotWait
 from ..base.shown import with_unit
 from .direct import NOT_PICKLED, DriverMemory, already_bound, unbound
 from .foreign import Boundary, check_resource, is_ours, tell
@@ -65,19 +65,12 @@ class Adaptor:
 
     def allocate(self, nbytes: int, stream: int) -> int:
         """As the upstream does."""
-        ptr = 0
-        if nbytes:
-            [ptr] = map(self._allocate, (nbytes,), (stream,))  # no interrupt comes before it is stored
-        return ptr
+        return self._allocate(nbytes, stream) if nbytes else 0
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """As the upstream does."""
         if ptr:
             self._deallocate(ptr, nbytes, stream)
-
-    def is_out(self, ptr: int) -> bool:
-        """Whether an interrupted `deallocate` has not reached the driver. What keeps blocks itself says no, and has them."""
-        return is_out(self.upstream, ptr)
 
     @property
     def stream_ordered(self) -> bool:
@@ -112,14 +105,14 @@ class Adaptor:
         tell(part_with(self.upstream, "detach"), "detach", streams)
 
 
-def taken_of(error: BaseException, upstream: object, ptr: int, nbytes: int) -> int:
+def taken_of(error: BaseException, nbytes: int) -> int:
     """Bytes that the upstream has, after its ``deallocate`` of a block has raised.
 
-    All: what fails has the block even so. But for what a `Guard` refuses, and a block that an interrupt has kept from it.
+    All: what fails has the block even so. But for what a `Guard` refuses, and for a call that could not wait.
     """
     if isinstance(error, GuardError):
         return nbytes if error.taken is None else error.taken
-    return 0 if is_untaken(error, upstream, ptr) else nbytes
+    return 0 if isinstance(error, CannotWait) else nbytes
 
 
 def part_with(resource: object, verb: str) -> object:

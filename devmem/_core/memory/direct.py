@@ -17,7 +17,6 @@ from ...spi.driver import (
 )
 from ...spi.errors import ClosedError, ConfigError, DevmemError, UnsupportedError
 from ...spi.types import AllocFlags, Capability, MemoryKind
-from ..base.interrupts import is_out
 from ..base.size_text import bytes_of, check_size
 
 #: What is said of a resource that has a device, or books of what it handed out.
@@ -44,10 +43,6 @@ class _Direct(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.driver.info.name if self.driver else 'not bound'})"
-
-    def is_out(self, ptr: int) -> bool:
-        """Whether an interrupted `deallocate` has not reached the driver."""
-        return is_out(self.driver, ptr)
 
     def __getstate__(self) -> object:
         if self.driver is not None:
@@ -153,7 +148,7 @@ class _OfKind(_Direct):
         self.flags = flags
 
     def _take_verbs(self, driver: Driver) -> None:
-        self.allocate = partial(driver.alloc, kind=self.kind, flags=self.flags)  # no line of Python between
+        self.allocate = partial(driver.alloc, kind=self.kind, flags=self.flags)
         self.deallocate = partial(driver.free, kind=self.kind)
 
 

@@ -70,8 +70,7 @@ class FailNth(Adaptor):
             call = self.calls
         if call == self.n or (self.repeat and call > self.n):
             raise self.error(f"allocation {call} ({exact_size(nbytes)}) was made to fail (FailNth)")
-        [ptr] = map(self._allocate, (nbytes,), (stream,))
-        return ptr
+        return self._allocate(nbytes, stream)
 
 
 class FailIf(Adaptor):
@@ -107,8 +106,7 @@ class FailIf(Adaptor):
             return 0
         if self.predicate(nbytes, stream):
             raise self.error(f"an allocation of {exact_size(nbytes)} was made to fail (FailIf)")
-        [ptr] = map(self._allocate, (nbytes,), (stream,))
-        return ptr
+        return self._allocate(nbytes, stream)
 
 
 class OnOutOfMemory(Adaptor):
@@ -155,8 +153,7 @@ class OnOutOfMemory(Adaptor):
         freed = True
         while True:
             try:
-                [ptr] = map(self._allocate, (nbytes,), (stream,))
-                return ptr
+                return self._allocate(nbytes, stream)
             except MemoryError:
                 if not freed or getattr(self._asking, "now", False):
                     raise

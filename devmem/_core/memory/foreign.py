@@ -52,8 +52,7 @@ class Boundary:
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Give the block back to the resource."""
         # Forgotten first: once it is given back, another thread may be handed the address.
-        if ptr in self.live:
-            del self.live[ptr]  # not a call, behind which an interrupt could come
+        self.live.pop(ptr, None)
         try:
             self.resource.deallocate(ptr, nbytes, stream)
         except (Exception, SystemExit) as error:

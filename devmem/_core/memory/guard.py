@@ -14,8 +14,6 @@ import warnings
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 from ...spi.driver import Driver
@@ -24,7 +22,7 @@ from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
 from ...spi.types import LEGACY_STREAM
 from ...toolkit.deferred_errors import FirstError
-from ..base.interrupts import is_untaken, keeps
+from ..base.interrupts import CannotWait
 from ..base.size_text import parse_size
 from .adaptor import Adaptor
 from .device_access import MemoryAccess
@@ -106,8 +104,6 @@ class Guard(Adaptor):
         self._kept: OrderedDict[int, _Block] = OrderedDict()
         self._kept_bytes = 0
         self._gone: OrderedDict[int, _Block] = OrderedDict()
-        #: Blocks that came back where an interrupt came before they were in quarantine, or had left it: for `trim`.
-        self._unfinished: list[_Block] = []
         self._checks: set[object] = set()
         self._lock = threading.RLock()
         self._waits = True
@@ -137,27 +133,22 @@ class Guard(Adaptor):
                 f"red zones whenever it runs: allocate before the capture, or leave the Guard out"
             )
         size = nbytes + 2 * self.redzone
-        base, block = 0, None
+        base = self._allocate(size, stream)
         try:
-            [base] = map(self._allocate, (size,), (stream,))  # no interrupt comes before it is stored
             self._access.fill(base, FRESH, size, stream)
             if self._waits:
                 # The memory may be used on every stream at once, so the fill must not overwrite what another stream wrote.
                 self._access.driver.stream_synchronize(stream)
-            block = _Block(base, size, base + self.redzone, nbytes, _stack())
-            with self._lock:
-                self._gone.pop(block.ptr, None)
-                self._live[block.ptr] = block
-            return block.ptr
-        except BaseException:
-            if block is not None:
-                self._live.pop(block.ptr, None)
-            if base:
-                with suppress(Exception):  # the failure that is told is the first
-                    self._deallocate(base, size, stream)
+        except Exception:  # not after Ctrl-C: the stream may still fill it
+            with suppress(Exception):  # the failure that is told is the first
+                self._deallocate(base, size, stream)
             raise
+        block = _Block(base, size, base + self.redzone, nbytes, _stack())
+        with self._lock:
+            self._gone.pop(block.ptr, None)
+            self._live[block.ptr] = block
+        return block.ptr
 
-    @keeps
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Check the red zones, overwrite the block and put it into quarantine. Waits for the stream.
 
@@ -169,27 +160,19 @@ class Guard(Adaptor):
         """
         if not ptr:
             return
-        block = None
-        try:
-            capturing = self._access.capturing(stream)
-            with self._lock:
-                block = self._live.get(ptr)
-                if block is None:
-                    problem = self._unknown(ptr, nbytes)
-                    self.reports.append(problem)
-                    raise _refusal(problem)
-                if capturing:
-                    raise _refusal(
-                        f"{block} was given back on a stream that is capturing a graph, where it cannot be looked at: give it "
-                        f"back when the capture has ended" + block.history()
-                    )
-                block.leaving = True
-                del self._live[ptr]
-            self._take(block, nbytes, stream)
-        except BaseException:
-            if block is not None and block.leaving:  # interrupted
-                self._unfinished.append(block)
-            raise
+        capturing = self._access.capturing(stream)
+        with self._lock:
+            block = self._live.get(ptr) if capturing else self._live.pop(ptr, None)
+            if block is None:
+                problem = self._unknown(ptr, nbytes)
+                self.reports.append(problem)
+                raise _refusal(problem)
+            if capturing:
+                raise _refusal(
+                    f"{block} was given back on a stream that is capturing a graph, where it cannot be looked at: give it "
+                    f"back when the capture has ended" + block.history()
+                )
+        self._take(block, nbytes, stream)
 
     def _take(self, block: _Block, nbytes: int, stream: int) -> None:
         """Put a block into quarantine, or give it back."""
@@ -200,18 +183,16 @@ class Guard(Adaptor):
                 wrong.insert(0, f"{exact_size(nbytes)} were given back at {ptr:#x}, where {block} is")
             self._access.fill(block.base, FREED, block.size, stream)
             self._access.driver.stream_synchronize(stream)
-        except BaseException:
+        except Exception:  # not after Ctrl-C: the stream may still fill it
             with suppress(Exception):
-                self._give(block, stream)
+                self._deallocate(block.base, block.size, stream)
             raise
         with self._lock:
             self.reports += wrong
             # Blocks that `check` reads right now stay, however large.
             keep = block.size <= self.quarantine_bytes or bool(self._checks)
             if keep:
-                self._kept[ptr] = block
-                self._kept_bytes += block.size
-                block.leaving, block.checked = False, True
+                self._keep(block)
             else:
                 self._gone[ptr] = block
         try:
@@ -225,19 +206,17 @@ class Guard(Adaptor):
         if wrong:
             raise _refusal("\n".join(wrong), block.nbytes)
 
-    def _give(self, block: _Block, stream: int) -> None:
-        """Give a block back to the upstream; if an interrupt comes before, it is still ``leaving``."""
-        try:
-            block.leaving = False
-            self._deallocate(block.base, block.size, stream)
-        except BaseException as error:
-            block.leaving = is_untaken(error, self.upstream, block.base)
-            raise
+    def _keep(self, block: _Block) -> None:
+        with self._lock:
+            self._kept[block.ptr] = block
+            self._kept_bytes += block.size
 
-    def is_out(self, ptr: int) -> bool:
-        """Whether an interrupted `deallocate` has not taken the block: this very address, not one handed out since."""
-        block = self._live.get(ptr)
-        return block is not None and block.ptr is ptr
+    def _give(self, block: _Block, stream: int) -> None:
+        """Give a block back to the upstream; where that would have to wait, it stays in quarantine for the next `trim`."""
+        try:
+            self._deallocate(block.base, block.size, stream)
+        except CannotWait:
+            self._keep(block)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -284,8 +263,8 @@ class Guard(Adaptor):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes that the stack keeps, with those in quarantine, and those whose end was interrupted."""
-        return super().cached_bytes + self._kept_bytes + sum(block.size for block in list(self._unfinished))
+        """Bytes that the stack keeps, with those in quarantine."""
+        return super().cached_bytes + self._kept_bytes
 
     def trim(self, keep_bytes: int) -> None:
         """Let blocks out of quarantine, oldest first, and the upstream trim, until at most ``keep_bytes`` are kept.
@@ -293,47 +272,36 @@ class Guard(Adaptor):
         While a graph is captured no block leaves, as it cannot be looked at.
         """
         try:
-            if (self._kept or self._unfinished) and not self._access.capturing(LEGACY_STREAM):
+            if self._kept and not self._access.capturing(LEGACY_STREAM):
                 self._release(keep_bytes, LEGACY_STREAM)
         finally:
             super().trim(max(0, keep_bytes - self._kept_bytes))
 
     def _release(self, keep_bytes: int, stream: int) -> None:
         """Let the oldest blocks out of quarantine; all that are too much, also where one cannot be read or given back."""
-        leaving: list[_Block] = []
-        left = filter(attrgetter("leaving"), leaving)  # looks at them at the end
         wrong: list[str] = []
-        try:
+        with FirstError() as first:
+            for _ in range(len(self._kept)):  # once: one that cannot be given back now is kept anew
+                with self._lock:
+                    if self._checks or not self._kept or self._kept_bytes <= keep_bytes:
+                        break
+                    ptr, block = self._kept.popitem(last=False)
+                    self._kept_bytes -= block.size
+                    self._gone[ptr] = block
+                try:
+                    try:
+                        wrong += self._late_writes(block, stream)
+                    finally:
+                        self._give(block, stream)
+                except Exception as error:
+                    first.put(error)
             with self._lock:
-                oldest = iter(partial(self._kept.popitem, False), None)
-                with suppress(KeyError):  # a signal's handler has let the last one out
-                    while self._kept_bytes > keep_bytes and not self._checks:
-                        for ptr, block in oldest:  # neither an interrupt nor a handler comes before it is noted
-                            block.leaving = True
-                            self._kept_bytes -= block.size
-                            self._gone[ptr] = block
-                            self._unfinished.append(block)
-                            break
-                with suppress(IndexError):  # none is left; a signal's handler may have taken the last one
-                    while True:
-                        leaving += map(list.pop, (self._unfinished,), (0,))  # no interrupt comes before it is stored
                 while len(self._gone) > REMEMBERED:
                     self._gone.popitem(last=False)
-            with FirstError() as first:
-                for block in leaving:
-                    try:
-                        try:
-                            wrong += self._late_writes(block, stream) if block.checked else []
-                        finally:
-                            self._give(block, stream)
-                    except Exception as error:
-                        first.put(error)
-            if wrong:
-                with self._lock:
-                    self.reports += wrong
-                warnings.warn("\n".join(wrong), DevmemWarning, stacklevel=4)
-        finally:
-            self._unfinished += left  # no interrupt comes before
+        if wrong:
+            with self._lock:
+                self.reports += wrong
+            warnings.warn("\n".join(wrong), DevmemWarning, stacklevel=4)
 
     # -- what is wrong -------------------------------------------------------------------------------------------------
 
@@ -378,10 +346,6 @@ class _Block:
     nbytes: int
     allocated: traceback.StackSummary
     freed: traceback.StackSummary | None = None
-    #: It came back, and is neither in quarantine nor with the upstream.
-    leaving: bool = False
-    #: It was overwritten, so that a late write shows.
-    checked: bool = False
 
     def __str__(self) -> str:
         return f"the block of {exact_size(self.nbytes)} at {self.ptr:#x}"

@@ -10,7 +10,7 @@ from typing import Protocol
 from ...spi.memory import MemoryResource
 from ...spi.types import MemoryKind
 from ..base.device_handle import DeviceHandle
-from ..base.interrupts import is_untaken
+from ..base.interrupts import CannotWait
 from .adaptor import kept_by, part_with
 from .foreign import Boundary, is_ours, tell
 
@@ -79,22 +79,18 @@ class Heap:
         return kept_by(self.resource)
 
     def give_back(self, block: HasAddress, handle: int) -> None:
-        """Return a block to the resource; its address is 0 from then on. If an interrupt comes before, nothing has changed."""
+        """Return a block to the resource; its address is 0 from then on, unless that raises CannotWait."""
         ptr = block.ptr
         if self.lent:
             self.lent.discard(ptr)
-        found = None
+        # Forgotten before it is freed: the other way round another thread can be given the address in between, and its entry
+        # would be erased instead.
+        block.ptr = 0
+        if self.live.pop(ptr, None) is None:
+            return
         try:
-            # Forgotten before it is freed: the other way round another thread can be given the address in between, and its
-            # entry would be erased instead.
-            block.ptr = 0
-            [found] = map(self.live.pop, (ptr,), (None,))  # no interrupt comes between
-            if found is not None:
-                self.deallocate(ptr, block.nbytes, handle)
-        except BaseException as error:
-            if found is None:
-                block.ptr = ptr
-            elif is_untaken(error, self.resource, ptr):
-                self.live[ptr] = block.nbytes
-                block.ptr = ptr
+            self.deallocate(ptr, block.nbytes, handle)
+        except CannotWait:
+            self.live[ptr] = block.nbytes
+            block.ptr = ptr
             raise

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 from ...spi.driver import Driver
-from ...spi.errors import OutOfMemory
+from ...spi.errors import GuardError, OutOfMemory
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
+from ..base.interrupts import CannotWait
 from ..base.size_text import bytes_of, check_size
 from .adaptor import Adaptor, taken_of
 
@@ -53,27 +54,25 @@ class Limit(Adaptor):
         """Allocate, if it fits below the limit."""
         if not nbytes:
             return 0
-        fits = False
+        with self._lock:
+            used = self.current_bytes
+            fits = used + nbytes <= self._most
+            if fits:
+                # Taken before it is asked for: two threads must not both fit into the last bytes.
+                self.current_bytes = used + nbytes
+        if not fits:
+            raise OutOfMemory(
+                f"the limit is {exact_size(self._most)}, of which {exact_size(used)} are in use: {exact_size(nbytes)} do not "
+                f"fit (Limit)",
+                requested=nbytes,
+                free=self._most - used,
+                limit=self._most,
+            )
         try:
-            with self._lock:
-                used = self.current_bytes
-                fits = used + nbytes <= self._most
-                if fits:
-                    # Taken before it is asked for: two threads must not both fit into the last bytes.
-                    self.current_bytes = used + nbytes
-            if not fits:
-                raise OutOfMemory(
-                    f"the limit is {exact_size(self._most)}, of which {exact_size(used)} are in use: {exact_size(nbytes)} do not "
-                    f"fit (Limit)",
-                    requested=nbytes,
-                    free=self._most - used,
-                    limit=self._most,
-                )
-            [ptr] = map(self._allocate, (nbytes,), (stream,))  # no interrupt comes before it is stored
-            return ptr
+            return self._allocate(nbytes, stream)
         except BaseException:
             with self._lock:
-                self.current_bytes -= nbytes * fits
+                self.current_bytes -= nbytes
             raise
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
@@ -85,8 +84,8 @@ class Limit(Adaptor):
             taken = nbytes
             try:
                 self._deallocate(ptr, nbytes, stream)
-            except BaseException as error:
-                taken = taken_of(error, self.upstream, ptr, nbytes)
+            except (GuardError, CannotWait) as error:
+                taken = taken_of(error, nbytes)
                 raise
             finally:
                 with self._lock:

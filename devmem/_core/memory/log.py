@@ -86,15 +86,13 @@ class Log(Adaptor):
         """Allocate, then write it down."""
         if not nbytes:
             return 0
-        ptr = 0
+        ptr = self._allocate(nbytes, stream)
         try:
-            [ptr] = map(self._allocate, (nbytes,), (stream,))  # no interrupt comes before it is stored
             self._write("allocate", ptr, nbytes, stream, calling_frames(self._frames) if self._frames else ())
-            return ptr
         except BaseException:  # a warning filter may have made the warning an error
-            if ptr:
-                self._deallocate(ptr, nbytes, stream)
+            self._deallocate(ptr, nbytes, stream)
             raise
+        return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Write it down, then deallocate: the other way round another thread's allocation of the address could come first."""
@@ -115,6 +113,6 @@ class Log(Adaptor):
                 problem = "only a part of a line could be written"
             except OSError as error:
                 problem = str(error)
-            os.close(self._file)
-            self._file = None
+            file, self._file = self._file, None
+            os.close(file)
         warnings.warn(f"{self.path} cannot be written to, the log ends here: {problem}", DevmemWarning, stacklevel=3)

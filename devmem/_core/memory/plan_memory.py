@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ...spi.memory import MemoryResource
-from ..base.interrupts import is_untaken
+from ..base.interrupts import CannotWait
 from .adaptor import Adaptor, kept_by
 
 #: Blocks are handed out in multiples of it, so that nearly equal sizes serve each other.
@@ -26,11 +28,9 @@ class PlanMemory(Adaptor):
         if not nbytes:
             return 0
         size = -(-nbytes // UNIT) * UNIT
-        try:
-            [ptr] = map(list.pop, (self._free[size],))
-        except LookupError:
-            [ptr] = map(self._allocate, (size,), (stream,))  # no interrupt comes before it is stored
-        return ptr
+        with suppress(LookupError):
+            return self._free[size].pop()
+        return self._allocate(size, stream)
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Keep the block, unless the plan has ended."""
@@ -42,10 +42,6 @@ class PlanMemory(Adaptor):
         else:
             self._free.setdefault(size, []).append(ptr)
 
-    def is_out(self, ptr: int) -> bool:
-        """Whether an interrupted `deallocate` has not reached the driver; what is kept here was taken."""
-        return not any(ptr in kept for kept in self._free.values()) and super().is_out(ptr)
-
     @property
     def cached_bytes(self) -> int:
         """Bytes that are kept here and in the upstream."""
@@ -56,11 +52,9 @@ class PlanMemory(Adaptor):
         self._ended = True
         for size, kept in list(self._free.items()):
             while kept:
-                ptr = 0
+                ptr = kept.pop()
                 try:
-                    [ptr] = map(list.pop, (kept,))
                     self._deallocate(ptr, size, stream)
-                except BaseException as error:
-                    if ptr and is_untaken(error, self.upstream, ptr):
-                        kept.append(ptr)  # interrupted: the next call gives it back
+                except CannotWait:
+                    kept.append(ptr)  # the next call gives it back
                     raise

@@ -7,7 +7,7 @@ from ...spi.errors import ConfigError
 from ...spi.memory import MemoryResource
 from ...spi.types import LEGACY_STREAM, MemoryKind
 from ...toolkit.deferred_errors import FirstError
-from ..base.interrupts import is_untaken, keeps
+from ..base.interrupts import CannotWait
 from .adaptor import Adaptor
 from .device_access import MemoryAccess
 
@@ -64,27 +64,20 @@ class Scrub(Adaptor):
         """Bytes that the stack keeps; what is withheld among them."""
         return super().cached_bytes + sum(nbytes for _, nbytes in list(self.withheld))
 
-    @keeps
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Fill the block, then give it back."""
         if not ptr:
             return
-        withheld = True
+        wiped = False
         try:
             if not self._access.capturing(stream):
                 self._wipe(ptr, nbytes, stream)
-                withheld = False
-                self._deallocate(ptr, nbytes, stream)
-        except BaseException as error:
-            withheld = withheld or is_untaken(error, self.upstream, ptr)
-            raise
+                wiped = True
         finally:
-            if withheld:
+            if not wiped:
                 self.withheld.append((ptr, nbytes))
-
-    def is_out(self, ptr: int) -> bool:
-        """No: blocks are kept here."""
-        return False
+        if wiped:
+            self._deallocate(ptr, nbytes, stream)
 
     def trim(self, keep_bytes: int) -> None:
         """Give kept memory back; what was withheld is filled first, unless a graph is being captured."""
@@ -97,14 +90,13 @@ class Scrub(Adaptor):
 
     def _retry(self) -> None:
         try:
-            [(ptr, nbytes)] = map(list.pop, (self.withheld,), (0,))  # no interrupt comes before it is stored
+            ptr, nbytes = self.withheld.pop(0)
         except IndexError:  # another thread took the last one
             return
         try:
             self.deallocate(ptr, nbytes, LEGACY_STREAM)
-        except BaseException as error:
-            if is_untaken(error, self, ptr):
-                self.withheld.append((ptr, nbytes))
+        except CannotWait:
+            self.withheld.append((ptr, nbytes))
             raise
 
     def _wipe(self, ptr: int, nbytes: int, stream: int) -> None:

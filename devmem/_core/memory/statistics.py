@@ -8,9 +8,10 @@ from collections import Counter
 from dataclasses import dataclass
 from types import FrameType
 
-from ...spi.errors import DevmemError
+from ...spi.errors import DevmemError, GuardError
 from ...spi.memory import MemoryResource
 from ...spi.sizes import exact_size
+from ..base.interrupts import CannotWait
 from ..base.shown import Report
 from .adaptor import Adaptor, taken_of
 
@@ -153,50 +154,37 @@ class Statistics(Adaptor):
         if not nbytes:
             return 0
         site = calling_frames(1)[0] if self._sites is not None else None
-        ptr, counted = 0, False
-        try:
-            [ptr] = map(self._allocate, (nbytes,), (stream,))  # no interrupt comes before it is stored
-            with self._lock:
-                counted = True
-                self.total_bytes += nbytes
-                self.total_count += 1
-                self.current_bytes = now = self.current_bytes + nbytes
-                self.current_count = count = self.current_count + 1
-                scope = self._scopes[-1]  # the outer scopes are updated when this one ends
-                if now > scope.peak_bytes:  # twice as fast as max()
-                    scope.peak_bytes = now
-                if count > scope.peak_count:
-                    scope.peak_count = count
-                if site is not None and self._sites is not None:
-                    self._sites[ptr] = nbytes, site
-            return ptr
-        except BaseException:
-            if counted:
-                self.deallocate(ptr, nbytes, stream)
-            elif ptr:
-                self._deallocate(ptr, nbytes, stream)
-            raise
+        ptr = self._allocate(nbytes, stream)
+        with self._lock:
+            self.total_bytes += nbytes
+            self.total_count += 1
+            self.current_bytes = now = self.current_bytes + nbytes
+            self.current_count = count = self.current_count + 1
+            scope = self._scopes[-1]  # the outer scopes are updated when this one ends
+            if now > scope.peak_bytes:  # twice as fast as max()
+                scope.peak_bytes = now
+            if count > scope.peak_count:
+                scope.peak_count = count
+            if site is not None and self._sites is not None:
+                self._sites[ptr] = nbytes, site
+        return ptr
 
     def deallocate(self, ptr: int, nbytes: int, stream: int) -> None:
         """Count it, then deallocate: it counts as given back also where the upstream raises, but not what a `Guard` refuses."""
         if not ptr:
             return
-        counted = False
+        with self._lock:
+            self.current_bytes -= nbytes
+            self.current_count -= 1
+            if self._sites is not None:
+                self._sites.pop(ptr, None)
         try:
-            try:
-                with self._lock:
-                    self.current_bytes -= nbytes
-                    self.current_count -= 1
-                    counted = True
-                    if self._sites is not None:
-                        self._sites.pop(ptr, None)
-            finally:  # also where an interrupt has come: the caller could not tell that the upstream was not asked
-                self._deallocate(ptr, nbytes, stream)
-        except BaseException as error:
-            taken = taken_of(error, self.upstream, ptr, nbytes)
+            self._deallocate(ptr, nbytes, stream)
+        except (GuardError, CannotWait) as error:
+            taken = taken_of(error, nbytes)
             with self._lock:
-                self.current_bytes += nbytes * counted - taken
-                self.current_count += counted - bool(taken)
+                self.current_bytes += nbytes - taken
+                self.current_count += not taken
             raise
 
 

@@ -14,11 +14,8 @@ import weakref
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Hashable
-from contextlib import suppress
-from functools import partial
 
 from ...spi.errors import DevmemError, DevmemWarning
-from ...toolkit.one_step import consume, prepared
 from ..base.interrupts import holds_nothing
 
 #: What is given the error of the wait, or None.
@@ -43,19 +40,16 @@ def call_behind(stream: Hashable, wait: Callable[[], object], callback: Callback
     """Call ``callback`` on the stream's thread of callbacks when ``wait``, called there too, has returned or raised."""
     with _lock:
         waiting, added = _waiting.setdefault(stream, _Waiting()), (wait, callback)
-        # Not by `threading.Thread`, whose `start` waits in Python: an interrupt there breaks the new thread.
-        start = prepared(
-            [partial(start_new_thread, _call_all, (stream, waiting)), partial(setattr, waiting, "has_thread", True)]
-        )
-        try:
-            waiting.callbacks.append(added)
-            if not waiting.has_thread:
-                consume(start)
-        except BaseException:  # no thread can be had, or an interrupt came
-            with suppress(ValueError):
-                if not waiting.has_thread:
-                    waiting.callbacks.remove(added)
-            raise
+        waiting.callbacks.append(added)
+        if not waiting.has_thread:
+            waiting.has_thread = True
+            try:
+                # Not by `threading.Thread`, whose `start` waits in Python: an interrupt there breaks the new thread.
+                start_new_thread(_call_all, (stream, waiting))
+            except RuntimeError:  # no thread can be had
+                waiting.has_thread = False
+                waiting.callbacks.remove(added)
+                raise
 
 
 @holds_nothing

@@ -23,10 +23,9 @@ from weakref import WeakValueDictionary
 
 from ...spi.errors import DevmemError, UnsupportedError
 from ...toolkit.deferred_errors import FirstError
-from ...toolkit.one_step import consume
 from ..base.device_handle import DeviceHandle
 from .event import Event
-from .leases import AT_ONCE, HandleLeases, HasDriver, OwnedHandle
+from .leases import HandleLeases, HasDriver, OwnedHandle
 from .spare import LentHandle, SpareHandles
 from .stream import Stream
 
@@ -80,16 +79,10 @@ class EventPool:
         """
         make = partial(LentHandle, self.spare, timing) if lent else OwnedHandle
         made = make(0, self.events, self.owner, "event_destroy", self.destroy)
-        try:
-            if not isinstance(made, LentHandle) or not self.spare.take(made, self.owner.driver.event_query):
-                [made.handle] = map(self.owner.driver.event_create, (timing,))  # no interrupt comes before it is stored
-                self.events[made.handle] = made
-            return made
-        except BaseException:
-            if made.handle:  # no second interrupt comes before it is given up
-                self.events[made.handle] = made
-                self.leases.given_up.append((AT_ONCE, made))
-            raise
+        if not isinstance(made, LentHandle) or not self.spare.take(made, self.owner.driver.event_query):
+            made.handle = self.owner.driver.event_create(timing)
+            self.events[made.handle] = made
+        return made
 
     def destroy(self, event: OwnedHandle) -> bool:
         """Destroy or keep an event, which nothing else can find any more."""
@@ -100,17 +93,15 @@ class EventPool:
         """Destroy the events that are kept for the next use, but for so many."""
         with FirstError() as first:
             while len(self._spare) > keep:
-                # An event of a device that was closed is not in the table any more.
-                spare = filter(None, map(self.events.get, map(list.pop, (self._spare,))))
                 try:
-                    self.leases.destroy_all(spare)
+                    event = self.events.get(self._spare.pop())
                 except IndexError:  # another thread took it
                     break
-                except Exception as error:
-                    first.put(error)
+                if event is not None:  # else its device was closed
+                    first.attempt(self.leases.destroy, event)
             if not keep:
                 first.attempt(self.spare.drop)
-                first.attempt(self.leases.destroy_all, ())  # what calls that failed, or were interrupted, gave up
+                first.attempt(self.leases.destroy_given_up)  # what calls that failed gave up
 
     def forget(self) -> None:
         """Forget every event without calling the driver: the device was closed."""
@@ -122,11 +113,9 @@ class EventPool:
         if len(self._spare) > SPARE_EVENTS:
             self.drop_spare(SPARE_EVENTS)
         try:
-            [event] = map(self._recorded, map(list.pop, (self._spare,)))
+            return self._recorded(self._spare.pop())
         except IndexError:
-            [made] = map(self.create, (False,))
-            event = self._recorded(made.handle)
-        return event
+            return self._recorded(self.create(False).handle)
 
 
 class CompletionQueue(Generic[K, T]):
@@ -149,8 +138,12 @@ class CompletionQueue(Generic[K, T]):
         """Put a payload behind all work that is on the stream now; the device is entered."""
         event = self.events.record(stream)
         with self.lock:
-            # In one step: a finalizer that polls in between would take the empty queue out.
-            consume(map(deque.append, map(self.waiting.setdefault, (key,), (deque(),)), ((event, payload),)))
+            # A finalizer that polls in between would take the empty queue out.
+            polling, self._polling = self._polling, True
+            try:
+                self.waiting.setdefault(key, deque()).append((event, payload))
+            finally:
+                self._polling = polling
 
     def completed(self) -> list[T]:
         """Take out the payloads whose events have completed; none where a finalizer re-enters a call on its thread.
@@ -179,7 +172,7 @@ class CompletionQueue(Generic[K, T]):
                     leaked.append(payload)
                     queue.popleft()
                     continue
-                self._completed += map(deque.popleft, (queue,))
+                self._completed.append(queue.popleft())
             if not queue:
                 passed.append(key)
         found, self._completed = self._completed, []

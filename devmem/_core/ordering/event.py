@@ -130,18 +130,12 @@ class Event(EventState, _Advice):
         self.device_handle = services.handle
         self.timing = bool(timing)
         self.recorded = False
-        owned: OwnedHandle | None = None
         self._drop = nothing
-        try:
-            with CurrentDevice(self.device_handle):
-                [owned] = map(services.create_event, (timing,))  # no interrupt comes before it is stored
-            self.handle = owned.handle
-            self.owned = owned
+        with CurrentDevice(self.device_handle):
+            owned = services.create_event(timing)
             self._drop = partial(self.device_handle.dropped.append, owned)
-        except BaseException:
-            if owned is not None:
-                self.device_handle.dropped.append(owned)
-            raise
+        self.handle = owned.handle
+        self.owned = owned
 
     def __repr__(self) -> str:
         return f"<event of {self.device_handle.device}{'' if self.timing else ', without timing'}>"

@@ -12,22 +12,21 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from ...spi.driver import Driver
 from ...spi.errors import DevmemError, DevmemWarning
-from ...toolkit.deferred_errors import FirstError
 from ..base.hot_state import RecordState
-from ..base.interrupts import CannotWait, is_untaken
+from ..base.interrupts import CannotWait
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: For a handle that no lease can have found, because its making or its end was interrupted.
+#: For a handle that no lease can have found.
 AT_ONCE = -1
 
 
@@ -55,57 +54,37 @@ class HandleLeases:
         """Destroy a handle that cannot be looked up any more: now, or at the end of the last lease that may have found it."""
         handle.leaving = True  # first: a lease that begins from now on does not find it
         if self._held:
-            self.destroy_all((handle,))
+            self.given_up.append((next(self._numbers), handle))
+            self.destroy_given_up()
             return
         try:
             handle.end()
-        except CannotWait:
+        except CannotWait:  # at the end of the next lease
             self.given_up.append((AT_ONCE, handle))
-        except BaseException:
-            self.given_up.append(
-                (AT_ONCE, handle)
-            )  # interrupted: once more at the end of the next lease, if it is still out
-            raise
 
-    def destroy_all(self, handles: Iterable[OwnedHandle]) -> None:
-        """As `destroy`. No interrupt comes between what the iterable takes its handles from and the table here."""
-        is_waiting = bool(self._held)
-        self.given_up.extend(zip(self._numbers, handles, strict=False))
-        self._destroy_given_up(is_waiting)
-
-    def _destroy_given_up(self, is_waiting: bool = True) -> None:
-        with FirstError() as first:
-            while self.given_up:
-                try:
-                    [entry] = map(deque.popleft, (self.given_up,))
-                except IndexError:  # another thread took it
-                    break
-                number, handle = entry
-                try:
-                    if min(list(self._held), default=number) < number:
-                        self.given_up.appendleft(entry)
-                        break
-                    handle.end()
-                except CannotWait:
-                    self.given_up.append(entry)
-                    break
-                except DevmemError as error:
-                    if not is_waiting:
-                        first.put(error)
-                        continue
-                    # The call that gave the handle up has returned.
-                    warnings.warn(f"while destroying a stream or an event: {error}", DevmemWarning, stacklevel=4)
-                except BaseException:
-                    if handle.is_out() and entry not in self.given_up:
-                        self.given_up.append(entry)
-                    raise
+    def destroy_given_up(self) -> None:
+        """Destroy what was given up, as far as no lease may have found it. A failure is told as a DevmemWarning."""
+        while self.given_up:
+            try:
+                number, handle = self.given_up.popleft()
+            except IndexError:  # another thread took it
+                break
+            if min(list(self._held), default=number) < number:
+                self.given_up.appendleft((number, handle))
+                break
+            try:
+                handle.end()
+            except CannotWait:
+                self.given_up.append((number, handle))
+                break
+            except DevmemError as error:  # the call that gave the handle up has returned
+                warnings.warn(f"while destroying a stream or an event: {error}", DevmemWarning, stacklevel=3)
 
 
 class OwnedHandle(RecordState):
-    """The handle of a stream or an event that devmem has made: in ``table`` from its making until the driver has destroyed it.
+    """The handle of a stream or an event that devmem has made: in ``table`` from its making until the driver destroys it.
 
-    Whatever interrupts its end, it stays there, and its end can be asked for again. ``let_go`` takes it from the queue of what
-    was dropped, and returns whether it could; ``destroy`` is the driver's method.
+    ``let_go`` takes it from the queue of what was dropped, and returns whether it could; ``destroy`` is the driver's method.
     """
 
     __slots__ = ("destroy", "let_go", "owner")
@@ -140,14 +119,8 @@ class OwnedHandle(RecordState):
 
     def end(self) -> None:
         """Let the driver destroy it, unless it has, or the device is closed."""
-        driver = self.owner.driver
-        try:
-            if self.is_out() and self.table.pop(self.handle, None) is self:
-                getattr(driver, self.destroy)(self.handle)
-        except BaseException as error:
-            if is_untaken(error, driver, self.handle):
-                self.table[self.handle] = self
-            raise
+        if self.is_out() and self.table.pop(self.handle, None) is self:
+            getattr(self.owner.driver, self.destroy)(self.handle)
 
 
 class Lease:
@@ -169,4 +142,4 @@ class Lease:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._drop()
         if self._leases.given_up:
-            self._leases._destroy_given_up()
+            self._leases.destroy_given_up()

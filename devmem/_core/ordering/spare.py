@@ -6,7 +6,7 @@ attempt to end the first one does nothing. (The compiled core parts a record fro
 handle is given out again to one owner, and only if the driver says that it has passed all that was enqueued on it, whatever its
 last owner has done; the others wait their turn, or are destroyed.
 
-Two threads may give up or take at the same time, and an interrupt may come anywhere: each change is made in one step.
+Two threads may give up or take at the same time: a spare handle is in the table before it can be found among the spare ones.
 """
 
 # Decision: docs/adr/0016-handles-are-reused-when-they-have-passed.md
@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from functools import partial
 
 from ...spi.errors import DevmemError
 from ...toolkit.deferred_errors import FirstError
-from ...toolkit.one_step import in_one_step
 from .leases import AT_ONCE, HandleLeases, HasDriver, OwnedHandle
 
 
@@ -40,7 +38,8 @@ class SpareHandles:
             return False
         spare = OwnedHandle(ended.handle, ended.table, ended.owner, ended.destroy, ended.let_go)
         spare.leaving = True  # no lease finds it
-        in_one_step(partial(ended.table.__setitem__, ended.handle, spare), partial(kept.append, spare))
+        ended.table[ended.handle] = spare
+        kept.append(spare)
         return True
 
     def take(self, made: LentHandle, has_passed: Callable[[int], bool]) -> bool:
@@ -48,24 +47,22 @@ class SpareHandles:
         kept = self._kept.get(made.key)
         if not kept:
             return False
-        spare: OwnedHandle | None = None
         try:
-            [spare] = map(deque.popleft, (kept,))  # it cannot be destroyed by another thread while the driver is asked
-            if has_passed(spare.handle):
-                made.handle = spare.handle  # interrupted from here on, the caller gives it up
-                made.table[spare.handle] = made
-                return True
-            kept.append(spare)
+            spare = kept.popleft()  # it cannot be destroyed by another thread while the driver is asked
         except IndexError:  # another thread took it
-            if spare is not None:
-                raise
-        except BaseException as error:
-            if spare is not None and spare.is_out() and spare not in kept:
-                self.leases.given_up.append((AT_ONCE, spare))
+            return False
+        try:
+            passed = has_passed(spare.handle)
+        except DevmemError:
             # Nothing tells when an event of a captured graph has passed; a device that is lost makes no other one either.
-            if not isinstance(error, DevmemError):
-                raise
-        return False
+            self.leases.given_up.append((AT_ONCE, spare))
+            return False
+        if not passed:
+            kept.append(spare)
+            return False
+        made.handle = spare.handle
+        made.table[spare.handle] = made
+        return True
 
     def drop(self) -> None:
         """Destroy them all. The device is entered."""
@@ -73,11 +70,10 @@ class SpareHandles:
             for kept in list(self._kept.values()):
                 while kept:
                     try:
-                        self.leases.destroy_all(map(deque.popleft, (kept,)))
+                        spare = kept.popleft()
                     except IndexError:  # another thread took it
                         break
-                    except Exception as error:
-                        first.put(error)
+                    first.attempt(self.leases.destroy, spare)
 
     def forget(self) -> None:
         """Forget them all without calling the driver: the device was closed."""
@@ -105,22 +101,17 @@ class LentHandle(OwnedHandle):
         self.spare, self.key = spare, key
         #: It is itself among the spare ones: the compiled core keeps it for its next owner.
         self.idle = False
-        #: Empty while a thread ends it. Two may: each has closed the object that had it.
+        #: Empty when a thread ends it. Two may: each has closed the object that had it.
         self._claim = [None]
 
     def end(self) -> None:
-        """Give it to the spare ones, or let the driver destroy it. If that is interrupted it can be asked for again."""
+        """Give it to the spare ones, or let the driver destroy it."""
         if self.idle:
             super().end()
             return
-        claimed: list[None] = []
         try:
-            claimed += map(list.pop, (self._claim,))
-            if self.is_out() and not self.spare.keep(self):
-                super().end()
+            self._claim.pop()
         except IndexError:
-            if claimed:
-                raise
-        finally:
-            if claimed and self.is_out():
-                self._claim += claimed
+            return
+        if self.is_out() and not self.spare.keep(self):
+            super().end()

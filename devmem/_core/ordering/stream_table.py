@@ -20,7 +20,7 @@ from ..base.interrupts import CannotWait
 from .completions import SPARE_EVENTS, CompletionTracker
 from .event import ClosedEvent, Event
 from .foreign_stream import foreign_handle
-from .leases import AT_ONCE, OwnedHandle
+from .leases import OwnedHandle
 from .spare import LentHandle, SpareHandles
 from .stream import ClosedStream, Stream, chosen_stream
 
@@ -145,19 +145,11 @@ class StreamTable:
                 self.spare, (priority, non_blocking), 0, self._handles, self.handle, "stream_destroy", self._let_go
             )
             owned.streams = self
-            try:
-                if not self.spare.take(owned, driver.stream_query):
-                    [owned.handle] = map(
-                        driver.stream_create, (priority,), (non_blocking,)
-                    )  # no interrupt comes before
-                    self._handles[owned.handle] = owned
-                found = Stream(self, owned.handle, owned=owned, non_blocking=non_blocking)
-                self._streams[owned.handle] = weakref.ref(found)
-            except BaseException:
-                if owned.handle:  # no second interrupt comes before it is given up
-                    self._handles[owned.handle] = owned
-                    self.leases.given_up.append((AT_ONCE, owned))
-                raise
+            if not self.spare.take(owned, driver.stream_query):
+                owned.handle = driver.stream_create(priority, non_blocking)
+                self._handles[owned.handle] = owned
+            found = Stream(self, owned.handle, owned=owned, non_blocking=non_blocking)
+            self._streams[owned.handle] = weakref.ref(found)
         return found
 
     def side_stream(self) -> Stream:

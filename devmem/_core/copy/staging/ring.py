@@ -3,8 +3,7 @@
 A copy leases slots, one at a time. It enqueues a block of its work with the slot, records an event behind that, and gives the
 slot back at once; the next copy that takes the slot waits for the event. So the device works on some slots while host threads
 fill another, and the memory of the ring bounds what is in flight. A slot is free when it has no holder. The lease notes its
-slot before it becomes the holder, and forgets it after the slot is free again: a KeyboardInterrupt between any two lines loses
-no slot.
+slot before it becomes the holder, and forgets it after the slot is free again.
 
 The driver is called on the thread of the copy alone, and no device is waited for under the lock. A copy never waits for the
 work of another stream: where every slot is busy on other streams, a block goes through pageable memory, as it would without a
@@ -39,7 +38,6 @@ from ...base.address import address, bytes_at
 from ...base.changes import Changes
 from ...base.config import settings
 from ...base.device_handle import DeviceHandle
-from ...base.interrupts import is_out
 from ...base.layout import Shape
 from ...ordering.completions import CompletionTracker
 from ...ordering.stream import Stream
@@ -164,7 +162,7 @@ class Ring:
             return True
 
     def give_back(self, lease: SlotLease) -> None:
-        """Make the lease's slot free, if it holds one. To be repeated if it was interrupted."""
+        """Make the lease's slot free, if it holds one."""
         with self._lock:
             if lease.slot is not None and lease.slot.holder is lease:
                 lease.slot.holder = None
@@ -263,17 +261,12 @@ class Ring:
             if not self._has_room(nbytes):
                 return None
             self._making[lease] = nbytes
-        driver, ptr = self.handle.driver, 0
         try:
-            [ptr] = map(driver.alloc, (nbytes,), (LEGACY_STREAM,), (MemoryKind.PINNED,), (AllocFlags.NONE,))
+            ptr = self.handle.driver.alloc(nbytes, LEGACY_STREAM, MemoryKind.PINNED, AllocFlags.NONE)
             lease.slot = slot = Slot(bytes_at(ptr, nbytes), ptr, lease)
             self.made[slot] = None
             return slot
-        except BaseException as error:
-            if ptr and lease.slot not in self.made:
-                driver.free(ptr, nbytes, LEGACY_STREAM, MemoryKind.PINNED)
-            if not isinstance(error, OutOfMemory):
-                raise
+        except OutOfMemory:
             self._make_do()
             return None
         finally:
@@ -283,16 +276,9 @@ class Ring:
     def _destroy(self, slots: Iterable[Slot]) -> None:
         with FirstError() as first:
             for slot in slots:
-                driver = self.handle.driver
-                try:
-                    self.made.pop(slot, None)
-                    driver.free(slot.ptr, slot.nbytes, LEGACY_STREAM, MemoryKind.PINNED)
-                except DevmemError as error:  # the rest must still be given back
-                    first.put(error)
-                except BaseException:
-                    if is_out(driver, slot.ptr):
-                        self.made[slot] = None
-                    raise
+                self.made.pop(slot, None)
+                # The rest must still be given back.
+                first.attempt(self.handle.driver.free, slot.ptr, slot.nbytes, LEGACY_STREAM, MemoryKind.PINNED)
 
 
 class SlotLease:
@@ -316,11 +302,7 @@ class SlotLease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self.ring.release(self)
-        except BaseException:  # interrupted once more
-            self.ring.release(self)
-            raise
+        self.ring.release(self)
 
 
 class Slot:

@@ -26,7 +26,6 @@ from typing import Any
 import numpy.typing as npt
 
 from ....toolkit.deferred_errors import FirstError
-from ....toolkit.one_step import in_one_step
 from ....toolkit.threads import run_apart
 from ..host_copy import copy_elements
 from ..trace import TraceFile
@@ -103,8 +102,9 @@ class CopyWorkers:
         self._closes += 1  # a call that starts threads just now starts no more of them
         with suppress(IndexError):  # none runs any more
             while True:
-                ended = map(deque.popleft, (self._running,))
-                in_one_step(partial(self._missing.extend, ended), partial(self._jobs.put, None))
+                self._running.popleft()
+                self._jobs.put(None)
+                self._missing.append(None)
 
     def _share(self, nbytes: int) -> int:
         """How many threads so many bytes are worth."""
@@ -118,16 +118,18 @@ class CopyWorkers:
         closes = self._closes
         with suppress(IndexError, RuntimeError):  # no more threads can be had: those there are do the work
             while True:
-                one = map(deque.popleft, (self._missing,))
+                self._missing.popleft()
                 if self._closes != closes:
+                    self._missing.append(None)
                     return
                 # Counted first: a thread that `close` did not know of would never end.
-                self._running.extend(one)
+                self._running.append(None)
                 name = f"devmem-staging-{next(self._numbers)}"
                 try:
                     threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True).start()
                 except RuntimeError:
-                    self._missing.extend(map(deque.pop, (self._running,)))
+                    self._running.pop()
+                    self._missing.append(None)
                     raise
 
 

@@ -579,8 +579,7 @@ def test_a_stream_stays_until_every_pool_has_been_told_of_its_end(recorded, monk
             stream.close()
         assert "stream_destroy" not in [call.method for call in seen]
         dm.to_device(np.arange(3), stream=dm.stream()).free()
-        for _ in range(2):  # it is kept for the next use, then destroyed
-            dm.trim()
+        dm.reset()
     assert ("stream_destroy", (handle,)) in [(call.method, call.args) for call in seen]
 
 
